@@ -1,0 +1,36 @@
+"""The errors of this package, in one wording: `field: got X; expected Y. what to do.`
+
+Only the wording lives here. `InputError` is a `ValueError`, so code that catches `ValueError` keeps working; the command
+line catches `InputError` alone and prints its single line without a traceback.
+"""
+
+
+class InputError(ValueError):
+    """Something the user gave does not fit.
+
+    Args:
+        field (`str`): What does not fit: a config field, a flag, a file, a dataset column.
+        got (`str`): What was found there.
+        expected (`str`): What would have fitted.
+        remedy (`str`): What to do about it: one or two full sentences.
+
+    Example:
+
+    ```python
+    >>> print(InputError("num_generations", "1", "at least 2", "A group of one has no baseline: raise it."))
+    num_generations: got 1; expected at least 2. A group of one has no baseline: raise it.
+
+    ```
+    """
+
+    def __init__(self, field: str, got: str, expected: str, remedy: str):
+        super().__init__(f"{field}: got {got}; expected {expected}. {remedy}")
+        self.field = field
+
+
+class RewardError(InputError):
+    """A reward function broke its contract: wrong number of rewards, wrong type, or an exception of its own."""
+
+
+class UpstreamError(RuntimeError):
+    """The installed TRL is outside the supported range, or a seam this package relies on has moved."""
