@@ -1,0 +1,78 @@
+"""What can be known to fail before a model loads, said then and not ten minutes later."""
+
+from typing import Any
+
+from datasets import Dataset, IterableDataset
+from torch import nn
+
+from trl_drgrpo.config import DrGRPOConfig
+from trl_drgrpo.errors import InputError
+from trl_drgrpo.rewards.contract import reward_name
+from trl_drgrpo.rewards.registry import check_columns
+
+
+def check_inputs(
+    args: DrGRPOConfig,
+    reward_funcs: list[Any],
+    train_dataset: Any,
+    *,
+    tools: Any = None,
+    rollout_func: Any = None,
+    environment_factory: Any = None,
+) -> None:
+    """Check the trainer's arguments against each other.
+
+    Args:
+        args ([`DrGRPOConfig`]): The configuration.
+        reward_funcs (`list`): Reward functions, models or model ids.
+        train_dataset ([`~datasets.Dataset`] or [`~datasets.IterableDataset`]): The prompts.
+        tools (`list`, *optional*): Tools of the agent.
+        rollout_func (`Callable`, *optional*): Custom generation, which may add fields that rewards ask for.
+        environment_factory (`Callable` or `dict`, *optional*): Environments that may own data and reward.
+
+    Raises:
+        `InputError`: No reward, weights that do not fit, a data set without `prompt` or too small for one generation
+            batch, a reward function that asks for a column the data does not have.
+    """
+    if not reward_funcs and environment_factory is None:
+        remedy = "Pass reward_funcs, or an environment_factory whose environment has get_reward."
+        raise InputError("reward_funcs", "none", "at least one reward function", remedy)
+    for index, reward_func in enumerate(reward_funcs):
+        if not isinstance(reward_func, (str, nn.Module)) and not callable(reward_func):
+            got = f"{type(reward_func).__name__} at position {index}"
+            expected = "a function, a reward model or the id of one"
+            raise InputError("reward_funcs", got, expected, "Pass the function itself.")
+    weights = args.reward_weights
+    if weights is not None and len(weights) != len(reward_funcs):
+        expected = f"{len(reward_funcs)}, one per reward function"
+        raise InputError("reward_weights", f"{len(weights)} weights", expected, "Give one number per function.")
+    if args.max_completion_length is None and (tools or environment_factory is not None):
+        remedy = "TRL stops a conversation with tools by this limit: set max_completion_length."
+        raise InputError("max_completion_length", "None together with tools", "a number of tokens", remedy)
+    if train_dataset is None:
+        return
+    _check_dataset(args, train_dataset)
+    if train_dataset.column_names is None or rollout_func is not None:
+        return  # a stream that does not know its columns, or fields that appear only after generation
+    environments = [] if environment_factory is None else ["environments"]
+    for reward_func in reward_funcs:
+        if callable(reward_func) and not isinstance(reward_func, nn.Module):
+            check_columns(reward_func, [*train_dataset.column_names, *environments], reward_name(reward_func))
+
+
+def _check_dataset(args: DrGRPOConfig, dataset: Any) -> None:
+    if not isinstance(dataset, (Dataset, IterableDataset)):
+        expected = "a datasets.Dataset or datasets.IterableDataset"
+        remedy = 'Pick a split (dataset["train"]), or build one with Dataset.from_list.'
+        raise InputError("train_dataset", type(dataset).__name__, expected, remedy)
+    if isinstance(dataset, Dataset):
+        needed = args.generation_batch_size // args.num_generations  # type: ignore[operator]  # set by TRL
+        if len(dataset) < needed:
+            expected = f"at least {needed} (generation batch of {args.generation_batch_size} rows / num_generations)"
+            remedy = "TRL drops incomplete batches, so nothing would be trained: add prompts, or lower the batch."
+            raise InputError("train_dataset", f"{len(dataset)} prompts", expected, remedy)
+    columns = dataset.column_names
+    if columns is not None and "prompt" not in columns:
+        likely = [c for c in ("question", "problem", "instruction", "query", "input") if c in columns]
+        rename = f'dataset.rename_column("{(likely or columns or ["question"])[0]}", "prompt")'
+        raise InputError("train_dataset", f"columns {columns}", "a column 'prompt'", f"Rename yours: {rename}.")

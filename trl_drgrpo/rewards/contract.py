@@ -1,0 +1,171 @@
+"""What a reward function owes the trainer, checked on every call.
+
+TRL hands whatever a reward function returns to `torch.tensor`: a string, a single float or a list that is one short ends
+in a `TypeError` from deep inside, and `inf` quietly makes a whole group's advantages NaN. Here each of these is one error
+that names the function, or, for those who opted in, unscorable rows and a counter.
+"""
+
+import functools
+import inspect
+import logging
+import math
+import numbers
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from trl_drgrpo.errors import RewardError
+
+logger = logging.getLogger(__name__)
+
+
+def reward_name(reward_func: Callable) -> str:
+    """Name of a reward function in logs and metrics: as TRL builds it, through partials, from function or class."""
+    while isinstance(reward_func, functools.partial):
+        reward_func = reward_func.func
+    return getattr(reward_func, "__name__", type(reward_func).__name__)
+
+
+def checked_reward(reward_func: Callable, on_error: str = "raise") -> Callable:
+    """Wrap a reward function so that it keeps its contract or fails with one clear error.
+
+    Args:
+        reward_func (`Callable`): Called by the trainer as `f(prompts=, completions=, completion_ids=, <columns>, ...)`;
+            synchronous or asynchronous, function, partial or instance with `__call__`.
+        on_error (`str`, *optional*, defaults to `"raise"`): `"raise"`: a broken contract or an exception of the function
+            becomes a [`RewardError`]. `"unscorable"`: all completions of that call are scored `None`, the first
+            traceback is logged, and the share of failed calls goes to the metric `rewards/<name>/failed_frac`.
+
+    Returns:
+        `Callable`: Same call, same name; returns one finite float or `None` per completion.
+    """
+    guard = _Guard(reward_name(reward_func), on_error)
+
+    if inspect.iscoroutinefunction(_innermost(reward_func)):
+
+        async def scored(**kwargs):
+            with guard.call(kwargs) as call:
+                call.rewards = await reward_func(**kwargs)
+            return call.rewards
+    else:
+
+        def scored(**kwargs):
+            with guard.call(kwargs) as call:
+                call.rewards = reward_func(**kwargs)
+            return call.rewards
+
+    scored.__name__ = scored.__qualname__ = guard.name
+    scored.__doc__ = inspect.getdoc(reward_func)
+    return scored
+
+
+def validate_rewards(output: Any, num_completions: int, name: str) -> list[float | None]:
+    """The rewards as a list of finite floats, or the reason why they are none.
+
+    Args:
+        output: What the reward function returned. A list, tuple, 1-D tensor or array, or any other iterable of numbers;
+            numbers may be Python's, numpy's or zero-dimensional tensors; booleans count as 0 and 1.
+        num_completions (`int`): How many rewards are due.
+        name (`str`): Name of the reward function, for the message.
+
+    Returns:
+        `list[float | None]`: One entry per completion; `None` where the function gave `None` or NaN.
+
+    Raises:
+        `RewardError`: Not an iterable of numbers, a wrong count, or an infinite value.
+    """
+    field = f"reward function '{name}'"
+    due = f"a list of {num_completions} numbers or None, one per completion"
+    if hasattr(output, "tolist"):  # torch and numpy
+        output = output.tolist()
+    if isinstance(output, (str, bytes, dict)) or not isinstance(output, Iterable):
+        raise RewardError(field, f"{type(output).__name__} {_short(output)}", due, "Return a list from the function.")
+    rewards = list(output)
+    if len(rewards) != num_completions:
+        raise RewardError(field, f"{len(rewards)} rewards", due, "Score every completion of the call, in order.")
+    return [_number(reward, index, field) for index, reward in enumerate(rewards)]
+
+
+def _number(reward: Any, index: int, field: str) -> float | None:
+    if reward is None:
+        return None
+    if hasattr(reward, "item"):  # a scalar of torch or numpy
+        reward = reward.item()
+    if not isinstance(reward, numbers.Real):
+        got = f"{type(reward).__name__} {_short(reward)} for completion {index}"
+        raise RewardError(field, got, "a number, or None for a completion it cannot score", "Convert it to a float.")
+    if math.isinf(reward):
+        expected = "a finite number, or None for a completion it cannot score"
+        raise RewardError(field, f"{reward} for completion {index}", expected, "Clip it, or return None.")
+    return None if math.isnan(reward) else float(reward)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _innermost(func: Callable) -> Callable:
+    """The function whose `async` counts: behind partials, or the `__call__` of an instance."""
+    while isinstance(func, functools.partial):
+        func = func.func
+    return func if inspect.isroutine(func) else type(func).__call__
+
+
+class _Guard:
+    """Per reward function: how failures are treated, and whether one was logged already."""
+
+    def __init__(self, name: str, on_error: str):
+        self.name = name
+        self.raises = on_error == "raise"
+        self.has_logged = False
+
+    def call(self, kwargs: dict[str, Any]) -> "_Call":
+        return _Call(self, len(kwargs["completions"]), kwargs.get("log_metric"))
+
+
+class _Call:
+    """One call of a reward function: on exit its rewards are validated, or the failure is turned into its due."""
+
+    def __init__(self, guard: _Guard, num_completions: int, log_metric: Callable[[str, float], None] | None):
+        self.guard = guard
+        self.num_completions = num_completions
+        self.log_metric = log_metric
+        self.rewards: Any = None
+
+    def __enter__(self) -> "_Call":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: Any) -> bool:
+        if error is not None and not isinstance(error, Exception):
+            return False  # KeyboardInterrupt and friends are nobody's reward
+        if error is None:
+            try:
+                self.rewards = validate_rewards(self.rewards, self.num_completions, self.guard.name)
+            except RewardError as broken_contract:
+                error = broken_contract
+        if error is None:
+            self._count(failed=0.0)
+            return True
+        if self.guard.raises:
+            raise self._as_reward_error(error) from error
+        if not self.guard.has_logged:
+            self.guard.has_logged = True
+            message = "Reward function '%s' failed; its completions count as unscorable. Further failures are only counted."
+            logger.error(message, self.guard.name, exc_info=error)
+        self.rewards = [None] * self.num_completions
+        self._count(failed=1.0)
+        return True
+
+    def _as_reward_error(self, error: Exception) -> RewardError:
+        if isinstance(error, RewardError):
+            return error
+        return RewardError(
+            f"reward function '{self.guard.name}'",
+            f"{type(error).__name__}: {error}",
+            "a list of rewards",
+            'Mend the function (its traceback is above), or set on_reward_error="unscorable" to go on without it.',
+        )
+
+    def _count(self, failed: float) -> None:
+        if not self.guard.raises and self.log_metric is not None:
+            self.log_metric(f"rewards/{self.guard.name}/failed_frac", failed)

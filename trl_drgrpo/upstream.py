@@ -1,0 +1,261 @@
+"""Everything this package knows about the inside of TRL, in one file.
+
+TRL's GRPO files change weekly, so the rest of the package never touches a private name: `GRPOSeams` overrides the few
+private methods that matter, calls `super()` exactly once in each, and hands what comes back to a public hook. The table
+`SEAMS` says what each override relies on, and `check_upstream` compares it with the TRL that is installed.
+
+Importing this module imports TRL's trainer (6-10 s); a TRL outside the supported range is refused before that.
+"""
+
+import functools
+import inspect
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from trl_drgrpo.errors import UpstreamError
+from trl_drgrpo.versions import TRL_TESTED, require_supported_trl
+
+require_supported_trl()
+
+import torch  # noqa: E402  # the version is judged before anything heavy loads
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR  # noqa: E402
+from trl import GRPOTrainer  # noqa: E402
+
+
+@dataclass(frozen=True)
+class Seam:
+    """One private method of `GRPOTrainer` that this package overrides.
+
+    Args:
+        name (`str`): The method.
+        parameters (`tuple[str, ...]`): Its parameters after `self`, in order.
+        mentions (`tuple[str, ...]`): Source text that must still stand in TRL's body for the override to mean what it
+            means: a number read from an attribute, a key of the dict that comes back.
+    """
+
+    name: str
+    parameters: tuple[str, ...]
+    mentions: tuple[str, ...] = ()
+
+
+CONSTRUCTOR = (
+    "model",
+    "reward_funcs",
+    "args",
+    "train_dataset",
+    "eval_dataset",
+    "processing_class",
+    "reward_processing_classes",
+    "callbacks",
+    "optimizers",
+    "quantization_config",
+    "peft_config",
+    "tools",
+    "rollout_func",
+    "environment_factory",
+)
+
+SEAMS = (
+    Seam("__init__", CONSTRUCTOR, ("self._step = 0", "self._buffered_inputs = None", '"advantages": deque(')),
+    Seam("_calculate_rewards", ("inputs", "prompts", "completions", "completion_ids_list"), ("gather(",)),
+    Seam("_generate_and_score_completions", ("inputs",), ('"advantages": advantages', '_logs["advantages"].extend')),
+    Seam("_prepare_inputs", ("generation_batch",), ("self._step % generate_every", "self._buffered_inputs[")),
+    Seam("_compute_loss", ("model", "inputs"), ("size(0) * self.max_completion_length", "self.beta * per_token_kl")),
+    Seam("_get_train_sampler", ("dataset",), ("RepeatSampler(",)),
+    Seam("_save_checkpoint", ("model", "trial")),
+    Seam("_load_optimizer_and_scheduler", ("checkpoint",)),
+)
+
+
+@dataclass(frozen=True)
+class SeamReport:
+    """What `check_upstream` found at one seam. `problem` is empty when the seam is where it was."""
+
+    name: str
+    problem: str = ""
+
+
+def check_upstream(trainer_class: type = GRPOTrainer) -> list[SeamReport]:
+    """Compare the seams this package relies on with the installed TRL.
+
+    Args:
+        trainer_class (`type`, *optional*): The class to look at; the installed `trl.GRPOTrainer` by default.
+
+    Returns:
+        `list[SeamReport]`: One entry per seam, in the order of `SEAMS`; an entry without `problem` is in order.
+    """
+    return [SeamReport(seam.name, _problem(seam, trainer_class)) for seam in SEAMS]
+
+
+def require_seams() -> None:
+    """Refuse to build a trainer on a TRL in which a seam has moved.
+
+    Raises:
+        `UpstreamError`: Names each seam that moved and what it looks like now.
+    """
+    moved = [f"{report.name}: {report.problem}" for report in check_upstream() if report.problem]
+    if moved:
+        raise UpstreamError(
+            f"trl {version('trl')}: {'; '.join(moved)}. This version of trl-drgrpo was tested with trl "
+            f"{', '.join(TRL_TESTED)}: install that one, or look for a newer trl-drgrpo."
+        )
+
+
+def _problem(seam: Seam, trainer_class: type) -> str:
+    method = getattr(trainer_class, seam.name, None)
+    if method is None:
+        return f"GRPOTrainer.{seam.name} is gone"
+    parameters = tuple(inspect.signature(method).parameters)[1:]
+    if parameters[: len(seam.parameters)] != seam.parameters:
+        return f"takes ({', '.join(parameters)}); expected ({', '.join(seam.parameters)})"
+    source = inspect.getsource(method)
+    missing = [text for text in seam.mentions if text not in source]
+    return f"no longer contains {', '.join(repr(text) for text in missing)}" if missing else ""
+
+
+@contextmanager
+def swapped(owner: Any, **values: Any):
+    """Attributes of `owner` replaced inside the block, restored after it."""
+    before = {name: getattr(owner, name) for name in values}
+    for name, value in values.items():
+        setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(owner, name, value)
+
+
+def use_plain_lm_head(model: Any) -> None:
+    """Serve TRL's fused head by a plain log-softmax in the model's own dtype, for calculations in float64.
+
+    TRL 1.16 computes per-token log-probabilities in a chunked kernel that is float32 whatever the model is. The contract
+    is kept: `model(..., labels=labels, fused_lm_head=True)` returns `log_probs` and `entropy`, one column shorter than
+    `labels`, zero where the next label is -100.
+
+    Args:
+        model ([`~transformers.PreTrainedModel`]): A model that a trainer has prepared (not its PEFT wrapper).
+    """
+    fused_forward = model.forward
+
+    @functools.wraps(fused_forward)
+    def forward(*args, fused_lm_head=False, labels=None, **kwargs):
+        if not fused_lm_head:
+            return fused_forward(*args, labels=labels, **kwargs)
+        kwargs.update(use_cache=False)
+        log_probs = fused_forward(*args, **kwargs).logits[:, :-1].log_softmax(dim=-1)  # (B, T - 1, V)
+        unscored = labels[:, 1:] == -100
+        token_log_probs = log_probs.gather(-1, labels[:, 1:].clamp(min=0).unsqueeze(-1)).squeeze(-1)
+        entropy = -(log_probs.exp() * log_probs).sum(dim=-1)
+        return SimpleNamespace(
+            log_probs=token_log_probs.masked_fill(unscored, 0.0),
+            entropy=entropy.masked_fill(unscored, 0.0),
+            aux_loss=None,
+        )
+
+    model.forward = forward
+
+
+class GRPOSeams(GRPOTrainer):
+    """`GRPOTrainer` with public hooks where this package steps in. With the hooks as they are, it is `GRPOTrainer`.
+
+    Each override calls `super()` once and edits what comes back; none copies a parent's body.
+    """
+
+    _train_sampler: Any = None
+
+    # Hooks, for subclasses.
+
+    def on_rewards(self, rewards_per_func: torch.Tensor) -> None:
+        """Sees the rewards of a generation batch, `(B, F)` over all ranks, NaN where a function did not apply."""
+
+    def on_rollouts(self, rollouts: dict[str, Any]) -> dict[str, Any]:
+        """May edit a scored generation batch (this rank's rows) before it is split into micro-batches."""
+        return rollouts
+
+    def loss_constants(self) -> dict[str, Any]:
+        """Attributes of the trainer that `_compute_loss` shall read with another value."""
+        return {}
+
+    def on_checkpoint_saved(self, checkpoint: Path) -> None:
+        """Called on every rank after a checkpoint was written."""
+
+    def on_checkpoint_loaded(self, checkpoint: Path) -> None:
+        """Called on every rank after optimizer and scheduler were restored, before the first step."""
+
+    # The seams themselves.
+
+    def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
+        rewards_per_func = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        self.on_rewards(rewards_per_func)
+        return rewards_per_func
+
+    def _generate_and_score_completions(self, inputs):
+        return self.on_rollouts(super()._generate_and_score_completions(inputs))
+
+    def _compute_loss(self, model, inputs):
+        with swapped(self, **self.loss_constants()):
+            return super()._compute_loss(model, inputs)
+
+    def _get_train_sampler(self, dataset=None):
+        self._train_sampler = super()._get_train_sampler(dataset)
+        return self._train_sampler
+
+    def _save_checkpoint(self, model, trial):
+        super()._save_checkpoint(model, trial)
+        self.on_checkpoint_saved(self._checkpoint_folder(trial))
+
+    def _load_optimizer_and_scheduler(self, checkpoint):
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is not None:
+            self.on_checkpoint_loaded(Path(checkpoint))
+
+    # Private state of TRL, read and written under public names.
+
+    def _checkpoint_folder(self, trial=None) -> Path:
+        return Path(self._get_output_dir(trial=trial)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+
+    def save_checkpoint_now(self) -> Path | None:
+        """Write a checkpoint outside the schedule; `None` when there is nothing to save, or it exists already."""
+        folder = self._checkpoint_folder()
+        if self.state.global_step == 0 or folder.exists():
+            return None
+        self._save_checkpoint(self.model, trial=None)
+        return folder
+
+    @property
+    def micro_step(self) -> int:
+        """Micro-batches processed so far: TRL decides by it when to generate and which slice of a batch is due."""
+        return self._step
+
+    @micro_step.setter
+    def micro_step(self, value: int) -> None:
+        self._step = value
+
+    @property
+    def pending_rollouts(self) -> list[dict[str, Any]] | None:
+        """Micro-batches of the current generation batch; `None` when the next step generates anyway."""
+        generate_every = self.args.steps_per_generation * self.num_iterations
+        return None if self._step % generate_every == 0 else self._buffered_inputs
+
+    @pending_rollouts.setter
+    def pending_rollouts(self, micro_batches: list[dict[str, Any]] | None) -> None:
+        self._buffered_inputs = micro_batches
+
+    def replace_logged_advantages(self, advantages: list[Any]) -> None:
+        """Correct the advantages of the newest rows (all ranks) in the table of logged completions."""
+        logged = self._logs["advantages"]
+        for _ in range(min(len(advantages), len(logged))):
+            logged.pop()
+        logged.extend(advantages)
+
+    def advance_train_sampler(self, epochs: int) -> None:
+        """Move the prompt order past `epochs` finished epochs: TRL's sampler starts over after a resume."""
+        sampler = self._train_sampler
+        if sampler is not None and getattr(sampler, "shuffle", False):
+            for _ in range(epochs):
+                torch.randperm(sampler.num_samples, generator=sampler.generator)
