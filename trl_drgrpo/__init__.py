@@ -23,7 +23,14 @@ _HOME = {
     "group_advantages": "trl_drgrpo.advantages",
 }
 
-__all__ = [*sorted(_HOME), "__version__"]
+__all__ = [
+    "DrGRPOConfig",
+    "DrGRPOTrainer",
+    "__version__",
+    "check_upstream",
+    "dr_grpo_loss",
+    "group_advantages",
+]
 
 
 def __getattr__(name: str):

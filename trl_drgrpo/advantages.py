@@ -90,7 +90,7 @@ def group_advantages(
         )
     advantages = grouped - torch.nanmean(grouped, dim=1, keepdim=True)
     if baseline == "leave_one_out":
-        scorable = (~grouped.isnan()).sum(dim=1, keepdim=True)  # (P, 1)
+        scorable = (~grouped.isnan()).sum(dim=1, keepdim=True).to(grouped.dtype)  # (P, 1)
         advantages = advantages * (scorable / (scorable - 1).clamp(min=1))
     advantages = advantages.nan_to_num(nan=0.0)
     return advantages.masked_fill(_without_signal(grouped).unsqueeze(1), 0.0).flatten()

@@ -35,8 +35,8 @@ REWARD_ERROR_POLICIES = ("raise", "unscorable")
 _BIAS_OF_LOSS = {
     "grpo": "It divides each completion's loss by its own length: a long wrong answer is punished less per token than "
     "a short one, so wrong answers grow (length bias).",
-    "bnpo": "It divides by the number of tokens in a micro-batch: the weight of a token depends on which rows share it.",
-    "dapo": "It divides by the number of tokens in the batch: the weight of a row depends on how long the others are.",
+    "bnpo": "It divides by the tokens of a micro-batch: the weight of a token depends on which rows share it.",
+    "dapo": "It divides by the tokens of the batch: the weight of a row depends on how long the others are.",
 }
 _ANOTHER_OBJECTIVE = "It is another objective than Dr. GRPO."
 
@@ -61,8 +61,8 @@ class DrGRPOConfig(GRPOConfig):
         on_reward_error (`str`, *optional*, defaults to `"raise"`):
             What a reward function that raises, or returns something else than one finite number or `None` per
             completion, does to the run. `"raise"`: the run saves a checkpoint and stops with one clear error.
-            `"unscorable"`: the call's completions count as unscorable (advantage 0), the first traceback is logged, and
-            `rewards/<name>/failed_frac` counts. NaN and `None` always mean unscorable.
+            `"unscorable"`: the call's completions count as unscorable (advantage 0), the first traceback is logged,
+            and `rewards/<name>/failed_frac` counts. NaN and `None` always mean unscorable.
 
     Defaults that differ from [`trl.GRPOConfig`]:
         - `loss_type`: `"dr_grpo"` instead of `"dapo"`.
@@ -71,8 +71,8 @@ class DrGRPOConfig(GRPOConfig):
         - `use_cpu` and `bf16`: without an accelerator, CPU and float32 instead of an error.
 
     Raises:
-        `InputError` (a `ValueError`): A value that would make the run something else than Dr. GRPO, or that contradicts
-            another one.
+        `InputError` (a `ValueError`): A value that would make the run something else than Dr. GRPO, or that
+            contradicts another one.
     """
 
     loss_type: str = field(
@@ -105,7 +105,9 @@ class DrGRPOConfig(GRPOConfig):
     )
     scale_by_running_std: bool = field(
         default=False,
-        metadata={"help": "Divide advantages by the std of all rewards seen so far, over all prompts (not per group)."},
+        metadata={
+            "help": "Divide advantages by the std of all rewards seen so far, over all prompts (not per group)."
+        },
     )
     beta_warmup_steps: int = field(
         default=0,
@@ -162,7 +164,9 @@ class DrGRPOConfig(GRPOConfig):
                 "loss_type", repr(self.loss_type), "'dr_grpo'", f"{bias} Use trl.GRPOTrainer for that objective."
             )
         scaling: Any = self.scale_rewards  # a bool when a script says False, as TRL allows
-        self.scale_rewards = {True: "group", False: "none", "False": "none", "false": "none"}.get(scaling, scaling)
+        self.scale_rewards = str(
+            {True: "group", False: "none", "False": "none", "false": "none"}.get(scaling, scaling)
+        )
         if self.scale_rewards != "none":
             raise InputError(
                 "scale_rewards",
@@ -185,7 +189,7 @@ class DrGRPOConfig(GRPOConfig):
                 "sync_ref_model",
                 "True",
                 "False",
-                "Moving the reference towards the policy makes the KL term measure recent drift only, so nothing holds "
+                "Moving the reference towards the policy makes the KL term measure recent drift only: nothing holds "
                 "the run to the model it started from. Use trl.GRPOTrainer for that (TR-DPO).",
             )
 
@@ -204,7 +208,7 @@ class DrGRPOConfig(GRPOConfig):
                 "loss_normalizer",
                 "None together with max_completion_length=None",
                 "a positive number of tokens",
-                "Without a length limit there is no natural constant to divide by: set loss_normalizer, for example to "
+                "Without a length limit there is no natural constant to divide by: set loss_normalizer, say to "
                 "the length you expect at most.",
             )
         if self.num_generations is None or self.num_generations < 2:
@@ -229,11 +233,11 @@ class DrGRPOConfig(GRPOConfig):
         world_size = int(os.environ.get("WORLD_SIZE", "1"))
         steps = self.steps_per_generation or self.gradient_accumulation_steps
         rows = self.generation_batch_size or self.per_device_train_batch_size * world_size * steps
-        if rows % self.num_generations != 0:
+        if rows % (self.num_generations or 1) != 0:
             raise InputError(
                 "num_generations",
-                f"{self.num_generations} for a generation batch of {rows} rows (per_device_train_batch_size "
-                f"{self.per_device_train_batch_size} x {world_size} processes x {steps} steps, or generation_batch_size)",
+                f"{self.num_generations} for a generation batch of {rows} rows (generation_batch_size, or "
+                f"per_device_train_batch_size {self.per_device_train_batch_size} x {world_size} processes x {steps})",
                 "a divisor of the generation batch",
                 "Every prompt needs all its completions in the batch: change gradient_accumulation_steps or "
                 "per_device_train_batch_size so that the product is a multiple of num_generations.",

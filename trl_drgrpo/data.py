@@ -94,7 +94,7 @@ def take_split(splits: Mapping[Any, AnyDataset], split: str, source: str) -> Any
         )
     dataset = splits[split]
     if first_row(dataset) is None:
-        raise InputError("dataset_name", f"{source}, whose split {split} is empty", "at least one row", "Add prompts.")
+        raise _empty(f"{source}, split {split}")
     return dataset
 
 
@@ -283,8 +283,14 @@ def _load(path: str, name: str | None, streaming: bool, source: str, **kwargs: A
 
     try:
         return datasets.load_dataset(path, name=name, streaming=streaming, **kwargs)
+    except StopIteration as error:  # what the reader of JSON files raises for a file without a row
+        raise _empty(source) from error
     except (OSError, ValueError, RuntimeError, DatasetsError) as error:
         raise _not_loaded(source, error) from error
+
+
+def _empty(source: str) -> InputError:
+    return InputError("dataset_name", f"{source}, which is empty", "at least one row", "Add prompts.")
 
 
 def _not_loaded(source: str, error: Exception) -> InputError:

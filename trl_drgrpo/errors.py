@@ -1,7 +1,7 @@
 """The errors of this package, in one wording: `field: got X; expected Y. what to do.`
 
-Only the wording lives here. `InputError` is a `ValueError`, so code that catches `ValueError` keeps working; the command
-line catches `InputError` alone and prints its single line without a traceback.
+Only the wording lives here. `InputError` is a `ValueError`, so code that catches `ValueError` keeps working; the
+command line catches `InputError` alone and prints its single line without a traceback.
 """
 
 

@@ -4,8 +4,9 @@ The trainer computes its loss in TRL; the tests and `trl-drgrpo check` compare i
 
 Deltas from GRPO:
 
-- token losses are *summed*, and divided by a constant `B * L`: not by a row's length (which punishes a long wrong answer
-  less per token) and not by the number of tokens in a batch (which makes a row's weight depend on its neighbours);
+- token losses are *summed*, and divided by a constant `B * L`: not by a row's length (which punishes a long wrong
+  answer less per token) and not by the number of tokens in a batch (which makes a row's weight depend on its
+  neighbours);
 - so the gradient is a plain sum over rows and tokens, and any split of the rows gives the same sum.
 
 Pure tensors, no trl and no transformers. Shapes: `B` rows, `T` completion tokens (padded).
@@ -110,7 +111,9 @@ def _check(logps, old_logps, advantages, mask, loss_normalizer, beta, ref_logps)
                 name, f"shape {tuple(tensor.shape)}", f"{tuple(logps.shape)}", "All (B, T) tensors share one shape."
             )
     if logps.dim() != 2 or mask.size(0) == 0:
-        raise InputError("per_token_logps", f"shape {tuple(logps.shape)}", "(B, T) with B >= 1", "Pass a batch of rows.")
+        raise InputError(
+            "per_token_logps", f"shape {tuple(logps.shape)}", "(B, T) with B >= 1", "Pass a batch of rows."
+        )
     if advantages.shape not in (logps.shape, logps.shape[:1]):
         expected = f"{tuple(logps.shape[:1])} or {tuple(logps.shape)}"
         raise InputError("advantages", f"shape {tuple(advantages.shape)}", expected, "One per row, or one per token.")

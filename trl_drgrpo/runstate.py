@@ -3,8 +3,9 @@
 Two files per checkpoint folder, written last, so that their presence means the rest is complete:
 
 - `drgrpo_state.json`: the loss normaliser L, how many micro-batches were processed, the running reward scale;
-- `drgrpo_rollouts_<rank>.pt`: the completions that were generated but not trained on yet. TRL forgets them, so a stock run
-  that is interrupted between two generations resumes with other completions. Absent when the next step generates anyway.
+- `drgrpo_rollouts_<rank>.pt`: the completions that were generated but not trained on yet. TRL forgets them, so a stock
+  run that is interrupted between two generations resumes with other completions. Absent when the next step generates
+  anyway.
 """
 
 import json

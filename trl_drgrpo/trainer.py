@@ -9,7 +9,7 @@ import logging
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from datasets import Dataset, DatasetDict, IterableDataset, IterableDatasetDict
@@ -21,7 +21,7 @@ from transformers import (
 )
 from trl import GRPOConfig
 
-from trl_drgrpo.advantages import RunningRewardScale, combine_rewards, group_advantages
+from trl_drgrpo.advantages import AdvantageBaseline, RunningRewardScale, combine_rewards, group_advantages
 from trl_drgrpo.config import DrGRPOConfig
 from trl_drgrpo.errors import InputError, RewardError
 from trl_drgrpo.preflight import check_inputs
@@ -36,7 +36,7 @@ class DrGRPOTrainer(GRPOSeams):
     """
     Trainer for Dr. GRPO ([Understanding R1-Zero-Like Training](https://huggingface.co/papers/2503.20783)).
 
-    A drop-in for [`trl.GRPOTrainer`]: same arguments in the same order, every inherited feature included. What differs:
+    A drop-in for [`trl.GRPOTrainer`]: same arguments in the same order, every inherited feature. What differs:
 
     - advantages are `r_i - baseline` (see [`group_advantages`]), never divided by a group's std; a group of equal
       rewards has advantages of exactly 0;
@@ -81,12 +81,13 @@ class DrGRPOTrainer(GRPOSeams):
         "citation": textwrap.dedent("""\
             @article{liu2025understanding,
                 title        = {{Understanding R1-Zero-Like Training: A Critical Perspective}},
-                author       = {Zichen Liu and Changyu Chen and Wenjun Li and Penghui Qi and Tianyu Pang and Chao Du and Wee Sun Lee and Min Lin},
+                author       = {Zichen Liu and Changyu Chen and Wenjun Li and Penghui Qi and Tianyu Pang and Chao Du
+                                and Wee Sun Lee and Min Lin},
                 year         = 2025,
                 eprint       = {arXiv:2503.20783},
             }"""),
     }
-    args: DrGRPOConfig  # type: ignore[assignment]  # narrower than transformers declares
+    args: DrGRPOConfig
 
     def __init__(
         self,
@@ -125,7 +126,9 @@ class DrGRPOTrainer(GRPOSeams):
         self._rewards_per_func = torch.empty(0)  # (B, F) of the newest generation batch, all ranks
         self._window_start = 0  # micro-batches processed when the current optimizer step began
         self.reward_scale = RunningRewardScale()
-        self.loss_normalizer: int = args.loss_normalizer or args.max_completion_length
+        self.loss_normalizer = int(
+            args.loss_normalizer or args.max_completion_length or 0
+        )  # one is set, says the config
         super().__init__(
             model=model,
             reward_funcs=[
@@ -158,8 +161,8 @@ class DrGRPOTrainer(GRPOSeams):
     def on_rollouts(self, rollouts: dict[str, Any]) -> dict[str, Any]:
         """Replace the advantages of a scored generation batch by those of Dr. GRPO."""
         rewards = combine_rewards(self._rewards_per_func, self.reward_weights)  # (B,) over all ranks
-        num_generations = self.num_generations if self.model.training else self.num_generations_eval
-        advantages = group_advantages(rewards, num_generations, self.args.advantage_baseline)  # type: ignore[arg-type]
+        num_generations: Any = self.num_generations if self.model.training else self.num_generations_eval
+        advantages = group_advantages(rewards, num_generations, cast(AdvantageBaseline, self.args.advantage_baseline))
         if self.args.scale_by_running_std:
             if self.model.training:
                 self.reward_scale.update(rewards)
@@ -173,17 +176,17 @@ class DrGRPOTrainer(GRPOSeams):
     # Loss
 
     def loss_constants(self) -> dict[str, Any]:
-        """TRL divides by `self.max_completion_length` and weighs the KL term by `self.beta`: L, and the warmed-up beta."""
-        return {"max_completion_length": self.loss_normalizer, "beta": self.current_beta()}
+        """TRL divides by `self.max_completion_length` and weighs KL by `self.beta`: here L, and the warmed-up beta."""
+        return {"max_completion_length": self.loss_normalizer, "beta": self.beta_at(self.state.global_step)}
 
-    def current_beta(self) -> float:
-        """KL weight of the current optimizer step: `beta * min(1, (step + 1) / beta_warmup_steps)`."""
+    def beta_at(self, step: int) -> float:
+        """KL weight of an optimizer step, counted from 0: `beta * min(1, (step + 1) / beta_warmup_steps)`."""
         warmup_steps = self.args.beta_warmup_steps
-        return self.beta * min(1.0, (self.state.global_step + 1) / warmup_steps) if warmup_steps else self.beta
+        return self.beta * min(1.0, (step + 1) / warmup_steps) if warmup_steps else self.beta
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if self.args.beta_warmup_steps and self.model.training:
-            logs["drgrpo/beta"] = self.current_beta()
+            logs["drgrpo/beta"] = self.beta_at(self.state.global_step - 1)  # the step that was just finished
         if self.args.scale_by_running_std and self.model.training:
             logs["drgrpo/reward_scale"] = self.reward_scale.std
         super().log(logs, start_time)
@@ -191,7 +194,7 @@ class DrGRPOTrainer(GRPOSeams):
     # Resume
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        """As [`trl.GRPOTrainer.train`]; when a reward function fails for good, a checkpoint is saved before the error."""
+        """As [`trl.GRPOTrainer.train`]; when a reward function fails, a checkpoint is saved before the error."""
         try:
             return super().train(*args, **kwargs)
         except RewardError:
@@ -230,8 +233,7 @@ class DrGRPOTrainer(GRPOSeams):
         if self.accelerator.num_processes > 1:
             logger.error("A reward function failed. With several processes no checkpoint is saved at this point.")
             return
-        generate_every = self.args.steps_per_generation * self.num_iterations
-        if (self.micro_step - 1) // generate_every != self._window_start // generate_every:
+        if (self.micro_step - 1) // self.generate_every != self._window_start // self.generate_every:
             self.pending_rollouts = None  # those at hand are newer than the step that the run will resume from
         self.micro_step = self._window_start
         checkpoint = self.save_checkpoint_now()

@@ -1,8 +1,8 @@
 """Everything this package knows about the inside of TRL, in one file.
 
 TRL's GRPO files change weekly, so the rest of the package never touches a private name: `GRPOSeams` overrides the few
-private methods that matter, calls `super()` exactly once in each, and hands what comes back to a public hook. The table
-`SEAMS` says what each override relies on, and `check_upstream` compares it with the TRL that is installed.
+private methods that matter, calls `super()` exactly once in each, and hands what comes back to a public hook. The
+table `SEAMS` says what each override relies on, and `check_upstream` compares it with the TRL that is installed.
 
 Importing this module imports TRL's trainer (6-10 s); a TRL outside the supported range is refused before that.
 """
@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from trl_drgrpo.errors import UpstreamError
@@ -130,12 +129,21 @@ def swapped(owner: Any, **values: Any):
             setattr(owner, name, value)
 
 
+@dataclass
+class PlainHeadOutput:
+    """What TRL reads from a fused forward. A dataclass, so that DDP finds the tensors in it."""
+
+    log_probs: torch.Tensor
+    entropy: torch.Tensor
+    aux_loss: None = None
+
+
 def use_plain_lm_head(model: Any) -> None:
     """Serve TRL's fused head by a plain log-softmax in the model's own dtype, for calculations in float64.
 
-    TRL 1.16 computes per-token log-probabilities in a chunked kernel that is float32 whatever the model is. The contract
-    is kept: `model(..., labels=labels, fused_lm_head=True)` returns `log_probs` and `entropy`, one column shorter than
-    `labels`, zero where the next label is -100.
+    TRL 1.16 computes per-token log-probabilities in a chunked kernel that is float32 whatever the model is. The
+    contract is kept: `model(..., labels=labels, fused_lm_head=True)` returns `log_probs` and `entropy`, one column
+    shorter than `labels`, zero where the next label is -100.
 
     Args:
         model ([`~transformers.PreTrainedModel`]): A model that a trainer has prepared (not its PEFT wrapper).
@@ -143,7 +151,7 @@ def use_plain_lm_head(model: Any) -> None:
     fused_forward = model.forward
 
     @functools.wraps(fused_forward)
-    def forward(*args, fused_lm_head=False, labels=None, **kwargs):
+    def forward(*args, fused_lm_head=False, labels: Any = None, **kwargs):
         if not fused_lm_head:
             return fused_forward(*args, labels=labels, **kwargs)
         kwargs.update(use_cache=False)
@@ -151,11 +159,7 @@ def use_plain_lm_head(model: Any) -> None:
         unscored = labels[:, 1:] == -100
         token_log_probs = log_probs.gather(-1, labels[:, 1:].clamp(min=0).unsqueeze(-1)).squeeze(-1)
         entropy = -(log_probs.exp() * log_probs).sum(dim=-1)
-        return SimpleNamespace(
-            log_probs=token_log_probs.masked_fill(unscored, 0.0),
-            entropy=entropy.masked_fill(unscored, 0.0),
-            aux_loss=None,
-        )
+        return PlainHeadOutput(token_log_probs.masked_fill(unscored, 0.0), entropy.masked_fill(unscored, 0.0))
 
     model.forward = forward
 
@@ -166,6 +170,8 @@ class GRPOSeams(GRPOTrainer):
     Each override calls `super()` once and edits what comes back; none copies a parent's body.
     """
 
+    args: Any  # declared optional or wider by transformers, set by the time a method runs
+    model: Any
     _train_sampler: Any = None
 
     # Hooks, for subclasses.
@@ -237,10 +243,14 @@ class GRPOSeams(GRPOTrainer):
         self._step = value
 
     @property
+    def generate_every(self) -> int:
+        """Micro-batches that one generation batch serves."""
+        return self.args.steps_per_generation * self.num_iterations
+
+    @property
     def pending_rollouts(self) -> list[dict[str, Any]] | None:
         """Micro-batches of the current generation batch; `None` when the next step generates anyway."""
-        generate_every = self.args.steps_per_generation * self.num_iterations
-        return None if self._step % generate_every == 0 else self._buffered_inputs
+        return None if self._step % self.generate_every == 0 else self._buffered_inputs
 
     @pending_rollouts.setter
     def pending_rollouts(self, micro_batches: list[dict[str, Any]] | None) -> None:

@@ -1,11 +1,12 @@
 """Is my denominator right? The trainer's loss and gradient against `loss.py`, in float64, over a matrix of settings.
 
 Each case trains a tiny model for a few optimizer steps and then repeats every step without the trainer: each row alone
-and unpadded through a plain forward, log-softmax, `group_advantages`, `dr_grpo_loss` over all rows of the step at once,
-backward. Micro-batching, accumulation, padding, shuffling, reuse of rollouts and importance ratios must all cancel out.
+and unpadded through a plain forward, log-softmax, `group_advantages`, `dr_grpo_loss` over all rows of the step at
+once, backward. Micro-batching, accumulation, padding, shuffling, reuse of rollouts and importance ratios must all
+cancel out.
 
-Two controls are part of every check: TRL's `dr_grpo` with the group's std left on, and TRL's default. They must *differ*;
-a check that cannot see them would prove nothing.
+Two controls are part of every check: TRL's `dr_grpo` with the group's std left on, and TRL's default. They must
+*differ*; a check that cannot see them would prove nothing.
 """
 
 from collections.abc import Callable, Iterator
@@ -216,7 +217,7 @@ def _specification(
 
 
 def _scored_row(row: Row, rollouts: Rollouts, tokenizer: Any, settings: dict[str, Any]) -> tuple[Row, float]:
-    """A row with its advantage. One that was masked as truncated arrives without tokens: any of its group stands in."""
+    """A row with its advantage. One that was masked as truncated arrives without tokens: one of its group stands in."""
     # float32, as TRL stores rewards: the difference to float64 is not this check's subject
     rewards = torch.tensor([torch.nan if r is None else r for r in rollouts.rewards], dtype=torch.float32)
     baseline = settings.get("advantage_baseline", "group_mean")

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model
-from transformers import PreTrainedModel, PrinterCallback, TrainerCallback
+from transformers import PrinterCallback, TrainerCallback
 
 from trl_drgrpo.check.tiny import in_double_precision, tiny_model, tiny_tokenizer
 from trl_drgrpo.upstream import use_plain_lm_head
@@ -69,7 +69,7 @@ class Recording:
     initial_weights: Weights
 
 
-def build_policy(lora: bool) -> tuple[PreTrainedModel, Any]:
+def build_policy(lora: bool) -> tuple[Any, Any]:
     """The tiny model in float64, with random adapters if asked for, and its tokenizer."""
     tokenizer = tiny_tokenizer()
     model = in_double_precision(tiny_model(tokenizer))

@@ -62,7 +62,7 @@ def tiny_model(tokenizer: PreTrainedTokenizerFast, seed: int = 0) -> Qwen2ForCau
         tie_word_embeddings=False,
         bos_token_id=None,
         eos_token_id=stop_ids,  # type: ignore[arg-type]
-        pad_token_id=tokenizer.pad_token_id,
+        pad_token_id=tokenizer.pad_token_id,  # type: ignore[arg-type]
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

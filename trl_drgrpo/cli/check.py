@@ -1,7 +1,7 @@
 """`trl-drgrpo check`: does Dr. GRPO come out right in *this* environment?
 
-Lists the seams of TRL that the package relies on, then trains a tiny model over a matrix of settings and compares loss and
-gradient with the written-down objective in float64. No download, no accelerator, about fifteen seconds.
+Lists the seams of TRL that the package relies on, then trains a tiny model over a matrix of settings and compares loss
+and gradient with the written-down objective in float64. No download, no accelerator, about fifteen seconds.
 """
 
 import argparse

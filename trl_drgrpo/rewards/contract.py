@@ -1,8 +1,8 @@
 """What a reward function owes the trainer, checked on every call.
 
-TRL hands whatever a reward function returns to `torch.tensor`: a string, a single float or a list that is one short ends
-in a `TypeError` from deep inside, and `inf` quietly makes a whole group's advantages NaN. Here each of these is one error
-that names the function, or, for those who opted in, unscorable rows and a counter.
+TRL hands whatever a reward function returns to `torch.tensor`: a string, a single float or a list that is one short
+ends in a `TypeError` from deep inside, and `inf` quietly makes a whole group's advantages NaN. Here each of these is
+one error that names the function, or, for those who opted in, unscorable rows and a counter.
 """
 
 import functools
@@ -29,30 +29,30 @@ def checked_reward(reward_func: Callable, on_error: str = "raise") -> Callable:
     """Wrap a reward function so that it keeps its contract or fails with one clear error.
 
     Args:
-        reward_func (`Callable`): Called by the trainer as `f(prompts=, completions=, completion_ids=, <columns>, ...)`;
-            synchronous or asynchronous, function, partial or instance with `__call__`.
-        on_error (`str`, *optional*, defaults to `"raise"`): `"raise"`: a broken contract or an exception of the function
-            becomes a [`RewardError`]. `"unscorable"`: all completions of that call are scored `None`, the first
-            traceback is logged, and the share of failed calls goes to the metric `rewards/<name>/failed_frac`.
+        reward_func (`Callable`):
+            Called by the trainer as `f(prompts=, completions=, completion_ids=, <columns>, ...)`; synchronous or
+            asynchronous; a function, a partial or an instance with `__call__`.
+        on_error (`str`, *optional*, defaults to `"raise"`):
+            `"raise"`: a broken contract or an exception of the function becomes a [`RewardError`]. `"unscorable"`: all
+            completions of that call are scored `None`, the first traceback is logged, and the share of failed calls
+            goes to the metric `rewards/<name>/failed_frac`.
 
     Returns:
         `Callable`: Same call, same name; returns one finite float or `None` per completion.
     """
     guard = _Guard(reward_name(reward_func), on_error)
 
-    if inspect.iscoroutinefunction(_innermost(reward_func)):
+    async def scored_later(**kwargs):
+        with guard.call(kwargs) as call:
+            call.rewards = await reward_func(**kwargs)
+        return call.rewards
 
-        async def scored(**kwargs):
-            with guard.call(kwargs) as call:
-                call.rewards = await reward_func(**kwargs)
-            return call.rewards
-    else:
+    def scored_now(**kwargs):
+        with guard.call(kwargs) as call:
+            call.rewards = reward_func(**kwargs)
+        return call.rewards
 
-        def scored(**kwargs):
-            with guard.call(kwargs) as call:
-                call.rewards = reward_func(**kwargs)
-            return call.rewards
-
+    scored: Any = scored_later if inspect.iscoroutinefunction(_innermost(reward_func)) else scored_now
     scored.__name__ = scored.__qualname__ = guard.name
     scored.__doc__ = inspect.getdoc(reward_func)
     return scored
@@ -62,7 +62,8 @@ def validate_rewards(output: Any, num_completions: int, name: str) -> list[float
     """The rewards as a list of finite floats, or the reason why they are none.
 
     Args:
-        output: What the reward function returned. A list, tuple, 1-D tensor or array, or any other iterable of numbers;
+        output:
+            What the reward function returned: a list, tuple, 1-D tensor or array, or any other iterable of numbers;
             numbers may be Python's, numpy's or zero-dimensional tensors; booleans count as 0 and 1.
         num_completions (`int`): How many rewards are due.
         name (`str`): Name of the reward function, for the message.
@@ -150,7 +151,9 @@ class _Call:
             raise self._as_reward_error(error) from error
         if not self.guard.has_logged:
             self.guard.has_logged = True
-            message = "Reward function '%s' failed; its completions count as unscorable. Further failures are only counted."
+            message = (
+                "Reward function '%s' failed; its completions count as unscorable. Further failures are only counted."
+            )
             logger.error(message, self.guard.name, exc_info=error)
         self.rewards = [None] * self.num_completions
         self._count(failed=1.0)

@@ -1,0 +1,49 @@
+# Every target sets its environment up by itself. PYTHON picks the interpreter, PIP_ARGS reaches pip
+# (for example PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu" for torch without CUDA).
+PYTHON ?= python3
+VENV ?= .venv
+PIP_ARGS ?=
+PIP = $(VENV)/bin/python -m pip install --quiet --constraint constraints.txt $(PIP_ARGS)
+OFFLINE = HF_HUB_OFFLINE=1
+
+.PHONY: setup demo check test test-slow bench lint format clean
+
+setup: $(VENV)/.dev
+
+# torch comes first and alone: resolved together with the rest, pip may pick a newer build.
+$(VENV)/.run: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) torch
+	$(PIP) --editable ".[report]"
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.run
+	$(PIP) --editable ".[dev]"
+	touch $@
+
+demo: $(VENV)/.run
+	$(VENV)/bin/trl-drgrpo demo
+
+check: $(VENV)/.run
+	$(VENV)/bin/trl-drgrpo check
+
+test: $(VENV)/.dev
+	$(OFFLINE) $(VENV)/bin/python -m pytest -m "not slow and not gpu"
+
+test-slow: $(VENV)/.dev
+	$(OFFLINE) $(VENV)/bin/python -m pytest -m "slow and not gpu"
+
+bench: $(VENV)/.dev
+	$(OFFLINE) $(VENV)/bin/python tests/benchmarks/step_overhead.py
+
+lint: $(VENV)/.dev
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/pyright
+
+format: $(VENV)/.dev
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+
+clean:
+	rm -rf $(VENV) dist build .pytest_cache .ruff_cache .hypothesis

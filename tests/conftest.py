@@ -1,0 +1,71 @@
+"""A tiny model, a tokenizer and a configuration that trains in a second; no network for anybody."""
+
+import os
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+
+import pytest
+import torch
+from datasets import Dataset
+
+from trl_drgrpo.check.tiny import tiny_model, tiny_tokenizer
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread():
+    """The matrices are tiny: more threads only wait for each other."""
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def tokenizer():
+    return tiny_tokenizer()
+
+
+@pytest.fixture
+def model(tokenizer):
+    return tiny_model(tokenizer)
+
+
+@pytest.fixture(scope="session")
+def saved_model(tokenizer, tmp_path_factory):
+    """A folder that `from_pretrained` loads."""
+    folder = tmp_path_factory.mktemp("tiny-model")
+    tiny_model(tokenizer).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="session")
+def prompts():
+    return Dataset.from_dict({"prompt": [f"{i}+{i * i}=" for i in range(16)], "answer": [str(i) for i in range(16)]})
+
+
+@pytest.fixture
+def settings(tmp_path):
+    """Fields of a configuration for a run of a second: 8 rows per step in two micro-batches, groups of 4."""
+    return {
+        "output_dir": str(tmp_path / "run"),
+        "per_device_train_batch_size": 4,
+        "gradient_accumulation_steps": 2,
+        "num_generations": 4,
+        "max_completion_length": 12,
+        "max_steps": 3,
+        "learning_rate": 1e-2,
+        "gradient_checkpointing": False,
+        "report_to": "none",
+        "save_strategy": "no",
+        "logging_steps": 1,
+        "disable_tqdm": True,
+    }
+
+
+def length_reward(completion_ids, **kwargs):
+    """A reward that varies within every group."""
+    return [float(sum(ids) % 3) for ids in completion_ids]
+
+
+@pytest.fixture(scope="session")
+def reward():
+    return length_reward

@@ -1,0 +1,68 @@
+"""Run by `torchrun --nproc_per_node N`: trains the tiny model and saves its weights. Not a test by itself.
+
+The completions are fixed by the prompt and the row's place in its group, so that one process and two train on the same
+rows: three groups of 6 per step, so that with 9 rows per rank the second group straddles the ranks.
+"""
+
+import sys
+
+import torch
+from datasets import Dataset
+
+from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
+from trl_drgrpo.check.record import DEFAULTS
+from trl_drgrpo.check.tiny import in_double_precision, tiny_model, tiny_tokenizer
+from trl_drgrpo.upstream import use_plain_lm_head
+
+
+def fixed_rollouts(prompts, trainer):
+    """Completions that depend on the prompt and on how often it was seen, counted over ranks in row order."""
+    tokenizer = trainer.processing_class
+    offset = trainer.accelerator.process_index * len(prompts)
+    completions = []
+    for row, prompt in enumerate(prompts):
+        place = (offset + row) % trainer.num_generations
+        number = int(prompt.split("+")[0])
+        completions.append([40 + (7 * number + 3 * place + t) % 200 for t in range(2 + (number + place) % 7)])
+    return {
+        "prompt_ids": [tokenizer(prompt)["input_ids"] for prompt in prompts],
+        "completion_ids": completions,
+        "logprobs": None,
+    }
+
+
+def reward(completion_ids, **kwargs):
+    return [None if sum(ids) % 11 == 0 else float(sum(ids) % 3) for ids in completion_ids]
+
+
+def main(output, processes, baseline):
+    tokenizer = tiny_tokenizer()
+    model = in_double_precision(tiny_model(tokenizer))
+    trainer = DrGRPOTrainer(
+        model=model,
+        reward_funcs=reward,
+        args=DrGRPOConfig(
+            output_dir=output + ".run",
+            **{**DEFAULTS, "num_generations": 6, "learning_rate": 0.05},
+            per_device_train_batch_size=18 // processes,
+            gradient_accumulation_steps=1,
+            max_steps=4,
+            advantage_baseline=baseline,
+            scale_by_running_std=True,
+        ),
+        train_dataset=Dataset.from_dict({"prompt": [f"{i}+{i * i}=" for i in range(9)]}),
+        processing_class=tokenizer,
+        rollout_func=fixed_rollouts,
+    )
+    if trainer.accelerator.num_processes != processes:
+        raise SystemExit(f"{trainer.accelerator.num_processes} processes, expected {processes}")
+    use_plain_lm_head(model)
+    start = {name: p.detach().clone() for name, p in model.named_parameters()}
+    trainer.train()
+    if trainer.accelerator.is_main_process:
+        weights = dict(model.named_parameters())
+        torch.save({"start": start, "weights": weights, "scale": trainer.reward_scale.state_dict()}, output)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), sys.argv[3])

@@ -1,0 +1,65 @@
+"""The mathematics once more, in float64 Python loops. Imports nothing from the package: an oracle must not know the
+answer.
+
+Rows are lists; `None` or NaN is an unscorable reward.
+"""
+
+import math
+
+
+def scorable(reward):
+    return reward is not None and not math.isnan(reward)
+
+
+def group_advantages(rewards, num_generations, baseline):
+    """`r_i - b`, zero for unscorable rows and for groups that carry no signal."""
+    advantages = []
+    for start in range(0, len(rewards), num_generations):
+        group = rewards[start : start + num_generations]
+        known = [float(r) for r in group if scorable(r)]
+        for i, reward in enumerate(group):
+            if not scorable(reward) or len(known) < 2 or min(known) == max(known):
+                advantages.append(0.0)
+            elif baseline == "group_mean":
+                advantages.append(float(reward) - sum(known) / len(known))
+            else:
+                others = [float(r) for j, r in enumerate(group) if j != i and scorable(r)]
+                advantages.append(float(reward) - sum(others) / len(others))
+    return advantages
+
+
+def token_loss(logp, old_logp, advantage, epsilon_low, epsilon_high, beta, ref_logp):
+    """`-min(rho A, clip(rho) A) + beta k3`."""
+    ratio = math.exp(logp - old_logp)
+    clipped = min(max(ratio, 1 - epsilon_low), 1 + epsilon_high)
+    loss = -min(ratio * advantage, clipped * advantage)
+    if beta:
+        loss += beta * (math.exp(ref_logp - logp) - (ref_logp - logp) - 1)
+    return loss
+
+
+def token_loss_slope(logp, old_logp, advantage, epsilon_low, epsilon_high, beta, ref_logp):
+    """Derivative of `token_loss` with respect to `logp`."""
+    ratio = math.exp(logp - old_logp)
+    is_clipped = (ratio > 1 + epsilon_high and advantage > 0) or (ratio < 1 - epsilon_low and advantage < 0)
+    slope = 0.0 if is_clipped else -ratio * advantage
+    if beta:
+        slope += beta * (1 - math.exp(ref_logp - logp))
+    return slope
+
+
+def dr_grpo(logps, old_logps, advantages, mask, normalizer, epsilon_low, epsilon_high, beta, ref_logps):
+    """Loss and its gradient with respect to each log-probability, as nested lists."""
+    total, gradient = 0.0, []
+    for i, row in enumerate(logps):
+        gradient.append([])
+        for t, logp in enumerate(row):
+            slope = 0.0
+            if mask[i][t]:
+                advantage = advantages[i][t] if isinstance(advantages[i], list) else advantages[i]
+                reference = ref_logps[i][t] if beta else 0.0
+                arguments = (logp, old_logps[i][t], advantage, epsilon_low, epsilon_high, beta, reference)
+                total += token_loss(*arguments)
+                slope = token_loss_slope(*arguments)
+            gradient[i].append(slope / (len(logps) * normalizer))
+    return total / (len(logps) * normalizer), gradient

@@ -1,0 +1,113 @@
+import dataclasses
+
+import pytest
+from trl import GRPOConfig
+
+from trl_drgrpo import DrGRPOConfig
+
+no_accelerator = pytest.mark.skipif("__import__('torch').accelerator.is_available()", reason="has an accelerator")
+
+
+def test_defaults_are_both_switches_of_dr_grpo():
+    config = DrGRPOConfig()
+    assert (config.loss_type, config.scale_rewards, config.beta) == ("dr_grpo", "none", 0.0)
+    assert config.use_bias_correction_kl is False
+
+
+def test_everything_else_keeps_trls_default():
+    ours = {f.name: (f.default, f.default_factory) for f in dataclasses.fields(DrGRPOConfig)}
+    changed = {f.name for f in dataclasses.fields(GRPOConfig) if ours[f.name] != (f.default, f.default_factory)}
+    assert changed == {"loss_type", "scale_rewards", "use_bias_correction_kl"}
+
+
+@pytest.mark.parametrize("value", [False, "none", "False", "false"])
+def test_scaling_may_be_switched_off_in_trls_ways(value):
+    assert DrGRPOConfig(scale_rewards=value).scale_rewards == "none"
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "bias"),
+    [
+        ("loss_type", "grpo", "length bias"),
+        ("loss_type", "dapo", "how long the others are"),
+        ("loss_type", "bnpo", "which rows share it"),
+        ("loss_type", "cispo", "another objective"),
+        ("scale_rewards", "group", "difficulty bias"),
+        ("scale_rewards", "batch", "difficulty bias"),
+        ("scale_rewards", True, "difficulty bias"),
+        ("multi_objective_aggregation", "normalize_then_sum", "difficulty bias"),
+        ("sync_ref_model", True, "the model it started from"),
+    ],
+)
+def test_another_objective_is_refused_with_its_bias_and_the_class_to_use(field, value, bias):
+    with pytest.raises(ValueError, match=f"^{field}: got") as error:
+        DrGRPOConfig(**{field: value})
+    assert bias in str(error.value)
+    assert "trl.GRPOTrainer" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"loss_normalizer": 0}, "loss_normalizer: got 0; expected a positive"),
+        ({"loss_normalizer": True}, "loss_normalizer: got True"),
+        ({"max_completion_length": None}, "loss_normalizer: got None together with max_completion_length=None"),
+        ({"max_completion_length": -1}, "max_completion_length: got -1"),
+        ({"advantage_baseline": "mean"}, "advantage_baseline: got 'mean'; expected one of group_mean, leave_one_out"),
+        ({"on_reward_error": "ignore"}, "on_reward_error: got 'ignore'"),
+        ({"num_generations": 1}, "num_generations: got 1; expected at least 2"),
+        ({"num_generations": 3}, "num_generations: got 3 for a generation batch of 8 rows"),
+        ({"generation_batch_size": 12}, "num_generations: got 8 for a generation batch of 12 rows"),
+        ({"beta": -0.1}, "beta: got -0.1"),
+        ({"beta_warmup_steps": 5}, "beta_warmup_steps: got 5 with beta=0.0"),
+        ({"beta_warmup_steps": -5, "beta": 0.1}, "beta_warmup_steps: got -5"),
+    ],
+)
+def test_contradictions_are_errors_before_a_model_loads(fields, message):
+    with pytest.raises(ValueError) as error:
+        DrGRPOConfig(**fields)
+    assert str(error.value).startswith(message)
+
+
+def test_a_missing_length_limit_needs_an_explicit_normalizer():
+    config = DrGRPOConfig(max_completion_length=None, loss_normalizer=1000)
+    assert (config.max_completion_length, config.loss_normalizer) == (None, 1000)
+
+
+@no_accelerator
+@pytest.mark.parametrize("fields", [{}, {"bf16": True}, {"fp16": True}])
+def test_a_gpu_script_starts_on_a_laptop(fields):
+    config = DrGRPOConfig(**fields)
+    assert (config.use_cpu, config.bf16, config.fp16) == (True, False, False)
+    assert config.device.type == "cpu"
+
+
+def test_an_explicit_choice_on_the_cpu_is_respected():
+    assert DrGRPOConfig(use_cpu=True, bf16=True).bf16 is True
+    assert DrGRPOConfig(use_cpu=True).bf16 is False
+
+
+class TestFromGRPOConfig:
+    plain = {"use_cpu": True, "bf16": False}  # noqa: RUF012
+
+    def test_takes_over_what_was_set_and_our_defaults_for_the_rest(self):
+        config = DrGRPOConfig.from_grpo_config(GRPOConfig(max_completion_length=77, learning_rate=3e-5, **self.plain))
+        assert (config.loss_type, config.scale_rewards) == ("dr_grpo", "none")
+        assert (config.max_completion_length, config.learning_rate) == (77, 3e-5)
+        assert (config.loss_normalizer, config.advantage_baseline) == (None, "group_mean")
+
+    def test_leaves_the_original_alone(self):
+        original = GRPOConfig(**self.plain)
+        DrGRPOConfig.from_grpo_config(original)
+        assert (original.loss_type, original.scale_rewards) == ("dapo", "group")
+
+    def test_what_was_chosen_against_dr_grpo_is_refused(self):
+        with pytest.raises(ValueError, match="^loss_type: got 'grpo'"):
+            DrGRPOConfig.from_grpo_config(GRPOConfig(loss_type="grpo", **self.plain))
+        with pytest.raises(ValueError, match="^scale_rewards: got 'batch'"):
+            DrGRPOConfig.from_grpo_config(GRPOConfig(scale_rewards="batch", **self.plain))
+
+    def test_equals_a_config_built_directly(self):
+        fields = {**self.plain, "gradient_accumulation_steps": 4, "num_generations": 4, "output_dir": "somewhere"}
+        converted = DrGRPOConfig.from_grpo_config(GRPOConfig(**fields))
+        assert converted.to_dict() == DrGRPOConfig(**fields).to_dict()

@@ -1,0 +1,101 @@
+"""The package as others get it: light to import, typed, and a wheel that works outside the checkout."""
+
+import doctest
+import importlib
+import pkgutil
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import trl_drgrpo
+
+ROOT = Path(trl_drgrpo.__file__).parent.parent
+
+
+def run(*command, **options):
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, **options)
+
+
+def test_importing_the_package_loads_nothing_heavy():
+    code = (
+        "import sys, trl_drgrpo; print([m for m in ('torch', 'trl', 'transformers', 'datasets') if m in sys.modules])"
+    )
+    assert run(sys.executable, "-c", code).stdout.strip() == "[]"
+
+
+def test_every_public_name_resolves_and_is_documented():
+    for name in trl_drgrpo.__all__:
+        value = getattr(trl_drgrpo, name)
+        assert name.startswith("__") or value.__doc__, name
+    assert set(trl_drgrpo.__all__) <= set(dir(trl_drgrpo))
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = trl_drgrpo.nothing
+
+
+@pytest.mark.parametrize("module", ["advantages", "loss", "errors", "versions"])
+def test_the_pure_files_know_nothing_of_trl(module):
+    code = (
+        f"import sys, trl_drgrpo.{module}; "
+        "print([m for m in ('trl', 'transformers', 'accelerate') if m in sys.modules])"
+    )
+    done = run(sys.executable, "-c", code)
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_every_module_says_what_it_is_for():
+    for info in pkgutil.walk_packages(trl_drgrpo.__path__, "trl_drgrpo."):
+        source = Path(importlib.util.find_spec(info.name).origin).read_text()
+        assert not source.strip() or source.lstrip().startswith('"""'), info.name
+
+
+def test_the_doctests_are_found():
+    for name in ("advantages", "loss"):
+        module = importlib.import_module(f"trl_drgrpo.{name}")
+        assert sum(len(test.examples) for test in doctest.DocTestFinder().find(module)) >= 3
+
+
+def test_no_private_name_of_trl_is_used_outside_upstream():
+    private = re.compile(
+        r"(self|trainer|super\(\))\._(step|buffered_inputs|metrics|logs|generate|calculate|compute|prepare|get_per_token)"
+    )
+    for path in (ROOT / "trl_drgrpo").rglob("*.py"):
+        if path.name != "upstream.py":
+            assert not private.search(path.read_text()), path
+
+
+def test_the_changelog_knows_the_version_and_the_tested_stack():
+    changelog = (ROOT / "CHANGELOG.md").read_text()
+    assert re.search(r"^## \[(Unreleased|\d+\.\d+\.\d+)\]", changelog, re.MULTILINE)
+    for package in ("trl", "transformers", "torch", "peft"):
+        pinned = re.search(rf"^{package}==(\S+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+        assert pinned
+        assert f"{package} {pinned.group(1)}" in changelog
+
+
+@pytest.mark.slow
+def test_the_wheel_works_outside_the_checkout(tmp_path):
+    built = run(sys.executable, "-m", "build", "--wheel", "--outdir", str(tmp_path), cwd=ROOT)
+    assert built.returncode == 0, built.stderr
+    wheel = next(tmp_path.glob("*.whl"))
+    names = zipfile.ZipFile(wheel).namelist()
+    assert "trl_drgrpo/py.typed" in names
+    assert any(name.startswith("trl_drgrpo/demo/model/") and name.endswith(".safetensors") for name in names)
+    assert not [name for name in names if name.startswith(("tests/", "recipes/"))]
+
+    # An environment of its own that sees the installed libraries but not the checkout.
+    environment = tmp_path / "env"
+    assert run(sys.executable, "-m", "venv", "--without-pip", str(environment)).returncode == 0
+    site = next(environment.glob("lib/python*/site-packages"))
+    (site / "libraries.pth").write_text(f"{next(p for p in sys.path if p.endswith('site-packages'))}\n")
+    zipfile.ZipFile(wheel).extractall(site)
+    python = str(environment / "bin" / "python")
+    where = run(python, "-c", "import trl_drgrpo; print(trl_drgrpo.__file__)", cwd=tmp_path)
+    assert str(site) in where.stdout, where.stderr
+    demo = [python, "-m", "trl_drgrpo.cli.main", "demo", "--steps", "2", "--output_dir", str(tmp_path / "demo")]
+    done = run(*demo, cwd=tmp_path)
+    assert done.returncode == 1, done.stderr[-2000:]  # two steps cannot have learnt it, and the demo says so
+    assert (tmp_path / "demo" / "results.json").exists()

@@ -1,0 +1,52 @@
+"""Every recipe parses strictly, says what it is for and what to expect, and holds no key that changes nothing."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from trl_drgrpo import __version__, data
+from trl_drgrpo.cli import job
+from trl_drgrpo.cli.flags import read_flags
+from trl_drgrpo.cli.recipe import read_recipe
+
+ROOT = Path(__file__).parents[1]
+RECIPES = sorted((ROOT / "recipes").rglob("*.yaml"))
+HEADER = ("Purpose", "Hardware", "Command", "Expected", "Last run")
+
+
+def test_there_are_recipes():
+    assert RECIPES
+
+
+@pytest.fixture(params=RECIPES, ids=lambda path: str(path.relative_to(ROOT)))
+def path(request):
+    return request.param
+
+
+def test_parses_strictly(path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    given = read_recipe(str(path), read_flags()).values
+    source = given.get("dataset_name", "")
+    if data.is_hub_id(source) or source.startswith(("trl_drgrpo:", "reasoning_gym:")):
+        job.check_given(given)
+
+
+def test_has_its_header(path):
+    lines = path.read_text().splitlines()[: len(HEADER)]
+    assert [line.partition(":")[0] for line in lines] == [f"# {name}" for name in HEADER]
+    assert all(line.partition(":")[2].strip() for line in lines)
+    command = lines[2].partition(":")[2].strip()
+    assert command.endswith(f"trl-drgrpo train --config {path.relative_to(ROOT)}")
+    assert re.search(r"\d", lines[3]), "the expected result is a number"
+    assert re.search(r"trl-drgrpo \d+\.\d+\S*, trl \d+\.\d+\.\d+", lines[4])
+    assert __version__.split(".")[0] in lines[4]
+
+
+def test_has_no_dead_keys(path):
+    for key, value in read_recipe(str(path), read_flags()).values.items():
+        assert value != read_flags()[key].default, f"{key} is set to its default"
+
+
+def test_floats_are_written_with_a_point(path):
+    assert not re.findall(r"^\w+:\s*\d+e-?\d+", path.read_text(), re.MULTILINE), "write 1.0e-6, not 1e-6"

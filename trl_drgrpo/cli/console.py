@@ -1,0 +1,77 @@
+"""How the command line talks: results on stdout, everything else on stderr, one line per input error.
+
+In a distributed run the processes share one terminal, so only the main process prints results, and only the first
+process of each machine prints errors.
+"""
+
+import argparse
+import os
+import sys
+import traceback
+from difflib import get_close_matches
+from typing import NoReturn
+
+from trl_drgrpo.errors import InputError
+
+EXIT_INPUT_ERROR = 2
+EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+DEBUG_VARIABLE = "TRL_DRGRPO_DEBUG"
+
+
+class Parser(argparse.ArgumentParser):
+    """An `argparse` parser that takes no abbreviations and raises [`InputError`] instead of printing its usage."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**{"allow_abbrev": False, **kwargs})
+
+    def error(self, message: str) -> NoReturn:
+        remedy = f"{message[0].upper()}{message[1:]}. `{self.prog} --help` says what can be given."
+        raise InputError("command line", "a call that cannot be read", "flags with their values", remedy)
+
+
+def refuse_unknown(unknown: list[str], parser: argparse.ArgumentParser) -> None:
+    """
+    Raises for the first argument that the parser did not know.
+
+    Args:
+        unknown (`list[str]`): What `parse_known_args` left over.
+        parser (`argparse.ArgumentParser`): The parser of the chosen subcommand; the nearest flag is one of its.
+
+    Raises:
+        [`InputError`]: If `unknown` is not empty.
+    """
+    if not unknown:
+        return
+    flags = [option for option in parser._option_string_actions if option.startswith("--")]
+    first = next((token for token in unknown if token.startswith("-")), unknown[0])
+    name = first.split("=", 1)[0]
+    remedy = f"`{parser.prog} --help` lists the flags."
+    if near := get_close_matches(name.replace("-", "_").replace("__", "--", 1), flags, n=1, cutoff=0.7):
+        remedy = f"Did you mean {near[0]}?"
+    got = "an unknown flag" if name.startswith("-") else "a value that belongs to no flag"
+    raise InputError(name, got, f"a flag of {parser.prog}", remedy)
+
+
+def debugging() -> bool:
+    """Whether input errors keep their traceback (`TRL_DRGRPO_DEBUG=1`)."""
+    return os.environ.get(DEBUG_VARIABLE, "0") not in ("", "0")
+
+
+def is_main_process() -> bool:
+    """Whether this is the process that prints results: rank 0 of all."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def report_error(error: BaseException) -> None:
+    """Prints an input error as one line on stderr, and the traceback above it when debugging."""
+    if os.environ.get("LOCAL_RANK", "0") != "0":
+        return
+    if debugging():
+        traceback.print_exception(error)
+    log(f"error: {' '.join(str(error).split())}")
+
+
+def log(message: str) -> None:
+    """Prints one line for a human on stderr, from the main process of each machine."""
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        print(message, file=sys.stderr, flush=True)

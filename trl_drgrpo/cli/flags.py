@@ -1,0 +1,243 @@
+"""Every key of `trl-drgrpo train`, read from the source files of its dataclasses without importing them.
+
+Importing TRL's configuration classes takes 7 to 9 seconds, parsing the eight files that define them 0.1. So `--help`
+is quick, and a misspelt key fails before anything heavy is imported. The keys are those of `trl grpo`: script
+arguments, the training configuration (ours in place of TRL's), model and dataset mixture.
+
+Only what a dataclass declares plainly can be read this way (`name: type = field(...)`). Where the installed TRL has
+moved a class, `read_flags` falls back to importing; a test compares both ways, so drift is seen.
+"""
+
+import ast
+import dataclasses
+import functools
+import importlib.util
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trl_drgrpo.errors import UpstreamError
+
+# The four dataclasses of the command, in the order in which they are built, and what --help calls each.
+DATACLASSES = {
+    "DrGRPOScriptArguments": "script",
+    "DrGRPOConfig": "training",
+    "ModelConfig": "model",
+    "DatasetMixtureConfig": "dataset mixture",
+}
+
+# Where each class, bases included, is written: top-level package and file below it.
+_HOMES = {
+    "DrGRPOScriptArguments": ("trl_drgrpo", "cli/script_arguments.py"),
+    "GRPOScriptArguments": ("trl", "scripts/grpo.py"),
+    "ScriptArguments": ("trl", "scripts/utils.py"),
+    "DrGRPOConfig": ("trl_drgrpo", "config.py"),
+    "GRPOConfig": ("trl", "trainer/grpo_config.py"),
+    "_BaseConfig": ("trl", "trainer/base_config.py"),
+    "TrainingArguments": ("transformers", "training_args.py"),
+    "ModelConfig": ("trl", "trainer/model_config.py"),
+    "DatasetMixtureConfig": ("trl", "scripts/utils.py"),
+    "DatasetConfig": ("trl", "scripts/utils.py"),
+}
+
+
+@dataclass(frozen=True)
+class Flag:
+    """
+    One key: a field of one of the four dataclasses.
+
+    Args:
+        name (`str`): The key, which is also the flag without its dashes.
+        annotation (`str`): Its type as written, e.g. `int | None`.
+        default (`Any`): The default; [`Unread`] where only running the code would tell, `dataclasses.MISSING` where
+            there is none.
+        help (`str`): One or more sentences.
+        choices (`tuple`, *optional*): The only values allowed, where the field lists them.
+        dataclass (`str`): The dataclass that is built from it.
+        owner (`str`): The class that declares it, a base of `dataclass` or itself.
+    """
+
+    name: str
+    annotation: str
+    default: Any
+    help: str
+    choices: tuple | None
+    dataclass: str
+    owner: str
+
+
+@dataclass(frozen=True)
+class Unread:
+    """A default that is an expression; shown as its source text."""
+
+    source: str
+
+    def __repr__(self) -> str:
+        return self.source
+
+
+@functools.cache
+def read_flags() -> dict[str, Flag]:
+    """
+    All keys of `trl-drgrpo train`.
+
+    Returns:
+        `dict[str, Flag]`: By name, in the order of the dataclasses and of their fields.
+
+    Raises:
+        [`UpstreamError`]: If two dataclasses declare the same key (TRL's parser refuses that too).
+    """
+    flags: dict[str, Flag] = {}
+    for name in DATACLASSES:
+        for flag in dataclass_flags(name).values():
+            if flag.name in flags:
+                raise UpstreamError(f"{flag.name}: declared by {flags[flag.name].dataclass} and by {name}.")
+            flags[flag.name] = flag
+    return flags
+
+
+@functools.cache
+def dataclass_flags(name: str) -> dict[str, Flag]:
+    """The keys of one dataclass, by name: read from source where possible, else by importing it."""
+    try:
+        return read_source(name)
+    except (LookupError, OSError, SyntaxError):
+        return read_imported(name)
+
+
+def read_source(name: str) -> dict[str, Flag]:
+    """
+    The keys of one dataclass and its bases, from their source files.
+
+    Args:
+        name (`str`): A class named in this module's table of files.
+
+    Returns:
+        `dict[str, Flag]`: By name, in dataclass order: bases first, an overridden field keeps its place.
+
+    Raises:
+        `LookupError`: If a class or one of its bases is not where this module expects it.
+    """
+    return {key: dataclasses.replace(flag, dataclass=name) for key, flag in _class_flags(name).items()}
+
+
+def _class_flags(name: str) -> dict[str, Flag]:
+    node = _class_node(name)
+    flags: dict[str, Flag] = {}
+    # Dataclasses collect fields in reverse method resolution order; with single bases that is base first.
+    for base in reversed(node.bases):
+        flags.update(_class_flags(ast.unparse(base).rpartition(".")[2]))
+    for statement in node.body:
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+            key = statement.target.id
+            arguments = _field_arguments(statement.value)
+            if "ClassVar" in ast.unparse(statement.annotation) or _literal(arguments.get("init")) is False:
+                flags.pop(key, None)
+                continue
+            flags[key] = Flag(
+                name=key,
+                annotation=ast.unparse(statement.annotation),
+                default=_default(arguments),
+                **_metadata(arguments.get("metadata")),
+                dataclass=name,
+                owner=name,
+            )
+    return flags
+
+
+@functools.cache
+def _class_node(name: str) -> ast.ClassDef:
+    if name not in _HOMES:
+        raise LookupError(f"{name} is a class this module does not know")
+    package, file = _HOMES[name]
+    for node in _module(package, file).body:
+        if isinstance(node, ast.ClassDef) and node.name == name:
+            return node
+    raise LookupError(f"{name} is not in {package}/{file}")
+
+
+@functools.cache
+def _module(package: str, file: str) -> ast.Module:
+    # find_spec of a top-level package locates it without running it.
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        raise LookupError(f"{package} is not installed")
+    return ast.parse((Path(spec.submodule_search_locations[0]) / file).read_text(encoding="utf-8"))
+
+
+def _field_arguments(value: ast.expr | None) -> dict[str, ast.expr]:
+    """The keyword arguments of `field(...)`; a plain default counts as `default=`."""
+    if value is None:
+        return {}
+    if isinstance(value, ast.Call) and ast.unparse(value.func).rpartition(".")[2] == "field":
+        return {keyword.arg: keyword.value for keyword in value.keywords if keyword.arg}
+    return {"default": value}
+
+
+def _default(arguments: dict[str, ast.expr]) -> Any:
+    if "default" in arguments:
+        return _literal(arguments["default"])
+    if "default_factory" in arguments:
+        source = ast.unparse(arguments["default_factory"])
+        return {"list": [], "dict": {}}.get(source, Unread(f"{source}()"))
+    return dataclasses.MISSING
+
+
+def _literal(node: ast.expr | None) -> Any:
+    if node is None:
+        return None
+    try:
+        return ast.literal_eval(node)
+    except ValueError:
+        return Unread(ast.unparse(node))
+
+
+def _metadata(node: ast.expr | None) -> dict[str, Any]:
+    entries: dict[Any, ast.expr] = {}
+    if isinstance(node, ast.Dict):
+        entries = {_literal(key): value for key, value in zip(node.keys, node.values, strict=True)}
+    choices = _literal(entries.get("choices"))
+    return {
+        "help": "".join(_strings(entries.get("help"))).replace("%%", "%"),
+        "choices": tuple(choices) if isinstance(choices, list | tuple) else None,
+    }
+
+
+def _strings(node: ast.expr | None) -> Iterator[str]:
+    """The string pieces of an expression, left to right: literals, sums of literals, the fixed part of f-strings."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        yield node.value
+    elif isinstance(node, ast.BinOp):
+        yield from _strings(node.left)
+        yield from _strings(node.right)
+    elif isinstance(node, ast.JoinedStr):
+        for part in node.values:
+            yield from _strings(part)
+
+
+def import_dataclass(name: str) -> type:
+    """Imports one of the dataclasses named in this module's table (slow: this imports TRL)."""
+    package, file = _HOMES[name]
+    module = importlib.import_module(f"{package}.{file.removesuffix('.py').replace('/', '.')}")
+    return getattr(module, name)
+
+
+def read_imported(name: str) -> dict[str, Flag]:
+    """The keys of one dataclass by importing it: slower than `read_source` and always right about names."""
+    flags = {}
+    for entry in dataclasses.fields(import_dataclass(name)):
+        if entry.init:
+            annotation = entry.type.__name__ if isinstance(entry.type, type) else str(entry.type)
+            default = entry.default if entry.default_factory is dataclasses.MISSING else entry.default_factory()
+            choices = entry.metadata.get("choices")
+            flags[entry.name] = Flag(
+                name=entry.name,
+                annotation=annotation,
+                default=default,
+                help=str(entry.metadata.get("help", "")).replace("%%", "%"),
+                choices=tuple(choices) if choices is not None else None,
+                dataclass=name,
+                owner=name,
+            )
+    return flags

@@ -1,0 +1,263 @@
+"""What `trl-drgrpo train` runs: checked inputs -> the four dataclasses -> rewards and data -> trainer.
+
+The behaviour is that of TRL's `trl grpo` (model loading, quantisation, PEFT, mixture, resume, evaluation split,
+saving, pushing), around `DrGRPOTrainer`. Everything that can fail cheaply is tried before the model loads, the
+cheapest first.
+"""
+
+import copy
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trl_drgrpo import data
+from trl_drgrpo.cli import console, flags
+from trl_drgrpo.errors import InputError
+from trl_drgrpo.rewards.registry import resolve_reward
+
+DEMO_MODEL = "trl_drgrpo:demo"
+
+
+@dataclass
+class Job:
+    """
+    A run that is put together but not started.
+
+    Args:
+        given (`dict[str, Any]`): The values from recipe and flags, typed.
+        script, training, model, mixture: The four dataclasses, built.
+        reward_funcs (`list`): Reward functions, and the id of a reward model if one was named (first, as TRL does).
+        train_dataset, eval_dataset: The splits; the latter `None` without evaluation.
+    """
+
+    given: dict[str, Any]
+    script: Any
+    training: Any
+    model: Any
+    mixture: Any
+    reward_funcs: list[Any] = field(default_factory=list)
+    train_dataset: Any = None
+    eval_dataset: Any = None
+
+
+# Before anything is imported -----------------------------------------------------------------------------------------
+
+
+def check_given(given: dict[str, Any]) -> None:
+    """
+    Checks what needs no import: model, data and checkpoint are named and, where local, exist.
+
+    Args:
+        given (`dict[str, Any]`): The values from recipe and flags, typed.
+
+    Raises:
+        [`InputError`]: For the first thing that is missing.
+    """
+    _check_model(given.get("model_name_or_path"))
+    if not given.get("datasets"):
+        if not given.get("dataset_name"):
+            remedy = "Add for example `dataset_name: train.jsonl`, or `reasoning_gym:chain_sum?size=1000`."
+            raise InputError("dataset_name", "none", "a dataset, or a mixture under `datasets`", remedy)
+        data.check_source(given["dataset_name"])
+    rewards = [*filter(None, [given.get("reward_model_name_or_path")]), *(given.get("reward_funcs") or [])]
+    if not rewards:
+        remedy = "Add for example `reward_funcs: [accuracy_reward]`; `trl-drgrpo train --help` says what can be named."
+        raise InputError("reward_funcs", "none", "at least one reward", remedy)
+    weights = given.get("reward_weights")
+    if weights is not None and len(weights) != len(rewards):
+        expected = f"{len(rewards)}, one per reward"
+        raise InputError("reward_weights", f"{len(weights)} weights", expected, "Give one number per reward.")
+    _check_checkpoint(given)
+
+
+def model_path(name: str) -> str:
+    """The path or Hub id behind a model's name: `trl_drgrpo:demo` is the model that comes with the package."""
+    if name == DEMO_MODEL:
+        return str(Path(__file__).parents[1] / "demo" / "model")
+    return str(Path(name).expanduser()) if name.startswith("~") else name
+
+
+def _check_model(name: str | None) -> None:
+    if not name:
+        remedy = f"Add model_name_or_path to the recipe; {DEMO_MODEL} is the tiny model that comes with the package."
+        raise InputError("model_name_or_path", "none", "a Hub id or a local folder", remedy)
+    if name.startswith("trl_drgrpo:") and name != DEMO_MODEL:
+        raise InputError("model_name_or_path", name, DEMO_MODEL, f"Did you mean {DEMO_MODEL}?")
+    path = Path(model_path(name))
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            remedy = "Name the folder that save_pretrained wrote."
+            if (path / "adapter_config.json").is_file():
+                remedy = "It holds an adapter: merge it into its base model first."
+            raise InputError("model_name_or_path", f"{name}, a folder without config.json", "a model", remedy)
+    elif name == DEMO_MODEL or path.is_absolute() or name.startswith(".") or name.count("/") > 1:
+        remedy = f"Relative paths start at the current directory, {os.getcwd()}."
+        raise InputError("model_name_or_path", f"{name}, which does not exist", "a model's folder or Hub id", remedy)
+
+
+def _check_checkpoint(given: dict[str, Any]) -> None:
+    resume = given.get("resume_from_checkpoint")
+    if isinstance(resume, str) and resume.lower() in ("true", "false"):  # from the command line it comes as text
+        resume = given["resume_from_checkpoint"] = resume.lower() == "true"
+    if isinstance(resume, str) and not Path(resume).is_dir():
+        remedy = "Name a checkpoint-<step> folder, or say true for the newest one in output_dir."
+        raise InputError("resume_from_checkpoint", f"{resume}, which does not exist", "a checkpoint folder", remedy)
+    if resume is True:
+        output_dir = Path(given.get("output_dir") or "trainer_output")
+        if not any(output_dir.glob("checkpoint-*")):
+            remedy = "Leave resume_from_checkpoint out to start anew, or name the folder."
+            raise InputError("resume_from_checkpoint", f"true, with no checkpoint in {output_dir}", "one", remedy)
+
+
+# Put together --------------------------------------------------------------------------------------------------------
+
+
+def prepare(given: dict[str, Any]) -> Job:
+    """
+    Builds the dataclasses, resolves rewards, loads data, and checks that they fit. Loads no model.
+
+    Args:
+        given (`dict[str, Any]`): The values from recipe and flags, typed, after [`check_given`].
+
+    Returns:
+        [`Job`].
+
+    Raises:
+        [`InputError`]: For values that contradict each other, a reward or dataset that cannot be had, or a reward that
+            needs a column the dataset does not have.
+    """
+    given = dict(given)
+    job = Job(given, *(_build(name, given) for name in flags.DATACLASSES))
+    job.model.model_name_or_path = model_path(job.model.model_name_or_path)
+    _check_model_on_hub(job)
+    if job.script.reward_model_name_or_path:
+        job.reward_funcs.append(job.script.reward_model_name_or_path)
+    job.reward_funcs += [resolve_reward(spec) for spec in job.script.reward_funcs or []]
+    _load_datasets(job)
+    from trl_drgrpo.preflight import check_inputs
+
+    check_inputs(job.training, job.reward_funcs, job.train_dataset)
+    return job
+
+
+def _build(name: str, given: dict[str, Any]) -> Any:
+    known = flags.dataclass_flags(name)
+    # A copy, because the dataclasses change lists and mappings in place.
+    values = copy.deepcopy({key: value for key, value in given.items() if key in known})
+    try:
+        return flags.import_dataclass(name)(**values)
+    except InputError:
+        raise
+    except (ValueError, ImportError, NotImplementedError) as error:
+        remedy = f"{str(error).rstrip('.')}."
+        raise InputError("configuration", f"values that {name} refuses", "values that fit together", remedy) from error
+
+
+def _check_model_on_hub(job: Job) -> None:
+    """Fetches the configuration, a small file, of a model that is not local: TRL asks for it first, too."""
+    name = job.model.model_name_or_path
+    if Path(name).is_dir():
+        return
+    from huggingface_hub import constants
+    from transformers import AutoConfig
+
+    try:
+        trust = job.training.trust_remote_code
+        AutoConfig.from_pretrained(name, revision=job.model.model_revision, trust_remote_code=trust)
+    except (OSError, ValueError) as error:
+        where = (
+            "is in the local cache (offline mode, HF_HUB_OFFLINE=1)" if constants.HF_HUB_OFFLINE else "is on the Hub"
+        )
+        expected = f"a local folder, or the id of a model that {where}"
+        remedy = f"{type(error).__name__}: {str(error).strip().splitlines()[0].rstrip('.')}."
+        raise InputError("model_name_or_path", name, expected, remedy) from error
+
+
+def _load_datasets(job: Job) -> None:
+    evaluate = job.training.eval_strategy != "no"
+    train_split, test_split = job.script.dataset_train_split, job.script.dataset_test_split
+    if job.mixture.datasets:
+        if job.script.dataset_name:
+            console.log("Both `datasets` and `dataset_name` are given: the mixture is used, `dataset_name` ignored.")
+        source, splits = "the mixture", _load_mixture(job)
+    else:
+        source = job.script.dataset_name
+        # Without evaluation only one split is wanted; a generated task can spare itself the other one.
+        wanted = None if evaluate else train_split
+        splits: Any = data.load_data(
+            source, name=job.script.dataset_config, split=wanted, streaming=job.script.dataset_streaming
+        )
+        splits = splits if wanted is None else {train_split: splits}
+    renamings = job.script.rename_columns or []
+    job.train_dataset = data.rename_columns(data.take_split(splits, train_split, source), renamings)
+    data.check_prompts(job.train_dataset, source)
+    if evaluate:
+        job.eval_dataset = data.rename_columns(data.take_split(splits, test_split, source), renamings)
+        data.check_prompts(job.eval_dataset, f"{source}, split {test_split}")
+
+
+def _load_mixture(job: Job) -> Any:
+    from datasets.exceptions import DatasetsError
+    from trl import get_dataset  # pyright: ignore[reportPrivateImportUsage]
+
+    try:
+        return get_dataset(job.mixture)
+    except (OSError, ValueError, RuntimeError, DatasetsError) as error:
+        paths = ", ".join(entry.path for entry in job.mixture.datasets)
+        remedy = f"{type(error).__name__}: {str(error).rstrip('.')}."
+        raise InputError("datasets", f"a mixture of {paths} that does not load", "datasets that do", remedy) from error
+
+
+# Run -----------------------------------------------------------------------------------------------------------------
+
+
+def train(job: Job) -> dict[str, Any]:
+    """
+    Trains, saves, and pushes if asked to.
+
+    Args:
+        job ([`Job`]): What to run.
+
+    Returns:
+        `dict[str, Any]`: `output_dir`, `steps` (optimizer steps done, in total), and where logged `reward_first`,
+        `reward_last` (mean rewards over the first and the last logging interval), `eval_reward_first` and
+        `eval_reward_last` (at the first and the last evaluation).
+    """
+    import transformers
+    from packaging.version import Version
+    from trl import get_peft_config, get_quantization_config  # pyright: ignore[reportPrivateImportUsage]
+
+    from trl_drgrpo.trainer import DrGRPOTrainer
+
+    job.training.model_init_kwargs = {
+        "revision": job.model.model_revision,
+        "trust_remote_code": job.training.trust_remote_code,
+        "attn_implementation": job.model.attn_implementation,
+        "dtype": job.model.dtype,
+        **(job.training.model_init_kwargs or {}),
+    }
+    trainer = DrGRPOTrainer(
+        model=job.model.model_name_or_path,
+        reward_funcs=job.reward_funcs,
+        args=job.training,
+        train_dataset=job.train_dataset,
+        eval_dataset=job.eval_dataset,
+        quantization_config=get_quantization_config(job.model),
+        peft_config=get_peft_config(job.model),
+    )
+    trainer.train(resume_from_checkpoint=job.training.resume_from_checkpoint)
+    trainer.save_model(job.training.output_dir)
+    trainer.accelerator.print(f"Model saved to {job.training.output_dir}.")
+    if job.training.push_to_hub:
+        # Only a Hub id belongs into the model card's metadata.
+        name = job.script.dataset_name
+        trainer.push_to_hub(dataset_name=name if name and data.is_hub_id(name) else None)
+        trainer.accelerator.print(f"Model pushed to https://huggingface.co/{trainer.hub_model_id}.")
+    result = {"output_dir": job.training.output_dir, "steps": trainer.state.global_step}
+    for key in ("reward", "eval_reward"):
+        if logged := [entry[key] for entry in trainer.state.log_history if key in entry]:
+            result |= {f"{key}_first": round(logged[0], 4), f"{key}_last": round(logged[-1], 4)}
+    if Version(transformers.__version__) >= Version("5.18.0"):
+        trainer.end()  # finishes the trackers and destroys the process group
+    return result

@@ -1,0 +1,73 @@
+"""`trl-drgrpo {train, demo, check}`: imports the chosen subcommand only, and turns input errors into one line.
+
+Every subcommand is a module `trl_drgrpo/cli/<name>.py` with `add_arguments(parser)` and `run(args) -> int`. Top-level
+`--help` and `--version` import none of them.
+
+Exit codes: what the subcommand returns (0: done, 1: ran and found something wrong), 2: bad input, 130: Ctrl-C.
+"""
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from trl_drgrpo import __version__
+from trl_drgrpo.cli import console
+from trl_drgrpo.errors import InputError, UpstreamError
+
+SUBCOMMANDS = {
+    "train": "train a model with Dr. GRPO from a YAML recipe and flags",
+    "demo": "train the tiny model that comes with the package, offline and on CPU",
+    "check": "compare the installed TRL's loss and gradients with the specification",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """
+    Runs the command line.
+
+    Args:
+        argv (`Sequence[str]`, *optional*): Arguments without the program's name. Defaults to `sys.argv[1:]`.
+
+    Returns:
+        `int`: The exit code (see the module docstring). `--help` and `--version` exit by `SystemExit(0)`.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        args = _parse(arguments)
+        return args.run(args)
+    except (InputError, UpstreamError) as error:
+        console.report_error(error)
+        return console.EXIT_INPUT_ERROR
+    except KeyboardInterrupt:
+        console.log("interrupted")
+        return console.EXIT_INTERRUPTED
+    except BrokenPipeError:  # `trl-drgrpo train --help | head`: nobody reads on; keep the interpreter's exit quiet too
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _parse(arguments: list[str]) -> argparse.Namespace:
+    parser = console.Parser(
+        prog="trl-drgrpo",
+        description="Dr. GRPO for Hugging Face TRL. `trl-drgrpo <command> --help` describes a command.",
+    )
+    parser.add_argument("--version", action="version", version=f"trl-drgrpo {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="{" + ",".join(SUBCOMMANDS) + "}")
+    chosen = next((token for token in arguments if not token.startswith("-")), None)
+    subparsers = {
+        name: commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
+        for name, text in SUBCOMMANDS.items()
+    }
+    if chosen in SUBCOMMANDS:
+        module = importlib.import_module(f"trl_drgrpo.cli.{chosen}")
+        module.add_arguments(subparsers[chosen])
+        subparsers[chosen].set_defaults(run=module.run)
+    args, unknown = parser.parse_known_args(arguments)
+    console.refuse_unknown(unknown, subparsers[args.command])
+    return args
+
+
+if __name__ == "__main__":
+    sys.exit(main())

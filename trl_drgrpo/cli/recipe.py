@@ -1,0 +1,162 @@
+"""Reads a YAML recipe strictly: every key known, none twice, every value of its field's type.
+
+Why not `yaml.safe_load`: it lets the last of two equal keys win in silence, reads `1e-6` as text, and drops the line
+numbers. TRL's script mode also ignores unknown keys, so `scale_reward: false` trains with the standard deviation.
+"""
+
+import os
+import re
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from trl_drgrpo.cli import values
+from trl_drgrpo.cli.flags import Flag
+from trl_drgrpo.errors import InputError
+
+# Keys that recipes for earlier releases hold, and where they went.
+_GONE = {
+    "max_prompt_length": "TRL does not truncate prompts any more: leave long prompts out of the dataset.",
+    "torch_dtype": "It is called dtype now.",
+    "warmup_ratio": "Give warmup_steps a number below 1: it is a share of all steps then.",
+    "per_gpu_train_batch_size": "It is called per_device_train_batch_size now.",
+    "answer_column": "Write rename_columns: [<column>=answer].",
+    "prompt_column": "Write rename_columns: [<column>=prompt].",
+}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """
+    A recipe that was read.
+
+    Args:
+        values (`dict[str, Any]`): Field name to typed value, in the order of the file.
+        env (`dict[str, str]`): The `env:` mapping: environment variables to set before anything is imported.
+    """
+
+    values: dict[str, Any]
+    env: dict[str, str]
+
+
+class _Loader(yaml.SafeLoader):
+    """`SafeLoader` that refuses a key given twice and knows the floats of YAML 1.2 (`1e-6`)."""
+
+    def construct_mapping(self, node, deep=False):
+        _refuse_duplicates(node)
+        return super().construct_mapping(node, deep)
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
+)
+
+
+def read_recipe(path: str, known: dict[str, Flag]) -> Recipe:
+    """
+    Reads a recipe.
+
+    Args:
+        path (`str`): The YAML file.
+        known (`dict[str, Flag]`): The keys there are.
+
+    Returns:
+        [`Recipe`].
+
+    Raises:
+        [`InputError`]: If the file is missing, is no YAML or no mapping, holds an unknown key, a key twice, or a
+            value of the wrong type. Keys are checked before values.
+    """
+    text = _read(path)
+    try:
+        loader = _Loader(text)
+        node = loader.get_single_node()
+        if not isinstance(node, yaml.MappingNode):
+            raise _no_mapping(path, node)
+        _refuse_duplicates(node)
+        loader.flatten_mapping(node)
+        entries = [(str(loader.construct_object(key)), _line(key), value) for key, value in node.value]
+        for key, line, _ in entries:
+            if key not in known and key != "env":
+                raise unknown_key(key, known, f"in {path}, line {line}")
+        constructed = {key: loader.construct_object(value_node, deep=True) for key, _, value_node in entries}
+    except yaml.YAMLError as error:
+        raise _no_yaml(path, error) from error
+    env = constructed.pop("env", None) or {}
+    if not isinstance(env, dict) or any(isinstance(value, dict | list) for value in env.values()):
+        raise InputError(
+            "env", repr(env), "a mapping of variable names to values", "Write `env:` and `  NAME: value`."
+        )
+    typed = {
+        key: values.coerce(known[key], constructed[key], _text(value_node), f" in {path}, line {line}")
+        for key, line, value_node in entries
+        if key in constructed
+    }
+    return Recipe(values=typed, env={str(name): str(value) for name, value in env.items()})
+
+
+def unknown_key(key: str, known: dict[str, Flag], where: str) -> InputError:
+    """The error for a key that does not exist, with the nearest one that does."""
+    expected = f"one of the {len(known)} keys that `trl-drgrpo train --help` lists"
+    remedy = "Remove it."
+    if key in _GONE:
+        remedy = _GONE[key]
+    elif near := get_close_matches(key.lstrip("-").replace("-", "_"), known, n=1, cutoff=0.7):
+        remedy = f"Did you mean {near[0]}?"
+    return InputError(key, f"an unknown key {where}", expected, remedy)
+
+
+def _read(path: str) -> str:
+    file = Path(path).expanduser()
+    if not file.is_file():
+        got = f"{path}, a directory" if file.is_dir() else f"{path}, which does not exist"
+        remedy = f"Relative paths start at the current directory, {os.getcwd()}."
+        raise InputError("--config", got, "the path of a YAML recipe", remedy)
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(
+            "--config", f"{path}, which is not text ({error.reason})", "UTF-8 text", "Save it so."
+        ) from error
+
+
+def _refuse_duplicates(node: yaml.MappingNode) -> None:
+    seen: dict[str, int] = {}
+    for key, _ in node.value:
+        if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
+            if key.value in seen:
+                raise InputError(
+                    key.value,
+                    f"the same key twice, in lines {seen[key.value]} and {_line(key)} of the recipe",
+                    "every key once",
+                    "Remove one of them: YAML would silently take the last.",
+                )
+            seen[key.value] = _line(key)
+
+
+def _line(node: yaml.Node) -> int:
+    return node.start_mark.line + 1
+
+
+def _text(node: yaml.Node) -> str | None:
+    return node.value if isinstance(node, yaml.ScalarNode) else None
+
+
+def _no_mapping(path: str, node: yaml.Node | None) -> InputError:
+    kinds = {yaml.SequenceNode: "a list", yaml.ScalarNode: "a single value", type(None): "nothing"}
+    got = f"{kinds.get(type(node), 'something else')} in {path}"
+    return InputError("--config", got, "a YAML mapping of keys to values", "Write one `key: value` per line.")
+
+
+def _no_yaml(path: str, error: yaml.YAMLError) -> InputError:
+    line = ""
+    problem = str(error)
+    if isinstance(error, yaml.MarkedYAMLError):
+        mark = error.problem_mark or error.context_mark
+        line = f", line {mark.line + 1}" if mark else ""
+        problem = error.problem or problem
+    remedy = f"The YAML reader says: {problem}. Often a colon, a quote or an indentation."
+    return InputError("--config", f"{path}, which is not valid YAML{line}", "a YAML mapping", remedy)

@@ -1,0 +1,80 @@
+"""What `trl-drgrpo train --dry_run` prints: a recipe that does the same run, and what follows from it.
+
+The YAML holds the objective, whether or not it was given, and every given value that differs from its default. What is
+derived (batch geometry, rows of data, which function a reward is) stands in comments, so the output is a recipe
+itself.
+"""
+
+import dataclasses
+from typing import Any
+
+import yaml
+
+from trl_drgrpo.cli import flags
+from trl_drgrpo.cli.job import Job
+from trl_drgrpo.rewards.contract import reward_name
+
+OBJECTIVE = ("loss_type", "scale_rewards", "beta", "loss_normalizer", "advantage_baseline", "num_generations")
+_SECRET = ("hub_token",)
+
+
+def render(job: Job) -> str:
+    """
+    The resolved configuration of a run.
+
+    Args:
+        job ([`Job`]): What would run.
+
+    Returns:
+        `str`: YAML with comments, ending in a line break. Tokens are left out.
+    """
+    objective = {key: getattr(job.training, key) for key in OBJECTIVE}
+    if objective["loss_normalizer"] is None:
+        objective["loss_normalizer"] = job.training.max_completion_length
+    shown = {key: value for key, value in job.given.items() if key not in (*OBJECTIVE, *_SECRET)}
+    changed = {key: value for key, value in shown.items() if value != _default(key)}
+    facts = "".join(f"# {name}: {value}\n" for name, value in derived(job).items())
+    return f"# Objective\n{dump(objective)}# Given, and not the default\n{dump(changed)}# Derived\n{facts}"
+
+
+def derived(job: Job) -> dict[str, Any]:
+    """
+    What follows from a configuration: sizes of steps and data.
+
+    Args:
+        job ([`Job`]): What would run.
+
+    Returns:
+        `dict[str, Any]`: By name. Rows are completions; prompts are different prompts.
+    """
+    args = job.training
+    rows = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
+    facts: dict[str, Any] = {
+        "rows per optimizer step": f"{rows} ({args.per_device_train_batch_size} per device x "
+        f"{args.gradient_accumulation_steps} accumulated x {args.world_size} process{'es' * (args.world_size > 1)})",
+        "prompts per optimizer step": f"{rows / args.num_generations:g}",
+        "rows per generation batch": args.generation_batch_size,
+        "prompts per generation batch": args.generation_batch_size // args.num_generations,
+        "optimizer steps per generation batch": f"{args.generation_batch_size * args.num_iterations / rows:g}",
+        "device": f"{args.device.type}, {'bf16' if args.bf16 else 'fp16' if args.fp16 else 'full precision'}",
+        "model": job.model.model_name_or_path,
+    }
+    for name, dataset in (("train", job.train_dataset), ("evaluation", job.eval_dataset)):
+        if dataset is not None:
+            size = len(dataset) if hasattr(dataset, "__len__") else "a stream of"
+            facts[f"{name} data"] = f"{size} rows, columns {', '.join(dataset.column_names or ['unknown'])}"
+    for reward in job.reward_funcs:
+        name = reward if isinstance(reward, str) else reward_name(reward)
+        facts[f"reward {name}"] = "a model" if isinstance(reward, str) else getattr(reward, "__module__", "")
+    return facts
+
+
+def _default(key: str) -> Any:
+    name = flags.read_flags()[key].dataclass
+    entry = next(entry for entry in dataclasses.fields(flags.import_dataclass(name)) if entry.name == key)
+    return entry.default if entry.default_factory is dataclasses.MISSING else entry.default_factory()
+
+
+def dump(values: dict[str, Any]) -> str:
+    """YAML in the order given, ending in a line break; nothing for an empty mapping."""
+    return yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=1000) if values else ""

@@ -1,0 +1,45 @@
+"""The script arguments of `trl-drgrpo train`: those of `trl grpo`, and one more.
+
+Read statically by `flags.py` for `--help` and the strict check; imported only when a run is put together.
+"""
+
+from dataclasses import dataclass, field
+
+from trl.scripts.grpo import GRPOScriptArguments
+
+
+@dataclass
+class DrGRPOScriptArguments(GRPOScriptArguments):
+    """
+    Script arguments: TRL's [`GRPOScriptArguments`] with wider `dataset_name` and `reward_funcs`, and `rename_columns`.
+
+    Args:
+        dataset_name (`str`, *optional*):
+            What to train on, see [`trl_drgrpo.data.load_data`]: a Hub id, a local folder or file,
+            `reasoning_gym:<task>?size=..&seed=..` or `trl_drgrpo:list_sum`.
+        reward_funcs (`list[str]`, *optional*):
+            Reward functions, see [`trl_drgrpo.rewards.registry.resolve_reward`].
+        rename_columns (`list[str]`, *optional*):
+            Renamings `old=new` applied to every split, for example `question=prompt`.
+    """
+
+    dataset_name: str | None = field(
+        default=None,
+        metadata={
+            "help": "What to train on: a Hub id, a local folder or file (.json, .jsonl, .parquet, .csv), "
+            "`reasoning_gym:<task>?size=..&seed=..` or `trl_drgrpo:list_sum`. Ignored if `datasets` is given."
+        },
+    )
+    reward_funcs: list[str] | None = field(
+        default=None,
+        metadata={
+            "help": "Reward functions: `accuracy_reward`, `reasoning_accuracy_reward`, `think_format_reward`, "
+            "`get_soft_overlong_punishment` (used values are `max_completion_len=1280`, `soft_punish_cache=256`), "
+            "`reasoning_gym`, `list_sum_reward`, a dotted path `package.module.function`, or "
+            "`path/to/file.py:function`."
+        },
+    )
+    rename_columns: list[str] | None = field(
+        default=None,
+        metadata={"help": "Columns to rename before training, each `old=new`, for example `question=prompt`."},
+    )

@@ -1,0 +1,130 @@
+"""`trl-drgrpo train --config recipe.yaml [--flag value ...]`: TRL's `trl grpo`, strict, with Dr. GRPO's trainer.
+
+Deltas from `trl grpo`: an unknown key is an error that names the nearest one; so is a value of the wrong type;
+`--help` and these errors come before TRL is imported; `--dry_run` puts everything together but the model; training
+output goes to stderr and a short YAML result to stdout. Flags win over the recipe. Launch it on several devices with
+`accelerate launch -m trl_drgrpo.cli.main train ...` or `torchrun -m trl_drgrpo.cli.main train ...`.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import os
+import sys
+from typing import Any
+
+from trl_drgrpo.cli import console, recipe, values
+from trl_drgrpo.cli.flags import Flag, read_flags
+
+_GROUPS = {
+    "data and rewards": ("DrGRPOScriptArguments", "GRPOScriptArguments", "ScriptArguments"),
+    "Dr. GRPO": ("DrGRPOConfig",),
+    "model, adapter, quantisation": ("ModelConfig",),
+    "GRPO (TRL)": ("GRPOConfig",),
+    "dataset mixture": ("DatasetMixtureConfig",),
+    "training (transformers)": ("_BaseConfig", "TrainingArguments"),
+}
+_EPILOG = """Recipe keys are the flags without dashes; `env:` maps environment variables to set. Example:
+
+  trl-drgrpo train --model_name_or_path trl_drgrpo:demo --dataset_name trl_drgrpo:list_sum
+      --reward_funcs list_sum_reward --max_completion_length 96 --max_steps 20 --output_dir out
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds every key of the four dataclasses as a flag, spelt with underscores or dashes, without importing TRL."""
+    parser.usage = f"{parser.prog} --config recipe.yaml [--flag value ...]"
+    parser.epilog = _EPILOG
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--config", metavar="YAML", help="The recipe. Flags win over it.")
+    parser.add_argument(
+        "--dry_run",
+        "--dry-run",
+        action="store_true",
+        help="Check everything but the model, print the resolved configuration, and stop.",
+    )
+    flags = read_flags().values()
+    owners = {owner for group in _GROUPS.values() for owner in group}
+    for title, group_owners in _GROUPS.items():
+        group = parser.add_argument_group(title)
+        for flag in flags:
+            # A class that a newer TRL puts in between shows up in the last group.
+            if flag.owner in group_owners or (flag.owner not in owners and title.startswith("training")):
+                _add_flag(group, flag)
+
+
+def _add_flag(group: argparse._ArgumentGroup, flag: Flag) -> None:
+    nargs = "+" if values.takes_list(flag) else "?" if values.is_boolean(flag) else None
+    options: dict[str, Any] = {"dest": flag.name, "default": argparse.SUPPRESS, "nargs": nargs}
+    if nargs == "?":
+        options["const"] = "true"
+    group.add_argument(f"--{flag.name}", metavar=_metavar(flag), help=_help(flag), **options)
+    if "_" in flag.name:
+        group.add_argument(f"--{flag.name.replace('_', '-')}", help=argparse.SUPPRESS, **options)
+    if flag.default is True and nargs == "?":  # as TRL's parser: the way to switch a default off
+        off: dict[str, Any] = {"dest": flag.name, "default": argparse.SUPPRESS, "const": "false"}
+        spellings = [f"--no_{flag.name}", f"--no-{flag.name.replace('_', '-')}"]
+        group.add_argument(*spellings, action="store_const", help=argparse.SUPPRESS, **off)
+
+
+def _metavar(flag: Flag) -> str:
+    return flag.annotation.replace("None | ", "").split(" | ")[0].split("[")[0].upper()
+
+
+def _help(flag: Flag) -> str:
+    default = "" if flag.default is dataclasses.MISSING else f" (default: {flag.default})"
+    choices = f" One of {', '.join(map(str, flag.choices))}." if flag.choices else ""
+    return f"{flag.help}{choices}{default}".replace("%", "%%")
+
+
+def run(args: argparse.Namespace) -> int:
+    """
+    Runs the command.
+
+    Args:
+        args (`argparse.Namespace`): Parsed by a parser that `add_arguments` filled.
+
+    Returns:
+        `int`: 0.
+
+    Raises:
+        [`~trl_drgrpo.errors.InputError`]: If an input does not fit.
+    """
+    given = read_given(args)
+    from trl_drgrpo.cli import job as jobs
+
+    jobs.check_given(given)
+    # TRL and transformers print progress and tables on stdout, which is for results here.
+    with contextlib.redirect_stdout(sys.stderr):
+        job = jobs.prepare(given)
+        result = None if args.dry_run else jobs.train(job)
+    if console.is_main_process():
+        from trl_drgrpo.cli import resolved
+
+        print(resolved.render(job) if result is None else resolved.dump(result), end="", flush=True)
+    return 0
+
+
+def read_given(args: argparse.Namespace) -> dict[str, Any]:
+    """
+    The values given by recipe and flags, typed; flags win. Sets the recipe's `env:` variables.
+
+    Args:
+        args (`argparse.Namespace`): Parsed by a parser that `add_arguments` filled.
+
+    Returns:
+        `dict[str, Any]`: Field name to value.
+
+    Raises:
+        [`~trl_drgrpo.errors.InputError`]: If the recipe cannot be read, or a value is of the wrong type.
+    """
+    known = read_flags()
+    given: dict[str, Any] = {}
+    if args.config is not None:
+        read = recipe.read_recipe(args.config, known)
+        os.environ.update(read.env)
+        given.update(read.values)
+    for name, value in vars(args).items():
+        if name in known:
+            given[name] = values.coerce(known[name], value)
+    return given
