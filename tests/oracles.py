@@ -63,3 +63,51 @@ def dr_grpo(logps, old_logps, advantages, mask, normalizer, epsilon_low, epsilon
                 slope = token_loss_slope(*arguments)
             gradient[i].append(slope / (len(logps) * normalizer))
     return total / (len(logps) * normalizer), gradient
+
+
+def step_token_advantages(step_rewards, step_ends, mask, num_generations, credit, baseline):
+    """By the definition, token by token: sums and minima over the steps that end at or after the token."""
+    result = []
+    for i, row in enumerate(step_rewards):
+        first = i - i % num_generations
+        group = step_rewards[first : first + num_generations]
+        everything = [s for other in group for s in other if scorable(s)]
+        silent = baseline != "none" and (not everything or min(everything) == max(everything))
+        result.append([])
+        for t, is_trained in enumerate(mask[i]):
+            value = 0.0
+            ahead = [k for k in range(len(row)) if step_ends[i][k] >= t]
+            if is_trained and ahead and not silent:
+                known = [k for k in ahead if scorable(row[k])]
+                if credit == "min_to_go":
+                    lowest = [min(s for s in other if scorable(s)) for other in group if any(map(scorable, other))]
+                    if baseline == "leave_one_out":
+                        mine = [s for s in row if scorable(s)]
+                        lowest = list(lowest)
+                        if mine:
+                            lowest.remove(min(mine))
+                    b = 0.0 if baseline == "none" else (sum(lowest) / len(lowest) if lowest else None)
+                    if known and b is not None:
+                        value = min(row[k] for k in known) - b
+                else:
+                    counted = known if credit == "return_to_go" else [k for k in known if k == ahead[0]]
+                    for k in counted:
+                        b = step_baseline(group, i - first, k, baseline)
+                        value += 0.0 if b is None else row[k] - b
+            result[-1].append(value)
+    return result
+
+
+def step_baseline(group, i, k, baseline):
+    """`b`, or `None` where there is nothing to take a mean of."""
+    if baseline == "none":
+        return 0.0
+    if baseline == "per_completion":
+        rows = [[s for s in row if scorable(s)] for row in group]
+        values = [sum(row) / len(row) for row in rows if row]
+    elif baseline == "same_index":
+        values = [row[k] for row in group if len(row) > k and scorable(row[k])]
+    else:
+        kept = [row for j, row in enumerate(group) if not (baseline == "leave_one_out" and j == i)]
+        values = [s for row in kept for s in row if scorable(s)]
+    return sum(values) / len(values) if values else None

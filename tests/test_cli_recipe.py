@@ -2,11 +2,12 @@
 
 import pytest
 
+from trl_drgrpo.cli import console
 from trl_drgrpo.cli.flags import read_flags
 from trl_drgrpo.cli.main import main
 from trl_drgrpo.cli.recipe import read_recipe
 from trl_drgrpo.cli.values import coerce
-from trl_drgrpo.errors import InputError
+from trl_drgrpo.errors import InputError, RewardError
 
 
 @pytest.fixture
@@ -180,6 +181,9 @@ def test_only_the_first_process_reports(capsys, monkeypatch):
     monkeypatch.setenv("LOCAL_RANK", "1")
     assert main(["train", "--scale_reward", "none"]) == 2
     assert capsys.readouterr().err == ""
+    # A reward may fail on one process only: then that one says so.
+    console.report_error(RewardError("reward r", "a text", "a number", "Return numbers."))
+    assert capsys.readouterr().err.startswith("error: reward r")
 
 
 def test_version(capsys):

@@ -217,7 +217,7 @@ def _specification(
 
 
 def _scored_row(row: Row, rollouts: Rollouts, tokenizer: Any, settings: dict[str, Any]) -> tuple[Row, float]:
-    """A row with its advantage. One that was masked as truncated arrives without tokens: one of its group stands in."""
+    """A row with its advantage. One masked as truncated arrives without tokens: one of its group stands in for it."""
     # float32, as TRL stores rewards: the difference to float64 is not this check's subject
     rewards = torch.tensor([torch.nan if r is None else r for r in rollouts.rewards], dtype=torch.float32)
     baseline = settings.get("advantage_baseline", "group_mean")

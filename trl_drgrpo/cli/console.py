@@ -1,7 +1,7 @@
 """How the command line talks: results on stdout, everything else on stderr, one line per input error.
 
 In a distributed run the processes share one terminal, so only the main process prints results, and only the first
-process of each machine prints errors.
+process of each machine prints errors in the input.
 """
 
 import argparse
@@ -11,7 +11,7 @@ import traceback
 from difflib import get_close_matches
 from typing import NoReturn
 
-from trl_drgrpo.errors import InputError
+from trl_drgrpo.errors import InputError, RewardError
 
 EXIT_INPUT_ERROR = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
@@ -64,14 +64,19 @@ def is_main_process() -> bool:
 
 def report_error(error: BaseException) -> None:
     """Prints an input error as one line on stderr, and the traceback above it when debugging."""
-    if os.environ.get("LOCAL_RANK", "0") != "0":
+    # Every process finds the same wrong input, but a reward function may fail on one process only.
+    if not _first_of_machine() and not isinstance(error, RewardError):
         return
     if debugging():
         traceback.print_exception(error)
-    log(f"error: {' '.join(str(error).split())}")
+    print(f"error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
 
 
 def log(message: str) -> None:
     """Prints one line for a human on stderr, from the main process of each machine."""
-    if os.environ.get("LOCAL_RANK", "0") == "0":
+    if _first_of_machine():
         print(message, file=sys.stderr, flush=True)
+
+
+def _first_of_machine() -> bool:
+    return os.environ.get("LOCAL_RANK", "0") == "0"

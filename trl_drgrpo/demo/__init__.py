@@ -1,0 +1,4 @@
+"""The embedded demo: a machine-checkable task, a tiny model that half masters it, and a run that teaches it the rest.
+
+Reading order: `task.py` -> `tokenizer.py` -> `build.py` -> `evaluate.py` -> `run.py`. `trl-drgrpo demo` runs it.
+"""
