@@ -8,6 +8,7 @@ os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 import pytest
 import torch
 from datasets import Dataset
+from runs import length_reward
 
 from trl_drgrpo.check.tiny import tiny_model, tiny_tokenizer
 
@@ -59,11 +60,6 @@ def settings(tmp_path):
         "logging_steps": 1,
         "disable_tqdm": True,
     }
-
-
-def length_reward(completion_ids, **kwargs):
-    """A reward that varies within every group."""
-    return [float(sum(ids) % 3) for ids in completion_ids]
 
 
 @pytest.fixture(scope="session")

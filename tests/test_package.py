@@ -49,7 +49,7 @@ def test_the_pure_files_know_nothing_of_trl(module):
 def test_every_module_says_what_it_is_for():
     for info in pkgutil.walk_packages(trl_drgrpo.__path__, "trl_drgrpo."):
         source = Path(importlib.util.find_spec(info.name).origin).read_text()
-        assert not source.strip() or source.lstrip().startswith('"""'), info.name
+        assert not source.strip() or source.lstrip().startswith(('"""', 'r"""')), info.name
 
 
 def test_the_doctests_are_found():

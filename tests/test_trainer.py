@@ -6,6 +6,7 @@ import pytest
 import torch
 from datasets import Dataset
 from peft import LoraConfig, PeftModel
+from runs import assert_same_weights, train, weights
 from transformers import AutoModelForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
@@ -13,30 +14,6 @@ from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
 from trl_drgrpo.check.tiny import tiny_model
 from trl_drgrpo.errors import InputError, RewardError
 from trl_drgrpo.runstate import STATE_FILE
-
-
-def train(trainer_class, config_class, settings, prompts, tokenizer, reward, model=None, **trainer_arguments):
-    trainer = trainer_class(
-        model=model or tiny_model(tokenizer),
-        reward_funcs=reward,
-        args=config_class(**settings),
-        train_dataset=prompts,
-        processing_class=tokenizer,
-        **trainer_arguments,
-    )
-    trainer.train()
-    return trainer
-
-
-def weights(trainer):
-    return {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
-
-
-def assert_same_weights(first, second):
-    assert first.keys() == second.keys()
-    different = [name for name in first if not torch.equal(first[name], second[name])]
-    assert different == []
-
 
 STOCK = {"loss_type": "dr_grpo", "scale_rewards": "none", "use_cpu": True, "bf16": False}
 

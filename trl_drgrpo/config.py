@@ -15,11 +15,13 @@ import copy
 import dataclasses
 import logging
 import os
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field
 from typing import Any
 
 from trl_drgrpo.advantages import ADVANTAGE_BASELINES
 from trl_drgrpo.errors import InputError
+from trl_drgrpo.step_credit import STEP_BASELINES, STEP_CREDITS, check_choices
+from trl_drgrpo.steps import step_segmenter
 from trl_drgrpo.versions import require_supported_trl
 
 require_supported_trl()
@@ -63,6 +65,25 @@ class DrGRPOConfig(GRPOConfig):
             completion, does to the run. `"raise"`: the run saves a checkpoint and stops with one clear error.
             `"unscorable"`: the call's completions count as unscorable (advantage 0), the first traceback is logged,
             and `rewards/<name>/failed_frac` counts. NaN and `None` always mean unscorable.
+
+        > Process rewards, in effect when the trainer has `step_reward_funcs`
+
+        step_separator (`list[str]`, *optional*, defaults to `["\n\n"]`):
+            What ends a step: one or several separators, or a single `re:<pattern>`, `tokens:<n>` or `turn`; see
+            [`~trl_drgrpo.steps.step_segmenter`].
+        step_credit (`str`, *optional*, defaults to `"return_to_go"`):
+            Which steps a token answers for: `"return_to_go"` (the paper; pays for every further good step),
+            `"immediate"` or `"min_to_go"` (bounded); see [`step_advantages`].
+        step_baseline (`str`, *optional*, defaults to `"pooled"`):
+            What a step reward is compared with: `"pooled"` (the paper; weighs rows by their number of steps),
+            `"per_completion"`, `"leave_one_out"`, `"same_index"` or `"none"`.
+        outcome_weight, process_weight (`float`, *optional*, default to `1.0`):
+            `A_it = outcome_weight * A_i + process_weight * A_it(process)`.
+        step_reward_weights (`list[float]`, *optional*):
+            One weight per step reward function; all 1 by default.
+        deepseekmath_step_std (`bool`, *optional*, defaults to `False`):
+            Divide step advantages by the group's standard deviation, as arXiv 2402.03300 does. It brings the
+            difficulty bias back.
 
     Defaults that differ from [`trl.GRPOConfig`]:
         - `loss_type`: `"dr_grpo"` instead of `"dapo"`.
@@ -122,9 +143,43 @@ class DrGRPOConfig(GRPOConfig):
         },
     )
 
+    step_separator: list[str] = field(
+        default_factory=lambda: ["\n\n"],
+        metadata={
+            "help": "What ends a step: one or several separators, or a single 're:<pattern>', 'tokens:<n>' or 'turn'."
+        },
+    )
+    step_credit: str = field(
+        default="return_to_go",
+        metadata={
+            "help": "Which steps a token answers for: 'return_to_go', 'immediate' or 'min_to_go'.",
+            "choices": list(STEP_CREDITS),
+        },
+    )
+    step_baseline: str = field(
+        default="pooled",
+        metadata={"help": "What a step reward is compared with in its group.", "choices": list(STEP_BASELINES)},
+    )
+    outcome_weight: float = field(
+        default=1.0, metadata={"help": "Weight of the outcome advantage when there are step rewards."}
+    )
+    process_weight: float = field(
+        default=1.0, metadata={"help": "Weight of the process advantage when there are step rewards."}
+    )
+    step_reward_weights: list[float] | None = field(
+        default=None, metadata={"help": "One weight per step reward function. Defaults to 1 for each."}
+    )
+    deepseekmath_step_std: bool = field(
+        default=False,
+        metadata={
+            "help": "Divide step advantages by the group's std, as the DeepSeekMath paper does (difficulty bias)."
+        },
+    )
+
     def __post_init__(self):
         self._refuse_other_objectives()
         self._refuse_contradictions()
+        self._refuse_contradictory_credit()
         self._refuse_partial_groups()
         self._fall_back_to_cpu()
         super().__post_init__()
@@ -147,7 +202,9 @@ class DrGRPOConfig(GRPOConfig):
         converted.__dict__.update(copy.copy(config.__dict__))
         trl_default = {f.name: f.default for f in dataclasses.fields(GRPOConfig)}
         for own in dataclasses.fields(cls):
-            if own.name not in trl_default or (
+            if own.name not in trl_default:
+                setattr(converted, own.name, own.default if own.default_factory is MISSING else own.default_factory())
+            elif (
                 own.name in ("loss_type", "scale_rewards", "use_bias_correction_kl")
                 and getattr(config, own.name) == trl_default[own.name]
             ):
@@ -195,7 +252,12 @@ class DrGRPOConfig(GRPOConfig):
 
     def _refuse_contradictions(self) -> None:
         """Our own fields, and values that do not fit each other."""
-        choices = {"advantage_baseline": ADVANTAGE_BASELINES, "on_reward_error": REWARD_ERROR_POLICIES}
+        choices = {
+            "advantage_baseline": ADVANTAGE_BASELINES,
+            "on_reward_error": REWARD_ERROR_POLICIES,
+            "step_credit": STEP_CREDITS,
+            "step_baseline": STEP_BASELINES,
+        }
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 raise InputError(name, repr(getattr(self, name)), f"one of {', '.join(allowed)}", "Pick one of them.")
@@ -227,6 +289,18 @@ class DrGRPOConfig(GRPOConfig):
                 "0, or a positive number of steps with beta > 0",
                 "There is nothing to warm up without a KL term: set beta, or leave beta_warmup_steps out.",
             )
+
+    def _refuse_contradictory_credit(self) -> None:
+        """Process rewards: the choices must fit each other, and the separator must be one."""
+        if isinstance(self.step_separator, str):
+            self.step_separator = [self.step_separator]
+        step_segmenter(self.step_spec)
+        check_choices(self.step_credit, self.step_baseline, self.deepseekmath_step_std, prefix="step_")
+
+    @property
+    def step_spec(self) -> Any:
+        """`step_separator` as [`~trl_drgrpo.steps.step_segmenter`] takes it: a list of one is that one."""
+        return self.step_separator[0] if len(self.step_separator) == 1 else self.step_separator
 
     def _refuse_partial_groups(self) -> None:
         """A generation batch that would cut a prompt's group in two."""

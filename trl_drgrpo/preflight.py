@@ -16,6 +16,7 @@ def check_inputs(
     reward_funcs: list[Any],
     train_dataset: Any,
     *,
+    step_reward_funcs: list[Any] | None = None,
     tools: Any = None,
     rollout_func: Any = None,
     environment_factory: Any = None,
@@ -26,6 +27,7 @@ def check_inputs(
         args ([`DrGRPOConfig`]): The configuration.
         reward_funcs (`list`): Reward functions, models or model ids.
         train_dataset ([`~datasets.Dataset`] or [`~datasets.IterableDataset`]): The prompts.
+        step_reward_funcs (`list`, *optional*): Step reward functions.
         tools (`list`, *optional*): Tools of the agent.
         rollout_func (`Callable`, *optional*): Custom generation, which may add fields that rewards ask for.
         environment_factory (`Callable` or `dict`, *optional*): Environments that may own data and reward.
@@ -34,8 +36,8 @@ def check_inputs(
         `InputError`: No reward, weights that do not fit, a data set without `prompt` or too small for one generation
             batch, a reward function that asks for a column the data does not have.
     """
-    if not reward_funcs and environment_factory is None:
-        remedy = "Pass reward_funcs, or an environment_factory whose environment has get_reward."
+    if not reward_funcs and not step_reward_funcs and environment_factory is None:
+        remedy = "Pass reward_funcs, step_reward_funcs, or an environment_factory whose environment has get_reward."
         raise InputError("reward_funcs", "none", "at least one reward function", remedy)
     for index, reward_func in enumerate(reward_funcs):
         if not isinstance(reward_func, (str, nn.Module)) and not callable(reward_func):
@@ -58,6 +60,8 @@ def check_inputs(
     for reward_func in reward_funcs:
         if callable(reward_func) and not isinstance(reward_func, nn.Module):
             check_columns(reward_func, [*train_dataset.column_names, *environments], reward_name(reward_func))
+    for func in filter(callable, step_reward_funcs or []):
+        check_columns(func, [*train_dataset.column_names, "steps", "step_ends"], reward_name(func))
 
 
 def _check_dataset(args: DrGRPOConfig, dataset: Any) -> None:

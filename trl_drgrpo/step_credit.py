@@ -125,7 +125,7 @@ def step_advantages(
 
     ```
     """
-    _check_choices(credit, baseline, deepseekmath_std)
+    check_choices(credit, baseline, deepseekmath_std)
     if num_generations < 1 or len(step_rewards) % num_generations != 0:
         raise InputError(
             "num_generations",
@@ -258,14 +258,23 @@ def _number(reward: float | None, row: int, step: int) -> float:
     return float(reward)
 
 
-def _check_choices(credit: str, baseline: str, deepseekmath_std: bool) -> None:
+def check_choices(credit: str, baseline: str, deepseekmath_std: bool, prefix: str = "") -> None:
+    """Refuse an unknown or contradictory choice.
+
+    Args:
+        credit, baseline (`str`), deepseekmath_std (`bool`): As in [`step_advantages`].
+        prefix (`str`, *optional*): Put before field names in messages: `"step_"` for the configuration's.
+
+    Raises:
+        `InputError`: Names the field.
+    """
     for name, value, allowed in (("credit", credit, STEP_CREDITS), ("baseline", baseline, STEP_BASELINES)):
         if value not in allowed:
-            raise InputError(name, repr(value), f"one of {', '.join(allowed)}", "See `step_advantages`.")
+            raise InputError(f"{prefix}{name}", repr(value), f"one of {', '.join(allowed)}", "Pick one of them.")
     if credit == "min_to_go" and baseline == "same_index":
         remedy = "A minimum over later steps has no index to compare at: take 'pooled' or 'leave_one_out'."
-        raise InputError("baseline", "'same_index' with credit='min_to_go'", "another baseline", remedy)
+        raise InputError(f"{prefix}baseline", "'same_index' with credit 'min_to_go'", "another baseline", remedy)
     if deepseekmath_std and (credit == "min_to_go" or baseline != "pooled"):
-        remedy = "The paper divides return-to-go over the pooled mean: use those, or leave deepseekmath_std out."
-        got = f"True with credit={credit!r}, baseline={baseline!r}"
-        raise InputError("deepseekmath_std", got, "baseline='pooled' and not 'min_to_go'", remedy)
+        remedy = "The paper divides over the pooled mean: use that, or leave the division out."
+        got = f"True with credit {credit!r} and baseline {baseline!r}"
+        raise InputError(f"deepseekmath_{prefix}std", got, "baseline 'pooled' and not 'min_to_go'", remedy)

@@ -5,10 +5,9 @@ the divisor -> optimizer step. The mathematics is in `advantages.py` and `loss.p
 `upstream.py`.
 """
 
-import logging
 import textwrap
-from collections.abc import Callable
-from pathlib import Path
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
@@ -23,16 +22,18 @@ from trl import GRPOConfig
 
 from trl_drgrpo.advantages import AdvantageBaseline, RunningRewardScale, combine_rewards, group_advantages
 from trl_drgrpo.config import DrGRPOConfig
-from trl_drgrpo.errors import InputError, RewardError
+from trl_drgrpo.diagnostics.steps import ProcessRewardWatch, step_statistics
+from trl_drgrpo.errors import InputError
 from trl_drgrpo.preflight import check_inputs
+from trl_drgrpo.process_supervision import StepRewardFunc, StepScorer, StepScores
+from trl_drgrpo.resume import ResumableTrainer, WindowStart
 from trl_drgrpo.rewards.contract import checked_reward
-from trl_drgrpo.runstate import RunState, load_rollouts, save_rollouts
-from trl_drgrpo.upstream import GRPOSeams, require_seams
+from trl_drgrpo.step_credit import StepBaseline, StepCredit, spread_over_tokens, step_advantages
+from trl_drgrpo.steps import StepSegmenter, step_segmenter
+from trl_drgrpo.upstream import ScoredBatch, require_seams
 
-logger = logging.getLogger(__name__)
 
-
-class DrGRPOTrainer(GRPOSeams):
+class DrGRPOTrainer(ResumableTrainer):
     """
     Trainer for Dr. GRPO ([Understanding R1-Zero-Like Training](https://huggingface.co/papers/2503.20783)).
 
@@ -49,6 +50,13 @@ class DrGRPOTrainer(GRPOSeams):
         optimizers, quantization_config, peft_config, tools, rollout_func, environment_factory:
             As in [`trl.GRPOTrainer`]. `args` is a [`DrGRPOConfig`]; a plain [`trl.GRPOConfig`] is converted with
             [`DrGRPOConfig.from_grpo_config`].
+        step_reward_funcs (`Callable` or list of them, *optional*, keyword only):
+            Process rewards. Each is called as `f(prompts=, completions=, steps=, completion_ids=, step_ends=,
+            trainer_state=, log_metric=, log_extra=, <dataset columns>)`, synchronous or asynchronous, and returns one
+            list of floats (or `None` entries) per completion, one per step. They work beside `reward_funcs` or alone;
+            `args` says how they become advantages (`step_credit`, `step_baseline`, the weights).
+        step_segmenter ([`~trl_drgrpo.steps.StepSegmenter`], *optional*, keyword only):
+            Cuts completions into steps; built from `args.step_separator` by default.
         parent_kwargs:
             Arguments that a newer TRL may add to `GRPOTrainer`, passed on as they are.
 
@@ -110,21 +118,27 @@ class DrGRPOTrainer(GRPOSeams):
         tools: list[Callable] | None = None,
         rollout_func: Callable | None = None,
         environment_factory: Any = None,
+        *,
+        step_reward_funcs: StepRewardFunc | Sequence[StepRewardFunc] | None = None,
+        step_segmenter: StepSegmenter | None = None,
         **parent_kwargs: Any,
     ):
         require_seams()
         args = _dr_grpo_config(args, model)
-        reward_funcs = _as_list(reward_funcs)
+        reward_funcs, step_reward_funcs = _as_list(reward_funcs), _as_list(step_reward_funcs)
         check_inputs(
             args,
             reward_funcs,
             train_dataset,
+            step_reward_funcs=step_reward_funcs,
             tools=tools,
             rollout_func=rollout_func,
             environment_factory=environment_factory,
         )
-        self._rewards_per_func = torch.empty(0)  # (B, F) of the newest generation batch, all ranks
-        self._window_start = 0  # micro-batches processed when the current optimizer step began
+        self.step_scorer = _step_scorer(args, step_reward_funcs, step_segmenter)
+        if self.step_scorer and not reward_funcs and environment_factory is None:
+            reward_funcs = [process_only]
+        self._batch: Any = None  # the newest ScoredBatch
         self.reward_scale = RunningRewardScale()
         self.loss_normalizer = int(
             args.loss_normalizer or args.max_completion_length or 0
@@ -149,29 +163,82 @@ class DrGRPOTrainer(GRPOSeams):
             environment_factory=environment_factory,
             **parent_kwargs,
         )
-        self.add_callback(_WindowStart(self))
+        self.add_callback(WindowStart(self))
+        if self.step_scorer:
+            self.add_callback(ProcessRewardWatch())
         if args.max_completion_length is None and not self.use_vllm:
-            self._generate_to_the_end_of_the_context()
+            self._fill_the_context()
 
     # Advantages
 
-    def on_rewards(self, rewards_per_func: torch.Tensor) -> None:
-        self._rewards_per_func = rewards_per_func
+    def on_rewards(self, batch: ScoredBatch) -> None:
+        self._batch = batch
 
     def on_rollouts(self, rollouts: dict[str, Any]) -> dict[str, Any]:
         """Replace the advantages of a scored generation batch by those of Dr. GRPO."""
-        rewards = combine_rewards(self._rewards_per_func, self.reward_weights)  # (B,) over all ranks
+        rewards = combine_rewards(self._batch.rewards_per_func, self.reward_weights)  # (B,) over all ranks
         num_generations: Any = self.num_generations if self.model.training else self.num_generations_eval
         advantages = group_advantages(rewards, num_generations, cast(AdvantageBaseline, self.args.advantage_baseline))
         if self.args.scale_by_running_std:
             if self.model.training:
                 self.reward_scale.update(rewards)
             advantages = advantages / self.reward_scale.std
-        rows = rollouts["advantages"].size(0)
-        first = self.accelerator.process_index * rows
-        rollouts["advantages"] = advantages[first : first + rows]
-        self.replace_logged_advantages(advantages.tolist())
+        rollouts["advantages"] = advantages[self._own_rows()]
+        if self.step_scorer:
+            rollouts["advantages"] = self._with_step_rewards(rollouts, rewards, num_generations)  # (B, T)
+        self.replace_logged_advantages(_row_means(rollouts))
         return rollouts
+
+    def _own_rows(self) -> slice:
+        """This rank's rows among those of all ranks."""
+        rows = len(self._batch.prompts)
+        return slice(self.accelerator.process_index * rows, (self.accelerator.process_index + 1) * rows)
+
+    def _with_step_rewards(
+        self, rollouts: dict[str, Any], rewards: torch.Tensor, num_generations: int
+    ) -> torch.Tensor:
+        """`A_it = outcome_weight * A_i + process_weight * A_it(process)`, 0 on padding and masked tokens."""
+        mask = rollouts["completion_mask"] * rollouts.get("tool_mask", 1)  # (B, T), this rank's rows
+        scores = self._score_steps(rollouts)
+        step_rewards = self.gathered(scores.rewards)  # all ranks: a group may straddle them
+        credits = step_advantages(
+            step_rewards,
+            num_generations,
+            cast(StepCredit, self.args.step_credit),
+            cast(StepBaseline, self.args.step_baseline),
+            deepseekmath_std=self.args.deepseekmath_step_std,
+        )
+        process = spread_over_tokens(credits[self._own_rows()], [steps.ends for steps in scores.steps], mask)
+        self.log_batch({name: [value] for name, value in step_statistics(step_rewards, rewards.tolist()).items()}, {})
+        outcome = rollouts["advantages"].unsqueeze(1)
+        advantages = self.args.outcome_weight * outcome + self.args.process_weight * process
+        return advantages.masked_fill(~mask.bool(), 0.0)
+
+    def _score_steps(self, rollouts: dict[str, Any]) -> StepScores:
+        """Call the step reward functions on this rank's rows, and log what they report."""
+        scorer, batch = cast(StepScorer, self.step_scorer), self._batch
+        tool_masks: list[Any] = [None] * len(batch.prompts)
+        if "tool_mask" in rollouts:
+            masks = rollouts["tool_mask"].tolist()
+            tool_masks = [mask[: len(ids)] for mask, ids in zip(masks, batch.completion_ids, strict=True)]
+        metrics: dict[str, list[float]] = defaultdict(list)
+        columns: dict[str, list[Any]] = defaultdict(list)
+        keys = [key for key in batch.inputs[0] if key not in ("prompt", "completion", "completion_ids")]
+        scores = scorer.score(
+            [list(ids) for ids in batch.completion_ids],
+            tool_masks,
+            self.processing_class,
+            lambda name, value: metrics[name].append(value),
+            log_extra=lambda column, values: columns[column].extend(values),
+            prompts=batch.prompts,
+            completions=batch.completions,
+            trainer_state=self.state,
+            **{key: [example[key] for example in batch.inputs] for key in keys},
+        )
+        columns["steps"] = [list(steps.texts) for steps in scores.steps]
+        columns["step_rewards"] = scores.rewards
+        self.log_batch(metrics, columns)
+        return scores
 
     # Loss
 
@@ -191,73 +258,14 @@ class DrGRPOTrainer(GRPOSeams):
             logs["drgrpo/reward_scale"] = self.reward_scale.std
         super().log(logs, start_time)
 
-    # Resume
-
-    def train(self, *args: Any, **kwargs: Any) -> Any:
-        """As [`trl.GRPOTrainer.train`]; when a reward function fails, a checkpoint is saved before the error."""
-        try:
-            return super().train(*args, **kwargs)
-        except RewardError:
-            self._save_what_was_computed()
-            raise
-
-    def on_checkpoint_saved(self, checkpoint: Path) -> None:
-        if self.pending_rollouts is not None:
-            save_rollouts(checkpoint, self.accelerator.process_index, self.pending_rollouts)
-        if self.args.should_save:
-            RunState(self.loss_normalizer, self.micro_step, self.reward_scale.state_dict()).save(checkpoint)
-
-    def on_checkpoint_loaded(self, checkpoint: Path) -> None:
-        state = RunState.load(checkpoint)
-        if state is None:
-            logger.warning("%s holds no Dr. GRPO state: going on with L = %d.", checkpoint, self.loss_normalizer)
-            return
-        if self.args.loss_normalizer not in (None, state.loss_normalizer):
-            raise InputError(
-                "loss_normalizer",
-                str(self.args.loss_normalizer),
-                f"{state.loss_normalizer}, with which the run in {checkpoint} was started",
-                "Another L is another step size in the middle of a run: leave loss_normalizer out, or start anew.",
-            )
-        if state.loss_normalizer != self.loss_normalizer:
-            message = "Keeping L = %d of the resumed run (max_completion_length is now %d)."
-            logger.warning(message, state.loss_normalizer, self.loss_normalizer)
-        self.loss_normalizer = state.loss_normalizer
-        self.reward_scale.load_state_dict(state.reward_scale)
-        self.micro_step = state.micro_step
-        self.pending_rollouts = load_rollouts(checkpoint, self.accelerator.process_index, self.accelerator.device)
-        self.advance_train_sampler(int((self.state.epoch or 0.0) + 1e-6))
-
-    def _save_what_was_computed(self) -> None:
-        """A checkpoint at the last finished optimizer step, for a run that is about to end with an error."""
-        if self.accelerator.num_processes > 1:
-            logger.error("A reward function failed. With several processes no checkpoint is saved at this point.")
-            return
-        if (self.micro_step - 1) // self.generate_every != self._window_start // self.generate_every:
-            self.pending_rollouts = None  # those at hand are newer than the step that the run will resume from
-        self.micro_step = self._window_start
-        checkpoint = self.save_checkpoint_now()
-        if checkpoint is not None:
-            logger.error("A reward function failed. The run up to here is saved: resume from %s.", checkpoint)
-
     # Generation
 
-    def _generate_to_the_end_of_the_context(self) -> None:
+    def _fill_the_context(self) -> None:
         """Without `max_completion_length`: let transformers generate until the context is full (its default is 20)."""
         if {"max_length", "max_new_tokens"} & set(self.args.generation_kwargs or {}):
             return
         context = self.model.config.get_text_config().max_position_embeddings
         self.generation_config.max_length = self.generation_kwargs["max_length"] = context
-
-
-class _WindowStart(TrainerCallback):
-    """Notes where an optimizer step began, so that an interrupted one can be repeated."""
-
-    def __init__(self, trainer: DrGRPOTrainer):
-        self.trainer = trainer
-
-    def on_step_begin(self, args, state, control, **kwargs):
-        self.trainer._window_start = self.trainer.micro_step
 
 
 def _dr_grpo_config(args: GRPOConfig | None, model: Any) -> DrGRPOConfig:
@@ -275,3 +283,26 @@ def _as_list(reward_funcs: Any) -> list[Any]:
     if reward_funcs is None:
         return []
     return list(reward_funcs) if isinstance(reward_funcs, (list, tuple)) else [reward_funcs]
+
+
+def process_only(completions: list[Any], **kwargs: Any) -> list[float]:
+    """The outcome reward of a run that has step rewards only: TRL asks for one, and 0 for every row says nothing."""
+    return [0.0] * len(completions)
+
+
+def _step_scorer(
+    args: DrGRPOConfig, funcs: list[StepRewardFunc], segmenter: StepSegmenter | None
+) -> StepScorer | None:
+    if not funcs:
+        return None
+    segmenter = segmenter or step_segmenter(args.step_spec)
+    return StepScorer(funcs, segmenter, args.step_reward_weights, args.on_reward_error)
+
+
+def _row_means(rollouts: dict[str, Any]) -> list[float]:
+    """One advantage per row for the table of completions: the mean over the tokens that are trained on."""
+    advantages = rollouts["advantages"]
+    if advantages.dim() == 1:
+        return advantages.tolist()
+    tokens = (rollouts["completion_mask"] * rollouts.get("tool_mask", 1)).sum(dim=1).clamp(min=1)
+    return (advantages.sum(dim=1) / tokens).tolist()

@@ -21,6 +21,7 @@ from trl_drgrpo.versions import TRL_TESTED, require_supported_trl
 require_supported_trl()
 
 import torch  # noqa: E402  # the version is judged before anything heavy loads
+from accelerate.utils import gather_object  # noqa: E402
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR  # noqa: E402
 from trl import GRPOTrainer  # noqa: E402
 
@@ -65,6 +66,7 @@ SEAMS = (
     Seam("_prepare_inputs", ("generation_batch",), ("self._step % generate_every", "self._buffered_inputs[")),
     Seam("_compute_loss", ("model", "inputs"), ("size(0) * self.max_completion_length", "self.beta * per_token_kl")),
     Seam("_get_train_sampler", ("dataset",), ("RepeatSampler(",)),
+    Seam("log", ("logs", "start_time"), ('self._logs["extra"]', "self._metrics[mode]")),
     Seam("_save_checkpoint", ("model", "trial")),
     Seam("_load_optimizer_and_scheduler", ("checkpoint",)),
 )
@@ -164,6 +166,22 @@ def use_plain_lm_head(model: Any) -> None:
     model.forward = forward
 
 
+@dataclass(frozen=True)
+class ScoredBatch:
+    """A generation batch as TRL hands it to the reward functions, and what they gave.
+
+    Args:
+        rewards_per_func (`torch.Tensor` of shape `(B, F)`): Over all ranks, NaN where a function did not apply.
+        inputs (`list[dict]`), prompts, completions (`list`), completion_ids (`list[list[int]]`): This rank's rows.
+    """
+
+    rewards_per_func: torch.Tensor
+    inputs: list[dict[str, Any]]
+    prompts: list[Any]
+    completions: list[Any]
+    completion_ids: list[list[int]]
+
+
 class GRPOSeams(GRPOTrainer):
     """`GRPOTrainer` with public hooks where this package steps in. With the hooks as they are, it is `GRPOTrainer`.
 
@@ -176,8 +194,8 @@ class GRPOSeams(GRPOTrainer):
 
     # Hooks, for subclasses.
 
-    def on_rewards(self, rewards_per_func: torch.Tensor) -> None:
-        """Sees the rewards of a generation batch, `(B, F)` over all ranks, NaN where a function did not apply."""
+    def on_rewards(self, batch: ScoredBatch) -> None:
+        """Sees a generation batch right after the reward functions did."""
 
     def on_rollouts(self, rollouts: dict[str, Any]) -> dict[str, Any]:
         """May edit a scored generation batch (this rank's rows) before it is split into micro-batches."""
@@ -197,7 +215,7 @@ class GRPOSeams(GRPOTrainer):
 
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
         rewards_per_func = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
-        self.on_rewards(rewards_per_func)
+        self.on_rewards(ScoredBatch(rewards_per_func, inputs, prompts, completions, completion_ids_list))
         return rewards_per_func
 
     def _generate_and_score_completions(self, inputs):
@@ -256,8 +274,28 @@ class GRPOSeams(GRPOTrainer):
     def pending_rollouts(self, micro_batches: list[dict[str, Any]] | None) -> None:
         self._buffered_inputs = micro_batches
 
-    def replace_logged_advantages(self, advantages: list[Any]) -> None:
-        """Correct the advantages of the newest rows (all ranks) in the table of logged completions."""
+    def gathered(self, values: list[Any]) -> list[Any]:
+        """A list of Python objects of every rank, in the order of ranks."""
+        return gather_object(values)
+
+    def log_batch(self, metrics: dict[str, list[float]], columns: dict[str, list[Any]]) -> None:
+        """Log what was seen in the newest generation batch. Called by every rank, each with its own rows.
+
+        Args:
+            metrics (`dict[str, list[float]]`): Values per name; logged is their mean over ranks.
+            columns (`dict[str, list]`): One value per row, added to the table of logged completions.
+        """
+        everyone = self.gathered([(metrics, columns)])
+        mode = "train" if self.model.training else "eval"
+        for name in sorted({name for each, _ in everyone for name in each}):
+            values = [value for each, _ in everyone for value in each.get(name, [])]
+            self._metrics[mode][name].append(sum(values) / len(values))
+        for column in sorted({column for _, each in everyone for column in each}):
+            self._logs["extra"][column].extend(value for _, each in everyone for value in each[column])
+
+    def replace_logged_advantages(self, advantages: list[float]) -> None:
+        """Correct the advantages of the newest rows in the table of logged completions; each rank gives its own."""
+        advantages = self.gathered(advantages)
         logged = self._logs["advantages"]
         for _ in range(min(len(advantages), len(logged))):
             logged.pop()

@@ -10,6 +10,8 @@ import logging
 import os
 import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 from typing import Any
 
@@ -32,16 +34,7 @@ def run(args: argparse.Namespace) -> int:
         `int`: 0 when everything is in order, 1 when a seam has moved or a number differs.
     """
     os.environ["HF_HUB_OFFLINE"] = "1"  # nothing here needs the network, and TRL would report the run
-    warnings.simplefilter("ignore")
-    import torch
-    import transformers
-
     from trl_drgrpo.upstream import check_upstream
-
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    for noisy in ("accelerate", "trl", "trl_drgrpo"):
-        logging.getLogger(noisy).setLevel(logging.ERROR)
 
     versions = {package: version(package) for package in _PACKAGES}
     seams = check_upstream()
@@ -55,12 +48,8 @@ def run(args: argparse.Namespace) -> int:
         report["passed"] = False
         return _finish(report, args.json, "A seam has moved: nothing further was run.")
 
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # the matrices are tiny: more threads only wait for each other
-    try:
+    with _quiet_on_one_thread():
         results = _run_matrix(args)
-    finally:
-        torch.set_num_threads(threads)
     report["cases"] = [result.as_dict() for result in results]
     report["passed"] = all(result.passed for result in results)
     failed = sum(not result.passed for result in results)
@@ -70,6 +59,32 @@ def run(args: argparse.Namespace) -> int:
         else f"{failed} of {len(results)} cases FAILED: do not trust runs in this environment."
     )
     return _finish(report, args.json, verdict)
+
+
+@contextmanager
+def _quiet_on_one_thread() -> Iterator[None]:
+    """Errors only from the libraries below, and one thread: the matrices are tiny, more threads wait for each other."""
+    import torch
+    import transformers
+
+    loggers = [logging.getLogger(name) for name in ("accelerate", "trl", "trl_drgrpo")]
+    levels = [logger.level for logger in loggers]
+    threads, verbosity = torch.get_num_threads(), transformers.logging.get_verbosity()
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        torch.set_num_threads(threads)
+        transformers.logging.set_verbosity(verbosity)
+        transformers.logging.enable_progress_bar()
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 def _run_matrix(args: argparse.Namespace) -> list[Any]:

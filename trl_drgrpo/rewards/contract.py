@@ -52,7 +52,7 @@ def checked_reward(reward_func: Callable, on_error: str = "raise") -> Callable:
             call.rewards = reward_func(**kwargs)
         return call.rewards
 
-    scored: Any = scored_later if inspect.iscoroutinefunction(_innermost(reward_func)) else scored_now
+    scored: Any = scored_later if inspect.iscoroutinefunction(innermost(reward_func)) else scored_now
     scored.__name__ = scored.__qualname__ = guard.name
     scored.__doc__ = inspect.getdoc(reward_func)
     return scored
@@ -105,7 +105,7 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _innermost(func: Callable) -> Callable:
+def innermost(func: Callable) -> Callable:
     """The function whose `async` counts: behind partials, or the `__call__` of an instance."""
     while isinstance(func, functools.partial):
         func = func.func

@@ -1,0 +1,63 @@
+"""Process rewards: what scores the steps of a completion.
+
+Everything here is a step reward function, or makes one: called as `f(prompts=, completions=, steps=, completion_ids=,
+step_ends=, ..., <dataset columns>)`, it returns one list of floats per completion, one per step, `None` where a step
+cannot be scored. `rules` checks steps with a function, the scorers with a process reward model (PRM), `monte_carlo`
+with roll-outs. `training` and `labelling` make such a model.
+
+Names resolve on first use: importing this package loads neither torch nor transformers.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trl_drgrpo.process_rewards.labelling import label_steps as label_steps
+    from trl_drgrpo.process_rewards.marker import ChatTurnScorer as ChatTurnScorer
+    from trl_drgrpo.process_rewards.marker import MathShepherdScorer as MathShepherdScorer
+    from trl_drgrpo.process_rewards.marker import QwenMathScorer as QwenMathScorer
+    from trl_drgrpo.process_rewards.monte_carlo import MonteCarloScorer as MonteCarloScorer
+    from trl_drgrpo.process_rewards.rollouts import TransformersRollouts as TransformersRollouts
+    from trl_drgrpo.process_rewards.rules import step_verifier as step_verifier
+    from trl_drgrpo.process_rewards.stepwise_data import convert_math_shepherd as convert_math_shepherd
+    from trl_drgrpo.process_rewards.stepwise_data import convert_prm800k as convert_prm800k
+    from trl_drgrpo.process_rewards.token_classification import TokenClassificationScorer as TokenClassificationScorer
+    from trl_drgrpo.process_rewards.training import train_prm as train_prm
+
+_HOME = {
+    "ChatTurnScorer": "marker",
+    "MathShepherdScorer": "marker",
+    "MonteCarloScorer": "monte_carlo",
+    "QwenMathScorer": "marker",
+    "TokenClassificationScorer": "token_classification",
+    "TransformersRollouts": "rollouts",
+    "convert_math_shepherd": "stepwise_data",
+    "convert_prm800k": "stepwise_data",
+    "label_steps": "labelling",
+    "step_verifier": "rules",
+    "train_prm": "training",
+}
+
+__all__ = [
+    "ChatTurnScorer",
+    "MathShepherdScorer",
+    "MonteCarloScorer",
+    "QwenMathScorer",
+    "TokenClassificationScorer",
+    "TransformersRollouts",
+    "convert_math_shepherd",
+    "convert_prm800k",
+    "label_steps",
+    "step_verifier",
+    "train_prm",
+]
+
+
+def __getattr__(name: str):
+    if name in _HOME:
+        return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOME])

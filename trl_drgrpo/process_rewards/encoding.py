@@ -1,0 +1,102 @@
+"""From a text with marks to token ids, the positions that are read off, and the part that may be cut.
+
+Two ways. *Piecewise*: prompt, steps and separators are tokenized one by one and joined, as TRL's former PRM trainer
+did. *Whole*: the rendered text is tokenized at once, as the marker formats do, and character places become token
+positions by the tokenizer's offsets; looking for the marker's id in the input would find the policy's copies too.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trl_drgrpo.process_rewards.texts import PROMPT_END, PROMPT_START, STEP, take_out_marks
+
+
+@dataclass(frozen=True)
+class ScoringInput:
+    """One row for a process reward model.
+
+    Args:
+        input_ids (`list[int]`): The tokens.
+        positions (`list[int | None]`): For each step the index of the token whose logits are read; `None` where the
+            format could not be met.
+        cut (`tuple[int, int]`): First and one past the last token of the prompt: what may be cut, from its left.
+    """
+
+    input_ids: list[int]
+    positions: list[int | None]
+    cut: tuple[int, int]
+
+    def fit(self, max_length: int) -> "ScoringInput | None":
+        """Cut tokens off the prompt's left until the row fits; `None` if the rest alone is too long."""
+        excess = len(self.input_ids) - max_length
+        start, end = self.cut
+        if excess <= 0:
+            return self
+        if excess > end - start:
+            return None
+        input_ids = self.input_ids[:start] + self.input_ids[start + excess :]
+        positions = [None if position is None else position - excess for position in self.positions]
+        return ScoringInput(input_ids, positions, (start, end - excess))
+
+
+def encode_piecewise(tokenizer: Any, prompt: str, steps: Sequence[str], separator: str) -> ScoringInput:
+    """Prompt and steps as TRL's former PRM trainer joins them; each step is read at its last token.
+
+    Args:
+        tokenizer (`PreTrainedTokenizerBase`): Of the process reward model.
+        prompt (`str`): The prompt as text.
+        steps (`Sequence[str]`): Texts without separator, none empty.
+        separator (`str`): Follows every step, the last included; may be empty.
+
+    Returns:
+        [`ScoringInput`]: `[bos] prompt step separator step separator ...`.
+    """
+    start = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
+    prompt_ids = _ids(tokenizer, prompt)
+    separator_ids = _ids(tokenizer, separator)
+    input_ids = start + prompt_ids
+    positions: list[int | None] = []
+    for step in steps:
+        input_ids = input_ids + _ids(tokenizer, step) + separator_ids
+        positions.append(len(input_ids) - 1)
+    return ScoringInput(input_ids, positions, (len(start), len(start) + len(prompt_ids)))
+
+
+def encode_whole(tokenizer: Any, marked_text: str, token_id: int, shift: int, special_tokens: bool) -> ScoringInput:
+    """Tokenize a rendered text at once.
+
+    Args:
+        tokenizer (`PreTrainedTokenizerBase`): A fast one (with offsets).
+        marked_text (`str`): The text, with `PROMPT_START` and `PROMPT_END` around the prompt and `STEP` before the
+            character at which each step is read.
+        token_id (`int`): The token that must be there; a step where another one is cannot be scored.
+        shift (`int`): Added to that token's index: -1 reads the logits that predict it.
+        special_tokens (`bool`): Whether the tokenizer adds its own; not for a text that a chat template made.
+
+    Returns:
+        [`ScoringInput`].
+    """
+    text, places = take_out_marks(marked_text)
+    encoded = tokenizer(text, add_special_tokens=special_tokens, return_offsets_mapping=True)
+    input_ids, offsets = list(encoded["input_ids"]), encoded["offset_mapping"]
+    first, last = places[PROMPT_START][0], places[PROMPT_END][-1]
+    prompt = [i for i, (start, end) in enumerate(offsets) if first <= start < end <= last]
+    positions: list[int | None] = []
+    token = 0
+    for place in places[STEP]:
+        while token < len(offsets) and offsets[token][1] <= place:
+            token += 1
+        right = token < len(offsets) and input_ids[token] == token_id and token + shift >= 0
+        positions.append(token + shift if right else None)
+    return ScoringInput(input_ids, positions, (prompt[0], prompt[-1] + 1) if prompt else (0, 0))
+
+
+def single_token_id(tokenizer: Any, text: str) -> int | None:
+    """The id of a text that is one token of the vocabulary, else `None`."""
+    ids = _ids(tokenizer, text)
+    return ids[0] if len(ids) == 1 and ids[0] != tokenizer.unk_token_id else None
+
+
+def _ids(tokenizer: Any, text: str) -> list[int]:
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"]) if text else []

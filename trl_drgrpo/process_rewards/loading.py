@@ -1,0 +1,123 @@
+"""Load a process reward model from a path or Hub id, and refuse what would score with random weights.
+
+`AutoModelForTokenClassification` loads any checkpoint: where the head is missing, it is made up at random with nothing
+but a log line, and the scores are noise. Here that is an error, as is a head with the wrong number of classes.
+"""
+
+import os
+from typing import Any
+
+import torch
+
+from trl_drgrpo.errors import InputError
+
+_HUB_REMEDY = "Pass a folder saved by `save_pretrained`, or the id of a model on the Hub that is reachable from here."
+
+
+def load_tokenizer(model: Any, tokenizer: Any, trust_remote_code: bool = False) -> Any:
+    """The tokenizer as given, or that of the model's path.
+
+    Args:
+        model (`str` or `PreTrainedModel`): What the scorer was given as its model.
+        tokenizer (`str`, `PreTrainedTokenizerBase` or `None`): What it was given as its tokenizer.
+        trust_remote_code (`bool`, *optional*, defaults to `False`): Whether code of the repository may run.
+
+    Returns:
+        `PreTrainedTokenizerBase`: A fast tokenizer.
+
+    Raises:
+        `InputError`: A loaded model without a tokenizer, a path without one, or a slow tokenizer.
+    """
+    if tokenizer is None:
+        if not isinstance(model, (str, os.PathLike)):
+            remedy = "Pass the tokenizer of the process reward model; it need not be the policy's."
+            raise InputError("tokenizer", "none for a model that is already loaded", "its tokenizer", remedy)
+        tokenizer = model
+    if isinstance(tokenizer, (str, os.PathLike)):
+        from transformers import AutoTokenizer
+
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(tokenizer, trust_remote_code=trust_remote_code)
+        except (OSError, ValueError) as error:
+            raise InputError("tokenizer", _quoted(tokenizer, error), "a tokenizer that loads", _HUB_REMEDY) from error
+    if not getattr(tokenizer, "is_fast", False):
+        remedy = "Load it with `AutoTokenizer` and the `tokenizers` library installed."
+        raise InputError("tokenizer", type(tokenizer).__name__, "a fast tokenizer, which knows offsets", remedy)
+    return tokenizer
+
+
+def load_model(
+    model: Any,
+    auto_class: str,
+    *,
+    dtype: Any = None,
+    device: Any = None,
+    quantization_config: Any = None,
+    trust_remote_code: bool = False,
+) -> Any:
+    """The model as given, moved where asked, or loaded from a path or Hub id.
+
+    Args:
+        model (`str` or `PreTrainedModel`): Path, Hub id or model.
+        auto_class (`str`): Name of the class in `transformers` that loads it. A checkpoint that names
+            `Qwen2ForProcessRewardModel` as its architecture is loaded by this package's own class of that name.
+        dtype (`torch.dtype` or `str`, *optional*): Type of the weights. By default that of the checkpoint or model.
+        device (`torch.device` or `str`, *optional*): By default a loaded model stays where it is; from a path, this
+            process's GPU if there is one, else the CPU.
+        quantization_config (*optional*): For `from_pretrained`; only with a path.
+        trust_remote_code (`bool`, *optional*, defaults to `False`): Whether code of the repository may run.
+
+    Returns:
+        `PreTrainedModel`.
+
+    Raises:
+        `InputError`: What does not load, a checkpoint without the head, quantisation of a loaded model.
+    """
+    if not isinstance(model, (str, os.PathLike)):
+        if quantization_config is not None:
+            remedy = "Quantise it when it is loaded, or pass its path instead."
+            raise InputError("quantization_config", "a model that is already loaded", "a path or Hub id", remedy)
+        options = {
+            key: value for key, value in {"device": device, "dtype": _dtype(dtype)}.items() if value is not None
+        }
+        return model.to(**options) if options else model
+    import transformers
+
+    device = device or _default_device()
+    options = {"dtype": dtype or "auto", "trust_remote_code": trust_remote_code, "output_loading_info": True}
+    if quantization_config is not None:
+        options |= {"quantization_config": quantization_config, "device_map": {"": device}}
+    try:
+        loader = getattr(transformers, auto_class)
+        if not trust_remote_code and _is_qwen_prm(model):
+            from trl_drgrpo.process_rewards.qwen2_prm import Qwen2ForProcessRewardModel
+
+            loader, _ = Qwen2ForProcessRewardModel, options.pop("trust_remote_code")
+        loaded, info = loader.from_pretrained(model, **options)
+    except (OSError, ValueError) as error:
+        raise InputError("model", _quoted(model, error), "a process reward model that loads", _HUB_REMEDY) from error
+    if missing := sorted(info["missing_keys"]):
+        got = f"{str(model)!r}, a checkpoint without {', '.join(missing[:3])}"
+        remedy = "The head would be random: pass a trained process reward model (`trl-drgrpo train-prm` makes one)."
+        raise InputError("model", got, f"a checkpoint that holds every weight of {type(loaded).__name__}", remedy)
+    return loaded if quantization_config is not None else loaded.to(device)
+
+
+def _is_qwen_prm(model: Any) -> bool:
+    from transformers import PreTrainedConfig
+
+    config, _ = PreTrainedConfig.get_config_dict(model)
+    return config.get("architectures") == ["Qwen2ForProcessRewardModel"]
+
+
+def _dtype(dtype: Any) -> torch.dtype | None:
+    return getattr(torch, dtype) if isinstance(dtype, str) else dtype
+
+
+def _default_device() -> str:
+    return f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if torch.cuda.is_available() else "cpu"
+
+
+def _quoted(source: Any, error: BaseException) -> str:
+    reason = str(error).strip().split("\n")[0]
+    return f"{str(source)!r} ({type(error).__name__}: {reason[:200]})"

@@ -1,0 +1,199 @@
+"""What every process reward model (PRM) scorer does alike: clean, encode, fit, batch, run, read off.
+
+A score depends on its own row only. Rows are sorted by length, padded on the right and masked, so neither the batch a
+row lands in nor its padding changes it beyond rounding. Too long rows lose tokens from the left of the prompt, never
+of the steps; where the steps alone do not fit, the row is unscorable. Both are said once. A subclass decides how a row
+is written (`_encode`) and which number is read off the logits (`_read`).
+"""
+
+import inspect
+import logging
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from trl_drgrpo.errors import InputError
+from trl_drgrpo.process_rewards.encoding import ScoringInput
+from trl_drgrpo.process_rewards.texts import END_TOKENS, Cleaner, message_text, prompt_text, texts_of
+
+logger = logging.getLogger(__name__)
+
+_NO_LIMIT = 10**9  # tokenizers without a limit say 1e30
+
+
+class StepScorer:
+    """Base of the scorers: an instance is a step reward function.
+
+    Args:
+        model (`PreTrainedModel`): The process reward model. It is put into evaluation mode.
+        tokenizer (`PreTrainedTokenizerBase`): Its tokenizer.
+        name (`str`): Name in logs and metrics.
+        marker (`str`, *optional*): The format's step marker, taken out of whatever the policy wrote.
+        batch_size (`int`, *optional*, defaults to `8`): Rows per forward pass.
+        max_length (`int`, *optional*): Longest input in tokens. Defaults to what model and tokenizer state.
+        prompt_text (`Callable`, *optional*): Turns a prompt (text or messages) into the text that the model reads.
+            By default text stays as it is; of messages, see the subclass.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        *,
+        name: str,
+        marker: str | None = None,
+        batch_size: int = 8,
+        max_length: int | None = None,
+        prompt_text: Callable[[Any], str] | None = None,
+    ):
+        if batch_size < 1:
+            raise InputError("batch_size", str(batch_size), "at least 1", "Rows per forward pass.")
+        self.model = model.eval()
+        self.tokenizer = tokenizer
+        self.batch_size = batch_size
+        self.max_length = max_length or _longest_input(model, tokenizer)
+        self.__name__ = name
+        self._prompt_text = prompt_text
+        self._cleaner = Cleaner([*tokenizer.all_special_tokens, *END_TOKENS], marker)
+        self._warned: set[str] = set()
+
+    def __call__(
+        self,
+        prompts: Sequence[Any],
+        completions: Sequence[Any] | None = None,
+        steps: Sequence[Sequence[str]] = (),
+        log_metric: Callable[[str, float], None] | None = None,
+        **kwargs: Any,
+    ) -> list[list[float | None]]:
+        """Score every step, as a step reward function.
+
+        Args:
+            prompts (`B` texts or message lists): The prompts.
+            completions (`B` texts or message lists, *optional*): Not read: the steps are what is scored.
+            steps (`B` sequences of `K_i` texts): The steps of each completion.
+            log_metric (`Callable`, *optional*): Gets `process_rewards/<name>/truncated_frac`, the share of rows whose
+                prompt was cut.
+            **kwargs: Whatever else the trainer passes.
+
+        Returns:
+            `list[list[float | None]]`: For each row `K_i` probabilities from 0 to 1 that the step is good. `None` for
+            a step without text (special tokens and white space only) and for rows whose steps do not fit.
+
+        Raises:
+            `InputError`: If there are not as many prompts as rows of steps.
+        """
+        if len(prompts) != len(steps):
+            got = f"{len(steps)} rows of steps for {len(prompts)} prompts"
+            raise InputError("steps", got, "one row of steps per prompt", "Pass the steps of every completion.")
+        rewards: list[list[float | None]] = [[None] * len(row) for row in steps]
+        inputs: list[tuple[int, list[int], ScoringInput]] = []
+        truncated = 0
+        for row, (prompt, texts) in enumerate(zip(prompts, steps, strict=True)):
+            kept, indices = texts_of(texts, self._cleaner)
+            if not kept:
+                continue
+            encoded = self._encode(prompt, kept)
+            fitted = encoded.fit(self.max_length)
+            truncated += fitted is not encoded
+            if self._fits(encoded, fitted):
+                inputs.append((row, indices, fitted))  # type: ignore[arg-type]
+        for (row, indices, _), scores in zip(inputs, self._run([item for *_, item in inputs]), strict=True):
+            for index, score in zip(indices, scores, strict=True):
+                rewards[row][index] = score
+        if log_metric is not None:
+            log_metric(f"process_rewards/{self.__name__}/truncated_frac", truncated / max(len(prompts), 1))
+        return rewards
+
+    def _encode(self, prompt: Any, steps: Sequence[str]) -> ScoringInput:
+        """Write a row in the model's format; the steps are clean and not empty."""
+        raise NotImplementedError
+
+    def _read(self, logits: torch.Tensor) -> torch.Tensor:
+        """Scores `(K,)` from the logits `(K, classes or vocabulary)` at a row's positions, in float32."""
+        raise NotImplementedError
+
+    def _text(self, prompt: Any) -> str:
+        """The prompt as one clean text."""
+        return self._cleaner.prompt((self._prompt_text or prompt_text)(prompt))
+
+    def _messages(self, prompt: Any) -> list[dict[str, str]]:
+        """The prompt as clean messages; a text, or what `prompt_text` makes, becomes the user's message."""
+        if isinstance(prompt, str) or self._prompt_text is not None:
+            return [{"role": "user", "content": self._text(prompt).strip()}]
+        return [
+            {"role": message["role"], "content": self._cleaner.prompt(message_text(message)).strip()}
+            for message in prompt
+        ]
+
+    def _fits(self, encoded: ScoringInput, fitted: ScoringInput | None) -> bool:
+        limit = f"'{self.__name__}' reads at most {self.max_length} tokens"
+        if fitted is None:
+            tokens = len(encoded.input_ids) - (encoded.cut[1] - encoded.cut[0])
+            self._warn("steps", f"{limit}; rows whose steps alone are longer (the first: {tokens}) are unscorable.")
+        elif fitted is not encoded:
+            self._warn("prompt", f"{limit}; longer rows lose the left of their prompt (the steps are kept whole).")
+        if None in encoded.positions:
+            self._warn("format", f"'{self.__name__}': a marker merged with its surroundings; its step is unscorable.")
+        return fitted is not None
+
+    def _warn(self, kind: str, message: str) -> None:
+        if kind not in self._warned:
+            self._warned.add(kind)
+            warnings.warn(f"{message} Said once.", UserWarning, stacklevel=4)
+
+    @torch.no_grad()
+    def _run(self, inputs: Sequence[ScoringInput]) -> list[list[float | None]]:
+        """Scores in the order of the inputs; forward passes over rows of like length."""
+        self.model.eval()
+        scores: list[list[float | None]] = [[] for _ in inputs]
+        by_length = sorted(range(len(inputs)), key=lambda i: len(inputs[i].input_ids), reverse=True)
+        for start in range(0, len(by_length), self.batch_size):
+            indices = by_length[start : start + self.batch_size]
+            for i, logits in zip(indices, self._logits([inputs[i] for i in indices]), strict=True):
+                values = iter(self._read(logits.float()).tolist())
+                scores[i] = [None if position is None else next(values) for position in inputs[i].positions]
+        return scores
+
+    def _logits(self, rows: Sequence[ScoringInput]) -> list[torch.Tensor]:
+        """One forward pass: for each row the logits at its positions, `(K, classes or vocabulary)`."""
+        width = max(len(row.input_ids) for row in rows)
+        device = self.model.device
+        input_ids = torch.full((len(rows), width), self.tokenizer.pad_token_id or 0)  # (B, S)
+        attention_mask = torch.zeros_like(input_ids)
+        for i, row in enumerate(rows):
+            input_ids[i, : len(row.input_ids)] = torch.tensor(row.input_ids)
+            attention_mask[i, : len(row.input_ids)] = 1
+        wanted = [[position for position in row.positions if position is not None] for row in rows]
+        column = {position: position for position in range(width)}
+        options: dict[str, Any] = {}
+        parameters = inspect.signature(self.model.forward).parameters
+        if "use_cache" in parameters:
+            options["use_cache"] = False
+        if "logits_to_keep" in parameters:  # a vocabulary of logits at every token is what runs out of memory
+            kept = sorted({position for positions in wanted for position in positions})
+            column = {position: i for i, position in enumerate(kept)}
+            options["logits_to_keep"] = torch.tensor(kept, dtype=torch.long, device=device)
+        output = self.model(input_ids=input_ids.to(device), attention_mask=attention_mask.to(device), **options)
+        logits = output.logits if hasattr(output, "logits") else output[0]
+        return [logits[i, [column[position] for position in row]] for i, row in enumerate(wanted)]
+
+    def _check_classes(self) -> None:
+        """Run one short row and see that the head has two classes."""
+        row = self._encode("1+1=?", ["2"])
+        classes = self._logits([row])[0].size(-1) if None not in row.positions else 0
+        if classes != 2:
+            raise wrong_head(self.__name__, f"{classes} outputs per token")
+
+
+def wrong_head(name: str, got: str) -> InputError:
+    """The error for a head that is not one of two classes."""
+    remedy = "Load a process reward model (class 1 = good), or train one with `trl-drgrpo train-prm`."
+    return InputError(f"model of '{name}'", got, "a head of 2 classes per token", remedy)
+
+
+def _longest_input(model: Any, tokenizer: Any) -> int:
+    config = model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config
+    positions = getattr(config, "max_position_embeddings", None) or _NO_LIMIT
+    return int(min(positions, tokenizer.model_max_length, _NO_LIMIT))
