@@ -35,7 +35,11 @@ def reward(completion_ids, **kwargs):
     return [None if sum(ids) % 11 == 0 else float(sum(ids) % 3) for ids in completion_ids]
 
 
-def main(output, processes, baseline):
+def step_reward(step_ends, completion_ids, **kwargs):
+    return [[float(ids[end] % 3) for end in ends] for ids, ends in zip(completion_ids, step_ends, strict=True)]
+
+
+def main(output, processes, mode):
     tokenizer = tiny_tokenizer()
     model = in_double_precision(tiny_model(tokenizer))
     trainer = DrGRPOTrainer(
@@ -47,12 +51,14 @@ def main(output, processes, baseline):
             per_device_train_batch_size=18 // processes,
             gradient_accumulation_steps=1,
             max_steps=4,
-            advantage_baseline=baseline,
+            advantage_baseline="leave_one_out" if mode == "leave_one_out" else "group_mean",
             scale_by_running_std=True,
+            step_separator=["tokens:2"],
         ),
         train_dataset=Dataset.from_dict({"prompt": [f"{i}+{i * i}=" for i in range(9)]}),
         processing_class=tokenizer,
         rollout_func=fixed_rollouts,
+        step_reward_funcs=step_reward if mode == "process" else None,
     )
     if trainer.accelerator.num_processes != processes:
         raise SystemExit(f"{trainer.accelerator.num_processes} processes, expected {processes}")

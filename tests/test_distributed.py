@@ -11,9 +11,9 @@ import torch
 SCRIPT = Path(__file__).with_name("distributed_run.py")
 
 
-def run(processes, output, baseline):
+def run(processes, output, mode):
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"] if processes == 2 else []
-    command = [sys.executable, *launcher, str(SCRIPT), str(output), str(processes), baseline]
+    command = [sys.executable, *launcher, str(SCRIPT), str(output), str(processes), mode]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr[-3000:]  # the script itself refuses another number of processes
@@ -24,10 +24,12 @@ def difference(first, second):
     return max(float((first[name] - second[name]).detach().abs().max()) for name in first)
 
 
-@pytest.mark.parametrize("baseline", ["group_mean", pytest.param("leave_one_out", marks=pytest.mark.slow)])
-def test_two_processes_train_like_one(baseline, tmp_path):
-    one = run(1, tmp_path / "one.pt", baseline)
-    two = run(2, tmp_path / "two.pt", baseline)
+@pytest.mark.parametrize(
+    "mode", ["process", *[pytest.param(m, marks=pytest.mark.slow) for m in ("group_mean", "leave_one_out")]]
+)
+def test_two_processes_train_like_one(mode, tmp_path):
+    one = run(1, tmp_path / "one.pt", mode)
+    two = run(2, tmp_path / "two.pt", mode)
     assert one["scale"] == pytest.approx(two["scale"])
     assert one["scale"]["count"] > 0
     assert difference(one["weights"], one["start"]) > 1e-3

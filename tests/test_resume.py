@@ -63,6 +63,13 @@ def test_without_our_state_the_resumed_run_is_another_one(settings, prompts, tok
     assert any(not torch.equal(a, b) for a, b in zip(weights(resumed), weights(whole), strict=True))
 
 
+def test_resuming_without_a_checkpoint_starts_anew_and_says_so(settings, prompts, tokenizer, reward, caplog):
+    trainer = build({**settings, "max_steps": 1}, prompts, tokenizer, reward)
+    trainer.train(resume_from_checkpoint=True)
+    assert trainer.state.global_step == 1
+    assert f"No checkpoint in {settings['output_dir']} to resume from: starting anew." in caplog.text
+
+
 @pytest.fixture
 def checkpoint(settings, prompts, tokenizer, reward):
     settings.update(max_steps=2, save_strategy="steps", save_steps=1)

@@ -1,4 +1,6 @@
 import re
+import subprocess
+import sys
 from itertools import pairwise
 
 import pytest
@@ -134,6 +136,8 @@ def test_the_merges_are_there():
         ("ok.\n\nok", ["ok.\n\n", "ok"], [1, 2]),
         # !\n\nB is one token: B belongs to the step the token ends. tokens: ok !\n\nB ok
         ("ok!\n\nBok", ["ok!\n\nB", "ok"], [1, 2]),
+        # so a separator right after it opens nothing; ok !\n\nB \n\n ok
+        ("ok!\n\nB\n\nok", ["ok!\n\nB\n\n", "ok"], [2, 3]),
         # leading separators make no empty step; \n\n ok .\n\n ok
         ("\n\nok.\n\nok", ["\n\nok.\n\n", "ok"], [2, 3]),
         # trailing ones neither
@@ -170,8 +174,16 @@ def test_a_step_never_ends_inside_a_character():
     assert step_segmenter(2)(broken, BYTES).ends == (3, 4)
     literal = encode(BYTES, "a\N{REPLACEMENT CHARACTER}b")  # the character that also marks broken bytes: three tokens
     assert step_segmenter(1)(literal, BYTES).ends == (0, 3, 4)
+    run = encode(PIECES, "a\N{REPLACEMENT CHARACTER}😀b")  # ▁a, a run of three and four byte tokens, b
+    assert step_segmenter(1)(run, PIECES).ends == (0, 3, 7, 8)
     slow = TOKENIZERS["slow_bytes"]  # its decode leaves broken characters out
     assert step_segmenter(1)(encode(slow, "a😀\n\nb"), slow) == Steps(("a", "😀", "\n", "\n", "b"), (0, 4, 5, 6, 7))
+
+
+def test_a_token_of_separator_and_text_is_left_to_the_text():
+    # ".\n\n" has ended the step; the line breaks after it share a token with the next step's emoji
+    ids = BYTES.convert_tokens_to_ids(["ok", ".ĊĊ", "ĊĊðŁ", "ĺ", "Ģ", "o"])
+    assert step_segmenter("\n\n")(ids, BYTES) == Steps(("ok.\n\n", "\n\n😀o"), (1, 5))
 
 
 def test_broken_bytes_are_text_like_any_other():
@@ -240,6 +252,7 @@ def test_the_segmenter_follows_the_tokenizer_it_is_given():
         ("###", "###a######b### ###", ["###a######", "b### ###"]),
         ("###", "a###\n\nb", ["a###", "\n\nb"]),  # other line breaks are not part of it
         ("Step ", "Step 1 Step 2", ["Step 1 Step ", "2"]),
+        ("###", "### ###a###b", ["### ###a###", "b"]),
         (["turn"], "a turn b", ["a turn", " b"]),
         (["."], "a.b.c...", ["a.", "b.", "c..."]),
         (EOS, f"a{EOS}b{EOS}", [f"a{EOS}", f"b{EOS}"]),
@@ -282,6 +295,7 @@ def test_an_interval_counts_from_the_start():
         ("turn", "100110011", ["a.\n\nb", "X\n\nYc", "\n\nd"]),
         ("turn", "001110011", ["a.\n\nbX\n\nYc", "\n\nd"]),  # what comes before the model's first token is in its turn
         ("turn", "000000000", ["a.\n\nbX\n\nYc\n\nd"]),
+        ("\n\n", "000010001", ["a.\n\nbX\n\nYc\n\nd"]),  # the model wrote nothing to read before its line breaks
         (2, "111000111", ["a.\n\n", "bX\n\nYc", "\n\nd"]),
         (3, "111000111", ["a.\n\nbX\n\nY", "c\n\nd"]),
     ],
@@ -497,6 +511,26 @@ def test_a_decode_that_cannot_be_followed_is_one_step():
 
     ids = [ord(char) for char in "ab\n\ncd"]
     assert step_segmenter("\n\n")(ids, Backwards()) == Steps(("dc\n\nba",), (5,))
+
+
+def test_a_decode_that_changes_on_the_way_is_cut_up_to_there():
+    class Summary:
+        all_special_ids = ()
+
+        def decode(self, ids, skip_special_tokens=False, clean_up_tokenization_spaces=None):
+            text = "".join(chr(i) for i in ids)
+            return text if len(ids) < 2 * CONTEXT + 2 else text[:8] + "\n\nb" * 40
+
+        def convert_ids_to_tokens(self, ids):
+            return [chr(i) for i in ids]
+
+    ids = [ord(char) for char in "a\n\nb\n\nc" + "d" * 40]
+    assert step_segmenter("\n\n")(ids, Summary()).ends == (2, 5, 47 - 1)
+
+
+def test_the_files_are_pure():
+    code = "import sys, trl_drgrpo.steps; print({'torch', 'trl', 'transformers', 'accelerate'} & sys.modules.keys())"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
 
 
 # --- cost ---------------------------------------------------------------------------------------------------------

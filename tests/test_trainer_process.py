@@ -100,6 +100,32 @@ def test_works_with_lora(settings, prompts, tokenizer, saved_model):
     assert any(p.abs().sum() > 0 for name, p in weights(trainer).items() if "lora_B" in name)
 
 
+def test_tool_tokens_get_no_advantage_and_turns_are_steps(settings, prompts, tokenizer):
+    """A rollout that says which tokens came from the environment, as TRL's tool loop does."""
+    model_tokens, tool_tokens = [65, 66, 67], [70, 71]
+    ids = model_tokens + tool_tokens + model_tokens
+
+    def rollout(texts, trainer):
+        return {
+            "prompt_ids": [tokenizer(text)["input_ids"] for text in texts],
+            "completion_ids": [[t + i for t in ids] for i in range(len(texts))],
+            "logprobs": None,
+            "env_mask": [[1] * 3 + [0] * 2 + [1] * 3] * len(texts),
+        }
+
+    def by_row(steps, completion_ids, **kwargs):
+        assert [len(each) for each in steps] == [2] * len(steps)
+        return [[float(row[0] % 3), 1.0] for row in completion_ids]
+
+    settings = {**settings, "step_separator": ["turn"], "step_credit": "immediate", "max_steps": 1}
+    arguments = {"rollout_func": rollout, "step_reward_funcs": by_row, "trainer_class": Spy}
+    advantages = process(settings, prompts, tokenizer, **arguments).seen["advantages"]
+    assert advantages[:, 3:5].abs().sum() == 0
+    assert (advantages[:, :3] == advantages[:, :1]).all()
+    assert advantages[:, :3].abs().sum() > 0
+    assert (advantages[:, 5:] == advantages[:, 5:6]).all()
+
+
 def test_evaluation_scores_steps_too(settings, prompts, tokenizer):
     settings = {**settings, "num_generations_eval": 2, "per_device_eval_batch_size": 4}
     metrics = process(settings, prompts, tokenizer, eval_dataset=prompts).evaluate()

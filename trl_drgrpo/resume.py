@@ -5,10 +5,12 @@ completions not trained on yet, the count of micro-batches, the prompt order of 
 """
 
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback
+from transformers.trainer_utils import get_last_checkpoint
 
 from trl_drgrpo.advantages import RunningRewardScale
 from trl_drgrpo.errors import InputError, RewardError
@@ -25,10 +27,18 @@ class ResumableTrainer(GRPOSeams):
     reward_scale: RunningRewardScale
     window_start: int = 0  # micro-batches processed when the current optimizer step began
 
-    def train(self, *args: Any, **kwargs: Any) -> Any:
-        """As [`trl.GRPOTrainer.train`]; when a reward function fails, a checkpoint is saved before the error."""
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+        """As [`trl.GRPOTrainer.train`], with two differences.
+
+        When a reward function fails, a checkpoint is saved before the error; and `resume_from_checkpoint=True` without
+        any checkpoint starts the run and says so.
+        """
+        folder = self.args.output_dir
+        if resume_from_checkpoint is True and not (os.path.isdir(folder) and get_last_checkpoint(folder)):
+            logger.warning("No checkpoint in %s to resume from: starting anew.", folder)
+            resume_from_checkpoint = None
         try:
-            return super().train(*args, **kwargs)
+            return super().train(resume_from_checkpoint, *args, **kwargs)
         except RewardError:
             self._save_what_was_computed()
             raise

@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
 
 @contextmanager
 def _quiet_on_one_thread() -> Iterator[None]:
-    """Errors only from the libraries below, and one thread: the matrices are tiny, more threads wait for each other."""
+    """Errors only from the libraries below, and one thread: the matrices are tiny, more threads only wait."""
     import torch
     import transformers
 

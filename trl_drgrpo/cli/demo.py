@@ -33,13 +33,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--steps", type=int, default=200, help="training steps (default: 200)")
     parser.add_argument("--seed", type=int, default=0, help="seed of training problems and sampling (default: 0)")
+    parser.add_argument(
+        "--process",
+        action="store_true",
+        help="reward every line as well: a rule checks each step of a completion, next to the outcome reward",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the demo and print its report.
 
     Args:
-        args (`argparse.Namespace`): `output_dir`, `steps` and `seed`.
+        args (`argparse.Namespace`): `output_dir`, `steps`, `seed` and `process`.
 
     Returns:
         `int`: 0 if the model learnt, 1 if not, 130 if interrupted.
@@ -56,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
 
         results, progress = Console(), Console(stderr=True)
         progress.print("loading libraries and model ...")
-        result = run_demo(args.output_dir, seed=args.seed, steps=args.steps, console=progress)
+        result = run_demo(args.output_dir, seed=args.seed, steps=args.steps, console=progress, process=args.process)
     except KeyboardInterrupt:
         print(f"\ninterrupted; the model and the numbers so far are in {args.output_dir}", file=sys.stderr)
         return EXIT_INTERRUPTED

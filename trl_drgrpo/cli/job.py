@@ -103,11 +103,6 @@ def _check_checkpoint(given: dict[str, Any]) -> None:
     if isinstance(resume, str) and not Path(resume).is_dir():
         remedy = "Name a checkpoint-<step> folder, or say true for the newest one in output_dir."
         raise InputError("resume_from_checkpoint", f"{resume}, which does not exist", "a checkpoint folder", remedy)
-    if resume is True:
-        output_dir = Path(given.get("output_dir") or "trainer_output")
-        if not any(output_dir.glob("checkpoint-*")):
-            remedy = "Leave resume_from_checkpoint out to start anew, or name the folder."
-            raise InputError("resume_from_checkpoint", f"true, with no checkpoint in {output_dir}", "one", remedy)
 
 
 # Put together --------------------------------------------------------------------------------------------------------

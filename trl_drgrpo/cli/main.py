@@ -20,6 +20,8 @@ SUBCOMMANDS = {
     "train": "train a model with Dr. GRPO from a YAML recipe and flags",
     "demo": "train the tiny model that comes with the package, offline and on CPU",
     "check": "compare the installed TRL's loss and gradients with the specification",
+    "train-prm": "train a process reward model from labelled steps",
+    "label-steps": "label the steps of a model's completions by roll-outs and a verifier",
 }
 
 
@@ -61,7 +63,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         for name, text in SUBCOMMANDS.items()
     }
     if chosen in SUBCOMMANDS:
-        module = importlib.import_module(f"trl_drgrpo.cli.{chosen}")
+        module = importlib.import_module(f"trl_drgrpo.cli.{chosen.replace('-', '_')}")
         module.add_arguments(subparsers[chosen])
         subparsers[chosen].set_defaults(run=module.run)
     args, unknown = parser.parse_known_args(arguments)

@@ -24,6 +24,7 @@ _CURVES = {
     "length_right_mean": LENGTH_RIGHT,
     "length_wrong_mean": LENGTH_WRONG,
 }
+_PROCESS_CURVES = {"steps_mean": "process/steps_mean", "process_reward": "process/reward_mean"}
 
 
 def logged_list_sum_reward(
@@ -56,18 +57,21 @@ class ProgressCallback(TrainerCallback):
     Args:
         console (`rich.console.Console`): Where to show progress. A bar on a terminal, else a line every `every` steps.
         steps (`int`): Number of training steps.
+        process (`bool`): Whether the run has step rewards, so that their curves are there too.
         every (`int`): Steps between two plain lines.
 
     Attributes:
         curves (`dict[str, list[float | None]]`): `step`, `pass_rate`, `length_mean`, `length_right_mean` and
-            `length_wrong_mean`, one entry per logged step; `None` where a batch had no such completion.
+            `length_wrong_mean`, with step rewards also `steps_mean` and `process_reward`, one entry per logged step;
+            `None` where a batch had no such completion.
     """
 
-    def __init__(self, console: Console, steps: int, every: int = 20):
+    def __init__(self, console: Console, steps: int, process: bool = False, every: int = 20):
         self.console = console
         self.steps = steps
         self.every = every
-        self.curves: dict[str, list[float | None]] = {name: [] for name in ("step", *_CURVES)}
+        self._keys = _CURVES | _PROCESS_CURVES if process else _CURVES
+        self.curves: dict[str, list[float | None]] = {name: [] for name in ("step", *self._keys)}
         self._bar = Progress(
             TextColumn("training"),
             BarColumn(),
@@ -98,7 +102,7 @@ class ProgressCallback(TrainerCallback):
         if logs is None or "reward" not in logs:  # the closing summary of a run carries no reward
             return
         self.curves["step"].append(state.global_step)
-        for name, key in _CURVES.items():
+        for name, key in self._keys.items():
             self.curves[name].append(logs.get(key))
         status = f"pass rate {self.recent('pass_rate'):4.0%}  length {self.recent('length_mean'):4.1f} tokens"
         self._bar.update(self._task, completed=state.global_step, status=status)

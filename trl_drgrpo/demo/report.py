@@ -8,6 +8,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from trl_drgrpo.demo.process import step_numbers
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
@@ -44,7 +46,7 @@ def print_report(result: "DemoResult", console: Console) -> None:
 
 
 def before_after_table(result: "DemoResult") -> Table:
-    """Sampled and greedy accuracy and mean lengths on held-out problems, before and after training."""
+    """Accuracies, mean lengths and, with step rewards, the steps on held-out problems, before and after training."""
     size = len(result.problems)
     table = Table(title=f"Held-out problems ({size}), before and after {result.steps} steps", title_justify="left")
     table.add_column("measure")
@@ -60,6 +62,14 @@ def before_after_table(result: "DemoResult") -> Table:
     ):
         change = "" if old is None or new is None else f"{new - old:+.1f}"
         table.add_row(name, *("none" if value is None else f"{value:.1f}" for value in (old, new)), change)
+    if result.process:
+        old, new = (step_numbers(result.problems, evaluation.texts) for evaluation in (before, after))
+        steps, right = "steps_mean", "process_reward"
+        table.add_row(
+            "steps per completion", f"{old[steps]:.1f}", f"{new[steps]:.1f}", f"{new[steps] - old[steps]:+.1f}"
+        )
+        change = f"{100 * (new[right] - old[right]):+.1f} points"
+        table.add_row("right steps", f"{old[right]:.1%}", f"{new[right]:.1%}", change)
     return table
 
 

@@ -22,6 +22,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
 from trl_drgrpo.demo.build import MODEL_DIR
 from trl_drgrpo.demo.evaluate import Evaluation, evaluate
+from trl_drgrpo.demo.process import PROCESS_SETTINGS, line_reward, step_numbers
 from trl_drgrpo.demo.progress import ProgressCallback, logged_list_sum_reward
 from trl_drgrpo.demo.report import draw_curves, library_versions
 from trl_drgrpo.demo.task import make_dataset, make_problems
@@ -43,6 +44,7 @@ class DemoResult:
     Args:
         output_dir (`Path`): Where the files are.
         seed, steps (`int`): Settings of the run.
+        process (`bool`): Whether every line is rewarded, next to the outcome.
         problems (`list[tuple[int, ...]]`): The held-out problems, in the order of the completions.
         status (`str`): `"unfinished"` until everything is measured, then `"finished"`.
         before, after (`dict[str, Evaluation]`): Held-out measurements, keys `sampled` and `greedy`.
@@ -55,6 +57,7 @@ class DemoResult:
     seed: int
     steps: int
     problems: list[tuple[int, ...]]
+    process: bool = False
     status: str = "unfinished"
     before: dict[str, Evaluation] = field(default_factory=dict)
     after: dict[str, Evaluation] = field(default_factory=dict)
@@ -84,14 +87,23 @@ class DemoResult:
         """Whether the gain reaches what the demo claims."""
         return self.gain_points is not None and self.gain_points >= REQUIRED_GAIN_POINTS
 
+    def numbers(self, evaluation: Evaluation) -> dict[str, float | None]:
+        """All numbers of a measurement, those of its steps included."""
+        return evaluation.numbers() | step_numbers(self.problems, evaluation.texts)
+
     def write(self) -> None:
         """Write every number so far to `results_file`."""
         numbers = {
             "made_by": MADE_BY,
             "status": self.status,
-            "settings": {"seed": self.seed, "steps": self.steps, "held_out_problems": len(self.problems)},
-            "before": {mode: evaluation.numbers() for mode, evaluation in self.before.items()},
-            "after": {mode: evaluation.numbers() for mode, evaluation in self.after.items()},
+            "settings": {
+                "seed": self.seed,
+                "steps": self.steps,
+                "held_out_problems": len(self.problems),
+                "process": PROCESS_SETTINGS if self.process else None,
+            },
+            "before": {mode: self.numbers(evaluation) for mode, evaluation in self.before.items()},
+            "after": {mode: self.numbers(evaluation) for mode, evaluation in self.after.items()},
             "gain_points": self.gain_points,
             "required_gain_points": REQUIRED_GAIN_POINTS,
             "learnt": self.learnt,
@@ -146,8 +158,14 @@ def _is_a_demos(output_dir: Path) -> bool:
     return isinstance(numbers, dict) and numbers.get("made_by") == MADE_BY
 
 
-def training_arguments(output_dir: Path, seed: int, steps: int) -> DrGRPOConfig:
-    """The demo's training settings: `P = 8` prompts of `G = 8` completions per step, on the CPU in float32."""
+def training_arguments(output_dir: Path, seed: int, steps: int, **fields: Any) -> DrGRPOConfig:
+    """The demo's training settings: `P = 8` prompts of `G = 8` completions per step, on the CPU in float32.
+
+    Args:
+        output_dir (`Path`): Folder of the run.
+        seed, steps (`int`): Settings of the run.
+        **fields: Further fields of [`DrGRPOConfig`], `PROCESS_SETTINGS` for example.
+    """
     return DrGRPOConfig(
         output_dir=str(output_dir),
         seed=seed,
@@ -164,6 +182,7 @@ def training_arguments(output_dir: Path, seed: int, steps: int) -> DrGRPOConfig:
         save_strategy="no",
         report_to="none",
         disable_tqdm=True,
+        **fields,
     )
 
 
@@ -173,6 +192,7 @@ def run_demo(
     steps: int = 200,
     eval_size: int = 512,
     console: Console | None = None,
+    process: bool = False,
 ) -> DemoResult:
     """Measure, train, measure again, save.
 
@@ -182,6 +202,7 @@ def run_demo(
         steps (`int`): Training steps, at least 1.
         eval_size (`int`): Number of held-out problems.
         console (`rich.console.Console`, *optional*): Where progress goes; standard error by default.
+        process (`bool`): Reward every line with `line_reward`, next to the outcome.
 
     Returns:
         `DemoResult`. Whether the model has learnt is for the caller to judge (`result.learnt`).
@@ -195,7 +216,7 @@ def run_demo(
     if seed < 0:
         raise InputError("seed", str(seed), "0 or larger", "Any such number will do.")
     console = console or Console(stderr=True)
-    result = DemoResult(Path(output_dir), seed, steps, make_problems(eval_size, "held_out"))
+    result = DemoResult(Path(output_dir), seed, steps, make_problems(eval_size, "held_out"), process)
     check_output_dir(result.output_dir)
     result.write()  # from here on the folder is recognisably a demo's
     with _one_thread():
@@ -243,15 +264,18 @@ def _measure_train_measure(result: DemoResult, console: Console) -> None:
 
 def _train(model: Any, tokenizer: Any, result: DemoResult, console: Console) -> None:
     """Train the model in place; the curves grow in `result` step by step."""
-    progress = ProgressCallback(console, result.steps)
+    progress = ProgressCallback(console, result.steps, result.process)
     result.curves = progress.curves
     trainer = DrGRPOTrainer(
         model=model,
         reward_funcs=logged_list_sum_reward,
-        args=training_arguments(result.output_dir, result.seed, result.steps),
+        args=training_arguments(
+            result.output_dir, result.seed, result.steps, **(PROCESS_SETTINGS if result.process else {})
+        ),
         train_dataset=make_dataset(_PROMPTS_PER_STEP * result.steps, "train", result.seed),
         processing_class=tokenizer,
         callbacks=[progress],
+        step_reward_funcs=line_reward if result.process else None,
     )
     trainer.remove_callback(PrinterCallback)  # it would print every log to standard output
     with progress:

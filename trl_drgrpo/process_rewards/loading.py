@@ -84,15 +84,20 @@ def load_model(
     import transformers
 
     device = device or _default_device()
-    options = {"dtype": dtype or "auto", "trust_remote_code": trust_remote_code, "output_loading_info": True}
+    options: dict[str, Any] = {
+        "dtype": dtype or "auto",
+        "trust_remote_code": trust_remote_code,
+        "output_loading_info": True,
+    }
     if quantization_config is not None:
         options |= {"quantization_config": quantization_config, "device_map": {"": device}}
     try:
-        loader = getattr(transformers, auto_class)
+        loader: Any = getattr(transformers, auto_class)
         if not trust_remote_code and _is_qwen_prm(model):
             from trl_drgrpo.process_rewards.qwen2_prm import Qwen2ForProcessRewardModel
 
-            loader, _ = Qwen2ForProcessRewardModel, options.pop("trust_remote_code")
+            loader = Qwen2ForProcessRewardModel
+            del options["trust_remote_code"]
         loaded, info = loader.from_pretrained(model, **options)
     except (OSError, ValueError) as error:
         raise InputError("model", _quoted(model, error), "a process reward model that loads", _HUB_REMEDY) from error

@@ -4,7 +4,7 @@
 |---|---|---|
 | Math-Shepherd (arXiv 2312.08935) | `question Step 1: ... ки\\nStep 2: ... ки` | `+` against `-` at each `ки` |
 | Qwen2.5-Math-PRM (arXiv 2501.07301) | chat, the answer's steps each followed by `<extra_0>` | class 1 of 2 there |
-| chat turns (RLHFlow, arXiv 2405.07863) | each step a user turn, answered `+` | `+` against `-` where it is predicted |
+| chat turns (RLHFlow, arXiv 2405.07863) | each step a user turn, answered `+` | `+` against `-` as the answer |
 
 Places are known by construction, not found by searching the input for the marker; a policy that writes the marker
 itself gains nothing. All steps of a completion are scored in one forward pass: the models are causal.
@@ -119,8 +119,8 @@ class QwenMathScorer(_MarkerScorer):
             architecture; `"AutoModel"` with `trust_remote_code=True` runs the repository's own class.
         name (`str`, *optional*, defaults to `"qwen_math_prm"`): Name in logs and metrics.
         **options: `batch_size`, `max_length`, `prompt_text`, `dtype`, `device`, `quantization_config`,
-            `trust_remote_code`: as in [`TokenClassificationScorer`]. Messages keep their roles, system included, unless
-            `prompt_text` is given.
+            `trust_remote_code`: as in [`TokenClassificationScorer`]. Messages keep their roles, the
+            system's too, unless `prompt_text` is given.
 
     Raises:
         `InputError`: A marker that is not one token, a tokenizer without chat template, a head that has not two

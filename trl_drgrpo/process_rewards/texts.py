@@ -88,6 +88,10 @@ class Cleaner:
         """
         return _remove(self._from_steps, text).lstrip("\r\n").rstrip()
 
+    def bare(self, text: str) -> str:
+        """The text without special tokens, as a tokenizer decodes it that skips them; white space stays."""
+        return _remove(self._from_steps, text)
+
     def prompt(self, text: str) -> str:
         """The prompt without markers."""
         return _remove(self._from_prompts, text)

@@ -67,9 +67,8 @@ class TokenClassificationScorer(StepScorer):
         super().__init__(
             loaded, tokenizer, name=name, batch_size=batch_size, max_length=max_length, prompt_text=prompt_text
         )
-        if step_separator is None:
-            step_separator = getattr(loaded.config, "step_separator", DEFAULT_SEPARATOR)
-        self.step_separator = step_separator
+        noted: str = getattr(loaded.config, "step_separator", DEFAULT_SEPARATOR)
+        self.step_separator = noted if step_separator is None else step_separator
         self._check_classes()
 
     def _encode(self, prompt: Any, steps: Sequence[str]) -> ScoringInput:

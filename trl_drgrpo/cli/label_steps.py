@@ -1,0 +1,108 @@
+"""`trl-drgrpo label-steps`: label the steps of a model's completions by roll-outs and a verifier.
+
+The file that is written is what `trl-drgrpo train-prm --data` reads. A summary goes to standard output, progress to
+standard error. Exit codes: 0 done, 2 bad input.
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from trl_drgrpo.cli import console
+from trl_drgrpo.errors import InputError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the subcommand's options to a parser.
+
+    Args:
+        parser (`argparse.ArgumentParser`): The parser of this subcommand.
+    """
+    parser.description = (
+        "For each prompt sample completions, split them into steps and roll out from behind every step: a step is "
+        "labelled good if at least one roll-out is accepted by the outcome reward. Writes prompt, steps, labels and "
+        "values as JSON Lines, for `trl-drgrpo train-prm`."
+    )
+    parser.add_argument("--model", required=True, help="folder or Hub id of the causal language model that rolls out")
+    parser.add_argument("--data", required=True, help="JSON Lines file with prompt and the columns the reward needs")
+    parser.add_argument(
+        "--reward", required=True, help="outcome reward: a registered name, package.module.f or file.py:f"
+    )
+    parser.add_argument("--output", required=True, help="JSON Lines file to write")
+    parser.add_argument("--rollouts", type=int, default=8, help="roll-outs per step (default: 8)")
+    parser.add_argument("--completions", type=int, default=1, help="completions per prompt (default: 1)")
+    parser.add_argument(
+        "--step_separator", default="\\n", help=r"a step ends behind it; \n is a line break (default: \n)"
+    )
+    parser.add_argument("--max_new_tokens", type=int, default=512, help="longest continuation (default: 512)")
+    parser.add_argument("--temperature", type=float, default=1.0, help="of the sampling (default: 1)")
+    parser.add_argument("--batch_size", type=int, default=32, help="continuations per forward pass (default: 32)")
+    parser.add_argument("--seed", type=int, default=0, help="of the sampling (default: 0)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Label and write.
+
+    Args:
+        args (`argparse.Namespace`): As `add_arguments` defines them.
+
+    Returns:
+        `int`: 0.
+
+    Raises:
+        InputError: On data, a reward or a model that do not fit.
+    """
+    from trl_drgrpo.process_rewards.stepwise_data import read_json_lines
+    from trl_drgrpo.rewards.registry import check_columns, resolve_reward
+
+    for field in ("rollouts", "completions"):
+        if getattr(args, field) < 1:
+            raise InputError(field, str(getattr(args, field)), "at least 1", "Give a positive number.")
+    rows = read_json_lines(args.data)  # before anything heavy is imported
+    reward = resolve_reward(args.reward)
+    check_columns(reward, [name for name in rows[0] if name not in ("steps", "labels", "values")], args.reward)
+    labelled = _label(args, rows, reward)
+    steps = [label for row in labelled for label in row["labels"] if label is not None]
+    print(f"rows {len(labelled)}")
+    print(f"steps {len(steps)}")
+    print(f"good_frac {sum(steps) / max(len(steps), 1):g}")
+    print(f"right_frac {sum(row['values'][-1] == 1.0 for row in labelled) / max(len(labelled), 1):g}")
+    print(f"output {args.output}")
+    return 0
+
+
+def _label(args: argparse.Namespace, rows: list[dict[str, Any]], reward: Any) -> list[dict[str, Any]]:
+    """Rows as they are written, each as soon as it is there."""
+    from trl_drgrpo.process_rewards.labelling import label_steps
+    from trl_drgrpo.process_rewards.loading import load_model, load_tokenizer
+    from trl_drgrpo.process_rewards.rollouts import TransformersRollouts
+
+    tokenizer = load_tokenizer(args.model, None)
+    generate = TransformersRollouts(
+        load_model(args.model, "AutoModelForCausalLM"),
+        tokenizer,
+        max_new_tokens=args.max_new_tokens,
+        temperature=args.temperature,
+        batch_size=args.batch_size,
+        seed=args.seed,
+    )
+    separator = args.step_separator.replace("\\n", "\n")
+    labelled: list[dict[str, Any]] = []
+    output = Path(args.output)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with output.open("w", encoding="utf-8") as file:
+        for row in label_steps(
+            rows,
+            generate,
+            reward,
+            tokenizer,
+            rollouts=args.rollouts,
+            completions=args.completions,
+            separator=separator,
+        ):
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+            labelled.append(row)
+            if len(labelled) % 100 == 0:
+                console.log(f"{len(labelled)} completions labelled")
+    return labelled

@@ -1,0 +1,89 @@
+"""`trl-drgrpo train-prm`: train a process reward model from labelled steps.
+
+Results go to standard output, one number per line; progress to standard error. The model that is saved loads in
+`trl_drgrpo.process_rewards.TokenClassificationScorer`. Exit codes: 0 done, 2 bad input.
+"""
+
+import argparse
+import contextlib
+import sys
+from typing import Any
+
+FORMATS = ("stepwise", "prm800k", "math_shepherd")  # of process_rewards.stepwise_data, which is imported later
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the subcommand's options to a parser.
+
+    Args:
+        parser (`argparse.ArgumentParser`): The parser of this subcommand.
+    """
+    parser.description = (
+        "Train a language model with a head of two classes per token to tell good steps from bad ones. The data is a "
+        "JSON Lines file with prompt, steps (list of texts) and labels (list of booleans); published PRM800K and "
+        "Math-Shepherd files are converted."
+    )
+    parser.add_argument("--model", required=True, help="folder or Hub id of the language model to start from")
+    parser.add_argument("--data", required=True, help="JSON Lines file of labelled steps")
+    parser.add_argument("--output_dir", required=True, help="folder for the trained model and its tokenizer")
+    parser.add_argument("--eval_data", help="file of the same format to measure on after training")
+    parser.add_argument("--format", choices=FORMATS, default="stepwise", help="shape of the rows (default: stepwise)")
+    parser.add_argument(
+        "--step_separator", default="\\n", help=r"what follows every step; \n is a line break (default: \n)"
+    )
+    parser.add_argument(
+        "--max_length", type=int, default=2048, help="longer rows lose the left of their prompt (default: 2048)"
+    )
+    parser.add_argument("--learning_rate", type=float, default=1e-5, help="(default: 1e-5)")
+    parser.add_argument("--num_train_epochs", type=float, default=1.0, help="(default: 1)")
+    parser.add_argument("--max_steps", type=int, default=-1, help="optimizer steps, over num_train_epochs if positive")
+    parser.add_argument("--per_device_train_batch_size", type=int, default=8, help="(default: 8)")
+    parser.add_argument("--gradient_accumulation_steps", type=int, default=1, help="(default: 1)")
+    parser.add_argument("--logging_steps", type=int, default=10, help="(default: 10)")
+    parser.add_argument("--seed", type=int, default=42, help="(default: 42)")
+    parser.add_argument("--bf16", action="store_true", help="compute in bfloat16; the weights stay in float32")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Train, save and print the numbers.
+
+    Args:
+        args (`argparse.Namespace`): As `add_arguments` defines them.
+
+    Returns:
+        `int`: 0.
+
+    Raises:
+        InputError: On data or a model that do not fit.
+    """
+    from trl_drgrpo.process_rewards.stepwise_data import read_labelled_steps
+
+    rows = read_labelled_steps(args.data, args.format)  # before anything heavy is imported
+    eval_rows = read_labelled_steps(args.eval_data, args.format) if args.eval_data else None
+    from trl_drgrpo.process_rewards.training import train_prm
+
+    fields = (
+        "learning_rate",
+        "num_train_epochs",
+        "max_steps",
+        "per_device_train_batch_size",
+        "gradient_accumulation_steps",
+        "logging_steps",
+        "seed",
+        "bf16",
+    )
+    arguments: dict[str, Any] = {field: getattr(args, field) for field in fields}
+    with contextlib.redirect_stdout(sys.stderr):  # transformers prints its logs there
+        numbers = train_prm(
+            args.model,
+            rows,
+            args.output_dir,
+            eval_rows=eval_rows,
+            step_separator=args.step_separator.replace("\\n", "\n"),
+            max_length=args.max_length,
+            arguments=arguments,
+        )
+    for name, value in numbers.items():
+        print(f"{name} {value:g}")
+    print(f"model {args.output_dir}")
+    return 0

@@ -1,0 +1,109 @@
+"""Roll-outs: continuations of a prefix, sampled from a transformers model in batches.
+
+Monte-Carlo values take any callable `generate(prefixes, k) -> list[list[str]]`; this is the one for a model in memory.
+Prefixes are texts or, exact to the token, lists of token ids.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from trl_drgrpo.errors import InputError
+
+Prefixes = Sequence[str] | Sequence[Sequence[int]]
+
+
+class TransformersRollouts:
+    """Samples continuations; the same seed, prefixes and calls give the same texts.
+
+    Args:
+        model (`PreTrainedModel`): A causal language model; put into evaluation mode for the call and back after it.
+        tokenizer (`PreTrainedTokenizerBase`): Its tokenizer.
+        max_new_tokens (`int`, *optional*, defaults to `256`): Continuations are cut here.
+        temperature (`float`, *optional*, defaults to `1.0`): Sampling temperature, > 0.
+        top_p (`float`, *optional*, defaults to `1.0`): Nucleus of the sampling; 1.0 = the whole distribution.
+        batch_size (`int`, *optional*, defaults to `32`): Continuations per call of `model.generate`.
+        seed (`int`, *optional*, defaults to `0`): Every call is seeded with `seed` plus the number of calls before.
+            The global random state is put back afterwards.
+        skip_special_tokens (`bool`, *optional*, defaults to `True`): Leave special tokens out of the texts.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        *,
+        max_new_tokens: int = 256,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        batch_size: int = 32,
+        seed: int = 0,
+        skip_special_tokens: bool = True,
+    ):
+        for field, value in (("max_new_tokens", max_new_tokens), ("batch_size", batch_size)):
+            if value < 1:
+                raise InputError(field, str(value), "at least 1", "Give a positive number.")
+        if temperature <= 0:
+            remedy = "All roll-outs of a greedy model are one and the same: sample."
+            raise InputError("temperature", str(temperature), "more than 0", remedy)
+        self.model, self.tokenizer = model, tokenizer
+        self.max_new_tokens, self.batch_size = max_new_tokens, batch_size
+        self.seed, self.calls = seed, 0
+        self.skip_special_tokens = skip_special_tokens
+        self.decoding = {"do_sample": True, "temperature": temperature, "top_p": top_p, "top_k": 0}
+
+    def __call__(self, prefixes: Prefixes, k: int) -> list[list[str]]:
+        """Sample.
+
+        Args:
+            prefixes (`N` texts or lists of token ids): What is continued. A text is tokenized with the tokenizer's own
+                special tokens; render chat prompts beforehand.
+            k (`int`): Continuations per prefix.
+
+        Returns:
+            `list[list[str]]`: `N` lists of `k` continuations, without their prefix.
+        """
+        encoded = [
+            list(self.tokenizer(prefix)["input_ids"]) if isinstance(prefix, str) else list(prefix)
+            for prefix in prefixes
+        ]
+        jobs = [i for i in range(len(encoded)) for _ in range(k)]
+        jobs.sort(key=lambda i: len(encoded[i]))  # rows of like length share a batch; stable
+        texts: list[list[str]] = [[] for _ in encoded]
+        was_training = self.model.training
+        self.model.eval()
+        try:
+            self._sample(encoded, jobs, texts)
+        finally:
+            self.model.train(was_training)
+        self.calls += 1
+        return texts
+
+    def _sample(self, encoded: list[list[int]], jobs: list[int], texts: list[list[str]]) -> None:
+        """One continuation per job, added to the texts of its prefix."""
+        devices = [self.model.device] if self.model.device.type == "cuda" else []
+        with torch.random.fork_rng(devices=devices), torch.no_grad():
+            torch.manual_seed(self.seed + self.calls)
+            for start in range(0, len(jobs), self.batch_size):
+                batch = jobs[start : start + self.batch_size]
+                for i, text in zip(batch, self._continue([encoded[i] for i in batch]), strict=True):
+                    texts[i].append(text)
+
+    def _continue(self, prefixes: list[list[int]]) -> list[str]:
+        """One continuation per prefix, padded on the left."""
+        width = max(map(len, prefixes))
+        pad = self.tokenizer.pad_token_id if self.tokenizer.pad_token_id is not None else self.tokenizer.eos_token_id
+        input_ids = torch.full((len(prefixes), width), pad)  # (B, S)
+        attention_mask = torch.zeros_like(input_ids)
+        for i, prefix in enumerate(prefixes):
+            input_ids[i, width - len(prefix) :] = torch.tensor(prefix)
+            attention_mask[i, width - len(prefix) :] = 1
+        output = self.model.generate(
+            input_ids=input_ids.to(self.model.device),
+            attention_mask=attention_mask.to(self.model.device),
+            max_new_tokens=self.max_new_tokens,
+            pad_token_id=pad,
+            **self.decoding,
+        )
+        return self.tokenizer.batch_decode(output[:, width:], skip_special_tokens=self.skip_special_tokens)
