@@ -102,6 +102,6 @@ def test_the_subcommands_are_modules():
     import importlib
 
     for name in SUBCOMMANDS:
-        module = importlib.import_module(f"trl_drgrpo.cli.{name}")
+        module = importlib.import_module(f"trl_drgrpo.cli.{name.replace('-', '_')}")
         assert callable(module.add_arguments)
         assert callable(module.run)

@@ -5,7 +5,7 @@ import warnings
 
 import pytest
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
@@ -73,10 +73,10 @@ def metaspace_tokenizer():
     words = [("<unk>", -20.0), ("<s>", -20.0), ("</s>", -20.0), ("▁ки", -1.0), ("▁+", -1.0), ("▁-", -1.0)]
     tokenizer = Tokenizer(models.Unigram([*words, *((character, -4.0) for character in characters)], unk_id=0))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-    fast = PreTrainedTokenizerFast(
+    tokenizer.decoder = decoders.Metaspace()
+    return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, unk_token="<unk>", bos_token="<s>", eos_token="</s>", pad_token="</s>"
     )
-    return fast
 
 
 def token_classification(**options):
@@ -199,12 +199,10 @@ def test_what_trails_a_step_does_not_matter(make):
 def test_markers_written_by_the_policy_are_taken_out(make):
     scorer = make()
     bare = scorer(["2?"], steps=[["it is 2", "so 2"]])
-    for marker in ("<extra_0>", " ки", "<extra_<extra_0>0>", "\ue002"):
-        if marker.strip() in ("ки",) and "shepherd" not in scorer.__name__:
-            continue
-        if "extra" in marker and "qwen" not in scorer.__name__:
-            continue
-        assert scorer(["2?"], steps=[[f"it is 2{marker}", "so 2"]]) == bare
+    copies = {"qwen_math_prm": ("<extra_0>", "<extra_<extra_0>0>"), "math_shepherd_prm": (" ки", "\ue002 ки")}
+    for copy in (*copies.get(scorer.__name__, ()), "\ue002"):
+        assert scorer(["2?"], steps=[[f"it is 2{copy}", "so 2"]]) == bare
+        assert scorer([f"2?{copy}"], steps=[["it is 2", "so 2"]]) == bare
 
 
 def test_prompts_as_messages(make):
@@ -236,9 +234,10 @@ def test_long_prompts_lose_their_left_and_say_so_once(make):
     assert "efghij" in text
     assert "abc" not in text
     assert all(step in text for step in CLEAN[0])
-    assert scores[1] == full(["ab"], steps=[STEPS[3]])[0]
+    close([scores[1]], full(["ab"], steps=[STEPS[3]]))
+    if "shepherd" not in full.__name__:  # whose tokenizer writes another space before a shorter prompt
+        close([scores[0]], full(["efghij"], steps=[STEPS[0]]))
     assert scores[0] != full([prompt], steps=[STEPS[0]])[0]
-    close([scores[0]], [full(["efghij"], steps=[STEPS[0]])[0]]) if "shepherd" not in full.__name__ else None
     assert logged == {f"process_rewards/{full.__name__}/truncated_frac": 0.5}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -336,17 +335,12 @@ def test_a_tokenizer_without_the_marker_is_refused():
 
 
 def test_a_marker_that_merges_with_its_surroundings_is_refused():
-    tokenizer = tiny_tokenizer()  # 'à' is two bytes here; a space alone is one token, but " x" is never ". x"
+    vocab = {token: i for i, token in enumerate([*sorted(pre_tokenizers.ByteLevel.alphabet()), "Ġx"])}
+    merging = Tokenizer(models.BPE(vocab=vocab, merges=[("Ġ", "x")]))  # " x" is one token, but not that of "x"
+    merging.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=merging, eos_token="a", pad_token="b")
     with pytest.raises(InputError, match="merges the marker"):
-        MathShepherdScorer(built(Qwen2ForCausalLM, config(tokenizer)), _merging(tokenizer), marker="x")
-
-
-def _merging(tokenizer):
-    backend = json.loads(tokenizer.backend_tokenizer.to_str())
-    backend["model"]["merges"] = [["Ġ", "x"]]
-    backend["model"]["vocab"]["Ġx"] = len(backend["model"]["vocab"])
-    merged = Tokenizer.from_str(json.dumps({**backend, "added_tokens": []}))
-    return PreTrainedTokenizerFast(tokenizer_object=merged, eos_token="a", pad_token="b")
+        MathShepherdScorer(built(Qwen2ForCausalLM, config(tokenizer)), tokenizer, marker="x")
 
 
 def test_a_tokenizer_without_chat_template_is_refused():

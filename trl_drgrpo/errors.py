@@ -25,7 +25,14 @@ class InputError(ValueError):
 
     def __init__(self, field: str, got: str, expected: str, remedy: str):
         super().__init__(f"{field}: got {got}; expected {expected}. {remedy}")
-        self.field = field
+        self.field, self.got, self.expected, self.remedy = field, got, expected, remedy
+
+    def under(self, field: str) -> "InputError":
+        """The same error, said of another field."""
+        return type(self)(field, self.got, self.expected, self.remedy)
+
+    def __reduce__(self):
+        return type(self), (self.field, self.got, self.expected, self.remedy)  # errors travel between processes
 
 
 class RewardError(InputError):

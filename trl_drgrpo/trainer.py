@@ -227,7 +227,7 @@ class DrGRPOTrainer(ResumableTrainer):
         scores = scorer.score(
             [list(ids) for ids in batch.completion_ids],
             tool_masks,
-            self.processing_class,
+            getattr(self.processing_class, "tokenizer", self.processing_class),  # a processor's, for images
             lambda name, value: metrics[name].append(value),
             log_extra=lambda column, values: columns[column].extend(values),
             prompts=batch.prompts,

@@ -9,6 +9,7 @@ hour on one core), `--table` prints the table of the page from that file.
 """
 
 import argparse
+import functools
 import json
 import os
 import random
@@ -50,12 +51,12 @@ ARMS = {
     "steps_return_to_go": (RULE, "return_to_go", "pooled", 0.0),
     "steps_immediate": (RULE, "immediate", "pooled", 0.0),
     "steps_min_to_go": (RULE, "min_to_go", "pooled", 0.0),
+    "outcome+return_to_go/none": (RULE, "return_to_go", "none", 1.0),
+    "steps_return_to_go/none": (RULE, "return_to_go", "none", 0.0),
     "outcome+prm_return_to_go": (PRM, "return_to_go", "pooled", 1.0),
     "outcome+prm_min_to_go": (PRM, "min_to_go", "pooled", 1.0),
     "prm_return_to_go": (PRM, "return_to_go", "pooled", 0.0),
     "prm_min_to_go": (PRM, "min_to_go", "pooled", 0.0),
-    "outcome+same_index": (RULE, "return_to_go", "same_index", 1.0),
-    "outcome+immediate_same_index": (RULE, "immediate", "same_index", 1.0),
 }
 
 
@@ -73,9 +74,10 @@ def labelled_demonstrations(size, split, seed):
 
 def prm_prompt(prompt):
     """The sum on a line of its own: without a chat template it would run into the first step."""
-    return prompt[-1]["content"] + "\n"
+    return (prompt if isinstance(prompt, str) else prompt[-1]["content"]) + "\n"
 
 
+@functools.cache
 def small_prm(seed):
     """A token-classification PRM on the demo model's own weights, with its accuracy on held-out demonstrations."""
     with tempfile.TemporaryDirectory() as folder:
@@ -165,7 +167,7 @@ def main():
 def study(options):
     """Run what the file lacks, and write it after every run."""
     settings = {"steps": options.steps, "eval_size": options.eval_size}
-    results = {"settings": settings, "versions": library_versions(), "prm": {}, "runs": []}
+    results = {"settings": settings, "versions": library_versions(), "runs": []}
     if options.output.exists():
         results = json.loads(options.output.read_text(encoding="utf-8"))
         if results["settings"] != settings:
@@ -177,19 +179,20 @@ def study(options):
         for arm in options.arms:
             if (arm, seed) in done:
                 continue
-            if seed not in before:
-                shipped = AutoModelForCausalLM.from_pretrained(MODEL_DIR, dtype=torch.float32)
-                before[seed] = measure(shipped, AutoTokenizer.from_pretrained(MODEL_DIR), problems, seed)
             scorer = None
             if ARMS[arm][0] == PRM:
                 scorer, quality = small_prm(seed)
-                results["prm"][str(seed)] = rounded(quality)
+                results.setdefault("prm", {})[str(seed)] = rounded(quality)
+            if (seed, scorer) not in before:
+                shipped = AutoModelForCausalLM.from_pretrained(MODEL_DIR, dtype=torch.float32)
+                tokenizer = AutoTokenizer.from_pretrained(MODEL_DIR)
+                before[seed, scorer] = measure(shipped, tokenizer, problems, seed, scorer)
             start = time.process_time()
             model, tokenizer, curves = train(arm, seed, options.steps, scorer)
             run = {
                 "arm": arm,
                 "seed": seed,
-                "before": before[seed],
+                "before": before[seed, scorer],
                 "after": measure(model, tokenizer, problems, seed, scorer),
                 **{
                     f"{name}_at": at_steps(curves[name], options.steps)

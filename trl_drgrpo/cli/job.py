@@ -28,6 +28,7 @@ class Job:
         given (`dict[str, Any]`): The values from recipe and flags, typed.
         script, training, model, mixture: The four dataclasses, built.
         reward_funcs (`list`): Reward functions, and the id of a reward model if one was named (first, as TRL does).
+        step_reward_funcs (`list`): Step reward functions.
         train_dataset, eval_dataset: The splits; the latter `None` without evaluation.
     """
 
@@ -37,6 +38,7 @@ class Job:
     model: Any
     mixture: Any
     reward_funcs: list[Any] = field(default_factory=list)
+    step_reward_funcs: list[Any] = field(default_factory=list)
     train_dataset: Any = None
     eval_dataset: Any = None
 
@@ -61,9 +63,9 @@ def check_given(given: dict[str, Any]) -> None:
             raise InputError("dataset_name", "none", "a dataset, or a mixture under `datasets`", remedy)
         data.check_source(given["dataset_name"])
     rewards = [*filter(None, [given.get("reward_model_name_or_path")]), *(given.get("reward_funcs") or [])]
-    if not rewards:
+    if not rewards and not given.get("step_reward_funcs"):
         remedy = "Add for example `reward_funcs: [accuracy_reward]`; `trl-drgrpo train --help` says what can be named."
-        raise InputError("reward_funcs", "none", "at least one reward", remedy)
+        raise InputError("reward_funcs", "none", "at least one reward, or step_reward_funcs", remedy)
     weights = given.get("reward_weights")
     if weights is not None and len(weights) != len(rewards):
         expected = f"{len(rewards)}, one per reward"
@@ -129,10 +131,11 @@ def prepare(given: dict[str, Any]) -> Job:
     if job.script.reward_model_name_or_path:
         job.reward_funcs.append(job.script.reward_model_name_or_path)
     job.reward_funcs += [resolve_reward(spec) for spec in job.script.reward_funcs or []]
+    job.step_reward_funcs += [resolve_reward(s, "step_reward_funcs") for s in job.script.step_reward_funcs or []]
     _load_datasets(job)
     from trl_drgrpo.preflight import check_inputs
 
-    check_inputs(job.training, job.reward_funcs, job.train_dataset)
+    check_inputs(job.training, job.reward_funcs, job.train_dataset, step_reward_funcs=job.step_reward_funcs)
     return job
 
 
@@ -235,6 +238,7 @@ def train(job: Job) -> dict[str, Any]:
     trainer = DrGRPOTrainer(
         model=job.model.model_name_or_path,
         reward_funcs=job.reward_funcs,
+        step_reward_funcs=job.step_reward_funcs,
         args=job.training,
         train_dataset=job.train_dataset,
         eval_dataset=job.eval_dataset,

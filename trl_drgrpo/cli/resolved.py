@@ -63,7 +63,7 @@ def derived(job: Job) -> dict[str, Any]:
         if dataset is not None:
             size = len(dataset) if hasattr(dataset, "__len__") else "a stream of"
             facts[f"{name} data"] = f"{size} rows, columns {', '.join(dataset.column_names or ['unknown'])}"
-    for reward in job.reward_funcs:
+    for reward in [*job.reward_funcs, *job.step_reward_funcs]:
         name = reward if isinstance(reward, str) else reward_name(reward)
         facts[f"reward {name}"] = "a model" if isinstance(reward, str) else getattr(reward, "__module__", "")
     return facts

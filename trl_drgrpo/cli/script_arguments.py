@@ -11,7 +11,8 @@ from trl.scripts.grpo import GRPOScriptArguments
 @dataclass
 class DrGRPOScriptArguments(GRPOScriptArguments):
     """
-    Script arguments: TRL's [`GRPOScriptArguments`] with wider `dataset_name` and `reward_funcs`, and `rename_columns`.
+    Script arguments: TRL's [`GRPOScriptArguments`] with wider `dataset_name` and `reward_funcs`, and with
+    `step_reward_funcs` and `rename_columns`.
 
     Args:
         dataset_name (`str`, *optional*):
@@ -19,6 +20,8 @@ class DrGRPOScriptArguments(GRPOScriptArguments):
             `reasoning_gym:<task>?size=..&seed=..` or `trl_drgrpo:list_sum`.
         reward_funcs (`list[str]`, *optional*):
             Reward functions, see [`trl_drgrpo.rewards.registry.resolve_reward`].
+        step_reward_funcs (`list[str]`, *optional*):
+            Step reward functions, named in the same way; `step_separator` and `step_credit` say how they are used.
         rename_columns (`list[str]`, *optional*):
             Renamings `old=new` applied to every split, for example `question=prompt`.
     """
@@ -37,6 +40,13 @@ class DrGRPOScriptArguments(GRPOScriptArguments):
             "`get_soft_overlong_punishment` (used values are `max_completion_len=1280`, `soft_punish_cache=256`), "
             "`reasoning_gym`, `list_sum_reward`, a dotted path `package.module.function`, or "
             "`path/to/file.py:function`."
+        },
+    )
+    step_reward_funcs: list[str] | None = field(
+        default=None,
+        metadata={
+            "help": "Step reward functions, named like reward_funcs: one reward per step of a completion. With "
+            "step_separator, step_credit and step_baseline."
         },
     )
     rename_columns: list[str] | None = field(

@@ -29,7 +29,7 @@ def line_is_right(prompt: Any, previous_steps: Sequence[str], step: str) -> floa
 
     Returns:
         `float` or `None`: 1.0 if every line in the step is right, else 0.0; `None`, unscorable, for a step without
-        text, such as the end token behind a trailing line break.
+        text, such as an end token alone.
 
     Example:
 

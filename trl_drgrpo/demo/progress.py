@@ -57,8 +57,8 @@ class ProgressCallback(TrainerCallback):
     Args:
         console (`rich.console.Console`): Where to show progress. A bar on a terminal, else a line every `every` steps.
         steps (`int`): Number of training steps.
-        process (`bool`): Whether the run has step rewards, so that their curves are there too.
         every (`int`): Steps between two plain lines.
+        process (`bool`): Whether the run has step rewards, so that their curves are there too.
 
     Attributes:
         curves (`dict[str, list[float | None]]`): `step`, `pass_rate`, `length_mean`, `length_right_mean` and
@@ -66,7 +66,7 @@ class ProgressCallback(TrainerCallback):
             `None` where a batch had no such completion.
     """
 
-    def __init__(self, console: Console, steps: int, process: bool = False, every: int = 20):
+    def __init__(self, console: Console, steps: int, every: int = 20, process: bool = False):
         self.console = console
         self.steps = steps
         self.every = every

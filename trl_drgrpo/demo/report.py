@@ -64,12 +64,10 @@ def before_after_table(result: "DemoResult") -> Table:
         table.add_row(name, *("none" if value is None else f"{value:.1f}" for value in (old, new)), change)
     if result.process:
         old, new = (step_numbers(result.problems, evaluation.texts) for evaluation in (before, after))
-        steps, right = "steps_mean", "process_reward"
-        table.add_row(
-            "steps per completion", f"{old[steps]:.1f}", f"{new[steps]:.1f}", f"{new[steps] - old[steps]:+.1f}"
-        )
-        change = f"{100 * (new[right] - old[right]):+.1f} points"
-        table.add_row("right steps", f"{old[right]:.1%}", f"{new[right]:.1%}", change)
+        steps, right = [[numbers[name] for numbers in (old, new)] for name in ("steps_mean", "process_reward")]
+        table.add_row("steps per completion", *(f"{value:.1f}" for value in steps), f"{steps[1] - steps[0]:+.1f}")
+        change = f"{100 * (right[1] - right[0]):+.1f} points"
+        table.add_row("right steps", *(f"{value:.1%}" for value in right), change)
     return table
 
 

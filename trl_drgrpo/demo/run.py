@@ -264,7 +264,7 @@ def _measure_train_measure(result: DemoResult, console: Console) -> None:
 
 def _train(model: Any, tokenizer: Any, result: DemoResult, console: Console) -> None:
     """Train the model in place; the curves grow in `result` step by step."""
-    progress = ProgressCallback(console, result.steps, result.process)
+    progress = ProgressCallback(console, result.steps, process=result.process)
     result.curves = progress.curves
     trainer = DrGRPOTrainer(
         model=model,

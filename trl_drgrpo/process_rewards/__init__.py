@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from trl_drgrpo.process_rewards.marker import MathShepherdScorer as MathShepherdScorer
     from trl_drgrpo.process_rewards.marker import QwenMathScorer as QwenMathScorer
     from trl_drgrpo.process_rewards.monte_carlo import MonteCarloScorer as MonteCarloScorer
+    from trl_drgrpo.process_rewards.rollouts import TrainerRollouts as TrainerRollouts
     from trl_drgrpo.process_rewards.rollouts import TransformersRollouts as TransformersRollouts
     from trl_drgrpo.process_rewards.rules import step_verifier as step_verifier
     from trl_drgrpo.process_rewards.stepwise_data import convert_math_shepherd as convert_math_shepherd
@@ -30,6 +31,7 @@ _HOME = {
     "MonteCarloScorer": "monte_carlo",
     "QwenMathScorer": "marker",
     "TokenClassificationScorer": "token_classification",
+    "TrainerRollouts": "rollouts",
     "TransformersRollouts": "rollouts",
     "convert_math_shepherd": "stepwise_data",
     "convert_prm800k": "stepwise_data",
@@ -44,6 +46,7 @@ __all__ = [
     "MonteCarloScorer",
     "QwenMathScorer",
     "TokenClassificationScorer",
+    "TrainerRollouts",
     "TransformersRollouts",
     "convert_math_shepherd",
     "convert_prm800k",

@@ -19,13 +19,13 @@ import torch
 from trl_drgrpo.errors import InputError
 from trl_drgrpo.process_rewards.encoding import ScoringInput, encode_whole, single_token_id
 from trl_drgrpo.process_rewards.loading import load_model, load_tokenizer
-from trl_drgrpo.process_rewards.scorer import StepScorer
+from trl_drgrpo.process_rewards.scorer import PRMScorer
 from trl_drgrpo.process_rewards.texts import PROMPT_END, PROMPT_START, STEP
 
 _LOADING = frozenset({"dtype", "device", "quantization_config", "trust_remote_code"})
 
 
-class _MarkerScorer(StepScorer):
+class _MarkerScorer(PRMScorer):
     """Loading, and the checks that every format with a marker needs before anything is scored."""
 
     auto_class = "AutoModelForCausalLM"
@@ -39,7 +39,7 @@ class _MarkerScorer(StepScorer):
 
     def _check_format(self) -> None:
         """Write a short row and see that every step can be read where it should be."""
-        encoded = self._encode("1+1+1=?", ["1+1=2", "2+1=3"])
+        encoded = self._sample_row()
         if len(encoded.positions) != 2 or None in encoded.positions:
             got = "a tokenizer or chat template that merges the marker with its surroundings"
             remedy = "Use the tokenizer and the chat template that the model was trained with."
@@ -96,7 +96,7 @@ class MathShepherdScorer(_MarkerScorer):
     def _encode(self, prompt: Any, steps: Sequence[str]) -> ScoringInput:
         numbered = [self._numbered(step, k) for k, step in enumerate(steps, start=1)]
         answer = "\n".join(f"{step} {STEP}{self.marker}" for step in numbered)
-        text = f"{PROMPT_START}{self._text(prompt)}{PROMPT_END} {answer}"
+        text = f"{PROMPT_START}{self._text(prompt).strip()}{PROMPT_END} {answer}"
         return encode_whole(self.tokenizer, text, self.marker_id, shift=0, special_tokens=True)
 
     def _numbered(self, step: str, k: int) -> str:

@@ -38,7 +38,9 @@ class MonteCarloScorer:
     Args:
         generate (`Callable`):
             Called as `generate(prefixes, k) -> list[list[str]]`: `k` sampled continuations of each prefix. Prefixes
-            are lists of token ids if `tokenizer` is given, else texts. [`TransformersRollouts`] is one.
+            are lists of token ids if `tokenizer` is given, else texts. [`TransformersRollouts`] is one,
+            [`TrainerRollouts`] another. One with a true attribute `collective` is called once per call of the scorer,
+            be it without prefixes: its other processes wait for it.
         verifier (`Callable`):
             Outcome reward function with TRL's signature `f(prompts=, completions=, <columns>, **kwargs)`, synchronous.
             `completion_ids` are passed if `tokenizer` is given.
@@ -162,7 +164,7 @@ class MonteCarloScorer:
     def _fill_cache(self, prefixes: Sequence[_Prefix], judge: "_Judge") -> int:
         """Roll out every prefix without a value once; returns how many roll-outs that took."""
         wanted = list({prefix.key: prefix for prefix in prefixes if prefix.key not in self._cache}.values())
-        if not wanted:
+        if not wanted and not getattr(self.generate, "collective", False):
             return 0
         rolled = [prefix.rolled if isinstance(prefix.rolled, str) else list(prefix.rolled) for prefix in wanted]
         continuations = self._checked(self.generate(rolled, self.k), len(wanted))

@@ -1,9 +1,12 @@
-"""Roll-outs: continuations of a prefix, sampled from a transformers model in batches.
+"""Roll-outs: continuations of a prefix, sampled in batches.
 
-Monte-Carlo values take any callable `generate(prefixes, k) -> list[list[str]]`; this is the one for a model in memory.
-Prefixes are texts or, exact to the token, lists of token ids.
+Monte-Carlo values take any callable `generate(prefixes, k) -> list[list[str]]`. Here are the two that need no writing:
+`TransformersRollouts` for a model in memory, and `TrainerRollouts` for the policy in training, sampled the way its
+trainer samples completions (vLLM, DeepSpeed, FSDP included). Prefixes are texts or, exact to the token, lists of
+token ids.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +15,71 @@ import torch
 from trl_drgrpo.errors import InputError
 
 Prefixes = Sequence[str] | Sequence[Sequence[int]]
+
+
+class TrainerRollouts:
+    """Samples continuations from a trainer's policy, with the trainer's own backend and sampling settings.
+
+    The trainer does not exist yet when its step reward functions are built, so it is told afterwards:
+
+    ```python
+    rollouts = TrainerRollouts()
+    scorer = MonteCarloScorer(rollouts, verifier, tokenizer=tokenizer)
+    trainer = DrGRPOTrainer(..., step_reward_funcs=scorer)
+    rollouts.trainer = trainer
+    ```
+
+    Continuations have up to `max_completion_length` tokens, whatever the prefix has already. Sampling draws from the
+    global random state, as the trainer's own does. All processes make the same number of calls to the backend.
+
+    Args:
+        trainer (`DrGRPOTrainer`, *optional*): The trainer; set the attribute `trainer` later if it does not exist yet.
+        batch_size (`int`, *optional*, defaults to `32`): Continuations per call of the backend and process; at least
+            the `k` of one prefix. Raise it for vLLM, which schedules by itself.
+    """
+
+    collective = True
+
+    def __init__(self, trainer: Any = None, *, batch_size: int = 32):
+        if batch_size < 1:
+            raise InputError("batch_size", str(batch_size), "at least 1", "Give a positive number.")
+        self.trainer, self.batch_size = trainer, batch_size
+
+    def __call__(self, prefixes: Sequence[Sequence[int]], k: int) -> list[list[str]]:
+        """Sample.
+
+        Args:
+            prefixes (`N` lists of token ids): What is continued; rendered prompt and the completion so far.
+            k (`int`): Continuations per prefix.
+
+        Returns:
+            `list[list[str]]`: `N` lists of `k` continuations, without special tokens and without their prefix.
+
+        Raises:
+            `InputError`: Without a trainer, or with prefixes that are texts.
+        """
+        trainer = self.trainer
+        if trainer is None:
+            remedy = "Set `rollouts.trainer = trainer` once the trainer exists."
+            raise InputError("TrainerRollouts.trainer", "none", "the trainer whose policy is sampled", remedy)
+        if any(isinstance(prefix, str) for prefix in prefixes):
+            remedy = "Give the Monte-Carlo scorer the policy's `tokenizer`."
+            raise InputError("prefixes", "texts", "lists of token ids", remedy)
+        tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
+        per_call = max(1, self.batch_size // k)
+        order = sorted(range(len(prefixes)), key=lambda i: len(prefixes[i]))  # rows of like length share a call
+        calls = torch.tensor(math.ceil(len(prefixes) / per_call), device=trainer.accelerator.device)
+        texts: list[list[str]] = [[] for _ in prefixes]
+        for call in range(int(trainer.accelerator.gather(calls).max())):
+            batch = order[call * per_call : (call + 1) * per_call]
+            rows = [list(prefixes[i]) for i in batch]
+            if trainer.accelerator.num_processes > 1:  # the backend wants as many rows from every process
+                rows += [rows[-1] if rows else [tokenizer.eos_token_id]] * (per_call - len(rows))
+            sampled = trainer.sample_completions([row for row in rows for _ in range(k)], num_generations=k)
+            decoded = tokenizer.batch_decode(sampled, skip_special_tokens=True)
+            for position, i in enumerate(batch):
+                texts[i] = decoded[position * k : (position + 1) * k]
+        return texts
 
 
 class TransformersRollouts:

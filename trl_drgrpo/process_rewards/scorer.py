@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 _NO_LIMIT = 10**9  # tokenizers without a limit say 1e30
 
 
-class StepScorer:
+class PRMScorer:
     """Base of the scorers: an instance is a step reward function.
 
     Args:
@@ -179,9 +179,16 @@ class StepScorer:
         logits = output.logits if hasattr(output, "logits") else output[0]
         return [logits[i, [column[position] for position in row]] for i, row in enumerate(wanted)]
 
+    def _sample_row(self) -> ScoringInput:
+        """A short row for checks, past the user's `prompt_text`: it may expect messages."""
+        theirs, self._prompt_text = self._prompt_text, None
+        row = self._encode("1+1+1=?", ["1+1=2", "2+1=3"])
+        self._prompt_text = theirs
+        return row
+
     def _check_classes(self) -> None:
         """Run one short row and see that the head has two classes."""
-        row = self._encode("1+1=?", ["2"])
+        row = self._sample_row()
         classes = self._logits([row])[0].size(-1) if None not in row.positions else 0
         if classes != 2:
             raise wrong_head(self.__name__, f"{classes} outputs per token")

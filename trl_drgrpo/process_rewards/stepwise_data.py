@@ -131,9 +131,7 @@ def read_labelled_steps(path: str | Path, data_format: str = "stepwise") -> list
         try:
             rows += checked_rows(FORMATS[data_format](record))
         except InputError as error:
-            raise InputError(
-                f"{path}, row {line}", str(error).rstrip("."), data_format, "Correct that row."
-            ) from error
+            raise error.under(f"{path}, row {line}") from error
     return rows
 
 

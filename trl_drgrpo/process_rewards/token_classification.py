@@ -11,12 +11,12 @@ import torch
 
 from trl_drgrpo.process_rewards.encoding import ScoringInput, encode_piecewise
 from trl_drgrpo.process_rewards.loading import load_model, load_tokenizer
-from trl_drgrpo.process_rewards.scorer import StepScorer, wrong_head
+from trl_drgrpo.process_rewards.scorer import PRMScorer, wrong_head
 
 DEFAULT_SEPARATOR = "\n"
 
 
-class TokenClassificationScorer(StepScorer):
+class TokenClassificationScorer(PRMScorer):
     """Step rewards from an `AutoModelForTokenClassification` with two classes.
 
     Args:

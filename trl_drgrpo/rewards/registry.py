@@ -59,6 +59,10 @@ def _list_sum() -> Callable:
     return importlib.import_module("trl_drgrpo.demo.task").list_sum_reward
 
 
+def _list_sum_lines() -> Callable:
+    return importlib.import_module("trl_drgrpo.demo.process").line_reward
+
+
 REGISTRY: dict[str, Callable[[], Callable]] = {
     "accuracy_reward": functools.partial(_trl_reward, "accuracy_reward"),
     "reasoning_accuracy_reward": functools.partial(_trl_reward, "reasoning_accuracy_reward"),
@@ -66,10 +70,11 @@ REGISTRY: dict[str, Callable[[], Callable]] = {
     "get_soft_overlong_punishment": _soft_overlong_punishment,
     "reasoning_gym": _reasoning_gym,
     "list_sum_reward": _list_sum,
+    "list_sum_line_reward": _list_sum_lines,
 }
 
 
-def resolve_reward(spec: str) -> Callable:
+def resolve_reward(spec: str, field: str = "reward_funcs") -> Callable:
     """
     Finds the reward function that a name stands for.
 
@@ -79,9 +84,11 @@ def resolve_reward(spec: str) -> Callable:
 
             - a registered name: `accuracy_reward`, `reasoning_accuracy_reward`, `think_format_reward`,
               `get_soft_overlong_punishment` (TRL's, the last with `max_completion_len=1280, soft_punish_cache=256`),
-              `reasoning_gym` (the task's own `score_answer`), `list_sum_reward` (the demo's);
+              `reasoning_gym` (the task's own `score_answer`), `list_sum_reward` (the demo's), `list_sum_line_reward`
+              (the demo's step reward);
             - a dotted path: `my_package.rewards.score` (the current directory is searched too);
             - a file and a function in it: `rewards/mine.py:score`.
+        field (`str`, *optional*, defaults to `"reward_funcs"`): What error messages call the setting.
 
     Returns:
         `Callable`: The reward function, called by TRL as `f(prompts=..., completions=..., <columns>, ...)`.
@@ -90,6 +97,13 @@ def resolve_reward(spec: str) -> Callable:
         [`~trl_drgrpo.errors.InputError`]: If there is no such name, module, file or function, if the module fails to
             import (its own error is the cause), or if what was found cannot be called.
     """
+    try:
+        return _resolve(spec)
+    except InputError as error:
+        raise error.under(field) from error.__cause__
+
+
+def _resolve(spec: str) -> Callable:
     if spec in REGISTRY:
         try:
             return REGISTRY[spec]()

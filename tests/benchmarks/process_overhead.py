@@ -1,0 +1,138 @@
+"""What step rewards cost in a step of `trl-drgrpo demo --process`: 64 rows, a rule on every line.
+
+Two measurements, both in process CPU time of one thread:
+
+- *inside*: clocks around the parts of one run (cutting into steps, the rule, everything about steps) over its whole
+  CPU time. Parts and whole slow down together on a busy machine, so the shares are steady.
+- *pairs*: interleaved runs without step rewards and with step rewards of weight 0, on the same seed. Weight 0 makes
+  the advantages `(B, T)` with the values that `(B,)` has, so both generate the same completions; the ratio is the
+  price of step rewards together with that of the `(B, T)` path in the loss. It carries the machine's noise.
+
+Without step rewards advantages stay `(B,)` and no step code is called; the script checks that, and `step_overhead.py`
+compares such a run with stock TRL.
+
+Run: `python tests/benchmarks/process_overhead.py --output recipes/results/process_overhead.json` (two minutes).
+"""
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+import time
+import warnings
+from collections import Counter
+from pathlib import Path
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+warnings.simplefilter("ignore")
+
+import torch
+import transformers
+from datasets.utils import disable_progress_bars
+from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback
+
+from trl_drgrpo import DrGRPOTrainer
+from trl_drgrpo.demo.build import MODEL_DIR
+from trl_drgrpo.demo.process import PROCESS_SETTINGS, line_reward
+from trl_drgrpo.demo.report import library_versions
+from trl_drgrpo.demo.run import training_arguments
+from trl_drgrpo.demo.task import list_sum_reward, make_dataset
+
+PROMPTS_PER_STEP = 8
+
+
+class Clock:
+    """Process CPU seconds per name."""
+
+    def __init__(self):
+        self.seconds = Counter()
+
+    def around(self, name, function):
+        """The function, timed."""
+
+        def timed(*args, **kwargs):
+            start = time.process_time()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self.seconds[name] += time.process_time() - start
+
+        timed.__name__ = getattr(function, "__name__", name)
+        return timed
+
+
+def run(steps, process_weight):
+    """CPU seconds of `steps` training steps, with its parts; a `process_weight` of `None` means no step rewards."""
+    clock, process = Clock(), process_weight is not None
+
+    class Timed(DrGRPOTrainer):
+        def on_rollouts(self, rollouts):
+            rollouts = clock.around("advantages", super().on_rollouts)(rollouts)
+            if rollouts["advantages"].dim() != (2 if process else 1):
+                raise RuntimeError(f"advantages of {rollouts['advantages'].dim()} dimensions, process={process}")
+            return rollouts
+
+        def _with_step_rewards(self, *arguments):
+            return clock.around("steps", super()._with_step_rewards)(*arguments)
+
+    fields = {**PROCESS_SETTINGS, "process_weight": process_weight} if process else {}
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = Timed(
+            model=AutoModelForCausalLM.from_pretrained(MODEL_DIR, dtype=torch.float32),
+            reward_funcs=list_sum_reward,
+            args=training_arguments(Path(folder), 0, steps, **fields),
+            train_dataset=make_dataset(PROMPTS_PER_STEP * steps, "train", 0),
+            processing_class=AutoTokenizer.from_pretrained(MODEL_DIR),
+            step_reward_funcs=clock.around("rule", line_reward) if process else None,
+        )
+        if process:
+            trainer.step_scorer.segmenter = clock.around("cutting", trainer.step_scorer.segmenter)
+        trainer.remove_callback(PrinterCallback)
+        clock.around("train", trainer.train)()
+    return clock.seconds
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=5, help="interleaved pairs of runs")
+    parser.add_argument("--steps", type=int, default=20, help="training steps per run")
+    parser.add_argument("--output", type=Path, help="JSON file to write")
+    options = parser.parse_args()
+    transformers.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    disable_progress_bars()
+    torch.set_num_threads(1)
+    run(2, 1.0)  # warms up
+    pairs = [(run(options.steps, None), run(options.steps, 0.0)) for _ in range(options.pairs)]
+    inside = run(options.steps, 1.0)
+    ratios = [with_steps["train"] / without["train"] for without, with_steps in pairs]
+    numbers = {
+        "settings": {"pairs": options.pairs, "steps": options.steps},
+        "versions": library_versions(),
+        "inside": {
+            "train_ms_per_step": 1e3 * inside["train"] / options.steps,
+            "step_rewards_ms_per_step": 1e3 * inside["steps"] / options.steps,
+            "step_rewards_frac": inside["steps"] / inside["train"],
+            "cutting_frac": inside["cutting"] / inside["train"],
+            "rule_frac": inside["rule"] / inside["train"],
+        },
+        "without_step_rewards": {
+            "advantages_frac": statistics.median(without["advantages"] / without["train"] for without, _ in pairs),
+        },
+        "pairs": {"ratio_median": statistics.median(ratios), "ratio_min": min(ratios), "ratio_max": max(ratios)},
+    }
+    numbers = {
+        part: {name: round(value, 5) if isinstance(value, float) else value for name, value in values.items()}
+        for part, values in numbers.items()
+    }
+    print(json.dumps(numbers, indent=1))
+    if options.output is not None:
+        options.output.parent.mkdir(parents=True, exist_ok=True)
+        options.output.write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
