@@ -5,6 +5,8 @@ import warnings
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     LlamaConfig,
@@ -274,6 +276,8 @@ def test_published_architectures_load_from_a_folder(tmp_path):
     scorer = qwen_math()
     scorer.model.save_pretrained(tmp_path)
     assert json.loads((tmp_path / "config.json").read_text())["architectures"] == ["Qwen2ForProcessRewardModel"]
+    names = set(load_file(tmp_path / "model.safetensors"))  # those of the published checkpoints
+    assert {"score.0.weight", "score.0.bias", "score.2.weight", "score.2.bias", "model.norm.weight"} <= names
     loaded = QwenMathScorer(str(tmp_path), tokenizer, device="cpu")
     close(loaded(PROMPTS, steps=STEPS), scorer(PROMPTS, steps=STEPS), 1e-6)
     half = QwenMathScorer(str(tmp_path), tokenizer, device="cpu", dtype="bfloat16")
@@ -286,6 +290,18 @@ def test_causal_scorers_load_model_and_tokenizer_from_a_folder(tmp_path):
     scorer.model.save_pretrained(tmp_path)
     scorer.tokenizer.save_pretrained(tmp_path)
     close(ChatTurnScorer(str(tmp_path), device="cpu")(PROMPTS, steps=STEPS), scorer(PROMPTS, steps=STEPS), 1e-6)
+
+
+def test_models_with_adapters_are_scored_alike():
+    scorer = chat_turn()
+    expected = scorer(PROMPTS, steps=STEPS)
+    adapted = get_peft_model(scorer.model, LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM"))
+    with_adapter = ChatTurnScorer(adapted, scorer.tokenizer)
+    close(with_adapter(PROMPTS, steps=STEPS), expected, 1e-6)  # a fresh adapter changes nothing
+    widths = []
+    adapted.register_forward_hook(lambda *hooked: widths.append(hooked[-1].logits.size(1)))
+    with_adapter(PROMPTS[:1], steps=STEPS[:1])
+    assert widths == [2]  # logits at the two answers only, not at every token
 
 
 def test_token_classifiers_load_quantised(tmp_path):

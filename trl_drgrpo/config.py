@@ -14,14 +14,12 @@ Deltas from `GRPOConfig`:
 import copy
 import dataclasses
 import logging
-import os
 from dataclasses import MISSING, dataclass, field
 from typing import Any
 
 from trl_drgrpo.advantages import ADVANTAGE_BASELINES
-from trl_drgrpo.errors import InputError
-from trl_drgrpo.step_credit import STEP_BASELINES, STEP_CREDITS, check_choices
-from trl_drgrpo.steps import step_segmenter
+from trl_drgrpo.contradictions import REWARD_ERROR_POLICIES, refuse, refuse_partial_groups
+from trl_drgrpo.step_credit import STEP_BASELINES, STEP_CREDITS
 from trl_drgrpo.versions import require_supported_trl
 
 require_supported_trl()
@@ -30,17 +28,6 @@ import torch  # noqa: E402  # the version is judged before anything heavy loads
 from trl import GRPOConfig  # noqa: E402
 
 logger = logging.getLogger(__name__)
-
-REWARD_ERROR_POLICIES = ("raise", "unscorable")
-
-# What each other loss of TRL would bring back, in the words of the error message.
-_BIAS_OF_LOSS = {
-    "grpo": "It divides each completion's loss by its own length: a long wrong answer is punished less per token than "
-    "a short one, so wrong answers grow (length bias).",
-    "bnpo": "It divides by the tokens of a micro-batch: the weight of a token depends on which rows share it.",
-    "dapo": "It divides by the tokens of the batch: the weight of a row depends on how long the others are.",
-}
-_ANOTHER_OBJECTIVE = "It is another objective than Dr. GRPO."
 
 
 @dataclass
@@ -177,10 +164,9 @@ class DrGRPOConfig(GRPOConfig):
     )
 
     def __post_init__(self):
-        self._refuse_other_objectives()
-        self._refuse_contradictions()
-        self._refuse_contradictory_credit()
-        self._refuse_partial_groups()
+        self._spell_out()
+        refuse(self)
+        refuse_partial_groups(self)
         self._fall_back_to_cpu()
         super().__post_init__()
 
@@ -209,113 +195,21 @@ class DrGRPOConfig(GRPOConfig):
                 and getattr(config, own.name) == trl_default[own.name]
             ):
                 setattr(converted, own.name, own.default)
-        converted._refuse_other_objectives()
-        converted._refuse_contradictions()
+        refuse(converted)
         return converted
-
-    def _refuse_other_objectives(self) -> None:
-        """Values under which the run would not be Dr. GRPO any more."""
-        if self.loss_type != "dr_grpo":
-            bias = _BIAS_OF_LOSS.get(self.loss_type, _ANOTHER_OBJECTIVE)
-            raise InputError(
-                "loss_type", repr(self.loss_type), "'dr_grpo'", f"{bias} Use trl.GRPOTrainer for that objective."
-            )
-        scaling: Any = self.scale_rewards  # a bool when a script says False, as TRL allows
-        self.scale_rewards = str(
-            {True: "group", False: "none", "False": "none", "false": "none"}.get(scaling, scaling)
-        )
-        if self.scale_rewards != "none":
-            raise InputError(
-                "scale_rewards",
-                repr(scaling),
-                "'none' (or False)",
-                "Dividing by the standard deviation makes very easy and very hard prompts weigh more than the others "
-                "(difficulty bias). Use trl.GRPOTrainer for that, or scale_by_running_std=True for one scale over all "
-                "prompts.",
-            )
-        if self.multi_objective_aggregation != "sum_then_normalize":
-            raise InputError(
-                "multi_objective_aggregation",
-                repr(self.multi_objective_aggregation),
-                "'sum_then_normalize' (here: a weighted sum, nothing is normalised)",
-                "Normalising each reward divides by a group's standard deviation (difficulty bias). Use "
-                "trl.GRPOTrainer for that (GDPO).",
-            )
-        if self.sync_ref_model:
-            raise InputError(
-                "sync_ref_model",
-                "True",
-                "False",
-                "Moving the reference towards the policy makes the KL term measure recent drift only: nothing holds "
-                "the run to the model it started from. Use trl.GRPOTrainer for that (TR-DPO).",
-            )
-
-    def _refuse_contradictions(self) -> None:
-        """Our own fields, and values that do not fit each other."""
-        choices = {
-            "advantage_baseline": ADVANTAGE_BASELINES,
-            "on_reward_error": REWARD_ERROR_POLICIES,
-            "step_credit": STEP_CREDITS,
-            "step_baseline": STEP_BASELINES,
-        }
-        for name, allowed in choices.items():
-            if getattr(self, name) not in allowed:
-                raise InputError(name, repr(getattr(self, name)), f"one of {', '.join(allowed)}", "Pick one of them.")
-        for name in ("loss_normalizer", "max_completion_length"):
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-                raise InputError(name, repr(value), "a positive number of tokens", "Leave it out for the default.")
-        if self.max_completion_length is None and self.loss_normalizer is None:
-            raise InputError(
-                "loss_normalizer",
-                "None together with max_completion_length=None",
-                "a positive number of tokens",
-                "Without a length limit there is no natural constant to divide by: set loss_normalizer, say to "
-                "the length you expect at most.",
-            )
-        if self.num_generations is None or self.num_generations < 2:
-            raise InputError(
-                "num_generations",
-                repr(self.num_generations),
-                "at least 2",
-                "A group of one has no baseline, so its advantage is always 0. 8 is the usual size.",
-            )
-        if self.beta < 0:
-            raise InputError("beta", repr(self.beta), "0 or more", "A negative weight would reward drifting away.")
-        if self.beta_warmup_steps < 0 or (self.beta_warmup_steps > 0 and self.beta == 0):
-            raise InputError(
-                "beta_warmup_steps",
-                f"{self.beta_warmup_steps} with beta={self.beta}",
-                "0, or a positive number of steps with beta > 0",
-                "There is nothing to warm up without a KL term: set beta, or leave beta_warmup_steps out.",
-            )
-
-    def _refuse_contradictory_credit(self) -> None:
-        """Process rewards: the choices must fit each other, and the separator must be one."""
-        if isinstance(self.step_separator, str):
-            self.step_separator = [self.step_separator]
-        step_segmenter(self.step_spec)
-        check_choices(self.step_credit, self.step_baseline, self.deepseekmath_step_std, prefix="step_")
 
     @property
     def step_spec(self) -> Any:
         """`step_separator` as [`~trl_drgrpo.steps.step_segmenter`] takes it: a list of one is that one."""
         return self.step_separator[0] if len(self.step_separator) == 1 else self.step_separator
 
-    def _refuse_partial_groups(self) -> None:
-        """A generation batch that would cut a prompt's group in two."""
-        world_size = int(os.environ.get("WORLD_SIZE", "1"))
-        steps = self.steps_per_generation or self.gradient_accumulation_steps
-        rows = self.generation_batch_size or self.per_device_train_batch_size * world_size * steps
-        if rows % (self.num_generations or 1) != 0:
-            raise InputError(
-                "num_generations",
-                f"{self.num_generations} for a generation batch of {rows} rows (generation_batch_size, or "
-                f"per_device_train_batch_size {self.per_device_train_batch_size} x {world_size} processes x {steps})",
-                "a divisor of the generation batch",
-                "Every prompt needs all its completions in the batch: change gradient_accumulation_steps or "
-                "per_device_train_batch_size so that the product is a multiple of num_generations.",
-            )
+    def _spell_out(self) -> None:
+        """The forms that scripts and command lines may use, in the one that the rest reads."""
+        scaling: Any = self.scale_rewards
+        spelt = {True: "group", False: "none", "False": "none", "false": "none"}
+        self.scale_rewards = str(spelt.get(scaling, scaling))
+        if isinstance(self.step_separator, str):
+            self.step_separator = [self.step_separator]
 
     def _fall_back_to_cpu(self) -> None:
         """Without an accelerator: CPU and float32, so that a script written for a GPU starts on a laptop."""

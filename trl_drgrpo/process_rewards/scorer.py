@@ -73,8 +73,8 @@ class PRMScorer:
             prompts (`B` texts or message lists): The prompts.
             completions (`B` texts or message lists, *optional*): Not read: the steps are what is scored.
             steps (`B` sequences of `K_i` texts): The steps of each completion.
-            log_metric (`Callable`, *optional*): Gets `process_rewards/<name>/truncated_frac`, the share of rows whose
-                prompt was cut.
+            log_metric (`Callable`, *optional*): Gets `process_rewards/<name>/truncated_frac`, the share of rows that
+                were too long: cut, or left unscorable.
             **kwargs: Whatever else the trainer passes.
 
         Returns:
@@ -168,7 +168,8 @@ class PRMScorer:
         wanted = [[position for position in row.positions if position is not None] for row in rows]
         column = {position: position for position in range(width)}
         options: dict[str, Any] = {}
-        parameters = inspect.signature(self.model.forward).parameters
+        inner = self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model  # behind adapters
+        parameters = inspect.signature(inner.forward).parameters
         if "use_cache" in parameters:
             options["use_cache"] = False
         if "logits_to_keep" in parameters:  # a vocabulary of logits at every token is what runs out of memory

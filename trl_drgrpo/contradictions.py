@@ -1,0 +1,138 @@
+"""Values of a configuration that contradict Dr. GRPO or each other: one error each, before a model loads.
+
+`refuse` is called by `DrGRPOConfig` when it is built. Messages name the bias that a value would bring back and the
+class of TRL to use for the other objective.
+"""
+
+import os
+from typing import TYPE_CHECKING
+
+from trl_drgrpo.advantages import ADVANTAGE_BASELINES
+from trl_drgrpo.errors import InputError
+from trl_drgrpo.step_credit import STEP_BASELINES, STEP_CREDITS, check_choices
+from trl_drgrpo.steps import step_segmenter
+
+if TYPE_CHECKING:
+    from trl_drgrpo.config import DrGRPOConfig
+
+REWARD_ERROR_POLICIES = ("raise", "unscorable")
+
+# What each other loss of TRL would bring back, in the words of the error message.
+_BIAS_OF_LOSS = {
+    "grpo": "It divides each completion's loss by its own length: a long wrong answer is punished less per token than "
+    "a short one, so wrong answers grow (length bias).",
+    "bnpo": "It divides by the tokens of a micro-batch: the weight of a token depends on which rows share it.",
+    "dapo": "It divides by the tokens of the batch: the weight of a row depends on how long the others are.",
+}
+_ANOTHER_OBJECTIVE = "It is another objective than Dr. GRPO."
+
+
+def refuse(config: "DrGRPOConfig") -> None:
+    """Refuse what makes a run something else than Dr. GRPO, and values that do not fit each other.
+
+    Args:
+        config ([`DrGRPOConfig`]): With `scale_rewards` spelt as TRL's string and `step_separator` as a list.
+
+    Raises:
+        `InputError`: Names the field, and what to do.
+    """
+    _refuse_other_objectives(config)
+    _refuse_bad_fields(config)
+    _refuse_contradictory_credit(config)
+
+
+def _refuse_other_objectives(config: "DrGRPOConfig") -> None:
+    """Values under which the run would not be Dr. GRPO any more."""
+    if config.loss_type != "dr_grpo":
+        bias = _BIAS_OF_LOSS.get(config.loss_type, _ANOTHER_OBJECTIVE)
+        raise InputError(
+            "loss_type", repr(config.loss_type), "'dr_grpo'", f"{bias} Use trl.GRPOTrainer for that objective."
+        )
+    if config.scale_rewards != "none":
+        raise InputError(
+            "scale_rewards",
+            repr(config.scale_rewards),
+            "'none' (or False)",
+            "Dividing by the standard deviation makes very easy and very hard prompts weigh more than the others "
+            "(difficulty bias). Use trl.GRPOTrainer for that, or scale_by_running_std=True for one scale over all "
+            "prompts.",
+        )
+    if config.multi_objective_aggregation != "sum_then_normalize":
+        raise InputError(
+            "multi_objective_aggregation",
+            repr(config.multi_objective_aggregation),
+            "'sum_then_normalize' (here: a weighted sum, nothing is normalised)",
+            "Normalising each reward divides by a group's standard deviation (difficulty bias). Use "
+            "trl.GRPOTrainer for that (GDPO).",
+        )
+    if config.sync_ref_model:
+        raise InputError(
+            "sync_ref_model",
+            "True",
+            "False",
+            "Moving the reference towards the policy makes the KL term measure recent drift only: nothing holds "
+            "the run to the model it started from. Use trl.GRPOTrainer for that (TR-DPO).",
+        )
+
+
+def _refuse_bad_fields(config: "DrGRPOConfig") -> None:
+    """Our own fields, and values that do not fit each other."""
+    choices = {
+        "advantage_baseline": ADVANTAGE_BASELINES,
+        "on_reward_error": REWARD_ERROR_POLICIES,
+        "step_credit": STEP_CREDITS,
+        "step_baseline": STEP_BASELINES,
+    }
+    for name, allowed in choices.items():
+        if getattr(config, name) not in allowed:
+            raise InputError(name, repr(getattr(config, name)), f"one of {', '.join(allowed)}", "Pick one of them.")
+    for name in ("loss_normalizer", "max_completion_length"):
+        value = getattr(config, name)
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+            raise InputError(name, repr(value), "a positive number of tokens", "Leave it out for the default.")
+    if config.max_completion_length is None and config.loss_normalizer is None:
+        raise InputError(
+            "loss_normalizer",
+            "None together with max_completion_length=None",
+            "a positive number of tokens",
+            "Without a length limit there is no natural constant to divide by: set loss_normalizer, say to "
+            "the length you expect at most.",
+        )
+    if config.num_generations is None or config.num_generations < 2:
+        raise InputError(
+            "num_generations",
+            repr(config.num_generations),
+            "at least 2",
+            "A group of one has no baseline, so its advantage is always 0. 8 is the usual size.",
+        )
+    if config.beta < 0:
+        raise InputError("beta", repr(config.beta), "0 or more", "A negative weight would reward drifting away.")
+    if config.beta_warmup_steps < 0 or (config.beta_warmup_steps > 0 and config.beta == 0):
+        raise InputError(
+            "beta_warmup_steps",
+            f"{config.beta_warmup_steps} with beta={config.beta}",
+            "0, or a positive number of steps with beta > 0",
+            "There is nothing to warm up without a KL term: set beta, or leave beta_warmup_steps out.",
+        )
+
+
+def _refuse_contradictory_credit(config: "DrGRPOConfig") -> None:
+    """Process rewards: the choices must fit each other, and the separator must be one."""
+    step_segmenter(config.step_spec)
+    check_choices(config.step_credit, config.step_baseline, config.deepseekmath_step_std, prefix="step_")
+
+
+def refuse_partial_groups(config: "DrGRPOConfig") -> None:
+    """A generation batch that would cut a prompt's group in two."""
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    steps = config.steps_per_generation or config.gradient_accumulation_steps
+    rows = config.generation_batch_size or config.per_device_train_batch_size * world_size * steps
+    if rows % (config.num_generations or 1) != 0:
+        raise InputError(
+            "num_generations",
+            f"{config.num_generations} for a generation batch of {rows} rows (generation_batch_size, or "
+            f"per_device_train_batch_size {config.per_device_train_batch_size} x {world_size} processes x {steps})",
+            "a divisor of the generation batch",
+            "Every prompt needs all its completions in the batch: change gradient_accumulation_steps or "
+            "per_device_train_batch_size so that the product is a multiple of num_generations.",
+        )
