@@ -3,6 +3,10 @@
 import argparse
 import json
 import random
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -112,3 +116,30 @@ class TestRun:
         assert numbers["gain_points"] >= 40
         assert numbers["after"]["greedy"]["accuracy"] > 0.85
         assert numbers["after"]["sampled"]["process_reward"] > 0.9
+
+
+class TestEvidence:
+    """The page and the numbers it stands on."""
+
+    ROOT = Path(__file__).parents[1]
+    PAGE = ROOT / "recipes" / "process_rewards.md"
+
+    @pytest.mark.slow
+    def test_the_table_is_that_of_the_results(self):
+        script, results = "tests/benchmarks/process_rewards.py", "recipes/results/process_rewards.json"
+        command = [sys.executable, script, "--table", "--output", results]
+        printed = subprocess.run(command, cwd=self.ROOT, capture_output=True, text=True, check=True).stdout
+        assert printed.strip() in self.PAGE.read_text(encoding="utf-8")
+
+    def test_every_arm_has_every_seed(self):
+        results = json.loads((self.ROOT / "recipes" / "results" / "process_rewards.json").read_text(encoding="utf-8"))
+        seeds = defaultdict(set)
+        for run in results["runs"]:
+            seeds[run["arm"]].add(run["seed"])
+        assert len(seeds) >= 8
+        assert all(of_arm == {0, 1, 2} for of_arm in seeds.values())
+
+    def test_the_cost_is_below_two_percent(self):
+        results = json.loads((self.ROOT / "recipes" / "results" / "process_overhead.json").read_text(encoding="utf-8"))
+        assert 0 < results["inside"]["step_rewards_frac"] < 0.02
+        assert f"{results['inside']['step_rewards_frac']:.1%}" in self.PAGE.read_text(encoding="utf-8")

@@ -433,7 +433,7 @@ def test_a_verifier_that_fails_names_row_and_step(result, message):
     logged = {}
     rewards = step_verifier(broken, on_error="unscorable")(**call, log_metric=logged.__setitem__)
     assert rewards == [[0.5], [0.5, None]]
-    assert logged == {"process_rewards/broken/failed_frac": pytest.approx(1 / 3)}
+    assert logged == {"process_rewards/broken/failed_steps_frac": pytest.approx(1 / 3)}
 
 
 def test_a_verifier_may_leave_steps_unscored():

@@ -16,13 +16,6 @@ from trl_drgrpo.process_rewards import (
 )
 
 
-class Sampling(DrGRPOTrainer):
-    """A trainer with the public way to its sampling that `TrainerRollouts` asks for."""
-
-    def sample_completions(self, prompt_ids, num_generations):
-        return self._generate_single_turn(prompt_ids, None, {}, num_generations)[0]
-
-
 def odd_length(completion_ids, **kwargs):
     return [float(len(ids) % 2) for ids in completion_ids]
 
@@ -74,7 +67,7 @@ def test_the_trainers_own_policy_rolls_out(settings, prompts, tokenizer):
     scorer = MonteCarloScorer(rollouts, odd_length, k=4, tokenizer=tokenizer)
     seen = []
 
-    class Bound(Sampling):
+    class Bound(DrGRPOTrainer):
         def __init__(self, *args, **kwargs):
             super().__init__(*args, **kwargs)
             rollouts.trainer = self

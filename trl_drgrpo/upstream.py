@@ -28,7 +28,7 @@ from trl import GRPOTrainer  # noqa: E402
 
 @dataclass(frozen=True)
 class Seam:
-    """One private method of `GRPOTrainer` that this package overrides.
+    """One private method of `GRPOTrainer` that this package overrides or calls.
 
     Args:
         name (`str`): The method.
@@ -65,6 +65,7 @@ SEAMS = (
     Seam("_generate_and_score_completions", ("inputs",), ('"advantages": advantages', '_logs["advantages"].extend')),
     Seam("_prepare_inputs", ("generation_batch",), ("self._step % generate_every", "self._buffered_inputs[")),
     Seam("_compute_loss", ("model", "inputs"), ("size(0) * self.max_completion_length", "self.beta * per_token_kl")),
+    Seam("_generate_single_turn", ("prompt_ids", "images", "multimodal_fields", "num_generations")),
     Seam("_get_train_sampler", ("dataset",), ("RepeatSampler(",)),
     Seam("log", ("logs", "start_time"), ('self._logs["extra"]', "self._metrics[mode]")),
     Seam("_save_checkpoint", ("model", "trial")),
@@ -273,6 +274,18 @@ class GRPOSeams(GRPOTrainer):
     @pending_rollouts.setter
     def pending_rollouts(self, micro_batches: list[dict[str, Any]] | None) -> None:
         self._buffered_inputs = micro_batches
+
+    def sample_completions(self, prompt_ids: list[list[int]], num_generations: int) -> list[list[int]]:
+        """Sample from the policy with the trainer's own backend and settings, outside a generation batch.
+
+        Args:
+            prompt_ids (`list[list[int]]`): Token ids of each row; equal prompts are consecutive.
+            num_generations (`int`): How often each prompt stands there.
+
+        Returns:
+            `list[list[int]]`: Completion ids, one list per row.
+        """
+        return self._generate_single_turn(prompt_ids, None, {}, num_generations)[0]
 
     def gathered(self, values: list[Any]) -> list[Any]:
         """A list of Python objects of every rank, in the order of ranks."""

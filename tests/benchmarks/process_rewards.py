@@ -26,37 +26,55 @@ warnings.simplefilter("ignore")
 import torch
 import transformers
 from datasets.utils import disable_progress_bars
-from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback
 
 from trl_drgrpo import DrGRPOTrainer
 from trl_drgrpo.demo.build import MODEL_DIR
 from trl_drgrpo.demo.evaluate import evaluate
 from trl_drgrpo.demo.process import line_reward, step_numbers
-from trl_drgrpo.demo.progress import ProgressCallback, logged_list_sum_reward
 from trl_drgrpo.demo.report import library_versions
 from trl_drgrpo.demo.run import training_arguments
-from trl_drgrpo.demo.task import check_steps, demonstrate, make_dataset, make_problems, prompt_of
+from trl_drgrpo.demo.task import check_steps, demonstrate, list_sum_reward, make_dataset, make_problems, prompt_of
 from trl_drgrpo.process_rewards import TokenClassificationScorer, train_prm
 
-PROMPTS_PER_STEP, WINDOW = 8, 10
+WINDOW, SHOWN = 10, (20, 40)
+CURVES = {
+    "pass_rate": "reward",
+    "length_mean": "completions/mean_length",
+    "zero_signal": "frac_reward_zero_std",
+    "steps_mean": "process/steps_mean",
+    "process_reward": "process/reward_mean",
+}
 
 RULE, PRM = "rule", "prm"
-# Arm -> (step reward or None, credit, baseline, outcome weight).
+
+
+def arm(reward=None, credit="return_to_go", baseline="pooled", outcome_weight=1.0, **fields):
+    """What scores the steps, and what the arm changes in the demo's configuration."""
+    if reward is not None:
+        fields |= {"step_separator": ["\n"], "step_credit": credit, "step_baseline": baseline}
+        fields |= {"outcome_weight": outcome_weight}
+    return reward, fields
+
+
 ARMS = {
-    "outcome": (None, "return_to_go", "pooled", 1.0),
-    "outcome+return_to_go": (RULE, "return_to_go", "pooled", 1.0),
-    "outcome+immediate": (RULE, "immediate", "pooled", 1.0),
-    "outcome+min_to_go": (RULE, "min_to_go", "pooled", 1.0),
-    "steps_return_to_go": (RULE, "return_to_go", "pooled", 0.0),
-    "steps_immediate": (RULE, "immediate", "pooled", 0.0),
-    "steps_min_to_go": (RULE, "min_to_go", "pooled", 0.0),
-    "outcome+return_to_go/none": (RULE, "return_to_go", "none", 1.0),
-    "steps_return_to_go/none": (RULE, "return_to_go", "none", 0.0),
-    "outcome+prm_return_to_go": (PRM, "return_to_go", "pooled", 1.0),
-    "outcome+prm_min_to_go": (PRM, "min_to_go", "pooled", 1.0),
-    "prm_return_to_go": (PRM, "return_to_go", "pooled", 0.0),
-    "prm_min_to_go": (PRM, "min_to_go", "pooled", 0.0),
+    "outcome": arm(),
+    "outcome+return_to_go": arm(RULE, "return_to_go"),
+    "outcome+immediate": arm(RULE, "immediate"),
+    "outcome+min_to_go": arm(RULE, "min_to_go"),
+    "steps_return_to_go": arm(RULE, "return_to_go", outcome_weight=0.0),
+    "steps_immediate": arm(RULE, "immediate", outcome_weight=0.0),
+    "steps_min_to_go": arm(RULE, "min_to_go", outcome_weight=0.0),
+    "outcome+return_to_go/none": arm(RULE, "return_to_go", "none"),
+    "steps_return_to_go/none": arm(RULE, "return_to_go", "none", outcome_weight=0.0),
+    "outcome+prm_return_to_go": arm(PRM, "return_to_go"),
+    "outcome+prm_min_to_go": arm(PRM, "min_to_go"),
+    "prm_return_to_go": arm(PRM, "return_to_go", outcome_weight=0.0),
+    "prm_min_to_go": arm(PRM, "min_to_go", outcome_weight=0.0),
+    # Groups of 2 in place of 8, the same 64 completions per step: most groups have equal outcomes.
+    "outcome, G=2": arm(num_generations=2),
+    "outcome+min_to_go, G=2": arm(RULE, "min_to_go", num_generations=2),
+    "steps_min_to_go, G=2": arm(RULE, "min_to_go", outcome_weight=0.0, num_generations=2),
 }
 
 
@@ -100,27 +118,24 @@ def small_prm(seed):
         return TokenClassificationScorer(folder, batch_size=64, name="small_prm", prompt_text=prm_prompt), quality
 
 
-def train(arm, seed, steps, scorer):
-    """One run: the trained model with its tokenizer, and its curves."""
-    reward, credit, baseline, outcome_weight = ARMS[arm]
-    fields = {"step_separator": ["\n"], "step_credit": credit, "step_baseline": baseline}
-    fields = {**fields, "outcome_weight": outcome_weight} if reward else {}
-    tokenizer = AutoTokenizer.from_pretrained(MODEL_DIR)
+def train(name, seed, steps, scorer):
+    """One run: the trained model, and its logs step by step."""
+    reward, fields = ARMS[name]
     model = AutoModelForCausalLM.from_pretrained(MODEL_DIR, dtype=torch.float32)
-    progress = ProgressCallback(Console(stderr=True), steps, process=reward is not None)
     with tempfile.TemporaryDirectory() as folder:
+        args = training_arguments(Path(folder), seed, steps, **fields)
+        prompts_per_step = args.per_device_train_batch_size // args.num_generations
         trainer = DrGRPOTrainer(
             model=model,
-            reward_funcs=logged_list_sum_reward,
-            args=training_arguments(Path(folder), seed, steps, **fields),
-            train_dataset=make_dataset(PROMPTS_PER_STEP * steps, "train", seed),
-            processing_class=tokenizer,
-            callbacks=[progress],
+            reward_funcs=list_sum_reward,
+            args=args,
+            train_dataset=make_dataset(prompts_per_step * steps, "train", seed),
+            processing_class=AutoTokenizer.from_pretrained(MODEL_DIR),
             step_reward_funcs={None: None, RULE: line_reward, PRM: scorer}[reward],
         )
         trainer.remove_callback(PrinterCallback)
         trainer.train()
-    return model, AutoTokenizer.from_pretrained(MODEL_DIR), progress.curves
+    return model, [logs for logs in trainer.state.log_history if "reward" in logs]
 
 
 def measure(model, tokenizer, problems, seed, scorer=None):
@@ -135,9 +150,16 @@ def measure(model, tokenizer, problems, seed, scorer=None):
     return numbers
 
 
-def at_steps(curve, steps):
-    """Mean of the last `WINDOW` values of a curve, at every `WINDOW`th step."""
-    return {str(step): mean(curve[step - WINDOW : step]) for step in range(WINDOW, steps + 1, WINDOW)}
+def curves(logs):
+    """Means over every `WINDOW` steps of training."""
+    return {
+        f"{name}_at": {
+            str(end): mean([entry[key] for entry in logs[end - WINDOW : end]])
+            for end in range(WINDOW, len(logs) + 1, WINDOW)
+        }
+        for name, key in CURVES.items()
+        if key in logs[0]
+    }
 
 
 def mean(values):
@@ -174,37 +196,33 @@ def study(options):
             raise SystemExit(f"{options.output} holds runs with {results['settings']}, not {settings}")
     done = {(run["arm"], run["seed"]) for run in results["runs"]}
     problems = make_problems(options.eval_size, "held_out")
+    tokenizer = AutoTokenizer.from_pretrained(MODEL_DIR)
     before = {}
     for seed in options.seeds:
-        for arm in options.arms:
-            if (arm, seed) in done:
+        for name in options.arms:
+            if (name, seed) in done:
                 continue
             scorer = None
-            if ARMS[arm][0] == PRM:
+            if ARMS[name][0] == PRM:
                 scorer, quality = small_prm(seed)
                 results.setdefault("prm", {})[str(seed)] = rounded(quality)
             if (seed, scorer) not in before:
                 shipped = AutoModelForCausalLM.from_pretrained(MODEL_DIR, dtype=torch.float32)
-                tokenizer = AutoTokenizer.from_pretrained(MODEL_DIR)
                 before[seed, scorer] = measure(shipped, tokenizer, problems, seed, scorer)
             start = time.process_time()
-            model, tokenizer, curves = train(arm, seed, options.steps, scorer)
+            model, logs = train(name, seed, options.steps, scorer)
             run = {
-                "arm": arm,
+                "arm": name,
                 "seed": seed,
                 "before": before[seed, scorer],
                 "after": measure(model, tokenizer, problems, seed, scorer),
-                **{
-                    f"{name}_at": at_steps(curves[name], options.steps)
-                    for name in ("pass_rate", "length_mean", "steps_mean", "process_reward")
-                    if name in curves
-                },
+                **curves(logs),
                 "cpu_seconds": time.process_time() - start,
             }
             results["runs"].append(rounded(run))
             options.output.parent.mkdir(parents=True, exist_ok=True)
             options.output.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-            print(arm, seed, run["after"], f"{run['cpu_seconds']:.0f} s", flush=True)
+            print(name, seed, run["after"], f"{run['cpu_seconds']:.0f} s", flush=True)
 
 
 def rounded(value):
@@ -215,9 +233,30 @@ def rounded(value):
 
 
 def table(results):
-    """The table of the page: mean over seeds, and the range, after training."""
-    lines = [str(sorted({run["arm"] for run in results["runs"]}))]
+    """The table of the page: mean over seeds, and the range, after training; the first row is before it."""
+    runs = results["runs"]
+    arms = [name for name in ARMS if any(run["arm"] == name for run in runs)]
+    first = [next(run for run in runs if run["seed"] == seed) for seed in sorted({run["seed"] for run in runs})]
+    rows = [("before training", [run["before"] for run in first], [])]
+    for name in arms:
+        of_arm = [run for run in runs if run["arm"] == name]
+        rows.append((f"`{name}`", [run["after"] for run in of_arm], of_arm))
+    header = ["arm", "held-out accuracy, %", *(f"pass rate, steps {end - 9}-{end}, %" for end in SHOWN)]
+    header += ["steps per completion", "length, tokens", "`ok` lines, %", "right lines, %", "PRM's mean score, %"]
+    lines = ["| " + " | ".join(header) + " |", "|---" * len(header) + "|"]
+    for name, numbers, of_arm in rows:
+        cells = [name, spread([100 * entry["accuracy"] for entry in numbers])]
+        cells += [spread([100 * run["pass_rate_at"][str(end)] for run in of_arm]) for end in SHOWN]
+        cells += [spread([entry[key] for entry in numbers]) for key in ("steps_mean", "length_mean")]
+        cells += [spread([100 * entry[key] for entry in numbers]) for key in ("ok_steps_frac", "process_reward")]
+        cells.append(spread([100 * entry["prm_reward"] for entry in numbers if "prm_reward" in entry]))
+        lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+def spread(values):
+    """`mean (min-max)`."""
+    return f"{mean(values):.1f} ({min(values):.1f}-{max(values):.1f})" if values else ""
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""`trl-drgrpo {train, demo, check}`: imports the chosen subcommand only, and turns input errors into one line.
+"""`trl-drgrpo <subcommand>`: imports the chosen one only, and turns input errors into one line.
 
-Every subcommand is a module `trl_drgrpo/cli/<name>.py` with `add_arguments(parser)` and `run(args) -> int`. Top-level
+Every subcommand is a module `trl_drgrpo/cli/<name>.py` (with `_` for `-`), which has `add_arguments(parser)` and `run(args) -> int`. Top-level
 `--help` and `--version` import none of them.
 
 Exit codes: what the subcommand returns (0: done, 1: ran and found something wrong), 2: bad input, 130: Ctrl-C.

@@ -164,26 +164,26 @@ def training_arguments(output_dir: Path, seed: int, steps: int, **fields: Any) -
     Args:
         output_dir (`Path`): Folder of the run.
         seed, steps (`int`): Settings of the run.
-        **fields: Further fields of [`DrGRPOConfig`], `PROCESS_SETTINGS` for example.
+        **fields: Fields of [`DrGRPOConfig`] to add or replace, `PROCESS_SETTINGS` for example.
     """
-    return DrGRPOConfig(
-        output_dir=str(output_dir),
-        seed=seed,
-        max_steps=steps,
-        per_device_train_batch_size=_PROMPTS_PER_STEP * _NUM_GENERATIONS,
-        num_generations=_NUM_GENERATIONS,
-        max_completion_length=_MAX_COMPLETION_LENGTH,
-        learning_rate=_LEARNING_RATE,
-        lr_scheduler_type="constant",
-        gradient_checkpointing=False,
-        use_cpu=True,
-        bf16=False,
-        logging_steps=1,
-        save_strategy="no",
-        report_to="none",
-        disable_tqdm=True,
-        **fields,
-    )
+    settings: dict[str, Any] = {
+        "output_dir": str(output_dir),
+        "seed": seed,
+        "max_steps": steps,
+        "per_device_train_batch_size": _PROMPTS_PER_STEP * _NUM_GENERATIONS,
+        "num_generations": _NUM_GENERATIONS,
+        "max_completion_length": _MAX_COMPLETION_LENGTH,
+        "learning_rate": _LEARNING_RATE,
+        "lr_scheduler_type": "constant",
+        "gradient_checkpointing": False,
+        "use_cpu": True,
+        "bf16": False,
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+    }
+    return DrGRPOConfig(**{**settings, **fields})
 
 
 def run_demo(

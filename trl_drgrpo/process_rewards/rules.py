@@ -35,7 +35,7 @@ def step_verifier(func: Callable[..., Any], name: str | None = None, on_error: s
         on_error (`str`, *optional*, defaults to `"raise"`):
             `"raise"`: an exception of the function, or a result that is no number, is a [`RewardError`] naming row and
             step. `"unscorable"`: that step gets `None`, the first traceback is logged, and the share of failed steps
-            goes to the metric `process_rewards/<name>/failed_frac`.
+            goes to the metric `process_rewards/<name>/failed_steps_frac`.
 
     Returns:
         `Callable`: A step reward function.
@@ -106,7 +106,7 @@ class _Rule:
             rewards.append([reward for reward, _ in judged])
             failures += [failed for _, failed in judged]
         if not self.raises and log_metric is not None:
-            log_metric(f"process_rewards/{self.name}/failed_frac", sum(failures) / max(len(failures), 1))
+            log_metric(f"process_rewards/{self.name}/failed_steps_frac", sum(failures) / max(len(failures), 1))
         return rewards
 
     def _judge(
