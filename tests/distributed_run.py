@@ -39,15 +39,17 @@ def step_reward(step_ends, completion_ids, **kwargs):
     return [[float(ids[end] % 3) for end in ends] for ids, ends in zip(completion_ids, step_ends, strict=True)]
 
 
-def main(output, processes, mode):
+def build(output, processes, mode):
+    """A trainer with fresh weights."""
     tokenizer = tiny_tokenizer()
     model = in_double_precision(tiny_model(tokenizer))
+    per_step = {"steps_per_generation": 2, "save_strategy": "steps", "save_steps": 1} if mode == "resume" else {}
     trainer = DrGRPOTrainer(
         model=model,
         reward_funcs=reward,
         args=DrGRPOConfig(
             output_dir=output + ".run",
-            **{**DEFAULTS, "num_generations": 6, "learning_rate": 0.05},
+            **{**DEFAULTS, "num_generations": 6, "learning_rate": 0.05, **per_step},
             per_device_train_batch_size=18 // processes,
             gradient_accumulation_steps=1,
             max_steps=4,
@@ -63,11 +65,24 @@ def main(output, processes, mode):
     if trainer.accelerator.num_processes != processes:
         raise SystemExit(f"{trainer.accelerator.num_processes} processes, expected {processes}")
     use_plain_lm_head(model)
-    start = {name: p.detach().clone() for name, p in model.named_parameters()}
+    return trainer
+
+
+def main(output, processes, mode):
+    trainer = build(output, processes, mode)
+    start = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
     trainer.train()
+    result = {
+        "start": start,
+        "weights": dict(trainer.model.named_parameters()),
+        "scale": trainer.reward_scale.state_dict(),
+    }
+    if mode == "resume":  # once more, from the middle of a generation batch
+        resumed = build(output, processes, mode)
+        resumed.train(resume_from_checkpoint=f"{output}.run/checkpoint-1")
+        result["resumed"] = dict(resumed.model.named_parameters())
     if trainer.accelerator.is_main_process:
-        weights = dict(model.named_parameters())
-        torch.save({"start": start, "weights": weights, "scale": trainer.reward_scale.state_dict()}, output)
+        torch.save(result, output)
 
 
 if __name__ == "__main__":

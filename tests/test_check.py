@@ -73,7 +73,15 @@ class ForgottenAccumulation(DrGRPOTrainer):
         return loss * self.current_gradient_accumulation_steps
 
 
-@pytest.mark.parametrize("broken", [WrongWeight, StdLeftOn, WidthAsNormalizer, ForgottenAccumulation])
+class NaNInTheEnd(DrGRPOTrainer):
+    """Right, but for the last optimizer step."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        return loss * float("nan") if self.state.global_step == self.args.max_steps - 1 else loss
+
+
+@pytest.mark.parametrize("broken", [WrongWeight, StdLeftOn, WidthAsNormalizer, ForgottenAccumulation, NaNInTheEnd])
 def test_a_broken_objective_turns_the_check_red(broken):
     case = Case("broken", 4, 2, 4, settings=(("max_completion_length", 40),))
     assert run_case(case).passed

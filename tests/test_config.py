@@ -49,13 +49,27 @@ def test_another_objective_is_refused_with_its_bias_and_the_class_to_use(field, 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"loss_normalizer": 0}, "loss_normalizer: got 0; expected a positive"),
+        ({"loss_normalizer": 0}, "loss_normalizer: got 0; expected a whole number, at least 1"),
+        ({"num_iterations": 0}, "num_iterations: got 0; expected a whole number, at least 1"),
+        ({"num_generations": "8"}, "num_generations: got '8'; expected a whole number, at least 2"),
+        ({"num_generations": 8.0}, "num_generations: got 8.0"),
+        ({"steps_per_generation": 0}, "steps_per_generation: got 0"),
+        ({"gradient_accumulation_steps": 0}, "gradient_accumulation_steps: got 0"),
+        ({"beta": float("nan")}, "beta: got nan; expected a finite number, at least 0"),
+        ({"beta": "0.1"}, "beta: got '0.1'"),
+        ({"epsilon": -1}, "epsilon: got -1"),
+        ({"outcome_weight": "x"}, "outcome_weight: got 'x'; expected a finite number"),
+        ({"reward_weights": [float("nan")]}, "reward_weights: got [nan]; expected a list of finite numbers"),
+        ({"reward_weights": 1.0}, "reward_weights: got 1.0"),
+        ({"step_reward_weights": "ab"}, "step_reward_weights: got 'ab'"),
+        ({"scale_by_running_std": "false"}, "scale_by_running_std: got 'false'; expected True or False"),
+        ({"step_separator": None}, "step_separator: got None"),
         ({"loss_normalizer": True}, "loss_normalizer: got True"),
         ({"max_completion_length": None}, "loss_normalizer: got None together with max_completion_length=None"),
         ({"max_completion_length": -1}, "max_completion_length: got -1"),
         ({"advantage_baseline": "mean"}, "advantage_baseline: got 'mean'; expected one of group_mean, leave_one_out"),
         ({"on_reward_error": "ignore"}, "on_reward_error: got 'ignore'"),
-        ({"num_generations": 1}, "num_generations: got 1; expected at least 2"),
+        ({"num_generations": 1}, "num_generations: got 1; expected a whole number, at least 2"),
         ({"num_generations": 3}, "num_generations: got 3 for a generation batch of 8 rows"),
         ({"generation_batch_size": 12}, "num_generations: got 8 for a generation batch of 12 rows"),
         ({"beta": -0.1}, "beta: got -0.1"),
@@ -75,7 +89,7 @@ def test_a_missing_length_limit_needs_an_explicit_normalizer():
 
 
 @no_accelerator
-@pytest.mark.parametrize("fields", [{}, {"bf16": True}, {"fp16": True}])
+@pytest.mark.parametrize("fields", [{}, {"bf16": True}, {"fp16": True}, {"tf32": True}])
 def test_a_gpu_script_starts_on_a_laptop(fields):
     config = DrGRPOConfig(**fields)
     assert (config.use_cpu, config.bf16, config.fp16) == (True, False, False)
@@ -95,6 +109,10 @@ class TestFromGRPOConfig:
         assert (config.loss_type, config.scale_rewards) == ("dr_grpo", "none")
         assert (config.max_completion_length, config.learning_rate) == (77, 3e-5)
         assert (config.loss_normalizer, config.advantage_baseline) == (None, "group_mean")
+
+    def test_takes_one_of_ours_as_it_is(self):
+        config = DrGRPOConfig(loss_normalizer=77)
+        assert DrGRPOConfig.from_grpo_config(config) is config
 
     def test_leaves_the_original_alone(self):
         original = GRPOConfig(**self.plain)

@@ -34,3 +34,9 @@ def test_two_processes_train_like_one(mode, tmp_path):
     assert one["scale"]["count"] > 0
     assert difference(one["weights"], one["start"]) > 1e-3
     assert difference(two["weights"], one["weights"]) < 1e-12
+
+
+def test_two_processes_resume_bit_for_bit(tmp_path):
+    done = run(2, tmp_path / "two.pt", "resume")
+    assert difference(done["weights"], done["start"]) > 1e-3
+    assert difference(done["resumed"], done["weights"]) == 0.0

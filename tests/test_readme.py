@@ -41,5 +41,5 @@ def test_every_new_field_is_in_the_readme():
 
     inherited = {field.name for field in dataclasses.fields(GRPOConfig)}
     new = [field.name for field in dataclasses.fields(DrGRPOConfig) if field.name not in inherited]
-    named = [name for name in new if f"`{name}`" in README or name.startswith("step_") or f"{name}" in README]
-    assert named == new
+    named = {name for name in new if f"`{name}`" in README or f"{name}=" in README}
+    assert sorted(set(new) - named) == []

@@ -8,17 +8,18 @@ import torch
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
 from trl_drgrpo.check.tiny import tiny_model
-from trl_drgrpo.errors import InputError
-from trl_drgrpo.runstate import STATE_FILE, RunState, load_rollouts, save_rollouts
+from trl_drgrpo.errors import InputError, RewardError
+from trl_drgrpo.runstate import STATE_FILE, RunState, load_rollouts, newest_complete_checkpoint, save_rollouts
 
 
-def build(settings, prompts, tokenizer, reward):
+def build(settings, prompts, tokenizer, reward, **arguments):
     return DrGRPOTrainer(
         model=tiny_model(tokenizer),
         reward_funcs=reward,
         args=DrGRPOConfig(**settings),
         train_dataset=prompts,
         processing_class=tokenizer,
+        **arguments,
     )
 
 
@@ -70,6 +71,107 @@ def test_resuming_without_a_checkpoint_starts_anew_and_says_so(settings, prompts
     assert f"No checkpoint in {settings['output_dir']} to resume from: starting anew." in caplog.text
 
 
+def failing(call):
+    """The usual reward, raising once at its n-th call."""
+    calls = []
+
+    def reward(completion_ids, **kwargs):
+        calls.append(1)
+        if len(calls) == call:
+            raise RuntimeError("judge is down")
+        return [float(sum(ids) % 3) for ids in completion_ids]
+
+    return reward
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [{}, {"steps_per_generation": 4}, {"steps_per_generation": 3, "num_generations": 6}, {"steps_per_generation": 1}],
+    ids=["per step", "two steps per generation", "misaligned", "two generations per step"],
+)
+@pytest.mark.parametrize("call", [2, 3])
+def test_a_run_whose_reward_failed_is_resumed_as_if_it_had_not(extra, call, settings, prompts, tokenizer, reward):
+    settings = {**settings, "max_steps": 5, **extra}
+    if call == 2 and extra.get("steps_per_generation") == 1:
+        call = 4  # the second micro-batch of the second step: the step is repeated from its beginning
+    whole = build(settings, prompts, tokenizer, reward)
+    whole.train()
+    with pytest.raises(RewardError):
+        build(settings, prompts, tokenizer, failing(call)).train()
+    resumed = build(settings, prompts, tokenizer, reward)
+    resumed.train(resume_from_checkpoint=True)
+    assert all(torch.equal(a, b) for a, b in zip(weights(resumed), weights(whole), strict=True))
+
+
+def test_a_reward_that_fails_in_an_evaluation_does_not_shift_the_run(settings, prompts, tokenizer, reward):
+    settings |= {"steps_per_generation": 4, "max_steps": 5, "eval_strategy": "steps", "eval_steps": 3}
+
+    def fails_on_evaluation(prompts, completion_ids, **kwargs):
+        if prompts[0].startswith("eval"):
+            raise RuntimeError("judge is down")
+        return [float(sum(ids) % 3) for ids in completion_ids]
+
+    evaluation = prompts.map(lambda row: {"prompt": "eval " + row["prompt"]})
+    trainer = build(settings, prompts, tokenizer, fails_on_evaluation, eval_dataset=evaluation)
+    with pytest.raises(RewardError):
+        trainer.train()
+    checkpoint = Path(settings["output_dir"]) / "checkpoint-3"
+    assert RunState.load(checkpoint).micro_step == 6
+    assert (checkpoint / "drgrpo_rollouts_0.pt").exists()
+
+
+def test_a_stale_checkpoint_of_an_older_run_is_no_excuse(settings, prompts, tokenizer, reward, caplog):
+    stale = Path(settings["output_dir"]) / "checkpoint-2"
+    stale.mkdir(parents=True)
+    (stale / "drgrpo_rollouts_0.pt").write_text("of another run")
+    with pytest.raises(RewardError):
+        build(settings, prompts, tokenizer, failing(3)).train()
+    assert RunState.load(stale).micro_step == 4
+    assert not (stale / "drgrpo_rollouts_0.pt").exists()
+    assert f"resume from {stale}" in caplog.text
+
+
+@pytest.fixture
+def half_way(settings, prompts, tokenizer, reward):
+    """A checkpoint between two generations, with pending rollouts."""
+    settings |= {"steps_per_generation": 4, "max_steps": 4, "save_strategy": "steps", "save_steps": 1}
+    build(settings, prompts, tokenizer, reward).train()
+    return Path(settings["output_dir"]) / "checkpoint-1"
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"steps_per_generation": 8}, {"per_device_train_batch_size": 8}, {"num_generations": 2}],
+)
+def test_another_geometry_generates_anew_and_says_so(changed, half_way, settings, prompts, tokenizer, reward, caplog):
+    trainer = build({**settings, **changed}, prompts, tokenizer, reward)
+    trainer.train(resume_from_checkpoint=str(half_way))
+    assert trainer.state.global_step == 4
+    name = next(iter(changed))
+    assert f"Batch geometry changed ({name} " in caplog.text
+
+
+@pytest.mark.parametrize("damage", ["missing", "empty", "truncated"])
+def test_rollouts_that_cannot_be_read_are_generated_anew(
+    damage, half_way, settings, prompts, tokenizer, reward, caplog
+):
+    file = half_way / "drgrpo_rollouts_0.pt"
+    content = file.read_bytes()
+    file.unlink() if damage == "missing" else file.write_bytes(b"" if damage == "empty" else content[:100])
+    trainer = build(settings, prompts, tokenizer, reward)
+    trainer.train(resume_from_checkpoint=str(half_way))
+    assert trainer.state.global_step == 4
+    assert "not bit for bit" in caplog.text
+
+
+def test_a_checkpoint_half_written_is_skipped(half_way, settings, prompts, tokenizer, reward, caplog):
+    newest = half_way.with_name("checkpoint-4")
+    (newest / STATE_FILE).unlink()
+    assert newest_complete_checkpoint(half_way.parent) == half_way.with_name("checkpoint-3")
+    assert f"{newest} was not written to its end" in caplog.text
+    assert newest_complete_checkpoint(half_way.parent / "nowhere") is None
+
+
 @pytest.fixture
 def checkpoint(settings, prompts, tokenizer, reward):
     settings.update(max_steps=2, save_strategy="steps", save_steps=1)
@@ -105,7 +207,9 @@ def test_a_checkpoint_of_plain_trl_is_taken_with_a_word(checkpoint, settings, pr
     ("content", "message"),
     [
         ("{not json", "unreadable content"),
-        ('{"loss_normalizer": 12}', "unreadable content"),
+        ('{"loss_normalizer": 12, "format": 1}', "unreadable content"),
+        ('{"loss_normalizer": null, "micro_step": 1, "reward_scale": {}, "geometry": {}, "format": 1}', "KeyError"),
+        ("[]", "unreadable content"),
         ('{"loss_normalizer": 1, "micro_step": 1, "reward_scale": {}, "format": 99}', "format 99; expected format 1"),
     ],
 )
@@ -116,7 +220,7 @@ def test_a_damaged_state_is_one_clear_error(tmp_path, content, message):
 
 
 def test_state_round_trip(tmp_path):
-    state = RunState(12, 7, {"count": 3, "mean": 0.5, "sum_of_squares": 1.0})
+    state = RunState(12, 7, {"count": 3, "mean": 0.5, "sum_of_squares": 1.0}, {"num_processes": 1}, True)
     assert RunState.load(tmp_path) is None
     state.save(tmp_path)
     assert RunState.load(tmp_path) == state

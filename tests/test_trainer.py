@@ -240,6 +240,108 @@ class TestInputsAreCheckedBeforeAModelLoads:
             self.build(settings, prompts, reward, tools=[len])
 
 
+class Env:
+    """An environment that owns its prompt and its reward."""
+
+    reward = 1.0
+
+    def reset(self, **kwargs):
+        return "count"
+
+    def get_reward(self):
+        return self.reward
+
+
+def test_an_environment_needs_no_prompt_column(settings, reward):
+    from trl_drgrpo.preflight import check_inputs
+
+    dataset = Dataset.from_dict({"environment": ["a"] * 8})
+    check_inputs(DrGRPOConfig(**settings), [reward], dataset, environment_factory={"a": Env})
+    with pytest.raises(InputError, match="^train_dataset: got columns"):
+        check_inputs(DrGRPOConfig(**settings), [reward], dataset)
+
+
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [
+        ([1] * 8, "int 1 as the first prompt"),
+        ([[]] * 8, r"list \[\] as the first prompt"),
+        ([""] * 8, "str '' as the"),
+    ],
+)
+def test_prompts_of_another_kind_are_named(column, message, settings, prompts, reward):
+    bad = Dataset.from_dict({"prompt": column})
+    for arguments in ({"train_dataset": bad}, {"train_dataset": prompts, "eval_dataset": {"x": bad}}):
+        with pytest.raises(InputError, match=message):
+            DrGRPOTrainer("nobody/no-such-model", reward, DrGRPOConfig(**settings), **arguments)
+
+
+def test_an_evaluation_split_without_the_column_a_reward_needs(settings, prompts):
+    def needs_answer(completions, answer, **kwargs):
+        return [0.0] * len(completions)
+
+    args = DrGRPOConfig(**settings)
+    with pytest.raises(InputError, match="answer"):
+        DrGRPOTrainer("nobody/no-such-model", needs_answer, args, prompts, prompts.remove_columns("answer"))
+
+
+def test_reward_weights_reach_the_advantages(settings, prompts, tokenizer, reward):
+    seen = []
+
+    class Spy(DrGRPOTrainer):
+        def on_rollouts(self, rollouts):
+            rollouts = super().on_rollouts(rollouts)
+            seen.append(rollouts["advantages"])
+            return rollouts
+
+    def first(completions, **kwargs):
+        return [1.0, 0.0, 0.0, 0.0] * 2
+
+    def second(completions, **kwargs):
+        return [0.0, 1.0, None, 0.0] * 2
+
+    settings = {**settings, "reward_weights": [1.0, 4.0], "max_steps": 1}
+    train(Spy, DrGRPOConfig, settings, prompts, tokenizer, [first, second])
+    # weighted sums 1, 4, 0, 0: mean 1.25
+    assert seen[0].tolist() == [-0.25, 2.75, -1.25, -1.25] * 2
+
+
+def test_the_running_scale_learns_from_training_only(settings, prompts, tokenizer, reward):
+    settings = {**settings, "scale_by_running_std": True, "max_steps": 1, "per_device_eval_batch_size": 4}
+    trainer = train(DrGRPOTrainer, DrGRPOConfig, settings, prompts, tokenizer, reward, eval_dataset=prompts)
+    assert trainer.reward_scale.count == 8
+    trainer.evaluate()
+    assert trainer.reward_scale.count == 8
+
+
+class TestAnInfiniteRewardOfAnySource:
+    @pytest.mark.parametrize("value", [1e39, -1e39])
+    def test_is_named_and_saves_what_was_computed(self, value, settings, prompts, tokenizer):
+        calls = []
+
+        def overflows(completion_ids, **kwargs):
+            calls.append(1)
+            return [value if len(calls) == 3 else float(sum(ids) % 3) for ids in completion_ids]
+
+        with pytest.raises(RewardError, match="reward function 'overflows': got -?inf in float32 for row 0"):
+            train(DrGRPOTrainer, DrGRPOConfig, settings, prompts, tokenizer, overflows)
+        assert (Path(settings["output_dir"]) / "checkpoint-2").exists()
+
+    def test_is_unscorable_for_those_who_opted_in(self, settings, prompts, tokenizer):
+        settings = {**settings, "on_reward_error": "unscorable", "max_steps": 1}
+        trainer = train(
+            DrGRPOTrainer, DrGRPOConfig, settings, prompts, tokenizer, lambda completions, **kw: [1e39] + [1.0] * 7
+        )
+        assert trainer.state.log_history[0]["reward"] == 1.0
+
+    def test_in_the_weighted_sum(self, settings, prompts, tokenizer, reward):
+        def large(completions, **kwargs):
+            return [3e38] * len(completions)
+
+        with pytest.raises(RewardError, match="weighted sum of the rewards: got inf"):
+            train(DrGRPOTrainer, DrGRPOConfig, settings, prompts, tokenizer, [large, large])
+
+
 class TestAFailingReward:
     def failing_from(self, call):
         calls = []

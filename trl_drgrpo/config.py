@@ -183,6 +183,8 @@ class DrGRPOConfig(GRPOConfig):
         Raises:
             `InputError`: A value that is not TRL's default contradicts Dr. GRPO, as in the constructor.
         """
+        if isinstance(config, cls):
+            return config
         # The values went through __post_init__ already (batch geometry, devices), so they are taken over as they are.
         converted = object.__new__(cls)
         converted.__dict__.update(copy.copy(config.__dict__))
@@ -205,9 +207,8 @@ class DrGRPOConfig(GRPOConfig):
 
     def _spell_out(self) -> None:
         """The forms that scripts and command lines may use, in the one that the rest reads."""
-        scaling: Any = self.scale_rewards
-        spelt = {True: "group", False: "none", "False": "none", "false": "none"}
-        self.scale_rewards = str(spelt.get(scaling, scaling))
+        if self.scale_rewards in (False, "False", "false"):
+            self.scale_rewards = "none"
         if isinstance(self.step_separator, str):
             self.step_separator = [self.step_separator]
 
@@ -217,5 +218,6 @@ class DrGRPOConfig(GRPOConfig):
             logger.warning("No accelerator found: training on the CPU in float32.")
             self.use_cpu = True
             self.bf16 = self.fp16 = False
+            self.tf32 = None
         elif self.use_cpu and self.bf16 is None:
             self.bf16 = False

@@ -4,8 +4,9 @@
 class of TRL to use for the other objective.
 """
 
+import math
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trl_drgrpo.advantages import ADVANTAGE_BASELINES
 from trl_drgrpo.errors import InputError
@@ -37,6 +38,7 @@ def refuse(config: "DrGRPOConfig") -> None:
         `InputError`: Names the field, and what to do.
     """
     _refuse_other_objectives(config)
+    _refuse_bad_numbers(config)
     _refuse_bad_fields(config)
     _refuse_contradictory_credit(config)
 
@@ -75,6 +77,70 @@ def _refuse_other_objectives(config: "DrGRPOConfig") -> None:
         )
 
 
+# Whole numbers with the smallest that makes sense, and numbers with theirs (`None`: any finite one). Those in
+# `_OPTIONAL` may be left `None`.
+_WHOLE = {
+    "num_generations": 2,
+    "num_generations_eval": 1,
+    "num_iterations": 1,
+    "steps_per_generation": 1,
+    "generation_batch_size": 1,
+    "per_device_train_batch_size": 1,
+    "gradient_accumulation_steps": 1,
+    "max_completion_length": 1,
+    "loss_normalizer": 1,
+    "beta_warmup_steps": 0,
+}
+_NUMBERS: dict[str, float | None] = {
+    "beta": 0.0,
+    "epsilon": 0.0,
+    "epsilon_high": 0.0,
+    "temperature": 0.0,
+    "outcome_weight": None,
+    "process_weight": None,
+}
+_OPTIONAL = (
+    "num_generations_eval",
+    "steps_per_generation",
+    "generation_batch_size",
+    "max_completion_length",
+    "loss_normalizer",
+    "epsilon_high",
+)
+_REMEDIES = {
+    "num_generations": "A group of one has no baseline, so its advantage is always 0. 8 is the usual size.",
+    "beta": "A negative weight would reward drifting away from the reference.",
+}
+
+
+def _refuse_bad_numbers(config: "DrGRPOConfig") -> None:
+    """Types and ranges that would otherwise fail deep inside, or train something nobody asked for."""
+    for name in (*_WHOLE, *_NUMBERS):
+        value: Any = getattr(config, name)
+        if value is None and name in _OPTIONAL:
+            continue
+        lowest = _WHOLE.get(name, _NUMBERS.get(name))
+        kinds = int if name in _WHOLE else (int, float)
+        is_number = isinstance(value, kinds) and not isinstance(value, bool) and math.isfinite(value)
+        if not is_number or value < (-math.inf if lowest is None else lowest):
+            kind = "a whole number" if name in _WHOLE else "a finite number"
+            expected = kind if lowest is None else f"{kind}, at least {lowest:g}"
+            raise InputError(name, repr(value), expected, _REMEDIES.get(name, "Leave it out for the default."))
+    for name in ("reward_weights", "step_reward_weights"):
+        weights = getattr(config, name)
+        if weights is not None and not (isinstance(weights, (list, tuple)) and all(map(_is_finite, weights))):
+            raise InputError(name, repr(weights), "a list of finite numbers", "Give one number per function.")
+    for name in ("scale_by_running_std", "deepseekmath_step_std", "use_bias_correction_kl", "sync_ref_model"):
+        if not isinstance(getattr(config, name), bool):
+            raise InputError(
+                name, repr(getattr(config, name)), "True or False", "A text such as 'false' counts as true."
+            )
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value)
+
+
 def _refuse_bad_fields(config: "DrGRPOConfig") -> None:
     """Our own fields, and values that do not fit each other."""
     choices = {
@@ -86,10 +152,6 @@ def _refuse_bad_fields(config: "DrGRPOConfig") -> None:
     for name, allowed in choices.items():
         if getattr(config, name) not in allowed:
             raise InputError(name, repr(getattr(config, name)), f"one of {', '.join(allowed)}", "Pick one of them.")
-    for name in ("loss_normalizer", "max_completion_length"):
-        value = getattr(config, name)
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-            raise InputError(name, repr(value), "a positive number of tokens", "Leave it out for the default.")
     if config.max_completion_length is None and config.loss_normalizer is None:
         raise InputError(
             "loss_normalizer",
@@ -98,16 +160,7 @@ def _refuse_bad_fields(config: "DrGRPOConfig") -> None:
             "Without a length limit there is no natural constant to divide by: set loss_normalizer, say to "
             "the length you expect at most.",
         )
-    if config.num_generations is None or config.num_generations < 2:
-        raise InputError(
-            "num_generations",
-            repr(config.num_generations),
-            "at least 2",
-            "A group of one has no baseline, so its advantage is always 0. 8 is the usual size.",
-        )
-    if config.beta < 0:
-        raise InputError("beta", repr(config.beta), "0 or more", "A negative weight would reward drifting away.")
-    if config.beta_warmup_steps < 0 or (config.beta_warmup_steps > 0 and config.beta == 0):
+    if config.beta_warmup_steps > 0 and config.beta == 0:
         raise InputError(
             "beta_warmup_steps",
             f"{config.beta_warmup_steps} with beta={config.beta}",
@@ -118,6 +171,9 @@ def _refuse_bad_fields(config: "DrGRPOConfig") -> None:
 
 def _refuse_contradictory_credit(config: "DrGRPOConfig") -> None:
     """Process rewards: the choices must fit each other, and the separator must be one."""
+    if not isinstance(config.step_separator, (list, tuple)):
+        got = repr(config.step_separator)
+        raise InputError("step_separator", got, "a list of separators", "Leave it out for the default, an empty line.")
     step_segmenter(config.step_spec)
     check_choices(config.step_credit, config.step_baseline, config.deepseekmath_step_std, prefix="step_")
 

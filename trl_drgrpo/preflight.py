@@ -16,6 +16,7 @@ def check_inputs(
     reward_funcs: list[Any],
     train_dataset: Any,
     *,
+    eval_dataset: Any = None,
     step_reward_funcs: list[Any] | None = None,
     tools: Any = None,
     rollout_func: Any = None,
@@ -27,6 +28,7 @@ def check_inputs(
         args ([`DrGRPOConfig`]): The configuration.
         reward_funcs (`list`): Reward functions, models or model ids.
         train_dataset ([`~datasets.Dataset`] or [`~datasets.IterableDataset`]): The prompts.
+        eval_dataset (*optional*): A dataset, or a dict of them; checked alike, but for the size.
         step_reward_funcs (`list`, *optional*): Step reward functions.
         tools (`list`, *optional*): Tools of the agent.
         rollout_func (`Callable`, *optional*): Custom generation, which may add fields that rewards ask for.
@@ -51,32 +53,59 @@ def check_inputs(
     if args.max_completion_length is None and (tools or environment_factory is not None):
         remedy = "TRL stops a conversation with tools by this limit: set max_completion_length."
         raise InputError("max_completion_length", "None together with tools", "a number of tokens", remedy)
-    if train_dataset is None:
-        return
-    _check_dataset(args, train_dataset)
-    if train_dataset.column_names is None or rollout_func is not None:
-        return  # a stream that does not know its columns, or fields that appear only after generation
-    environments = [] if environment_factory is None else ["environments"]
-    for reward_func in reward_funcs:
-        if callable(reward_func) and not isinstance(reward_func, nn.Module):
-            check_columns(reward_func, [*train_dataset.column_names, *environments], reward_name(reward_func))
-    for func in filter(callable, step_reward_funcs or []):
-        check_columns(func, [*train_dataset.column_names, "steps", "step_ends"], reward_name(func))
+    splits = {"train_dataset": train_dataset}
+    if isinstance(eval_dataset, dict):
+        splits |= {f"eval_dataset[{name!r}]": split for name, split in eval_dataset.items()}
+    else:
+        splits["eval_dataset"] = eval_dataset
+    for field, dataset in splits.items():
+        if dataset is None:
+            continue
+        _check_kind(field, dataset)
+        if field == "train_dataset":
+            _check_size(args, dataset)
+        if environment_factory is None:  # an environment may bring the prompt, and anything a reward asks for
+            _check_prompts(field, dataset)
+        # A stream may not know its columns; custom generation may add fields.
+        if dataset.column_names is not None and rollout_func is None and environment_factory is None:
+            _check_columns(reward_funcs, dataset.column_names)
+            _check_columns(step_reward_funcs or [], [*dataset.column_names, "steps", "step_ends"])
 
 
-def _check_dataset(args: DrGRPOConfig, dataset: Any) -> None:
+def _check_columns(funcs: list[Any], columns: list[str]) -> None:
+    for func in funcs:
+        if callable(func) and not isinstance(func, nn.Module):
+            check_columns(func, columns, reward_name(func))
+
+
+def _check_kind(field: str, dataset: Any) -> None:
     if not isinstance(dataset, (Dataset, IterableDataset)):
         expected = "a datasets.Dataset or datasets.IterableDataset"
         remedy = 'Pick a split (dataset["train"]), or build one with Dataset.from_list.'
-        raise InputError("train_dataset", type(dataset).__name__, expected, remedy)
+        raise InputError(field, type(dataset).__name__, expected, remedy)
+
+
+def _check_size(args: DrGRPOConfig, dataset: Any) -> None:
     if isinstance(dataset, Dataset):
         needed = args.generation_batch_size // args.num_generations  # type: ignore[operator]  # set by TRL
         if len(dataset) < needed:
             expected = f"at least {needed} (generation batch of {args.generation_batch_size} rows / num_generations)"
             remedy = "TRL drops incomplete batches, so nothing would be trained: add prompts, or lower the batch."
             raise InputError("train_dataset", f"{len(dataset)} prompts", expected, remedy)
+
+
+def _check_prompts(field: str, dataset: Any) -> None:
+    """The column, and the first row's prompt."""
     columns = dataset.column_names
     if columns is not None and "prompt" not in columns:
         likely = [c for c in ("question", "problem", "instruction", "query", "input") if c in columns]
         rename = f'dataset.rename_column("{(likely or columns or ["question"])[0]}", "prompt")'
-        raise InputError("train_dataset", f"columns {columns}", "a column 'prompt'", f"Rename yours: {rename}.")
+        raise InputError(field, f"columns {columns}", "a column 'prompt'", f"Rename yours: {rename}.")
+    if not isinstance(dataset, Dataset) or len(dataset) == 0:
+        return
+    prompt = dataset[0]["prompt"]
+    is_chat = isinstance(prompt, list) and prompt and all(isinstance(m, dict) and "role" in m for m in prompt)
+    if not is_chat and not (isinstance(prompt, str) and prompt):
+        got = f"{type(prompt).__name__} {repr(prompt)[:60]} as the first prompt"
+        expected = 'a text that is not empty, or messages such as [{"role": "user", "content": "..."}]'
+        raise InputError(field, got, expected, "Convert the column with dataset.map.")

@@ -5,16 +5,14 @@ completions not trained on yet, the count of micro-batches, the prompt order of 
 """
 
 import logging
-import os
 from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback
-from transformers.trainer_utils import get_last_checkpoint
 
 from trl_drgrpo.advantages import RunningRewardScale
 from trl_drgrpo.errors import InputError, RewardError
-from trl_drgrpo.runstate import RunState, load_rollouts, save_rollouts
+from trl_drgrpo.runstate import RandomState, RunState, load_rollouts, newest_complete_checkpoint, save_rollouts
 from trl_drgrpo.upstream import GRPOSeams
 
 logger = logging.getLogger(__name__)
@@ -25,18 +23,20 @@ class ResumableTrainer(GRPOSeams):
 
     loss_normalizer: int  # L, in tokens
     reward_scale: RunningRewardScale
-    window_start: int = 0  # micro-batches processed when the current optimizer step began
+    step_boundary: "StepBoundary"
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """As [`trl.GRPOTrainer.train`], with two differences.
 
-        When a reward function fails, a checkpoint is saved before the error; and `resume_from_checkpoint=True` without
-        any checkpoint starts the run and says so.
+        When a reward function fails, a checkpoint is saved before the error; and `resume_from_checkpoint=True` takes
+        the newest checkpoint that was written to its end, or starts the run and says so.
         """
-        folder = self.args.output_dir
-        if resume_from_checkpoint is True and not (os.path.isdir(folder) and get_last_checkpoint(folder)):
-            logger.warning("No checkpoint in %s to resume from: starting anew.", folder)
-            resume_from_checkpoint = None
+        if resume_from_checkpoint is True:
+            checkpoint = newest_complete_checkpoint(Path(self.args.output_dir))
+            if checkpoint is None:
+                logger.warning("No checkpoint in %s to resume from: starting anew.", self.args.output_dir)
+            resume_from_checkpoint = str(checkpoint) if checkpoint else None
+        self._checkpoints_of_this_run: set[Path] = set()
         try:
             return super().train(resume_from_checkpoint, *args, **kwargs)
         except RewardError:
@@ -44,10 +44,18 @@ class ResumableTrainer(GRPOSeams):
             raise
 
     def on_checkpoint_saved(self, checkpoint: Path) -> None:
-        if self.pending_rollouts is not None:
-            save_rollouts(checkpoint, self.accelerator.process_index, self.pending_rollouts)
+        pending = self.pending_rollouts
+        save_rollouts(checkpoint, self.accelerator.process_index, pending)
+        self.accelerator.wait_for_everyone()  # the state file says that all of it is there
         if self.args.should_save:
-            RunState(self.loss_normalizer, self.micro_step, self.reward_scale.state_dict()).save(checkpoint)
+            RunState(
+                self.loss_normalizer,
+                self.micro_step,
+                self.reward_scale.state_dict(),
+                self._geometry(),
+                has_rollouts=pending is not None,
+            ).save(checkpoint)
+        self._checkpoints_of_this_run.add(checkpoint)
 
     def on_checkpoint_loaded(self, checkpoint: Path) -> None:
         state = RunState.load(checkpoint)
@@ -66,28 +74,76 @@ class ResumableTrainer(GRPOSeams):
             logger.warning(message, state.loss_normalizer, self.loss_normalizer)
         self.loss_normalizer = state.loss_normalizer
         self.reward_scale.load_state_dict(state.reward_scale)
-        self.micro_step = state.micro_step
-        self.pending_rollouts = load_rollouts(checkpoint, self.accelerator.process_index, self.accelerator.device)
+        self._resume_position(state, checkpoint)
         self.advance_train_sampler(int((self.state.epoch or 0.0) + 1e-6))
+
+    def _resume_position(self, state: RunState, checkpoint: Path) -> None:
+        """Where the run stood between two generations; with another geometry the next step generates anew."""
+        geometry = self._geometry()
+        if state.geometry != geometry:
+            changed = [
+                f"{k} {state.geometry.get(k)} -> {v}" for k, v in geometry.items() if state.geometry.get(k) != v
+            ]
+            message = "Batch geometry changed (%s): completions not trained on yet are generated anew."
+            logger.warning(message, ", ".join(changed))
+            return
+        self.micro_step = state.micro_step
+        if not state.has_rollouts:
+            return
+        rollouts = load_rollouts(checkpoint, self.accelerator.process_index, self.accelerator.device)
+        if all(self.gathered([rollouts is not None])):  # all ranks or none: one that generates alone waits forever
+            self.pending_rollouts = rollouts
+        else:
+            logger.warning("Completions not trained on yet are generated anew: the run goes on, but not bit for bit.")
+
+    def _geometry(self) -> dict[str, int]:
+        fields = (
+            "per_device_train_batch_size",
+            "gradient_accumulation_steps",
+            "steps_per_generation",
+            "num_iterations",
+            "num_generations",
+        )
+        return {name: getattr(self.args, name) for name in fields} | {"num_processes": self.accelerator.num_processes}
 
     def _save_what_was_computed(self) -> None:
         """A checkpoint at the last finished optimizer step, for a run that is about to end with an error."""
         if self.accelerator.num_processes > 1:
             logger.error("A reward function failed. With several processes no checkpoint is saved at this point.")
             return
-        if (self.micro_step - 1) // self.generate_every != self.window_start // self.generate_every:
-            self.pending_rollouts = None  # those at hand are newer than the step that the run will resume from
-        self.micro_step = self.window_start
-        checkpoint = self.save_checkpoint_now()
-        if checkpoint is not None:
-            logger.error("A reward function failed. The run up to here is saved: resume from %s.", checkpoint)
+        if self.state.global_step == 0:
+            return
+        folder = self.checkpoint_folder()
+        if folder not in self._checkpoints_of_this_run:
+            self.step_boundary.rewind(self)
+            self.save_checkpoint_now()
+        logger.error("A reward function failed. The run up to here is saved: resume from %s.", folder)
 
 
-class WindowStart(TrainerCallback):
-    """Notes where an optimizer step began, so that an interrupted one can be repeated."""
+class StepBoundary(TrainerCallback):
+    """Notes the state between two optimizer steps, so that an interrupted step can be repeated as it would be."""
 
     def __init__(self, trainer: ResumableTrainer):
         self.trainer = trainer
+        self.micro_step = 0  # micro-batches processed when the newest step began or ended
+        self.random_state: RandomState | None = None
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.trainer.window_start = self.trainer.micro_step
+        self._note()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._note()  # an evaluation that fails must not count as part of the step
+
+    def _note(self) -> None:
+        self.micro_step = self.trainer.micro_step
+        self.random_state = RandomState()
+
+    def rewind(self, trainer: ResumableTrainer) -> None:
+        """Put the trainer back to the boundary, as far as a checkpoint records it."""
+        if trainer.micro_step > self.micro_step:
+            newest = (trainer.micro_step - 1) // trainer.generate_every
+            if newest != self.micro_step // trainer.generate_every:
+                trainer.pending_rollouts = None  # those at hand are newer than the step that the run resumes from
+        trainer.micro_step = self.micro_step
+        if self.random_state is not None:
+            self.random_state.restore()

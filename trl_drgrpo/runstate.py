@@ -1,21 +1,27 @@
 """What a checkpoint must hold besides TRL's own state, so that a resumed run is the same run.
 
-Two files per checkpoint folder, written last, so that their presence means the rest is complete:
+Two kinds of file per checkpoint folder:
 
-- `drgrpo_state.json`: the loss normaliser L, how many micro-batches were processed, the running reward scale;
 - `drgrpo_rollouts_<rank>.pt`: the completions that were generated but not trained on yet. TRL forgets them, so a stock
-  run that is interrupted between two generations resumes with other completions. Absent when the next step generates
-  anyway.
+  run that is interrupted between two generations resumes with other completions. Absent when the next step generates;
+- `drgrpo_state.json`: L, the count of micro-batches, the batch geometry, the running reward scale. Written after
+  everything else and over all ranks, so its presence means that the checkpoint is complete.
 """
 
 import json
+import logging
+import random
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
+from trl_drgrpo.advantages import RunningRewardScale
 from trl_drgrpo.errors import InputError
+
+logger = logging.getLogger(__name__)
 
 STATE_FILE = "drgrpo_state.json"
 FORMAT = 1
@@ -29,12 +35,16 @@ class RunState:
         loss_normalizer (`int`): L of the run, in tokens.
         micro_step (`int`): Micro-batches processed since the start of the run, on each rank.
         reward_scale (`dict[str, float]`): State of [`RunningRewardScale`].
+        geometry (`dict[str, int]`): Batch sizes and process count, by which `micro_step` and rollouts make sense.
+        has_rollouts (`bool`): Whether every rank left a file of pending rollouts.
         format (`int`): Version of the file's layout.
     """
 
     loss_normalizer: int
     micro_step: int
     reward_scale: dict[str, float]
+    geometry: dict[str, int]
+    has_rollouts: bool = False
     format: int = FORMAT
 
     def save(self, checkpoint: Path) -> None:
@@ -54,27 +64,85 @@ class RunState:
         source = checkpoint / STATE_FILE
         if not source.exists():
             return None
-        remedy = "Resume from an earlier checkpoint of the run."
         try:
-            state = cls(**json.loads(source.read_text(encoding="utf-8")))
-        except (json.JSONDecodeError, TypeError) as error:
-            raise InputError(str(source), f"unreadable content ({error})", "the state of a run", remedy) from error
-        if state.format != FORMAT:
-            remedy = "Resume with the trl-drgrpo version that wrote it."
-            raise InputError(str(source), f"format {state.format}", f"format {FORMAT}", remedy)
+            content = json.loads(source.read_text(encoding="utf-8"))
+            if content.get("format") != FORMAT:
+                remedy = "Resume with the trl-drgrpo version that wrote it."
+                raise InputError(str(source), f"format {content.get('format')}", f"format {FORMAT}", remedy)
+            state = cls(**content)
+            RunningRewardScale().load_state_dict(state.reward_scale)
+            if not all(isinstance(value, int) for value in (state.loss_normalizer, state.micro_step)):
+                raise TypeError("numbers expected")
+        except InputError:
+            raise
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            got = f"unreadable content ({type(error).__name__}: {error})"
+            remedy = "Resume from an earlier checkpoint of the run."
+            raise InputError(str(source), got, "the state of a run", remedy) from error
         return state
 
 
-def save_rollouts(checkpoint: Path, rank: int, micro_batches: list[dict[str, Any]]) -> None:
-    """Write this rank's pending micro-batches (tensors, numbers, lists) into a checkpoint folder."""
-    torch.save(micro_batches, _rollouts_file(checkpoint, rank))
+def save_rollouts(checkpoint: Path, rank: int, micro_batches: list[dict[str, Any]] | None) -> None:
+    """Write this rank's pending micro-batches into a checkpoint folder, whole or not at all; `None`: leave no file."""
+    target = _rollouts_file(checkpoint, rank)
+    if micro_batches is None:
+        target.unlink(missing_ok=True)  # an older run may have left one
+        return
+    checkpoint.mkdir(parents=True, exist_ok=True)
+    part = target.with_suffix(".part")
+    torch.save(micro_batches, part)
+    part.replace(target)
 
 
 def load_rollouts(checkpoint: Path, rank: int, device: torch.device) -> list[dict[str, Any]] | None:
-    """This rank's pending micro-batches on `device`; `None` when the checkpoint holds none."""
+    """This rank's pending micro-batches on `device`; `None`, and the reason in the log, when they cannot be read."""
     source = _rollouts_file(checkpoint, rank)
-    return torch.load(source, map_location=device, weights_only=True) if source.exists() else None
+    try:
+        micro_batches = torch.load(source, map_location="cpu", weights_only=True)
+    except (OSError, EOFError, RuntimeError, ValueError) as error:
+        logger.warning("%s cannot be read (%s: %s).", source, type(error).__name__, error)
+        return None
+    return [
+        {key: value.to(device) if isinstance(value, torch.Tensor) else value for key, value in batch.items()}
+        for batch in micro_batches
+    ]
+
+
+def newest_complete_checkpoint(output_dir: Path) -> Path | None:
+    """The newest checkpoint that was written to its end; newer ones that were not are named in the log.
+
+    Args:
+        output_dir (`Path`): Folder of a run.
+
+    Returns:
+        `Path` or `None`: Complete is one with our state file, or, where no checkpoint has one (a plain TRL run), one
+        with `trainer_state.json`.
+    """
+    checkpoints = [path for path in output_dir.glob("checkpoint-*") if path.name.rpartition("-")[2].isdigit()]
+    checkpoints.sort(key=lambda path: int(path.name.rpartition("-")[2]), reverse=True)
+    mark = STATE_FILE if any((path / STATE_FILE).exists() for path in checkpoints) else "trainer_state.json"
+    for path in checkpoints:
+        if (path / mark).exists():
+            return path
+        logger.warning("%s was not written to its end (no %s): looking for an older one.", path, mark)
+    return None
 
 
 def _rollouts_file(checkpoint: Path, rank: int) -> Path:
     return checkpoint / f"drgrpo_rollouts_{rank}.pt"
+
+
+class RandomState:
+    """The random generators of Python, numpy and torch at one moment."""
+
+    def __init__(self) -> None:
+        self.python, self.numpy, self.torch = random.getstate(), np.random.get_state(), torch.get_rng_state()
+        self.cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else None
+
+    def restore(self) -> None:
+        """Go back to that moment."""
+        random.setstate(self.python)
+        np.random.set_state(self.numpy)
+        torch.set_rng_state(self.torch)
+        if self.cuda is not None:
+            torch.cuda.set_rng_state_all(self.cuda)

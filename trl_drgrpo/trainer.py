@@ -23,10 +23,10 @@ from trl import GRPOConfig
 from trl_drgrpo.advantages import AdvantageBaseline, RunningRewardScale, combine_rewards, group_advantages
 from trl_drgrpo.config import DrGRPOConfig
 from trl_drgrpo.diagnostics.steps import ProcessRewardWatch, step_statistics
-from trl_drgrpo.errors import InputError
+from trl_drgrpo.errors import InputError, RewardError
 from trl_drgrpo.preflight import check_inputs
 from trl_drgrpo.process_supervision import StepRewardFunc, StepScorer, StepScores
-from trl_drgrpo.resume import ResumableTrainer, WindowStart
+from trl_drgrpo.resume import ResumableTrainer, StepBoundary
 from trl_drgrpo.rewards.contract import checked_reward
 from trl_drgrpo.step_credit import StepBaseline, StepCredit, spread_over_tokens, step_advantages
 from trl_drgrpo.steps import StepSegmenter, step_segmenter
@@ -130,6 +130,7 @@ class DrGRPOTrainer(ResumableTrainer):
             args,
             reward_funcs,
             train_dataset,
+            eval_dataset=eval_dataset,
             step_reward_funcs=step_reward_funcs,
             tools=tools,
             rollout_func=rollout_func,
@@ -163,7 +164,12 @@ class DrGRPOTrainer(ResumableTrainer):
             environment_factory=environment_factory,
             **parent_kwargs,
         )
-        self.add_callback(WindowStart(self))
+        for i in range(len(reward_funcs), len(self.reward_funcs)):  # those that TRL added for environments
+            name = self.reward_func_names[i]
+            reward_func: Any = self.reward_funcs[i]
+            self.reward_funcs[i] = checked_reward(reward_func, args.on_reward_error, name)
+        self.step_boundary = StepBoundary(self)
+        self.add_callback(self.step_boundary)
         if self.step_scorer:
             self.add_callback(ProcessRewardWatch())
         if args.max_completion_length is None and not self.use_vllm:
@@ -172,11 +178,26 @@ class DrGRPOTrainer(ResumableTrainer):
     # Advantages
 
     def on_rewards(self, batch: ScoredBatch) -> None:
+        """Keep the batch. Infinite rewards are caught here, whoever gave them: a model, an environment, a function."""
+        for i, name in enumerate(self.reward_func_names):
+            self._refuse_infinite(batch.rewards_per_func[:, i], f"reward function '{name}'")
         self._batch = batch
+
+    def _refuse_infinite(self, rewards: torch.Tensor, field: str) -> None:
+        """An error, or NaN in place of the value (in place, `rewards` is a view) for those who opted in."""
+        infinite = rewards.isinf()
+        if not infinite.any():
+            return
+        if self.args.on_reward_error == "raise":
+            row = int(infinite.nonzero()[0])
+            got = f"{rewards[row].item()} in float32 for row {row} of the batch"
+            raise RewardError(field, got, "numbers that float32 can hold", "Clip it, or return None.")
+        rewards[infinite] = torch.nan
 
     def on_rollouts(self, rollouts: dict[str, Any]) -> dict[str, Any]:
         """Replace the advantages of a scored generation batch by those of Dr. GRPO."""
         rewards = combine_rewards(self._batch.rewards_per_func, self.reward_weights)  # (B,) over all ranks
+        self._refuse_infinite(rewards, "weighted sum of the rewards")
         num_generations: Any = self.num_generations if self.model.training else self.num_generations_eval
         advantages = group_advantages(rewards, num_generations, cast(AdvantageBaseline, self.args.advantage_baseline))
         if self.args.scale_by_running_std:

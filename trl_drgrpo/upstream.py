@@ -232,7 +232,7 @@ class GRPOSeams(GRPOTrainer):
 
     def _save_checkpoint(self, model, trial):
         super()._save_checkpoint(model, trial)
-        self.on_checkpoint_saved(self._checkpoint_folder(trial))
+        self.on_checkpoint_saved(self.checkpoint_folder(trial))
 
     def _load_optimizer_and_scheduler(self, checkpoint):
         super()._load_optimizer_and_scheduler(checkpoint)
@@ -241,16 +241,13 @@ class GRPOSeams(GRPOTrainer):
 
     # Private state of TRL, read and written under public names.
 
-    def _checkpoint_folder(self, trial=None) -> Path:
+    def checkpoint_folder(self, trial: Any = None) -> Path:
+        """Folder of a checkpoint at the current optimizer step."""
         return Path(self._get_output_dir(trial=trial)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
 
-    def save_checkpoint_now(self) -> Path | None:
-        """Write a checkpoint outside the schedule; `None` when there is nothing to save, or it exists already."""
-        folder = self._checkpoint_folder()
-        if self.state.global_step == 0 or folder.exists():
-            return None
+    def save_checkpoint_now(self) -> None:
+        """Write a checkpoint outside the schedule."""
         self._save_checkpoint(self.model, trial=None)
-        return folder
 
     @property
     def micro_step(self) -> int:

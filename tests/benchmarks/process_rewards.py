@@ -144,9 +144,14 @@ def measure(model, tokenizer, problems, seed, scorer=None):
     numbers = {"accuracy": measured.accuracy, "length_mean": measured.length_mean}
     numbers |= step_numbers(problems, measured.texts)
     if scorer is not None:
-        steps = [text.splitlines(keepends=True) for text in measured.texts]
-        scores = scorer(prompts=[prompt_of(numbers) for numbers in problems], steps=steps)
-        numbers["prm_reward"] = mean([score for row in scores for score in row if score is not None])
+        lines = [[line for line in text.split("\n") if line.strip()] for text in measured.texts]
+        scores = scorer(prompts=[prompt_of(terms) for terms in problems], steps=lines)
+        judged = [check_steps(terms, text) for terms, text in zip(problems, measured.texts, strict=True)]
+        pairs = [pair for row in zip(scores, judged, strict=True) for pair in zip(*row, strict=True)]
+        numbers["prm_reward"] = mean([score for score, _ in pairs])
+        numbers["prm_bad_recall"] = mean([float(score < 0.5) for score, right in pairs if not right])
+    if samples := [text for text, right in zip(measured.texts, measured.right, strict=True) if not right][:2]:
+        numbers["wrong_samples"] = samples
     return numbers
 
 
@@ -236,20 +241,29 @@ def table(results):
     """The table of the page: mean over seeds, and the range, after training; the first row is before it."""
     runs = results["runs"]
     arms = [name for name in ARMS if any(run["arm"] == name for run in runs)]
-    first = [next(run for run in runs if run["seed"] == seed) for seed in sorted({run["seed"] for run in runs})]
-    rows = [("before training", [run["before"] for run in first], [])]
+    before = {run["seed"]: run["before"] for run in sorted(runs, key=lambda run: len(run["before"]))}
+    rows = [("before training", list(before.values()), [])]
     for name in arms:
         of_arm = [run for run in runs if run["arm"] == name]
         rows.append((f"`{name}`", [run["after"] for run in of_arm], of_arm))
     header = ["arm", "held-out accuracy, %", *(f"pass rate, steps {end - 9}-{end}, %" for end in SHOWN)]
-    header += ["steps per completion", "length, tokens", "`ok` lines, %", "right lines, %", "PRM's mean score, %"]
+    header += [
+        "steps per completion",
+        "length, tokens",
+        "`ok` lines, %",
+        "right lines, %",
+        "PRM's score, %",
+        "wrong lines below 1/2, %",
+    ]
     lines = ["| " + " | ".join(header) + " |", "|---" * len(header) + "|"]
     for name, numbers, of_arm in rows:
         cells = [name, spread([100 * entry["accuracy"] for entry in numbers])]
         cells += [spread([100 * run["pass_rate_at"][str(end)] for run in of_arm]) for end in SHOWN]
         cells += [spread([entry[key] for entry in numbers]) for key in ("steps_mean", "length_mean")]
         cells += [spread([100 * entry[key] for entry in numbers]) for key in ("ok_steps_frac", "process_reward")]
-        cells.append(spread([100 * entry["prm_reward"] for entry in numbers if "prm_reward" in entry]))
+        cells += [
+            spread([100 * entry[key] for entry in numbers if key in entry]) for key in ("prm_reward", "prm_bad_recall")
+        ]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 

@@ -9,6 +9,7 @@ Two controls are part of every check: TRL's `dr_grpo` with the group's std left 
 *differ*; a check that cannot see them would prove nothing.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import product
@@ -162,11 +163,11 @@ def run_case(case: Case, trainer_class: type | None = None) -> CaseResult:
     losses, gradients = [], []
     for index, step in enumerate(recording.steps):
         loss, gradient = _specification(case, settings, recording, step, index)
-        losses.append(abs(sum(step.losses) - loss))
+        losses.append(_nan_to_inf(abs(sum(step.losses) - loss)))
         gradients.append(_relative_difference(step.gradients, gradient))
     worst = max(gradients)
     equal = worst <= case.tolerance and max(losses) <= case.tolerance
-    passed = worst > CONTROL_FLOOR if case.control else equal
+    passed = CONTROL_FLOOR < worst < math.inf if case.control else equal
     return CaseResult(case, len(recording.steps), max(losses), worst, passed)
 
 
@@ -252,4 +253,9 @@ def _relative_difference(got: Weights, expected: Weights) -> float:
     """`|got - expected| / |expected|`; infinite when there is no gradient to compare, since that proves nothing."""
     difference = sum(float((got[name] - expected[name]).square().sum()) for name in expected) ** 0.5
     scale = sum(float(value.square().sum()) for value in expected.values()) ** 0.5
-    return difference / scale if scale > 0 else float("inf")
+    return _nan_to_inf(difference / scale) if scale > 0 else math.inf
+
+
+def _nan_to_inf(difference: float) -> float:
+    """NaN is as different as can be; `max` and `<=` would let it pass."""
+    return math.inf if math.isnan(difference) else difference

@@ -69,6 +69,8 @@ def report_error(error: BaseException) -> None:
         return
     if debugging():
         traceback.print_exception(error)
+    elif isinstance(error, RewardError) and error.__cause__ is not None:
+        traceback.print_exception(error.__cause__)  # it is the user's own function: where it failed is what helps
     print(f"error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
 
 

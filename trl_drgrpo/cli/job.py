@@ -71,6 +71,7 @@ def check_given(given: dict[str, Any]) -> None:
         expected = f"{len(rewards)}, one per reward"
         raise InputError("reward_weights", f"{len(weights)} weights", expected, "Give one number per reward.")
     _check_checkpoint(given)
+    _check_output_dir(given.get("output_dir") or "trainer_output")
 
 
 def model_path(name: str) -> str:
@@ -102,9 +103,18 @@ def _check_checkpoint(given: dict[str, Any]) -> None:
     resume = given.get("resume_from_checkpoint")
     if isinstance(resume, str) and resume.lower() in ("true", "false"):  # from the command line it comes as text
         resume = given["resume_from_checkpoint"] = resume.lower() == "true"
-    if isinstance(resume, str) and not Path(resume).is_dir():
+    if isinstance(resume, str) and not (Path(resume) / "trainer_state.json").is_file():
+        what = "which holds no trainer_state.json" if Path(resume).is_dir() else "which does not exist"
         remedy = "Name a checkpoint-<step> folder, or say true for the newest one in output_dir."
-        raise InputError("resume_from_checkpoint", f"{resume}, which does not exist", "a checkpoint folder", remedy)
+        raise InputError("resume_from_checkpoint", f"{resume}, {what}", "a checkpoint folder", remedy)
+
+
+def _check_output_dir(name: str) -> None:
+    path = Path(name).absolute()
+    existing = next(parent for parent in (path, *path.parents) if parent.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK):
+        what = "cannot be written to" if existing.is_dir() else "is a file"
+        raise InputError("output_dir", f"{name}, but {existing} {what}", "a folder to write to", "Choose another one.")
 
 
 # Put together --------------------------------------------------------------------------------------------------------

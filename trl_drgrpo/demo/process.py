@@ -41,9 +41,12 @@ def line_is_right(prompt: Any, previous_steps: Sequence[str], step: str) -> floa
 
     ```
     """
-    numbers, before = numbers_of(prompt), _plain("".join(previous_steps))
-    verdicts = check_steps(numbers, before + _plain(step))[len(check_steps(numbers, before)) :]
-    return float(all(verdicts)) if verdicts else None
+    text = _plain(step)
+    lines = sum(1 for line in text.split("\n") if line.strip())
+    if not lines:
+        return None
+    verdicts = check_steps(numbers_of(prompt), _plain("".join(previous_steps)) + text)
+    return float(all(verdicts[-lines:]))
 
 
 line_reward = step_verifier(line_is_right, name="line_reward")

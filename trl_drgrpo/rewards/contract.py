@@ -25,7 +25,7 @@ def reward_name(reward_func: Callable) -> str:
     return getattr(reward_func, "__name__", type(reward_func).__name__)
 
 
-def checked_reward(reward_func: Callable, on_error: str = "raise") -> Callable:
+def checked_reward(reward_func: Callable, on_error: str = "raise", name: str | None = None) -> Callable:
     """Wrap a reward function so that it keeps its contract or fails with one clear error.
 
     Args:
@@ -37,10 +37,12 @@ def checked_reward(reward_func: Callable, on_error: str = "raise") -> Callable:
             completions of that call are scored `None`, the first traceback is logged, and the share of failed calls
             goes to the metric `rewards/<name>/failed_frac`.
 
+        name (`str`, *optional*): Name in messages and metrics. Defaults to the function's own.
+
     Returns:
         `Callable`: Same call, same name; returns one finite float or `None` per completion.
     """
-    guard = _Guard(reward_name(reward_func), on_error)
+    guard = _Guard(name or reward_name(reward_func), on_error)
 
     async def scored_later(**kwargs):
         with guard.call(kwargs) as call:
