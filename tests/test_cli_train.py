@@ -212,7 +212,7 @@ def test_the_flags_mean_what_they_mean_to_trl(recipe):
         ({"reward_funcs": ["mine.py:needs_solution"]}, "expected a column 'solution'"),
         ({"reward_weights": [1.0, 2.0]}, "reward_weights: got 2 weights; expected 1, one per reward"),
         ({"num_generations": 3}, "num_generations: got 3"),
-        ({"num_generations": 1}, "num_generations: got 1; expected at least 2"),
+        ({"num_generations": 1}, "num_generations: got 1; expected a whole number, at least 2"),
         ({"loss_type": "dapo"}, "loss_type: got 'dapo'; expected 'dr_grpo'"),
         ({"scale_rewards": "group"}, "scale_rewards: got 'group'"),
         ({"scale_rewards": True}, "scale_rewards: got True"),

@@ -51,23 +51,36 @@ UP, DOWN, FLAT = series(1, 0.05), series(1, -0.05, seed=1), series(1, 0, seed=2)
 
 
 @pytest.mark.parametrize(
-    ("steps", "process", "outcome", "expected"),
+    ("process", "outcome", "expected"),
     [
-        (UP, UP, DOWN, True),
-        (UP, UP, UP, False),  # everything improves
-        (UP, UP, FLAT, False),
-        (FLAT, UP, DOWN, False),
-        (UP, DOWN, DOWN, False),
-        (UP[:6], UP[:6], DOWN[:6], False),  # too short to tell
+        (UP, DOWN, True),
+        (UP, UP, False),  # everything improves
+        (UP, FLAT, False),
+        (FLAT, DOWN, False),
+        (DOWN, DOWN, False),
+        (UP[:6], DOWN[:6], False),  # too short to tell
     ],
 )
-def test_hacking_is_steps_and_process_up_and_outcome_down(steps, process, outcome, expected):
-    assert looks_hacked(steps, process, outcome) is expected
+def test_hacking_is_process_up_and_outcome_down(process, outcome, expected):
+    assert looks_hacked(process, outcome) is expected
 
 
 def test_noise_alone_is_rarely_called_hacking():
-    alarms = sum(looks_hacked(*(series(1, 0, seed=3 * i + j) for j in range(3))) for i in range(300))
+    alarms = sum(looks_hacked(*(series(1, 0, seed=3 * i + j) for j in range(2))) for i in range(300))
     assert alarms == 0
+
+
+@pytest.mark.parametrize(
+    ("steps", "words"), [(UP, "steps per completion and process reward rose"), (FLAT, "s the process reward rose")]
+)
+def test_the_watch_says_whether_steps_grew(steps, words, caplog):
+    watch = ProcessRewardWatch(window=20)
+    with caplog.at_level(logging.WARNING):
+        for s, process, outcome in zip(steps, UP, DOWN, strict=True):
+            watch.on_log(
+                None, None, None, logs={"process/steps_mean": s, "process/reward_mean": process, "reward": outcome}
+            )
+    assert words in caplog.text
 
 
 def test_the_watch_warns_once_and_only_with_all_three_numbers(caplog):

@@ -116,13 +116,11 @@ _REMEDIES = {
 def _refuse_bad_numbers(config: "DrGRPOConfig") -> None:
     """Types and ranges that would otherwise fail deep inside, or train something nobody asked for."""
     for name in (*_WHOLE, *_NUMBERS):
-        value: Any = getattr(config, name)
+        value = getattr(config, name)
         if value is None and name in _OPTIONAL:
             continue
         lowest = _WHOLE.get(name, _NUMBERS.get(name))
-        kinds = int if name in _WHOLE else (int, float)
-        is_number = isinstance(value, kinds) and not isinstance(value, bool) and math.isfinite(value)
-        if not is_number or value < (-math.inf if lowest is None else lowest):
+        if not _is_finite(value, whole=name in _WHOLE, lowest=lowest):
             kind = "a whole number" if name in _WHOLE else "a finite number"
             expected = kind if lowest is None else f"{kind}, at least {lowest:g}"
             raise InputError(name, repr(value), expected, _REMEDIES.get(name, "Leave it out for the default."))
@@ -137,8 +135,10 @@ def _refuse_bad_numbers(config: "DrGRPOConfig") -> None:
             )
 
 
-def _is_finite(value: object) -> bool:
-    return isinstance(value, (int, float)) and math.isfinite(value)
+def _is_finite(value: Any, whole: bool = False, lowest: float | None = None) -> bool:
+    if not isinstance(value, int if whole else (int, float)) or isinstance(value, bool) or not math.isfinite(value):
+        return False
+    return lowest is None or value >= lowest
 
 
 def _refuse_bad_fields(config: "DrGRPOConfig") -> None:

@@ -4,8 +4,8 @@ Every arm trains the demo's model on the demo's problems with the demo's setting
 accuracies are sampled on the demo's held-out problems, the curves come from the training logs. Results are written
 after every run, and runs that are in the output file already are not repeated.
 
-Run: `python tests/benchmarks/process_rewards.py --output recipes/results/process_rewards.json` (three quarters of an
-hour on one core), `--table` prints the table of the page from that file.
+Run: `python tests/benchmarks/process_rewards.py --output recipes/results/process_rewards.json` (half an hour on one
+core), `--table` prints the table of the page from that file.
 """
 
 import argparse
@@ -67,14 +67,12 @@ ARMS = {
     "steps_min_to_go": arm(RULE, "min_to_go", outcome_weight=0.0),
     "outcome+return_to_go/none": arm(RULE, "return_to_go", "none"),
     "steps_return_to_go/none": arm(RULE, "return_to_go", "none", outcome_weight=0.0),
-    "outcome+prm_return_to_go": arm(PRM, "return_to_go"),
     "outcome+prm_min_to_go": arm(PRM, "min_to_go"),
     "prm_return_to_go": arm(PRM, "return_to_go", outcome_weight=0.0),
     "prm_min_to_go": arm(PRM, "min_to_go", outcome_weight=0.0),
     # Groups of 2 in place of 8, the same 64 completions per step: most groups have equal outcomes.
     "outcome, G=2": arm(num_generations=2),
     "outcome+min_to_go, G=2": arm(RULE, "min_to_go", num_generations=2),
-    "steps_min_to_go, G=2": arm(RULE, "min_to_go", outcome_weight=0.0, num_generations=2),
 }
 
 

@@ -1,8 +1,8 @@
 """Statistics of step rewards, and the sign that a process reward is being exploited.
 
-A learned process reward can be raised without solving anything: by more steps, or by steps it likes. Then steps per
-completion and process reward rise while the outcome reward falls. `looks_hacked` says so from the logged numbers, and
-`ProcessRewardWatch` warns once.
+A learned process reward can be raised without solving anything: by more steps, or by mistakes it cannot see. Then the
+process reward rises while the outcome reward falls. `looks_hacked` says so from the logged numbers, and
+`ProcessRewardWatch` warns once, and whether the steps per completion grew too.
 """
 
 import logging
@@ -80,20 +80,19 @@ def _correlation(
     return statistics.correlation(process, outcomes)
 
 
-def looks_hacked(steps: Sequence[float], process: Sequence[float], outcome: Sequence[float]) -> bool:
-    """Whether steps per completion and process reward rose while the outcome reward fell.
+def looks_hacked(process: Sequence[float], outcome: Sequence[float]) -> bool:
+    """Whether the process reward rose while the outcome reward fell.
 
     Each series is cut in half; it rose (fell) when the mean of the second half is above (below) that of the first by
-    more than two standard errors of their difference.
+    more than three standard errors of their difference.
 
     Args:
-        steps, process, outcome (`Sequence[float]`): Steps per completion, process reward and outcome reward over time,
-            equally long.
+        process, outcome (`Sequence[float]`): Process and outcome reward over time, equally long.
 
     Returns:
         `bool`: `False` for fewer than 8 points.
     """
-    return _moved(steps) > 2 and _moved(process) > 2 and _moved(outcome) < -2
+    return _moved(process) > 3 and _moved(outcome) < -3
 
 
 def _moved(series: Sequence[float]) -> float:
@@ -124,11 +123,16 @@ class ProcessRewardWatch(TrainerCallback):
         if self.has_warned or any(value is None for value in values):
             return
         self.history.append((float(values[0] or 0), float(values[1] or 0), float(values[2] or 0)))
-        if len(self.history) == self.history.maxlen and looks_hacked(*zip(*self.history, strict=True)):
+        if len(self.history) < (self.history.maxlen or 0):
+            return
+        steps, process, outcome = zip(*self.history, strict=True)
+        if looks_hacked(process, outcome):
             self.has_warned = True
+            grew = "steps per completion and process reward" if _moved(steps) > 3 else "the process reward"
             logger.warning(
-                "Over the last %d logged intervals steps per completion and process reward rose while the outcome "
-                "reward fell: the process reward is probably being exploited. Try step_credit='min_to_go' (it cannot "
-                "be raised by more steps), a smaller process_weight, or look at the completions.",
+                "Over the last %d logged intervals %s rose while the outcome reward fell: the process reward is "
+                "probably being exploited. Look at the completions; give the outcome more weight (outcome_weight, "
+                "process_weight); against growing steps, step_credit='min_to_go' cannot be raised by more of them.",
                 len(self.history),
+                grew,
             )
