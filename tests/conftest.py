@@ -8,9 +8,15 @@ os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 import pytest
 import torch
 from datasets import Dataset
+from hypothesis import HealthCheck, settings
 from runs import length_reward
 
 from trl_drgrpo.check.tiny import tiny_model, tiny_tokenizer
+
+# Machines are noisy, so no deadlines; and what CI judges is the change, so the same examples every time.
+settings.register_profile("here", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("ci", settings.get_profile("here"), derandomize=True)
+settings.load_profile("ci" if os.environ.get("CI") else "here")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -43,8 +49,8 @@ def prompts():
     return Dataset.from_dict({"prompt": [f"{i}+{i * i}=" for i in range(16)], "answer": [str(i) for i in range(16)]})
 
 
-@pytest.fixture
-def settings(tmp_path):
+@pytest.fixture(name="settings")
+def run_settings(tmp_path):
     """Fields of a configuration for a run of a second: 8 rows per step in two micro-batches, groups of 4."""
     return {
         "output_dir": str(tmp_path / "run"),

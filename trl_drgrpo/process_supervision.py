@@ -148,6 +148,11 @@ class StepScorer:
             )
 
 
+def process_only(completions: list[Any], **kwargs: Any) -> list[float]:
+    """The outcome reward of a run that has step rewards only: TRL asks for one, and 0 for every row says nothing."""
+    return [0.0] * len(completions)
+
+
 def validate_step_rewards(output: Any, steps: list[Steps], name: str, segmenter: str) -> RaggedRewards:
     """One list per completion with one finite number or `None` per step, or the reason why it is not.
 

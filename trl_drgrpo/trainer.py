@@ -25,11 +25,12 @@ from trl_drgrpo.config import DrGRPOConfig
 from trl_drgrpo.diagnostics.steps import ProcessRewardWatch, step_statistics
 from trl_drgrpo.errors import InputError, RewardError
 from trl_drgrpo.preflight import check_inputs
-from trl_drgrpo.process_supervision import StepRewardFunc, StepScorer, StepScores
+from trl_drgrpo.process_supervision import StepRewardFunc, StepScorer, StepScores, process_only
 from trl_drgrpo.resume import ResumableTrainer, StepBoundary
 from trl_drgrpo.rewards.contract import checked_reward
 from trl_drgrpo.step_credit import StepBaseline, StepCredit, spread_over_tokens, step_advantages
-from trl_drgrpo.steps import StepSegmenter, step_segmenter
+from trl_drgrpo.steps import StepSegmenter
+from trl_drgrpo.steps import step_segmenter as build_segmenter
 from trl_drgrpo.upstream import ScoredBatch, require_seams
 
 
@@ -136,14 +137,16 @@ class DrGRPOTrainer(ResumableTrainer):
             rollout_func=rollout_func,
             environment_factory=environment_factory,
         )
-        self.step_scorer = _step_scorer(args, step_reward_funcs, step_segmenter)
-        if self.step_scorer and not reward_funcs and environment_factory is None:
-            reward_funcs = [process_only]
+        self.step_scorer: StepScorer | None = None
+        if step_reward_funcs:
+            segmenter = step_segmenter or build_segmenter(args.step_spec)
+            self.step_scorer = StepScorer(step_reward_funcs, segmenter, args.step_reward_weights, args.on_reward_error)
+            if not reward_funcs and environment_factory is None:
+                reward_funcs = [process_only]
         self._batch: Any = None  # the newest ScoredBatch
         self.reward_scale = RunningRewardScale()
-        self.loss_normalizer = int(
-            args.loss_normalizer or args.max_completion_length or 0
-        )  # one is set, says the config
+        # The config has made sure that one of the two is set.
+        self.loss_normalizer = int(args.loss_normalizer or args.max_completion_length or 0)
         super().__init__(
             model=model,
             reward_funcs=[
@@ -304,20 +307,6 @@ def _as_list(reward_funcs: Any) -> list[Any]:
     if reward_funcs is None:
         return []
     return list(reward_funcs) if isinstance(reward_funcs, (list, tuple)) else [reward_funcs]
-
-
-def process_only(completions: list[Any], **kwargs: Any) -> list[float]:
-    """The outcome reward of a run that has step rewards only: TRL asks for one, and 0 for every row says nothing."""
-    return [0.0] * len(completions)
-
-
-def _step_scorer(
-    args: DrGRPOConfig, funcs: list[StepRewardFunc], segmenter: StepSegmenter | None
-) -> StepScorer | None:
-    if not funcs:
-        return None
-    segmenter = segmenter or step_segmenter(args.step_spec)
-    return StepScorer(funcs, segmenter, args.step_reward_weights, args.on_reward_error)
 
 
 def _row_means(rollouts: dict[str, Any]) -> list[float]:
