@@ -110,6 +110,11 @@ class TestFromGRPOConfig:
         assert (config.max_completion_length, config.learning_rate) == (77, 3e-5)
         assert (config.loss_normalizer, config.advantage_baseline) == (None, "group_mean")
 
+    def test_says_what_changed(self, caplog):
+        DrGRPOConfig.from_grpo_config(GRPOConfig(scale_rewards="group", **self.plain))
+        assert "scale_rewards 'group' -> 'none'" in caplog.text
+        assert "loss_type 'dapo' -> 'dr_grpo'" in caplog.text
+
     def test_takes_one_of_ours_as_it_is(self):
         config = DrGRPOConfig(loss_normalizer=77)
         assert DrGRPOConfig.from_grpo_config(config) is config

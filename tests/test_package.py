@@ -36,6 +36,10 @@ def test_every_public_name_resolves_and_is_documented():
         _ = trl_drgrpo.nothing
 
 
+def test_the_package_runs_as_a_module():
+    assert run(sys.executable, "-m", "trl_drgrpo", "--version").stdout.startswith("trl-drgrpo ")
+
+
 @pytest.mark.parametrize("module", ["advantages", "loss", "errors", "versions"])
 def test_the_pure_files_know_nothing_of_trl(module):
     code = (

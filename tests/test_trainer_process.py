@@ -126,6 +126,17 @@ def test_tool_tokens_get_no_advantage_and_turns_are_steps(settings, prompts, tok
     assert (advantages[:, 5:] == advantages[:, 5:6]).all()
 
 
+def test_importance_ratios_of_a_generation_engine_multiply_token_losses(settings, prompts, tokenizer):
+    """What TRL does with vLLM's log-probabilities, here with a ratio given by hand, on (B, T) advantages."""
+    trainer = process({**settings, "max_steps": 1}, prompts, tokenizer, trainer_class=Spy)
+    plain = trainer.compute_loss(trainer.model, trainer.seen)
+    trainer.use_vllm = True
+    ratio = torch.full(trainer.seen["completion_mask"].shape, 2.0)
+    corrected = trainer.compute_loss(trainer.model, {**trainer.seen, "importance_sampling_ratio": ratio})
+    assert plain.item() != 0.0
+    assert corrected.item() == pytest.approx(2 * plain.item(), rel=1e-5)
+
+
 def test_evaluation_scores_steps_too(settings, prompts, tokenizer):
     settings = {**settings, "num_generations_eval": 2, "per_device_eval_batch_size": 4}
     metrics = process(settings, prompts, tokenizer, eval_dataset=prompts).evaluate()
@@ -158,6 +169,7 @@ def test_metrics_and_the_table_of_completions(settings, prompts, tokenizer, rewa
     trainer = process(settings, prompts, tokenizer, reward, step_reward_funcs=chatty)
     logged = trainer.state.log_history[0]
     assert logged["my_metric"] == 2.0
+    assert logged["process_rewards/chatty/mean"] == pytest.approx(logged["process/reward_mean"])
     assert {"process/steps_mean", "process/reward_mean", "process/unscorable_frac"} <= set(logged)
     table = pandas.read_parquet(next(Path(settings["output_dir"]).glob("completions/*.parquet")))
     assert len(table) == 8
@@ -190,6 +202,30 @@ class TestInputsAreCheckedBeforeAModelLoads:
 
         with pytest.raises(InputError, match="solution"):
             self.build(settings, prompts, needs_solution)
+
+    def test_a_column_that_a_rule_needs(self, settings, prompts):
+        from trl_drgrpo.process_rewards import step_verifier
+
+        def rule(prompt, previous_steps, step, solution, tolerance=0.1, **columns):
+            return 1.0
+
+        with pytest.raises(InputError, match="reward rule: .*'solution'"):
+            self.build(settings, prompts, step_verifier(rule))
+
+    def test_a_rule_that_was_not_wrapped(self, settings, prompts):
+        def rule(prompt, previous_steps, step, **columns):
+            return 1.0
+
+        with pytest.raises(InputError, match=r"'rule', which judges one step; .* Wrap it: .*step_verifier\(rule\)"):
+            self.build(settings, prompts, rule)
+
+    def test_step_settings_without_step_rewards_are_said_to_do_nothing(self, settings, prompts, caplog):
+        from trl_drgrpo.preflight import check_inputs
+
+        check_inputs(DrGRPOConfig(**settings), [length_reward], prompts)
+        assert "no effect" not in caplog.text
+        check_inputs(DrGRPOConfig(**settings, step_credit="min_to_go"), [length_reward], prompts)
+        assert "step_credit: without step_reward_funcs this has no effect" in caplog.text
 
     def test_weights_that_do_not_fit(self, settings, prompts):
         with pytest.raises(InputError, match="^step_reward_weights: got 2 weights"):

@@ -172,7 +172,9 @@ class DrGRPOConfig(GRPOConfig):
 
     @classmethod
     def from_grpo_config(cls, config: GRPOConfig) -> "DrGRPOConfig":
-        """A plain `GRPOConfig` read as a Dr. GRPO run: what was left at TRL's default takes ours, the rest stays.
+        """A plain `GRPOConfig` read as a Dr. GRPO run: what is at TRL's default takes ours, the rest stays.
+
+        A default that was written out cannot be told from one that was not: what changes is said in the log.
 
         Args:
             config ([`trl.GRPOConfig`]): The configuration of an existing script.
@@ -189,6 +191,7 @@ class DrGRPOConfig(GRPOConfig):
         converted = object.__new__(cls)
         converted.__dict__.update(copy.copy(config.__dict__))
         trl_default = {f.name: f.default for f in dataclasses.fields(GRPOConfig)}
+        changed = []
         for own in dataclasses.fields(cls):
             if own.name not in trl_default:
                 setattr(converted, own.name, own.default if own.default_factory is MISSING else own.default_factory())
@@ -196,7 +199,9 @@ class DrGRPOConfig(GRPOConfig):
                 own.name in ("loss_type", "scale_rewards", "use_bias_correction_kl")
                 and getattr(config, own.name) == trl_default[own.name]
             ):
+                changed.append(f"{own.name} {getattr(config, own.name)!r} -> {own.default!r}")
                 setattr(converted, own.name, own.default)
+        logger.warning("A plain GRPOConfig is read as a Dr. GRPO run: %s.", ", ".join(changed) or "nothing to change")
         refuse(converted)
         return converted
 

@@ -1,5 +1,9 @@
 """What can be known to fail before a model loads, said then and not ten minutes later."""
 
+import dataclasses
+import inspect
+import logging
+from dataclasses import MISSING
 from typing import Any
 
 from datasets import Dataset, IterableDataset
@@ -9,6 +13,8 @@ from trl_drgrpo.config import DrGRPOConfig
 from trl_drgrpo.errors import InputError
 from trl_drgrpo.rewards.contract import reward_name
 from trl_drgrpo.rewards.registry import check_columns
+
+logger = logging.getLogger(__name__)
 
 
 def check_inputs(
@@ -53,6 +59,10 @@ def check_inputs(
     if args.max_completion_length is None and (tools or environment_factory is not None):
         remedy = "TRL stops a conversation with tools by this limit: set max_completion_length."
         raise InputError("max_completion_length", "None together with tools", "a number of tokens", remedy)
+    for func in step_reward_funcs or []:
+        _refuse_bare_rule(func)
+    if not step_reward_funcs and (unused := _changed_step_settings(args)):
+        logger.warning("%s: without step_reward_funcs this has no effect.", ", ".join(unused))
     splits = {"train_dataset": train_dataset}
     if isinstance(eval_dataset, dict):
         splits |= {f"eval_dataset[{name!r}]": split for name, split in eval_dataset.items()}
@@ -76,6 +86,28 @@ def _check_columns(funcs: list[Any], columns: list[str]) -> None:
     for func in funcs:
         if callable(func) and not isinstance(func, nn.Module):
             check_columns(func, columns, reward_name(func))
+
+
+def _changed_step_settings(args: DrGRPOConfig) -> list[str]:
+    """Fields about step rewards that are not at their defaults."""
+    about_steps = ("step_", "process_weight", "outcome_weight", "deepseekmath_")
+    ours = [field for field in dataclasses.fields(args) if field.name.startswith(about_steps)]
+    defaults = {f.name: f.default if f.default_factory is MISSING else f.default_factory() for f in ours}
+    return [name for name, default in defaults.items() if getattr(args, name) != default]
+
+
+def _refuse_bare_rule(func: Any) -> None:
+    """A rule for one step where a function of whole batches is due: the commonest mix-up."""
+    if not callable(func):
+        return
+    try:
+        parameters = inspect.signature(func).parameters
+    except (TypeError, ValueError):  # a built-in without a signature
+        return
+    if "step" in parameters and "steps" not in parameters:
+        name = reward_name(func)
+        remedy = f"Wrap it: trl_drgrpo.process_rewards.step_verifier({name})."
+        raise InputError("step_reward_funcs", f"{name!r}, which judges one step", "a function of a batch", remedy)
 
 
 def _check_kind(field: str, dataset: Any) -> None:

@@ -259,6 +259,9 @@ class DrGRPOTrainer(ResumableTrainer):
             trainer_state=self.state,
             **{key: [example[key] for example in batch.inputs] for key in keys},
         )
+        for name, rewards in zip(scorer.names, scores.rewards_per_func, strict=True):
+            if scored := [s for row in rewards for s in row if s is not None]:
+                metrics[f"process_rewards/{name}/mean"].append(sum(scored) / len(scored))
         columns["steps"] = [list(steps.texts) for steps in scores.steps]
         columns["step_rewards"] = scores.rewards
         self.log_batch(metrics, columns)

@@ -179,7 +179,10 @@ def _default(arguments: dict[str, ast.expr]) -> Any:
     if "default" in arguments:
         return _literal(arguments["default"])
     if "default_factory" in arguments:
-        source = ast.unparse(arguments["default_factory"])
+        factory = arguments["default_factory"]
+        if isinstance(factory, ast.Lambda):
+            return _literal(factory.body)
+        source = ast.unparse(factory)
         return {"list": [], "dict": {}}.get(source, Unread(f"{source}()"))
     return dataclasses.MISSING
 

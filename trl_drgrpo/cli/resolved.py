@@ -13,6 +13,7 @@ import yaml
 from trl_drgrpo.cli import flags
 from trl_drgrpo.cli.job import Job
 from trl_drgrpo.rewards.contract import reward_name
+from trl_drgrpo.rewards.registry import origin
 
 OBJECTIVE = ("loss_type", "scale_rewards", "beta", "loss_normalizer", "advantage_baseline", "num_generations")
 _SECRET = ("hub_token",)
@@ -63,9 +64,10 @@ def derived(job: Job) -> dict[str, Any]:
         if dataset is not None:
             size = len(dataset) if hasattr(dataset, "__len__") else "a stream of"
             facts[f"{name} data"] = f"{size} rows, columns {', '.join(dataset.column_names or ['unknown'])}"
-    for reward in [*job.reward_funcs, *job.step_reward_funcs]:
-        name = reward if isinstance(reward, str) else reward_name(reward)
-        facts[f"reward {name}"] = "a model" if isinstance(reward, str) else getattr(reward, "__module__", "")
+    for kind, rewards in (("reward", job.reward_funcs), ("step reward", job.step_reward_funcs)):
+        for reward in rewards:
+            name = reward if isinstance(reward, str) else reward_name(reward)
+            facts[f"{kind} {name}"] = "a model" if isinstance(reward, str) else origin(reward)
     return facts
 
 

@@ -74,7 +74,26 @@ def step_verifier(func: Callable[..., Any], name: str | None = None, on_error: s
 
     verified.__name__ = verified.__qualname__ = rule.name
     verified.__doc__ = inspect.getdoc(func)
+    verified.__signature__ = _with_columns(verified, func)  # type: ignore[attr-defined]
     return verified
+
+
+def _with_columns(verified: Callable[..., Any], func: Callable[..., Any]) -> inspect.Signature:
+    """The signature of the step reward function, with the columns that the rule requires: they are checked early."""
+    own = inspect.signature(verified)
+    try:
+        asked = list(inspect.signature(func).parameters.values())[3:]
+    except (TypeError, ValueError):  # a built-in without a signature
+        return own
+    *named, rest = own.parameters.values()
+    columns = [
+        inspect.Parameter(p.name, inspect.Parameter.KEYWORD_ONLY)
+        for p in asked
+        if p.default is p.empty
+        and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+        and p.name not in own.parameters
+    ]
+    return own.replace(parameters=[*named, *columns, rest])
 
 
 class _Rule:

@@ -63,6 +63,8 @@ def _list_sum_lines() -> Callable:
     return importlib.import_module("trl_drgrpo.demo.process").line_reward
 
 
+_FILE_PREFIX = "trl_drgrpo_user_reward_"  # modules that were named by their file
+
 REGISTRY: dict[str, Callable[[], Callable]] = {
     "accuracy_reward": functools.partial(_trl_reward, "accuracy_reward"),
     "reasoning_accuracy_reward": functools.partial(_trl_reward, "reasoning_accuracy_reward"),
@@ -149,7 +151,7 @@ def _module_from_file(spec: str, path: str) -> ModuleType:
     file = Path(path).expanduser()
     if not file.is_file():
         raise InputError("reward_funcs", f"{spec!r}, a file that does not exist", "`path/to/file.py:function`", _cwd())
-    name = f"trl_drgrpo_user_reward_{file.stem}_{zlib.crc32(str(file.resolve()).encode()):08x}"
+    name = f"{_FILE_PREFIX}{file.stem}_{zlib.crc32(str(file.resolve()).encode()):08x}"
     if name in sys.modules:
         return sys.modules[name]
     module_spec = importlib.util.spec_from_file_location(name, file)
@@ -163,6 +165,12 @@ def _module_from_file(spec: str, path: str) -> ModuleType:
         del sys.modules[name]
         raise _import_failed(spec, path, error) from error
     return module
+
+
+def origin(found: Any) -> str:
+    """Where a function comes from: its module, or the file that the user named."""
+    name = found.__name__ if isinstance(found, ModuleType) else getattr(found, "__module__", "")
+    return str(getattr(sys.modules.get(name), "__file__", name)) if name.startswith(_FILE_PREFIX) else name
 
 
 def _cwd() -> str:
@@ -183,7 +191,7 @@ def _member(module: ModuleType, attribute: str, spec: str) -> Callable:
     if not hasattr(module, attribute):
         near = get_close_matches(attribute, public, n=2, cutoff=0.5)
         hint = f"Did you mean {' or '.join(near)}?" if near else f"Its functions: {', '.join(public) or 'none'}."
-        raise InputError("reward_funcs", f"{spec!r}", f"a function of {module.__name__}", hint)
+        raise InputError("reward_funcs", f"{spec!r}", f"a function of {origin(module)}", hint)
     found = getattr(module, attribute)
     if not callable(found):
         raise InputError(
