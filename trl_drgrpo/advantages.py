@@ -17,6 +17,7 @@ from typing import Literal, get_args
 import torch
 
 from trl_drgrpo.errors import InputError
+from trl_drgrpo.step_credit import step_token_advantages as step_token_advantages  # the other half, in its own file
 
 AdvantageBaseline = Literal["group_mean", "leave_one_out"]
 ADVANTAGE_BASELINES: tuple[str, ...] = get_args(AdvantageBaseline)
