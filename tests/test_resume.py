@@ -103,6 +103,16 @@ def test_a_run_whose_reward_failed_is_resumed_as_if_it_had_not(extra, call, sett
     assert all(torch.equal(a, b) for a, b in zip(weights(resumed), weights(whole), strict=True))
 
 
+def test_rollouts_newer_than_the_checkpoint_are_not_saved_with_it(settings, prompts, tokenizer):
+    # Steps of 5 micro-batches, generations of 2: the second step begins inside the third generation (micro-batch 5)
+    # and fails at the fifth (8). At hand is the fourth, which is not what micro-batch 5 was to train on.
+    settings |= {"gradient_accumulation_steps": 5, "steps_per_generation": 2}
+    with pytest.raises(RewardError):
+        build(settings, prompts, tokenizer, failing(5)).train()
+    state = RunState.load(Path(settings["output_dir"]) / "checkpoint-1")
+    assert (state.micro_step, state.has_rollouts) == (5, False)
+
+
 def test_a_reward_that_fails_in_an_evaluation_does_not_shift_the_run(settings, prompts, tokenizer, reward):
     settings |= {"steps_per_generation": 4, "max_steps": 5, "eval_strategy": "steps", "eval_steps": 3}
 
