@@ -12,7 +12,7 @@ from datasets import Dataset
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
 from trl_drgrpo.check.record import DEFAULTS
 from trl_drgrpo.check.tiny import in_double_precision, tiny_model, tiny_tokenizer
-from trl_drgrpo.upstream import use_plain_lm_head
+from trl_drgrpo.check.plain_head import use_plain_lm_head
 
 
 def fixed_rollouts(prompts, trainer):

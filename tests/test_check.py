@@ -40,8 +40,8 @@ def test_the_matrix_covers_every_setting_the_design_asks_for():
 class WrongWeight(DrGRPOTrainer):
     """L off by one token."""
 
-    def loss_constants(self):
-        constants = super().loss_constants()
+    def loss_constants(self, inputs):
+        constants = super().loss_constants(inputs)
         return {**constants, "max_completion_length": constants["max_completion_length"] + 1}
 
 
@@ -61,8 +61,8 @@ class WidthAsNormalizer(DrGRPOTrainer):
         self.width = inputs["completion_ids"].size(1)
         return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
 
-    def loss_constants(self):
-        return {**super().loss_constants(), "max_completion_length": self.width}
+    def loss_constants(self, inputs):
+        return {**super().loss_constants(inputs), "max_completion_length": self.width}
 
 
 class ForgottenAccumulation(DrGRPOTrainer):
@@ -122,7 +122,7 @@ def test_the_command_speaks_json(short_matrix, capsys):
 def test_the_command_exits_1_when_the_loss_weight_is_broken(short_matrix, monkeypatch, capsys):
     right = DrGRPOTrainer.loss_constants
     wrong = {"max_completion_length": 13}
-    monkeypatch.setattr(DrGRPOTrainer, "loss_constants", lambda self: {**right(self), **wrong})
+    monkeypatch.setattr(DrGRPOTrainer, "loss_constants", lambda self, inputs: {**right(self, inputs), **wrong})
     assert cli.main(["check"]) == 1
     assert "1 of 2 cases FAILED: do not trust runs in this environment" in capsys.readouterr().out
 

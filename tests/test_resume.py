@@ -194,7 +194,7 @@ def test_L_stays_what_it_was(checkpoint, settings, prompts, tokenizer, reward, c
     assert trainer.loss_normalizer == 20
     trainer.train(resume_from_checkpoint=str(checkpoint))
     assert trainer.loss_normalizer == 12
-    assert trainer.loss_constants()["max_completion_length"] == 12
+    assert trainer.loss_constants({})["max_completion_length"] == 12
     assert "Keeping L = 12 of the resumed run" in caplog.text
 
 

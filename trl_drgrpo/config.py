@@ -18,7 +18,7 @@ from dataclasses import MISSING, dataclass, field
 from typing import Any
 
 from trl_drgrpo.advantages import ADVANTAGE_BASELINES
-from trl_drgrpo.contradictions import REWARD_ERROR_POLICIES, refuse, refuse_partial_groups
+from trl_drgrpo.contradictions import MICRO_BATCHINGS, REWARD_ERROR_POLICIES, refuse, refuse_partial_groups
 from trl_drgrpo.step_credit import STEP_BASELINES, STEP_CREDITS
 from trl_drgrpo.versions import require_supported_trl
 
@@ -52,6 +52,20 @@ class DrGRPOConfig(GRPOConfig):
             completion, does to the run. `"raise"`: the run saves a checkpoint and stops with one clear error.
             `"unscorable"`: the call's completions count as unscorable (advantage 0), the first traceback is logged,
             and `rewards/<name>/failed_frac` counts. NaN and `None` always mean unscorable.
+
+        > The exact fast path
+
+        micro_batching (`str`, *optional*, defaults to `"exact"`):
+            `"exact"`: within an optimizer step, rows without signal are left out, the others are regrouped by length
+            and cut to their own extent; the gradient is the same up to rounding. `"upstream"`: micro-batches as TRL
+            makes them, bit for bit. TRL's are kept, too, with an entropy bonus, a top-entropy mask, an MoE auxiliary
+            loss, or images; with `beta > 0` no row is left out.
+        share_prompts (`bool`, *optional*, defaults to `True`):
+            Let the completions of a prompt run behind one forward of it, where that costs less than repeating it and a
+            numerical self-test of the model agrees (full attention through `sdpa`).
+        fast_generation (`bool`, *optional*, defaults to `True`):
+            Without vLLM: run each prompt once for all its completions, and drop finished rows from the decoding batch.
+            The same seed samples the same tokens as without it, up to rounding.
 
         > Process rewards, in effect when the trainer has `step_reward_funcs`
 
@@ -130,6 +144,28 @@ class DrGRPOConfig(GRPOConfig):
         },
     )
 
+    micro_batching: str = field(
+        default="exact",
+        metadata={
+            "help": "'exact': leave out rows without signal, regroup the others by length, run each prompt once; the "
+            "gradient is the same. 'upstream': micro-batches as TRL makes them.",
+            "choices": list(MICRO_BATCHINGS),
+        },
+    )
+    share_prompts: bool = field(
+        default=True,
+        metadata={
+            "help": "Let the completions of a prompt share its forward where that costs less and a self-test of the "
+            "model agrees. Only with micro_batching='exact'."
+        },
+    )
+    fast_generation: bool = field(
+        default=True,
+        metadata={
+            "help": "Generation without vLLM: run each prompt once for all its completions, and drop finished rows from "
+            "the batch. The same tokens are sampled."
+        },
+    )
     step_separator: list[str] = field(
         default_factory=lambda: ["\n\n"],
         metadata={

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from trl_drgrpo.config import DrGRPOConfig
 
 REWARD_ERROR_POLICIES = ("raise", "unscorable")
+MICRO_BATCHINGS = ("exact", "upstream")
 
 # What each other loss of TRL would bring back, in the words of the error message.
 _BIAS_OF_LOSS = {
@@ -107,6 +108,14 @@ _OPTIONAL = (
     "loss_normalizer",
     "epsilon_high",
 )
+_SWITCHES = (
+    "scale_by_running_std",
+    "deepseekmath_step_std",
+    "use_bias_correction_kl",
+    "sync_ref_model",
+    "share_prompts",
+    "fast_generation",
+)
 _REMEDIES = {
     "num_generations": "A group of one has no baseline, so its advantage is always 0. 8 is the usual size.",
     "beta": "A negative weight would reward drifting away from the reference.",
@@ -128,7 +137,7 @@ def _refuse_bad_numbers(config: "DrGRPOConfig") -> None:
         weights = getattr(config, name)
         if weights is not None and not (isinstance(weights, (list, tuple)) and all(map(_is_finite, weights))):
             raise InputError(name, repr(weights), "a list of finite numbers", "Give one number per function.")
-    for name in ("scale_by_running_std", "deepseekmath_step_std", "use_bias_correction_kl", "sync_ref_model"):
+    for name in _SWITCHES:
         if not isinstance(getattr(config, name), bool):
             raise InputError(
                 name, repr(getattr(config, name)), "True or False", "A text such as 'false' counts as true."
@@ -146,6 +155,7 @@ def _refuse_bad_fields(config: "DrGRPOConfig") -> None:
     choices = {
         "advantage_baseline": ADVANTAGE_BASELINES,
         "on_reward_error": REWARD_ERROR_POLICIES,
+        "micro_batching": MICRO_BATCHINGS,
         "step_credit": STEP_CREDITS,
         "step_baseline": STEP_BASELINES,
     }

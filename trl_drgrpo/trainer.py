@@ -24,9 +24,10 @@ from trl_drgrpo.advantages import AdvantageBaseline, RunningRewardScale, combine
 from trl_drgrpo.config import DrGRPOConfig
 from trl_drgrpo.diagnostics.steps import ProcessRewardWatch, step_statistics
 from trl_drgrpo.errors import InputError, RewardError
+from trl_drgrpo.fast_path.trainer import FastPathTrainer
 from trl_drgrpo.preflight import check_inputs
 from trl_drgrpo.process_supervision import StepRewardFunc, StepScorer, StepScores, process_only
-from trl_drgrpo.resume import ResumableTrainer, StepBoundary
+from trl_drgrpo.resume import StepBoundary
 from trl_drgrpo.rewards.contract import checked_reward
 from trl_drgrpo.step_credit import StepBaseline, StepCredit, spread_over_tokens, step_advantages
 from trl_drgrpo.steps import StepSegmenter
@@ -34,7 +35,7 @@ from trl_drgrpo.steps import step_segmenter as build_segmenter
 from trl_drgrpo.upstream import ScoredBatch, require_seams
 
 
-class DrGRPOTrainer(ResumableTrainer):
+class DrGRPOTrainer(FastPathTrainer):
     """
     Trainer for Dr. GRPO ([Understanding R1-Zero-Like Training](https://huggingface.co/papers/2503.20783)).
 
@@ -211,7 +212,7 @@ class DrGRPOTrainer(ResumableTrainer):
         if self.step_scorer:
             rollouts["advantages"] = self._with_step_rewards(rollouts, rewards, num_generations)  # (B, T)
         self.replace_logged_advantages(_row_means(rollouts))
-        return rollouts
+        return super().on_rollouts(rollouts)
 
     def _own_rows(self) -> slice:
         """This rank's rows among those of all ranks."""
@@ -269,9 +270,9 @@ class DrGRPOTrainer(ResumableTrainer):
 
     # Loss
 
-    def loss_constants(self) -> dict[str, Any]:
-        """TRL divides by `self.max_completion_length` and weighs KL by `self.beta`: here L, and the warmed-up beta."""
-        return {"max_completion_length": self.loss_normalizer, "beta": self.beta_at(self.state.global_step)}
+    def loss_constants(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """KL is weighed by `self.beta`: here the warmed-up one."""
+        return {**super().loss_constants(inputs), "beta": self.beta_at(self.state.global_step)}
 
     def beta_at(self, step: int) -> float:
         """KL weight of an optimizer step, counted from 0: `beta * min(1, (step + 1) / beta_warmup_steps)`."""

@@ -7,10 +7,10 @@ table `SEAMS` says what each override relies on, and `check_upstream` compares i
 Importing this module imports TRL's trainer (6-10 s); a TRL outside the supported range is refused before that.
 """
 
-import functools
 import inspect
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections import defaultdict
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -64,8 +64,17 @@ SEAMS = (
     Seam("_calculate_rewards", ("inputs", "prompts", "completions", "completion_ids_list"), ("gather(",)),
     Seam("_generate_and_score_completions", ("inputs",), ('"advantages": advantages', '_logs["advantages"].extend')),
     Seam("_prepare_inputs", ("generation_batch",), ("self._step % generate_every", "self._buffered_inputs[")),
+    Seam(
+        "_get_per_token_logps_and_entropies",
+        ("model", "input_ids", "attention_mask", "logits_to_keep", "batch_size", "compute_entropy"),
+        ("model(**model_inputs, labels=labels, fused_lm_head=True)", "outputs.log_probs[:, -logits_to_keep:]"),
+    ),
     Seam("_compute_loss", ("model", "inputs"), ("size(0) * self.max_completion_length", "self.beta * per_token_kl")),
-    Seam("_generate_single_turn", ("prompt_ids", "images", "multimodal_fields", "num_generations")),
+    Seam(
+        "_generate_single_turn",
+        ("prompt_ids", "images", "multimodal_fields", "num_generations"),
+        ("unwrapped_model.generate(",),
+    ),
     Seam("_get_train_sampler", ("dataset",), ("RepeatSampler(",)),
     Seam("log", ("logs", "start_time"), ('self._logs["extra"]', "self._metrics[mode]")),
     Seam("_save_checkpoint", ("model", "trial")),
@@ -132,39 +141,14 @@ def swapped(owner: Any, **values: Any):
             setattr(owner, name, value)
 
 
-@dataclass
-class PlainHeadOutput:
-    """What TRL reads from a fused forward. A dataclass, so that DDP finds the tensors in it."""
-
-    log_probs: torch.Tensor
-    entropy: torch.Tensor
-    aux_loss: None = None
-
-
-def use_plain_lm_head(model: Any) -> None:
-    """Serve TRL's fused head by a plain log-softmax in the model's own dtype, for calculations in float64.
-
-    TRL 1.16 computes per-token log-probabilities in a chunked kernel that is float32 whatever the model is. The
-    contract is kept: `model(..., labels=labels, fused_lm_head=True)` returns `log_probs` and `entropy`, one column
-    shorter than `labels`, zero where the next label is -100.
-
-    Args:
-        model ([`~transformers.PreTrainedModel`]): A model that a trainer has prepared (not its PEFT wrapper).
-    """
-    fused_forward = model.forward
-
-    @functools.wraps(fused_forward)
-    def forward(*args, fused_lm_head=False, labels: Any = None, **kwargs):
-        if not fused_lm_head:
-            return fused_forward(*args, labels=labels, **kwargs)
-        kwargs.update(use_cache=False)
-        log_probs = fused_forward(*args, **kwargs).logits[:, :-1].log_softmax(dim=-1)  # (B, T - 1, V)
-        unscored = labels[:, 1:] == -100
-        token_log_probs = log_probs.gather(-1, labels[:, 1:].clamp(min=0).unsqueeze(-1)).squeeze(-1)
-        entropy = -(log_probs.exp() * log_probs).sum(dim=-1)
-        return PlainHeadOutput(token_log_probs.masked_fill(unscored, 0.0), entropy.masked_fill(unscored, 0.0))
-
-    model.forward = forward
+@contextmanager
+def _item_swapped(owner: dict, key: Any, value: Any):
+    before = owner[key]
+    owner[key] = value
+    try:
+        yield
+    finally:
+        owner[key] = before
 
 
 @dataclass(frozen=True)
@@ -183,6 +167,35 @@ class ScoredBatch:
     completion_ids: list[list[int]]
 
 
+@dataclass(frozen=True)
+class TokenBatch:
+    """Rows whose completion tokens are to be scored.
+
+    Args:
+        input_ids (`torch.Tensor` of shape `(B, P + T)`): Prompts padded left, completions padded right.
+        attention_mask (`torch.Tensor` of shape `(B, P + T)`): 1 for tokens, 0 for padding.
+        completion_width (`int`): T.
+        batch_size (`int`, *optional*): Rows per forward; `None`: all at once.
+        compute_entropy (`bool`): Whether entropies are wanted too.
+        options (`dict`): TRL's further arguments: images and the like, `compute_aux_loss`.
+    """
+
+    input_ids: torch.Tensor
+    attention_mask: torch.Tensor
+    completion_width: int
+    batch_size: int | None = None
+    compute_entropy: bool = False
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_text_only(self) -> bool:
+        """Whether nothing but tokens goes into the forward, and nothing but their values is wanted from it."""
+        return all(value is None or value is False for value in self.options.values())
+
+
+ScoredTokens = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]  # (B, T), (B, T), MoE auxiliary loss
+
+
 class GRPOSeams(GRPOTrainer):
     """`GRPOTrainer` with public hooks where this package steps in. With the hooks as they are, it is `GRPOTrainer`.
 
@@ -192,6 +205,8 @@ class GRPOSeams(GRPOTrainer):
     args: Any  # declared optional or wider by transformers, set by the time a method runs
     model: Any
     _train_sampler: Any = None
+    _scores_as_trl = False
+    scores_rollouts = False  # whether a generation batch is being made: old and reference log-probabilities fall due
 
     # Hooks, for subclasses.
 
@@ -202,9 +217,29 @@ class GRPOSeams(GRPOTrainer):
         """May edit a scored generation batch (this rank's rows) before it is split into micro-batches."""
         return rollouts
 
-    def loss_constants(self) -> dict[str, Any]:
-        """Attributes of the trainer that `_compute_loss` shall read with another value."""
+    def on_micro_batch(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """May replace the micro-batch that is due in training, and those behind it in `buffered_rollouts`."""
+        return inputs
+
+    def score_tokens(self, model: Any, tokens: TokenBatch) -> ScoredTokens:
+        """Log-probabilities and entropies of completion tokens."""
+        return self.score_as_trl(model, tokens)
+
+    def loss_without_forward(self, inputs: dict[str, Any]) -> torch.Tensor | None:
+        """The loss of a micro-batch that needs no forward; `None` for all others."""
+        return None
+
+    def loss_constants(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """Attributes of the trainer that `_compute_loss` shall read with another value for this micro-batch."""
         return {}
+
+    def loss_metrics(self, inputs: dict[str, Any], metrics: dict[str, list[float]]) -> dict[str, list[float]]:
+        """May edit what `_compute_loss` logged for a micro-batch."""
+        return metrics
+
+    def generating(self) -> AbstractContextManager[Any]:
+        """Entered around each generation with the policy."""
+        return nullcontext()
 
     def on_checkpoint_saved(self, checkpoint: Path) -> None:
         """Called on every rank after a checkpoint was written."""
@@ -220,11 +255,63 @@ class GRPOSeams(GRPOTrainer):
         return rewards_per_func
 
     def _generate_and_score_completions(self, inputs):
-        return self.on_rollouts(super()._generate_and_score_completions(inputs))
+        with swapped(self, scores_rollouts=True):
+            rollouts = super()._generate_and_score_completions(inputs)
+        return self.on_rollouts(rollouts)
+
+    def _generate_single_turn(self, prompt_ids, images, multimodal_fields, num_generations, *args, **kwargs):
+        with self.generating():
+            return super()._generate_single_turn(
+                prompt_ids, images, multimodal_fields, num_generations, *args, **kwargs
+            )
+
+    def _prepare_inputs(self, generation_batch):
+        inputs = super()._prepare_inputs(generation_batch)
+        return self.on_micro_batch(inputs) if self.model.training else inputs
+
+    def _get_per_token_logps_and_entropies(
+        self, model, input_ids, attention_mask, logits_to_keep, batch_size=None, compute_entropy=False, **options
+    ):
+        if self._scores_as_trl:
+            return super()._get_per_token_logps_and_entropies(
+                model, input_ids, attention_mask, logits_to_keep, batch_size, compute_entropy, **options
+            )
+        tokens = TokenBatch(input_ids, attention_mask, logits_to_keep, batch_size, compute_entropy, options)
+        return self.score_tokens(model, tokens)
+
+    def score_as_trl(self, model: Any, tokens: TokenBatch) -> ScoredTokens:
+        """TRL's own way to compute log-probabilities and entropies of completion tokens."""
+        with swapped(self, _scores_as_trl=True):
+            return self._get_per_token_logps_and_entropies(
+                model,
+                tokens.input_ids,
+                tokens.attention_mask,
+                tokens.completion_width,
+                batch_size=tokens.batch_size,
+                compute_entropy=tokens.compute_entropy,
+                **tokens.options,
+            )
+
+    def completion_log_probs(self, inputs: dict[str, Any]) -> torch.Tensor:
+        """Log-probabilities of a micro-batch's completion tokens under the policy, `(B, T)`."""
+        tokens = TokenBatch(
+            torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1),
+            torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1),
+            inputs["completion_ids"].size(1),
+        )
+        return self.score_tokens(self.model, tokens)[0]
 
     def _compute_loss(self, model, inputs):
-        with swapped(self, **self.loss_constants()):
-            return super()._compute_loss(model, inputs)
+        loss = self.loss_without_forward(inputs)
+        if loss is not None:
+            return loss
+        mode = "train" if self.model.training else "eval"
+        logged: Any = defaultdict(list)
+        with swapped(self, **self.loss_constants(inputs)), _item_swapped(self._metrics, mode, logged):
+            loss = super()._compute_loss(model, inputs)
+        for name, values in self.loss_metrics(inputs, logged).items():
+            self._metrics[mode][name].extend(values)
+        return loss
 
     def _get_train_sampler(self, dataset=None):
         self._train_sampler = super()._get_train_sampler(dataset)
@@ -259,6 +346,11 @@ class GRPOSeams(GRPOTrainer):
         self._step = value
 
     @property
+    def pad_token_id(self) -> int:
+        """What TRL pads with."""
+        return self._tokenizer.pad_token_id
+
+    @property
     def generate_every(self) -> int:
         """Micro-batches that one generation batch serves."""
         return self.args.steps_per_generation * self.num_iterations
@@ -271,6 +363,11 @@ class GRPOSeams(GRPOTrainer):
     @pending_rollouts.setter
     def pending_rollouts(self, micro_batches: list[dict[str, Any]] | None) -> None:
         self._buffered_inputs = micro_batches
+
+    @property
+    def buffered_rollouts(self) -> list[dict[str, Any]]:
+        """Micro-batches of the current generation batch, also those that are done."""
+        return self._buffered_inputs
 
     def sample_completions(self, prompt_ids: list[list[int]], num_generations: int) -> list[list[int]]:
         """Sample from the policy with the trainer's own backend and settings, outside a generation batch.

@@ -1,10 +1,13 @@
 """Runs a trainer on a tiny model and writes down what it did: rows, weights, losses and gradients of every step.
 
+A row without tokens is one that was masked, or one that fills a micro-batch up: it adds nothing either way.
+
 Nothing here knows the objective. The recording holds what an independent calculation needs: which completions were
 sampled by which weights, their rewards, which rows formed an optimizer step, and the gradient that came out.
 """
 
 import tempfile
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +17,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import PrinterCallback, TrainerCallback
 
 from trl_drgrpo.check.tiny import in_double_precision, tiny_model, tiny_tokenizer
-from trl_drgrpo.upstream import use_plain_lm_head
+from trl_drgrpo.check.plain_head import use_plain_lm_head
 
 Weights = dict[str, torch.Tensor]
 Row = tuple[tuple[int, ...], tuple[int, ...]]  # prompt ids, completion ids, both without padding
@@ -43,12 +46,17 @@ DEFAULTS: dict[str, Any] = {
 
 @dataclass
 class Rollouts:
-    """One generation batch: its rows in groups, their rewards, and the weights that sampled them."""
+    """One generation batch: its rows in groups, their rewards, and the weights that sampled them.
+
+    `trained` counts how often each row was part of a loss, `micro_batches` how many of the batch's were due.
+    """
 
     prompts: list[str]
     completions: list[tuple[int, ...]]
     rewards: list[float | None]
     weights: Weights
+    trained: Counter[Row] = field(default_factory=Counter)
+    micro_batches: int = 0
 
 
 @dataclass
@@ -67,6 +75,7 @@ class Recording:
 
     steps: list[OptimizerStep]
     initial_weights: Weights
+    rollouts: list[Rollouts]
 
 
 def build_policy(lora: bool) -> tuple[Any, Any]:
@@ -114,7 +123,10 @@ def record(trainer_class: type, config_class: type, *, lora: bool, plain_head: b
         def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
             loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
             recorded[-1].losses.append(loss.item())
-            recorded[-1].rows.extend((row, rollouts[-1]) for row in _rows(inputs))
+            rows = _rows(inputs)
+            recorded[-1].rows.extend((row, rollouts[-1]) for row in rows)
+            rollouts[-1].trained.update(rows)
+            rollouts[-1].micro_batches += 1
             return loss
 
     class StepRecorder(TrainerCallback):
@@ -150,7 +162,7 @@ def record(trainer_class: type, config_class: type, *, lora: bool, plain_head: b
                 if served is not None:
                     use_plain_lm_head(served)
         trainer.train()
-    return Recording(recorded, initial_weights)
+    return Recording(recorded, initial_weights, rollouts)
 
 
 def _rows(inputs: dict[str, torch.Tensor]) -> list[Row]:

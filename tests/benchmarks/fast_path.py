@@ -1,0 +1,229 @@
+"""Training phase of an optimizer step: stock GRPOTrainer with the two switches against DrGRPOTrainer, same roll-outs.
+
+Both trainers get the same completions and rewards from a table, so generation and rewards cost nothing and every
+difference is the loss: forward, backward, optimizer, and on our side planning. Runs are interleaved in one process; the
+ratio of process CPU time is taken pair by pair and its median printed, since machines are noisy. The last column is the
+peak of tensor memory (parameters, gradients, optimizer state, activations) of a separate step.
+
+Run: `make bench`, or this file with `--cases heavy prompt-512`, `--pairs 3`, `--device cuda`. On two CPU cores the whole
+table takes about 20 minutes.
+"""
+
+import argparse
+import gc
+import os
+import random
+import statistics
+import tempfile
+import time
+import warnings
+from dataclasses import dataclass
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
+warnings.simplefilter("ignore")
+
+import torch
+import transformers
+from datasets import Dataset
+from peft import LoraConfig
+from transformers import PrinterCallback, Qwen2Config, Qwen2ForCausalLM
+from trl import GRPOConfig, GRPOTrainer
+
+from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
+from trl_drgrpo.check.tiny import tiny_tokenizer
+
+STOCK = {"loss_type": "dr_grpo", "scale_rewards": "none"}
+GROUP = 8
+
+
+@dataclass(frozen=True)
+class Case:
+    """One line of the table.
+
+    Args:
+        lengths (`str`): `"mild"` (uniform from a quarter of the longest), `"heavy"` (log-normal) or `"uniform"` (all
+            the longest).
+        dead (`float`): Share of groups whose rewards are equal.
+        prompt (`tuple[int, int]`), completion (`int`): Shortest and longest prompt, longest completion, in tokens.
+        prompts (`int`): Groups per optimizer step.
+        lora (`bool`): Adapters of rank 16 on all linear layers instead of all weights.
+        target (`float`): The ratio that issue 4 asks for at least.
+    """
+
+    lengths: str
+    dead: float
+    target: float
+    prompt: tuple[int, int] = (8, 16)
+    completion: int = 64
+    prompts: int = 10
+    lora: bool = False
+
+
+CASES = {
+    **{f"mild-{int(d * 100)}": Case("mild", d, t) for d, t in ((0.0, 1.75), (0.3, 2.4), (0.6, 4.1))},
+    **{f"heavy-{int(d * 100)}": Case("heavy", d, t) for d, t in ((0.0, 2.05), (0.3, 2.9), (0.6, 4.7))},
+    **{
+        f"lora-heavy-{int(d * 100)}": Case("heavy", d, t, lora=True) for d, t in ((0.0, 2.1), (0.3, 3.0), (0.6, 4.8))
+    },
+    "prompt-512": Case("between", 0.0, 4.5, prompt=(512, 512), completion=128, prompts=2),
+    "prompt-1024": Case("between", 0.0, 5.5, prompt=(1024, 1024), completion=128, prompts=1),
+    "uniform": Case("uniform", 0.0, 0.98),
+}
+
+
+def build_model(width, layers, vocabulary, device):
+    """A Qwen2 with random weights in which matrix products dominate."""
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=vocabulary,
+        hidden_size=width,
+        intermediate_size=width * 8 // 3 // 64 * 64,
+        num_hidden_layers=layers,
+        num_attention_heads=width // 64,
+        num_key_value_heads=max(1, width // 256),
+        max_position_embeddings=4096,
+    )
+    return Qwen2ForCausalLM(config).to(device)
+
+
+def rollouts(case, seed):
+    """Prompts, completions and rewards of one optimizer step."""
+    rng = random.Random(seed)
+    prompts, completions, rewards = [], [], []
+    for group in range(case.prompts):
+        prompt = [rng.randrange(40, 250) for _ in range(rng.randint(*case.prompt))]
+        for row in range(GROUP):
+            longest = case.completion
+            length = {
+                "mild": lambda n=longest: rng.randint(n // 4, n),
+                "heavy": lambda n=longest: min(n, max(4, round(rng.lognormvariate(0, 0.7) * n * 0.3))),
+                "between": lambda n=longest: rng.randint(n // 2, n),
+                "uniform": lambda n=longest: n,
+            }[case.lengths]()
+            prompts.append(prompt)
+            completions.append([rng.randrange(40, 250) for _ in range(length)])
+            rewards.append(float(row % 2) if group >= round(case.dead * case.prompts) else 1.0)
+    return prompts, completions, rewards
+
+
+def build_trainer(ours, case, model, folder, steps, batch, device):
+    """A trainer that gets its roll-outs from the table."""
+    tokenizer = tiny_tokenizer()
+    table = [rollouts(case, seed) for seed in range(steps)]
+    calls = iter(range(10**6))
+
+    def rollout(prompts, trainer):
+        prompt_ids, completion_ids, _ = table[next(calls) % steps]
+        return {"prompt_ids": prompt_ids, "completion_ids": completion_ids, "logprobs": None}
+
+    def reward(completion_ids, **kwargs):
+        by_completion = {tuple(c): r for _, completions, rs in table for c, r in zip(completions, rs, strict=True)}
+        return [by_completion[tuple(ids)] for ids in completion_ids]
+
+    rows = case.prompts * GROUP
+    config = (DrGRPOConfig if ours else GRPOConfig)(
+        output_dir=folder,
+        **({} if ours else STOCK),
+        per_device_train_batch_size=batch,
+        gradient_accumulation_steps=rows // batch,
+        num_generations=GROUP,
+        max_completion_length=case.completion,
+        max_steps=steps,
+        gradient_checkpointing=False,
+        use_cpu=device == "cpu",
+        bf16=device != "cpu",
+        report_to="none",
+        save_strategy="no",
+        logging_steps=1,
+        disable_tqdm=True,
+    )
+    lora = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
+    trainer = (DrGRPOTrainer if ours else GRPOTrainer)(
+        model,
+        reward,
+        config,
+        Dataset.from_dict({"prompt": [f"{i}+{i}=" for i in range(64)]}),
+        processing_class=tokenizer,
+        rollout_func=rollout,
+        peft_config=lora if case.lora else None,
+    )
+    trainer.remove_callback(PrinterCallback)
+    return trainer
+
+
+def step_seconds(ours, case, arguments):
+    """Seconds of an optimizer step (CPU time; wall time on a GPU), and what was logged."""
+    with tempfile.TemporaryDirectory() as folder:
+        model = build_model(arguments.width, arguments.layers, arguments.vocabulary, arguments.device)
+        trainer = build_trainer(ours, case, model, folder, arguments.steps, arguments.batch, arguments.device)
+        clock = time.process_time if arguments.device == "cpu" else time.perf_counter
+        start = clock()
+        trainer.train()
+        if arguments.device != "cpu":
+            torch.cuda.synchronize()
+        seconds = (clock() - start) / arguments.steps
+        logged = [entry for entry in trainer.state.log_history if "drgrpo/micro_batches" in entry]
+        return seconds, logged[-1] if logged else {}
+
+
+def peak_megabytes(ours, case, arguments):
+    """Peak of tensor memory in one optimizer step."""
+    with tempfile.TemporaryDirectory() as folder:
+        model = build_model(arguments.width, arguments.layers, arguments.vocabulary, arguments.device)
+        trainer = build_trainer(ours, case, model, folder, 1, arguments.batch, arguments.device)
+        if arguments.device != "cpu":
+            torch.cuda.reset_peak_memory_stats()
+            trainer.train()
+            return torch.cuda.max_memory_allocated() / 2**20
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+            trainer.train()
+        allocated = peak = 0
+        events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
+        for event in sorted(events, key=lambda e: e.start_ns()):
+            allocated += event.nbytes()
+            peak = max(peak, allocated)
+        weights = sum(p.numel() * p.element_size() for p in model.parameters())
+        return (peak + weights) / 2**20
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", nargs="*", default=list(CASES), help="names, or beginnings of names")
+    parser.add_argument("--pairs", type=int, default=3, help="interleaved pairs of runs per case")
+    parser.add_argument("--steps", type=int, default=1, help="optimizer steps per run")
+    parser.add_argument("--batch", type=int, default=8, help="per_device_train_batch_size")
+    parser.add_argument("--width", type=int, default=512)
+    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--vocabulary", type=int, default=4096)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--no_memory", action="store_true", help="leave the memory column out")
+    arguments = parser.parse_args()
+    transformers.logging.set_verbosity_error()
+    torch.set_num_threads(arguments.threads)
+    print("| case | stock, s | ours, s | ratio (min to max) | target | useful tokens | forwards | peak MB, stock / ours |")
+    print("|---|---|---|---|---|---|---|---|", flush=True)
+    chosen = [name for name in CASES if any(name.startswith(start) for start in arguments.cases)]
+    for name in chosen:
+        case = CASES[name]
+        stock, ours, logged = [], [], {}
+        for _ in range(arguments.pairs):
+            stock.append(step_seconds(False, case, arguments)[0])
+            seconds, logged = step_seconds(True, case, arguments)
+            ours.append(seconds)
+            gc.collect()
+        ratios = [a / b for a, b in zip(stock, ours, strict=True)]
+        memory = "" if arguments.no_memory else " / ".join(
+            f"{peak_megabytes(ours, case, arguments):.0f}" for ours in (False, True)
+        )
+        print(
+            f"| {name} | {statistics.median(stock):.2f} | {statistics.median(ours):.2f} | "
+            f"{statistics.median(ratios):.2f}x ({min(ratios):.2f} to {max(ratios):.2f}) | {case.target}x | "
+            f"{logged.get('drgrpo/useful_token_frac', 0):.2f} | {logged.get('drgrpo/micro_batches', 0):.0f} | {memory} |",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()

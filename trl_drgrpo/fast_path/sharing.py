@@ -1,0 +1,116 @@
+"""May completions share a prompt in this model, and what does attention cost it?
+
+Packing completions behind one prompt hands the model a block mask and restarted positions. Models that ignore either
+compute something else without a word: eager attention adds a boolean mask to its scores, sliding windows are left out
+of a mask that comes from outside, state-space layers know no mask at all. So sharing is used only after a numerical
+self-test on the model itself: rows alone against rows packed, with a control (the same pack without its block mask)
+that must differ.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from trl_drgrpo.fast_path.packing import Packed, pack_rows
+from trl_drgrpo.microbatch import MicroBatch
+
+# A kernel that reads a mask does a query-key pair slower than a matrix product does its multiplications.
+MASKED_ATTENTION_SLOWDOWN = 3.0
+# How far packed rows may be from rows alone, as a share of what the control differs by.
+AGREEMENT = {torch.float64: 1e-4, torch.float32: 1e-3, torch.float16: 0.1, torch.bfloat16: 0.1}
+PROMPT_TOKENS, COMPLETION_TOKENS = 12, (9, 7, 5)
+
+
+def attention_pair_cost(config: Any) -> float:
+    """Cost of one query-key pair in attention, in units of what a token costs in everything else.
+
+    Per layer a pair takes `4 * heads * head_dim` operations forward, a token 2 for each weight of the layer.
+
+    Args:
+        config ([`~transformers.PretrainedConfig`]): Of the model; its text part counts.
+
+    Returns:
+        `float`: For example 1/4100 times `MASKED_ATTENTION_SLOWDOWN` at width 512.
+    """
+    text = config.get_text_config()
+    width = text.hidden_size
+    heads = getattr(text, "num_attention_heads", None) or 1
+    head_width = getattr(text, "head_dim", None) or width // heads
+    attention = heads * head_width
+    key_value = (getattr(text, "num_key_value_heads", None) or heads) * head_width
+    inner = getattr(text, "intermediate_size", None) or 4 * width
+    weights = 2 * width * (attention + key_value) + 3 * width * inner
+    return MASKED_ATTENTION_SLOWDOWN * 2 * attention / weights
+
+
+def why_not_shared(model: Any, log_probs: Callable[[Packed], torch.Tensor]) -> str | None:
+    """The reason why completions cannot share a prompt in this model; `None` when they can.
+
+    Args:
+        model ([`~transformers.PreTrainedModel`] or its PEFT wrapper): The policy. Left as it was.
+        log_probs (`Callable`): `(N, W - 1)` log-probabilities of a pack's labels under the policy, without gradient.
+
+    Returns:
+        `str` or `None`.
+    """
+    text = model.config.get_text_config()
+    kinds = set(getattr(text, "layer_types", None) or ()) - {"full_attention"}
+    if kinds:
+        return f"its layers are not all full attention ({', '.join(sorted(kinds))})"
+    if getattr(text, "sliding_window", None) or getattr(text, "attention_chunk_size", None):
+        return "its attention is windowed"
+    implementation = getattr(model.config, "_attn_implementation", None)
+    if implementation != "sdpa":
+        return f"its attention is {implementation!r}; a block mask needs 'sdpa'"
+    dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
+    with torch.no_grad(), _without_dropout(model):
+        try:
+            difference, control = _self_test(text.vocab_size, model.device, log_probs)
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            return f"it refuses a block mask ({type(error).__name__}: {error})"
+    if not difference <= AGREEMENT.get(dtype, 0.1) * control:  # also when one of them is NaN
+        return f"rows packed and alone differ by {difference:.1e} (without a block mask: by {control:.1e})"
+    return None
+
+
+def _self_test(vocabulary: int, device: Any, log_probs: Callable[[Packed], torch.Tensor]) -> tuple[float, float]:
+    """Largest difference of packed rows from rows alone, and of the control."""
+    rows, width = len(COMPLETION_TOKENS), max(COMPLETION_TOKENS)
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(vocabulary, (rows, PROMPT_TOKENS + width), generator=generator)
+    ids[:, :PROMPT_TOKENS] = ids[0, :PROMPT_TOKENS]
+    ends = PROMPT_TOKENS + torch.tensor(COMPLETION_TOKENS)
+    mask = (torch.arange(ids.size(1)) < ends[:, None]).long()
+
+    def scores(batch: MicroBatch, control: bool = False) -> torch.Tensor:
+        packed = pack_rows(ids.to(device), mask.to(device), width, batch)
+        if control:  # plain causal attention: later completions see earlier ones
+            ones = torch.ones_like(packed.input_ids)
+            packed = Packed(packed.input_ids, packed.labels, ones, packed.position_ids, packed.sources, packed.scored)
+        return packed.unpack(log_probs(packed))
+
+    alone = scores([(i,) for i in range(rows)])
+    together = [tuple(range(rows))]
+    return (scores(together) - alone).abs().max().item(), (scores(together, control=True) - alone).abs().max().item()
+
+
+@contextmanager
+def _without_dropout(model: Any) -> Iterator[None]:
+    """Dropout off inside the block. Single modules, not `model.eval()`, which makes 4-bit layers repack on some CPUs."""
+    training = [m for m in model.modules() if m.training and _drops(m)]
+    for module in training:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def _drops(module: Any) -> bool:
+    if isinstance(module, torch.nn.Dropout):
+        return module.p > 0
+    rate = getattr(module, "attention_dropout", None)  # functional, read with `self.training` in attention modules
+    return isinstance(rate, float) and rate > 0
