@@ -4,15 +4,18 @@ The completions are fixed by the prompt and the row's place in its group, so tha
 rows: three groups of 6 per step, so that with 9 rows per rank the second group straddles the ranks.
 """
 
+import os
 import sys
 
 import torch
 from datasets import Dataset
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
+from trl_drgrpo.check.plain_head import use_plain_lm_head
 from trl_drgrpo.check.record import DEFAULTS
 from trl_drgrpo.check.tiny import in_double_precision, tiny_model, tiny_tokenizer
-from trl_drgrpo.check.plain_head import use_plain_lm_head
+
+LOGGING = {"logging_strategy": "steps", "logging_steps": 1}
 
 
 def fixed_rollouts(prompts, trainer):
@@ -31,6 +34,13 @@ def fixed_rollouts(prompts, trainer):
     }
 
 
+def uneven_reward(completion_ids, **kwargs):
+    """Only the first group of a step carries a signal: all of it is on the first rank, or on the only one."""
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    first = int(os.environ.get("RANK", "0")) * (18 // world)
+    return [float(sum(ids) % 3) if first + row < 6 else 1.0 for row, ids in enumerate(completion_ids)]
+
+
 def reward(completion_ids, **kwargs):
     return [None if sum(ids) % 11 == 0 else float(sum(ids) % 3) for ids in completion_ids]
 
@@ -44,14 +54,16 @@ def build(output, processes, mode):
     tokenizer = tiny_tokenizer()
     model = in_double_precision(tiny_model(tokenizer))
     per_step = {"steps_per_generation": 2, "save_strategy": "steps", "save_steps": 1} if mode == "resume" else {}
+    accumulation = 3 if mode.startswith("uneven") else 1  # three micro-batches, of which few are needed
     trainer = DrGRPOTrainer(
         model=model,
-        reward_funcs=reward,
+        reward_funcs=uneven_reward if mode.startswith("uneven") else reward,
         args=DrGRPOConfig(
             output_dir=output + ".run",
-            **{**DEFAULTS, "num_generations": 6, "learning_rate": 0.05, **per_step},
-            per_device_train_batch_size=18 // processes,
-            gradient_accumulation_steps=1,
+            **{**DEFAULTS, "num_generations": 6, "learning_rate": 0.05, **per_step, **LOGGING},
+            per_device_train_batch_size=18 // processes // accumulation,
+            gradient_accumulation_steps=accumulation,
+            micro_batching="upstream" if mode == "uneven_upstream" else "exact",
             max_steps=4,
             advantage_baseline="leave_one_out" if mode == "leave_one_out" else "group_mean",
             scale_by_running_std=True,
@@ -72,7 +84,9 @@ def main(output, processes, mode):
     trainer = build(output, processes, mode)
     start = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
     trainer.train()
+    logged = [entry for entry in trainer.state.log_history if "drgrpo/micro_batches" in entry]
     result = {
+        "log": logged,
         "start": start,
         "weights": dict(trainer.model.named_parameters()),
         "scale": trainer.reward_scale.state_dict(),

@@ -40,3 +40,14 @@ def test_two_processes_resume_bit_for_bit(tmp_path):
     done = run(2, tmp_path / "two.pt", "resume")
     assert difference(done["weights"], done["start"]) > 1e-3
     assert difference(done["resumed"], done["weights"]) == 0.0
+
+
+def test_two_processes_with_different_numbers_of_live_rows(tmp_path):
+    # The first rank has six rows with a signal, the second none: both must run the same forwards, and the one that is
+    # left carries the all-reduce.
+    one = run(1, tmp_path / "one.pt", "uneven_upstream")
+    two = run(2, tmp_path / "two.pt", "uneven")
+    assert difference(one["weights"], one["start"]) > 1e-3
+    assert difference(two["weights"], one["weights"]) < 1e-12
+    assert min(entry["drgrpo/micro_batches"] for entry in two["log"]) < 3  # some slots ran nothing
+    assert [entry["drgrpo/rows_skipped_frac"] >= 2 / 3 for entry in two["log"]] == [True] * 4

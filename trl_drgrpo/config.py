@@ -162,8 +162,8 @@ class DrGRPOConfig(GRPOConfig):
     fast_generation: bool = field(
         default=True,
         metadata={
-            "help": "Generation without vLLM: run each prompt once for all its completions, and drop finished rows from "
-            "the batch. The same tokens are sampled."
+            "help": "Generation without vLLM: run each prompt once for all its completions, and drop finished rows. "
+            "The same tokens are sampled."
         },
     )
     step_separator: list[str] = field(

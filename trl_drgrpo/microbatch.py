@@ -108,7 +108,7 @@ def pack_length(rows: Sequence[Row], pack: Pack) -> int:
     return first.prompt_length - 1 + sum(1 + rows[i].completion_length for i in pack)
 
 
-def plan_window(rows: Sequence[Row], slots: int | None, budget: Budget, costs: Costs = Costs()) -> list[MicroBatch]:  # noqa: B008
+def plan_window(rows: Sequence[Row], slots: int | None, budget: Budget, costs: Costs = Costs()) -> list[MicroBatch]:
     """The cheapest micro-batches for the rows of one optimizer step.
 
     Args:

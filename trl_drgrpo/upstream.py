@@ -348,7 +348,8 @@ class GRPOSeams(GRPOTrainer):
     @property
     def pad_token_id(self) -> int:
         """What TRL pads with."""
-        return self._tokenizer.pad_token_id
+        tokenizer: Any = self._tokenizer
+        return tokenizer.pad_token_id
 
     @property
     def generate_every(self) -> int:
@@ -367,7 +368,7 @@ class GRPOSeams(GRPOTrainer):
     @property
     def buffered_rollouts(self) -> list[dict[str, Any]]:
         """Micro-batches of the current generation batch, also those that are done."""
-        return self._buffered_inputs
+        return self._buffered_inputs or []
 
     def sample_completions(self, prompt_ids: list[list[int]], num_generations: int) -> list[list[int]]:
         """Sample from the policy with the trainer's own backend and settings, outside a generation batch.

@@ -1,12 +1,13 @@
 """Training phase of an optimizer step: stock GRPOTrainer with the two switches against DrGRPOTrainer, same roll-outs.
 
 Both trainers get the same completions and rewards from a table, so generation and rewards cost nothing and every
-difference is the loss: forward, backward, optimizer, and on our side planning. Runs are interleaved in one process; the
-ratio of process CPU time is taken pair by pair and its median printed, since machines are noisy. The last column is the
-peak of tensor memory (parameters, gradients, optimizer state, activations) of a separate step.
+difference is the loss: forward, backward, optimizer, and on our side planning. A first step on very short completions
+is not counted. Runs are interleaved in one process; the ratio of process CPU time is taken pair by pair and its median
+printed, since machines are noisy. The last column is the peak of tensor memory (parameters, gradients, optimizer
+state, activations) of a separate run.
 
-Run: `make bench`, or this file with `--cases heavy prompt-512`, `--pairs 3`, `--device cuda`. On two CPU cores the whole
-table takes about 20 minutes.
+Run: `make bench`, or this file with `--cases heavy prompt-512`, `--pairs 3`, `--device cuda`. On one CPU core the
+whole table takes about half an hour.
 """
 
 import argparse
@@ -17,7 +18,7 @@ import statistics
 import tempfile
 import time
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
@@ -27,7 +28,7 @@ import torch
 import transformers
 from datasets import Dataset
 from peft import LoraConfig
-from transformers import PrinterCallback, Qwen2Config, Qwen2ForCausalLM
+from transformers import PrinterCallback, Qwen2Config, Qwen2ForCausalLM, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
@@ -63,9 +64,7 @@ class Case:
 CASES = {
     **{f"mild-{int(d * 100)}": Case("mild", d, t) for d, t in ((0.0, 1.75), (0.3, 2.4), (0.6, 4.1))},
     **{f"heavy-{int(d * 100)}": Case("heavy", d, t) for d, t in ((0.0, 2.05), (0.3, 2.9), (0.6, 4.7))},
-    **{
-        f"lora-heavy-{int(d * 100)}": Case("heavy", d, t, lora=True) for d, t in ((0.0, 2.1), (0.3, 3.0), (0.6, 4.8))
-    },
+    **{f"lora-heavy-{int(d * 100)}": Case("heavy", d, t, lora=True) for d, t in ((0.0, 2.1), (0.3, 3.0), (0.6, 4.8))},
     "prompt-512": Case("between", 0.0, 4.5, prompt=(512, 512), completion=128, prompts=2),
     "prompt-1024": Case("between", 0.0, 5.5, prompt=(1024, 1024), completion=128, prompts=1),
     "uniform": Case("uniform", 0.0, 0.98),
@@ -85,6 +84,17 @@ def build_model(width, layers, vocabulary, device):
         max_position_embeddings=4096,
     )
     return Qwen2ForCausalLM(config).to(device)
+
+
+class StepClock(TrainerCallback):
+    """Notes when each optimizer step ended."""
+
+    def __init__(self, clock):
+        self.clock = clock
+        self.ends = []
+
+    def on_step_end(self, args, state, control, **kwargs):
+        self.ends.append(self.clock())
 
 
 def rollouts(case, seed):
@@ -110,11 +120,12 @@ def rollouts(case, seed):
 def build_trainer(ours, case, model, folder, steps, batch, device):
     """A trainer that gets its roll-outs from the table."""
     tokenizer = tiny_tokenizer()
-    table = [rollouts(case, seed) for seed in range(steps)]
-    calls = iter(range(10**6))
+    warm_up = replace(case, lengths="uniform", prompt=(8, 8), completion=4)
+    table = [rollouts(warm_up, 0), *(rollouts(case, seed) for seed in range(1, steps + 1))]
+    calls = iter(table)
 
     def rollout(prompts, trainer):
-        prompt_ids, completion_ids, _ = table[next(calls) % steps]
+        prompt_ids, completion_ids, _ = next(calls)
         return {"prompt_ids": prompt_ids, "completion_ids": completion_ids, "logprobs": None}
 
     def reward(completion_ids, **kwargs):
@@ -129,7 +140,7 @@ def build_trainer(ours, case, model, folder, steps, batch, device):
         gradient_accumulation_steps=rows // batch,
         num_generations=GROUP,
         max_completion_length=case.completion,
-        max_steps=steps,
+        max_steps=steps + 1,
         gradient_checkpointing=False,
         use_cpu=device == "cpu",
         bf16=device != "cpu",
@@ -152,17 +163,20 @@ def build_trainer(ours, case, model, folder, steps, batch, device):
     return trainer
 
 
+def _synchronized():
+    torch.cuda.synchronize()
+    return time.perf_counter()
+
+
 def step_seconds(ours, case, arguments):
     """Seconds of an optimizer step (CPU time; wall time on a GPU), and what was logged."""
     with tempfile.TemporaryDirectory() as folder:
         model = build_model(arguments.width, arguments.layers, arguments.vocabulary, arguments.device)
         trainer = build_trainer(ours, case, model, folder, arguments.steps, arguments.batch, arguments.device)
-        clock = time.process_time if arguments.device == "cpu" else time.perf_counter
-        start = clock()
+        clock = StepClock(time.process_time if arguments.device == "cpu" else _synchronized)
+        trainer.add_callback(clock)
         trainer.train()
-        if arguments.device != "cpu":
-            torch.cuda.synchronize()
-        seconds = (clock() - start) / arguments.steps
+        seconds = (clock.ends[-1] - clock.ends[0]) / arguments.steps
         logged = [entry for entry in trainer.state.log_history if "drgrpo/micro_batches" in entry]
         return seconds, logged[-1] if logged else {}
 
@@ -202,7 +216,9 @@ def main():
     arguments = parser.parse_args()
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(arguments.threads)
-    print("| case | stock, s | ours, s | ratio (min to max) | target | useful tokens | forwards | peak MB, stock / ours |")
+    print(
+        "| case | stock, s | ours, s | ratio (min to max) | target | useful tokens | forwards | peak MB: stock, ours |"
+    )
     print("|---|---|---|---|---|---|---|---|", flush=True)
     chosen = [name for name in CASES if any(name.startswith(start) for start in arguments.cases)]
     for name in chosen:
@@ -214,13 +230,15 @@ def main():
             ours.append(seconds)
             gc.collect()
         ratios = [a / b for a, b in zip(stock, ours, strict=True)]
-        memory = "" if arguments.no_memory else " / ".join(
-            f"{peak_megabytes(ours, case, arguments):.0f}" for ours in (False, True)
+        memory = (
+            ""
+            if arguments.no_memory
+            else ", ".join(f"{peak_megabytes(ours, case, arguments):.0f}" for ours in (False, True))
         )
         print(
             f"| {name} | {statistics.median(stock):.2f} | {statistics.median(ours):.2f} | "
             f"{statistics.median(ratios):.2f}x ({min(ratios):.2f} to {max(ratios):.2f}) | {case.target}x | "
-            f"{logged.get('drgrpo/useful_token_frac', 0):.2f} | {logged.get('drgrpo/micro_batches', 0):.0f} | {memory} |",
+            f"{logged['drgrpo/useful_token_frac']:.2f} | {logged['drgrpo/micro_batches']:.0f} | {memory} |",
             flush=True,
         )
 

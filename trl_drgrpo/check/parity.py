@@ -20,7 +20,18 @@ import torch
 from trl import GRPOConfig, GRPOTrainer
 
 from trl_drgrpo.advantages import group_advantages
-from trl_drgrpo.check.record import DEFAULTS, OptimizerStep, Recording, Rollouts, Row, Weights, build_policy, record
+from trl_drgrpo.check.record import (
+    DEFAULTS,
+    LONG_PROMPTS,
+    PROMPTS,
+    OptimizerStep,
+    Recording,
+    Rollouts,
+    Row,
+    Weights,
+    build_policy,
+    record,
+)
 from trl_drgrpo.config import DrGRPOConfig
 from trl_drgrpo.loss import dr_grpo_loss
 from trl_drgrpo.trainer import DrGRPOTrainer
@@ -44,6 +55,7 @@ class Case:
         lora (`bool`): Adapters instead of all weights.
         settings (`tuple`): Further config fields, as pairs.
         plain_head (`bool`): Log-probabilities in float64; `False` = TRL's own float32 head, with its tolerance.
+        long_prompts (`bool`): Prompts long enough for completions to share their forward.
         control (`bool`): A run of stock TRL that must differ.
     """
 
@@ -56,6 +68,7 @@ class Case:
     lora: bool = False
     settings: tuple[tuple[str, Any], ...] = ()
     plain_head: bool = True
+    long_prompts: bool = False
     control: bool = False
 
     @property
@@ -128,6 +141,9 @@ def _special() -> Iterator[Case]:
     yield Case("KL warm-up", 4, 2, 2, beta=0.1, settings=(("beta_warmup_steps", 4),))
     yield Case("truncated rows masked", 4, 2, 2, settings=(("mask_truncated_completions", True),))
     yield Case("uneven generations", 4, 2, 3, settings=(("num_generations", 6),))
+    yield Case("shared prompts", 8, 1, 2, long_prompts=True)
+    yield Case("shared prompts, KL, off-policy", 8, 1, 2, num_iterations=2, beta=0.1, long_prompts=True)
+    yield Case("TRL's micro-batches", 4, 2, 4, settings=(("micro_batching", "upstream"),))
     yield Case("TRL's float32 head", 4, 2, 4, num_iterations=2, beta=0.1, plain_head=False)
 
 
@@ -160,7 +176,14 @@ def run_case(case: Case, trainer_class: type | None = None) -> CaseResult:
         **dict(case.settings),
     }
     trainer_class = trainer_class or (GRPOTrainer if case.control else DrGRPOTrainer)
-    recording = record(trainer_class, config_class, lora=case.lora, plain_head=case.plain_head, **settings)
+    recording = record(
+        trainer_class,
+        config_class,
+        lora=case.lora,
+        plain_head=case.plain_head,
+        prompts=LONG_PROMPTS if case.long_prompts else PROMPTS,
+        **settings,
+    )
     losses, gradients = [], []
     for index, step in enumerate(recording.steps):
         loss, gradient = _specification(case, settings, recording, step, index)

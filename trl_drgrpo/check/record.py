@@ -8,6 +8,7 @@ sampled by which weights, their rewards, which rows formed an optimizer step, an
 
 import tempfile
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,8 +17,8 @@ from datasets import Dataset
 from peft import LoraConfig, get_peft_model
 from transformers import PrinterCallback, TrainerCallback
 
-from trl_drgrpo.check.tiny import in_double_precision, tiny_model, tiny_tokenizer
 from trl_drgrpo.check.plain_head import use_plain_lm_head
+from trl_drgrpo.check.tiny import in_double_precision, tiny_model, tiny_tokenizer
 
 Weights = dict[str, torch.Tensor]
 Row = tuple[tuple[int, ...], tuple[int, ...]]  # prompt ids, completion ids, both without padding
@@ -42,6 +43,10 @@ DEFAULTS: dict[str, Any] = {
     "logging_strategy": "no",
     "disable_tqdm": True,
 }
+
+
+PROMPTS = [f"{i}+{i * i}=" for i in range(16)]
+LONG_PROMPTS = [f"What is {i} plus {i * i}? Think about it step by step, then say it: " for i in range(16)]
 
 
 @dataclass
@@ -94,7 +99,17 @@ def completion_reward(completion_ids: list[list[int]], **kwargs: Any) -> list[fl
     return [None if sum(ids) % 11 == 0 else (sum(ids) % 3) / 2 for ids in completion_ids]
 
 
-def record(trainer_class: type, config_class: type, *, lora: bool, plain_head: bool, **settings: Any) -> Recording:
+def record(
+    trainer_class: type,
+    config_class: type,
+    *,
+    lora: bool,
+    plain_head: bool,
+    reward: Callable[[list[list[int]]], list[float | None]] = completion_reward,
+    prompts: Sequence[str] = PROMPTS,
+    trainer_arguments: dict[str, Any] | None = None,
+    **settings: Any,
+) -> Recording:
     """Train the tiny model and record every optimizer step.
 
     Args:
@@ -102,6 +117,9 @@ def record(trainer_class: type, config_class: type, *, lora: bool, plain_head: b
         config_class (`type`): The configuration that goes with it.
         lora (`bool`): Train adapters instead of all weights.
         plain_head (`bool`): Replace TRL's float32 head by a float64 log-softmax.
+        reward (`Callable`, *optional*): Rewards from completion ids.
+        prompts (`Sequence[str]`, *optional*): The training data.
+        trainer_arguments (`dict`, *optional*): Further arguments of the trainer.
         settings: Passed to the configuration; [`DEFAULTS`] and what a case changes.
 
     Returns:
@@ -115,7 +133,7 @@ def record(trainer_class: type, config_class: type, *, lora: bool, plain_head: b
         return {name: p.detach().clone() for name, p in model.named_parameters() if "ref" not in name.split(".")}
 
     def recorded_reward(prompts, completion_ids, **kwargs):
-        rewards = completion_reward(completion_ids)
+        rewards = reward(completion_ids)
         rollouts.append(Rollouts(list(prompts), [tuple(ids) for ids in completion_ids], rewards, snapshot()))
         return rewards
 
@@ -150,9 +168,10 @@ def record(trainer_class: type, config_class: type, *, lora: bool, plain_head: b
             model=model,
             reward_funcs=recorded_reward,
             args=args,
-            train_dataset=Dataset.from_dict({"prompt": [f"{i}+{i * i}=" for i in range(16)]}),
+            train_dataset=Dataset.from_dict({"prompt": list(prompts)}),
             processing_class=tokenizer,
             callbacks=[StepRecorder()],
+            **(trainer_arguments or {}),
         )
         trainer.remove_callback(PrinterCallback)
         if trainer.ref_model is not None:

@@ -32,7 +32,7 @@ from transformers import (
 
 # Dropping rows copies the cache once, about what a step reads of it: worth it when a share of the rows has ended.
 DROP_WHEN_ENDED = 1 / 8
-# Each looks at a row and its scores alone. Others (a repetition penalty) may hold something per row of the first batch.
+# Each looks at a row and its scores alone. Others (a repetition penalty) hold something per row of the first batch.
 _ROW_BY_ROW = (
     EpsilonLogitsWarper,
     EtaLogitsWarper,
@@ -137,7 +137,7 @@ def decode(
     sampled: list[torch.Tensor] = []  # one column of all rows per step
     live = torch.arange(rows, device=device)  # rows that are still in the batch
     ended = torch.zeros(rows, dtype=torch.bool, device=device)  # of those in the batch
-    ids = input_ids
+    ids: Any = input_ids
     while True:
         scores = logits_processor(ids, logits.to(copy=True, dtype=torch.float32, device=device))
         tokens = _sampled(scores, live, rows) if generation_config.do_sample else scores.argmax(dim=-1)

@@ -41,7 +41,7 @@ class WindowMetrics:
 
         Args:
             plan (`dict`): The micro-batch's plan (see [`~trl_drgrpo.fast_path.window`]).
-            metrics (`dict[str, list[float]]`): Means over its tokens or rows on all ranks, minima and maxima over rows.
+            metrics (`dict[str, list[float]]`): Means over its tokens or rows on all ranks, extremes over its rows.
             ranks (`int`): Processes; each ran `plan["rows"]` rows.
         """
         for name, values in metrics.items():

@@ -9,9 +9,15 @@ starts at position 0 and ends with its own last token:
   stands in front of every completion, so that each first token is predicted at a place of its own.
 
 Either way a token's log-probability is the same function of the weights as in its padded row (math.md, section 4).
+
+Only the positions that predict a completion token go through the head: `scored_only` cuts the backbone's output down
+to them. (TRL's head does so by itself on GPUs; elsewhere it scores prompts and padding too.)
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -26,31 +32,53 @@ class Packed:
 
     Args:
         input_ids (`torch.Tensor` of shape `(N, W)`, int64): Tokens of N packs, padded on the right.
-        labels (`torch.Tensor` of shape `(N, W)`, int64): The completion tokens, -100 elsewhere. Not shifted.
         attention_mask (`torch.Tensor`): `(N, W)` of ones, or `(N, 1, W, W)` bool where completions share a prompt.
         position_ids (`torch.Tensor` of shape `(N, W)`, int64, *optional*): Only where completions share a prompt.
-        sources (`torch.Tensor` of shape `(B, T)`, int64): For each token of the padded layout, its place in the
-            flattened `(N, W - 1)` output; 0 where there is none.
+        predictors (`torch.Tensor` of shape `(n,)`, int64): Flat positions in `(N, W)` whose output predicts a token.
+        targets (`torch.Tensor` of shape `(1, n)`, int64): The token each predicts; -100: none.
+        sources (`torch.Tensor` of shape `(B, T)`, int64): For each token of the padded layout, its place among the n;
+            0 where there is none.
         scored (`torch.Tensor` of shape `(B, T)`, bool): Tokens that have a place.
     """
 
     input_ids: torch.Tensor
-    labels: torch.Tensor
     attention_mask: torch.Tensor
     position_ids: torch.Tensor | None
+    predictors: torch.Tensor
+    targets: torch.Tensor
     sources: torch.Tensor
     scored: torch.Tensor
 
     def unpack(self, values: torch.Tensor) -> torch.Tensor:
-        """Per-token values of the packs in the padded layout, 0 where nothing was scored.
+        """Per-token values in the padded layout, 0 where nothing was scored.
 
         Args:
-            values (`torch.Tensor` of shape `(N, W - 1)`): One value per label, as a causal model's head gives them.
+            values (`torch.Tensor` of shape `(1, n)`): One value per target.
 
         Returns:
             `torch.Tensor` of shape `(B, T)`, with the gradient of `values`.
         """
         return values.reshape(-1)[self.sources].masked_fill(~self.scored, 0.0)
+
+
+@contextmanager
+def scored_only(backbone: torch.nn.Module, packed: Packed) -> Iterator[None]:
+    """Inside the block, the backbone gives `(1, n, hidden)`: the positions that predict a token, and no others.
+
+    Args:
+        backbone (`torch.nn.Module`): What runs under the head; its output has `last_hidden_state` of `(N, W, hidden)`.
+        packed ([`Packed`]): What the backbone is run on.
+    """
+
+    def cut(module: Any, arguments: Any, output: Any) -> Any:
+        output.last_hidden_state = output.last_hidden_state.flatten(0, 1)[packed.predictors].unsqueeze(0)
+        return output
+
+    hook = backbone.register_forward_hook(cut)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def pack_rows(
@@ -89,27 +117,33 @@ def pack_rows(
     lines = [_Line.of(pack, prompts, completions) for pack in batch] or [_Line(ids[0, -2:], [], torch.arange(2), [])]
     width = -(-max(len(line.ids) for line in lines) // multiple) * multiple
     packed_ids = torch.full((len(lines), width), pad_token_id, dtype=torch.long)
-    labels = torch.full((len(lines), width), IGNORED, dtype=torch.long)
+    predictors, targets, count = [], [], 0
     for n, line in enumerate(lines):
         packed_ids[n, : len(line.ids)] = line.ids
         for row, start in line.starts:
             length = len(completions[row])
-            labels[n, start : start + length] = completions[row]
-            # the value for the token at position q stands at q - 1 of the (N, W - 1) output
-            sources[row, columns[row]] = n * (width - 1) + start - 1 + torch.arange(length)
+            predictors.append(n * width + start - 1 + torch.arange(length))  # the one before predicts a token
+            targets.append(completions[row])
+            sources[row, columns[row]] = count + torch.arange(length)
             scored[row, columns[row]] = True
+            count += length
+    if not count:
+        predictors, targets = [torch.zeros(1, dtype=torch.long)], [torch.full((1,), IGNORED)]
     shares = any(len(line.starts) > 1 for line in lines)
     if shares:
         packed_mask = torch.stack([line.mask(width) for line in lines]).unsqueeze(1)  # (N, 1, W, W)
-        positions = torch.stack([torch.nn.functional.pad(line.positions, (0, width - len(line.ids))) for line in lines])
+        positions = torch.stack(
+            [torch.nn.functional.pad(line.positions, (0, width - len(line.ids))) for line in lines]
+        )
     else:
         packed_mask = torch.ones(len(lines), width, dtype=torch.long)
         positions = None
     return Packed(
         packed_ids.to(device),
-        labels.to(device),
         packed_mask.to(device),
         None if positions is None else positions.to(device),
+        torch.cat(predictors).to(device),
+        torch.cat(targets).unsqueeze(0).to(device),
         sources.to(device),
         scored.to(device),
     )

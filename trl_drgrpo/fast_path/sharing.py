@@ -9,6 +9,7 @@ that must differ.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -50,7 +51,7 @@ def why_not_shared(model: Any, log_probs: Callable[[Packed], torch.Tensor]) -> s
 
     Args:
         model ([`~transformers.PreTrainedModel`] or its PEFT wrapper): The policy. Left as it was.
-        log_probs (`Callable`): `(N, W - 1)` log-probabilities of a pack's labels under the policy, without gradient.
+        log_probs (`Callable`): `(1, n)` log-probabilities of a pack's targets under the policy.
 
     Returns:
         `str` or `None`.
@@ -88,7 +89,7 @@ def _self_test(vocabulary: int, device: Any, log_probs: Callable[[Packed], torch
         packed = pack_rows(ids.to(device), mask.to(device), width, batch)
         if control:  # plain causal attention: later completions see earlier ones
             ones = torch.ones_like(packed.input_ids)
-            packed = Packed(packed.input_ids, packed.labels, ones, packed.position_ids, packed.sources, packed.scored)
+            packed = replace(packed, attention_mask=ones)
         return packed.unpack(log_probs(packed))
 
     alone = scores([(i,) for i in range(rows)])
@@ -98,8 +99,8 @@ def _self_test(vocabulary: int, device: Any, log_probs: Callable[[Packed], torch
 
 @contextmanager
 def _without_dropout(model: Any) -> Iterator[None]:
-    """Dropout off inside the block. Single modules, not `model.eval()`, which makes 4-bit layers repack on some CPUs."""
-    training = [m for m in model.modules() if m.training and _drops(m)]
+    """Dropout off inside the block. Not `model.eval()`: in it, 4-bit layers repack for good on some CPUs."""
+    training = [m for m in model.modules() if m.training and not type(m).__module__.startswith("bitsandbytes")]
     for module in training:
         module.training = False
     try:
@@ -107,10 +108,3 @@ def _without_dropout(model: Any) -> Iterator[None]:
     finally:
         for module in training:
             module.training = True
-
-
-def _drops(module: Any) -> bool:
-    if isinstance(module, torch.nn.Dropout):
-        return module.p > 0
-    rate = getattr(module, "attention_dropout", None)  # functional, read with `self.training` in attention modules
-    return isinstance(rate, float) and rate > 0

@@ -18,7 +18,7 @@ from trl.models.utils import disable_gradient_checkpointing
 
 from trl_drgrpo.fast_path.decoding import shared_prefill
 from trl_drgrpo.fast_path.metrics import WindowMetrics
-from trl_drgrpo.fast_path.packing import Packed, pack_rows
+from trl_drgrpo.fast_path.packing import Packed, pack_rows, scored_only
 from trl_drgrpo.fast_path.sharing import attention_pair_cost, why_not_shared
 from trl_drgrpo.fast_path.window import PLAN, Window, rows_of, unknown_keys, windows
 from trl_drgrpo.microbatch import Budget, Costs, MicroBatch, plan_window
@@ -59,6 +59,11 @@ class FastPathTrainer(ResumableTrainer):
             return "top_entropy_quantile compares the tokens of a micro-batch"
         if self.aux_loss_enabled:
             return "the load-balancing loss is a mean over the tokens of a micro-batch"
+        peft = getattr(self.accelerator.unwrap_model(self.model), "active_peft_config", None)
+        if peft is not None and peft.is_prompt_learning:
+            return "its adapter puts virtual tokens in front of a row"
+        if self.args.torch_compile:
+            return "torch.compile would compile each shape anew"
         return None
 
     @property
@@ -99,7 +104,9 @@ class FastPathTrainer(ResumableTrainer):
     def _planned(self, micro_batches: list[dict[str, Any]]) -> list[dict[str, Any]]:
         costs = self._plan_costs()
         planned = [
-            Window([micro_batches[slot] for slot in slots], skip=self.skips, budget=_budget(micro_batches), costs=costs)
+            Window(
+                [micro_batches[slot] for slot in slots], skip=self.skips, budget=_budget(micro_batches), costs=costs
+            )
             for slots in windows(len(micro_batches), self.args.gradient_accumulation_steps)
         ]
         everyone = self.gathered([[window.summary() for window in planned]])
@@ -129,9 +136,13 @@ class FastPathTrainer(ResumableTrainer):
             self._costs = Costs(
                 pair=attention_pair_cost(self.model.config),
                 share_prompts=self.args.share_prompts and self._can_share_prompts(),
-                multiple=self.pad_to_multiple_of or 1,
+                multiple=self._multiple,
             )
         return self._costs
+
+    @property
+    def _multiple(self) -> int:
+        return int(self.pad_to_multiple_of or 1)
 
     def _can_share_prompts(self) -> bool:
         reason = "the model is sharded" if self._in_lockstep else why_not_shared(self.model, self._packed_log_probs)
@@ -142,7 +153,7 @@ class FastPathTrainer(ResumableTrainer):
     # Scoring
 
     def score_tokens(self, model: Any, tokens: TokenBatch) -> ScoredTokens:
-        """Run rows left-aligned, cut to their own extent, packed as planned; give the values where TRL expects them."""
+        """Run rows left-aligned and cut to their own extent, in packs; give the values where TRL expects them."""
         if not (self.plans and self.model.training and tokens.is_text_only):
             return self.score_as_trl(model, tokens)
         if self._may_wait(model):
@@ -182,12 +193,14 @@ class FastPathTrainer(ResumableTrainer):
         if self._in_lockstep or not all(row.prompt_length for row in rows):
             return self.score_as_trl(model, tokens)
         budget = Budget(tokens.batch_size or len(rows), tokens.input_ids.size(1))
-        parts = [
-            self._score_packs(model, tokens, batch)
-            for batch in plan_window(rows, None, budget, self._plan_costs()) or [[]]
-        ]  # each covers all rows, with zeros where they are another one's
-        entropies = sum(part[1] for part in parts) if tokens.compute_entropy else None
-        return sum(part[0] for part in parts), entropies, None  # type: ignore[return-value]
+        log_probs = tokens.input_ids.new_zeros(len(rows), width, dtype=torch.float32)
+        entropies = torch.zeros_like(log_probs) if tokens.compute_entropy else None
+        for batch in plan_window(rows, None, budget, self._plan_costs()):
+            some, some_entropies, _ = self._score_packs(model, tokens, batch)  # (B, T), 0 in the rows of others
+            log_probs = log_probs + some
+            if entropies is not None and some_entropies is not None:
+                entropies = entropies + some_entropies
+        return log_probs, entropies, None
 
     def _score_packs(self, model: Any, tokens: TokenBatch, packs: MicroBatch) -> ScoredTokens:
         packed = pack_rows(
@@ -196,16 +209,20 @@ class FastPathTrainer(ResumableTrainer):
             tokens.completion_width,
             packs,
             self.pad_token_id,
-            self.pad_to_multiple_of or 1,
+            self._multiple,
         )
         log_probs, entropies, _ = self._score_packed(model, packed, tokens.compute_entropy)
         return packed.unpack(log_probs), None if entropies is None else packed.unpack(entropies), None
 
     def _score_packed(self, model: Any, packed: Packed, compute_entropy: bool) -> ScoredTokens:
-        """Values of every position but the first, `(N, W - 1)`."""
-        ones = torch.ones_like(packed.input_ids)
-        tokens = TokenBatch(packed.input_ids, ones, packed.input_ids.size(1) - 1, None, compute_entropy)
-        return self.score_as_trl(_PackedModel(model, packed), tokens)
+        """Values of the targets, `(1, n)`."""
+        ids = packed.targets.new_zeros(1, packed.targets.size(1) + 1)  # of the shape that TRL is to expect
+        tokens = TokenBatch(ids, torch.ones_like(ids), packed.targets.size(1), None, compute_entropy)
+        return self.score_as_trl(_PackedModel(model, self._backbone(model), packed), tokens)
+
+    def _backbone(self, model: Any) -> Any:
+        unwrapped = self.accelerator.unwrap_model(model)
+        return (unwrapped.get_base_model() if hasattr(unwrapped, "get_base_model") else unwrapped).base_model
 
     def _packed_log_probs(self, packed: Packed) -> torch.Tensor:
         return self._score_packed(self.model, packed, False)[0]
@@ -252,19 +269,21 @@ class FastPathTrainer(ResumableTrainer):
 class _PackedModel:
     """Stands in for the model in TRL's scoring: whatever TRL made of the rows, the packs are what runs."""
 
-    def __init__(self, model: Any, packed: Packed):
+    def __init__(self, model: Any, backbone: Any, packed: Packed):
         self.model = model
+        self.backbone = backbone
         self.packed = packed
 
     def __call__(self, input_ids: Any, attention_mask: Any, labels: Any, **kwargs: Any) -> Any:
         if self.packed.position_ids is not None:
             kwargs["position_ids"] = self.packed.position_ids
-        return self.model(
-            input_ids=self.packed.input_ids,
-            attention_mask=self.packed.attention_mask,
-            labels=self.packed.labels,
-            **kwargs,
-        )
+        with scored_only(self.backbone, self.packed):
+            return self.model(
+                input_ids=self.packed.input_ids,
+                attention_mask=self.packed.attention_mask,
+                shift_labels=self.packed.targets,
+                **kwargs,
+            )
 
 
 def _packs(inputs: dict[str, Any]) -> MicroBatch | None:

@@ -1,0 +1,331 @@
+"""Planned micro-batches against stock TRL: the same gradients, and controls that must not be."""
+
+import math
+
+import pytest
+import torch
+from runs import train, weights
+from transformers import AutoModelForCausalLM
+from trl import GRPOConfig, GRPOTrainer
+
+from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
+from trl_drgrpo.check.record import LONG_PROMPTS, PROMPTS, completion_reward, record
+from trl_drgrpo.check.tiny import tiny_model
+from trl_drgrpo.errors import InputError
+from trl_drgrpo.fast_path.window import PLAN
+
+STOCK = {"loss_type": "dr_grpo", "scale_rewards": "none"}
+EXACT = 1e-12  # relative, float64
+GEOMETRY = {
+    "per_device_train_batch_size": 4,
+    "gradient_accumulation_steps": 2,
+    "steps_per_generation": 2,
+    "num_generations": 4,
+    "max_completion_length": 12,
+    "learning_rate": 0.5,
+    "optim": "sgd",
+    "lr_scheduler_type": "constant",
+    "max_grad_norm": 0.0,
+    "gradient_checkpointing": False,
+    "use_cpu": True,
+    "bf16": False,
+    "report_to": "none",
+    "save_strategy": "no",
+    "logging_strategy": "no",
+    "disable_tqdm": True,
+    "max_steps": 4,
+}
+
+
+def half_dead(completion_ids):
+    """Halves, so that means are exact; every third group, by its first completion, is all equal."""
+    rewards = []
+    for start in range(0, len(completion_ids), 4):
+        group = [(sum(ids) % 3) / 2 for ids in completion_ids[start : start + 4]]
+        rewards += [0.5] * 4 if sum(completion_ids[start]) % 3 == 0 else group
+    return rewards
+
+
+def gradients(trainer_class, settings, *, lora=False, **options):
+    config_class = GRPOConfig if trainer_class is GRPOTrainer else DrGRPOConfig
+    extra = STOCK if trainer_class is GRPOTrainer else {}
+    options = {"reward": half_dead, "plain_head": True, **options}
+    recording = record(trainer_class, config_class, lora=lora, **options, **{**GEOMETRY, **settings, **extra})
+    return [step.gradients for step in recording.steps]
+
+
+def difference(ours, stock):
+    """Largest `|g - g'| / |g'|` over the optimizer steps."""
+    worst = 0.0
+    assert len(ours) == len(stock) >= 2
+    for a, b in zip(ours, stock, strict=True):
+        assert a.keys() == b.keys()
+        apart = math.sqrt(sum((a[name] - b[name]).square().sum().item() for name in b))
+        norm = math.sqrt(sum(value.square().sum().item() for value in b.values()))
+        worst = max(worst, apart / norm if norm else apart)
+    return worst
+
+
+class Watching(DrGRPOTrainer):
+    """Notes what was planned."""
+
+    plans_seen: list = []  # noqa: RUF012
+
+    def on_micro_batch(self, inputs):
+        inputs = super().on_micro_batch(inputs)
+        self.plans_seen.append(inputs.get(PLAN))
+        return inputs
+
+
+@pytest.fixture(autouse=True)
+def watching():
+    Watching.plans_seen = []
+
+
+SETTINGS = {
+    "one batch": {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1, "steps_per_generation": 1},
+    "accumulation": {},
+    "rows cut from groups": {
+        "per_device_train_batch_size": 1,
+        "gradient_accumulation_steps": 8,
+        "steps_per_generation": 8,
+    },
+    "steps per generation": {"steps_per_generation": 4},
+    "iterations": {"steps_per_generation": 4, "num_iterations": 2, "max_steps": 8},
+    "two generations per step": {"gradient_accumulation_steps": 4},
+    "misaligned": {"steps_per_generation": 3, "num_generations": 4, "max_steps": 6},
+    "sequence ratios": {"steps_per_generation": 4, "num_iterations": 2, "importance_sampling_level": "sequence"},
+    "KL": {"beta": 0.1, "steps_per_generation": 4, "use_bias_correction_kl": False},
+    "truncated rows masked": {"mask_truncated_completions": True},
+    "gradient checkpointing": {"gradient_checkpointing": True},
+    "two-sided clipping": {"delta": 1.5, "steps_per_generation": 4, "num_iterations": 2},
+    "off-policy mask": {"off_policy_mask_threshold": 0.01, "steps_per_generation": 4, "num_iterations": 2},
+    "padded to a multiple": {"pad_to_multiple_of": 8},
+}
+
+
+@pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+def test_gradients_are_those_of_stock_trl(settings, lora):
+    ours = gradients(Watching, settings, lora=lora)
+    assert difference(ours, gradients(GRPOTrainer, settings, lora=lora)) <= EXACT
+    assert all(Watching.plans_seen)
+
+
+@pytest.mark.parametrize("settings", [{}, {"beta": 0.1, "use_bias_correction_kl": False}], ids=["policy", "KL"])
+@pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_gradients_are_those_of_stock_trl_when_prompts_are_shared(settings, lora, checkpointing):
+    settings = {
+        **settings,
+        "per_device_train_batch_size": 8,
+        "gradient_accumulation_steps": 1,
+        "steps_per_generation": 2,
+        "num_iterations": 2,
+        "gradient_checkpointing": checkpointing,
+    }
+    ours = gradients(Watching, settings, lora=lora, prompts=LONG_PROMPTS)
+    assert difference(ours, gradients(GRPOTrainer, settings, lora=lora, prompts=LONG_PROMPTS)) <= EXACT
+    assert any(len(pack) > 1 for plan in Watching.plans_seen for pack in plan["packs"])
+
+
+def test_float32_with_trls_own_head():
+    settings = {"steps_per_generation": 4}
+    stock = gradients(GRPOTrainer, settings, plain_head=False)
+    assert difference(gradients(DrGRPOTrainer, settings, plain_head=False), stock) <= 1e-5
+
+
+def tool_rollouts(prompts, trainer):
+    """Completions of unequal length in which every third token comes from a tool."""
+    ids = [trainer.processing_class(prompt)["input_ids"] for prompt in prompts]
+    completions = [[60 + (5 * row + t) % 90 for t in range(2 + (7 * row) % 11)] for row in range(len(prompts))]
+    masks = [[int(t % 3 != 1) for t in range(len(c))] for c in completions]
+    return {"prompt_ids": ids, "completion_ids": completions, "logprobs": None, "env_mask": masks}
+
+
+def test_tool_tokens_are_masked_as_in_stock_trl():
+    arguments = {"trainer_arguments": {"rollout_func": tool_rollouts}}
+    settings = {"steps_per_generation": 4}
+    ours = gradients(Watching, settings, **arguments)
+    assert difference(ours, gradients(GRPOTrainer, settings, **arguments)) <= EXACT
+    assert all(Watching.plans_seen)
+
+
+def step_reward(step_ends, completion_ids, **kwargs):
+    return [[float(ids[end] % 3) for end in ends] for ids, ends in zip(completion_ids, step_ends, strict=True)]
+
+
+@pytest.mark.parametrize("credit", ["return_to_go", "min_to_go"])
+def test_process_rewards_give_the_gradients_of_upstream_micro_batches(credit):
+    settings = {"step_separator": ["tokens:2"], "step_credit": credit, "steps_per_generation": 4}
+    arguments = {"trainer_arguments": {"step_reward_funcs": step_reward}}
+    ours = gradients(Watching, settings, **arguments)
+    upstream = gradients(DrGRPOTrainer, {**settings, "micro_batching": "upstream"}, **arguments)
+    assert difference(ours, upstream) <= EXACT
+    assert all(Watching.plans_seen)
+
+
+def test_unscorable_rows_are_left_out():
+    # rewards of thirds and None: TRL's own advantages have rounding residues, so the reference is our upstream mode
+    ours = gradients(Watching, {}, reward=completion_reward)
+    upstream = gradients(DrGRPOTrainer, {"micro_batching": "upstream"}, reward=completion_reward)
+    assert difference(ours, upstream) <= EXACT
+
+
+# Controls: the same assertion must see each of these
+
+
+class NoWeight(DrGRPOTrainer):
+    def loss_constants(self, inputs):
+        return {**super().loss_constants(inputs), "max_completion_length": self.loss_normalizer}
+
+
+class TokenNormalizer(DrGRPOTrainer):
+    def loss_constants(self, inputs):
+        tokens = inputs["completion_mask"].sum().item() / len(inputs["completion_mask"])
+        return {**super().loss_constants(inputs), "max_completion_length": max(tokens, 1)}
+
+
+class PlansWhatItMustNot(DrGRPOTrainer):
+    def _why_not_planned(self):
+        return None
+
+
+class SkipsInSpiteOfKL(DrGRPOTrainer):
+    skips = True
+
+
+@pytest.mark.parametrize(
+    ("trainer_class", "settings"),
+    [
+        (NoWeight, {}),
+        (TokenNormalizer, {}),
+        (PlansWhatItMustNot, {"entropy_coef": 0.1}),
+        (PlansWhatItMustNot, {"top_entropy_quantile": 0.5}),
+        (SkipsInSpiteOfKL, {"beta": 0.1, "use_bias_correction_kl": False, "steps_per_generation": 4}),
+    ],
+    ids=["no weight", "token normaliser", "entropy bonus", "top-entropy mask", "skipping with KL"],
+)
+def test_controls_differ(trainer_class, settings):
+    assert difference(gradients(trainer_class, settings), gradients(GRPOTrainer, settings)) > 1e-6
+
+
+@pytest.mark.parametrize("settings", [{"entropy_coef": 0.1}, {"top_entropy_quantile": 0.5}])
+def test_where_planning_would_not_be_exact_trls_micro_batches_stay(settings):
+    ours = gradients(Watching, settings)
+    assert difference(ours, gradients(GRPOTrainer, settings)) <= EXACT
+    assert Watching.plans_seen
+    assert not any(Watching.plans_seen)
+
+
+# A step without any signal
+
+
+def never(completion_ids, **kwargs):
+    return [0.7] * len(completion_ids)
+
+
+def test_a_step_without_signal_still_is_a_step(settings, prompts, tokenizer):
+    # weight decay and momentum go on, as with gradients of zero: not as with gradients of None
+    settings = {**settings, "weight_decay": 0.1, "learning_rate": 0.1, "lr_scheduler_type": "constant"}
+    seen = []
+
+    class Recording(DrGRPOTrainer):
+        def training_step(self, model, inputs, num_items_in_batch):
+            loss = super().training_step(model, inputs, num_items_in_batch)
+            seen.append([p.grad for p in model.parameters() if p.requires_grad])
+            return loss
+
+    trainer = train(Recording, DrGRPOConfig, {**settings, "max_steps": 1}, prompts, tokenizer, never)
+    assert all(gradient is not None and not gradient.any() for gradient in seen[-1])
+    for name, start in tiny_model(tokenizer).named_parameters():
+        decays = name.endswith("weight") and "norm" not in name
+        expected = start * (1 - 0.1 * 0.1) if decays else start
+        torch.testing.assert_close(weights(trainer)[name], expected, rtol=1e-6, atol=0)
+
+
+# What is logged
+
+
+def last(trainer, key):
+    return [entry[key] for entry in trainer.state.log_history if key in entry][-1]
+
+
+def test_metrics_over_all_rows_keep_their_meaning(settings, prompts, tokenizer):
+    # Ratios leave 1 in later steps on the same rollouts, so some tokens are clipped.
+    settings = {**settings, "steps_per_generation": 4, "num_iterations": 2, "epsilon": 0.01, "logging_steps": 1}
+
+    def reward(completion_ids, **kwargs):
+        return half_dead(completion_ids)
+
+    def metrics(**extra):
+        trainer = train(DrGRPOTrainer, DrGRPOConfig, {**settings, **extra}, prompts, tokenizer, reward)
+        return [entry for entry in trainer.state.log_history if "clip_ratio/low_mean" in entry]
+
+    ours, upstream = (
+        metrics(),
+        metrics(
+            micro_batching="upstream",
+            per_device_train_batch_size=8,
+            gradient_accumulation_steps=1,
+            steps_per_generation=2,
+        ),
+    )
+    assert any(entry["clip_ratio/region_mean"] > 0 for entry in upstream)
+    for a, b in zip(ours, upstream, strict=True):
+        assert "entropy" not in a
+        for name in ("low_mean", "high_mean", "region_mean", "low_min", "high_max"):
+            assert a[f"clip_ratio/{name}"] == pytest.approx(b[f"clip_ratio/{name}"], abs=1e-5), name
+
+
+def test_entropy_and_kl_over_all_rows_where_none_is_left_out(settings, prompts, tokenizer, reward, saved_model):
+    settings = {**settings, "beta": 0.1, "logging_steps": 1, "learning_rate": 0.01}
+
+    def metrics(**extra):
+        model = AutoModelForCausalLM.from_pretrained(saved_model)  # the reference is loaded from the same place
+        trainer = train(DrGRPOTrainer, DrGRPOConfig, {**settings, **extra}, prompts, tokenizer, reward, model)
+        return [(entry["entropy"], entry["kl"]) for entry in trainer.state.log_history if "kl" in entry]
+
+    ours = metrics()
+    upstream = metrics(micro_batching="upstream", per_device_train_batch_size=8, gradient_accumulation_steps=1)
+    assert ours[-1][1] > 0
+    for a, b in zip(ours, upstream, strict=True):
+        assert a == pytest.approx(b, rel=1e-3)
+
+
+def test_what_was_planned_is_logged(settings, prompts, tokenizer):
+    def reward(completion_ids, **kwargs):  # the second group of each two is dead
+        return [float(sum(ids) % 2) if i < 4 else 1.0 for i, ids in enumerate(completion_ids)]
+
+    trainer = train(DrGRPOTrainer, DrGRPOConfig, {**settings, "logging_steps": 1}, prompts, tokenizer, reward)
+    assert last(trainer, "drgrpo/rows_skipped_frac") >= 0.5
+    assert 0 < last(trainer, "drgrpo/useful_token_frac") <= 1
+    assert 0 < last(trainer, "drgrpo/upstream_token_frac") < 0.7
+    assert last(trainer, "drgrpo/micro_batches") in (1, 2)
+
+
+def test_evaluation_is_untouched(settings, prompts, tokenizer, reward):
+    results = []
+    for micro_batching in ("exact", "upstream"):
+        trainer = DrGRPOTrainer(
+            model=tiny_model(tokenizer),
+            reward_funcs=reward,
+            args=DrGRPOConfig(**{**settings, "micro_batching": micro_batching}),
+            train_dataset=prompts,
+            eval_dataset=prompts.select(range(2)),
+            processing_class=tokenizer,
+        )
+        torch.manual_seed(0)
+        results.append(trainer.evaluate())
+    for key in ("eval_loss", "eval_reward", "eval_entropy"):
+        assert results[0][key] == results[1][key]
+
+
+@pytest.mark.parametrize("settings", [{"micro_batching": "fast"}, {"share_prompts": "yes"}, {"fast_generation": 1}])
+def test_bad_settings_are_refused(settings):
+    with pytest.raises(InputError, match=next(iter(settings))):
+        DrGRPOConfig(use_cpu=True, bf16=False, **settings)
+
+
+def test_the_prompts_are_those_of_the_check():
+    assert len(set(PROMPTS)) == len(set(LONG_PROMPTS)) == 16
