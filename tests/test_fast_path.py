@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from runs import train, weights
+from runs import assert_same_weights, train, weights
 from transformers import AutoModelForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
@@ -302,6 +302,20 @@ def test_what_was_planned_is_logged(settings, prompts, tokenizer):
     assert 0 < last(trainer, "drgrpo/useful_token_frac") <= 1
     assert 0 < last(trainer, "drgrpo/upstream_token_frac") < 0.7
     assert last(trainer, "drgrpo/micro_batches") in (1, 2)
+
+
+def test_inputs_that_cannot_be_regrouped_stay_with_trl(settings, prompts, tokenizer, reward, caplog):
+    class Images(Watching):
+        def on_rollouts(self, rollouts):
+            return {**super().on_rollouts(rollouts), "anything_new": torch.zeros(len(rollouts["advantages"]))}
+
+    with caplog.at_level("INFO"):
+        ours = weights(train(Images, DrGRPOConfig, settings, prompts, tokenizer, reward))
+    upstream = {**settings, "micro_batching": "upstream"}
+    stock = weights(train(DrGRPOTrainer, DrGRPOConfig, upstream, prompts, tokenizer, reward))
+    assert_same_weights(ours, stock)
+    assert not any(Watching.plans_seen)
+    assert caplog.text.count("Micro-batches with anything_new stay as TRL makes them.") == 1
 
 
 def test_evaluation_is_untouched(settings, prompts, tokenizer, reward):

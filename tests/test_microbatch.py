@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trl_drgrpo.fast_path.window import windows
-from trl_drgrpo.microbatch import FORWARD_OVERHEAD, Budget, Costs, Row, pack_length, plan_window, processed_tokens
+from trl_drgrpo.microbatch import Budget, Costs, Row, pack_length, plan_window, processed_tokens
 
 
 @st.composite
@@ -23,7 +23,9 @@ def generation_batches(draw):
     return rows, len(rows) // per_batch, Budget(per_batch, width)
 
 
-costs = st.builds(Costs, st.sampled_from([0.0, 1e-3, 0.1]), st.booleans())
+costs = st.builds(
+    Costs, pair=st.sampled_from([0.0, 1e-3, 0.1]), forward=st.sampled_from([1.0, 64.0]), share_prompts=st.booleans()
+)
 
 
 @given(generation_batches(), costs)
@@ -57,13 +59,13 @@ def test_no_contiguous_cut_is_cheaper(batch):
         if len(parts) <= slots and all(
             len(p) * p[0] <= budget.tokens and len(p) * p[0] ** 2 <= budget.pairs for p in parts
         ):
-            best = min(best, sum(len(p) * p[0] + FORWARD_OVERHEAD for p in parts))
+            best = min(best, sum(len(p) * p[0] + Costs().forward for p in parts))
     try:
         plan = plan_window(chosen, slots, budget)
     except ValueError:
         assert best == float("inf")
         return
-    assert sum(processed_tokens(chosen, b, Costs()) + FORWARD_OVERHEAD for b in plan) == best
+    assert sum(processed_tokens(chosen, b, Costs()) + Costs().forward for b in plan) == best
 
 
 def test_nothing_live_is_an_empty_plan():

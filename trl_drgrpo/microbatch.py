@@ -22,10 +22,6 @@ import numpy as np
 Pack = tuple[int, ...]  # rows behind one copy of their prompt; a row that stands alone is a pack of one
 MicroBatch = list[Pack]
 
-# A forward and backward pass costs something even when it is short (kernel launches, optimizer-independent hooks).
-# Small against a micro-batch, so that it decides between plans that are nearly equal and nothing else.
-FORWARD_OVERHEAD = 64.0
-
 
 @dataclass(frozen=True)
 class Row:
@@ -79,11 +75,13 @@ class Costs:
     Args:
         pair (`float`, *optional*, defaults to `0.0`): Cost of one query-key pair in one layer's attention, in tokens.
             It is what limits how many completions are worth packing behind one prompt.
+        forward (`float`, *optional*, defaults to `32.0`): Cost of one more forward and backward pass, however short.
         share_prompts (`bool`, *optional*, defaults to `False`): Whether completions may be packed at all.
         multiple (`int`, *optional*, defaults to `1`): Widths are padded to a multiple of this.
     """
 
     pair: float = 0.0
+    forward: float = 32.0
     share_prompts: bool = False
     multiple: int = 1
 
@@ -191,7 +189,7 @@ def _cut(
     size = np.arange(count + 1)[None, :] - np.arange(count)[:, None]  # (n, n + 1)
     fits = (size > 0) & ((size == 1) | (size * widths[:, None] <= budget.tokens))
     fits &= (size == 1) | (size * widths[:, None] ** 2 <= max(budget.pairs, 1))
-    cost = np.where(fits, size * (widths + costs.pair * widths**2)[:, None] + FORWARD_OVERHEAD, np.inf)
+    cost = np.where(fits, size * (widths + costs.pair * widths**2)[:, None] + costs.forward, np.inf)
     if slots is None or slots >= count:
         slots = count
     total = np.full(count + 1, np.inf)

@@ -43,8 +43,8 @@ class Case:
     """One line of the table.
 
     Args:
-        lengths (`str`): `"mild"` (uniform from a quarter of the longest), `"heavy"` (log-normal) or `"uniform"` (all
-            the longest).
+        lengths (`str`): `"mild"` (evenly spread from a sixteenth of the longest on), `"heavy"` (log-normal, median 0.3
+            of the longest), `"between"` (evenly from half of it on) or `"uniform"` (all the longest).
         dead (`float`): Share of groups whose rewards are equal.
         prompt (`tuple[int, int]`), completion (`int`): Shortest and longest prompt, longest completion, in tokens.
         prompts (`int`): Groups per optimizer step.
@@ -56,7 +56,7 @@ class Case:
     dead: float
     target: float
     prompt: tuple[int, int] = (8, 16)
-    completion: int = 64
+    completion: int = 128
     prompts: int = 10
     lora: bool = False
 
@@ -65,8 +65,8 @@ CASES = {
     **{f"mild-{int(d * 100)}": Case("mild", d, t) for d, t in ((0.0, 1.75), (0.3, 2.4), (0.6, 4.1))},
     **{f"heavy-{int(d * 100)}": Case("heavy", d, t) for d, t in ((0.0, 2.05), (0.3, 2.9), (0.6, 4.7))},
     **{f"lora-heavy-{int(d * 100)}": Case("heavy", d, t, lora=True) for d, t in ((0.0, 2.1), (0.3, 3.0), (0.6, 4.8))},
-    "prompt-512": Case("between", 0.0, 4.5, prompt=(512, 512), completion=128, prompts=2),
-    "prompt-1024": Case("between", 0.0, 5.5, prompt=(1024, 1024), completion=128, prompts=1),
+    "prompt-512": Case("between", 0.0, 4.5, prompt=(512, 512), prompts=2),
+    "prompt-1024": Case("between", 0.0, 5.5, prompt=(1024, 1024), prompts=1),
     "uniform": Case("uniform", 0.0, 0.98),
 }
 
@@ -106,7 +106,7 @@ def rollouts(case, seed):
         for row in range(GROUP):
             longest = case.completion
             length = {
-                "mild": lambda n=longest: rng.randint(n // 4, n),
+                "mild": lambda n=longest: rng.randint(n // 16, n),
                 "heavy": lambda n=longest: min(n, max(4, round(rng.lognormvariate(0, 0.7) * n * 0.3))),
                 "between": lambda n=longest: rng.randint(n // 2, n),
                 "uniform": lambda n=longest: n,
@@ -217,9 +217,10 @@ def main():
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(arguments.threads)
     print(
-        "| case | stock, s | ours, s | ratio (min to max) | target | useful tokens | forwards | peak MB: stock, ours |"
+        "| case | stock, s | ours, s | ratio (min to max) | target | tokens run, of stock's | useful | forwards | "
+        "peak MB: stock, ours |"
     )
-    print("|---|---|---|---|---|---|---|---|", flush=True)
+    print("|---|---|---|---|---|---|---|---|---|", flush=True)
     chosen = [name for name in CASES if any(name.startswith(start) for start in arguments.cases)]
     for name in chosen:
         case = CASES[name]
@@ -238,7 +239,7 @@ def main():
         print(
             f"| {name} | {statistics.median(stock):.2f} | {statistics.median(ours):.2f} | "
             f"{statistics.median(ratios):.2f}x ({min(ratios):.2f} to {max(ratios):.2f}) | {case.target}x | "
-            f"{logged['drgrpo/useful_token_frac']:.2f} | {logged['drgrpo/micro_batches']:.0f} | {memory} |",
+            f"{logged['drgrpo/upstream_token_frac']:.3f} | {logged['drgrpo/useful_token_frac']:.2f} | {logged['drgrpo/micro_batches']:.0f} | {memory} |",
             flush=True,
         )
 
