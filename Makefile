@@ -6,7 +6,7 @@ PIP_ARGS ?=
 PIP = $(VENV)/bin/python -m pip install --quiet --constraint constraints.txt $(PIP_ARGS)
 OFFLINE = HF_HUB_OFFLINE=1
 
-.PHONY: setup demo check test test-slow bench lint format clean
+.PHONY: setup demo check test test-slow bench bench-overhead lint format clean
 
 setup: $(VENV)/.dev
 
@@ -33,7 +33,12 @@ test: $(VENV)/.dev
 test-slow: $(VENV)/.dev
 	$(OFFLINE) $(VENV)/bin/python -m pytest -m "slow and not gpu"
 
+# The exact fast path against stock TRL (about 40 minutes), then generation (about 8).
 bench: $(VENV)/.dev
+	$(OFFLINE) $(VENV)/bin/python tests/benchmarks/fast_path.py
+	$(OFFLINE) $(VENV)/bin/python tests/benchmarks/generation.py
+
+bench-overhead: $(VENV)/.dev
 	$(OFFLINE) $(VENV)/bin/python tests/benchmarks/step_overhead.py
 
 lint: $(VENV)/.dev

@@ -51,6 +51,18 @@ def test_a_resumed_run_ends_like_an_uninterrupted_one(extra, stop_at, settings, 
     assert resumed.reward_scale.state_dict() == whole.reward_scale.state_dict()
 
 
+@pytest.mark.parametrize("switch", [("exact", "upstream"), ("upstream", "exact")], ids=" to ".join)
+def test_micro_batching_may_change_in_the_middle_of_a_generation_batch(switch, settings, prompts, tokenizer, reward):
+    # the pending micro-batches are as the first setting made them, and the second one takes them as they are
+    settings = {**settings, "max_steps": 4, "save_strategy": "steps", "save_steps": 1, "steps_per_generation": 8}
+    whole = build({**settings, "micro_batching": switch[0]}, prompts, tokenizer, reward)
+    whole.train()
+    resumed = build({**settings, "micro_batching": switch[1]}, prompts, tokenizer, reward)
+    resumed.train(resume_from_checkpoint=f"{settings['output_dir']}/checkpoint-1")
+    for name, weight in resumed.model.named_parameters():
+        torch.testing.assert_close(weight, whole.model.get_parameter(name), rtol=1e-3, atol=1e-4)
+
+
 def test_without_our_state_the_resumed_run_is_another_one(settings, prompts, tokenizer, reward):
     # negative control: what TRL alone restores is not enough in the middle of a generation batch
     settings = {**settings, "max_steps": 5, "save_strategy": "steps", "save_steps": 1, "steps_per_generation": 4}

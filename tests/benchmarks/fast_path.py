@@ -239,7 +239,8 @@ def main():
         print(
             f"| {name} | {statistics.median(stock):.2f} | {statistics.median(ours):.2f} | "
             f"{statistics.median(ratios):.2f}x ({min(ratios):.2f} to {max(ratios):.2f}) | {case.target}x | "
-            f"{logged['drgrpo/upstream_token_frac']:.3f} | {logged['drgrpo/useful_token_frac']:.2f} | {logged['drgrpo/micro_batches']:.0f} | {memory} |",
+            f"{logged['drgrpo/upstream_token_frac']:.3f} | {logged['drgrpo/useful_token_frac']:.2f} | "
+            f"{logged['drgrpo/micro_batches']:.0f} | {memory} |",
             flush=True,
         )
 

@@ -5,7 +5,7 @@ Two tables, process CPU time (wall time on a GPU), interleaved in one process, m
 - one new token: the cost of running the prompts (`G` completions each);
 - completions that end after a quarter of the longest on average (a random model with that many end tokens).
 
-Run: `make bench-generation`, or this file with `--pairs 5`, `--device cuda`.
+Run: `make bench`, or this file with `--pairs 5`, `--device cuda`.
 """
 
 import argparse

@@ -27,8 +27,8 @@ from trl_drgrpo.upstream import ScoredTokens, TokenBatch, swapped
 
 logger = logging.getLogger(__name__)
 
-# What one more forward and backward costs, in tokens. On a CPU 27 were measured (33 million weights, one thread). On an
-# accelerator the kernels of all layers must be launched: an estimate, not measured. It decides between near-equal plans.
+# What one more forward and backward costs, in tokens; it decides between nearly equal plans. On a CPU 27 were measured
+# (33 million weights, one thread). On an accelerator every layer's kernels are launched: an estimate, not measured.
 FORWARD_COST = {"cpu": 32.0}
 FORWARD_COST_ELSEWHERE = 256.0
 # Where every process takes part in every forward and backward, none may leave one out.
