@@ -7,7 +7,7 @@ printed, since machines are noisy. The last column is the peak of tensor memory 
 state, activations) of a separate run.
 
 Run: `make bench`, or this file with `--cases heavy prompt-512`, `--pairs 3`, `--device cuda`. On one CPU core the
-whole table takes about half an hour.
+whole table takes about an hour, most of it for the memory column (`--no_memory`).
 """
 
 import argparse
@@ -43,7 +43,7 @@ class Case:
     """One line of the table.
 
     Args:
-        lengths (`str`): `"mild"` (evenly spread from a sixteenth of the longest on), `"heavy"` (log-normal, median 0.3
+        lengths (`str`): `"mild"` (evenly spread from 1 to the longest), `"heavy"` (log-normal, median 0.3
             of the longest), `"between"` (evenly from half of it on) or `"uniform"` (all the longest).
         dead (`float`): Share of groups whose rewards are equal.
         prompt (`tuple[int, int]`), completion (`int`): Shortest and longest prompt, longest completion, in tokens.
@@ -106,7 +106,7 @@ def rollouts(case, seed):
         for row in range(GROUP):
             longest = case.completion
             length = {
-                "mild": lambda n=longest: rng.randint(n // 16, n),
+                "mild": lambda n=longest: rng.randint(1, n),
                 "heavy": lambda n=longest: min(n, max(4, round(rng.lognormvariate(0, 0.7) * n * 0.3))),
                 "between": lambda n=longest: rng.randint(n // 2, n),
                 "uniform": lambda n=longest: n,
