@@ -128,10 +128,10 @@ def test_the_command_exits_1_when_the_loss_weight_is_broken(short_matrix, monkey
 
 
 def test_the_command_exits_1_when_a_seam_moved(monkeypatch, capsys):
-    from trl_drgrpo import upstream
+    from trl_drgrpo import seams
 
-    moved = dataclasses.replace(upstream.SEAMS[0], parameters=("model", "another"))
-    monkeypatch.setattr(upstream, "SEAMS", (moved,))
+    moved = dataclasses.replace(seams.SEAMS[0], parameters=("model", "another"))
+    monkeypatch.setattr(seams, "SEAMS", (moved,))
     assert cli.main(["check"]) == 1
     assert "nothing further was run" in capsys.readouterr().out
 

@@ -67,7 +67,7 @@ def test_no_private_name_of_trl_is_used_outside_upstream():
         r"(self|trainer|super\(\))\._(step|buffered_inputs|metrics|logs|generate|calculate|compute|prepare|get_per_token)"
     )
     for path in (ROOT / "trl_drgrpo").rglob("*.py"):
-        if path.name != "upstream.py":
+        if path.name not in ("upstream.py", "seams.py"):  # the second one is the table of what the first one touches
             assert not private.search(path.read_text()), path
 
 

@@ -4,13 +4,17 @@ import inspect
 import pytest
 from trl import GRPOTrainer
 
+import trl_drgrpo.fast_path.trainer
 import trl_drgrpo.resume
 import trl_drgrpo.trainer
 import trl_drgrpo.upstream
 from trl_drgrpo import DrGRPOTrainer
 from trl_drgrpo.errors import UpstreamError
-from trl_drgrpo.upstream import SEAMS, GRPOSeams, check_upstream, require_seams, swapped
+from trl_drgrpo.seams import SEAMS, check_upstream, require_seams
+from trl_drgrpo.upstream import GRPOSeams, swapped
 from trl_drgrpo.versions import TRL_SUPPORTED, require_supported_trl
+
+MODULES = [trl_drgrpo.upstream, trl_drgrpo.resume, trl_drgrpo.fast_path.trainer, trl_drgrpo.trainer]
 
 
 def test_every_seam_is_where_it_was():
@@ -93,14 +97,14 @@ def _super_calls(method):
     return [c.func.attr for c in supers]
 
 
-@pytest.mark.parametrize("module", [trl_drgrpo.upstream, trl_drgrpo.resume, trl_drgrpo.trainer])
+@pytest.mark.parametrize("module", MODULES)
 def test_each_override_calls_super_exactly_once(module):
     overrides = [m for m in _methods(module) if hasattr(GRPOTrainer, m.name)]
     assert overrides
     assert {m.name: _super_calls(m) for m in overrides} == {m.name: [m.name] for m in overrides}
 
 
-@pytest.mark.parametrize("module", [trl_drgrpo.upstream, trl_drgrpo.resume, trl_drgrpo.trainer])
+@pytest.mark.parametrize("module", MODULES)
 def test_no_override_copies_lines_of_its_parent(module):
     for method in _methods(module):
         parent = getattr(GRPOTrainer, method.name, None)

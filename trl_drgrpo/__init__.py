@@ -12,15 +12,15 @@ if TYPE_CHECKING:
     from trl_drgrpo.advantages import group_advantages as group_advantages
     from trl_drgrpo.config import DrGRPOConfig as DrGRPOConfig
     from trl_drgrpo.loss import dr_grpo_loss as dr_grpo_loss
+    from trl_drgrpo.seams import check_upstream as check_upstream
     from trl_drgrpo.step_credit import step_token_advantages as step_token_advantages
     from trl_drgrpo.steps import step_segmenter as step_segmenter
     from trl_drgrpo.trainer import DrGRPOTrainer as DrGRPOTrainer
-    from trl_drgrpo.upstream import check_upstream as check_upstream
 
 _HOME = {
     "DrGRPOConfig": "trl_drgrpo.config",
     "DrGRPOTrainer": "trl_drgrpo.trainer",
-    "check_upstream": "trl_drgrpo.upstream",
+    "check_upstream": "trl_drgrpo.seams",
     "dr_grpo_loss": "trl_drgrpo.loss",
     "group_advantages": "trl_drgrpo.advantages",
     "step_segmenter": "trl_drgrpo.steps",

@@ -29,10 +29,11 @@ from trl_drgrpo.preflight import check_inputs
 from trl_drgrpo.process_supervision import StepRewardFunc, StepScorer, StepScores, process_only
 from trl_drgrpo.resume import StepBoundary
 from trl_drgrpo.rewards.contract import checked_reward
+from trl_drgrpo.seams import require_seams
 from trl_drgrpo.step_credit import StepBaseline, StepCredit, spread_over_tokens, step_advantages
 from trl_drgrpo.steps import StepSegmenter
 from trl_drgrpo.steps import step_segmenter as build_segmenter
-from trl_drgrpo.upstream import ScoredBatch, require_seams
+from trl_drgrpo.upstream import ScoredBatch
 
 
 class DrGRPOTrainer(FastPathTrainer):

@@ -105,7 +105,7 @@ def record(
     *,
     lora: bool,
     plain_head: bool,
-    reward: Callable[[list[list[int]]], list[float | None]] = completion_reward,
+    reward: Callable[[list[list[int]]], list[float | None]] | None = None,
     prompts: Sequence[str] = PROMPTS,
     trainer_arguments: dict[str, Any] | None = None,
     **settings: Any,
@@ -117,7 +117,7 @@ def record(
         config_class (`type`): The configuration that goes with it.
         lora (`bool`): Train adapters instead of all weights.
         plain_head (`bool`): Replace TRL's float32 head by a float64 log-softmax.
-        reward (`Callable`, *optional*): Rewards from completion ids.
+        reward (`Callable`, *optional*): Rewards from completion ids; [`completion_reward`] by default.
         prompts (`Sequence[str]`, *optional*): The training data.
         trainer_arguments (`dict`, *optional*): Further arguments of the trainer.
         settings: Passed to the configuration; [`DEFAULTS`] and what a case changes.
@@ -133,7 +133,7 @@ def record(
         return {name: p.detach().clone() for name, p in model.named_parameters() if "ref" not in name.split(".")}
 
     def recorded_reward(prompts, completion_ids, **kwargs):
-        rewards = reward(completion_ids)
+        rewards = (reward or completion_reward)(completion_ids)
         rollouts.append(Rollouts(list(prompts), [tuple(ids) for ids in completion_ids], rewards, snapshot()))
         return rewards
 

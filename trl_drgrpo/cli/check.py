@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
         `int`: 0 when everything is in order, 1 when a seam has moved or a number differs.
     """
     os.environ["HF_HUB_OFFLINE"] = "1"  # nothing here needs the network, and TRL would report the run
-    from trl_drgrpo.upstream import check_upstream
+    from trl_drgrpo.seams import check_upstream
 
     versions = {package: version(package) for package in _PACKAGES}
     seams = check_upstream()

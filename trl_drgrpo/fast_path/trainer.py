@@ -260,7 +260,8 @@ class FastPathTrainer(ResumableTrainer):
     def generating(self) -> AbstractContextManager[Any]:
         """Prompts run once and finished rows are dropped, where transformers' own loop would generate."""
         fast = self.args.micro_batching == "exact" and self.args.fast_generation
-        if not fast or self.use_vllm or self.use_transformers_continuous_batching or self._in_lockstep:
+        elsewhere = self.use_vllm or self.use_transformers_continuous_batching
+        if not fast or elsewhere or self._in_lockstep or self.args.torch_compile:
             return super().generating()
         return shared_prefill(self.accelerator.unwrap_model(self.model_wrapped))
 
