@@ -3,18 +3,21 @@
 Both trainers get the same completions and rewards from a table, so generation and rewards cost nothing and every
 difference is the loss: forward, backward, optimizer, and on our side planning. A first step on very short completions
 is not counted. Runs are interleaved in one process; the ratio of process CPU time is taken pair by pair and its median
-printed, since machines are noisy. The last column is the peak of tensor memory (parameters, gradients, optimizer
-state, activations) of a separate run.
+printed, since machines are noisy. The last column is by how much memory grows in a step, each in a process of its own:
+gradients, optimizer state, activations.
 
 Run: `make bench`, or this file with `--cases heavy prompt-512`, `--pairs 3`, `--device cuda`. On one CPU core the
-whole table takes about an hour, most of it for the memory column (`--no_memory`).
+whole table takes about 50 minutes.
 """
 
 import argparse
 import gc
 import os
 import random
+import resource
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 import warnings
@@ -24,6 +27,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
 warnings.simplefilter("ignore")
 
+import psutil
 import torch
 import transformers
 from datasets import Dataset
@@ -182,7 +186,7 @@ def step_seconds(ours, case, arguments):
 
 
 def peak_megabytes(ours, case, arguments):
-    """Peak of tensor memory in one optimizer step."""
+    """Peak memory of an optimizer step and the short one before it: of tensors on a GPU, else growth of the process."""
     with tempfile.TemporaryDirectory() as folder:
         model = build_model(arguments.width, arguments.layers, arguments.vocabulary, arguments.device)
         trainer = build_trainer(ours, case, model, folder, 1, arguments.batch, arguments.device)
@@ -190,15 +194,18 @@ def peak_megabytes(ours, case, arguments):
             torch.cuda.reset_peak_memory_stats()
             trainer.train()
             return torch.cuda.max_memory_allocated() / 2**20
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
-            trainer.train()
-        allocated = peak = 0
-        events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
-        for event in sorted(events, key=lambda e: e.start_ns()):
-            allocated += event.nbytes()
-            peak = max(peak, allocated)
-        weights = sum(p.numel() * p.element_size() for p in model.parameters())
-        return (peak + weights) / 2**20
+        before = psutil.Process().memory_info().rss
+        trainer.train()
+        return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before) / 2**20
+
+
+def peak_of_a_process(ours, name, arguments):
+    """[`peak_megabytes`] in a process of its own: the peak of this one has been reached before."""
+    options = [f"--{key}={getattr(arguments, key)}" for key in ("batch", "width", "layers", "vocabulary", "device")]
+    command = [sys.executable, __file__, "--cases", name, *options, "--peak_of", "ours" if ours else "stock"]
+    environment = {**os.environ, "OMP_NUM_THREADS": str(arguments.threads), "MALLOC_MMAP_THRESHOLD_": "65536"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    return float(done.stdout.split()[-1])
 
 
 def main():
@@ -212,10 +219,14 @@ def main():
     parser.add_argument("--vocabulary", type=int, default=4096)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--peak_of", choices=("stock", "ours"), help=argparse.SUPPRESS)
     parser.add_argument("--no_memory", action="store_true", help="leave the memory column out")
     arguments = parser.parse_args()
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(arguments.threads)
+    if arguments.peak_of:
+        print(peak_megabytes(arguments.peak_of == "ours", CASES[arguments.cases[0]], arguments))
+        return
     print(
         "| case | stock, s | ours, s | ratio (min to max) | target | tokens run, of stock's | useful | forwards | "
         "peak MB: stock, ours |"
@@ -231,11 +242,8 @@ def main():
             ours.append(seconds)
             gc.collect()
         ratios = [a / b for a, b in zip(stock, ours, strict=True)]
-        memory = (
-            ""
-            if arguments.no_memory
-            else ", ".join(f"{peak_megabytes(ours, case, arguments):.0f}" for ours in (False, True))
-        )
+        peaks = [] if arguments.no_memory else [peak_of_a_process(ours, name, arguments) for ours in (False, True)]
+        memory = ", ".join(f"{peak:.0f}" for peak in peaks)
         print(
             f"| {name} | {statistics.median(stock):.2f} | {statistics.median(ours):.2f} | "
             f"{statistics.median(ratios):.2f}x ({min(ratios):.2f} to {max(ratios):.2f}) | {case.target}x | "
