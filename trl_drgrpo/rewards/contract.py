@@ -35,7 +35,8 @@ def checked_reward(reward_func: Callable, on_error: str = "raise", name: str | N
         on_error (`str`, *optional*, defaults to `"raise"`):
             `"raise"`: a broken contract or an exception of the function becomes a [`RewardError`]. `"unscorable"`: all
             completions of that call are scored `None`, the first traceback is logged, and the share of failed calls
-            goes to the metric `rewards/<name>/failed_frac`.
+            goes to the metric `rewards/<name>/failed_frac`, unless the function logs that itself (an isolated reward
+            logs the share of failed completions).
 
         name (`str`, *optional*): Name in messages and metrics. Defaults to the function's own.
 
@@ -121,9 +122,13 @@ class _Guard:
         self.name = name
         self.raises = on_error == "raise"
         self.has_logged = False
+        self.metric = f"rewards/{name}/failed_frac"
 
     def call(self, kwargs: dict[str, Any]) -> "_Call":
-        return _Call(self, len(kwargs["completions"]), kwargs.get("log_metric"))
+        call = _Call(self, len(kwargs["completions"]), kwargs.get("log_metric"))
+        if call.log_metric is not None:
+            kwargs["log_metric"] = call.log
+        return call
 
 
 class _Call:
@@ -134,6 +139,13 @@ class _Call:
         self.num_completions = num_completions
         self.log_metric = log_metric
         self.rewards: Any = None
+        self.is_counted = False
+
+    def log(self, name: str, value: float) -> None:
+        """What the function gets as `log_metric`: one that counts its own failures, per completion, is believed."""
+        self.is_counted = self.is_counted or name == self.guard.metric
+        if self.log_metric is not None:
+            self.log_metric(name, value)
 
     def __enter__(self) -> "_Call":
         return self
@@ -172,5 +184,5 @@ class _Call:
         )
 
     def _count(self, failed: float) -> None:
-        if not self.guard.raises and self.log_metric is not None:
-            self.log_metric(f"rewards/{self.guard.name}/failed_frac", failed)
+        if not self.guard.raises and not self.is_counted and self.log_metric is not None:
+            self.log_metric(self.guard.metric, failed)

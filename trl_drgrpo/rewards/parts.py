@@ -1,0 +1,201 @@
+"""What rewards made of other rewards have in common: calling parts, on some of the rows, now or later.
+
+A rule says what to call and what to make of it, as a generator: it yields the calls it needs next and is sent their
+rewards. `Composed` drives it; `AsyncComposed` does so where a part is asynchronous, with all calls of a round at the
+same time, so that a judge's requests are under way while a grader computes.
+
+Parts keep the contract of TRL's reward functions, and what they return is validated as the trainer's own call would.
+"""
+
+import asyncio
+import inspect
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trl_drgrpo.errors import InputError
+from trl_drgrpo.rewards.contract import innermost, reward_name, validate_rewards
+from trl_drgrpo.rewards.registry import resolve_reward
+
+Rewards = list[float | None]
+# Keywords of a call that are not one value per completion.
+_PER_CALL = ("trainer_state", "log_extra", "log_metric")
+_KEYWORD, _ANYTHING = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD
+
+
+class Part:
+    """A reward function as part of another.
+
+    Args:
+        reward_func (`Callable`, `str` or `Mapping`): The function, or what `resolve_reward` takes.
+        field (`str`): What error messages call the setting.
+
+    Raises:
+        [`~trl_drgrpo.errors.InputError`]: Something that is no reward function; a model cannot be a part.
+    """
+
+    def __init__(self, reward_func: Any, field: str):
+        if isinstance(reward_func, (str, Mapping)):
+            reward_func = resolve_reward(reward_func, field)
+        if not callable(reward_func) or inspect.isclass(reward_func) or hasattr(reward_func, "state_dict"):
+            got = repr(reward_func) if not callable(reward_func) else f"the class or model {reward_name(reward_func)}"
+            remedy = "A reward model stands beside it in reward_funcs instead."
+            raise InputError(field, got, "a reward function, an instance of one, or its name", remedy)
+        self.reward_func = reward_func
+        self.name = reward_name(reward_func)
+        self.is_async = inspect.iscoroutinefunction(innermost(reward_func))
+        self.parameters = _parameters(reward_func)
+        self.takes_anything = any(parameter.kind is _ANYTHING for parameter in self.parameters)
+
+    def call(self, kwargs: dict[str, Any]) -> Any:
+        """What the function returns: its rewards, or a coroutine of them. Only with keywords that it takes."""
+        if not self.takes_anything:
+            taken = {parameter.name for parameter in self.parameters}
+            kwargs = {key: value for key, value in kwargs.items() if key in taken}
+        return self.reward_func(**kwargs)
+
+    def required(self) -> list[str]:
+        """Names of the keywords without which it cannot be called."""
+        kinds = (_KEYWORD, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        empty = inspect.Parameter.empty
+        return [entry.name for entry in self.parameters if entry.kind in kinds and entry.default is empty]
+
+
+@dataclass
+class PartCall:
+    """One call of a part: with which keywords, and how many rewards are due."""
+
+    part: Part
+    kwargs: dict[str, Any]
+
+    def validated(self, output: Any) -> Rewards:
+        """The rewards, or a `RewardError` that names the part."""
+        return validate_rewards(output, len(self.kwargs["completions"]), self.part.name)
+
+
+# Yields rounds of calls, is sent the rewards of each, returns its own rewards.
+Steps = Generator[list[PartCall], list[Rewards], Rewards]
+
+
+class Rule:
+    """How a composed reward comes from its parts.
+
+    Args:
+        parts (`Sequence[Part]`): Every reward that it may call.
+    """
+
+    def __init__(self, parts: Sequence[Part]):
+        self.parts = list(parts)
+
+    def steps(self, name: str, kwargs: dict[str, Any]) -> Steps:
+        """The rounds of one call. `name`: of the composed reward, for its metrics; `kwargs`: as TRL passes them."""
+        raise NotImplementedError
+
+
+class Composed:
+    """A reward function of TRL's form that follows a rule. Its signature asks for every column that a part needs.
+
+    Args:
+        name (`str`): Name in logs.
+        rule ([`Rule`]): What to call, and what to make of it.
+    """
+
+    def __init__(self, name: str, rule: Rule):
+        self.__name__ = name
+        self.rule = rule
+        names = dict.fromkeys(["completions", *(column for part in rule.parts for column in part.required())])
+        self.__signature__ = inspect.Signature(
+            [inspect.Parameter(column, _KEYWORD) for column in names] + [inspect.Parameter("kwargs", _ANYTHING)]
+        )
+
+    def __call__(self, completions: Sequence[Any], **kwargs: Any) -> Rewards:
+        steps = self.rule.steps(self.__name__, {"completions": completions, **kwargs})
+        try:
+            calls = next(steps)
+            while True:
+                calls = steps.send([call.validated(call.part.call(call.kwargs)) for call in calls])
+        except StopIteration as done:
+            return done.value
+
+
+class AsyncComposed(Composed):
+    """The same where a part is asynchronous. The others run in threads meanwhile, off the main thread."""
+
+    async def __call__(self, completions: Sequence[Any], **kwargs: Any) -> Rewards:  # type: ignore[override]
+        steps = self.rule.steps(self.__name__, {"completions": completions, **kwargs})
+        try:
+            calls = next(steps)
+            while True:
+                calls = steps.send(await _together(calls))
+        except StopIteration as done:
+            return done.value
+
+
+def composed(rule: Rule, name: str) -> Composed:
+    """A reward function that follows a rule; asynchronous where one of the parts is."""
+    kind = AsyncComposed if any(part.is_async for part in rule.parts) else Composed
+    return kind(name, rule)
+
+
+def rows_of(kwargs: dict[str, Any], rows: Sequence[int]) -> dict[str, Any]:
+    """The keywords of a call for some of its rows only.
+
+    Columns given to `log_extra` are filled up with `None` for the other rows: TRL wants one value per completion.
+
+    Args:
+        kwargs (`dict`): Keywords of a call with `B` completions.
+        rows (`Sequence[int]`): Which of them, in order.
+
+    Returns:
+        `dict`: The same keywords, every list of `B` values cut down to those rows.
+    """
+    total = len(kwargs["completions"])
+    chosen = {
+        key: [value[row] for row in rows] if key not in _PER_CALL and _is_column(value, total) else value
+        for key, value in kwargs.items()
+    }
+    if (log_extra := kwargs.get("log_extra")) is not None:
+
+        def log_all(column: str, values: Sequence[Any]) -> None:
+            found = dict(zip(rows, values, strict=True))
+            log_extra(column, [found.get(row) for row in range(total)])
+
+        chosen["log_extra"] = log_all
+    return chosen
+
+
+def log_mean(kwargs: dict[str, Any], metric: str, rewards: Sequence[float | None]) -> None:
+    """Log the mean of the scored rows, where TRL gave a `log_metric` and there is one."""
+    scored = [reward for reward in rewards if reward is not None]
+    if scored and kwargs.get("log_metric") is not None:
+        kwargs["log_metric"](metric, sum(scored) / len(scored))
+
+
+def _is_column(value: Any, total: int) -> bool:
+    return isinstance(value, (list, tuple)) and len(value) == total
+
+
+def _parameters(reward_func: Callable) -> list[inspect.Parameter]:
+    try:
+        return list(inspect.signature(reward_func).parameters.values())
+    except (TypeError, ValueError):  # a built-in: nothing is known, so it gets everything
+        return [inspect.Parameter("kwargs", _ANYTHING)]
+
+
+async def _together(calls: Sequence[PartCall]) -> list[Rewards]:
+    """The rewards of a round; the first error ends the other calls and is raised as it is."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(_later(call)) for call in calls]
+    except BaseExceptionGroup as errors:
+        error: BaseException = errors
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        raise error from error.__cause__
+    return [task.result() for task in tasks]
+
+
+async def _later(call: PartCall) -> Rewards:
+    if call.part.is_async:
+        return call.validated(await call.part.call(call.kwargs))
+    return call.validated(await asyncio.to_thread(call.part.call, call.kwargs))
