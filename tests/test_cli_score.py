@@ -12,8 +12,8 @@ from pyarrow import parquet
 
 from trl_drgrpo.cli.main import main
 from trl_drgrpo.errors import InputError
-from trl_drgrpo.rewards.saved import read_rows, renamed, with_columns_of
-from trl_drgrpo.rewards.table import disagreements, score_rows
+from trl_drgrpo.rewards.scoring.saved import read_rows, renamed, with_columns_of
+from trl_drgrpo.rewards.scoring.table import disagreements, score_rows
 
 ROWS = [
     {"prompt": "2+2=", "completion": "4", "answer": "4"},

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from trl_drgrpo.errors import InputError, RewardError
 from trl_drgrpo.rewards import adapters
+from trl_drgrpo.rewards.columns import check_columns
 from trl_drgrpo.rewards.contract import checked_reward
-from trl_drgrpo.rewards.registry import check_columns
 
 
 def message(text):

@@ -6,7 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trl_drgrpo.rewards.answers import boxed_answer, extract_answer, final_line_answer, gold_answers, tagged_answer
+from trl_drgrpo.rewards.mathematics.answers import (
+    boxed_answer,
+    extract_answer,
+    final_line_answer,
+    gold_answers,
+    tagged_answer,
+)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trl_drgrpo.errors import InputError
-from trl_drgrpo.rewards.choice import ChoiceReward, choice_reward
+from trl_drgrpo.rewards.strings import ChoiceReward, choice_reward
 
 
 @pytest.mark.parametrize(

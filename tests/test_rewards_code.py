@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from trl_drgrpo.errors import InputError, RewardError
 from trl_drgrpo.rewards.code import CodeReward, code_reward, judge, wire
 from trl_drgrpo.rewards.code.problems import FunctionTests, ProgramTests, fenced_code, parse_tests, same_output
-from trl_drgrpo.rewards.registry import check_columns
-from trl_drgrpo.rewards.running import SandboxError
-from trl_drgrpo.rewards.sandbox import Sandbox
+from trl_drgrpo.rewards.code.running import SandboxError
+from trl_drgrpo.rewards.code.sandbox import Sandbox
+from trl_drgrpo.rewards.columns import check_columns
 
 
 def why_not() -> str:
@@ -35,7 +35,8 @@ def why_not() -> str:
 REASON = why_not()
 needs_bwrap = pytest.mark.skipif(bool(REASON), reason=f"no working bubblewrap: {REASON}")
 KIND = "none" if REASON else "bwrap"
-KINDS = [pytest.param("bwrap", marks=needs_bwrap), "none"]
+# Without the sandbox the same things hold; where there is one, `make test` asks only with it.
+KINDS = [pytest.param("bwrap", marks=needs_bwrap), pytest.param("none", marks=() if REASON else pytest.mark.slow)]
 pytestmark = pytest.mark.filterwarnings('ignore:sandbox="none"')
 
 ADD = "def add(a, b):\n    return a + b"
@@ -173,7 +174,18 @@ FORGERIES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", FORGERIES)
+# One of each sort for every change; all of them in the slow tests.
+QUICK = (
+    "leaves at once in the call",
+    "equals everything",
+    "replaces the comparison",
+    "writes a verdict everywhere",
+    "a message too long",
+    "searches its memory",
+)
+
+
+@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in FORGERIES])
 def test_forgeries_fail(name):
     tests = [f"assert f(1) == {SECRET!r}", f"assert f(2) == {SECRET!r}"]
     for form in (tests, f"def test_one():\n    assert {SECRET!r} == f(1)"):
@@ -242,10 +254,10 @@ def test_killing_everything_in_reach_changes_nothing():
     "bomb",
     [
         "import os\nwhile True: os.fork()",
-        "x = []\nwhile True: x.append(b'y' * (1 << 26))",
+        pytest.param("x = []\nwhile True: x.append(b'y' * (1 << 26))", marks=pytest.mark.slow),
         "import os\nn = 0\nwhile True:\n    n += 1\n    open(f'/tmp/{n}', 'wb').write(bytes(1 << 20))",
-        "import threading\nwhile True: threading.Thread(target=input).start()",
-        "while True: print('x' * 1000)",
+        pytest.param("import threading\nwhile True: threading.Thread(target=input).start()", marks=pytest.mark.slow),
+        pytest.param("while True: print('x' * 1000)", marks=pytest.mark.slow),
         "import ctypes; ctypes.string_at(0)",
     ],
 )
@@ -357,6 +369,7 @@ def test_messages_missing_code_and_order():
     assert reward(completions=[], tests=[]) == []
 
 
+@pytest.mark.slow
 def test_completions_are_run_at_the_same_time():
     code = "import time\ndef f(x):\n    time.sleep(4)\n    return x"
     reward = CodeReward(sandbox="none", workers=8, timeout=60, total_timeout=60)

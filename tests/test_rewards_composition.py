@@ -13,12 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trl_drgrpo.errors import InputError, RewardError
+from trl_drgrpo.rewards.columns import check_columns
 from trl_drgrpo.rewards.composition import cached, clipped, gated, noted_if_not_binary, weighted_sum
 from trl_drgrpo.rewards.contract import checked_reward
-from trl_drgrpo.rewards.formats import format_reward
 from trl_drgrpo.rewards.isolation import isolate
-from trl_drgrpo.rewards.registry import check_columns
-from trl_drgrpo.rewards.strings import exact_match_reward
+from trl_drgrpo.rewards.strings import exact_match_reward, format_reward
 
 
 class Given:
@@ -318,6 +317,26 @@ def test_a_third_value_is_noted_once(caplog):
 
 
 # As a reward function of the trainer's -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("around", [cached, gated])
+def test_the_table_shows_nothing_old_where_a_part_was_not_called(around):
+    """TRL keeps the last values of a column that a call does not log, beside completions of another."""
+
+    def noting(completions, log_extra, **kwargs):
+        log_extra("length", [len(completion) for completion in completions])
+        return [1.0] * len(completions)
+
+    reward = around(noting) if around is cached else gated(noting, gate=Given("gate"))
+    table = {}
+    for _ in range(2):
+        kwargs = {"gate": [1.0, 1.0]} if around is gated else {}
+        reward(completions=["a", "bb"], log_extra=table.__setitem__, **kwargs)
+        kwargs = {"gate": [0.0, 0.0]} if around is gated else {}
+        first, table["length"] = table["length"], ["old"] * 2
+        reward(completions=["a", "bb"], log_extra=table.__setitem__, **kwargs)
+        assert table["length"] == [None, None]
+    assert first == ([1, 2] if around is gated else [None, None])
 
 
 def nested(part):

@@ -24,7 +24,7 @@ HALVES = ["\\frac{1}{2}"] * 3
 
 @contextlib.contextmanager
 def importable(*bare: str, **stubs: types.ModuleType):
-    """The packages on the search path; those in `bare` without running their `__init__`; `stubs` in place of others."""
+    """The packages on the search path; those in `bare` without running their `__init__`; `stubs` stand for others."""
     if not FOLDER.is_dir():
         pytest.skip("the other stacks are not installed: see tests/foreign_stacks.txt")
     before = set(sys.modules)
@@ -145,8 +145,11 @@ def test_openrlhf_grader_in_a_reward_func(batched):
         maths = importlib.import_module("openrlhf.utils.math_utils")
 
         def reward_func(queries, prompts, labels, **kwargs):
-            answers = [maths.extract_boxed_answer(query[len(prompt) :]) for query, prompt in zip(queries, prompts)]
-            right = [maths.grade_answer(str(answer), label) for answer, label in zip(answers, labels)]
+            answers = [
+                maths.extract_boxed_answer(query[len(prompt) :])
+                for query, prompt in zip(queries, prompts, strict=True)
+            ]
+            right = [maths.grade_answer(str(answer), label) for answer, label in zip(answers, labels, strict=True)]
             scores = torch.tensor(right, dtype=torch.float)
             return {"rewards": scores, "scores": scores, "extra_logs": {"right": scores}}
 
@@ -183,7 +186,7 @@ def test_orms_of_swift_that_read_training_arguments(orms):
 
 def test_ours_among_the_orms_of_swift(orms):
     def length_reward(completions, completion_ids, answer, **kwargs):
-        return [len(ids) / 10 if answer == "x" else None for ids, answer in zip(completion_ids, answer)]
+        return [len(ids) / 10 if answer == "x" else None for ids, answer in zip(completion_ids, answer, strict=True)]
 
     orms.orms["ours"] = adapters.to_swift(length_reward)
     reward = orms.orms["ours"](args=None)
@@ -247,7 +250,7 @@ def test_math_rubric_of_verifiers(vf):
 
 def test_ours_in_a_rubric(vf):
     def column_reward(completions, answer, level, **kwargs):
-        return [float(c[-1]["content"] == a) * n for c, a, n in zip(completions, answer, level)]
+        return [float(c[-1]["content"] == a) * n for c, a, n in zip(completions, answer, level, strict=True)]
 
     rubric = vf.Rubric([adapters.to_verifiers(column_reward)], [0.5])
     state = states([[{"role": "assistant", "content": "4"}]], ["4"])[0] | {"info": {"level": 3}}

@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from misbehaving import MISDEEDS, misbehave
 
 from trl_drgrpo.errors import InputError, RewardError
-from trl_drgrpo.rewards import isolation
+from trl_drgrpo.rewards.columns import check_columns
 from trl_drgrpo.rewards.contract import checked_reward, reward_name
 from trl_drgrpo.rewards.isolation import Limits, isolate, scored_in_workers
-from trl_drgrpo.rewards.registry import check_columns, resolve_reward
+from trl_drgrpo.rewards.isolation.workers import close_pools
+from trl_drgrpo.rewards.registry import resolve_reward
 from trl_drgrpo.rewards.sample import SampleReward
-from trl_drgrpo.rewards.workers import close_pools
 
 QUICK = {"timeout": 1.0, "workers": 2}
 
@@ -34,7 +34,7 @@ def ended_pools():
 
 @pytest.fixture(autouse=True)
 def nothing_logged(monkeypatch):
-    monkeypatch.setattr(isolation, "_LOGGED", set())
+    monkeypatch.setattr("trl_drgrpo.rewards.isolation.isolated._LOGGED", set())
 
 
 @pytest.fixture
@@ -277,7 +277,7 @@ class TestIsolate:
             (SampleReward, {}, "reward: got the class SampleReward; expected a function"),
             ("no_such", {}, "reward: got 'no_such'; expected one of"),
             (same, {"timeout": 0}, "timeout: got 0; expected a positive number"),
-            (same, {"on_error": "ignore"}, "on_error: got 'ignore'; expected 'unscorable' or 'raise'"),
+            (same, {"on_error": "ignore"}, 'on_error: got \'ignore\'; expected "unscorable" or "raise"'),
         ],
     )
     def test_bad_input_is_named(self, reward, options, message):

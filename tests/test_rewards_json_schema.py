@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trl_drgrpo.errors import InputError
-from trl_drgrpo.rewards.json_schema import JsonSchemaReward, json_schema_reward
+from trl_drgrpo.rewards.strings import JsonSchemaReward, json_schema_reward
 
 PERSON = {
     "type": "object",
@@ -100,6 +100,6 @@ def test_a_schema_that_is_none():
 
 def test_without_the_package_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "jsonschema", None)
-    with pytest.raises(InputError, match="pip install jsonschema"):
+    with pytest.raises(InputError, match=r"pip install \"trl-drgrpo\[json\]\""):
         JsonSchemaReward(PERSON)
     assert JsonSchemaReward()(completions=["1"]) == [1.0]  # any JSON needs no schema

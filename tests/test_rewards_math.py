@@ -7,10 +7,9 @@ import cloudpickle
 import pytest
 
 from trl_drgrpo.errors import InputError
-from trl_drgrpo.rewards import mathematics
+from trl_drgrpo.rewards.columns import check_columns
 from trl_drgrpo.rewards.isolation import Limits
 from trl_drgrpo.rewards.mathematics import MathReward, math_reward
-from trl_drgrpo.rewards.registry import check_columns
 
 
 @pytest.fixture
@@ -97,7 +96,7 @@ def test_a_wrong_option_is_an_error_before_training(options, message):
 
 
 def test_a_missing_package_is_named(monkeypatch):
-    monkeypatch.setattr(mathematics.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"math-verify.*pip install \"trl-drgrpo\[math\]\""):
         MathReward()
 
@@ -124,7 +123,7 @@ def test_only_algebra_goes_to_the_workers_and_the_share_is_one_of_the_call(monke
             log_metric(f"rewards/{name}/failed_frac", 1 / len(calls))
         return [None, *(score(*args, **kwargs) for args, kwargs in calls[1:])][: len(calls)]
 
-    monkeypatch.setattr(mathematics, "scored_in_workers", workers)
+    monkeypatch.setattr("trl_drgrpo.rewards.mathematics.reward.scored_in_workers", workers)
     completions = [r"\boxed{1}", r"\boxed{x+\sqrt{2}}", r"\boxed{3}", r"\boxed{y+x}", "none"]
     golds = ["1", r"\sqrt{2}+x+0", "4", "x+y", "x"]
     rewards = math_reward(

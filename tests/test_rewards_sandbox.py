@@ -13,10 +13,10 @@ import uuid
 import pytest
 
 from trl_drgrpo.errors import InputError
-from trl_drgrpo.rewards import sandbox as sandbox_module
-from trl_drgrpo.rewards import seccomp
-from trl_drgrpo.rewards.running import SandboxError
-from trl_drgrpo.rewards.sandbox import Sandbox
+from trl_drgrpo.rewards.code import sandbox as sandbox_module
+from trl_drgrpo.rewards.code import seccomp
+from trl_drgrpo.rewards.code.running import SandboxError
+from trl_drgrpo.rewards.code.sandbox import Sandbox
 
 
 def why_not() -> str:
@@ -147,11 +147,14 @@ def test_memory_is_bounded_by_every_door():
     "loop",
     [
         "while True: pass",
-        "9 ** 9 ** 9",
+        pytest.param("9 ** 9 ** 9", marks=pytest.mark.slow),
         "import re; re.match(r'(a+)+$', 'a' * 64 + 'b')",
         "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 65)); signal.pause()",
-        "import threading; [threading.Thread(target=lambda: 9 ** 9 ** 9).start() for _ in range(4)]",
-        "os.close(1)\nwhile True: pass",
+        pytest.param(
+            "import threading; [threading.Thread(target=lambda: 9 ** 9 ** 9).start() for _ in range(4)]",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param("os.close(1)\nwhile True: pass", marks=pytest.mark.slow),
     ],
 )
 def test_a_loop_ends_with_its_time_and_leaves_nothing(loop):
@@ -318,9 +321,9 @@ except OSError as error:
     "crash",
     [
         "import ctypes; ctypes.string_at(0)",
-        "sys.setrecursionlimit(10 ** 9)\nf = lambda x: f(x + 1)\nf(0)",
+        pytest.param("sys.setrecursionlimit(10 ** 9)\nf = lambda x: f(x + 1)\nf(0)", marks=pytest.mark.slow),
         "os.abort()",
-        "os.kill(os.getpid(), 9)",
+        pytest.param("os.kill(os.getpid(), 9)", marks=pytest.mark.slow),
         "os.execv('/nowhere', ['x'])",
         "sys.stdout.close(); raise SystemExit(3)",
     ],
@@ -357,7 +360,7 @@ def test_rights_cannot_be_won_back():
 def test_a_killed_trainer_takes_its_sandboxes_along():
     marker = uuid.uuid4().hex
     script = (
-        "import time; from trl_drgrpo.rewards.sandbox import Sandbox\n"
+        "import time; from trl_drgrpo.rewards.code.sandbox import Sandbox\n"
         f"running = Sandbox().start({{'m': 'def main(): import time; time.sleep(100)  # {marker}'}}, 'main', seconds=9)\n"
         "running.wait_ready(); print('ready', flush=True); time.sleep(100)"
     )

@@ -269,3 +269,29 @@ def test_a_column_that_one_of_several_may_hold_is_missed_before_a_model_loads(tm
     argv += ["--use_cpu", "--bf16", "false", "--output_dir", str(tmp_path / "out")]
     assert main([*argv, "--reward_funcs", "{verl: {function: mine.py:compute_score, data_source: s}}"]) == 2
     assert "expected the ground truth in the column one of reward_model.ground_truth" in capsys.readouterr().err
+
+
+ON_ERROR = {  # everything that takes `on_error`, with the options that it needs besides
+    "code_reward": {},
+    "isolate": {"reward": "format_reward"},
+    "json_schema_reward": {},
+    "judge_reward": {"model": "m", "base_url": "http://localhost:1/v1"},
+    "math_reward": {},
+    "numeric_reward": {},
+    "choice_reward": {},
+    "regex_reward": {"pattern": "a"},
+    "openrlhf": {"function": "operator.eq", "batched": False},
+    "r1_zero": {"grader": "operator.eq"},
+    "reasoning_gym": {"task": "chain_sum"},
+    "verifiers": {"rubric": "operator.eq"},
+    "verl": {"function": "operator.eq"},
+}
+
+
+def test_whatever_takes_on_error_refuses_nonsense():
+    for name, entry in REWARDS.items():
+        factory = entry.factory and getattr(importlib.import_module(entry.module), entry.factory)
+        if factory and "on_error" in inspect.signature(factory).parameters:
+            with pytest.raises(InputError, match=r"on_error: got 'never'; expected \"unscorable\" or \"raise\""):
+                resolve_reward({name: {**ON_ERROR.pop(name), "on_error": "never"}})
+    assert set(ON_ERROR) <= {"choice_reward", "regex_reward"}

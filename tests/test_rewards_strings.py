@@ -8,15 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trl_drgrpo.errors import InputError, RewardError
+from trl_drgrpo.rewards.columns import check_columns
 from trl_drgrpo.rewards.reasoning_gym import extract_answer
-from trl_drgrpo.rewards.registry import check_columns
 from trl_drgrpo.rewards.strings import (
     ExactMatchReward,
     NumericReward,
-    answer_text,
     exact_match_reward,
     numeric_reward,
 )
+from trl_drgrpo.rewards.strings.matching import answer_text
 
 
 def score(reward, completion, truth):

@@ -24,8 +24,8 @@ from misbehaving import (
 )
 
 from trl_drgrpo.errors import InputError
-from trl_drgrpo.rewards.limits import Limits, available_workers
-from trl_drgrpo.rewards.workers import Failure, WorkerPool, close_pools, pool_for
+from trl_drgrpo.rewards.isolation.limits import Limits, available_workers
+from trl_drgrpo.rewards.isolation.workers import Failure, WorkerPool, close_pools, pool_for
 
 
 def calls(*arguments):
@@ -126,6 +126,7 @@ def test_a_result_that_only_the_worker_knows_costs_its_call_only(shared_pool):
     assert second == 1
 
 
+@pytest.mark.slow
 def test_a_thousand_calls_that_hang_or_not_find_every_right_answer(new_pool):
     pool = new_pool(timeout=0.3)
     whats = ["hang" if index % 50 == 0 else index for index in range(1000)]
@@ -298,6 +299,7 @@ def test_processes_that_a_call_started_end_with_its_worker(new_pool, tmp_path, e
     assert gone(pids)
 
 
+@pytest.mark.slow
 def test_a_family_of_processes_ends_with_its_worker(new_pool, tmp_path):
     pool = new_pool(timeout=3.0)
     (outcome,) = pool.run(pickle.dumps(functools.partial(multiply, str(tmp_path / "pids"))), calls(6))

@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     from trl_drgrpo.cli.values import reward_spec
     from trl_drgrpo.rewards.contract import reward_name
     from trl_drgrpo.rewards.registry import resolve_reward
-    from trl_drgrpo.rewards.table import disagreements, score_rows
+    from trl_drgrpo.rewards.scoring.table import disagreements, score_rows
 
     specs = [reward_spec(spec, "rewards") for spec in args.rewards]
     rows = _read(args)  # before anything heavy is imported
@@ -112,7 +112,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _read(args: argparse.Namespace) -> list[dict[str, Any]]:
-    from trl_drgrpo.rewards.saved import check_completions, read_rows, renamed, with_columns_of
+    from trl_drgrpo.rewards.scoring.saved import check_completions, read_rows, renamed, with_columns_of
 
     rows = read_rows(args.data)[: args.limit]
     if args.dataset:
@@ -125,7 +125,7 @@ def _read(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 def _split_logged(rows: list[dict[str, Any]], names: list[str]) -> tuple[list[dict[str, Any]], dict[str, list]]:
     """The rows without the columns of TRL's table that are none of the dataset, and the rewards logged in it."""
-    from trl_drgrpo.rewards.saved import TABLE_COLUMNS
+    from trl_drgrpo.rewards.scoring.saved import TABLE_COLUMNS
 
     if not all(column in rows[0] for column in TABLE_COLUMNS):
         return rows, {}
@@ -151,12 +151,13 @@ def _tokenized(args: argparse.Namespace, rows: list[dict[str, Any]]) -> list[dic
 
 
 def _check_reward(name: str, reward: Any, rows: list[dict[str, Any]]) -> None:
-    """Every column that the reward requires is there, in every row as far as one can tell."""
+    """What the reward requires is there: its columns, in every row as far as one can tell, and its programs."""
     import inspect
 
-    from trl_drgrpo.rewards.registry import check_columns
+    from trl_drgrpo.rewards.columns import check_columns, check_ready
 
     check_columns(reward, list(rows[0]), name)
+    check_ready(reward)
     try:
         parameters = inspect.signature(reward).parameters
     except (TypeError, ValueError):  # a built-in

@@ -44,7 +44,10 @@ class DrGRPOScriptArguments(GRPOScriptArguments):
             "`math_reward`, `code_reward`, `format_reward`, `exact_match_reward`, `numeric_reward`, `choice_reward`, "
             "`json_schema_reward`, `reasoning_gym`, `list_sum_reward`, a dotted path `package.module.function`, "
             "`path/to/file.py:function`, or a mapping `{name: {option: value}}` (in quotes after the flag), for "
-            "example `{verl: path/to/file.py:compute_score}` or `{isolate: {reward: path/to/file.py:f, timeout: 5}}`."
+            "example `{verl: path/to/file.py:compute_score}` or `{isolate: {reward: path/to/file.py:f, timeout: 5}}`. "
+            "Mappings only: `judge_reward`, `regex_reward`, `repetition_penalty`, `overlong_penalty`, "
+            "`length_penalty`; around others `weighted_sum`, `gated`, `clipped`, `cached`, `noted_if_not_binary`, "
+            "`isolate`; of other stacks `trl`, `verl`, `openrlhf`, `swift`, `verifiers`, `r1_zero`."
         },
     )
     step_reward_funcs: list[str] | None = field(

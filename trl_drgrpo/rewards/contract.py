@@ -13,7 +13,8 @@ import numbers
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from trl_drgrpo.errors import RewardError
+from trl_drgrpo.errors import InputError, RewardError
+from trl_drgrpo.rewards.columns import pass_on_checks
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +38,6 @@ def checked_reward(reward_func: Callable, on_error: str = "raise", name: str | N
             completions of that call are scored `None`, the first traceback is logged, and the share of failed calls
             goes to the metric `rewards/<name>/failed_frac`, unless the function logs that itself (an isolated reward
             logs the share of failed completions).
-
         name (`str`, *optional*): Name in messages and metrics. Defaults to the function's own.
 
     Returns:
@@ -58,7 +58,20 @@ def checked_reward(reward_func: Callable, on_error: str = "raise", name: str | N
     scored: Any = scored_later if inspect.iscoroutinefunction(innermost(reward_func)) else scored_now
     scored.__name__ = scored.__qualname__ = guard.name
     scored.__doc__ = inspect.getdoc(reward_func)
+    pass_on_checks(scored, reward_func)
     return scored
+
+
+def check_on_error(on_error: Any) -> None:
+    """
+    Refuses an `on_error` that means nothing.
+
+    Raises:
+        [`~trl_drgrpo.errors.InputError`]: If it is neither `"unscorable"` nor `"raise"`.
+    """
+    if on_error not in ("unscorable", "raise"):
+        remedy = '"unscorable" leaves the completion out of its group, "raise" ends the run.'
+        raise InputError("on_error", repr(on_error), '"unscorable" or "raise"', remedy)
 
 
 def validate_rewards(output: Any, num_completions: int, name: str) -> list[float | None]:
@@ -87,6 +100,13 @@ def validate_rewards(output: Any, num_completions: int, name: str) -> list[float
     if len(rewards) != num_completions:
         raise RewardError(field, f"{len(rewards)} rewards", due, "Score every completion of the call, in order.")
     return [_number(reward, index, field) for index, reward in enumerate(rewards)]
+
+
+def log_mean(log_metric: Callable[[str, float], None] | None, metric: str, values: Iterable[float | None]) -> None:
+    """Logs the mean of the values that are not `None`, where there is one and TRL gave a `log_metric`."""
+    present = [value for value in values if value is not None]
+    if present and log_metric is not None:
+        log_metric(metric, sum(present) / len(present))
 
 
 def _number(reward: Any, index: int, field: str) -> float | None:

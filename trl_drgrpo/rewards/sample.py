@@ -5,11 +5,12 @@ declares the columns it needs (so a missing one is an error before a model loads
 alike, and runs the scoring in killable workers where `limits` are given.
 """
 
-import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from trl_drgrpo.rewards.isolation import Limits, scored_in_workers
+from trl_drgrpo.rewards.contract import check_on_error
+from trl_drgrpo.rewards.isolation.isolated import Limits, scored_in_workers
+from trl_drgrpo.rewards.signatures import signature_of
 from trl_drgrpo.rewards.text import completion_text
 
 
@@ -23,20 +24,20 @@ class SampleReward:
             `None`: in this process, for scorers that are bounded by construction.
         on_error (`str`, *optional*, defaults to `"unscorable"`): A completion whose scoring hangs, crashes or raises
             gets `None` and is counted in `rewards/<name>/failed_frac`; `"raise"`: the first such failure is an error.
+
+    Raises:
+        [`~trl_drgrpo.errors.InputError`]: Another `on_error`.
     """
 
     def __init__(
         self, name: str, columns: Sequence[str] = (), limits: Limits | None = None, on_error: str = "unscorable"
     ):
+        check_on_error(on_error)
         self.__name__ = name
         self.columns = tuple(columns)
         self.limits = limits
         self.on_error = on_error
-        keyword, anything = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD
-        self.__signature__ = inspect.Signature(
-            [inspect.Parameter(column, keyword) for column in ("completions", *self.columns)]
-            + [inspect.Parameter("kwargs", anything)]
-        )
+        self.__signature__ = signature_of(self.columns)
 
     def score(self, completion: str, **columns: Any) -> float | None:
         """Reward of one completion; `None` where it cannot be scored. `columns`: this row's values."""
@@ -46,9 +47,7 @@ class SampleReward:
         self, completions: Sequence[Any], log_metric: Callable[[str, float], None] | None = None, **kwargs: Any
     ) -> list[float | None]:
         texts = [completion_text(completion) for completion in completions]
-        calls = [
-            ((text,), {column: kwargs[column][row] for column in self.columns}) for row, text in enumerate(texts)
-        ]
+        calls = [((text,), {column: kwargs[column][row] for column in self.columns}) for row, text in enumerate(texts)]
         return scored_in_workers(
             self.score, calls, name=self.__name__, limits=self.limits, on_error=self.on_error, log_metric=log_metric
         )

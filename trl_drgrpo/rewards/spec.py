@@ -53,16 +53,16 @@ REWARDS: dict[str, Entry] = {
     # Ours
     "math_reward": Entry("trl_drgrpo.rewards.mathematics", "math_reward", "MathReward"),
     "code_reward": Entry("trl_drgrpo.rewards.code", "code_reward", "CodeReward"),
-    "format_reward": Entry("trl_drgrpo.rewards.formats", "format_reward", "FormatReward"),
+    "format_reward": Entry("trl_drgrpo.rewards.strings", "format_reward", "FormatReward"),
     "exact_match_reward": Entry("trl_drgrpo.rewards.strings", "exact_match_reward", "ExactMatchReward"),
     "numeric_reward": Entry("trl_drgrpo.rewards.strings", "numeric_reward", "NumericReward"),
-    "choice_reward": Entry("trl_drgrpo.rewards.choice", "choice_reward", "ChoiceReward"),
-    "regex_reward": Entry("trl_drgrpo.rewards.formats", None, "RegexReward"),
-    "json_schema_reward": Entry("trl_drgrpo.rewards.json_schema", "json_schema_reward", "JsonSchemaReward"),
+    "choice_reward": Entry("trl_drgrpo.rewards.strings", "choice_reward", "ChoiceReward"),
+    "regex_reward": Entry("trl_drgrpo.rewards.strings", None, "RegexReward"),
+    "json_schema_reward": Entry("trl_drgrpo.rewards.strings", "json_schema_reward", "JsonSchemaReward"),
     "judge_reward": Entry("trl_drgrpo.rewards.judge", None, "JudgeReward"),
-    "repetition_penalty": Entry("trl_drgrpo.rewards.penalties", None, "repetition_penalty"),
-    "overlong_penalty": Entry("trl_drgrpo.rewards.penalties", None, "overlong_penalty"),
-    "length_penalty": Entry("trl_drgrpo.rewards.penalties", None, "length_penalty"),
+    "repetition_penalty": Entry("trl_drgrpo.rewards.strings", None, "repetition_penalty"),
+    "overlong_penalty": Entry("trl_drgrpo.rewards.strings", None, "overlong_penalty"),
+    "length_penalty": Entry("trl_drgrpo.rewards.strings", None, "length_penalty"),
     # Around other rewards
     "isolate": Entry("trl_drgrpo.rewards.isolation", None, "isolate"),
     "weighted_sum": Entry("trl_drgrpo.rewards.composition", None, "weighted_sum"),
@@ -71,13 +71,13 @@ REWARDS: dict[str, Entry] = {
     "cached": Entry("trl_drgrpo.rewards.composition", None, "cached"),
     "noted_if_not_binary": Entry("trl_drgrpo.rewards.composition", None, "noted_if_not_binary"),
     # Of other stacks
-    "trl": Entry("trl_drgrpo.rewards.adapters.trl", None, "from_trl"),
-    "verl": Entry("trl_drgrpo.rewards.adapters.verl", None, "from_verl"),
-    "openrlhf": Entry("trl_drgrpo.rewards.adapters.openrlhf", None, "from_openrlhf"),
-    "swift": Entry("trl_drgrpo.rewards.adapters.swift", None, "from_swift"),
-    "verifiers": Entry("trl_drgrpo.rewards.adapters.verifiers", None, "from_verifiers"),
-    "reasoning_gym": Entry("trl_drgrpo.rewards.adapters.reasoning_gym", "reasoning_gym_reward", "from_reasoning_gym"),
-    "r1_zero": Entry("trl_drgrpo.rewards.adapters.r1_zero", None, "from_r1_zero"),
+    "trl": Entry("trl_drgrpo.rewards.adapters", None, "from_trl"),
+    "verl": Entry("trl_drgrpo.rewards.adapters", None, "from_verl"),
+    "openrlhf": Entry("trl_drgrpo.rewards.adapters", None, "from_openrlhf"),
+    "swift": Entry("trl_drgrpo.rewards.adapters", None, "from_swift"),
+    "verifiers": Entry("trl_drgrpo.rewards.adapters", None, "from_verifiers"),
+    "reasoning_gym": Entry("trl_drgrpo.rewards", "reasoning_gym_reward", "from_reasoning_gym"),
+    "r1_zero": Entry("trl_drgrpo.rewards.adapters", None, "from_r1_zero"),
 }
 # Options that are a reward, and options that hold several, whichever name they belong to.
 _ONE, _SEVERAL = ("reward", "gate"), ("rewards", "parts")
@@ -149,7 +149,7 @@ def resolve_mapping(spec: Mapping[str, Any], field: str = "reward_funcs") -> Cal
 
 
 def _limits(options: Mapping[str, Any], field: str) -> Any:
-    from trl_drgrpo.rewards.isolation import Limits
+    from trl_drgrpo.rewards.isolation.isolated import Limits
 
     given = dict(options)
     _check_options(given, inspect.signature(Limits).parameters, field)

@@ -17,10 +17,10 @@ import cloudpickle
 
 from trl_drgrpo.errors import InputError, RewardError
 from trl_drgrpo.rewards.adapters.samples import Sample, read_samples
-from trl_drgrpo.rewards.adapters.signatures import signature_of
-from trl_drgrpo.rewards.contract import innermost, reward_name, validate_rewards
-from trl_drgrpo.rewards.isolation import Limits, scored_in_workers
+from trl_drgrpo.rewards.contract import check_on_error, innermost, log_mean, reward_name, validate_rewards
+from trl_drgrpo.rewards.isolation.isolated import Limits, scored_in_workers
 from trl_drgrpo.rewards.registry import FILE_PREFIX, resolve_object
+from trl_drgrpo.rewards.signatures import signature_of
 
 logger = logging.getLogger(__name__)
 
@@ -120,9 +120,8 @@ class PerCompletion:
         if count == 1 and self.weights == [1.0]:
             return scores
         rows = [scores[start : start + count] for start in range(0, len(scores), count)]
-        if log_metric is not None:
-            for part, function in enumerate(self.functions):
-                log_mean(log_metric, f"rewards/{self.__name__}/{reward_name(function)}", [row[part] for row in rows])
+        for part, function in enumerate(self.functions):
+            log_mean(log_metric, f"rewards/{self.__name__}/{reward_name(function)}", [row[part] for row in rows])
         return [_weighted(row, self.weights) for row in rows]
 
 
@@ -182,20 +181,12 @@ def _weighted(row: Sequence[float | None], weights: Sequence[float]) -> float | 
     return sum((weight * score for weight, score in counted if score is not None), 0.0)
 
 
-def log_mean(log_metric: Callable[[str, float], None], key: str, values: Sequence[float | None]) -> None:
-    """Logs the mean of the values that are numbers, if there are any."""
-    numbers = [value for value in values if value is not None]
-    if numbers:
-        log_metric(key, sum(numbers) / len(numbers))
-
-
 def check_options(timeout: float | None, on_error: str) -> None:
     """Raises [`~trl_drgrpo.errors.InputError`] for a time limit or an `on_error` that means nothing."""
     if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0):
         remedy = "Leave it out for no limit."
         raise InputError("timeout", repr(timeout), "a number of seconds above 0", remedy)
-    if on_error not in ("unscorable", "raise"):
-        raise InputError("on_error", repr(on_error), '"unscorable" or "raise"', "Pick one of them.")
+    check_on_error(on_error)
 
 
 def loaded(function: Any, option: str, what: str = "a function, or the path of one") -> Any:

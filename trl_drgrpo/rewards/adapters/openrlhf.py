@@ -1,7 +1,7 @@
 """OpenRLHF: `reward_func(queries, prompts, labels, **kwargs)`, where a query is prompt + response.
 
 Result: a dict with `rewards` (`scores` only steer its filtering; `extra_logs` go to the log), or a tensor or list of
-rewards. Since OpenRLHF 0.9 such a function is called with one sample at a time, before with a batch; both are here.
+rewards. OpenRLHF 0.11 calls such a function with lists of one sample; here one that takes a batch may be given one.
 Conversational prompts: OpenRLHF's prompt is the text of the chat template, so give `render_prompt` where a function
 reads the prompt; without it the messages are joined by empty lines.
 """
@@ -11,10 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from trl_drgrpo.errors import InputError
-from trl_drgrpo.rewards.adapters import calling, outward, signatures
+from trl_drgrpo.rewards import signatures
+from trl_drgrpo.rewards.adapters import calling, outward
 from trl_drgrpo.rewards.adapters.calling import Call, Convention
 from trl_drgrpo.rewards.adapters.samples import Place, Sample, read_samples
-from trl_drgrpo.rewards.contract import innermost, reward_name, validate_rewards
+from trl_drgrpo.rewards.contract import innermost, log_mean, reward_name, validate_rewards
 from trl_drgrpo.rewards.text import prompt_text
 
 
@@ -123,7 +124,7 @@ class _Batch:
             for key, values in (result.get("extra_logs") or {}).items():
                 listed = values.tolist() if hasattr(values, "tolist") else values
                 listed = listed if isinstance(listed, list | tuple) else [listed]
-                calling.log_mean(log_metric, f"rewards/{self.__name__}/{key}", listed)
+                log_mean(log_metric, f"rewards/{self.__name__}/{key}", listed)
         return rewards_in(result)
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from trl_drgrpo.errors import InputError
 from trl_drgrpo.rewards.adapters.samples import NOT_COLUMNS
-from trl_drgrpo.rewards.adapters.signatures import required, select
 from trl_drgrpo.rewards.contract import reward_name, validate_rewards
+from trl_drgrpo.rewards.signatures import required, select
 
 
 def _no_log(*_: Any) -> None:

@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from trl_drgrpo.errors import RewardError
-from trl_drgrpo.rewards.adapters import calling, signatures
+from trl_drgrpo.rewards import signatures
+from trl_drgrpo.rewards.adapters import calling
 from trl_drgrpo.rewards.adapters.calling import Call, Convention
 from trl_drgrpo.rewards.adapters.samples import Place, Sample
 from trl_drgrpo.rewards.contract import reward_name

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from trl_drgrpo.errors import InputError
+from trl_drgrpo.rewards.columns import PER_CALL
 from trl_drgrpo.rewards.text import completion_text, prompt_text
 
 # What TRL passes to a reward function that is not a column of the dataset.
-NOT_COLUMNS = ("trainer_state", "log_extra", "log_metric", "environments")
+NOT_COLUMNS = (*PER_CALL, "environments")
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from trl_drgrpo.errors import InputError
-from trl_drgrpo.rewards.adapters import calling, outward, signatures
+from trl_drgrpo.rewards import signatures
+from trl_drgrpo.rewards.adapters import calling, outward
 from trl_drgrpo.rewards.adapters.samples import NOT_COLUMNS, as_messages
 from trl_drgrpo.rewards.contract import innermost, reward_name
 from trl_drgrpo.rewards.text import completion_text

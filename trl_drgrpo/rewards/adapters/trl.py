@@ -11,6 +11,7 @@ from typing import Any
 from trl_drgrpo.errors import InputError
 from trl_drgrpo.rewards.adapters.calling import loaded
 from trl_drgrpo.rewards.adapters.samples import as_messages, as_text
+from trl_drgrpo.rewards.columns import pass_on_checks
 from trl_drgrpo.rewards.contract import innermost, reward_name
 from trl_drgrpo.rewards.registry import resolve_reward
 
@@ -72,4 +73,5 @@ def _wrapped(function: Callable, completions_as: str | None, name: str | None) -
     scored.__name__ = scored.__qualname__ = name or reward_name(function)
     scored.__doc__ = inspect.getdoc(function)
     scored.__signature__ = inspect.signature(function)
+    pass_on_checks(scored, function)
     return scored

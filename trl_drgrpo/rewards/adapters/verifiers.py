@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from trl_drgrpo.errors import InputError
-from trl_drgrpo.rewards.adapters import calling, outward, signatures
+from trl_drgrpo.rewards import signatures
+from trl_drgrpo.rewards.adapters import calling, outward
 from trl_drgrpo.rewards.adapters.calling import Call, Convention
 from trl_drgrpo.rewards.adapters.samples import Sample, decoded
 from trl_drgrpo.rewards.contract import reward_name

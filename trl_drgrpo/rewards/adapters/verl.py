@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from trl_drgrpo.errors import InputError, RewardError
-from trl_drgrpo.rewards.adapters import calling, outward, signatures
+from trl_drgrpo.rewards import signatures
+from trl_drgrpo.rewards.adapters import calling, outward
 from trl_drgrpo.rewards.adapters.calling import Call, Convention
 from trl_drgrpo.rewards.adapters.samples import Place, Sample, decoded, read_samples
 from trl_drgrpo.rewards.contract import innermost, reward_name

@@ -13,17 +13,17 @@ classes. What counts as failed: results to be compared by a `__eq__`, or added b
 class; processes (`subprocess`, `multiprocessing`) and sockets in the code; packages that `python` does not have.
 """
 
-import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from trl_drgrpo.errors import InputError
 from trl_drgrpo.rewards.code.problems import ProgramTests, fenced_code, parse_tests
+from trl_drgrpo.rewards.code.sandbox import Sandbox
 from trl_drgrpo.rewards.code.session import BrokenTests, Clock, run_function_tests, run_programs
-from trl_drgrpo.rewards.isolation import scored_in_workers
+from trl_drgrpo.rewards.isolation.isolated import scored_in_workers
+from trl_drgrpo.rewards.isolation.limits import available_workers
 from trl_drgrpo.rewards.sample import SampleReward
-from trl_drgrpo.rewards.sandbox import Sandbox
 from trl_drgrpo.rewards.text import completion_text
 
 
@@ -50,7 +50,7 @@ class CodeReward(SampleReward):
             does not reach count as failed.
         workers (`int`, *optional*): Completions at a time. Defaults to the cores this process may use, divided by the
             processes on this machine (`LOCAL_WORLD_SIZE`).
-        sandbox (`str` or [`~trl_drgrpo.rewards.sandbox.Sandbox`], *optional*, defaults to `"bwrap"`): `"bwrap"`, or
+        sandbox (`str` or [`~trl_drgrpo.rewards.code.Sandbox`], *optional*, defaults to `"bwrap"`): `"bwrap"`, or
             `"none"`: **no sandbox**, in so many words; or a `Sandbox` with other limits.
         on_error (`str`, *optional*, defaults to `"unscorable"`): What tests that cannot be run, or a sandbox that
             fails during training, cost: `"unscorable"`, this completion's score; `"raise"`, the run.
@@ -84,7 +84,7 @@ class CodeReward(SampleReward):
         on_error: str = "unscorable",
         name: str = "code_reward",
     ):
-        _check_options(tolerance, timeout, total_timeout, workers, on_error, sandbox)
+        _check_options(tolerance, timeout, total_timeout, workers, sandbox)
         columns = [column for column in (tests, setup, entry_point) if column is not None]
         super().__init__(name, list(dict.fromkeys(columns)), limits=None, on_error=on_error)
         self.tests, self.setup, self.entry_point = tests, setup, entry_point
@@ -118,7 +118,7 @@ class CodeReward(SampleReward):
 
         Raises:
             [`~trl_drgrpo.rewards.code.session.BrokenTests`]: The tests cannot be run, whatever the completion.
-            [`~trl_drgrpo.rewards.running.SandboxError`]: The sandbox did not start.
+            [`~trl_drgrpo.rewards.code.running.SandboxError`]: The sandbox did not start.
         """
         tests = parse_tests(
             columns[self.tests],
@@ -145,7 +145,7 @@ class CodeReward(SampleReward):
     ) -> list[float | None]:
         self.check()
         # The work is in other processes: threads that wait for them are workers enough.
-        with ThreadPoolExecutor(self.workers or _cores_per_process(), self.__name__) as pool:
+        with ThreadPoolExecutor(self.workers or available_workers(), self.__name__) as pool:
             futures = [
                 pool.submit(
                     self.score, completion_text(completion), **{name: kwargs[name][row] for name in self.columns}
@@ -166,13 +166,8 @@ class CodeReward(SampleReward):
                     future.cancel()
 
 
-def _cores_per_process() -> int:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
-
-
 def _check_options(
-    tolerance: float | None, timeout: float, total_timeout: float, workers: int | None, on_error: str, sandbox: Any
+    tolerance: float | None, timeout: float, total_timeout: float, workers: int | None, sandbox: Any
 ) -> None:
     if not isinstance(sandbox, (str, Sandbox)):
         raise InputError("sandbox", repr(sandbox), '"bwrap", "none" or a Sandbox', 'Leave it out for "bwrap".')
@@ -183,8 +178,6 @@ def _check_options(
         raise InputError("timeout", got, "0 < timeout <= total_timeout, finite", "They are seconds: set both.")
     if workers is not None and workers < 1:
         raise InputError("workers", str(workers), "at least 1, or None for all cores", "Leave it out.")
-    if on_error not in ("unscorable", "raise"):
-        raise InputError("on_error", repr(on_error), '"unscorable" or "raise"', 'Use "unscorable".')
 
 
 code_reward = CodeReward()

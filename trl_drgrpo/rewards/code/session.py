@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from trl_drgrpo.rewards.code.problems import FunctionTests, ProgramTests, same_output
-from trl_drgrpo.rewards.running import Running
-from trl_drgrpo.rewards.sandbox import Sandbox, source_of
+from trl_drgrpo.rewards.code.running import Running
+from trl_drgrpo.rewards.code.sandbox import Sandbox, source_of
 
 _PATH = "trl_drgrpo.rewards.code."
 _MAX_VERDICT = 1 << 16
@@ -44,7 +44,7 @@ def run_function_tests(
 
     Raises:
         [`BrokenTests`]: The tests do not compile, or pass on what cannot cross between two processes.
-        [`~trl_drgrpo.rewards.running.SandboxError`]: The sandbox did not start.
+        [`~trl_drgrpo.rewards.code.running.SandboxError`]: The sandbox did not start.
     """
     job = {"code": code, "tests": tests.tests, "setup": tests.setup, "entry_point": tests.entry_point}
     job["stop_at_first"] = stop_at_first
@@ -146,4 +146,4 @@ def _message(judge: Running, deadline: float) -> dict[str, Any] | None:
 
 
 def _sources(module: str) -> dict[str, str]:
-    return {_PATH + name: source_of(f"code/{name}.py") for name in ("wire", module)}
+    return {_PATH + name: source_of(f"{name}.py") for name in ("wire", module)}

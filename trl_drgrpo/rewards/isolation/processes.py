@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trl_drgrpo.errors import InputError
-from trl_drgrpo.rewards.worker import COMMAND, ENDED, LENGTH
+from trl_drgrpo.rewards.isolation.worker import COMMAND, ENDED, LENGTH
 
-_PROGRAM = "import sys; sys.path[:] = sys.argv[3:]; from trl_drgrpo.rewards.nursery import main; main()"
+_PROGRAM = "import sys; sys.path[:] = sys.argv[3:]; from trl_drgrpo.rewards.isolation.nursery import main; main()"
 _SEND_LIMIT = 30.0  # seconds in which an idle worker takes what it is sent, or counts as dead
 # Workers are as many as cores: threads within each would only wait for each other, and each takes memory.
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}

@@ -12,7 +12,6 @@ replies (`log_replies=True`) of the highest rewards, and gate a judge by somethi
 
 import asyncio
 import hashlib
-import inspect
 import logging
 import math
 import re
@@ -22,8 +21,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from trl_drgrpo.errors import InputError, RewardError
-from trl_drgrpo.rewards.chat_client import Endpoint, EndpointRefused, Reply, RequestFailed, Session
-from trl_drgrpo.rewards.judge_score import ScoreReader, number_pair
+from trl_drgrpo.rewards.contract import check_on_error
+from trl_drgrpo.rewards.judge.chat_client import Endpoint, EndpointRefused, Reply, RequestFailed, Session
+from trl_drgrpo.rewards.judge.score import ScoreReader, number_pair
+from trl_drgrpo.rewards.signatures import signature_of
 from trl_drgrpo.rewards.text import completion_text, prompt_text
 
 logger = logging.getLogger(__name__)
@@ -81,7 +82,7 @@ class JudgeReward:
         on_error (`str`, *optional*, defaults to `"unscorable"`): `"raise"`: the first failure is an error.
         name (`str`, *optional*, defaults to `"judge_reward"`): Name in logs.
         **endpoint: `concurrency`, `timeout`, `retries`, `backoff`, `max_backoff`, `max_reply_bytes` of
-            [`~trl_drgrpo.rewards.chat_client.Endpoint`].
+            [`~trl_drgrpo.rewards.judge.chat_client.Endpoint`].
 
     Raises:
         [`~trl_drgrpo.errors.InputError`]: A setting that does not fit, or a key that is not in the environment.
@@ -118,19 +119,13 @@ class JudgeReward:
             raise InputError(
                 "batch_timeout", repr(batch_timeout), "a number of seconds above 0", "600 is the default."
             )
-        if on_error not in ("unscorable", "raise"):
-            raise InputError("on_error", repr(on_error), "'unscorable' or 'raise'", "Pick one of them.")
+        check_on_error(on_error)
         self.template, self.system = template, system
         self.batch_timeout, self.log_replies, self.on_error = batch_timeout, log_replies, on_error
         self.sampling = {"temperature": 0.0, "max_tokens": max_tokens, **(extra_body or {})}
         names = dict.fromkeys(_PLACEHOLDER.findall(template))
         self.columns = tuple(column for column in names if column not in _OWN_PLACEHOLDERS)
-        keyword = inspect.Parameter.KEYWORD_ONLY
-        needed = ("completions", *(["prompts"] if "prompt" in names else []), *self.columns)
-        self.__signature__ = inspect.Signature(
-            [inspect.Parameter(column, keyword) for column in needed]
-            + [inspect.Parameter("kwargs", inspect.Parameter.VAR_KEYWORD)]
-        )
+        self.__signature__ = signature_of([*(["prompts"] if "prompt" in names else []), *self.columns])
         self.has_answered = False  # the endpoint, at least once
         self.has_logged = False
 
@@ -159,7 +154,7 @@ class JudgeReward:
                 text + " Further failures are only counted.", self.__name__, len(failed), len(verdicts), failed[0]
             )
         if log_metric is not None and verdicts:
-            for metric, value in self._metrics(verdicts, session.num_retries, time.monotonic() - begun).items():
+            for metric, value in self._counts(verdicts, session.num_retries, time.monotonic() - begun).items():
                 log_metric(metric, value)
         if log_extra is not None and self.log_replies:
             log_extra(f"{self.__name__}_reply", [verdict.said for verdict in verdicts])
@@ -217,7 +212,7 @@ class JudgeReward:
         system = [] if self.system is None else [{"role": "system", "content": self.system}]
         return [*system, {"role": "user", "content": user}]
 
-    def _metrics(self, verdicts: Sequence["_Verdict"], num_retries: int, seconds: float) -> dict[str, float]:
+    def _counts(self, verdicts: Sequence["_Verdict"], num_retries: int, seconds: float) -> dict[str, float]:
         replies = [verdict.reply for verdict in verdicts if verdict.reply is not None]
         prompt_tokens = sum(reply.prompt_tokens for reply in replies)
         completion_tokens = sum(reply.completion_tokens for reply in replies)

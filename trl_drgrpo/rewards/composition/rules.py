@@ -19,8 +19,20 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trl_drgrpo.errors import InputError
-from trl_drgrpo.rewards.formats import format_reward
-from trl_drgrpo.rewards.parts import Composed, Part, PartCall, Rewards, Rule, Steps, composed, log_mean, rows_of
+from trl_drgrpo.rewards.columns import PER_CALL
+from trl_drgrpo.rewards.composition.parts import (
+    Composed,
+    Part,
+    PartCall,
+    Rewards,
+    Rule,
+    Steps,
+    composed,
+    log_nothing,
+    rows_of,
+)
+from trl_drgrpo.rewards.contract import log_mean
+from trl_drgrpo.rewards.strings.formats import format_reward
 
 logger = logging.getLogger(__name__)
 
@@ -172,7 +184,7 @@ class _WeightedSum(Rule):
     def steps(self, name: str, kwargs: dict[str, Any]) -> Steps:
         rewards_per_part = yield [PartCall(part, kwargs) for part in self.parts]
         for part_name, rewards in zip(self.names, rewards_per_part, strict=True):
-            log_mean(kwargs, f"rewards/{name}/{part_name}", rewards)
+            log_mean(kwargs.get("log_metric"), f"rewards/{name}/{part_name}", rewards)
         return [self._sum(row) for row in zip(*rewards_per_part, strict=True)]
 
     def _sum(self, row: Sequence[float | None]) -> float | None:
@@ -186,18 +198,25 @@ class _Gated(Rule):
     def __init__(self, reward: Part, gate: Part, else_value: float | None, at_least: float):
         super().__init__([reward, gate])
         self.else_value, self.at_least = else_value, at_least
+        self.logged: set[str] = set()
 
     def steps(self, name: str, kwargs: dict[str, Any]) -> Steps:
         reward, gate = self.parts
         [gates] = yield [PartCall(gate, kwargs)]
         passed = [row for row, value in enumerate(gates) if value is not None and value >= self.at_least]
         open_rows = set(passed)
-        log_mean(kwargs, f"rewards/{name}/passed_frac", [float(row in open_rows) for row in range(len(gates))])
+        log_mean(
+            kwargs.get("log_metric"),
+            f"rewards/{name}/passed_frac",
+            [float(row in open_rows) for row in range(len(gates))],
+        )
         rewards: Rewards = [None if value is None else self.else_value for value in gates]
         if passed:
-            [inner] = yield [PartCall(reward, rows_of(kwargs, passed))]
+            [inner] = yield [PartCall(reward, rows_of(kwargs, passed, self.logged))]
             for row, value in zip(passed, inner, strict=True):
                 rewards[row] = value
+        else:
+            log_nothing(kwargs, self.logged)
         return rewards
 
 
@@ -210,7 +229,7 @@ class _Clipped(Rule):
         [rewards] = yield [PartCall(self.parts[0], kwargs)]
         kept = [None if reward is None else min(max(reward, self.low), self.high) for reward in rewards]
         beyond = [None if a is None else float(a != b) for a, b in zip(rewards, kept, strict=True)]
-        log_mean(kwargs, f"rewards/{name}/clipped_frac", beyond)
+        log_mean(kwargs.get("log_metric"), f"rewards/{name}/clipped_frac", beyond)
         return kept
 
 
@@ -218,6 +237,7 @@ class _Cached(Rule):
     def __init__(self, reward: Part, max_entries: int):
         super().__init__([reward])
         self.max_entries = max_entries
+        self.logged: set[str] = set()
         self.entries: OrderedDict[bytes, float] = OrderedDict()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -232,9 +252,11 @@ class _Cached(Rule):
                 first.setdefault(key, row)
         new: dict[bytes, float | None] = {}
         if first:
-            [rewards] = yield [PartCall(self.parts[0], rows_of(kwargs, list(first.values())))]
+            [rewards] = yield [PartCall(self.parts[0], rows_of(kwargs, list(first.values()), self.logged))]
             new = dict(zip(first, rewards, strict=True))
-        log_mean(kwargs, f"rewards/{name}/cache_hit_frac", [float(key in known) for key in keys])
+        else:
+            log_nothing(kwargs, self.logged)
+        log_mean(kwargs.get("log_metric"), f"rewards/{name}/cache_hit_frac", [float(key in known) for key in keys])
         for key in keys:
             reward = known.get(key, new.get(key))
             if reward is not None:
@@ -245,7 +267,7 @@ class _Cached(Rule):
         return [known[key] if key in known else new[key] for key in keys]
 
     def _key(self, kwargs: dict[str, Any], row: int) -> bytes:
-        left_out = ("completion_ids", "trainer_state", "log_extra", "log_metric")
+        left_out = ("completion_ids", *PER_CALL)
         total = len(kwargs["completions"])
         values = {
             key: value[row]

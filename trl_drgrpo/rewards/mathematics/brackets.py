@@ -8,7 +8,7 @@ import functools
 import re
 from typing import NamedTuple
 
-from trl_drgrpo.rewards.latex import tidy
+from trl_drgrpo.rewards.mathematics.latex import tidy
 
 _RELATION = re.compile(r"\\(?:le|ge|ne|in|equiv)(?![a-zA-Z])|[=<>]")
 _MATRIX = re.compile(r"\\begin\{([pbB]?matrix|array)\}(?:\{[^{}]*\})?(.*)\\end\{\1\}", re.DOTALL)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
-from trl_drgrpo.rewards.quantities import exact_number, is_rounded
+from trl_drgrpo.rewards.mathematics.quantities import exact_number, is_rounded
 
 _CACHE = 4096  # a gold answer is read once for all completions of its group
 

@@ -16,8 +16,7 @@ from typing import Any
 import cloudpickle
 
 from trl_drgrpo.errors import InputError
-from trl_drgrpo.rewards.registry import FILE_PREFIX, resolve_reward
-from trl_drgrpo.rewards.registry import _module_from_file as module_from_file
+from trl_drgrpo.rewards.registry import FILE_PREFIX, module_from_file, resolve_reward
 
 
 def portable(reward: Callable | str) -> Any:
@@ -56,6 +55,11 @@ def pickled(worker_function: Any, name: str) -> bytes:
             "Make clients, locks and files inside the function, or put it into a file of its own and name it as "
             "`path/to/file.py:function`; or do without limits.",
         ) from error
+
+
+def original(reward: Any) -> Any:
+    """The reward function behind its [`portable`] form."""
+    return resolve_reward(reward.spec) if isinstance(reward, _Named) else reward
 
 
 class _Named:

@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from trl_drgrpo.errors import InputError
-from trl_drgrpo.rewards.isolation import Limits
+from trl_drgrpo.rewards.isolation.isolated import Limits
 from trl_drgrpo.rewards.sample import SampleReward
+from trl_drgrpo.rewards.text import after_thinking
 
 
 class JsonSchemaReward(SampleReward):
@@ -79,7 +80,7 @@ class JsonSchemaReward(SampleReward):
 
 
 def _read_json(text: str) -> tuple[bool, Any]:
-    text = text.rpartition("</think>")[2].strip()
+    text = after_thinking(text).strip()
     candidates = [text]
     if (block := _last_fenced(text)) is not None:
         candidates.append(block)
@@ -117,7 +118,7 @@ def _import_jsonschema() -> Any:
             "reward json_schema_reward",
             f"an environment without {error.name}",
             "the package jsonschema",
-            "Install it with `pip install jsonschema`.",
+            'Install it with `pip install "trl-drgrpo[json]"`.',
         ) from error
 
 

@@ -2,10 +2,10 @@
 
 What is special about it: every *call* has a wall-clock limit, whose excess is ended by SIGKILL; calls are sent in
 chunks of about 20 ms of work, so that the limit per call costs no throughput; the processes are forked from a clean
-little process, not from the trainer (see `trl_drgrpo.rewards.nursery`), so the training script is never run again and
-CUDA is never forked; one worker more than may run at once is kept loaded, so that a killed one is replaced without
-waiting for its imports. `concurrent.futures`, loky and pebble were considered: the first two lose all pending calls
-when one worker dies, and the last looks for excess every 0.1 s and shares one pipe between all workers.
+little process, not from the trainer (see `nursery.py`), so the training script is never run again and CUDA is never
+forked; one worker more than may run at once is kept loaded, so that a killed one is replaced without waiting for its
+imports. `concurrent.futures`, loky and pebble were considered: the first two lose all pending calls when one worker
+dies, and the last looks for excess every 0.1 s and shares one pipe between all workers.
 
 The pool has no thread of its own: the thread that calls `run` also does the reading and writing. Threads take turns.
 """
@@ -24,10 +24,10 @@ from typing import Any
 
 import cloudpickle
 
-from trl_drgrpo.rewards.batch import Batch, Call, Failure
-from trl_drgrpo.rewards.limits import Limits, available_workers
-from trl_drgrpo.rewards.processes import NurseryHandle, WorkerHandle
-from trl_drgrpo.rewards.worker import send_frame
+from trl_drgrpo.rewards.isolation.batch import Batch, Call, Failure
+from trl_drgrpo.rewards.isolation.limits import Limits, available_workers
+from trl_drgrpo.rewards.isolation.processes import NurseryHandle, WorkerHandle
+from trl_drgrpo.rewards.isolation.worker import send_frame
 
 _LOAD_LIMIT = 120.0  # seconds for the imports of a reward's modules; not part of any call's limit
 _FUNCTIONS_PER_WORKER = 16

@@ -9,18 +9,17 @@ Parts keep the contract of TRL's reward functions, and what they return is valid
 
 import asyncio
 import inspect
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from trl_drgrpo.errors import InputError
+from trl_drgrpo.rewards.columns import PER_CALL, check_own_columns, check_ready
 from trl_drgrpo.rewards.contract import innermost, reward_name, validate_rewards
 from trl_drgrpo.rewards.registry import resolve_reward
+from trl_drgrpo.rewards.signatures import required, select, signature_of
 
 Rewards = list[float | None]
-# Keywords of a call that are not one value per completion.
-_PER_CALL = ("trainer_state", "log_extra", "log_metric")
-_KEYWORD, _ANYTHING = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD
 
 
 class Part:
@@ -44,21 +43,10 @@ class Part:
         self.reward_func = reward_func
         self.name = reward_name(reward_func)
         self.is_async = inspect.iscoroutinefunction(innermost(reward_func))
-        self.parameters = _parameters(reward_func)
-        self.takes_anything = any(parameter.kind is _ANYTHING for parameter in self.parameters)
 
     def call(self, kwargs: dict[str, Any]) -> Any:
         """What the function returns: its rewards, or a coroutine of them. Only with keywords that it takes."""
-        if not self.takes_anything:
-            taken = {parameter.name for parameter in self.parameters}
-            kwargs = {key: value for key, value in kwargs.items() if key in taken}
-        return self.reward_func(**kwargs)
-
-    def required(self) -> list[str]:
-        """Names of the keywords without which it cannot be called."""
-        kinds = (_KEYWORD, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        empty = inspect.Parameter.empty
-        return [entry.name for entry in self.parameters if entry.kind in kinds and entry.default is empty]
+        return self.reward_func(**select(self.reward_func, kwargs))
 
 
 @dataclass
@@ -103,10 +91,7 @@ class Composed:
     def __init__(self, name: str, rule: Rule):
         self.__name__ = name
         self.rule = rule
-        names = dict.fromkeys(["completions", *(column for part in rule.parts for column in part.required())])
-        self.__signature__ = inspect.Signature(
-            [inspect.Parameter(column, _KEYWORD) for column in names] + [inspect.Parameter("kwargs", _ANYTHING)]
-        )
+        self.__signature__ = signature_of([column for part in rule.parts for column in required(part.reward_func)])
 
     def __call__(self, completions: Sequence[Any], **kwargs: Any) -> Rewards:
         steps = self.rule.steps(self.__name__, {"completions": completions, **kwargs})
@@ -116,6 +101,16 @@ class Composed:
                 calls = steps.send([call.validated(call.part.call(call.kwargs)) for call in calls])
         except StopIteration as done:
             return done.value
+
+    def check(self) -> None:
+        """Every part's own check."""
+        for part in self.rule.parts:
+            check_ready(part.reward_func)
+
+    def check_columns(self, columns: Sequence[str]) -> None:
+        """What the parts themselves say about the columns."""
+        for part in self.rule.parts:
+            check_own_columns(part.reward_func, columns)
 
 
 class AsyncComposed(Composed):
@@ -137,7 +132,7 @@ def composed(rule: Rule, name: str) -> Composed:
     return kind(name, rule)
 
 
-def rows_of(kwargs: dict[str, Any], rows: Sequence[int]) -> dict[str, Any]:
+def rows_of(kwargs: dict[str, Any], rows: Sequence[int], logged: set[str]) -> dict[str, Any]:
     """The keywords of a call for some of its rows only.
 
     Columns given to `log_extra` are filled up with `None` for the other rows: TRL wants one value per completion.
@@ -145,18 +140,20 @@ def rows_of(kwargs: dict[str, Any], rows: Sequence[int]) -> dict[str, Any]:
     Args:
         kwargs (`dict`): Keywords of a call with `B` completions.
         rows (`Sequence[int]`): Which of them, in order.
+        logged (`set[str]`): Gets the names of these columns, for [`log_nothing`].
 
     Returns:
         `dict`: The same keywords, every list of `B` values cut down to those rows.
     """
     total = len(kwargs["completions"])
     chosen = {
-        key: [value[row] for row in rows] if key not in _PER_CALL and _is_column(value, total) else value
+        key: [value[row] for row in rows] if key not in PER_CALL and _is_column(value, total) else value
         for key, value in kwargs.items()
     }
     if (log_extra := kwargs.get("log_extra")) is not None:
 
         def log_all(column: str, values: Sequence[Any]) -> None:
+            logged.add(column)
             found = dict(zip(rows, values, strict=True))
             log_extra(column, [found.get(row) for row in range(total)])
 
@@ -164,22 +161,18 @@ def rows_of(kwargs: dict[str, Any], rows: Sequence[int]) -> dict[str, Any]:
     return chosen
 
 
-def log_mean(kwargs: dict[str, Any], metric: str, rewards: Sequence[float | None]) -> None:
-    """Log the mean of the scored rows, where TRL gave a `log_metric` and there is one."""
-    scored = [reward for reward in rewards if reward is not None]
-    if scored and kwargs.get("log_metric") is not None:
-        kwargs["log_metric"](metric, sum(scored) / len(scored))
+def log_nothing(kwargs: dict[str, Any], logged: set[str]) -> None:
+    """Logs `None` for every completion in the columns that a part logged before, in a call that leaves it out.
+
+    Without this TRL's table would show the values of the last call that had some beside the completions of this one.
+    """
+    if (log_extra := kwargs.get("log_extra")) is not None:
+        for column in sorted(logged):
+            log_extra(column, [None] * len(kwargs["completions"]))
 
 
 def _is_column(value: Any, total: int) -> bool:
     return isinstance(value, (list, tuple)) and len(value) == total
-
-
-def _parameters(reward_func: Callable) -> list[inspect.Parameter]:
-    try:
-        return list(inspect.signature(reward_func).parameters.values())
-    except (TypeError, ValueError):  # a built-in: nothing is known, so it gets everything
-        return [inspect.Parameter("kwargs", _ANYTHING)]
 
 
 async def _together(calls: Sequence[PartCall]) -> list[Rewards]:

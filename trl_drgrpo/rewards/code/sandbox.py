@@ -29,8 +29,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trl_drgrpo.errors import InputError
-from trl_drgrpo.rewards import seccomp
-from trl_drgrpo.rewards.running import ENVIRONMENT, START_SECONDS, Running, SandboxError
+from trl_drgrpo.rewards.code import seccomp
+from trl_drgrpo.rewards.code.running import ENVIRONMENT, START_SECONDS, Running, SandboxError
 
 _SYSTEM_LIBRARIES = ("/usr/lib", "/usr/lib64", "/lib", "/lib64", "/etc/ld.so.cache")
 # argv: limits, [[module name, source], ...], function to call. Modules arrive as text, so that no file of the package
@@ -47,7 +47,7 @@ for name, source in sources:
     if len(path) > 1:
         setattr(sys.modules[".".join(path[:-1])], path[-1], module)
     exec(compile(source, name, "exec"), module.__dict__)
-sys.modules["trl_drgrpo.rewards.confine"].confine(limits)
+sys.modules["trl_drgrpo.rewards.code.confine"].confine(limits)
 getattr(module, entry)()
 """
 _PROBE = '''
@@ -154,7 +154,7 @@ class Sandbox:
             "threads": self.threads if self.kind == "bwrap" and (uid or _kernel() >= (5, 14)) else None,
             "uid": uid,
         }
-        modules = [("trl_drgrpo.rewards.confine", source_of("confine.py")), *sources.items()]
+        modules = [("trl_drgrpo.rewards.code.confine", source_of("confine.py")), *sources.items()]
         arguments = [json.dumps(part) for part in (limits, modules, entry)]
         command = [self._python(), "-I", "-B", "-c", _BOOTSTRAP, *arguments]
         if self.kind == "none":

@@ -12,9 +12,9 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from trl_drgrpo.rewards.latex import MAX_CHARS
+from trl_drgrpo.rewards.mathematics.latex import MAX_CHARS
+from trl_drgrpo.rewards.text import after_thinking, last_boxed, last_tagged
 
-_BOX_TOKEN = re.compile(r"\\(?:boxed|fbox)\s*\{|\\(?:boxed|fbox) +([^\s\\{}$]+)|\\[{}\\]|[{}]")
 _STATEMENT = re.compile(
     r"(?:^|(?<=[\s*_(>]))(?:final |correct )?answer\**\s*(?:(?:is|:|=|\bto [^.\n:]{0,80} is)\**\s*:?)+\**\s*(?=\S)",
     re.IGNORECASE,
@@ -24,7 +24,6 @@ _BARE_LINE = re.compile(r"\$+[^$]+\$+\.?|\\\(.+\\\)\.?|\\\[.+\\\]|[-+]?[\d.,/]*\
 # Where the sentence that states the answer goes on to something else.
 _SENTENCE_END = re.compile(r"(?<=[^\s.])\.(?=\s+[A-Z*(]|\s*$)|\s(?:because|since|which|so that|as required)\b")
 _MATH_SPAN = re.compile(r"(\$\$?)(?!\d[\d.,]*(?:\s|$))(.+?)\1(?!\d)|\\\((.+?)\\\)|\\\[(.+?)\\\]")
-_THINK_END = "</think>"
 
 
 def boxed_answer(text: str) -> str | None:
@@ -38,29 +37,14 @@ def boxed_answer(text: str) -> str | None:
 
     ```
     """
-    opened: list[int | None] = []  # where the content of a box starts; None for a plain brace
-    found = slice(0)
-    for token in _BOX_TOKEN.finditer(text):
-        if token[1] is not None:
-            found = slice(*token.span(1))
-        elif len(token[0]) > 2:
-            opened.append(token.end())
-        elif token[0] == "{":
-            opened.append(None)
-        elif token[0] == "}" and opened:
-            start = opened.pop()
-            if start is not None:
-                found = slice(start, token.start())
-    return text[found].strip().rstrip(".,;") or None
+    return (last_boxed(text) or "").rstrip(".,;") or None
 
 
 def tagged_answer(text: str) -> str | None:
     """Content of the last closed `<answer>...</answer>`; if it holds a box or a closing statement, what that says."""
-    end = text.rfind("</answer>")
-    start = text.rfind("<answer>", 0, end) if end >= 0 else -1
-    if start < 0:
+    inner = last_tagged(text)
+    if inner is None:
         return None
-    inner = text[start + len("<answer>") : end].strip()
     return boxed_answer(inner) or _stated(inner) or inner or None
 
 
@@ -129,7 +113,7 @@ def extract_answer(completion: str, answer_format: str = "auto") -> str | None:
 
     ```
     """
-    return ANSWER_FORMATS[answer_format](completion.rsplit(_THINK_END, 1)[-1])
+    return ANSWER_FORMATS[answer_format](after_thinking(completion))
 
 
 def gold_answers(gold: Any) -> list[str]:

@@ -15,9 +15,10 @@ from difflib import get_close_matches
 from typing import Any
 
 from trl_drgrpo.errors import InputError
-from trl_drgrpo.rewards.answers import ANSWER_FORMATS, extract_answer, gold_answers
-from trl_drgrpo.rewards.equivalence import equivalent, is_readable
-from trl_drgrpo.rewards.isolation import Limits, scored_in_workers
+from trl_drgrpo.rewards.columns import ALWAYS_PASSED, NEVER_PASSED
+from trl_drgrpo.rewards.isolation.isolated import Limits, scored_in_workers
+from trl_drgrpo.rewards.mathematics.answers import ANSWER_FORMATS, extract_answer, gold_answers
+from trl_drgrpo.rewards.mathematics.equivalence import equivalent, is_readable
 from trl_drgrpo.rewards.sample import SampleReward
 from trl_drgrpo.rewards.text import completion_text
 
@@ -127,7 +128,6 @@ class MathReward(SampleReward):
 
 
 # Keywords that TRL passes to every reward function, and columns that it passes under another name.
-_TAKEN = {"prompt", "prompts", "completion", "completions", "completion_ids"}
-_TAKEN |= {"trainer_state", "log_extra", "log_metric"}
+_TAKEN = {*ALWAYS_PASSED, *NEVER_PASSED}
 
 math_reward = MathReward()

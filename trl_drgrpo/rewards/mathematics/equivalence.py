@@ -13,10 +13,10 @@ import re
 from itertools import chain
 from typing import Any, NamedTuple
 
-from trl_drgrpo.rewards.algebra import algebraically_equal
-from trl_drgrpo.rewards.brackets import bracketed, collection, is_relation, matrix
-from trl_drgrpo.rewards.latex import is_cheap, is_well_formed, tidy, unwrapped
-from trl_drgrpo.rewards.quantities import (
+from trl_drgrpo.rewards.mathematics.algebra import algebraically_equal
+from trl_drgrpo.rewards.mathematics.brackets import bracketed, collection, is_relation, matrix
+from trl_drgrpo.rewards.mathematics.latex import is_cheap, is_well_formed, tidy, unwrapped
+from trl_drgrpo.rewards.mathematics.quantities import (
     PERCENT,
     Number,
     exact_number,

@@ -17,13 +17,14 @@ from types import SimpleNamespace
 from typing import Any
 
 from trl_drgrpo.errors import InputError, RewardError
-from trl_drgrpo.rewards.batch import Call, Failure
-from trl_drgrpo.rewards.calling import RewardCaller, SampleScorer, Scored
-from trl_drgrpo.rewards.contract import reward_name
-from trl_drgrpo.rewards.limits import Limits
-from trl_drgrpo.rewards.pickling import pickled, portable
+from trl_drgrpo.rewards.columns import check_own_columns, check_ready
+from trl_drgrpo.rewards.contract import check_on_error, reward_name
+from trl_drgrpo.rewards.isolation.batch import Call, Failure
+from trl_drgrpo.rewards.isolation.calling import RewardCaller, SampleScorer, Scored
+from trl_drgrpo.rewards.isolation.limits import Limits
+from trl_drgrpo.rewards.isolation.pickling import original, pickled, portable
+from trl_drgrpo.rewards.isolation.workers import pool_for
 from trl_drgrpo.rewards.registry import resolve_reward
-from trl_drgrpo.rewards.workers import pool_for
 
 logger = logging.getLogger(__name__)
 
@@ -95,7 +96,7 @@ class IsolatedReward:
     """
 
     def __init__(self, reward: Callable | str | Mapping[str, Any], limits: Limits, batched: bool, on_error: str):
-        _check_on_error(on_error)
+        check_on_error(on_error)
         function = resolve_reward(reward, field="reward") if isinstance(reward, (str, Mapping)) else reward
         if not callable(function) or inspect.isclass(function):
             got = f"the class {function.__name__}" if inspect.isclass(function) else repr(function)
@@ -128,6 +129,14 @@ class IsolatedReward:
         _repeat_logs(scored, size, log_metric, loggers.get("log_extra"))
         return [reward for one in scored for reward in (one.rewards if one else [None] * size)]
 
+    def check(self) -> None:
+        """The function's own check, in this process."""
+        check_ready(original(self.reward))
+
+    def check_columns(self, columns: Sequence[str]) -> None:
+        """What the function itself says about the columns."""
+        check_own_columns(original(self.reward), columns)
+
     def _pickled(self, loggers: tuple[str, ...]) -> bytes:
         return pickled(RewardCaller(self.reward, self.__name__, loggers), self.__name__)
 
@@ -150,7 +159,7 @@ def scored_in_workers(
             imports, which then do not count against the limit of a completion.
         calls (`Sequence[tuple[tuple, dict]]`): Arguments and keywords, per completion.
         name (`str`): Name of the reward, in messages and metrics.
-        limits ([`~trl_drgrpo.rewards.limits.Limits`] or `None`): `None`: in this process, without limits.
+        limits ([`~trl_drgrpo.rewards.isolation.Limits`] or `None`): `None`: in this process, without limits.
         on_error (`str`): As [`isolate`] has it.
         log_metric (`Callable` or `None`): TRL's; gets `rewards/<name>/failed_frac` unless `on_error="raise"`.
 
@@ -161,7 +170,7 @@ def scored_in_workers(
         [`~trl_drgrpo.errors.RewardError`]: A call failed, and `on_error` is `"raise"`.
         [`~trl_drgrpo.errors.InputError`]: `score` cannot be sent to another process.
     """
-    _check_on_error(on_error)
+    check_on_error(on_error)
     stop_at_failure = on_error == "raise"
     if limits is None:
         outcomes = _run_here(SampleScorer(score, name), calls, stop_at_failure)
@@ -267,8 +276,3 @@ def _signature(function: Callable) -> inspect.Signature:
         return inspect.signature(function)
     except (TypeError, ValueError):  # a built-in
         return inspect.signature(lambda completions, **kwargs: None)
-
-
-def _check_on_error(on_error: str) -> None:
-    if on_error not in ("unscorable", "raise"):
-        raise InputError("on_error", repr(on_error), "'unscorable' or 'raise'", "Choose one of the two.")

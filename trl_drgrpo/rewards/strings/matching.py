@@ -15,6 +15,7 @@ from typing import Any
 
 from trl_drgrpo.errors import InputError
 from trl_drgrpo.rewards.sample import SampleReward
+from trl_drgrpo.rewards.text import after_thinking, marked_answer
 
 _WHERE = ("answer", "marked", "whole")
 _WHITESPACE = ("keep", "collapse", "remove")
@@ -41,25 +42,11 @@ def answer_text(completion: str, where: str) -> str | None:
     """
     if where == "whole":
         return completion
-    text = completion.rpartition("</think>")[2]
+    text = after_thinking(completion)
     found = marked_answer(text)
     if found is None and where == "answer":
         found = text.rstrip().rpartition("\n")[2].strip() or None
     return found
-
-
-def marked_answer(text: str) -> str | None:
-    r"""What the last `<answer>` tag of a text holds, else its last `\boxed{}`, else `None`; in linear time."""
-    if (end := text.rfind("</answer>")) >= 0 and (start := text.rfind("<answer>", 0, end)) >= 0:
-        return text[start + len("<answer>") : end].strip()
-    if (box := text.rfind("\\boxed{")) < 0:
-        return None
-    depth = 0
-    for brace in re.finditer(r"[{}]", text[box:]):
-        depth += 1 if brace[0] == "{" else -1
-        if depth == 0:
-            return text[box + len("\\boxed{") : box + brace.start()].strip()
-    return None
 
 
 class ExactMatchReward(SampleReward):

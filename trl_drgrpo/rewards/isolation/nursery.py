@@ -24,7 +24,7 @@ import time
 from pathlib import Path
 from typing import NoReturn
 
-from trl_drgrpo.rewards.worker import COMMAND, ENDED, serve
+from trl_drgrpo.rewards.isolation.worker import COMMAND, ENDED, serve
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _PARENT_CHECK = 1.0  # seconds; a forked child of the trainer may hold the control socket open after its death
@@ -40,7 +40,7 @@ def main() -> NoReturn:
     with contextlib.suppress(OSError):
         os.dup2(2, 1)  # prints of a reward are no results of the trainer
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    importlib.import_module("trl_drgrpo.rewards.calling")  # what every worker needs, imported once
+    importlib.import_module("trl_drgrpo.rewards.isolation.calling")  # what every worker needs, imported once
     Nursery(control, parent).run()
     os._exit(0)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from trl_drgrpo.errors import InputError
 from trl_drgrpo.rewards.sample import SampleReward
-from trl_drgrpo.rewards.strings import marked_answer
+from trl_drgrpo.rewards.text import after_thinking, marked_answer
 
 
 class ChoiceReward(SampleReward):
@@ -59,7 +59,7 @@ class ChoiceReward(SampleReward):
 
     def choice(self, completion: str) -> str | None:
         """The letter that a completion picks; `None` for none or more than one."""
-        text = completion.rpartition("</think>")[2]
+        text = after_thinking(completion)
         if (marked := marked_answer(text)) is not None:
             picked = self._in_short(marked)
         else:
