@@ -344,6 +344,11 @@ def test_bad_files_are_one_line_and_exit_code_2(here, capsys, name, content, mes
             "output: got 'rows.jsonl/x'",
         ),
         (["--rewards", "mine.py:exact", "--data", "rows.jsonl", "--dataset", "gone.csv"], "dataset: got 'gone.csv'"),
+        (["--rewards", "mine.py:exact", "--data", "rows.jsonl", "--output", ""], "output: got ''"),
+        (["--rewards", "mine.py:exact", "--data", "rows.jsonl", "--output", "./rows.jsonl"], "which is read"),
+        (["--rewards", "{exact_match_reward: {column: 5}}", "--data", "rows.jsonl"], "column: got 5"),
+        (["--rewards", "{weighted_sum: {parts: 5}}", "--data", "rows.jsonl"], "weighted_sum.parts: got 5"),
+        (["--rewards", "{openrlhf: mine.py:exact}", "--data", "rows.jsonl"], "openrlhf.function: got exact("),
         (["--rewards", "mine.py:exact", "--data", "rows.jsonl", "--batchsize", "2"], "Did you mean --batch_size?"),
     ],
 )
@@ -392,3 +397,41 @@ def test_bad_configuration_of_a_reward_is_no_failure_of_a_row():
 
     with pytest.raises(InputError, match="api_key_env"):
         score_rows(unset, ROWS, "unset")
+
+
+def test_what_is_read_is_never_written_over(here, capsys):
+    (here / "other.jsonl").hardlink_to(here / "rows.jsonl")
+    before = (here / "rows.jsonl").read_text()
+    argv = ("--rewards", "mine.py:exact", "--data", "rows.jsonl")
+    assert score(*argv, "--output", "other.jsonl") == 2
+    write_json_lines("dataset.jsonl", ROWS[:1])
+    assert score(*argv, "--dataset", "dataset.jsonl", "--output", "dataset.jsonl") == 2
+    assert capsys.readouterr().err.count("which is read; expected a file of its own") == 2
+    assert (here / "rows.jsonl").read_text() == before
+
+
+def test_sys_exit_in_a_reward_is_a_failure_of_its_rows(here, capsys):
+    (here / "exits.py").write_text("import sys\n\ndef reward(completions, **kwargs):\n    sys.exit(0)\n")
+    code, found = report(capsys, "--rewards", "exits.py:reward", "--data", "rows.jsonl")
+    assert code == 1
+    assert found["rewards"]["reward"]["failed"] == 4
+
+
+@pytest.mark.parametrize("body", ["import sys; sys.exit(3)", "class E(Exception): pass\nraise E('own')"])
+def test_a_module_that_ends_with_an_error_of_its_own(here, capsys, body):
+    (here / "ends.py").write_text(body)
+    assert score("--rewards", "ends.py:reward", "--data", "rows.jsonl") == 2
+    assert score("--rewards", "ends.reward", "--data", "rows.jsonl") == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("importing ends") == err.count("\n") == 2
+
+
+def test_what_a_reward_prints_is_no_result(here, capsys):
+    body = "def reward(completions, **kwargs):\n    print('HELLO')\n    return [1.0] * len(completions)\n"
+    (here / "prints.py").write_text("print('LOADED')\n\n" + body)
+    assert score("--rewards", "prints.py:reward", "--data", "rows.jsonl", "--json") == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["rewards"]["reward"]["mean"] == 1.0
+    assert "LOADED" in err
+    assert "HELLO" in err

@@ -26,6 +26,7 @@ from trl_drgrpo.rewards.mathematics.answers import (
         (r"\boxed{\text{A}}, but \boxed{", r"\text{A}"),
         (r"{ \boxed{6}", "6"),
         (r"\boxed{}", None),
+        (r"\boxed{5} \boxed{ }", "5"),
         (r"\boxed", None),
         ("6", None),
     ],
@@ -63,7 +64,31 @@ def test_tags(text, due):
         ("It is 4.5. So the answer is 4.5.", "4.5"),
         ("The answer is 3. Because of this, we stop.", "3"),
         ("The answer is 3, since 4 is not.", "3"),
-        ("the final answer is: **42**.", "**42**"),
+        ("the final answer is: **42**.", "42"),
+        ("**Answer: 18**", "18"),
+        ("Answer: **18**", "18"),
+        ("**The answer is 18.** Good.", "18"),
+        ("**Final Answer: $18$**", "18"),
+        ("The answer is **(B)**", "(B)"),
+        ("The answer is *18*.", "18"),
+        ("The answer is __18__.", "18"),
+        ("The answer is `18`.", "18"),
+        ("The answer is **18** eggs.", "18 eggs"),
+        ("The answer is 2**3", "2**3"),
+        ("#### 1. Compute\nstuff\nThe answer is 5.", "5"),
+        ("#### Answer: 18", "18"),
+        ("#### **Answer:** 18", "18"),
+        ("#### Final Answer\nThe answer is 18", "18"),
+        ("#### Step 1: Add\n2+3=5\n#### Answer\n5", "5"),
+        ("#### 5 dollars\n\nLet me know if this helps.", "5 dollars"),
+        ("#### Step 1", None),
+        ("The answer is therefore 5", "5"),
+        ("The answer is thus $5$", "5"),
+        ("The answer is approximately 18", "18"),
+        ("The answer is 5 (five)", "5"),
+        ("The answer is 18 (dollars).", "18"),
+        ("The answer is 101 (base two)", "101 (base two)"),
+        ("The answer is 2 + 3 = 5", "2 + 3 = 5"),
         ("**Answer:** 5 apples", "5 apples"),
         ("Answer: $\\frac{1}{2}$ cm.", r"\frac{1}{2} \text{ cm }"),
         ("The answer is \\(\\sqrt{2}\\), since it is.", r"\(\sqrt{2}\)"),
@@ -99,6 +124,9 @@ def test_a_draft_in_the_reasoning_is_no_answer():
     assert extract_answer(r"<think>\boxed{3}</think> <answer>4</answer>") == "4"
     assert extract_answer(r"<think>\boxed{3}</think> It is done.") is None
     assert extract_answer(r"\boxed{3}</think> \boxed{4}") == "4"  # the template opened the tag
+    assert extract_answer(r"<think>so \boxed{5}") is None  # cut off
+    assert extract_answer("<think> unfinished, the answer is 5") is None
+    assert extract_answer(r"<think>a</think><think>\boxed{5}") is None
 
 
 @pytest.mark.parametrize(
@@ -155,6 +183,13 @@ def test_no_text_breaks_it_and_no_answer_is_empty(text, place):
         "the answer is " + "$" * 100_000,
         "$" * 100_000,
         "a\n" * 50_000,
+        "\n" * 100_000,
+        " \n" * 50_000 + "x",
+        "<think>" + "\n" * 100_000,
+        "answer:" + " " * 100_000,
+        "answer" + ": " * 50_000,
+        "#### a" + " " * 100_000 + "b",
+        r"\boxed{" * 10_000 + " " * 50_000 + "}" * 10_000,
     ],
 )
 def test_a_hundred_kilobytes_cost_milliseconds(text):

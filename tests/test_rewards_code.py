@@ -110,6 +110,7 @@ def test_humaneval(kind):
         "def longest(x):\n    return x[0]",
         "y = 1",  # the prompt's own stub stays
     ]
+    row["prompts"] = row.pop("prompt")  # as TRL passes it
     columns = {name: [value] * 3 for name, value in row.items()}
     assert reward(completions=list(map(fenced, codes)), **columns) == [1.0, 0.0, 0.0]
 
@@ -326,6 +327,142 @@ def test_a_sandbox_that_fails_in_training_is_no_zero():
     tests = [["assert add(1, 2) == 3"], [{"input": "", "output": ""}]]
     assert reward(completions=[fenced(ADD), "no code"], tests=tests, log_metric=metrics.__setitem__) == [None, 0.0]
     assert metrics == {"rewards/gone_reward/failed_frac": 0.5}
+
+
+# Texts that look like tests: the code that is right, the code that is wrong.
+
+RIGHT = "def f(x):\n    if x < 0: raise ValueError('no')\n    return x"
+WRONG = "def f(x): return 'wrong'"
+UNIT_TEST = "class T(unittest.TestCase):\n    def test_a(self): self.assertEqual(f(1), 1)"
+HUMANEVAL_PLUS = """import math
+def assertion(out, exp, atol):
+    exact_match = out == exp
+    if not exact_match and atol != 0:
+        assert math.isclose(out, exp, rel_tol=1e-07, abs_tol=atol)
+    else:
+        assert exact_match
+def check(candidate):
+    inputs, results = [[1], [2]], [1, 2]
+    for i, (inp, exp) in enumerate(zip(inputs, results)):
+        assertion(candidate(*inp), exp, 0)
+"""
+
+
+def right_and_wrong(tests, entry_point=None, codes=(RIGHT, WRONG)):
+    columns = {"tests": [tests] * len(codes), "entry_point": [entry_point] * len(codes)}
+    reward = CodeReward(entry_point="entry_point", sandbox="none", timeout=20, total_timeout=60)
+    return reward(completions=list(map(fenced, codes)), **columns)
+
+
+@pytest.mark.parametrize(
+    ("tests", "entry_point"),
+    [
+        # Entries of a list are read as a text is.
+        (["def test_a():\n    assert f(1) == 1"], None),
+        (json.dumps(["def test_a():\n    assert f(1) == 1"]), None),
+        (["def check(c):\n    assert c(1) == 1"], "f"),
+        # What a runner of tests would call is called; the rest of the text is no excuse.
+        ("if __name__ == '__main__':\n    assert f(1) == 1", None),
+        ("def main():\n    assert f(1) == 1\nif __name__ == '__main__':\n    main()", None),
+        ("assert f is not None\ndef check(candidate):\n    assert candidate(1) == 1", "f"),
+        ("def test_value(): return 1\ndef check(candidate):\n    assert candidate(1) == test_value()", "f"),
+        ("def check(x, y):\n    assert f(x) == y\ndef test_a():\n    check(1, 1)", "f"),
+        ("def test_case(x, y):\n    assert f(x) == y\ntest_case(1, 1)\ntest_case(2, 2)", None),
+        ("def a():\n    assert f(1) == 1\ndef test_b():\n    assert f(2) == 2\nfor t in [a, test_b]: t()", None),
+        ("def test_a():\n    assert f(1) == one()\ndef one(): return 1", None),
+        ("def check(candidate):\n    assert candidate(1) == 1\ncheck(f)", None),
+        # Checks of all kinds, and asserts that are swallowed.
+        (HUMANEVAL_PLUS, "f"),
+        ("def check(candidate):\n    assert candidate(1) == 1, 'x'\n    assert True, 'This prints'", "f"),
+        ("if f(1) != 1:\n    raise AssertionError('x')", None),
+        ("try:\n    f(-1)\n    assert False\nexcept ValueError: pass", None),
+        ("try:\n    f(-1)\nexcept ValueError: pass\nelse: raise AssertionError", None),
+        ("try:\n    assert f(1) == 1\nexcept AssertionError: print('failed')", None),
+        ("try:\n    assert f(1) == 1\nexcept AssertionError:\n    raise AssertionError('again')", None),
+        ("try:\n    assert f(1) == 2\nexcept AssertionError:\n    assert f(1) == 1", None),
+        ("import contextlib\nwith contextlib.suppress(AssertionError):\n    assert f(1) == 1", None),
+        ("for digit in str(f(4)).strip('wrong'):\n    assert digit == '4'", None),  # checks nothing of the wrong one
+        ("def ref(x): return x\nfor i in range(4):\n    assert f(i) == ref(i)", None),
+        # The completion as a module.
+        ("from solution import f as g\ndef test_a():\n    assert g(1) == 1", None),
+        ("from solution import *\ndef test_a():\n    assert f(1) == 1", None),
+        ("import solution\ndef test_a():\n    assert solution.f(1) == 1", None),
+        ("def test_a():\n    from solution import f\n    assert f(1) == 1", None),
+        # Names of the tests' own inner scopes are nobody's.
+        (["assert [f for f in [1]] == [1]\nassert f(1) == 1"], None),
+        (["assert sorted([2, 1], key=lambda f: f) == [1, 2] and f(1) == 1"], None),
+        ("def help(f): return f\nclass C: f = 1\nassert f(1) == help(1)", None),
+        (["from collections import Counter\nassert Counter([f(1)]) == Counter([1])"], None),
+    ],
+)
+def test_shapes_of_tests_that_tell_right_from_wrong(tests, entry_point):
+    assert right_and_wrong(tests, entry_point) == [1.0, 0.0]
+
+
+def test_leetcode():
+    codes = [f"class Solution:\n    def f(self, x): return {value}" for value in ("x", "0")]
+    tests = "def check(candidate):\n    assert candidate(x = 1) == 1"
+    assert right_and_wrong(tests, "Solution().f", codes) == [1.0, 0.0]
+    assert right_and_wrong(["assert Solution().f(1) == 1"], None, codes) == [1.0, 0.0]
+    assert right_and_wrong(["assert Solution().f(1) == 1"], "f", codes) == [1.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("tests", "entry_point"),
+    [
+        # Nothing is asserted.
+        (["f(1) == 1"], None),
+        (["print(f(1) == 1)"], None),
+        (["pass"], None),
+        (["# comment"], None),
+        (["assert f(1) == 1", "f(2) == 2"], None),
+        (["assert (f(1) == 1, 'msg')"], None),
+        (["assert lambda: f(1) == 1"], None),
+        (["assert [f(1) == 1]"], None),
+        (["assert f(1), 1"], None),
+        (["assert 1 == 1"], "f"),
+        ("for x in []:\n    assert f(x) == 1", None),
+        ("def test_a():\n    return f(1) == 1", None),
+        ("def check(c):\n    return c(1) == 1", "f"),
+        # Tests that nobody here can run, alone or beside others.
+        (["def check(c):\n    assert c(1) == 1"], None),
+        (["import unittest\n" + UNIT_TEST], None),
+        (f"import unittest\nassert f\n{UNIT_TEST}\nif __name__ == '__main__':\n    unittest.main()", None),
+        ("assert f(0) is not None\nclass TestF:\n    def test_a(self):\n        assert f(1) == 1", None),
+        ("assert f(0) is not None\ndef test_a(x, y):\n    assert f(x) == y", None),
+        ("def test_a():\n    assert f(1) == 1\n    yield", None),
+        ("async def test_a():\n    assert f(1) == 1", None),
+        ("import no_such_module\nassert f(1) == 1", None),
+        # Names that are not the completion's to define.
+        ("def f(x): return x\nassert f(1) == 1", None),
+        ("def f(x): return x\nassert f(1) == 1", "f"),
+        (["assert np.allclose(f(1), 1)"], None),
+        (["assert f(1) == pytest.approx(1)"], None),
+        (["assert f(1) == approx(1)"], None),
+        (["assert Counter([f(1)]) == Counter([1])"], None),
+        (["assert f(1) == EXPECTED"], None),
+        (["assert f(1) == other(1)"], "f"),
+    ],
+)
+def test_tests_that_check_nothing_or_belong_to_nobody_are_unscorable(tests, entry_point):
+    forged = (
+        "class Yes:\n    allclose = staticmethod(lambda *a: True)\n    approx = staticmethod(lambda x: 0)\n"
+        "np = pytest = Yes\napprox = Counter = other = lambda x: 0\nEXPECTED = 0\ndef f(x): return 0"
+    )
+    assert right_and_wrong(tests, entry_point, (RIGHT, WRONG, forged)) == [None, None, None]
+
+
+@pytest.mark.parametrize("code", ["y = 1", "f = 3", "def f(x): return []", "def f(x): raise TypeError"])
+def test_a_completion_cannot_have_its_tests_called_broken(code):
+    tests = "try:\n    for one, other in zip(f(1), [1]):\n        assert one == other\nexcept Exception: pass"
+    assert right_and_wrong(tests, None, ["def f(x): return [1]", code]) == [1.0, 0.0]
+
+
+@pytest.mark.parametrize("name", ["x", "n", "gcd", "string", "copy", "select"])
+def test_a_solution_may_be_called_as_a_local_or_a_module_is(name):
+    tests = [f"assert [{name} for {name} in [1]] == [1] and {name}(1) == 1", f"assert (lambda {name}: {name}(1))({name}) == 1"]  # fmt: skip
+    assert scored(f"def {name}(v): return v", tests) == 1.0
+    assert scored(f"def {name}(v): return 0", tests) == 0.0
 
 
 # The form of the reward.

@@ -8,6 +8,7 @@ import os
 import pickle
 import threading
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -416,3 +417,39 @@ def test_a_run_trains_with_it(model, tokenizer, prompts, settings):
     assert logged["rewards/total/mean"] == pytest.approx(
         0.1 * logged["rewards/total/length"] + logged["rewards/total/gated_starts_low"], rel=1e-5
     )
+
+
+def test_a_sum_beyond_floats_is_an_error_that_names_its_row():
+    reward = weighted_sum([(Given("a"), 10.0), (Given("b"), 1.0)])
+    for a, b in ((1e308, 0.0), (1.5e307, 1.5e308)):
+        with pytest.raises(RewardError, match="'weighted_sum': got inf for completion 1; expected a finite number"):
+            reward(completions=["x", "y"], prompts=["p", "p"], a=[1.0, a], b=[0.0, b])
+
+
+def test_weights_and_bounds_may_be_numpy_s():
+    reward = weighted_sum([(Given("a"), np.int64(2)), (Given("b"), np.float32(0.5))])
+    assert reward(completions=["x"], prompts=["p"], a=[1.0], b=[1.0]) == [2.5]
+    bounded = clipped(Given("a"), np.int64(0), np.int64(2))
+    assert bounded(completions=["x"], prompts=["p"], a=[3.0]) == [2.0]
+    gate = gated(Given("a"), Given("b"), else_value=np.float64(-1), at_least=np.int64(1))
+    assert gate(completions=["x"], prompts=["p"], a=[3.0], b=[0.0]) == [-1.0]
+    with pytest.raises(InputError, match="low: got"):
+        clipped(Given("a"), low=10**400)
+
+
+def test_entries_are_counted_and_names_are_texts():
+    with pytest.raises(InputError, match="max_entries: got True"):
+        cached(Given("a"), max_entries=True)
+    for name in ("", 5):
+        with pytest.raises(InputError, match="name: got"):
+            weighted_sum([(Given("a"), 1.0)], name=name)
+
+
+async def exits_later(completions, **kwargs):
+    raise SystemExit(0)
+
+
+def test_sys_exit_of_an_asynchronous_part_is_its_failure():
+    reward = weighted_sum([(exits_later, 1.0), (Given("a"), 1.0)])
+    with pytest.raises(RewardError, match="reward function 'exits_later': got SystemExit: 0"):
+        asyncio.run(reward(completions=["x"], prompts=["p"], a=[1.0]))

@@ -45,7 +45,6 @@ SAME = [
     (r"\$32,\!348", "32348"),
     (r"11,\! 111,\! 111,\! 100", "11111111100"),
     ("58,500", r"58{,}500"),
-    ("100,200", "200, 100"),
     # lists, sets, intervals, pairs, matrices
     ("1,-2", "-2, 1"),
     ("3, 5, 7", r"7, 3 \text{ and } 5"),
@@ -165,6 +164,189 @@ DIFFERENT = [
     ("10", r"\frac{10}{0}"),
     ("5", "five"),
 ]
+# One way round only: the first is the gold answer.
+READ_AS = [
+    # large numbers
+    ("2^{64}-1", "18446744073709551615"),
+    (r"\frac{3^{50}+1}{2}", r"\frac{3^{50}}{2}+\frac12"),
+    # number words and symbols in text
+    (r"10\text{ million}", r"10000000"),
+    ("5000000", "5 million"),
+    (r"\$5{,}000{,}000", r"\$5\text{ million}"),
+    (r"2.5\text{ million}", r"2,500,000"),
+    ("5 million", "5 million"),
+    ("24", "2 dozen"),
+    ("2.5 million", "2.5 million dollars"),
+    (r"2\mathrm{i}", r"2i"),
+    (r"2x", r"2\text{x}"),
+    (r"12", r"12\text{ m}"),
+    (r"12", r"12\text{ miles}"),
+    (r"5", r"5\text{ times}"),
+    ("5", "5 pairs of shoes"),
+    # names in lists
+    ("(3,4)", "y=4, x=3"),
+    ("(3,4)", "x=3, y=4"),
+    ("a=3, b=4", "3, 4"),
+    ("a=3, b=4", "b=4, a=3"),
+    ("1,2", "x=1, x=2"),
+    ("1,2", "x=2, x=1"),
+    ("a=3, b=4", "(3,4)"),
+    ("(1,2,3)", "z=3,y=2,x=1"),
+    # chains
+    (r"42", r"6\times7=42"),
+    ("5", "4+1=5"),
+    (r"42", r"42 = 6\cdot 7"),
+    ("5", "x=2+3=5"),
+    ("5", "x=5=5"),
+    (r"\frac12", r"\frac24=\frac12"),
+    (r"5", r"x=\frac{10}{2}=5"),
+    # names the parser drops
+    ("f(x)=x+1", "f(x)=x+1"),
+    ("f(x)", "f(x)"),
+    ("f'(x)", "f'(x)"),
+    (r"\gcd(a,b)", r"\gcd(a,b)"),
+    ("P(A)=0.5", "0.5"),
+    ("f(x)+1", "1+f(x)"),
+    # a space after a comma
+    ("100, 200", "200, 100"),
+    ("100, 200", "100, 200"),
+    ("1,234", "1234"),
+    (r"11,\! 111,\! 111,\! 100", r"11111111100"),
+    ("100,200", "100200"),
+    # degrees in functions
+    (r"\sin 30^\circ", r"\frac12"),
+    (r"\tan 60^\circ", r"\sqrt3"),
+    (r"1+\cos 20^\circ", r"\cos 20^\circ+1"),
+    (r"2\sin 40^\circ", r"2\cos 50^\circ"),
+    (r"\sqrt{2}/2", r"\sin 45^\circ"),
+    (r"\cos 36^\circ", r"\frac{1+\sqrt5}{4}"),
+    (r"30", r"30^\circ"),
+    # inequalities, intervals, vectors
+    (r"(-\infty,-1)\cup(1,\infty)", r"x<-1 \text{ or } x>1"),
+    ("|x|<3", "-3<x<3"),
+    ("-1<x<3", "3>x>-1"),
+    (r"\mathbb{R}", r"(-\infty,\infty)"),
+    (r"\mathbb{R}", r"all real numbers"),
+    (r"(-\infty,\infty)", r"\text{all real numbers}"),
+    ("(1,2)", "(x,y)=(1,2)"),
+    (r"\begin{pmatrix}1\\2\end{pmatrix}", r"(1,2)"),
+    (r"[3,4)", r"3 \le x < 4"),
+    (r"(-\infty,2)\cup(5,\infty)", r"x \in (-\infty,2)\cup(5,\infty)"),
+    # choices with their content
+    ("C", "C) 15"),
+    (r"C", r"\textbf{(C)}\ 15"),
+    (r"A", r"\textbf{(A) }5"),
+    ("A", "A. 5"),
+    (r"\text{(C)}", r"\textbf{(C)}\ 15"),
+    ("C", "C"),
+    (r"A", r"\mathrm{(A)}"),
+    ("C", "(C) 15"),
+    # macros, clocks, binomials
+    (r"8:30 \text{ p.m.}", r"8:30 pm"),
+    (r"5", r"\textcolor{red}{5}"),
+    (r"5", r"{\bf 5}"),
+    (r"5", r"\underline{5}"),
+    (r"10", r"5\choose 2"),
+    (r"10", r"{5\choose 2}"),
+    (r"\text{DNE}", r"does not exist"),
+    (r"DNE", r"\text{does not exist}"),
+    (r"\binom{2020}{3}", r"\binom{2020}{3}"),
+    (r"\binom{2020}{3}", r"\frac{2020\cdot2019\cdot2018}{6}"),
+    (r"5", r"\color{red}5"),
+    (r"5", r"\color{red}{5}"),
+]
+NOT_READ_AS = [
+    # large numbers
+    ("2^{2019}-1", "2^{2019}-2"),
+    ("3^{100}-1", "3^{100}"),
+    (r"\frac{3^{50}+1}{2}", r"\frac{3^{50}-1}{2}"),
+    ("50!-1", "50!"),
+    (r"1-\frac1{2^{100}}", r"1"),
+    (r"2^{100}\sqrt2+1", r"2^{100}\sqrt2"),
+    (r"\sqrt{10^{60}+1}", r"10^{30}"),
+    (r"(1+\sqrt2)^{40}+2^{-90}", r"(1+\sqrt2)^{40}"),
+    # number words and symbols in text
+    ("5", "5 million"),
+    (r"5", r"5\text{ thousand}"),
+    (r"5", r"5\text{ hundred}"),
+    (r"5", r"5\text{ dozen}"),
+    (r"5", r"5\text{ half}"),
+    ("5", "5 billion dollars"),
+    (r"10\text{ million}", r"10"),
+    (r"2\mathrm{i}", r"2"),
+    (r"5", r"5\mathrm{i}"),
+    (r"2\mathrm{e}", r"2"),
+    (r"2", r"2\mathrm{e}"),
+    (r"2", r"2\text{x}"),
+    (r"3", r"3\text{n}"),
+    (r"5", r"5\text{ or more}"),
+    (r"5", r"5 \text{ or six}"),
+    ("5", "5 to six"),
+    (r"5", r"5\text{ and a half}"),
+    ("5", "5 and a half"),
+    ("5", "5 or six"),
+    ("5", "5 maybe six"),
+    (r"12", r"12\text{k}"),
+    # names in lists
+    ("(3,4)", "y=3, x=4"),
+    ("a=3, b=4", "4, 3"),
+    ("a=3, b=4", "a=4, b=3"),
+    ("(2, 3)", "y=2, x=3"),
+    # chains
+    ("5", "x=4=5"),
+    ("5", "x=6=7=5"),
+    ("x=5", "x=4=5"),
+    ("1", "0=1=1"),
+    ("12", "3*5=15=12"),
+    ("5", "2+3=6"),
+    ("5", "4+2=5"),
+    ("6", "4+1=5"),
+    # names the parser drops
+    ("f(3)=5", "f(2)=5"),
+    ("f'(x)", "f(x)"),
+    ("x'", "x"),
+    ("5", "5'"),
+    (r"\gcd(a,b)", r"1"),
+    ("f(1)=3", "f(2)=3"),
+    ("P(A)=0.5", "P(B)=0.5"),
+    ("x_1=5", "x_2=5"),
+    ("f(x)=5", "f(2)=5"),
+    ("f'(x)+1", "f(x)+1"),
+    ("f^{-1}(x)", "f(x)"),
+    # a space after a comma
+    ("100,200", "100, 200"),
+    ("1,234", "1, 234"),
+    # degrees in functions
+    (r"\sin 30^\circ", r"\sin 30"),
+    (r"\sin 30^\circ", r"30"),
+    # inequalities, intervals, vectors
+    ("(1,2)", "(y,x)=(1,2)"),
+    (r"(-\infty,-1)\cup(1,\infty)", r"x<-1 \text{ or } x\ge1"),
+    ("-1<x<3", "3>x>=-1"),
+    # choices with their content
+    ("C", "B) 15"),
+    ("C", "C + 1"),
+    ("C", "C, D"),
+    ("C", "2C"),
+    ("C", "C(x)"),
+    ("C", "C) 15 or D) 16"),
+    ("C", "(C), (D)"),
+    # macros, clocks, binomials
+    (r"8:30 \text{ p.m.}", r"8:30 am"),
+    (r"\binom{2020}{3}", r"1371726980"),
+]
+
+
+@pytest.mark.parametrize(("gold", "answer"), READ_AS)
+def test_an_answer_in_another_form(gold, answer):
+    assert equivalent(gold, answer) is True
+    assert equivalent(gold, answer, deep=False) in (True, None)
+
+
+@pytest.mark.parametrize(("gold", "answer"), NOT_READ_AS)
+def test_an_answer_that_only_looks_alike(gold, answer):
+    assert equivalent(gold, answer) is False
+    assert equivalent(gold, answer, deep=False) in (False, None)
 
 
 @pytest.mark.parametrize(("gold", "answer"), SAME)
@@ -200,6 +382,8 @@ def test_a_letter_after_a_space_is_a_unit_in_answers_only():
         "(9!)!",
         "9!!!!!!",
         "2^{3!!}",
+        r"2^{\binom{100}{50}}",
+        r"\binom{2020}{3}!",
         r"\binom{99999}{5000}",
         r"\sum_{i=1}^{10^9} i",
         r"\frac" * 200,

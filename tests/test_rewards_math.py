@@ -41,6 +41,10 @@ def score(reward, completion, gold):
         (r"\boxed{2}", "", None),
         (r"\boxed{\frac{}}", "2", 0.0),
         ("no idea", "2", 0.0),
+        (r"<think>so \boxed{2}", "2", 0.0),
+        ("<answer>Answer: **18**</answer>", "18", 1.0),
+        ("The answer is (C) 15.", "C", 1.0),
+        (r"\boxed{1371726980}", r"\binom{2020}{3}", 0.0),
         ("", "2", 0.0),
         ("#### 1,234", "First 1 and then\n#### 1234", 1.0),
         ("The answer is 42 apples.", 42, 1.0),
@@ -49,6 +53,14 @@ def score(reward, completion, gold):
 def test_rewards(here, completion, gold, due):
     assert score(here, completion, gold) == due
     assert score(here, [{"role": "assistant", "content": completion}], gold) == due
+
+
+def test_a_completion_that_never_leaves_its_reasoning():
+    opened = MathReward(think_opened=True, limits=None)
+    assert score(opened, r"so \boxed{5}", "5") == 0.0
+    assert score(opened, r"so 5</think> \boxed{5}", "5") == 1.0
+    with pytest.raises(InputError, match="think_opened: got 'yes'; expected 'auto' or True"):
+        MathReward(think_opened="yes")
 
 
 def test_trl_scores_the_same_answer_zero():
@@ -102,8 +114,9 @@ def test_a_missing_package_is_named(monkeypatch):
 
 
 def test_a_short_column_is_an_error_and_no_silent_zero(here):
-    with pytest.raises(ValueError, match="zip"):
-        here(completions=["a", "b"], solution=["1"])
+    for wrong in (["1"], "12"):
+        with pytest.raises(InputError, match="expected a list of 2 values, one per completion"):
+            here(completions=["a", "b"], solution=wrong)
 
 
 @pytest.mark.parametrize("dump", [pickle.dumps, cloudpickle.dumps])

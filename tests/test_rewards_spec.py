@@ -194,6 +194,40 @@ def test_wrong_forms(text, message):
             "reward_funcs: clipped.high: got 2; expected more",
         ),
         ("{clipped: {reward: 3}}", "reward_funcs: clipped.reward: got"),
+        ("{weighted_sum: {parts: 5}}", "reward_funcs: weighted_sum.parts: got 5; expected pairs"),
+        ("{weighted_sum: {parts: text}}", "reward_funcs: weighted_sum.parts: got 'text'; expected pairs"),
+        ("{math_reward: [1]}", "reward_funcs: math_reward.*: got "),
+        ("{math_reward: {name: 5}}", "reward_funcs: math_reward.name: got 5"),
+        ("{math_reward: {limits: 5}}", "reward_funcs: math_reward.limits: got 5; expected Limits"),
+        ("{math_reward: {limits: {workers: true}}}", "reward_funcs: math_reward.limits.workers: got True"),
+        ("{exact_match_reward: {column: 5}}", "reward_funcs: exact_match_reward.column: got 5"),
+        ("{exact_match_reward: {name: ''}}", "reward_funcs: exact_match_reward.name: got ''"),
+        ("{exact_match_reward: {strip: 'no'}}", "reward_funcs: exact_match_reward.strip: got 'no'"),
+        ("{numeric_reward: {abs_tol: x}}", "reward_funcs: numeric_reward.abs_tol: got 'x'"),
+        ("{format_reward: {allow_empty: 'no'}}", "reward_funcs: format_reward.allow_empty: got 'no'"),
+        ("{choice_reward: {letters: 5}}", "reward_funcs: choice_reward.letters: got 5"),
+        ("{json_schema_reward: {schema: 5}}", "reward_funcs: json_schema_reward.schema: got 5"),
+        ("{json_schema_reward: {invalid_score: x}}", "reward_funcs: json_schema_reward.invalid_score: got 'x'"),
+        ("{regex_reward: ''}", "reward_funcs: regex_reward.pattern: got ''"),
+        ("{regex_reward: {pattern: a, timeout: x}}", "reward_funcs: regex_reward.timeout: got 'x'"),
+        ("{length_penalty: {free_tokens: 1, limit_tokens: 2, max_penalty: x}}", "length_penalty.max_penalty: got 'x'"),
+        ("{code_reward: {tests: 5}}", "reward_funcs: code_reward.tests: got 5"),
+        ("{code_reward: {setup: 'a b'}}", "reward_funcs: code_reward.setup: got 'a b'"),
+        ("{code_reward: {timeout: x}}", "reward_funcs: code_reward.timeout: got 'x'"),
+        ("{code_reward: {tolerance: x}}", "reward_funcs: code_reward.tolerance: got 'x'"),
+        ("{code_reward: {workers: x}}", "reward_funcs: code_reward.workers: got 'x'"),
+        ("{code_reward: {workers: true}}", "reward_funcs: code_reward.workers: got True"),
+        ("{code_reward: {partial: 'no'}}", "reward_funcs: code_reward.partial: got 'no'"),
+        ("{isolate: {reward: {isolate: {reward: 5}}}}", "reward_funcs: isolate.reward: isolate.reward: got 5"),
+        ("{isolate: {reward: mine.py:length, batched: yes please}}", "isolate.batched: got 'yes please'"),
+        ("{openrlhf: mine.py:length}", "reward_funcs: openrlhf.function: got length.*form f.queries, prompts, labels"),
+        ("{openrlhf: {function: mine.py:length, batched: 'no'}}", "reward_funcs: openrlhf.batched: got 'no'"),
+        ("{r1_zero: mine.py:length}", "reward_funcs: r1_zero.grader: got length.*form f.response, gt"),
+        ("{get_cosine_scaled_reward: {max_len: 9, nonsense: 1}}", "get_cosine_scaled_reward.nonsense: got an unknown"),
+        (
+            "{get_repetition_penalty_reward: {ngram_size: 3, max_penalty: 5}}",
+            "with which it cannot be made .ValueError",
+        ),
     ],
 )
 def test_wrong_options(text, message):
@@ -295,3 +329,14 @@ def test_whatever_takes_on_error_refuses_nonsense():
             with pytest.raises(InputError, match=r"on_error: got 'never'; expected \"unscorable\" or \"raise\""):
                 resolve_reward({name: {**ON_ERROR.pop(name), "on_error": "never"}})
     assert set(ON_ERROR) <= {"choice_reward", "regex_reward"}
+
+
+def test_a_reward_inside_one_given_in_python_is_named_by_its_path():
+    with pytest.raises(InputError, match="^reward: isolate.reward: got 5"):
+        resolve_reward({"isolate": {"reward": 5}}, "reward")
+
+
+def test_a_text_is_no_column_of_a_foreign_function():
+    reward = resolve_reward({"r1_zero": "mine.py:grader"})
+    with pytest.raises(InputError, match="reward grader: got a str of 2 as column 'answer'"):
+        reward(completions=["1", "2"], answer="12")

@@ -1,3 +1,4 @@
+import contextlib
 import functools
 import hashlib
 import os
@@ -7,6 +8,7 @@ import threading
 import time
 
 import cloudpickle
+import numpy as np
 import psutil
 import pytest
 from hypothesis import given, settings
@@ -25,6 +27,7 @@ from misbehaving import (
 
 from trl_drgrpo.errors import InputError
 from trl_drgrpo.rewards.isolation.limits import Limits, available_workers
+from trl_drgrpo.rewards.isolation.processes import NurseryHandle
 from trl_drgrpo.rewards.isolation.workers import Failure, WorkerPool, close_pools, pool_for
 
 
@@ -406,3 +409,91 @@ def test_trainer_processes_share_the_cores(monkeypatch, processes, workers):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     monkeypatch.setenv("LOCAL_WORLD_SIZE", processes)
     assert available_workers() == workers
+
+
+def close_channel(what):
+    if what == "close":
+        os.closerange(3, 256)
+        time.sleep(60)
+    return what
+
+
+def test_a_worker_that_closes_its_channel_is_not_waited_for(new_pool):
+    pool = new_pool(timeout=30)
+    function = pickle.dumps(close_channel)
+    pool.run(function, calls(1, 2))
+    began = time.monotonic()
+    outcome, other = pool.run(function, calls("close", 3))
+    assert "the worker died" in outcome.reason
+    assert other == 3
+    assert "status unknown" not in outcome.reason
+    assert time.monotonic() - began < 5
+
+
+def die_or_nap(what):
+    if what == "die":
+        os._exit(3)
+    time.sleep(what)
+    return what
+
+
+def test_who_answered_while_another_was_dealt_with_is_not_late(new_pool, monkeypatch):
+    pool = new_pool(timeout=0.5)
+    function = pickle.dumps(die_or_nap)
+    pool.run(function, calls(0, 0))  # loaded
+    ask = NurseryHandle.exit_status
+
+    def slowly(self, number, patience=0.5):
+        time.sleep(1.0)
+        return ask(self, number, patience)
+
+    monkeypatch.setattr(NurseryHandle, "exit_status", slowly)
+    died, slept = pool.run(function, calls("die", 0.2))
+    assert died.reason == "the worker died (exit status 3)"
+    assert slept == 0.2
+
+
+def scribble(text):
+    if isinstance(text, bytes):
+        for descriptor in range(3, 64):
+            with contextlib.suppress(OSError):
+                os.write(descriptor, text)
+    return 1
+
+
+@pytest.mark.parametrize("text", [(8).to_bytes(8, "little") + b"8 bytes.", b"x", b"a line of text\n" * 9], ids=repr)
+def test_what_a_reward_writes_to_its_channel_costs_its_row_only(new_pool, text):
+    pool = new_pool(timeout=2.0, workers=1)
+    function = pickle.dumps(scribble)
+    pool.run(function, calls(*range(8)))  # quick calls travel in chunks from here on
+    rows = [0] * 5 + [text] + [0] * 5 + [text] + [0] * 3
+    outcomes = pool.run(function, calls(*rows))
+    assert [isinstance(outcome, Failure) for outcome in outcomes] == [row == text for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("timeout", 1e300),
+        ("timeout", 10**400),
+        ("timeout", 10**5000),
+        ("memory_mb", 2**45),
+        ("memory_mb", 10**20),
+        ("workers", 10**9),
+        ("workers", True),
+        ("workers", 2.0),
+        ("memory_mb", 10**5000),
+    ],
+    ids=["1e300", "10**400", "10**5000", "2**45", "10**20", "10**9", "True", "2.0", "10**5000 MB"],
+)
+def test_limits_that_no_system_could_keep(field, value):
+    with pytest.raises(InputError, match=f"{field}: got "):
+        Limits(**{field: value})
+
+
+def test_limits_take_numbers_of_numpy():
+    assert Limits(np.float32(2.0), np.int64(128), np.int32(2)) == Limits(2.0, 128, 2)
+
+
+def test_the_longest_limits_run(new_pool):
+    assert new_pool(timeout=10**6, memory_mb=2**40).run(pickle.dumps(abs), calls(-1, -2)) == [1, 2]

@@ -1,10 +1,11 @@
 """`trl-drgrpo score`: run reward functions over saved completions, before a run or on those that a run has logged.
 
-The table goes to standard output, progress and tracebacks to standard error. Exit codes: 0 done, 1 a reward failed on
-some row, 2 bad input.
+The table goes to standard output; progress, tracebacks and what rewards print go to standard error. Exit codes: 0
+done, 1 a reward failed on some row, 2 bad input.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import sys
@@ -74,25 +75,28 @@ def run(args: argparse.Namespace) -> int:
     from trl_drgrpo.rewards.registry import resolve_reward
     from trl_drgrpo.rewards.scoring.table import disagreements, score_rows
 
+    if args.output is not None:
+        _check_output(args.output, [args.data] if args.dataset is None else [args.data, args.dataset])
     specs = [reward_spec(spec, "rewards") for spec in args.rewards]
     rows = _read(args)  # before anything heavy is imported
     if len(set(args.rewards)) < len(args.rewards):
         raise InputError("rewards", " ".join(args.rewards), "different rewards", "Name each once.")
     rewards: dict[str, Any] = {}
-    for text, spec in zip(args.rewards, specs, strict=True):
-        reward = resolve_reward(spec, "rewards")
-        name = reward_name(reward)
-        rewards[text if name in rewards else name] = reward
-    rows, logged = _split_logged(rows, list(rewards))
-    rows = _tokenized(args, rows)
-    for name, reward in rewards.items():
-        _check_reward(name, reward, rows)
-    if args.output:
-        _check_output(args.output)
-
-    scores = [
-        score_rows(reward, rows, name, args.batch_size, _progress(name, len(rows))) for name, reward in rewards.items()
-    ]
+    with contextlib.redirect_stdout(sys.stderr):  # what a module or a reward prints is no result
+        for text, spec in zip(args.rewards, specs, strict=True):
+            reward = resolve_reward(spec, "rewards")
+            name = reward_name(reward)
+            rewards[text if name in rewards else name] = reward
+        rows, logged = _split_logged(rows, list(rewards))
+        rows = _tokenized(args, rows)
+        for name, reward in rewards.items():
+            _check_reward(name, reward, rows)
+        if args.output is not None:
+            _try_output(args.output)
+        scores = [
+            score_rows(reward, rows, name, args.batch_size, _progress(name, len(rows)))
+            for name, reward in rewards.items()
+        ]
     for each in scores:
         if each.traceback:
             console.log(f"{each.name}, its first failure:\n{each.traceback.rstrip()}")
@@ -102,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
             # A log holds float32.
             graders = {each.name: each.rewards, _LOGGED + each.name: logged[each.name]}
             pairs += disagreements(graders, max(args.tolerance, 1e-4))
-    if args.output:
+    if args.output is not None:
         _write(args.output, rows, scores)
     if args.json:
         _print_json(scores, pairs, args.show)
@@ -172,7 +176,18 @@ def _check_reward(name: str, reward: Any, rows: list[dict[str, Any]]) -> None:
         )
 
 
-def _check_output(path: str) -> None:
+def _check_output(path: str, inputs: list[str]) -> None:
+    """It names a file, and not one that is read."""
+    if not path.strip():
+        raise InputError("output", repr(path), "the name of a file", "Leave the flag out for no file.")
+    for each in map(Path, inputs):
+        for file in each.glob("*.parquet") if each.is_dir() else [each]:
+            if file.exists() and Path(path).exists() and file.samefile(path):
+                remedy = "Give another name: the input would be lost."
+                raise InputError("output", f"{path!r}, which is read", "a file of its own", remedy)
+
+
+def _try_output(path: str) -> None:
     """Before an hour of scoring rather than after it."""
     try:
         Path(path).parent.mkdir(parents=True, exist_ok=True)

@@ -5,8 +5,10 @@ ends in a `TypeError` from deep inside, and `inf` quietly makes a whole group's 
 one error that names the function, or, for those who opted in, unscorable rows and a counter.
 """
 
+import contextlib
 import functools
 import inspect
+import keyword
 import logging
 import math
 import numbers
@@ -14,9 +16,12 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from trl_drgrpo.errors import InputError, RewardError
-from trl_drgrpo.rewards.columns import pass_on_checks
+from trl_drgrpo.rewards.columns import PER_CALL, pass_on_checks
 
 logger = logging.getLogger(__name__)
+
+# Keywords of TRL's call that are no column, and columns that it passes under another name.
+_NO_COLUMNS = ("completions", "completion", "prompt", *PER_CALL)
 
 
 def reward_name(reward_func: Callable) -> str:
@@ -69,9 +74,60 @@ def check_on_error(on_error: Any) -> None:
     Raises:
         [`~trl_drgrpo.errors.InputError`]: If it is neither `"unscorable"` nor `"raise"`.
     """
-    if on_error not in ("unscorable", "raise"):
+    if not isinstance(on_error, str) or on_error not in ("unscorable", "raise"):
         remedy = '"unscorable" leaves the completion out of its group, "raise" ends the run.'
-        raise InputError("on_error", repr(on_error), '"unscorable" or "raise"', remedy)
+        raise InputError("on_error", _short(on_error), '"unscorable" or "raise"', remedy)
+
+
+def check_name(name: Any, field: str = "name") -> None:
+    """
+    Refuses a name under which nothing could be logged.
+
+    Raises:
+        [`~trl_drgrpo.errors.InputError`]: If it is no text, or an empty one.
+    """
+    if not isinstance(name, str) or not name.strip():
+        raise InputError(field, _short(name), "a text that is not empty", "Metrics are called rewards/<name>/mean.")
+
+
+def check_column(column: Any, field: str = "column") -> None:
+    """
+    Refuses what TRL could not pass to a reward function as one value per completion.
+
+    Raises:
+        [`~trl_drgrpo.errors.InputError`]: If it is no Python name, or one that TRL uses for something else.
+    """
+    is_name = isinstance(column, str) and column.isidentifier() and not keyword.iskeyword(column)
+    if not is_name or column in _NO_COLUMNS:
+        remedy = "TRL passes columns as keywords: rename one whose name has blanks, or that TRL uses itself."
+        raise InputError(field, _short(column), "the name of a dataset column", remedy)
+
+
+def check_flag(field: str, value: Any) -> None:
+    """
+    Refuses what only looks like yes or no.
+
+    Raises:
+        [`~trl_drgrpo.errors.InputError`]: If it is neither `True` nor `False`.
+    """
+    if not isinstance(value, bool):
+        raise InputError(field, _short(value), "true or false", "Write it without quotes.")
+
+
+def finite_number(
+    field: str, value: Any, expected: str = "a finite number", remedy: str = "Write it as a number, for example 0.5."
+) -> float:
+    """
+    A number that was given as an option, numpy's included, as a float.
+
+    Raises:
+        [`~trl_drgrpo.errors.InputError`]: If it is none, a boolean, infinite, or NaN.
+    """
+    if isinstance(value, numbers.Real) and not isinstance(value, bool):
+        with contextlib.suppress(OverflowError):
+            if math.isfinite(number := float(value)):
+                return number
+    raise InputError(field, _short(value), expected, remedy)
 
 
 def validate_rewards(output: Any, num_completions: int, name: str) -> list[float | None]:
@@ -124,7 +180,10 @@ def _number(reward: Any, index: int, field: str) -> float | None:
 
 
 def _short(value: Any) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except Exception:  # a whole number of thousands of digits, an object with a `__repr__` that fails
+        text = f"a value of type {type(value).__name__}"
     return text if len(text) <= 60 else text[:57] + "..."
 
 
@@ -171,8 +230,8 @@ class _Call:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: Any) -> bool:
-        if error is not None and not isinstance(error, Exception):
-            return False  # KeyboardInterrupt and friends are nobody's reward
+        if error is not None and not isinstance(error, (Exception, SystemExit)):
+            return False  # KeyboardInterrupt and friends are nobody's reward; sys.exit() is one's own
         if error is None:
             try:
                 self.rewards = validate_rewards(self.rewards, self.num_completions, self.guard.name)
@@ -193,7 +252,7 @@ class _Call:
         self._count(failed=1.0)
         return True
 
-    def _as_reward_error(self, error: Exception) -> RewardError:
+    def _as_reward_error(self, error: BaseException) -> RewardError:
         if isinstance(error, RewardError):
             return error
         return RewardError(

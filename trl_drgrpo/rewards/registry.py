@@ -23,20 +23,8 @@ from typing import Any
 from trl_drgrpo.errors import InputError
 from trl_drgrpo.rewards.spec import REWARDS, default_reward, resolve_mapping
 
-# What running the top level of a user's module may reasonably raise; anything else keeps its traceback.
-_IMPORT_ERRORS = (
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    ImportError,
-    LookupError,
-    NameError,
-    OSError,
-    RuntimeError,
-    SyntaxError,
-    TypeError,
-    ValueError,
-)
+# What running the top level of a user's module may raise: anything, and `sys.exit()` must not end the caller silently.
+_IMPORT_ERRORS = (Exception, SystemExit)
 
 
 def _soft_overlong_punishment() -> Callable:

@@ -5,10 +5,11 @@ declares the columns it needs (so a missing one is an error before a model loads
 alike, and runs the scoring in killable workers where `limits` are given.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from trl_drgrpo.rewards.contract import check_on_error
+from trl_drgrpo.errors import InputError
+from trl_drgrpo.rewards.contract import check_column, check_name, check_on_error
 from trl_drgrpo.rewards.isolation.isolated import Limits, scored_in_workers
 from trl_drgrpo.rewards.signatures import signature_of
 from trl_drgrpo.rewards.text import completion_text
@@ -26,13 +27,20 @@ class SampleReward:
             gets `None` and is counted in `rewards/<name>/failed_frac`; `"raise"`: the first such failure is an error.
 
     Raises:
-        [`~trl_drgrpo.errors.InputError`]: Another `on_error`.
+        [`~trl_drgrpo.errors.InputError`]: Another `on_error`, an empty name, a column that cannot be one, or `limits`
+            that are no `Limits`.
     """
 
     def __init__(
         self, name: str, columns: Sequence[str] = (), limits: Limits | None = None, on_error: str = "unscorable"
     ):
         check_on_error(on_error)
+        check_name(name)
+        for column in columns:
+            check_column(column)
+        if limits is not None and not isinstance(limits, Limits):
+            remedy = "For example `Limits(timeout=5)`, in a recipe `limits: {timeout: 5}`."
+            raise InputError("limits", repr(limits)[:60], "Limits, or None", remedy)
         self.__name__ = name
         self.columns = tuple(columns)
         self.limits = limits
@@ -47,7 +55,35 @@ class SampleReward:
         self, completions: Sequence[Any], log_metric: Callable[[str, float], None] | None = None, **kwargs: Any
     ) -> list[float | None]:
         texts = [completion_text(completion) for completion in completions]
-        calls = [((text,), {column: kwargs[column][row] for column in self.columns}) for row, text in enumerate(texts)]
+        values = {column: column_values(kwargs, column, len(texts), self.__name__) for column in self.columns}
+        calls = [((text,), {column: values[column][row] for column in values}) for row, text in enumerate(texts)]
         return scored_in_workers(
             self.score, calls, name=self.__name__, limits=self.limits, on_error=self.on_error, log_metric=log_metric
         )
+
+
+def column_values(kwargs: Mapping[str, Any], column: str, count: int, name: str) -> Sequence[Any]:
+    """One column of a call: one value per completion.
+
+    Args:
+        kwargs (`Mapping[str, Any]`): Keywords of the call.
+        column (`str`): Which of them.
+        count (`int`): Number of completions.
+        name (`str`): Name of the reward, for the message.
+
+    Returns:
+        `Sequence`: `count` values.
+
+    Raises:
+        [`~trl_drgrpo.errors.InputError`]: It is not there, a text (whose characters would pass for values), no
+            sequence, or one of another length.
+    """
+    field, remedy = f"reward {name}", f"Pass {column}=[...] with one value per completion."
+    if column not in kwargs:
+        raise InputError(field, f"no column {column!r}", f"one value per completion ({count})", remedy)
+    values = kwargs[column]
+    if isinstance(values, (str, bytes, Mapping)) or not hasattr(values, "__len__") or len(values) != count:
+        size = f" of {len(values)}" if hasattr(values, "__len__") else ""
+        got = f"a {type(values).__name__}{size} as column {column!r}"
+        raise InputError(field, got, f"a list of {count} values, one per completion", remedy)
+    return values

@@ -143,9 +143,14 @@ def resolve_mapping(spec: Mapping[str, Any], field: str = "reward_funcs") -> Cal
             arguments["limits"] = _limits(given["limits"], f"{field}: {name}.limits")
         return factory(**arguments)
     except InputError as error:
-        if error.field.startswith(field):
+        if error.field.startswith(f"{field}: {name}"):
             raise  # already said of a nested option
         raise error.under(f"{field}: {name}.{error.field}") from error
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        # TRL's factories do not check what they are given, and no constructor checks everything.
+        got = f"options with which it cannot be made ({type(error).__name__}: {error})"
+        expected = f"options {', '.join(parameters)} of the documented types"
+        raise InputError(f"{field}: {name}", got, expected, f"`{name}` documents them.") from error
 
 
 def _limits(options: Mapping[str, Any], field: str) -> Any:

@@ -9,6 +9,7 @@ All of it takes time linear in the length of the text, whatever a policy writes.
 import re
 from typing import Any
 
+_BLANKS = re.compile(r"\s*")
 _BOX_TOKEN = re.compile(r"\\(?:boxed|fbox)\s*\{|\\(?:boxed|fbox) +([^\s\\{}$]+)|\\[{}\\]|[{}]")
 
 
@@ -37,8 +38,17 @@ def prompt_text(prompt: Any) -> str:
 
 
 def after_thinking(text: str) -> str:
-    """What follows the last `</think>`; the whole text where there is none."""
-    return text.rpartition("</think>")[2]
+    """What follows the last `</think>`, up to a `<think>` that is never closed; the whole text where there is neither.
+
+    Example:
+
+    ```python
+    >>> after_thinking("<think>3?</think> 4"), after_thinking("<think>It may be 3"), after_thinking("4")
+    (' 4', '', '4')
+
+    ```
+    """
+    return text.rpartition("</think>")[2].partition("<think>")[0]
 
 
 def last_tagged(text: str) -> str | None:
@@ -60,7 +70,9 @@ def last_tagged(text: str) -> str | None:
 
 
 def last_boxed(text: str) -> str | None:
-    r"""What stands in the last `\boxed{...}` that is closed, `\fbox{...}` and `\boxed 5` included; `None` without one.
+    r"""What stands in the last `\boxed{...}` that is closed and not empty, `\fbox{...}` and `\boxed 5` included.
+
+    `None` without one.
 
     Example:
 
@@ -81,7 +93,7 @@ def last_boxed(text: str) -> str | None:
             opened.append(None)
         elif token[0] == "}" and opened:
             start = opened.pop()
-            if start is not None:
+            if start is not None and _BLANKS.match(text, start).end() < token.start():  # pyright: ignore[reportOptionalMemberAccess]
                 found = slice(start, token.start())
     return None if found is None else text[found].strip()
 

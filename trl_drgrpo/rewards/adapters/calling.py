@@ -17,7 +17,15 @@ import cloudpickle
 
 from trl_drgrpo.errors import InputError, RewardError
 from trl_drgrpo.rewards.adapters.samples import Sample, read_samples
-from trl_drgrpo.rewards.contract import check_on_error, innermost, log_mean, reward_name, validate_rewards
+from trl_drgrpo.rewards.contract import (
+    check_name,
+    check_on_error,
+    finite_number,
+    innermost,
+    log_mean,
+    reward_name,
+    validate_rewards,
+)
 from trl_drgrpo.rewards.isolation.isolated import Limits, scored_in_workers
 from trl_drgrpo.rewards.registry import FILE_PREFIX, resolve_object
 from trl_drgrpo.rewards.signatures import signature_of
@@ -71,6 +79,7 @@ class PerCompletion:
         on_error: str = "unscorable",
     ):
         check_options(timeout, on_error)
+        check_name(name)
         self.functions, self.convention, self.__name__ = list(functions), convention, name
         self.weights = [1.0] * len(self.functions) if weights is None else list(weights)
         self.columns, self.timeout, self.on_error = tuple(columns), timeout, on_error
@@ -109,7 +118,7 @@ class PerCompletion:
         """All calls, completion by completion, so that missing columns are the user's error and no sample's."""
         return [
             (part, self.convention.arguments(function, sample, self.__name__))
-            for sample in read_samples(completions, prompts, kwargs)
+            for sample in read_samples(completions, prompts, kwargs, self.__name__)
             for part, function in enumerate(self.functions)
         ]
 
@@ -150,6 +159,8 @@ class AsyncPerCompletion(PerCompletion):
             if inspect.isawaitable(result):
                 result = await asyncio.wait_for(result, self.timeout)
             return validate_rewards([self.convention.read(result)], 1, self.__name__)[0]
+        except SystemExit as error:  # as any other failure; as it is, it would end the event loop
+            return RuntimeError(f"SystemExit: {error}")
         except Exception as error:  # one completion's, counted by the caller
             return error
 
@@ -183,10 +194,37 @@ def _weighted(row: Sequence[float | None], weights: Sequence[float]) -> float | 
 
 def check_options(timeout: float | None, on_error: str) -> None:
     """Raises [`~trl_drgrpo.errors.InputError`] for a time limit or an `on_error` that means nothing."""
-    if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0):
-        remedy = "Leave it out for no limit."
-        raise InputError("timeout", repr(timeout), "a number of seconds above 0", remedy)
+    if timeout is not None:
+        expected, remedy = "a number of seconds above 0", "Leave it out for no limit."
+        if finite_number("timeout", timeout, expected, remedy) <= 0:
+            raise InputError("timeout", repr(timeout), expected, remedy)
+        Limits(timeout=timeout)  # what workers can wait for
     check_on_error(on_error)
+
+
+def check_takes(function: Callable, option: str, form: str, count: int, keywords: Sequence[str] = ()) -> None:
+    """
+    Refuses a function that cannot be called as its stack calls it, before a run rather than on every completion of it.
+
+    Args:
+        function (`Callable`): The function; one whose signature Python cannot read is not checked.
+        option (`str`): The adapter's name for it, for the message.
+        form (`str`): How it is called, for the message.
+        count (`int`): Number of positional arguments.
+        keywords (`Sequence[str]`, *optional*): Keywords that it gets where it names them.
+
+    Raises:
+        [`~trl_drgrpo.errors.InputError`]: If it takes fewer arguments, or needs others.
+    """
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(*[None] * count, **{name: None for name in keywords if name in signature.parameters})
+    except TypeError as error:
+        got = f"{reward_name(function)}{signature} ({error})"
+        raise InputError(option, got, f"a function of the form {form}", "Use the adapter of its own form.") from error
 
 
 def loaded(function: Any, option: str, what: str = "a function, or the path of one") -> Any:

@@ -15,7 +15,7 @@ from trl_drgrpo.rewards import signatures
 from trl_drgrpo.rewards.adapters import calling, outward
 from trl_drgrpo.rewards.adapters.calling import Call, Convention
 from trl_drgrpo.rewards.adapters.samples import Place, Sample, read_samples
-from trl_drgrpo.rewards.contract import innermost, log_mean, reward_name, validate_rewards
+from trl_drgrpo.rewards.contract import check_flag, innermost, log_mean, reward_name, validate_rewards
 from trl_drgrpo.rewards.text import prompt_text
 
 
@@ -54,10 +54,12 @@ def from_openrlhf(
         `Callable`: `f(completions, prompts=, <columns>) -> list[float | None]`.
 
     Raises:
-        [`~trl_drgrpo.errors.InputError`]: For options that do not fit.
+        [`~trl_drgrpo.errors.InputError`]: For options that do not fit, or a function that takes other arguments.
     """
     found = calling.loaded(function, "function")
     calling.check_options(timeout, on_error)
+    check_flag("batched", batched)
+    calling.check_takes(found, "function", "f(queries, prompts, labels, **kwargs)", 3)
     if inspect.iscoroutinefunction(innermost(found)):
         remedy = "Use from_trl, from_verl or from_verifiers for async functions."
         raise InputError("function", f"{reward_name(found)}, which is async", "a sync function", remedy)
@@ -117,7 +119,7 @@ class _Batch:
         log_metric: Callable[[str, float], None] | None = None,
         **kwargs: Any,
     ) -> Any:
-        samples = read_samples(completions, prompts, kwargs)
+        samples = read_samples(completions, prompts, kwargs, self.__name__)
         rows = [self.convention.values(sample, self.__name__) for sample in samples]
         result = self.function(*([row[part] for row in rows] for part in range(3)))
         if log_metric is not None and isinstance(result, Mapping):

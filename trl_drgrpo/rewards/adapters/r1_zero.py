@@ -13,7 +13,7 @@ from trl_drgrpo.rewards import signatures
 from trl_drgrpo.rewards.adapters import calling
 from trl_drgrpo.rewards.adapters.calling import Call, Convention
 from trl_drgrpo.rewards.adapters.samples import Place, Sample
-from trl_drgrpo.rewards.contract import reward_name
+from trl_drgrpo.rewards.contract import check_flag, reward_name
 
 
 def from_r1_zero(
@@ -47,7 +47,7 @@ def from_r1_zero(
         `Callable`: `f(completions, <columns>) -> list[float | None]`.
 
     Raises:
-        [`~trl_drgrpo.errors.InputError`]: If the grader cannot be found.
+        [`~trl_drgrpo.errors.InputError`]: If the grader cannot be found, or takes other arguments.
 
     Example:
 
@@ -60,6 +60,8 @@ def from_r1_zero(
     ```
     """
     found = calling.loaded(grader, "grader")
+    check_flag("fast", fast)
+    calling.check_takes(found, "grader", "f(response, gt, fast=...) -> (info, reward)", 2, ("fast",))
     options: dict[str, Any] = {"name": name or reward_name(found), "timeout": timeout, "on_error": on_error}
     return calling.per_completion([found], _R1Zero(answer_column, fast), **options)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from trl_drgrpo.errors import InputError
 from trl_drgrpo.rewards.columns import PER_CALL
+from trl_drgrpo.rewards.sample import column_values
 from trl_drgrpo.rewards.text import completion_text, prompt_text
 
 # What TRL passes to a reward function that is not a column of the dataset.
@@ -39,11 +40,12 @@ class Sample:
 
 
 def read_samples(
-    completions: Sequence[Any], prompts: Sequence[Any] | None, keywords: Mapping[str, Any]
+    completions: Sequence[Any], prompts: Sequence[Any] | None, keywords: Mapping[str, Any], reward: str
 ) -> list[Sample]:
-    """The rows of one call, from the lists that TRL passes."""
-    given = [""] * len(completions) if prompts is None else prompts
-    columns = {name: values for name, values in keywords.items() if name not in NOT_COLUMNS}
+    """The rows of one call, from the lists that TRL passes; `InputError` where one of them is none."""
+    count = len(completions)
+    given = [""] * count if prompts is None else prompts
+    columns = {name: column_values(keywords, name, count, reward) for name in keywords if name not in NOT_COLUMNS}
     return [
         Sample(prompt, completion, {name: values[row] for name, values in columns.items()})
         for row, (prompt, completion) in enumerate(zip(given, completions, strict=True))

@@ -157,7 +157,7 @@ class _Batch:
         self.convention.check_columns(columns, self.__name__)
 
     def keywords(self, completions: Sequence[Any], prompts: Sequence[Any] | None, kwargs: dict) -> dict[str, Any]:
-        samples = read_samples(completions, prompts, kwargs)
+        samples = read_samples(completions, prompts, kwargs, self.__name__)
         for sample in samples[:1]:
             self.convention.check_columns(list(sample.columns), self.__name__)
         rows = [self.convention.values(sample, self.__name__) for sample in samples]

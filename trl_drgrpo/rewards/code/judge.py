@@ -1,20 +1,17 @@
 """The side of the tests: runs them, asks the completion's process for values, and decides. It runs inside, alone.
 
-The tests run in this process, where no line of the completion ever does. Names that the tests use and do not define
-stand for objects of the completion's process; calling one sends the arguments there and gets plain data back. So what
+The tests run in this process, where no line of the completion ever does. Names of the completion (see `entries.py`)
+stand for objects of its process; calling one sends the arguments there and gets plain data back. So what
 is compared with what, and the expected values, are out of the completion's sight and reach.
 """
 
 import ast
-import builtins
 import os
 import sys
 import types
 
-from trl_drgrpo.rewards.code import wire
+from trl_drgrpo.rewards.code import checks, entries, wire
 
-# Test sets of this field use these without importing them.
-_COMMON_MODULES = ("math", "cmath", "collections", "itertools", "re", "random", "functools", "string", "copy")
 _PLAIN_TYPES = (int, float, str, list, dict, set, tuple, bool, bytes, frozenset, complex, bytearray, object)
 
 
@@ -30,14 +27,15 @@ def judge():
     os.dup2(null, 1)
     job = wire.receive(reader)
     try:
-        namespace, tests, names = prepare(job["tests"], job["setup"], job["entry_point"])
+        tally = checks.Tally()
+        namespace, tests, names = prepare(job["tests"], job["setup"], job["entry_point"], tally)
     except BaseException as error:
         wire.send(writer, {"broken": f"{type(error).__name__}: {error}"})
         return
     wire.send(writer, {"tests": len(tests)})
     channel = Channel(os.fdopen(job["read_fd"], "rb"), os.fdopen(job["write_fd"], "wb"))
     try:
-        for verdict in verdicts(channel, job, namespace, tests, names):
+        for verdict in verdicts(channel, job, (namespace, tests, names), tally):
             wire.send(writer, verdict)
     except Unsupported as error:
         wire.send(writer, {"broken": str(error)})
@@ -45,13 +43,15 @@ def judge():
         wire.send(writer, {"gone": True})
 
 
-def verdicts(channel, job, namespace, tests, names):
+def verdicts(channel, job, prepared, tally):
     """Yield `{"loaded": bool}` and then `{"passed": bool}` per test, from the job's `first` on."""
+    namespace, tests, names = prepared
+    sys.modules["solution"] = Solution(channel)
     try:
         channel.ask({"do": "load", "source": job["setup"] + "\n" + job["code"]})
         for name in names:
             try:
-                namespace[name] = channel.ask({"do": "look_up", "name": name})
+                namespace[name] = channel.look_up(name)
             except NameError:  # missed when a test uses it
                 namespace.pop(name, None)
     except Exception as error:
@@ -61,15 +61,24 @@ def verdicts(channel, job, namespace, tests, names):
         return
     yield {"loaded": True}
     for index, (preparation, test) in enumerate(tests):
+        tally.start()
         passed = run(preparation, namespace)
         if index >= job["first"]:
             passed = run(test, namespace) and passed
         if channel.is_gone:
             raise EOFError
         if index >= job["first"]:
+            passed = passed and has_checked(tally, channel)
             yield {"passed": passed}
             if job["stop_at_first"] and not passed:
                 return
+
+
+def has_checked(tally, channel):
+    """Whether a test that ran to its end says anything; one that checks nothing of what it asked for has failed."""
+    if not tally.checks and not channel.uses:
+        raise Unsupported("a test that checks nothing and never uses the completion")
+    return tally.checks > 0 and not tally.has_failed
 
 
 def run(code, namespace):
@@ -83,7 +92,7 @@ def run(code, namespace):
     return True
 
 
-def prepare(tests, setup, entry_point):
+def prepare(tests, setup, entry_point, tally=None):
     """Everything that needs no completion.
 
     Returns:
@@ -92,72 +101,14 @@ def prepare(tests, setup, entry_point):
     """
     module = sys.modules["tests"] = types.ModuleType("tests")
     namespace = module.__dict__
+    namespace.update((tally or checks.Tally()).names())
+    setup = checks.counted(setup)
     exec(compile(setup, "<setup>", "exec"), namespace)
-    if isinstance(tests, str):
-        split = split_tests(ast.parse(tests), entry_point)
-    else:
-        split = [([], ast.parse(test).body) for test in tests]
-    if not split:
-        raise ValueError("no test found: an assert, a function test_..., or check(candidate) with an entry point")
-    names = free_names([node for part in split for half in part for node in half], namespace)
-    for name in [name for name in names if name in _COMMON_MODULES]:
-        namespace[name] = __import__(name)
-        names.remove(name)
-    if entry_point:
-        names = list(dict.fromkeys([*names, entry_point]))
-    return namespace, [(_compiled(before), _compiled(test)) for before, test in split], names
-
-
-def split_tests(tree, entry_point):
-    """A source text as tests: a list of (statements that lead to it, statements that are it)."""
-    split = []
-    before = []
-    check = None
-    for node in tree.body:
-        if isinstance(node, ast.ImportFrom) and node.module == "solution":
-            continue  # its names are the completion's anyway
-        if _is_test(node):
-            split.append((before, [node]))
-            before = []
-            continue
-        before.append(node)
-        if isinstance(node, ast.FunctionDef) and node.name.startswith("test") and not node.args.args:
-            split.append((before, ast.parse(node.name + "()").body))
-            before = []
-        elif isinstance(node, ast.FunctionDef) and node.name == "check":
-            check = node
-    if not split and check is not None and entry_point:
-        split.append((before, ast.parse(f"check({entry_point})").body))
-    return split
-
-
-def _is_test(node):
-    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-        return False
-    call = node.value if isinstance(node, ast.Expr) else None
-    if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "check":
-        return True
-    return any(isinstance(inner, ast.Assert) for inner in ast.walk(node))
-
-
-def free_names(nodes, namespace):
-    """Names that are read and nowhere made, in order of appearance: those of the completion."""
-    used, made = [], set(namespace) | set(dir(builtins))
-    for node in (inner for outer in nodes for inner in ast.walk(outer)):
-        if isinstance(node, ast.Name):
-            if isinstance(node.ctx, ast.Load):
-                used.append(node.id)
-            else:
-                made.add(node.id)
-        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            made.add(node.name)
-        elif isinstance(node, ast.arg):
-            made.add(node.arg)
-        elif isinstance(node, ast.alias):
-            made.add((node.asname or node.name).split(".")[0])
-        elif isinstance(node, ast.ExceptHandler) and node.name:
-            made.add(node.name)
-    return [name for name in dict.fromkeys(used) if name not in made]
+    trees = [checks.counted(text) for text in ([tests] if isinstance(tests, str) else tests)]
+    split = entries.split_tests(trees, setup, entry_point, is_text=isinstance(tests, str))
+    codes = [(_compiled(before), _compiled(test)) for before, test in split]
+    names = entries.names_to_ask(split, [code for pair in codes for code in pair], namespace, entry_point)
+    return namespace, codes, names
 
 
 def _compiled(nodes):
@@ -171,6 +122,7 @@ class Channel:
         self.reader = reader
         self.writer = writer
         self.callbacks = []
+        self.uses = 0  # of the completion by the tests, a name that it lacks included
         self.is_gone = False
 
     def ask(self, request, args=()):
@@ -190,8 +142,16 @@ class Channel:
             self._update(args[int(at)], wire.decode(form, self.theirs))
         return wire.decode(reply["value"], self.theirs)
 
+    def look_up(self, name):
+        """What the completion calls so; raises `NameError`."""
+        self.uses += 1
+        value = self.ask({"do": "look_up", "name": name})
+        self.uses -= type(value) is Remote  # not before it is called
+        return value
+
     def operate(self, do, target, args, kwargs=None):
         """One operation on an object of the completion."""
+        self.uses += 1
         request = {"do": do, "target": target, "args": [wire.encode(arg, self.keep) for arg in args]}
         request["kwargs"] = {name: wire.encode(arg, self.keep) for name, arg in (kwargs or {}).items()}
         return self.ask(request, args)
@@ -228,6 +188,22 @@ class Channel:
         elif isinstance(old, (dict, set)):
             old.clear()
             old.update(new)
+
+
+class Solution(types.ModuleType):
+    """The completion as a module, for tests that import from it."""
+
+    def __init__(self, channel):
+        super().__init__("solution")
+        self._channel = channel
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        try:
+            return self._channel.look_up(name)
+        except NameError as error:
+            raise AttributeError(name) from error
 
 
 class Remote:

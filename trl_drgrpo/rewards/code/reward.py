@@ -5,12 +5,16 @@ made outside of its process from values that it returned or printed. It never se
 patching `assert` or the interpreter, objects that equal everything, and forged messages gain nothing.
 
 What does not hold, because no test can give it: a completion that knows the expected values by heart (from its
-prompt, say) passes; so does one that is wrong where no test looks. A name that the tests use and nobody defines is
-asked of the completion. A function's process lives for all its tests, so earlier calls can influence later ones.
+prompt, say) passes; so does one that is wrong where no test looks. Without an entry point, a function that the tests
+call and nobody defines is asked of the completion, and is shown its arguments. A function's process lives for all its
+tests, so earlier calls can influence later ones.
 
-What cannot be tested and is scored `None`: tests that pass objects of their own classes to the code, `unittest`
-classes. What counts as failed: results to be compared by a `__eq__`, or added by an `__add__`, of the completion's own
-class; processes (`subprocess`, `multiprocessing`) and sockets in the code; packages that `python` does not have.
+What cannot be tested and is scored `None`: tests that pass objects of their own classes to the code; classes of tests
+(`unittest`), coroutines, pytest's fixtures and parameters; tests in which nothing is asserted or nothing is asked of
+the completion; names and modules that the tests use and that are not there. What counts as failed: a test that used
+the completion and came to none of its asserts; an assert that fails, though an `except` of the test swallows it;
+results to be compared by a `__eq__`, or added by an `__add__`, of the completion's own class; processes
+(`subprocess`, `multiprocessing`) and sockets in the code; packages that `python` does not have.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,10 +25,11 @@ from trl_drgrpo.errors import InputError
 from trl_drgrpo.rewards.code.problems import ProgramTests, fenced_code, parse_tests
 from trl_drgrpo.rewards.code.sandbox import Sandbox
 from trl_drgrpo.rewards.code.session import BrokenTests, Clock, run_function_tests, run_programs
+from trl_drgrpo.rewards.contract import check_column, check_flag, finite_number
 from trl_drgrpo.rewards.isolation.isolated import scored_in_workers
 from trl_drgrpo.rewards.isolation.limits import available_workers
-from trl_drgrpo.rewards.sample import SampleReward
-from trl_drgrpo.rewards.text import completion_text
+from trl_drgrpo.rewards.sample import SampleReward, column_values
+from trl_drgrpo.rewards.text import completion_text, prompt_text
 
 
 class CodeReward(SampleReward):
@@ -37,7 +42,8 @@ class CodeReward(SampleReward):
 
     Args:
         tests (`str`, *optional*, defaults to `"tests"`): Column with the tests.
-        setup (`str`, *optional*): Column with source that goes before code and tests (imports; HumanEval's prompt).
+        setup (`str`, *optional*): Column with source that goes before code and tests (imports; HumanEval's prompt:
+            `"prompt"`, of which TRL passes the texts as `prompts`).
         entry_point (`str`, *optional*): Column with the name of the function under test, for `check(candidate)`.
         partial (`bool`, *optional*, defaults to `False`): Give the fraction of tests passed instead of all or nothing.
             All or nothing stops at the first test that fails.
@@ -85,6 +91,13 @@ class CodeReward(SampleReward):
         name: str = "code_reward",
     ):
         _check_options(tolerance, timeout, total_timeout, workers, sandbox)
+        setup = "prompts" if setup == "prompt" else setup
+        check_column(tests, "tests")
+        for field, column in (("setup", setup), ("entry_point", entry_point)):
+            if column is not None:
+                check_column(column, field)
+        check_flag("partial", partial)
+        check_flag("require_fence", require_fence)
         columns = [column for column in (tests, setup, entry_point) if column is not None]
         super().__init__(name, list(dict.fromkeys(columns)), limits=None, on_error=on_error)
         self.tests, self.setup, self.entry_point = tests, setup, entry_point
@@ -122,7 +135,7 @@ class CodeReward(SampleReward):
         """
         tests = parse_tests(
             columns[self.tests],
-            columns[self.setup] if self.setup else None,
+            self._setup_text(columns),
             columns[self.entry_point] if self.entry_point else None,
             self.tolerance,
         )
@@ -140,15 +153,21 @@ class CodeReward(SampleReward):
             passed = run_function_tests(self.sandbox, code, tests, self.clock, not self.partial)
         return sum(passed) / len(passed) if self.partial else float(all(passed))
 
+    def _setup_text(self, columns: dict[str, Any]) -> Any:
+        if self.setup == "prompts":
+            return prompt_text(columns["prompts"])
+        return columns[self.setup] if self.setup else None
+
     def __call__(
         self, completions: Sequence[Any], log_metric: Callable[[str, float], None] | None = None, **kwargs: Any
     ) -> list[float | None]:
         self.check()
+        values = {name: column_values(kwargs, name, len(completions), self.__name__) for name in self.columns}
         # The work is in other processes: threads that wait for them are workers enough.
         with ThreadPoolExecutor(self.workers or available_workers(), self.__name__) as pool:
             futures = [
                 pool.submit(
-                    self.score, completion_text(completion), **{name: kwargs[name][row] for name in self.columns}
+                    self.score, completion_text(completion), **{name: values[name][row] for name in self.columns}
                 )
                 for row, completion in enumerate(completions)
             ]
@@ -171,13 +190,17 @@ def _check_options(
 ) -> None:
     if not isinstance(sandbox, (str, Sandbox)):
         raise InputError("sandbox", repr(sandbox), '"bwrap", "none" or a Sandbox', 'Leave it out for "bwrap".')
-    if tolerance is not None and not 0 <= tolerance < 1:
-        raise InputError("tolerance", str(tolerance), "a number from 0 to below 1, or None", "1e-6 is usual.")
+    expected = "a number from 0 to below 1, or None"
+    if tolerance is not None and not 0 <= finite_number("tolerance", tolerance, expected, "1e-6 is usual.") < 1:
+        raise InputError("tolerance", str(tolerance), expected, "1e-6 is usual.")
+    for field, seconds in (("timeout", timeout), ("total_timeout", total_timeout)):
+        finite_number(field, seconds, "a finite number of seconds", "Set both, timeout at most total_timeout.")
     if not 0 < timeout <= total_timeout < float("inf"):
         got = f"timeout={timeout} and total_timeout={total_timeout}"
         raise InputError("timeout", got, "0 < timeout <= total_timeout, finite", "They are seconds: set both.")
-    if workers is not None and workers < 1:
-        raise InputError("workers", str(workers), "at least 1, or None for all cores", "Leave it out.")
+    if workers is not None and (not isinstance(workers, int) or isinstance(workers, bool) or workers < 1):
+        expected = "a whole number, at least 1, or None for all cores"
+        raise InputError("workers", repr(workers)[:60], expected, "Leave it out.")
 
 
 code_reward = CodeReward()

@@ -207,9 +207,7 @@ def _check_walls(sandbox: Sandbox) -> None:
     holes = [name for name, reached in found.items() if reached]
     if holes:
         got = f"a sandbox from which these are in reach: {', '.join(holes)}"
-        raise InputError(
-            "sandbox", got, "nothing in reach", "Please report it with your kernel and `bwrap --version`."
-        )
+        raise InputError("sandbox", got, "nothing in reach", "Please report it with `uname -r` and `bwrap --version`.")
 
 
 def _private_places() -> list[str]:

@@ -146,4 +146,5 @@ def _message(judge: Running, deadline: float) -> dict[str, Any] | None:
 
 
 def _sources(module: str) -> dict[str, str]:
-    return {_PATH + name: source_of(f"{name}.py") for name in ("wire", module)}
+    names = ("wire", "checks", "entries", module) if module == "judge" else ("wire", module)
+    return {_PATH + name: source_of(f"{name}.py") for name in names}

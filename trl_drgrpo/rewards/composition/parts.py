@@ -13,9 +13,9 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trl_drgrpo.errors import InputError
+from trl_drgrpo.errors import InputError, RewardError
 from trl_drgrpo.rewards.columns import PER_CALL, check_own_columns, check_ready
-from trl_drgrpo.rewards.contract import innermost, reward_name, validate_rewards
+from trl_drgrpo.rewards.contract import check_name, innermost, reward_name, validate_rewards
 from trl_drgrpo.rewards.registry import resolve_reward
 from trl_drgrpo.rewards.signatures import required, select, signature_of
 
@@ -128,6 +128,7 @@ class AsyncComposed(Composed):
 
 def composed(rule: Rule, name: str) -> Composed:
     """A reward function that follows a rule; asynchronous where one of the parts is."""
+    check_name(name)
     kind = AsyncComposed if any(part.is_async for part in rule.parts) else Composed
     return kind(name, rule)
 
@@ -189,6 +190,11 @@ async def _together(calls: Sequence[PartCall]) -> list[Rewards]:
 
 
 async def _later(call: PartCall) -> Rewards:
-    if call.part.is_async:
-        return call.validated(await call.part.call(call.kwargs))
-    return call.validated(await asyncio.to_thread(call.part.call, call.kwargs))
+    try:
+        if call.part.is_async:
+            return call.validated(await call.part.call(call.kwargs))
+        return call.validated(await asyncio.to_thread(call.part.call, call.kwargs))
+    except SystemExit as error:  # as it is, it would end the event loop and not just this reward
+        got = f"SystemExit: {error}"
+        remedy = "Raise an exception, or return None for a completion it cannot score."
+        raise RewardError(f"reward function '{call.part.name}'", got, "a list of rewards", remedy) from error

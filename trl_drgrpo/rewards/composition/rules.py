@@ -15,7 +15,7 @@ import logging
 import math
 import pickle
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from trl_drgrpo.errors import InputError
@@ -31,7 +31,7 @@ from trl_drgrpo.rewards.composition.parts import (
     log_nothing,
     rows_of,
 )
-from trl_drgrpo.rewards.contract import log_mean
+from trl_drgrpo.rewards.contract import finite_number, log_mean, validate_rewards
 from trl_drgrpo.rewards.strings.formats import format_reward
 
 logger = logging.getLogger(__name__)
@@ -40,7 +40,8 @@ logger = logging.getLogger(__name__)
 def weighted_sum(parts: Any, none: str = "propagate", name: str = "weighted_sum") -> Composed:
     """The sum of rewards times weights.
 
-    Logs each part's mean, without its weight, as `rewards/<name>/<part>`.
+    Logs each part's mean, without its weight, as `rewards/<name>/<part>`. A sum beyond the range of floats is an error
+    of that call, as an infinite reward of any function is.
 
     Args:
         parts (`Sequence[tuple]` or `Mapping[str, tuple]`): Pairs of a reward function (or its name) and a weight; a
@@ -103,10 +104,9 @@ def gated(
 
     ```
     """
-    for field, value in (("else_value", else_value), ("at_least", at_least)):
-        if value is not None:
-            _finite(field, value)
-    rule = _Gated(Part(reward, "reward"), Part(gate, "gate"), else_value, _finite("at_least", at_least))
+    if else_value is not None:
+        else_value = finite_number("else_value", else_value)
+    rule = _Gated(Part(reward, "reward"), Part(gate, "gate"), else_value, finite_number("at_least", at_least))
     return composed(rule, name or f"gated_{rule.parts[0].name}")
 
 
@@ -125,9 +125,10 @@ def clipped(reward: Any, low: float = 0.0, high: float = 1.0, name: str = "") ->
     Raises:
         [`~trl_drgrpo.errors.InputError`]: Bounds out of order, or something that is no reward function.
     """
-    if not _finite("low", low) < _finite("high", high):
+    bounds = finite_number("low", low), finite_number("high", high)
+    if not bounds[0] < bounds[1]:
         raise InputError("high", repr(high), f"more than low={low!r}", "Exchange the bounds.")
-    rule = _Clipped(Part(reward, "reward"), low, high)
+    rule = _Clipped(Part(reward, "reward"), *bounds)
     return composed(rule, name or f"clipped_{rule.parts[0].name}")
 
 
@@ -150,7 +151,7 @@ def cached(reward: Any, max_entries: int = 10_000, name: str = "") -> Composed:
     Raises:
         [`~trl_drgrpo.errors.InputError`]: `max_entries` below 1, or something that is no reward function.
     """
-    if not isinstance(max_entries, int) or max_entries < 1:
+    if not isinstance(max_entries, int) or isinstance(max_entries, bool) or max_entries < 1:
         raise InputError("max_entries", repr(max_entries), "a whole number from 1", "Leave `cached` out for no cache.")
     rule = _Cached(Part(reward, "reward"), max_entries)
     return composed(rule, name or rule.parts[0].name)
@@ -185,13 +186,20 @@ class _WeightedSum(Rule):
         rewards_per_part = yield [PartCall(part, kwargs) for part in self.parts]
         for part_name, rewards in zip(self.names, rewards_per_part, strict=True):
             log_mean(kwargs.get("log_metric"), f"rewards/{name}/{part_name}", rewards)
-        return [self._sum(row) for row in zip(*rewards_per_part, strict=True)]
+        sums = [self._sum(row) for row in zip(*rewards_per_part, strict=True)]
+        return validate_rewards(sums, len(sums), name)
 
     def _sum(self, row: Sequence[float | None]) -> float | None:
         present = [weight * reward for weight, reward in zip(self.weights, row, strict=True) if reward is not None]
         if not present or (len(present) < len(row) and not self.skips_none):
             return None
-        return math.fsum(present)
+        try:
+            return math.fsum(present)
+        except (
+            OverflowError,
+            ValueError,
+        ):  # beyond the range of floats, or inf - inf
+            return math.inf
 
 
 class _Gated(Rule):
@@ -294,7 +302,8 @@ class _NotedIfNotBinary(Rule):
 
 
 def _named_parts(parts: Any) -> list[tuple[str, Part, float]]:
-    pairs = list(parts.values()) if isinstance(parts, Mapping) else list(parts)
+    listed: Any = parts.values() if isinstance(parts, Mapping) else parts
+    pairs = [] if isinstance(listed, str) or not isinstance(listed, Iterable) else list(listed)
     expected = "pairs of a reward function and a weight"
     if not pairs or not all(isinstance(pair, (tuple, list)) and len(pair) == 2 for pair in pairs):
         raise InputError("parts", repr(parts), expected, "For example `[(math_reward, 1.0), (format_reward, 0.1)]`.")
@@ -303,11 +312,5 @@ def _named_parts(parts: Any) -> list[tuple[str, Part, float]]:
     if twice := {name for name in names if names.count(name) > 1}:
         remedy = "Give the parts names: `{'strict': (reward, 1.0), 'lenient': (other, 1.0)}`."
         raise InputError("parts", f"two parts called {min(twice)}", "parts of different names", remedy)
-    weights = [_finite(f"parts[{index}]", weight) for index, (_, weight) in enumerate(pairs)]
+    weights = [finite_number(f"parts[{index}]", weight) for index, (_, weight) in enumerate(pairs)]
     return list(zip(names, found, weights, strict=True))
-
-
-def _finite(field: str, value: Any) -> float:
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
-        raise InputError(field, repr(value), "a finite number", "Write it as a number, for example 0.5.")
-    return value

@@ -18,7 +18,7 @@ from typing import Any
 
 from trl_drgrpo.errors import InputError, RewardError
 from trl_drgrpo.rewards.columns import check_own_columns, check_ready
-from trl_drgrpo.rewards.contract import check_on_error, reward_name
+from trl_drgrpo.rewards.contract import check_flag, check_on_error, reward_name
 from trl_drgrpo.rewards.isolation.batch import Call, Failure
 from trl_drgrpo.rewards.isolation.calling import RewardCaller, SampleScorer, Scored
 from trl_drgrpo.rewards.isolation.limits import Limits
@@ -97,6 +97,7 @@ class IsolatedReward:
 
     def __init__(self, reward: Callable | str | Mapping[str, Any], limits: Limits, batched: bool, on_error: str):
         check_on_error(on_error)
+        check_flag("batched", batched)
         function = resolve_reward(reward, field="reward") if isinstance(reward, (str, Mapping)) else reward
         if not callable(function) or inspect.isclass(function):
             got = f"the class {function.__name__}" if inspect.isclass(function) else repr(function)
@@ -187,7 +188,7 @@ def _run_here(function: Callable[..., Any], calls: Sequence[Call], stop_at_failu
     for args, kwargs in calls:
         try:
             outcomes.append(function(*args, **kwargs))
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # sys.exit() in a reward is its failure, as it is in a worker
             outcomes.append(Failure(f"{type(error).__name__}: {error}", traceback.format_exc()))
             if stop_at_failure:
                 break

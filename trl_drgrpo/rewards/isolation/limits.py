@@ -1,10 +1,16 @@
 """How much one call of a reward may take: time, memory, and how many run at once."""
 
-import math
+import numbers
 import os
 from dataclasses import dataclass
+from typing import Any
 
 from trl_drgrpo.errors import InputError
+from trl_drgrpo.rewards.contract import finite_number
+
+_MOST_SECONDS = 10**6  # some eleven days; what waits for sockets takes no more than twice that
+_MOST_MB = 2**40  # an exabyte, which the system can still count in bytes
+_MOST_WORKERS = 10_000
 
 
 @dataclass(frozen=True)
@@ -13,8 +19,8 @@ class Limits:
 
     Args:
         timeout (`float`, *optional*, defaults to `5.0`):
-            Wall-clock seconds per call. Imports while the reward is loaded, and its `warm_up()` where it has such a
-            method, are not counted; a module that the first call imports is.
+            Wall-clock seconds per call, at most a million. Imports while the reward is loaded, and its `warm_up()`
+            where it has such a method, are not counted; a module that the first call imports is.
         memory_mb (`int`, *optional*, defaults to `4096`):
             Megabytes of private writable memory per worker (Linux' `RLIMIT_DATA`; shared libraries do not count); what
             exceeds it is a `MemoryError` in the reward. Processes that a reward starts have this limit each. `None`:
@@ -35,21 +41,25 @@ class Limits:
 
     def __post_init__(self):
         remedy = "Give the longest time that one right answer may take."
-        if not _is_number(self.timeout) or not 0 < self.timeout < math.inf:
-            raise InputError("timeout", repr(self.timeout), "a positive number of seconds", remedy)
-        self._check("memory_mb", 64, "or None", "An empty worker takes about 20; None sets no limit.")
-        self._check("workers", 1, "or None", "None takes one per core that is there for this process.")
-        self._check("calls_per_worker", 1, "", "1 gives every call a fresh process.")
+        expected = f"a positive number of seconds, at most {_MOST_SECONDS}"
+        seconds = finite_number("timeout", self.timeout, expected, remedy)
+        if not 0 < seconds <= _MOST_SECONDS:
+            raise InputError("timeout", repr(self.timeout), expected, remedy)
+        self._check("memory_mb", 64, _MOST_MB, "or None", "An empty worker takes about 20; None sets no limit.")
+        self._check("workers", 1, _MOST_WORKERS, "or None", "None takes one per core that is there for this process.")
+        self._check("calls_per_worker", 1, 10**18, "", "1 gives every call a fresh process.")
 
-    def _check(self, field: str, least: int, or_none: str, remedy: str) -> None:
-        value = getattr(self, field)
-        if (value is None and or_none) or (isinstance(value, int) and value >= least):
+    def _check(self, field: str, least: int, most: int, or_none: str, remedy: str) -> None:
+        value: Any = getattr(self, field)
+        if value is None and or_none:
             return
-        raise InputError(field, repr(value), f"a whole number, at least {least} {or_none}".rstrip(), remedy)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+        expected = f"a whole number, at least {least} {or_none}".rstrip()
+        number = finite_number(field, value, expected, remedy)
+        if number < least or not isinstance(value, numbers.Integral):
+            raise InputError(field, repr(value)[:60], expected, remedy)
+        if number > most:
+            expected = f"a whole number, at most {most} {or_none}".rstrip()
+            raise InputError(field, repr(value)[:60], expected, remedy)
 
 
 def available_workers() -> int:

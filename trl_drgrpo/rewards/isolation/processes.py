@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +17,7 @@ from trl_drgrpo.errors import InputError
 from trl_drgrpo.rewards.isolation.worker import COMMAND, ENDED, LENGTH
 
 _PROGRAM = "import sys; sys.path[:] = sys.argv[3:]; from trl_drgrpo.rewards.isolation.nursery import main; main()"
+_FRAME_LIMIT = 1 << 30  # bytes; a longer frame is none: something else was written to the channel
 _SEND_LIMIT = 30.0  # seconds in which an idle worker takes what it is sent, or counts as dead
 # Workers are as many as cores: threads within each would only wait for each other, and each takes memory.
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -39,16 +41,17 @@ class WorkerHandle:
     deadline: float = math.inf
     calls: int = 0
 
-    def frames(self) -> list[tuple[Any, ...]]:
-        """The messages that have arrived completely."""
-        found = []
+    def frames(self) -> Iterator[tuple[Any, ...]]:
+        """The messages that have arrived completely; one that is none raises when it is reached, not before."""
         while len(self.received) >= LENGTH.size:
             end = LENGTH.size + LENGTH.unpack_from(self.received)[0]
+            if end > _FRAME_LIMIT:
+                raise ValueError(f"a frame of {end} bytes")
             if len(self.received) < end:
                 break
-            found.append(pickle.loads(bytes(self.received[LENGTH.size : end])))
+            body = bytes(self.received[LENGTH.size : end])
             del self.received[:end]
-        return found
+            yield pickle.loads(body)
 
 
 class NurseryHandle:

@@ -154,8 +154,10 @@ class WorkerPool:
         wait = min(worker.deadline for worker in active) - time.monotonic()
         for key, _ in self._selector.select(max(0.0, wait)):
             self._receive(key.data, batch)
+        # Dealing with one may have taken a while: who has answered meanwhile is read before it is judged.
+        answered = [key.data for key, _ in self._selector.select(0)]
         now = time.monotonic()
-        for worker in list(self._workers):
+        for worker in [worker for worker in self._workers if worker not in answered]:
             if worker.chunk and now >= worker.deadline:
                 reason = f"no result within {self._limits.timeout:g} s"
                 self._fail_running(worker, batch, Failure(reason))
@@ -229,7 +231,11 @@ class WorkerPool:
         worker.chunk.clear()
 
     def _how_it_ended(self, worker: WorkerHandle) -> str:
-        status = self._nursery.exit_status(worker.number) if self._nursery is not None else None
+        """Kills it first: one that has only closed its channel lives on, and would be waited for. Others are dead."""
+        status = None
+        if self._nursery is not None:
+            self._nursery.kill(worker.number)
+            status = self._nursery.exit_status(worker.number)
         if status is None:
             return "status unknown"
         return f"exit status {status}" if status >= 0 else f"signal {-status}"

@@ -1,7 +1,8 @@
 r"""The last step of comparing two answers: algebra, with Math-Verify's parser and sympy.
 
-Formulas are compared by their values at a few points to 30 digits. That refutes a wrong answer at once, where
-`simplify` would search, and shows `\frac{\sqrt{3}}{3}` to be `\frac{1}{\sqrt{3}}`. Math-Verify's `verify` decides on
+Formulas are compared by their values at a few points: rational values exactly, others to 30 digits and, where these
+agree, to 200 behind the point. That refutes a wrong answer at once, where `simplify` would search, tells `2^{2019}-1`
+from `2^{2019}-2`, and shows `\frac{\sqrt{3}}{3}` to be `\frac{1}{\sqrt{3}}`. Math-Verify's `verify` decides on
 equations, inequalities and what has no such values.
 
 How long it takes is not bounded here, and no signals are used; the caller bounds it. Nothing heavy is imported before
@@ -17,6 +18,9 @@ from typing import Any
 from trl_drgrpo.rewards.mathematics.quantities import exact_number, is_rounded
 
 _CACHE = 4096  # a gold answer is read once for all completions of its group
+_DIGITS = 30
+_MORE_DIGITS = 200  # behind the point, for two values that agree in the first 30
+_MAX_DIGITS = 20_000
 
 
 @functools.lru_cache(maxsize=_CACHE)
@@ -54,7 +58,7 @@ def _same_values(a: Any, b: Any) -> bool | None:
         x, y = _value(a, values), _value(b, values)
         if x is None or y is None:
             continue
-        if not _close(x, y):
+        if not (_close(x, y, _DIGITS - 10) and _still_close(a, b, values, x, y)):
             return False
         agreed = True
         if not symbols:
@@ -75,11 +79,14 @@ def _points(dimension: int) -> list[list[Any]]:
     ]
 
 
-def _value(expression: Any, values: dict[Any, Any]) -> Any:
+def _value(expression: Any, values: dict[Any, Any], digits: int = _DIGITS) -> Any:
     import sympy
 
     try:
-        value = expression.subs(values).doit().evalf(30)
+        value = expression.subs(values).doit()
+        if value.is_Rational:
+            return value
+        value = value.evalf(digits, maxn=max(100, 2 * digits))
     except (ArithmeticError, AttributeError, RecursionError, TypeError, ValueError, NotImplementedError):
         return None
     # What cancellation leaves of zero, 0.e-165, has no digit that counts.
@@ -87,13 +94,32 @@ def _value(expression: Any, values: dict[Any, Any]) -> Any:
     return value if value.is_number and value.is_finite and not value.has(sympy.nan, sympy.zoo) else None
 
 
-def _close(x: Any, y: Any) -> bool:
-    return bool(abs(x - y) <= max(abs(x), abs(y)) * 1e-20)
+def _close(x: Any, y: Any, digits: int) -> bool:
+    from sympy import Rational as rational
+
+    if x.is_Rational and y.is_Rational:
+        return x == y
+    return bool(abs(x - y) <= max(abs(x), abs(y)) * rational(1, 10**digits))
+
+
+def _still_close(a: Any, b: Any, values: dict[Any, Any], x: Any, y: Any) -> bool:
+    """Whether two values that agree in 30 digits do so in all before the point and in 200 behind it."""
+    import sympy
+
+    if x.is_Rational and y.is_Rational:
+        return True  # compared exactly
+    _, _, exponent, bits = sympy.Float(max(abs(x), abs(y)), 15)._mpf_
+    digits = max(0, int((exponent + bits) * 0.302)) + _MORE_DIGITS
+    if digits > _MAX_DIGITS:
+        return False
+    x, y = _value(a, values, digits), _value(b, values, digits)
+    return x is not None and y is not None and _close(x, y, digits - 20)
 
 
 def _real_value(expression: Any) -> Any:
     value = _value(expression, {}) if not expression.free_symbols else None
-    return None if value is None or not value.is_real or expression.is_rational else Fraction(str(value))
+    exact = value is None or not value.is_real or value.is_Rational or expression.is_rational
+    return None if exact else Fraction(str(value))
 
 
 @functools.lru_cache(maxsize=_CACHE)

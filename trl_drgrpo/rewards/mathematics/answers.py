@@ -16,13 +16,31 @@ from trl_drgrpo.rewards.mathematics.latex import MAX_CHARS
 from trl_drgrpo.rewards.text import after_thinking, last_boxed, last_tagged
 
 _STATEMENT = re.compile(
-    r"(?:^|(?<=[\s*_(>]))(?:final |correct )?answer\**\s*(?:(?:is|:|=|\bto [^.\n:]{0,80} is)\**\s*:?)+\**\s*(?=\S)",
+    r"(?:^|(?<=[\s*_(>]))(?:final |correct )?answer[*_]{0,3}\s{0,4}(?:is\b|[:=]|\bto [^.\n:]{0,80} is\b)"
+    r"(?:[*_]{1,3}(?=[\s:]))?\s{0,4}:?(?:[*_]{1,3}(?=\s))?",
     re.IGNORECASE,
 )
-_HASHES = re.compile(r"^\s*#{4}(?!#)[ \t]*(\S.*?)\s*$", re.MULTILINE)
+_FILLERS = re.compile(
+    r"(?:(?:therefore|thus|hence|then|so|indeed|now|simply|just|clearly|exactly|equal to|approximately|about)"
+    r"[,:]?\s+){1,3}",
+    re.IGNORECASE,
+)
+# 5 (five), 18 (dollars); a base or a modulus belongs to the number.
+_REMARK = re.compile(
+    r"(?<=\S)\s+\((?!.*\b(?:mod|base|not|or|\w+illion|thousand|hundred)\b)[a-zA-Z]{2}[a-zA-Z ,'-]*\)$"
+)
+_EMPHASIS = re.compile(r"(\*{1,3}|_{2,3}|[`'\"])(?=\S)([^*`\n]+)\1(?!\w)")
+_EMPHASIS_END = re.compile(r"(?<=[^\s*])\*{1,3}(?=[\s.,;:!?]|$)")  # no power: 2**3
+_HASHES = re.compile(r"^[ \t]*#{4}(?!#)(.*)$", re.MULTILINE)
+_HEADING = re.compile(
+    r"\d+[.)]\s+\D|(?:step|part|case)\b|(?:final |the )*(?:answer|conclusion|solution)\b|.*:$", re.IGNORECASE
+)
+_STARTS_WITH_NUMBER = re.compile(r"[-+(\[*]*\s*(?:[$\\€£]|\.?\d)|\(?[A-J]\)?$|[a-z]\s*=")
 _BARE_LINE = re.compile(r"\$+[^$]+\$+\.?|\\\(.+\\\)\.?|\\\[.+\\\]|[-+]?[\d.,/]*\d%?\.?")
 # Where the sentence that states the answer goes on to something else.
-_SENTENCE_END = re.compile(r"(?<=[^\s.])\.(?=\s+[A-Z*(]|\s*$)|\s(?:because|since|which|so that|as required)\b")
+_SENTENCE_END = re.compile(
+    r"(?<=[^\s.])\.(?=\s+[A-Z*(]|\s*$|\*{1,3}(?:\s|$))|\s(?:because|since|which|so that|as required)\b"
+)
 _MATH_SPAN = re.compile(r"(\$\$?)(?!\d[\d.,]*(?:\s|$))(.+?)\1(?!\d)|\\\((.+?)\\\)|\\\[(.+?)\\\]")
 
 
@@ -50,22 +68,35 @@ def tagged_answer(text: str) -> str | None:
 
 def final_line_answer(text: str) -> str | None:
     """What the last "#### ..." or "answer is ..." says, or a last line that is nothing but a number or a formula."""
-    if hashes := _HASHES.findall(text):
-        return hashes[-1]
+    if hashed := _hashed(text):
+        return hashed
     if stated := _stated(text):
         return stated
     last = text.rstrip().rsplit("\n", 1)[-1].strip().strip("*")
     return last if len(last) <= MAX_CHARS and _BARE_LINE.fullmatch(last) else None
 
 
+def _hashed(text: str) -> str | None:
+    """What GSM8K's `#### 42` says; a Markdown heading of that level says nothing."""
+    length = len(text.rstrip())
+    for line in reversed(list(_HASHES.finditer(text))):
+        content = line[1].strip()
+        if not content or _HEADING.match(content[:MAX_CHARS].lstrip("*_ ")):
+            continue
+        if _STARTS_WITH_NUMBER.match(content) or line.end() >= length:
+            return content
+    return None
+
+
 def _stated(text: str) -> str | None:
-    start = None
+    text, start = text.rstrip(), None
     for statement in _STATEMENT.finditer(text):
-        start = statement.end()
+        start = statement.end() if statement.end() < len(text) else start
     if start is None:
         return None
-    line = text[start : start + MAX_CHARS].lstrip()
+    line = text[start:].lstrip()[:MAX_CHARS]
     line = line.split("\n", 1)[0] if not line.startswith((r"\[", "$$")) else line
+    line = _plain(_FILLERS.sub("", line, count=1) if _FILLERS.match(line) else line)
     if boxed := boxed_answer(line):
         return boxed
     if (formula := _MATH_SPAN.match(line)) and not re.match(r"\s*(?:,|and|or|[-+*/^=])", line[formula.end() :]):
@@ -74,7 +105,14 @@ def _stated(text: str) -> str | None:
         return (formula[2] or formula[3] or formula[4]) + (rf" \text{{ {unit[1]} }}" if unit else "")
     if end := _SENTENCE_END.search(line):
         line = line[: end.start()]
-    return line.strip().rstrip(",;:") or None
+    return _REMARK.sub("", line.strip().rstrip(",;:")).strip() or None
+
+
+def _plain(line: str) -> str:
+    """`line` without the emphasis of Markdown around its beginning, and where that was opened before it."""
+    if emphasis := _EMPHASIS.match(line):
+        line = emphasis[2] + line[emphasis.end() :]
+    return _EMPHASIS_END.sub("", line)
 
 
 def _auto(text: str) -> str | None:
@@ -127,8 +165,7 @@ def gold_answers(gold: Any) -> list[str]:
         `list[str]`: Empty where there is none (`None`, an empty string, NaN).
     """
     if isinstance(gold, str):
-        hashes = _HASHES.findall(gold)
-        answer = boxed_answer(gold) or (hashes[-1] if hashes else None) or tagged_answer(gold) or gold.strip()
+        answer = boxed_answer(gold) or _hashed(gold) or tagged_answer(gold) or gold.strip()
         return [answer] if answer else []
     if hasattr(gold, "tolist"):  # numpy and torch
         gold = gold.tolist()

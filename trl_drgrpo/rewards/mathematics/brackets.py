@@ -25,7 +25,7 @@ class Collection(NamedTuple):
 @functools.lru_cache(maxsize=4096)
 def collection(text: str) -> Collection | None:
     """The entries of a pair, interval, set, list or union, with `\\pm` as two of them; `None` for a single answer."""
-    pieces = _split(text, r"\cup")
+    pieces = split_at(text, r"\cup")
     if len(pieces) > 1:
         return Collection("U", tuple(pieces))
     found = bracketed(text)
@@ -46,7 +46,7 @@ def _both_signs(item: str) -> list[str]:
 
 def bracketed(text: str) -> Collection | None:
     """The entries of `(a, b]`, `\\{a, b\\}` or `a, b`; `None` where there is no comma and no bracket around it all."""
-    entries = _split(text, ",")
+    entries = split_at(text, ",")
     if len(entries) > 1:
         return Collection("", tuple(entry for entry in entries if entry not in ("", r"\dots", r"\ldots")))
     for opening, kind in _BRACKETS.items():
@@ -59,7 +59,7 @@ def bracketed(text: str) -> Collection | None:
         if (kind == "{}") != (closing == r"\}"):
             return None
         end = {")": ")", "]": "]", r"\}": "}", r"\rangle": ")"}[closing]
-        return Collection(kind[0] + end, tuple(_split(inner, ",")))
+        return Collection(kind[0] + end, tuple(split_at(inner, ",")))
     return None
 
 
@@ -68,7 +68,7 @@ _DEPTH = {"{": 1, "(": 1, "[": 1, r"\{": 1, r"\langle": 1, r"\begin{": 2}
 _DEPTH |= {"}": -1, ")": -1, "]": -1, r"\}": -1, r"\rangle": -1, r"\end{": 0}
 
 
-def _split(text: str, separator: str) -> list[str]:
+def split_at(text: str, separator: str) -> list[str]:
     """`text` cut at each separator that stands in no bracket."""
     parts, depth, start = [], 0, 0
     for step in _STEP.finditer(text):

@@ -17,14 +17,18 @@ from trl_drgrpo.rewards.mathematics.algebra import algebraically_equal
 from trl_drgrpo.rewards.mathematics.brackets import bracketed, collection, is_relation, matrix
 from trl_drgrpo.rewards.mathematics.latex import is_cheap, is_well_formed, tidy, unwrapped
 from trl_drgrpo.rewards.mathematics.quantities import (
+    ANGLE_FUNCTION,
     PERCENT,
     Number,
     exact_number,
     numbers_equal,
     percent_equal,
+    split_scale,
     split_unit,
     units_agree,
 )
+from trl_drgrpo.rewards.mathematics.relations import by_name, choice, interval, spread, union
+from trl_drgrpo.rewards.mathematics.relations import chain as links_of
 
 _CACHE = 4096
 _NAME = r"(?:[a-zA-Z]|\\[a-zA-Z]+)(?:_\{\w+\}|'+)?(?:\([a-z]\))?"
@@ -33,6 +37,11 @@ _LEFT_SIDE = rf"{_NAME}|\\text\{{[^{{}}]*\}}|[a-zA-Z]\([^()=]*\)|[^=<>\d+*/^,{{}
 _ASSIGNMENT = re.compile(rf"({_LEFT_SIDE}) ?(?:=|\\in(?![a-zA-Z])) ?([^=<>]+)")
 _BASED = re.compile(r"([\dA-Za-z]+)_\{?(?:\\text\{[a-z]+\}|\d+)\}?")
 _WORD = re.compile(r"[A-Za-z][A-Za-z' -]{3,}|(?i:yes|no)|\([A-Z]\)|[A-Z]")
+_CALL = re.compile(r"[a-zA-Z](?:_\{\w+\}|'+)?\([^()=]*\)")
+_LETTER_IN_TEXT = re.compile(r"(?<=.)\\text\{([a-zA-Z])\}")
+_PRIMED = re.compile(r"([a-zA-Z])('+)")
+_OF_LETTERS = re.compile(r"\\(?:gcd|lcm)(?![a-zA-Z])[^)]*[a-zA-Z]|(?:gcd|lcm)\}? ?\([^)]*[a-zA-Z]")
+_DEGREES = re.compile(r"(\d+(?:\.\d+)?|[a-zA-Z]) ?\\degree ?")
 _NUMBER_AND_LETTER = re.compile(r"(.*[\d}]) ([a-zA-Z])")
 _MAX_ENTRIES = 30  # of a set; in a longer one only spelling is compared
 _MAX_PROSE = 6  # words; a longer text is no answer that can be compared
@@ -92,9 +101,11 @@ def equivalent(gold: str, answer: str, deep: bool = True) -> bool | None:
 
     ```
     """
+    if (letter := choice(answer)) and re.fullmatch(r"[A-J]", _words(tidy(gold)) or ""):
+        return letter == _words(tidy(gold))
     if not is_well_formed(answer):
         return False
-    return _same(tidy(gold), tidy(answer), deep)
+    return _same(tidy(union(gold)), tidy(union(answer)), deep)
 
 
 # By spelling, value and structure ------------------------------------------------------------------------------------
@@ -107,15 +118,20 @@ def read(text: str) -> Answer:
     if rounded:  # \frac{22}{7} \approx 3.14, but x \approx 3.14
         text = rounded.strip() if re.fullmatch(_NAME, exact.strip()) else exact.strip()
     variable = ""
-    if text.count("=") > 1 and "," not in text:  # x = 2 + 3 = 5
-        text = f"{text.split('=', 1)[0]}={text.rsplit('=', 1)[1]}"
+    if links := links_of(text):
+        text = links.text
     if assignment := _ASSIGNMENT.fullmatch(text):
         variable, text = assignment[1], assignment[2]
         if variable.startswith(r"\text"):
             variable = ""  # a label: \text{Area} = 5
     text, unit = split_unit(unwrapped(text))
     text = _without_parentheses(text)
-    return Answer(text, unit, variable, exact_number(text))
+    number, (factor, unit) = exact_number(text), split_scale(unit)
+    if factor > 1:  # 5 million dollars
+        text = rf"({text})\cdot {factor}"
+        number = Number(number.value * factor) if number else None
+    text = text if unit else _LETTER_IN_TEXT.sub(r"\1", text)
+    return Answer(text, unit, variable, number)
 
 
 def _without_parentheses(text: str) -> str:
@@ -128,10 +144,16 @@ def _same(gold: str, answer: str, deep: bool) -> bool | None:
     # From the cheapest to the dearest: each step either decides or leaves the pair to the next.
     if gold == answer:
         return True
+    if links := links_of(answer):
+        agreed = _all_same([links.last] * len(links.links), links.links, deep)
+        verdict = agreed if agreed is False else _same(gold, links.text, deep)
+        return verdict if not verdict or agreed else None
     a, b = read(gold), read(answer)
     if not units_agree(a.unit, b.unit) and PERCENT not in (a.unit, b.unit):
         return False
     if a.variable != b.variable and (a.variable and b.variable):
+        if _CALL.fullmatch(a.variable) or _CALL.fullmatch(b.variable):
+            return False  # f(2) = 5 against f(3) = 5
         are_names = re.fullmatch(_NAME, a.variable) and re.fullmatch(_NAME, b.variable)
         return False if are_names and a.number and b.number else _by_algebra(a.equation, b.equation, deep)
     if a.number and b.number:
@@ -142,9 +164,11 @@ def _same(gold: str, answer: str, deep: bool) -> bool | None:
         return False
     if a.text == b.text:
         return True
+    if (verdict := _same_intervals(a.text, b.text, deep)) is not _UNDECIDED:
+        return verdict
     if (verdict := _same_words(a.text, b.text)) is not _UNDECIDED:
         return verdict
-    if (verdict := _same_collections(a.text, b.text, deep)) is not _UNDECIDED:
+    if (verdict := _same_collections(spread(a.text), spread(b.text), deep)) is not _UNDECIDED:
         return verdict
     if a.number and not a.unit and _is_plain_number_with_letter(b):
         return _same_numbers(a, read(b.text[:-2]))
@@ -202,15 +226,41 @@ def _letters(text: str) -> str:
 def _words(text: str) -> str | None:
     """The text of an answer in words or of a choice, without its wrapper; `None` for mathematics."""
     plain = re.sub(r"\s+", " ", re.sub(r"\\text\{([^{}]*)\}", r" \1 ", text)).strip().rstrip(".")
+    if plain == "DNE":
+        return "does not exist"
     return plain.strip("()") if _WORD.fullmatch(plain) else None
+
+
+def _same_intervals(gold: str, answer: str, deep: bool) -> Any:
+    one, other = interval(gold), interval(answer)
+    if one and other and one[0] == other[0]:
+        return _same(one[1], other[1], deep)
+    if one is None and (r"\infty" in gold or bracketed(gold)):
+        one = "", gold
+    elif other is None and (r"\infty" in answer or bracketed(answer)):
+        other = "", answer
+    else:
+        return _UNDECIDED
+    return (
+        _same_collections(one[1], other[1], deep)
+        if one and other and (one[1], other[1]) != (gold, answer)
+        else _UNDECIDED
+    )
 
 
 def _same_collections(gold: str, answer: str, deep: bool) -> Any:
     a, b = matrix(gold), matrix(answer)
     if a or b:
         same_shape = a and b and [len(row) for row in a] == [len(row) for row in b]
-        return _all_same(list(chain(*a)), list(chain(*b)), deep) if a and b and same_shape else False
-    one, other = collection(gold), collection(answer)
+        if a and b:
+            return _all_same(list(chain(*a)), list(chain(*b)), deep) if same_shape else False
+        rows, other = a or b, bracketed(answer if a else gold)
+        if not rows or not other or other.brackets != "()" or {1} != {len(row) for row in rows}:
+            return False
+        column = [row[0] for row in rows]  # a column is a vector, as a tuple is
+        return _all_same(column, other.items, deep) if len(column) == len(other.items) else False
+    # 100,200 is a number; 100, 200 is a list.
+    one, other = (None if exact_number(text) else collection(text) for text in (gold, answer))
     if one is None or other is None:
         if one is None and other is None:
             return _UNDECIDED
@@ -218,6 +268,8 @@ def _same_collections(gold: str, answer: str, deep: bool) -> Any:
     if len(one.items) != len(other.items):
         return False
     kinds = {one.brackets, other.brackets}
+    if kinds <= {"", "()"} and bool(names := by_name(one.items)) != bool(others := by_name(other.items)):
+        return _all_same(names or one.items, others or other.items, deep)
     if kinds <= {"", "{}"} or kinds == {"U"}:
         return _same_in_any_order(one.items, other.items, deep)
     if kinds == {"", "()"} or len(kinds) == 1:
@@ -274,4 +326,15 @@ def _relation_against_other(a: Answer, b: Answer, deep: bool) -> bool | None:
 def _by_algebra(gold: str, answer: str, deep: bool) -> bool | None:
     if not (is_cheap(gold) and is_cheap(answer)):
         return False
+    gold, answer = _for_algebra(gold), _for_algebra(answer)
+    # What the parser drops or computes away: 5', gcd(a, b).
+    if any("'" in text or _OF_LETTERS.search(text) for text in (gold, answer)):
+        return False
     return algebraically_equal(gold, answer) if deep else None
+
+
+def _for_algebra(text: str) -> str:
+    """`text` with primes as indices and, in the argument of a function, degrees as radians: the parser drops both."""
+    if r"\degree" in text and ANGLE_FUNCTION.search(text):
+        text = _DEGREES.sub(r"(\\frac{\1\\pi}{180})", text)
+    return _PRIMED.sub(lambda match: f"{match[1]}_{{9{len(match[2])}}}", text)

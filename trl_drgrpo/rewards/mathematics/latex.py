@@ -64,6 +64,12 @@ _SPELLINGS = [
     for pattern, replacement in (
         (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
         (r"\\text\s*\{\s*\}", ""),
+        (r"\{:\}", ":"),
+        (r"\\(?:text)?color\s*\{[a-zA-Z]+\}|\\underline(?=\s*\{)|\\(?:bf|rm|it|bfseries)(?![a-zA-Z])", ""),
+        (r"(?<!\\)\{\s*([^{}]+?)\s*\\choose(?![a-zA-Z])\s*([^{}]+?)\s*\}", r"{\\binom{\1}{\2}}"),
+        (r"^\s*(\w+)\s*\\choose(?![a-zA-Z])\s*(\w+)\s*$", r"\\binom{\1}{\2}"),
+        (r"\^\s*(?:\\prime(?![a-zA-Z])|\{\s*\\prime\s*\})", "'"),
+        (r"(?<!\\)\\$", ""),
         (r"\\text\s*\{\s*(?:percent|%|\\%)\s*\}|(?<![a-zA-Z\\])percent(?:age)?(?![a-zA-Z])", r"\\%"),
         (r"\\leq(?:slant)?(?![a-zA-Z])", r"\\le"),
         (r"\\geq(?:slant)?(?![a-zA-Z])", r"\\ge"),
@@ -149,6 +155,8 @@ def unwrapped(text: str) -> str:
             start = text.find("{", wrapped.end())
             if start >= 0 and not text[wrapped.end() : start].strip() and group_end(text, start) == len(text):
                 text = text[start + 1 : -1]
+        if text.startswith("{") and group_end(text, 0) == len(text):
+            text = text[1:-1]
         if text == before:
             return text
 
@@ -203,6 +211,7 @@ _UNBOUNDED = re.compile(r"\\(?:sum|prod|i*int|lim|bigcup|bigcap)(?![a-zA-Z])")
 _EXPONENT = re.compile(r"(.)\s*\^\s*")
 _TOWER = re.compile(r"\^\s*(?:\{[^{}]*\}|\w+)\s*\^")
 _INTEGER = re.compile(r"\d+")
+_CHEAP_BINOMIAL = re.compile(r"\\binom\{\d{1,6}\}\{\d{1,2}\}")
 
 
 def is_well_formed(text: str) -> bool:
@@ -247,7 +256,7 @@ def _powers_are_cheap(text: str) -> bool:
         end = group_end(text, start) if text.startswith("{", start) else -1
         exponent = text[start:end] if end > 0 else _argument(text, start)
         sizes = [int(number) for number in _INTEGER.findall(exponent)]
-        if ("^" in exponent and sizes) or "!" in exponent:
+        if ("^" in exponent and sizes) or "!" in exponent or "binom" in exponent:
             return False
         for size in sizes:
             if base.isdigit():
@@ -269,6 +278,7 @@ def _argument(text: str, start: int) -> str:
 
 def _counts_are_cheap(text: str) -> bool:
     """Factorials and binomials of small numbers only, and no factorial of a factorial."""
+    text = _CHEAP_BINOMIAL.sub(str(_MAX_FACTORIAL + 1), text)  # the number, so that no factorial of it passes
     if "!" not in text and "binom" not in text:
         return True
     if "!!" in text or (re.search(r"[)}\]]\s*!", text) and (text.count("!") > 1 or "^" in text)):

@@ -166,6 +166,16 @@ _SYNONYMS = {
 }
 _MEASURES = {word: unit for unit, words in _SYNONYMS.items() for word in words.split()}
 _POWERS = {"square": "2", "sq": "2", "squared": "2", "cubic": "3", "cu": "3", "cubed": "3"}
+_SCALES = {"dozen": 12, "hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+_SYMBOLS = set("NJWVACF")  # one capital in \\text{} that is a unit; \\text{i} and \\text{x} are no units
+# Words after a number that change it.
+_NO_UNIT_TEXT = """
+or and to than not no is maybe perhaps plus minus negative half halves third thirds fourth fourths fifth fifths
+sixth sixths eighth eighths tenth tenths hundredth hundredths thousandth thousandths factorial wrong zero one
+two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen
+nineteen twenty thirty forty fifty sixty seventy eighty ninety
+"""
+_NO_UNIT = frozenset(_NO_UNIT_TEXT.split())
 _FILLERS = {"of", "the", "a", "an", "in", "each", "total", "about", "approximately"}
 # `m` alone is a variable, `in` and `min` are other words too often.
 _BARE_MEASURES = "|".join(sorted((w for w in _MEASURES if len(w) > 1 and w not in ("in", "min")), key=len)[::-1])
@@ -177,6 +187,8 @@ _WORDS_AFTER = re.compile(
     rf"(-?(?:{_DECIMAL}|[\d,]+|\d+/\d+|\\frac\{{\d+\}}\{{\d+\}}))"
     rf"(?: ((?!x\b|and\b|or\b)[A-Za-z][A-Za-z .'/-]+)| ?((?:{_BARE_MEASURES})s?))(?:\^\{{(\d)\}})?$"
 )
+_CLOCK = re.compile(r"\d:\d\d")
+ANGLE_FUNCTION = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-zA-Z])")
 _SIGNS = {"$": "dollar", "€": "euro", "£": "pound sterling", "%": PERCENT}
 
 
@@ -198,6 +210,8 @@ def split_unit(text: str) -> tuple[str, str]:
 
     ```
     """
+    if _CLOCK.search(text) or (ANGLE_FUNCTION.search(text) and text.rstrip().endswith("degree")):
+        return text, ""
     if before := _CURRENCY_BEFORE.match(text):
         rest, after = split_unit(text[before.end() :])
         unit = "dollar" if before[2] else "euro" if before[3] else "pound sterling"
@@ -215,6 +229,24 @@ def split_unit(text: str) -> tuple[str, str]:
     return text, ""
 
 
+def split_scale(unit: str) -> tuple[int, str]:
+    """The factor in a unit and the rest of it: `million dollar` is `(1000000, "dollar")`.
+
+    Args:
+        unit (`str`): A unit in the spelling of [`split_unit`].
+
+    Returns:
+        `tuple[int, str]`: The factor, 1 where there is none, and the unit without it.
+    """
+    factor, rest = 1, []
+    for word in unit.split():
+        if word in _SCALES:
+            factor *= _SCALES[word]
+        else:
+            rest.append(word)
+    return factor, " ".join(rest)
+
+
 def canonical_unit(words: str, power: str | None = None) -> str | None:
     r"""`square centimeters`, `sq cm` and `cm` with power 2 in one spelling, `cm^2`; `None` where it is no unit."""
     words = words.strip().strip(".").strip()
@@ -224,6 +256,12 @@ def canonical_unit(words: str, power: str | None = None) -> str | None:
     tokens = [token.strip(".,") for token in words.split()]
     if any(re.search(r"[^A-Za-z'.-]", token) for token in tokens) or len(tokens) > 6:
         return None
+    if (
+        "," in words
+        or _NO_UNIT & {token.lower() for token in tokens}
+        or (len(words) == 1 and words not in {*_MEASURES, *_SYMBOLS})
+    ):
+        return None
     names = []
     for token in tokens:
         if token.lower() in _POWERS:
@@ -231,7 +269,7 @@ def canonical_unit(words: str, power: str | None = None) -> str | None:
         elif token.lower().removesuffix("s") != "unit" and (len(tokens) == 1 or token.lower() not in _FILLERS):
             names.append(_singular(token))
     if not names:
-        return ""
+        return None if power and tokens and tokens[-1].lower() in _POWERS else ""  # 5 squared
     return " ".join(names) + (f"^{power}" if power and power != "1" else "")
 
 

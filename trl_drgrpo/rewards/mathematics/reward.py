@@ -6,7 +6,9 @@ hostile completion costs one sample. No signals are used; the reward works in an
 
 Deltas from TRL's `accuracy_reward`: several places of the answer and several gold answers; `\frac12`, units, sets and
 percents compare as people read them; 0.0000672 is not 0.0000674; `9^{9^{9}}` is 0 at once and not after
-seconds. The same where TRL has a rule: a gold answer that cannot be read is `None`, a completion without one is 0.
+seconds. Text is not understood: `is not \boxed{5}` is a box with 5 in it.
+
+The same where TRL has a rule: a gold answer that cannot be read is `None`, a completion without one is 0.
 """
 
 import importlib.util
@@ -19,7 +21,7 @@ from trl_drgrpo.rewards.columns import ALWAYS_PASSED, NEVER_PASSED
 from trl_drgrpo.rewards.isolation.isolated import Limits, scored_in_workers
 from trl_drgrpo.rewards.mathematics.answers import ANSWER_FORMATS, extract_answer, gold_answers
 from trl_drgrpo.rewards.mathematics.equivalence import equivalent, is_readable
-from trl_drgrpo.rewards.sample import SampleReward
+from trl_drgrpo.rewards.sample import SampleReward, column_values
 from trl_drgrpo.rewards.text import completion_text
 
 
@@ -33,6 +35,9 @@ class MathReward(SampleReward):
         answer_column (`str`, *optional*, defaults to `"solution"`):
             Column of the dataset with the gold answer: a bare answer, a solution that ends in one of the forms above,
             a number, or a list of which any counts.
+        think_opened (`"auto"` or `True`, *optional*, defaults to `"auto"`):
+            Whether the prompt ends in `<think>`. With `True` a completion without `</think>` has no answer, as it
+            never left its reasoning; `"auto"` sees that only where the completion itself opens the tag.
         limits ([`~trl_drgrpo.rewards.isolation.Limits`], *optional*):
             Limits of the algebra per completion. `None`: it runs in this process, unbounded.
         on_error (`str`, *optional*, defaults to `"unscorable"`):
@@ -55,6 +60,7 @@ class MathReward(SampleReward):
         self,
         answer_format: str = "auto",
         answer_column: str = "solution",
+        think_opened: bool | str = "auto",
         limits: Limits | None = Limits(),  # noqa: B008 (frozen)
         on_error: str = "unscorable",
         name: str = "math_reward",
@@ -66,12 +72,16 @@ class MathReward(SampleReward):
         if not isinstance(answer_column, str) or not answer_column.isidentifier() or answer_column in _TAKEN:
             remedy = "Name the column that holds the gold answer; rename it where TRL uses that name itself."
             raise InputError("answer_column", repr(answer_column), "the name of a dataset column", remedy)
+        if think_opened not in ("auto", True):
+            remedy = "True fits a chat template that opens <think> itself; 'auto' fits all others."
+            raise InputError("think_opened", repr(think_opened), "'auto' or True", remedy)
         if importlib.util.find_spec("math_verify") is None:
             remedy = 'Install it with `pip install "trl-drgrpo[math]"`.'
             raise InputError(name, "an environment without math-verify", "the package math-verify", remedy)
         super().__init__(name, columns=(answer_column,), limits=limits, on_error=on_error)
         self.answer_format = answer_format
         self.answer_column = answer_column
+        self.think_opened = think_opened
 
     def score(self, completion: str, **columns: Any) -> float | None:
         """Reward of one completion, with algebra where it is needed."""
@@ -86,7 +96,8 @@ class MathReward(SampleReward):
         readable = [answer for answer in gold_answers(gold) if is_readable(answer)]
         if not readable:
             return True, None
-        answer = extract_answer(completion, self.answer_format)
+        is_unfinished = self.think_opened is True and "</think>" not in completion
+        answer = None if is_unfinished else extract_answer(completion, self.answer_format)
         if answer is None:
             return True, 0.0
         verdicts = [equivalent(entry, answer, deep=False) for entry in readable]
@@ -104,7 +115,7 @@ class MathReward(SampleReward):
     ) -> list[float | None]:
         """Rewards of a batch. Only what needs algebra goes to the workers; without any, no process is started."""
         texts = [completion_text(completion) for completion in completions]
-        golds = kwargs[self.answer_column]
+        golds = column_values(kwargs, self.answer_column, len(texts), self.__name__)
         graded = [self._graded(text, gold, deep=False) for text, gold in zip(texts, golds, strict=True)]
         rewards = [reward for _, reward in graded]
         hard = [row for row, (is_decided, _) in enumerate(graded) if not is_decided]

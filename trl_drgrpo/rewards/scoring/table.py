@@ -110,7 +110,7 @@ def score_rows(
             if inspect.isawaitable(output):
                 output = asyncio.run(_result(output))
             rewards = validate_rewards(output, len(batch), name)
-        except Exception as error:  # whatever a user's function raises is a row of the table
+        except (Exception, SystemExit) as error:  # whatever a user's function raises is a row of the table
             if isinstance(error, InputError) and type(error) is InputError:
                 raise
             rewards = [None] * len(batch)

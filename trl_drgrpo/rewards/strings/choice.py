@@ -46,7 +46,11 @@ class ChoiceReward(SampleReward):
         on_error: str = "unscorable",
     ):
         super().__init__(name, columns=(column,), on_error=on_error)
-        if not re.fullmatch(r"[A-Z]{2,26}", letters) or len(set(letters)) < len(letters):
+        if (
+            not isinstance(letters, str)
+            or not re.fullmatch(r"[A-Z]{2,26}", letters)
+            or len(set(letters)) < len(letters)
+        ):
             raise InputError("letters", repr(letters), "different capital letters, as ABCD", "Name every choice once.")
         self.column, self.letters = column, letters
 

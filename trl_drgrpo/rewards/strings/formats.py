@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from trl_drgrpo.errors import InputError
+from trl_drgrpo.rewards.contract import check_flag, finite_number
 from trl_drgrpo.rewards.sample import SampleReward
 from trl_drgrpo.rewards.text import completion_text
 
@@ -65,6 +66,7 @@ class FormatReward(SampleReward):
         if think_opened not in ("auto", True, False):
             expected = "'auto', True or False"
             raise InputError("think_opened", repr(think_opened), expected, "'auto' fits most templates.")
+        check_flag("allow_empty", allow_empty)
         self.think_tag, self.answer_tag = think_tag, answer_tag
         self.think_opened, self.allow_empty = think_opened, allow_empty
 
@@ -138,7 +140,8 @@ class RegexReward(SampleReward):
         on_error (`str`, *optional*, defaults to `"unscorable"`): `"raise"`: a time-out is an error.
 
     Raises:
-        [`~trl_drgrpo.errors.InputError`]: A pattern that does not compile, or a time-out that is not positive.
+        [`~trl_drgrpo.errors.InputError`]: An empty pattern, one that does not compile, a time-out that is not
+            positive.
 
     Example:
 
@@ -161,6 +164,10 @@ class RegexReward(SampleReward):
         on_error: str = "unscorable",
     ):
         super().__init__(name, columns=() if column is None else (column,), on_error=on_error)
+        for field, flag in (("whole", whole), ("ignore_case", ignore_case), ("dotall", dotall)):
+            check_flag(field, flag)
+        if not pattern:
+            raise InputError("pattern", repr(pattern), "a pattern that is not empty", "Every text has the empty one.")
         regex = importlib.import_module("regex")
         flags = (regex.IGNORECASE if ignore_case else 0) | (regex.DOTALL if dotall else 0)
         try:
@@ -168,8 +175,9 @@ class RegexReward(SampleReward):
         except (regex.error, TypeError, ValueError) as error:
             remedy = "Its syntax is that of the regex library; in YAML put it in single quotes."
             raise InputError("pattern", f"{pattern!r} ({error})", "a pattern that compiles", remedy) from error
-        if not timeout > 0:
-            raise InputError("timeout", repr(timeout), "seconds, more than 0", "1 is ample for a sound pattern.")
+        expected, remedy = "seconds, more than 0", "1 is ample for a sound pattern."
+        if finite_number("timeout", timeout, expected, remedy) <= 0:
+            raise InputError("timeout", repr(timeout), expected, remedy)
         self.column, self.whole, self.ignore_case, self.timeout = column, whole, ignore_case, timeout
 
     def score(self, completion: str, **columns: Any) -> float | None:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trl_drgrpo.errors import InputError
+from trl_drgrpo.rewards.contract import finite_number
 from trl_drgrpo.rewards.isolation.isolated import Limits
 from trl_drgrpo.rewards.sample import SampleReward
 from trl_drgrpo.rewards.text import after_thinking
@@ -55,9 +56,12 @@ class JsonSchemaReward(SampleReward):
         super().__init__(name, columns=() if column is None else (column,), limits=limits, on_error=on_error)
         if schema is not None and column is not None:
             raise InputError("schema", "a schema and a column of schemas", "one of them", "Remove one.")
-        self.schema, self.column, self.invalid_score = schema, column, invalid_score
+        self.schema, self.column, self.invalid_score = schema, column, finite_number("invalid_score", invalid_score)
         if column is not None:
             _import_jsonschema()  # that it is missing is known before the run
+        if schema is not None and not isinstance(schema, (Mapping, bool)):
+            remedy = "Mend the schema; one schema per row is a `column`."
+            raise InputError("schema", repr(schema)[:60], "a JSON Schema: a mapping, true or false", remedy)
         if schema is not None:
             _validator(schema)
 

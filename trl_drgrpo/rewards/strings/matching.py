@@ -14,6 +14,7 @@ from decimal import Decimal
 from typing import Any
 
 from trl_drgrpo.errors import InputError
+from trl_drgrpo.rewards.contract import check_flag, finite_number
 from trl_drgrpo.rewards.sample import SampleReward
 from trl_drgrpo.rewards.text import after_thinking, marked_answer
 
@@ -86,6 +87,8 @@ class ExactMatchReward(SampleReward):
         super().__init__(name, columns=(column,))
         _one_of("where", where, _WHERE)
         _one_of("whitespace", whitespace, _WHITESPACE)
+        check_flag("strip", strip)
+        check_flag("ignore_case", ignore_case)
         self.column, self.where = column, where
         self.strip, self.ignore_case, self.whitespace = strip, ignore_case, whitespace
 
@@ -152,10 +155,10 @@ class NumericReward(SampleReward):
         _one_of("where", where, _WHERE)
         _one_of("thousands", thousands, (",", ".", " ", "'", ""))
         for field, tolerance in (("abs_tol", abs_tol), ("rel_tol", rel_tol)):
-            if not 0 <= tolerance < math.inf:
+            if finite_number(field, tolerance, "a number from 0", "0 compares exactly.") < 0:
                 raise InputError(field, repr(tolerance), "a number from 0", "0 compares exactly.")
         self.column, self.where, self.thousands = column, where, thousands
-        self.abs_tol, self.rel_tol = abs_tol, rel_tol
+        self.abs_tol, self.rel_tol = float(abs_tol), float(rel_tol)
 
     def score(self, completion: str, **columns: Any) -> float | None:
         """1.0 or 0.0; `None` for a row without a truth, `ValueError` for a truth that is no number."""

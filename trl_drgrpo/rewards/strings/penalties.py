@@ -9,6 +9,7 @@ import importlib
 from collections.abc import Callable
 
 from trl_drgrpo.errors import InputError
+from trl_drgrpo.rewards.contract import finite_number
 
 
 def repetition_penalty(ngram_size: int = 3, max_penalty: float = -1.0) -> Callable:
@@ -115,5 +116,6 @@ def _whole(field: str, value: int, least: int) -> None:
 
 
 def _penalty(value: float) -> None:
-    if not -float("inf") < value <= 0:
-        raise InputError("max_penalty", repr(value), "a number, 0 or less", "A penalty lowers the reward: negate it.")
+    expected, remedy = "a number, 0 or less", "A penalty lowers the reward: negate it."
+    if finite_number("max_penalty", value, expected, remedy) > 0:
+        raise InputError("max_penalty", repr(value), expected, remedy)
