@@ -12,7 +12,7 @@ import yaml
 from safetensors.torch import load_file
 
 from trl_drgrpo.cli.main import main
-from trl_drgrpo.rewards import registry
+from trl_drgrpo.rewards import columns
 
 REWARD = """
 import pathlib
@@ -87,7 +87,7 @@ def test_train(recipe, saved_model, capfd):
     assert "'loss'" in err
     assert moved(saved_model, "out")
     # The keywords that `check_columns` relies on are those that TRL passes, and the columns but `prompt`.
-    assert set(Path("keywords.txt").read_text().split()) == {*registry._ALWAYS_PASSED, "answer"}
+    assert set(Path("keywords.txt").read_text().split()) == {*columns.ALWAYS_PASSED, "answer"}
 
 
 def test_train_with_lora_evaluation_checkpoint_and_resume(recipe, capfd):

@@ -14,6 +14,7 @@ import pytest
 import trl_drgrpo
 
 ROOT = Path(trl_drgrpo.__file__).parent.parent
+ROOM_NAMES = ("adapters", "code", "composition", "isolation", "judge", "mathematics", "scoring", "strings")
 
 
 def run(*command, **options):
@@ -34,6 +35,47 @@ def test_every_public_name_resolves_and_is_documented():
     assert set(trl_drgrpo.__all__) <= set(dir(trl_drgrpo))
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = trl_drgrpo.nothing
+
+
+@pytest.mark.parametrize("room", ["", *(f".{room}" for room in ROOM_NAMES)])
+def test_every_public_name_of_the_rewards_resolves_and_is_documented(room):
+    package = importlib.import_module(f"trl_drgrpo.rewards{room}")
+    assert len(package.__all__) >= 2
+    for name in package.__all__:
+        value = getattr(package, name)
+        assert isinstance(value, str) or value.__doc__, name
+    assert set(package.__all__) <= set(dir(package))
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = package.nothing
+
+
+def test_the_rewards_offer_what_their_rooms_offer_and_the_recipes_name():
+    from trl_drgrpo import rewards
+    from trl_drgrpo.rewards.spec import REWARDS
+
+    for name in rewards.__all__:
+        homes = [importlib.import_module(f"trl_drgrpo.rewards.{room}") for room in ROOM_NAMES]
+        for home in homes:
+            if name in home.__all__:
+                assert getattr(home, name) is getattr(rewards, name), name
+    for name, entry in REWARDS.items():
+        if entry.module.startswith("trl_drgrpo.rewards"):
+            assert {entry.default, entry.factory} - {None} <= set(rewards.__all__), name
+    # What makes or is a reward can be named in a recipe, whatever it is called there.
+    named = {attribute for entry in REWARDS.values() for attribute in (entry.default, entry.factory)}
+    others = {"Limits", "Sandbox", "SampleReward", "check_columns", "checked_reward", "resolve_reward"}
+    assert {name for name in rewards.__all__ if not name.startswith("to_")} - others <= named
+
+
+def test_importing_the_rewards_loads_nothing_heavy():
+    names = ", ".join(f"trl_drgrpo.rewards.{room}" for room in ROOM_NAMES)
+    heavy = ("torch", "trl", "transformers", "datasets", "sympy", "math_verify", "jsonschema", "httpx", "httpx2")
+    code = f"import sys, trl_drgrpo.rewards, {names}; print([m for m in {heavy} if m in sys.modules])"
+    done = run(sys.executable, "-c", code)
+    assert done.stdout.strip() == "[]", done.stderr
+    code = f"import sys; from trl_drgrpo.rewards import *; print([m for m in {heavy} if m in sys.modules])"
+    done = run(sys.executable, "-c", code)
+    assert done.stdout.strip() == "[]", done.stderr
 
 
 def test_the_package_runs_as_a_module():

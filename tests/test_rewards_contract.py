@@ -118,3 +118,13 @@ def test_names_are_those_of_trl(reward_func):
 
     assert reward_name(reward_func) == get_callable_name(reward_func)
     assert get_callable_name(checked_reward(reward_func)) == get_callable_name(reward_func)
+
+
+def exits(completions, **kwargs):
+    raise SystemExit(0)
+
+
+def test_sys_exit_is_the_failure_of_the_reward_that_calls_it():
+    assert call(exits, on_error="unscorable") == [None, None]
+    with pytest.raises(RewardError, match="reward function 'exits': got SystemExit: 0"):
+        call(exits)

@@ -1,15 +1,12 @@
-"""Names become reward functions, functions are held against the columns, and reasoning-gym scores as its tasks do."""
+"""Names become reward functions, and reasoning-gym scores as its tasks do."""
 
-import functools
+import time
 
 import pytest
-import torch
 
 from trl_drgrpo.errors import InputError
 from trl_drgrpo.rewards.reasoning_gym import extract_answer, make_splits, reasoning_gym_reward
-from trl_drgrpo.rewards.registry import REGISTRY, check_columns, resolve_reward
-
-COLUMNS = ["prompt", "answer"]
+from trl_drgrpo.rewards.registry import REGISTRY, resolve_reward
 
 
 @pytest.mark.parametrize("name", sorted(REGISTRY))
@@ -66,71 +63,6 @@ def test_names_that_do_not_resolve(modules, spec, message):
         resolve_reward(spec)
 
 
-def takes_all(completions, answer, **kwargs): ...
-def wants_solution(completions, solution, **kwargs): ...
-def wants_prompt(prompt, **kwargs): ...
-def no_kwargs(prompts, completions, answer): ...
-def names_everything(prompts, completions, completion_ids, trainer_state, log_extra, log_metric, answer): ...
-def positional(completions, answer, /, **kwargs): ...
-def wants_environments(completions, environments, **kwargs): ...
-async def asynchronous(completions, answer, **kwargs): ...
-
-
-class Instance:
-    def __call__(self, completions, solution, **kwargs): ...
-
-
-@pytest.mark.parametrize(
-    "reward", [takes_all, names_everything, asynchronous, "some/model", torch.nn.Linear(1, 1), max]
-)
-def test_rewards_that_fit(reward):  # models, and a built-in without a signature, are not checked
-    check_columns(reward, COLUMNS, "r")
-
-
-@pytest.mark.parametrize(
-    ("reward", "message"),
-    [
-        (wants_solution, r"reward r: got a dataset with the columns prompt, answer; expected a column 'solution'"),
-        (functools.partial(wants_solution, weight=1), "expected a column 'solution'"),
-        (Instance(), "expected a column 'solution'"),
-        (wants_prompt, "TRL passes it as 'prompts': rename the parameter"),
-        (no_kwargs, "does not name completion_ids, trainer_state, log_extra, log_metric; .*Add \\*\\*kwargs"),
-        (positional, "the positional-only parameter 'completions'; .*remove the `/`"),
-        (wants_environments, "expected a column 'environments'"),
-    ],
-)
-def test_rewards_that_do_not_fit(reward, message):
-    with pytest.raises(InputError, match=message):
-        check_columns(reward, COLUMNS, "r")
-
-
-def test_the_remedies_name_a_near_column_or_the_renaming():
-    with pytest.raises(InputError, match="Did you mean the column 'solutions'"):
-        check_columns(wants_solution, ["prompt", "solutions"], "r")
-    with pytest.raises(InputError, match=r"rename_columns: \[<column>=solution\]"):
-        check_columns(wants_solution, COLUMNS, "r")
-
-
-def test_environments_are_passed_where_there_are_any():
-    check_columns(wants_environments, [*COLUMNS, "environments"], "r")
-
-
-def test_a_column_with_the_name_of_a_keyword():
-    with pytest.raises(InputError, match="a dataset column called 'completions'"):
-        check_columns(takes_all, ["prompt", "answer", "completions"], "r")
-
-
-def test_a_bound_default_is_not_required():
-    check_columns(functools.partial(wants_solution, solution=["x"]), COLUMNS, "r")
-
-
-def test_trls_rewards_say_which_column_they_need():
-    with pytest.raises(InputError, match="expected a column 'solution'"):
-        check_columns(resolve_reward("accuracy_reward"), COLUMNS, "accuracy_reward")
-    check_columns(resolve_reward("accuracy_reward"), ["prompt", "solution"], "accuracy_reward")
-    check_columns(resolve_reward("think_format_reward"), ["prompt"], "think_format_reward")
-
-
 @pytest.mark.parametrize(
     ("text", "answer"),
     [
@@ -141,6 +73,8 @@ def test_trls_rewards_say_which_column_they_need():
         ("\\boxed{never closed", "\\boxed{never closed"),
         ("3+8=11\n11\n\n", "11"),
         ("<think>\\boxed{4}</think>\n5", "5"),
+        ("<answer>5</answer> is closed by </answer>", "5"),
+        ("<answer>5</answer> <answer> is never closed", "5"),
         ("", None),
         (" \n ", None),
     ],
@@ -149,11 +83,28 @@ def test_extract_answer(text, answer):
     assert extract_answer(text) == answer
 
 
+@pytest.mark.parametrize("piece", ["<answer>", "</answer>", "\\boxed{", "<answer></answer", "</think>", "{"])
+def test_hostile_text_takes_linear_time(piece):
+    extract_answer(piece * (10**5 // len(piece)))  # loads what is loaded once
+    begun = time.perf_counter()
+    extract_answer(piece * (10**6 // len(piece)))
+    assert time.perf_counter() - begun < 10  # milliseconds; a quadratic search took minutes
+
+
 def test_extract_a_grid():
     assert extract_answer("so:\n1 2\n\n3 4\n", last_lines=3) == "1 2\n\n3 4"
 
 
-@pytest.mark.parametrize("task", ["chain_sum", "arc_agi", "futoshiki", "prime_factorization", "spell_backward"])
+@pytest.mark.parametrize(
+    "task",
+    [
+        "chain_sum",
+        pytest.param("arc_agi", marks=pytest.mark.slow),
+        "futoshiki",
+        "prime_factorization",
+        "spell_backward",
+    ],
+)
 def test_reasoning_gym_reward_scores_as_the_task(task):
     gym = pytest.importorskip("reasoning_gym")
     rows = make_splits(task, {"size": "2", "test_size": "0"})["train"]

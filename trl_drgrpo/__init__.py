@@ -3,8 +3,9 @@
 Importing this package is cheap: names resolve on first use, so `import trl_drgrpo` loads neither torch nor trl.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from trl_drgrpo.lazy import lazy_names
 
 __version__ = "0.1.0.dev0"
 
@@ -17,15 +18,18 @@ if TYPE_CHECKING:
     from trl_drgrpo.steps import step_segmenter as step_segmenter
     from trl_drgrpo.trainer import DrGRPOTrainer as DrGRPOTrainer
 
-_HOME = {
-    "DrGRPOConfig": "trl_drgrpo.config",
-    "DrGRPOTrainer": "trl_drgrpo.trainer",
-    "check_upstream": "trl_drgrpo.seams",
-    "dr_grpo_loss": "trl_drgrpo.loss",
-    "group_advantages": "trl_drgrpo.advantages",
-    "step_segmenter": "trl_drgrpo.steps",
-    "step_token_advantages": "trl_drgrpo.step_credit",
-}
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "DrGRPOConfig": "config",
+        "DrGRPOTrainer": "trainer",
+        "check_upstream": "seams",
+        "dr_grpo_loss": "loss",
+        "group_advantages": "advantages",
+        "step_segmenter": "steps",
+        "step_token_advantages": "step_credit",
+    },
+)
 
 __all__ = [
     "DrGRPOConfig",
@@ -37,13 +41,3 @@ __all__ = [
     "step_segmenter",
     "step_token_advantages",
 ]
-
-
-def __getattr__(name: str):
-    if name in _HOME:
-        return getattr(import_module(_HOME[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOME])

@@ -11,8 +11,8 @@ from torch import nn
 
 from trl_drgrpo.config import DrGRPOConfig
 from trl_drgrpo.errors import InputError
+from trl_drgrpo.rewards.columns import check_columns, check_ready
 from trl_drgrpo.rewards.contract import reward_name
-from trl_drgrpo.rewards.registry import check_columns
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ def check_inputs(
 
     Raises:
         `InputError`: No reward, weights that do not fit, a data set without `prompt` or too small for one generation
-            batch, a reward function that asks for a column the data does not have.
+            batch, a reward function that asks for a column the data does not have, or for a program that is not there.
     """
     if not reward_funcs and not step_reward_funcs and environment_factory is None:
         remedy = "Pass reward_funcs, step_reward_funcs, or an environment_factory whose environment has get_reward."
@@ -61,6 +61,8 @@ def check_inputs(
         raise InputError("max_completion_length", "None together with tools", "a number of tokens", remedy)
     for func in step_reward_funcs or []:
         _refuse_bare_rule(func)
+    for func in [*reward_funcs, *(step_reward_funcs or [])]:
+        check_ready(func)
     if not step_reward_funcs and (unused := _changed_step_settings(args)):
         logger.warning("%s: without step_reward_funcs this has no effect.", ", ".join(unused))
     splits = {"train_dataset": train_dataset}

@@ -186,7 +186,7 @@ def step_seconds(ours, case, arguments):
 
 
 def peak_megabytes(ours, case, arguments):
-    """Peak memory of an optimizer step and the short one before it: of tensors on a GPU, else growth of the process."""
+    """Peak memory of an optimizer step and the short one before it: tensors on a GPU, else growth of the process."""
     with tempfile.TemporaryDirectory() as folder:
         model = build_model(arguments.width, arguments.layers, arguments.vocabulary, arguments.device)
         trainer = build_trainer(ours, case, model, folder, 1, arguments.batch, arguments.device)

@@ -54,7 +54,8 @@ def run(args: argparse.Namespace) -> int:
         InputError: On data, a reward or a model that do not fit.
     """
     from trl_drgrpo.process_rewards.stepwise_data import read_json_lines
-    from trl_drgrpo.rewards.registry import check_columns, resolve_reward
+    from trl_drgrpo.rewards.columns import check_columns, check_ready
+    from trl_drgrpo.rewards.registry import resolve_reward
 
     for field in ("rollouts", "completions"):
         if getattr(args, field) < 1:
@@ -62,6 +63,7 @@ def run(args: argparse.Namespace) -> int:
     rows = read_json_lines(args.data)  # before anything heavy is imported
     reward = resolve_reward(args.reward)
     check_columns(reward, [name for name in rows[0] if name not in ("steps", "labels", "values")], args.reward)
+    check_ready(reward)
     labelled = _label(args, rows, reward)
     steps = [label for row in labelled for label in row["labels"] if label is not None]
     print(f"rows {len(labelled)}")

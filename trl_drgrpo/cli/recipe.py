@@ -42,7 +42,7 @@ class Recipe:
     env: dict[str, str]
 
 
-class _Loader(yaml.SafeLoader):
+class Loader(yaml.SafeLoader):
     """`SafeLoader` that refuses a key given twice and knows the floats of YAML 1.2 (`1e-6`)."""
 
     def construct_mapping(self, node, deep=False):
@@ -50,7 +50,7 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-_Loader.add_implicit_resolver(
+Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
 )
 
@@ -72,7 +72,7 @@ def read_recipe(path: str, known: dict[str, Flag]) -> Recipe:
     """
     text = _read(path)
     try:
-        loader = _Loader(text)
+        loader = Loader(text)
         node = loader.get_single_node()
         if not isinstance(node, yaml.MappingNode):
             raise _no_mapping(path, node)

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 from trl.scripts.grpo import GRPOScriptArguments
 
+from trl_drgrpo.rewards.spec import RewardSpec
+
 
 @dataclass
 class DrGRPOScriptArguments(GRPOScriptArguments):
@@ -18,8 +20,9 @@ class DrGRPOScriptArguments(GRPOScriptArguments):
         dataset_name (`str`, *optional*):
             What to train on, see [`trl_drgrpo.data.load_data`]: a Hub id, a local folder or file,
             `reasoning_gym:<task>?size=..&seed=..` or `trl_drgrpo:list_sum`.
-        reward_funcs (`list[str]`, *optional*):
-            Reward functions, see [`trl_drgrpo.rewards.registry.resolve_reward`].
+        reward_funcs (`list[str | dict]`, *optional*):
+            Reward functions, see [`trl_drgrpo.rewards.registry.resolve_reward`]: names, paths, or mappings with one
+            key, a name, and its options.
         step_reward_funcs (`list[str]`, *optional*):
             Step reward functions, named in the same way; `step_separator` and `step_credit` say how they are used.
         rename_columns (`list[str]`, *optional*):
@@ -33,13 +36,18 @@ class DrGRPOScriptArguments(GRPOScriptArguments):
             "`reasoning_gym:<task>?size=..&seed=..` or `trl_drgrpo:list_sum`. Ignored if `datasets` is given."
         },
     )
-    reward_funcs: list[str] | None = field(
+    reward_funcs: list[RewardSpec] | None = field(  # pyright: ignore[reportIncompatibleVariableOverride]
         default=None,
         metadata={
             "help": "Reward functions: `accuracy_reward`, `reasoning_accuracy_reward`, `think_format_reward`, "
             "`get_soft_overlong_punishment` (used values are `max_completion_len=1280`, `soft_punish_cache=256`), "
-            "`reasoning_gym`, `list_sum_reward`, a dotted path `package.module.function`, or "
-            "`path/to/file.py:function`."
+            "`math_reward`, `code_reward`, `format_reward`, `exact_match_reward`, `numeric_reward`, `choice_reward`, "
+            "`json_schema_reward`, `reasoning_gym`, `list_sum_reward`, a dotted path `package.module.function`, "
+            "`path/to/file.py:function`, or a mapping `{name: {option: value}}` (in quotes after the flag), for "
+            "example `{verl: path/to/file.py:compute_score}` or `{isolate: {reward: path/to/file.py:f, timeout: 5}}`. "
+            "Mappings only: `judge_reward`, `regex_reward`, `repetition_penalty`, `overlong_penalty`, "
+            "`length_penalty`; around others `weighted_sum`, `gated`, `clipped`, `cached`, `noted_if_not_binary`, "
+            "`isolate`; of other stacks `trl`, `verl`, `openrlhf`, `swift`, `verifiers`, `r1_zero`."
         },
     )
     step_reward_funcs: list[str] | None = field(

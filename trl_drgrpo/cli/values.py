@@ -13,9 +13,12 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
+import yaml
+
 from trl_drgrpo.cli import flags
 from trl_drgrpo.cli.flags import Flag
 from trl_drgrpo.errors import InputError
+from trl_drgrpo.rewards.spec import check_spec
 
 # Text fields of TRL and transformers that are documented to take a boolean too.
 _TEXT_OR_BOOLEAN = ("scale_rewards", "resume_from_checkpoint")
@@ -223,7 +226,9 @@ _CONVERSIONS: dict[str, Callable[[_Given, ast.expr], Any]] = {
 
 
 def _fit_class(name: str, value: Any, flag: Flag) -> Any:
-    """A field whose type is a class: only a dataset of the mixture can be written down (`datasets: [{path: ..}]`)."""
+    """A field whose type is a class: a dataset of the mixture (`datasets: [{path: ..}]`) or a reward with options."""
+    if name == "RewardSpec":
+        return reward_spec(value, flag.name)
     if name != "DatasetConfig":
         raise _NoFit(f"A {name} cannot be written in a recipe or after a flag; `accelerate` configures it.")
     if isinstance(value, str):
@@ -238,4 +243,32 @@ def _fit_class(name: str, value: Any, flag: Flag) -> Any:
             raise InputError(f"{flag.name}: {key}", "an unknown key", f"one of {', '.join(known)}", remedy)
     if "path" not in value:
         raise InputError(flag.name, f"{value!r}", "a mapping with a `path`", "Add the Hub id or the builder's name.")
+    return value
+
+
+def reward_spec(value: Any, name: str) -> Any:
+    """
+    A reward as it was written: a name or a path, or a mapping; after a flag that is inline YAML or JSON.
+
+    Args:
+        value (`Any`): A YAML value, or the text that followed a flag.
+        name (`str`): What error messages call the setting.
+
+    Returns:
+        `str` or `dict`: What [`~trl_drgrpo.rewards.registry.resolve_reward`] takes.
+
+    Raises:
+        [`InputError`]: If it is neither, or names what does not exist.
+    """
+    if isinstance(value, str) and value.lstrip().startswith("{"):
+        from trl_drgrpo.cli.recipe import Loader  # it reads recipes by means of this module
+
+        try:
+            value = yaml.load(value, Loader)
+        except yaml.YAMLError as error:
+            problem = " ".join(str(error).split())
+            remedy = f"The YAML reader says: {problem}. Put the mapping in quotes for the shell."
+            expected = "a name, a path, or a mapping `{name: {option: value}}`"
+            raise InputError(name, repr(value), expected, remedy) from None
+    check_spec(value, name)
     return value

@@ -8,8 +8,9 @@ with roll-outs. `training` and `labelling` make such a model.
 Names resolve on first use: importing this package loads neither torch nor transformers.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from trl_drgrpo.lazy import lazy_names
 
 if TYPE_CHECKING:
     from trl_drgrpo.process_rewards.labelling import label_steps as label_steps
@@ -25,20 +26,23 @@ if TYPE_CHECKING:
     from trl_drgrpo.process_rewards.token_classification import TokenClassificationScorer as TokenClassificationScorer
     from trl_drgrpo.process_rewards.training import train_prm as train_prm
 
-_HOME = {
-    "ChatTurnScorer": "marker",
-    "MathShepherdScorer": "marker",
-    "MonteCarloScorer": "monte_carlo",
-    "QwenMathScorer": "marker",
-    "TokenClassificationScorer": "token_classification",
-    "TrainerRollouts": "rollouts",
-    "TransformersRollouts": "rollouts",
-    "convert_math_shepherd": "stepwise_data",
-    "convert_prm800k": "stepwise_data",
-    "label_steps": "labelling",
-    "step_verifier": "rules",
-    "train_prm": "training",
-}
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "ChatTurnScorer": "marker",
+        "MathShepherdScorer": "marker",
+        "MonteCarloScorer": "monte_carlo",
+        "QwenMathScorer": "marker",
+        "TokenClassificationScorer": "token_classification",
+        "TrainerRollouts": "rollouts",
+        "TransformersRollouts": "rollouts",
+        "convert_math_shepherd": "stepwise_data",
+        "convert_prm800k": "stepwise_data",
+        "label_steps": "labelling",
+        "step_verifier": "rules",
+        "train_prm": "training",
+    },
+)
 
 __all__ = [
     "ChatTurnScorer",
@@ -54,13 +58,3 @@ __all__ = [
     "step_verifier",
     "train_prm",
 ]
-
-
-def __getattr__(name: str):
-    if name in _HOME:
-        return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOME])

@@ -1,0 +1,155 @@
+"""Rewards: what scores a whole completion.
+
+A reward is what TRL calls: `f(prompts=, completions=, completion_ids=, ..., <columns>)`, a list of floats, with
+`None` for a completion that cannot be scored. By room: `mathematics`, `code`, `strings` and `judge` score;
+`composition` and `isolation` are put around other rewards; `adapters` translate those of other stacks; `scoring` runs
+rewards over saved completions. At the top: `contract` (what a reward owes the trainer), `registry` and `spec` (from a
+name to a reward), `columns` (does it fit the dataset), `sample` (the base of rewards that score one completion at a
+time), `text` and `reasoning_gym`.
+
+Names resolve on first use: importing this package loads neither torch nor trl nor sympy.
+"""
+
+from typing import TYPE_CHECKING
+
+from trl_drgrpo.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from trl_drgrpo.rewards.adapters import from_openrlhf as from_openrlhf
+    from trl_drgrpo.rewards.adapters import from_r1_zero as from_r1_zero
+    from trl_drgrpo.rewards.adapters import from_reasoning_gym as from_reasoning_gym
+    from trl_drgrpo.rewards.adapters import from_swift as from_swift
+    from trl_drgrpo.rewards.adapters import from_trl as from_trl
+    from trl_drgrpo.rewards.adapters import from_verifiers as from_verifiers
+    from trl_drgrpo.rewards.adapters import from_verl as from_verl
+    from trl_drgrpo.rewards.adapters import to_openrlhf as to_openrlhf
+    from trl_drgrpo.rewards.adapters import to_swift as to_swift
+    from trl_drgrpo.rewards.adapters import to_verifiers as to_verifiers
+    from trl_drgrpo.rewards.adapters import to_verl as to_verl
+    from trl_drgrpo.rewards.code import CodeReward as CodeReward
+    from trl_drgrpo.rewards.code import Sandbox as Sandbox
+    from trl_drgrpo.rewards.code import code_reward as code_reward
+    from trl_drgrpo.rewards.columns import check_columns as check_columns
+    from trl_drgrpo.rewards.composition import cached as cached
+    from trl_drgrpo.rewards.composition import clipped as clipped
+    from trl_drgrpo.rewards.composition import gated as gated
+    from trl_drgrpo.rewards.composition import noted_if_not_binary as noted_if_not_binary
+    from trl_drgrpo.rewards.composition import weighted_sum as weighted_sum
+    from trl_drgrpo.rewards.contract import checked_reward as checked_reward
+    from trl_drgrpo.rewards.isolation import Limits as Limits
+    from trl_drgrpo.rewards.isolation import isolate as isolate
+    from trl_drgrpo.rewards.judge import JudgeReward as JudgeReward
+    from trl_drgrpo.rewards.mathematics import MathReward as MathReward
+    from trl_drgrpo.rewards.mathematics import math_reward as math_reward
+    from trl_drgrpo.rewards.reasoning_gym import reasoning_gym_reward as reasoning_gym_reward
+    from trl_drgrpo.rewards.registry import resolve_reward as resolve_reward
+    from trl_drgrpo.rewards.sample import SampleReward as SampleReward
+    from trl_drgrpo.rewards.strings import ChoiceReward as ChoiceReward
+    from trl_drgrpo.rewards.strings import ExactMatchReward as ExactMatchReward
+    from trl_drgrpo.rewards.strings import FormatReward as FormatReward
+    from trl_drgrpo.rewards.strings import JsonSchemaReward as JsonSchemaReward
+    from trl_drgrpo.rewards.strings import NumericReward as NumericReward
+    from trl_drgrpo.rewards.strings import RegexReward as RegexReward
+    from trl_drgrpo.rewards.strings import choice_reward as choice_reward
+    from trl_drgrpo.rewards.strings import exact_match_reward as exact_match_reward
+    from trl_drgrpo.rewards.strings import format_reward as format_reward
+    from trl_drgrpo.rewards.strings import json_schema_reward as json_schema_reward
+    from trl_drgrpo.rewards.strings import length_penalty as length_penalty
+    from trl_drgrpo.rewards.strings import numeric_reward as numeric_reward
+    from trl_drgrpo.rewards.strings import overlong_penalty as overlong_penalty
+    from trl_drgrpo.rewards.strings import repetition_penalty as repetition_penalty
+
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "ChoiceReward": "strings",
+        "CodeReward": "code",
+        "ExactMatchReward": "strings",
+        "FormatReward": "strings",
+        "JsonSchemaReward": "strings",
+        "JudgeReward": "judge",
+        "Limits": "isolation",
+        "MathReward": "mathematics",
+        "NumericReward": "strings",
+        "RegexReward": "strings",
+        "SampleReward": "sample",
+        "Sandbox": "code",
+        "cached": "composition",
+        "check_columns": "columns",
+        "checked_reward": "contract",
+        "choice_reward": "strings",
+        "clipped": "composition",
+        "code_reward": "code",
+        "exact_match_reward": "strings",
+        "format_reward": "strings",
+        "from_openrlhf": "adapters",
+        "from_r1_zero": "adapters",
+        "from_reasoning_gym": "adapters",
+        "from_swift": "adapters",
+        "from_trl": "adapters",
+        "from_verifiers": "adapters",
+        "from_verl": "adapters",
+        "gated": "composition",
+        "isolate": "isolation",
+        "json_schema_reward": "strings",
+        "length_penalty": "strings",
+        "math_reward": "mathematics",
+        "noted_if_not_binary": "composition",
+        "numeric_reward": "strings",
+        "overlong_penalty": "strings",
+        "reasoning_gym_reward": "reasoning_gym",
+        "repetition_penalty": "strings",
+        "resolve_reward": "registry",
+        "to_openrlhf": "adapters",
+        "to_swift": "adapters",
+        "to_verifiers": "adapters",
+        "to_verl": "adapters",
+        "weighted_sum": "composition",
+    },
+)
+
+__all__ = [
+    "ChoiceReward",
+    "CodeReward",
+    "ExactMatchReward",
+    "FormatReward",
+    "JsonSchemaReward",
+    "JudgeReward",
+    "Limits",
+    "MathReward",
+    "NumericReward",
+    "RegexReward",
+    "SampleReward",
+    "Sandbox",
+    "cached",
+    "check_columns",
+    "checked_reward",
+    "choice_reward",
+    "clipped",
+    "code_reward",
+    "exact_match_reward",
+    "format_reward",
+    "from_openrlhf",
+    "from_r1_zero",
+    "from_reasoning_gym",
+    "from_swift",
+    "from_trl",
+    "from_verifiers",
+    "from_verl",
+    "gated",
+    "isolate",
+    "json_schema_reward",
+    "length_penalty",
+    "math_reward",
+    "noted_if_not_binary",
+    "numeric_reward",
+    "overlong_penalty",
+    "reasoning_gym_reward",
+    "repetition_penalty",
+    "resolve_reward",
+    "to_openrlhf",
+    "to_swift",
+    "to_verifiers",
+    "to_verl",
+    "weighted_sum",
+]

@@ -5,17 +5,23 @@ ends in a `TypeError` from deep inside, and `inf` quietly makes a whole group's 
 one error that names the function, or, for those who opted in, unscorable rows and a counter.
 """
 
+import contextlib
 import functools
 import inspect
+import keyword
 import logging
 import math
 import numbers
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from trl_drgrpo.errors import RewardError
+from trl_drgrpo.errors import InputError, RewardError
+from trl_drgrpo.rewards.columns import PER_CALL, pass_on_checks
 
 logger = logging.getLogger(__name__)
+
+# Keywords of TRL's call that are no column, and columns that it passes under another name.
+_NO_COLUMNS = ("completions", "completion", "prompt", *PER_CALL)
 
 
 def reward_name(reward_func: Callable) -> str:
@@ -35,8 +41,8 @@ def checked_reward(reward_func: Callable, on_error: str = "raise", name: str | N
         on_error (`str`, *optional*, defaults to `"raise"`):
             `"raise"`: a broken contract or an exception of the function becomes a [`RewardError`]. `"unscorable"`: all
             completions of that call are scored `None`, the first traceback is logged, and the share of failed calls
-            goes to the metric `rewards/<name>/failed_frac`.
-
+            goes to the metric `rewards/<name>/failed_frac`, unless the function logs that itself (an isolated reward
+            logs the share of failed completions).
         name (`str`, *optional*): Name in messages and metrics. Defaults to the function's own.
 
     Returns:
@@ -57,7 +63,71 @@ def checked_reward(reward_func: Callable, on_error: str = "raise", name: str | N
     scored: Any = scored_later if inspect.iscoroutinefunction(innermost(reward_func)) else scored_now
     scored.__name__ = scored.__qualname__ = guard.name
     scored.__doc__ = inspect.getdoc(reward_func)
+    pass_on_checks(scored, reward_func)
     return scored
+
+
+def check_on_error(on_error: Any) -> None:
+    """
+    Refuses an `on_error` that means nothing.
+
+    Raises:
+        [`~trl_drgrpo.errors.InputError`]: If it is neither `"unscorable"` nor `"raise"`.
+    """
+    if not isinstance(on_error, str) or on_error not in ("unscorable", "raise"):
+        remedy = '"unscorable" leaves the completion out of its group, "raise" ends the run.'
+        raise InputError("on_error", _short(on_error), '"unscorable" or "raise"', remedy)
+
+
+def check_name(name: Any, field: str = "name") -> None:
+    """
+    Refuses a name under which nothing could be logged.
+
+    Raises:
+        [`~trl_drgrpo.errors.InputError`]: If it is no text, or an empty one.
+    """
+    if not isinstance(name, str) or not name.strip():
+        raise InputError(field, _short(name), "a text that is not empty", "Metrics are called rewards/<name>/mean.")
+
+
+def check_column(column: Any, field: str = "column") -> None:
+    """
+    Refuses what TRL could not pass to a reward function as one value per completion.
+
+    Raises:
+        [`~trl_drgrpo.errors.InputError`]: If it is no Python name, or one that TRL uses for something else.
+    """
+    is_name = isinstance(column, str) and column.isidentifier() and not keyword.iskeyword(column)
+    if not is_name or column in _NO_COLUMNS:
+        remedy = "TRL passes columns as keywords: rename one whose name has blanks, or that TRL uses itself."
+        raise InputError(field, _short(column), "the name of a dataset column", remedy)
+
+
+def check_flag(field: str, value: Any) -> None:
+    """
+    Refuses what only looks like yes or no.
+
+    Raises:
+        [`~trl_drgrpo.errors.InputError`]: If it is neither `True` nor `False`.
+    """
+    if not isinstance(value, bool):
+        raise InputError(field, _short(value), "true or false", "Write it without quotes.")
+
+
+def finite_number(
+    field: str, value: Any, expected: str = "a finite number", remedy: str = "Write it as a number, for example 0.5."
+) -> float:
+    """
+    A number that was given as an option, numpy's included, as a float.
+
+    Raises:
+        [`~trl_drgrpo.errors.InputError`]: If it is none, a boolean, infinite, or NaN.
+    """
+    if isinstance(value, numbers.Real) and not isinstance(value, bool):
+        with contextlib.suppress(OverflowError):
+            if math.isfinite(number := float(value)):
+                return number
+    raise InputError(field, _short(value), expected, remedy)
 
 
 def validate_rewards(output: Any, num_completions: int, name: str) -> list[float | None]:
@@ -88,6 +158,13 @@ def validate_rewards(output: Any, num_completions: int, name: str) -> list[float
     return [_number(reward, index, field) for index, reward in enumerate(rewards)]
 
 
+def log_mean(log_metric: Callable[[str, float], None] | None, metric: str, values: Iterable[float | None]) -> None:
+    """Logs the mean of the values that are not `None`, where there is one and TRL gave a `log_metric`."""
+    present = [value for value in values if value is not None]
+    if present and log_metric is not None:
+        log_metric(metric, sum(present) / len(present))
+
+
 def _number(reward: Any, index: int, field: str) -> float | None:
     if reward is None:
         return None
@@ -103,7 +180,10 @@ def _number(reward: Any, index: int, field: str) -> float | None:
 
 
 def _short(value: Any) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except Exception:  # a whole number of thousands of digits, an object with a `__repr__` that fails
+        text = f"a value of type {type(value).__name__}"
     return text if len(text) <= 60 else text[:57] + "..."
 
 
@@ -121,9 +201,13 @@ class _Guard:
         self.name = name
         self.raises = on_error == "raise"
         self.has_logged = False
+        self.metric = f"rewards/{name}/failed_frac"
 
     def call(self, kwargs: dict[str, Any]) -> "_Call":
-        return _Call(self, len(kwargs["completions"]), kwargs.get("log_metric"))
+        call = _Call(self, len(kwargs["completions"]), kwargs.get("log_metric"))
+        if call.log_metric is not None:
+            kwargs["log_metric"] = call.log
+        return call
 
 
 class _Call:
@@ -134,13 +218,20 @@ class _Call:
         self.num_completions = num_completions
         self.log_metric = log_metric
         self.rewards: Any = None
+        self.is_counted = False
+
+    def log(self, name: str, value: float) -> None:
+        """What the function gets as `log_metric`: one that counts its own failures, per completion, is believed."""
+        self.is_counted = self.is_counted or name == self.guard.metric
+        if self.log_metric is not None:
+            self.log_metric(name, value)
 
     def __enter__(self) -> "_Call":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: Any) -> bool:
-        if error is not None and not isinstance(error, Exception):
-            return False  # KeyboardInterrupt and friends are nobody's reward
+        if error is not None and not isinstance(error, (Exception, SystemExit)):
+            return False  # KeyboardInterrupt and friends are nobody's reward; sys.exit() is one's own
         if error is None:
             try:
                 self.rewards = validate_rewards(self.rewards, self.num_completions, self.guard.name)
@@ -161,7 +252,7 @@ class _Call:
         self._count(failed=1.0)
         return True
 
-    def _as_reward_error(self, error: Exception) -> RewardError:
+    def _as_reward_error(self, error: BaseException) -> RewardError:
         if isinstance(error, RewardError):
             return error
         return RewardError(
@@ -172,5 +263,5 @@ class _Call:
         )
 
     def _count(self, failed: float) -> None:
-        if not self.guard.raises and self.log_metric is not None:
-            self.log_metric(f"rewards/{self.guard.name}/failed_frac", failed)
+        if not self.guard.raises and not self.is_counted and self.log_metric is not None:
+            self.log_metric(self.guard.metric, failed)

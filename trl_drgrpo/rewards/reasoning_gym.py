@@ -15,12 +15,12 @@ import functools
 import importlib
 import json
 import logging
-import re
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from trl_drgrpo.errors import InputError
+from trl_drgrpo.rewards.text import after_thinking, completion_text, marked_answer
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -34,7 +34,6 @@ _OWN_OPTIONS = ("test_size", "system_prompt")
 
 # What the tasks' scorers raise on text that they cannot read. (Measured: 3 of 105 tasks do.)
 _SCORER_ERRORS = (ArithmeticError, AttributeError, LookupError, RecursionError, SyntaxError, TypeError, ValueError)
-_ANSWER_TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 
 # Data ----------------------------------------------------------------------------------------------------------------
@@ -248,8 +247,8 @@ def reasoning_gym_reward(
     scores, errors = [], 0
     for completion, text in zip(completions, entry, strict=True):
         row = _decode(text)
-        content = completion if isinstance(completion, str) else completion[-1]["content"] or ""
-        answer = extract_answer(content, last_lines=len(str(row["entry"]["answer"]).strip().splitlines()))
+        num_lines = len(str(row["entry"]["answer"]).strip().splitlines())
+        answer = extract_answer(completion_text(completion), last_lines=num_lines)
         try:
             score = 0.0 if answer is None else float(_scorer(row)(answer, row["entry"]))
         except _SCORER_ERRORS:
@@ -265,7 +264,7 @@ def extract_answer(text: str, last_lines: int = 1) -> str | None:
     The final answer of a completion.
 
     What follows the last `</think>`, if there is one, is searched for, in this order: the last `<answer>...</answer>`;
-    the last `\boxed{...}` with balanced braces; the last line that is not blank (for a task whose answers are grids,
+    the last `\boxed{...}` that is closed; the last line that is not blank (for a task whose answers are grids,
     as many lines as the right answer has).
 
     Args:
@@ -283,25 +282,11 @@ def extract_answer(text: str, last_lines: int = 1) -> str | None:
 
     ```
     """
-    text = text.rpartition("</think>")[2]
-    if tagged := _ANSWER_TAG.findall(text):
-        return tagged[-1].strip()
-    if (boxed := _last_boxed(text)) is not None:
-        return boxed.strip()
+    text = after_thinking(text)
+    if (marked := marked_answer(text)) is not None:
+        return marked
     # Blank lines inside a grid belong to it.
     return "\n".join(text.rstrip().splitlines()[-last_lines:]).strip() or None
-
-
-def _last_boxed(text: str) -> str | None:
-    start = text.rfind("\\boxed{")
-    if start < 0:
-        return None
-    begin, depth = start + len("\\boxed{"), 1
-    for position in range(begin, len(text)):
-        depth += {"{": 1, "}": -1}.get(text[position], 0)
-        if depth == 0:
-            return text[begin:position]
-    return None
 
 
 def _scorer(row: dict[str, Any]) -> Callable[[str, dict[str, Any]], float]:

@@ -1,9 +1,9 @@
-"""From the name of a reward function to the function, and the check that it fits the dataset before a model loads.
+"""From the name of a reward function to the function.
 
-Why: TRL's script finds four names and dotted paths, and a reward whose column is missing fails after the model has
-loaded and the first batch has been generated. Here a name that does not resolve says which names come nearest, a file
-path is accepted too (`my_rewards.py:score`), and `check_columns` compares the signature with the columns beforehand.
+Why: TRL's script finds four names and dotted paths. Here a name that does not resolve says which names come nearest,
+and a file path is accepted too (`my_rewards.py:score`).
 
+Names with options, and what other stacks call their rewards, are mappings: see [`trl_drgrpo.rewards.spec`].
 Nothing heavy is imported at module level; TRL's own rewards are imported when one of their names is asked for.
 """
 
@@ -14,82 +14,54 @@ import inspect
 import os
 import sys
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from trl_drgrpo.errors import InputError
+from trl_drgrpo.rewards.spec import REWARDS, default_reward, resolve_mapping
 
-# What TRL passes to every reward function (`GRPOTrainer._calculate_rewards`), next to the dataset's columns.
-_ALWAYS_PASSED = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
-# What running the top level of a user's module may reasonably raise; anything else keeps its traceback.
-_IMPORT_ERRORS = (
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    ImportError,
-    LookupError,
-    NameError,
-    OSError,
-    RuntimeError,
-    SyntaxError,
-    TypeError,
-    ValueError,
-)
-# Dataset columns that TRL leaves out of the keywords: their batched form is passed instead.
-_NEVER_PASSED = {"prompt": "prompts", "completion": "completions", "completion_ids": "completion_ids"}
-
-
-def _trl_reward(name: str) -> Callable:
-    return getattr(importlib.import_module("trl.rewards"), name)
+# What running the top level of a user's module may raise: anything, and `sys.exit()` must not end the caller silently.
+_IMPORT_ERRORS = (Exception, SystemExit)
 
 
 def _soft_overlong_punishment() -> Callable:
     # The two values are those of TRL's own script.
-    return _trl_reward("get_soft_overlong_punishment")(max_completion_len=1280, soft_punish_cache=256)
+    punishment = importlib.import_module("trl.rewards").get_soft_overlong_punishment
+    return punishment(max_completion_len=1280, soft_punish_cache=256)
 
 
-def _reasoning_gym() -> Callable:
-    return importlib.import_module("trl_drgrpo.rewards.reasoning_gym").reasoning_gym_reward
+FILE_PREFIX = "trl_drgrpo_user_reward_"  # modules that were named by their file
 
-
-def _list_sum() -> Callable:
-    return importlib.import_module("trl_drgrpo.demo.task").list_sum_reward
-
-
-def _list_sum_lines() -> Callable:
-    return importlib.import_module("trl_drgrpo.demo.process").line_reward
-
-
-_FILE_PREFIX = "trl_drgrpo_user_reward_"  # modules that were named by their file
-
+# Names that stand for a reward on their own.
 REGISTRY: dict[str, Callable[[], Callable]] = {
-    "accuracy_reward": functools.partial(_trl_reward, "accuracy_reward"),
-    "reasoning_accuracy_reward": functools.partial(_trl_reward, "reasoning_accuracy_reward"),
-    "think_format_reward": functools.partial(_trl_reward, "think_format_reward"),
-    "get_soft_overlong_punishment": _soft_overlong_punishment,
-    "reasoning_gym": _reasoning_gym,
-    "list_sum_reward": _list_sum,
-    "list_sum_line_reward": _list_sum_lines,
+    name: functools.partial(default_reward, name) for name, entry in REWARDS.items() if entry.default
 }
+REGISTRY["get_soft_overlong_punishment"] = _soft_overlong_punishment
 
 
-def resolve_reward(spec: str, field: str = "reward_funcs") -> Callable:
+def resolve_reward(spec: str | Mapping[str, Any], field: str = "reward_funcs") -> Callable:
     """
-    Finds the reward function that a name stands for.
+    Finds the reward function that a name stands for, or builds the one that a mapping describes.
 
     Args:
-        spec (`str`):
+        spec (`str` or `Mapping[str, Any]`):
             One of
 
             - a registered name: `accuracy_reward`, `reasoning_accuracy_reward`, `think_format_reward`,
               `get_soft_overlong_punishment` (TRL's, the last with `max_completion_len=1280, soft_punish_cache=256`),
               `reasoning_gym` (the task's own `score_answer`), `list_sum_reward` (the demo's), `list_sum_line_reward`
-              (the demo's step reward);
+              (the demo's step reward), `math_reward`, `code_reward`, `format_reward`, `exact_match_reward`,
+              `numeric_reward`, `choice_reward`, `json_schema_reward`;
             - a dotted path: `my_package.rewards.score` (the current directory is searched too);
-            - a file and a function in it: `rewards/mine.py:score`.
+            - a file and a function in it: `rewards/mine.py:score`;
+            - a mapping with one key, a name of [`trl_drgrpo.rewards.spec.REWARDS`] and its options, for example
+              `{"verl": {"function": "mine.py:compute_score"}}`, see [`trl_drgrpo.rewards.spec.resolve_mapping`]: most
+              of the above, `judge_reward`, `regex_reward`, `repetition_penalty`, `overlong_penalty` and
+              `length_penalty`, what is put around others (`isolate`, `weighted_sum`, `gated`, `clipped`, `cached`,
+              `noted_if_not_binary`) and adapters (`trl`, `verl`, `openrlhf`, `swift`, `verifiers`, `r1_zero`).
         field (`str`, *optional*, defaults to `"reward_funcs"`): What error messages call the setting.
 
     Returns:
@@ -97,32 +69,73 @@ def resolve_reward(spec: str, field: str = "reward_funcs") -> Callable:
 
     Raises:
         [`~trl_drgrpo.errors.InputError`]: If there is no such name, module, file or function, if the module fails to
-            import (its own error is the cause), or if what was found cannot be called.
+            import (its own error is the cause), if what was found cannot be called, or if an option does not fit.
     """
+    if isinstance(spec, Mapping):
+        return resolve_mapping(spec, field)
     try:
+        if not isinstance(spec, str):
+            raise InputError(
+                "", f"{type(spec).__name__} {spec!r}", "a name, a path, or a mapping", "Write one of them."
+            )
         return _resolve(spec)
     except InputError as error:
         raise error.under(field) from error.__cause__
 
 
+def resolve_object(path: str, field: str) -> Any:
+    """
+    Finds whatever a path stands for: also a class or an object that is no function.
+
+    Args:
+        path (`str`): `package.module.name` or `path/to/file.py:name`.
+        field (`str`): What error messages call the setting.
+
+    Returns:
+        `Any`: The object.
+
+    Raises:
+        [`~trl_drgrpo.errors.InputError`]: If there is no such module, file or name, or if the module fails to import.
+    """
+    try:
+        found = _at_path(path)
+    except InputError as error:
+        raise error.under(field) from error.__cause__
+    if found is None:
+        raise InputError(field, repr(path), "a path", _write_path(path))
+    return found[1]
+
+
 def _resolve(spec: str) -> Callable:
-    if spec in REGISTRY:
+    if spec in REWARDS:
         try:
-            return REGISTRY[spec]()
+            return REGISTRY.get(spec, functools.partial(default_reward, spec))()
         except ImportError as error:
             raise _import_failed(spec, "its module", error) from error
+    if (found := _at_path(spec)) is not None:
+        return _callable(*found, spec)
+    remedy = _write_path(spec)
+    if near := [] if spec.endswith(".py") else get_close_matches(spec, REGISTRY, n=2, cutoff=0.5):
+        remedy = f"Did you mean {' or '.join(near)}? {remedy}"
+    raise InputError("reward_funcs", repr(spec), f"one of {', '.join(sorted(REGISTRY))} or a path", remedy)
+
+
+def _write_path(text: str) -> str:
+    """How what is meant as a path would have been one."""
+    if text.endswith(".py"):
+        return f"A file needs the function's name too: `{text}:my_reward`."
+    return "Name a function as `package.module.function` or `path/to/file.py:function`."
+
+
+def _at_path(spec: str) -> tuple[ModuleType, Any] | None:
+    """Module and object of a path; `None` for text that is no path."""
     if ":" in spec and spec.rsplit(":", 1)[0].endswith(".py"):
         path, _, attribute = spec.rpartition(":")
-        return _member(_module_from_file(spec, path), attribute, spec)
+        return _member(module_from_file(spec, path), attribute, spec)
     if "." in spec and not spec.endswith(".py"):
         module, _, attribute = spec.rpartition(".")
         return _member(_module_from_name(spec, module), attribute, spec)
-    remedy = "Name a function as `package.module.function` or `path/to/file.py:function`."
-    if spec.endswith(".py"):
-        remedy = f"A file needs the function's name too: `{spec}:my_reward`."
-    elif near := get_close_matches(spec, REGISTRY, n=2, cutoff=0.5):
-        remedy = f"Did you mean {' or '.join(near)}? {remedy}"
-    raise InputError("reward_funcs", repr(spec), f"one of {', '.join(sorted(REGISTRY))} or a path", remedy)
+    return None
 
 
 def _module_from_name(spec: str, module: str) -> ModuleType:
@@ -146,12 +159,24 @@ def _module_from_name(spec: str, module: str) -> ModuleType:
         raise _import_failed(spec, module, error) from error
 
 
-def _module_from_file(spec: str, path: str) -> ModuleType:
-    """Runs the file as a module of its own name; its directory is not put on the search path."""
+def module_from_file(spec: str, path: str) -> ModuleType:
+    """
+    Runs a file as a module of its own name; its directory is not put on the search path.
+
+    Args:
+        spec (`str`): What the user wrote, for the message.
+        path (`str`): The file.
+
+    Returns:
+        `ModuleType`: The module, which is run once per process.
+
+    Raises:
+        [`~trl_drgrpo.errors.InputError`]: If there is no such file, or if it fails to run (the cause is its error).
+    """
     file = Path(path).expanduser()
     if not file.is_file():
         raise InputError("reward_funcs", f"{spec!r}, a file that does not exist", "`path/to/file.py:function`", _cwd())
-    name = f"{_FILE_PREFIX}{file.stem}_{zlib.crc32(str(file.resolve()).encode()):08x}"
+    name = f"{FILE_PREFIX}{file.stem}_{zlib.crc32(str(file.resolve()).encode()):08x}"
     if name in sys.modules:
         return sys.modules[name]
     module_spec = importlib.util.spec_from_file_location(name, file)
@@ -170,7 +195,7 @@ def _module_from_file(spec: str, path: str) -> ModuleType:
 def origin(found: Any) -> str:
     """Where a function comes from: its module, or the file that the user named."""
     name = found.__name__ if isinstance(found, ModuleType) else getattr(found, "__module__", "")
-    return str(getattr(sys.modules.get(name), "__file__", name)) if name.startswith(_FILE_PREFIX) else name
+    return str(getattr(sys.modules.get(name), "__file__", name)) if name.startswith(FILE_PREFIX) else name
 
 
 def _cwd() -> str:
@@ -186,134 +211,33 @@ def _import_failed(spec: str, module: str, error: BaseException) -> InputError:
     )
 
 
-def _member(module: ModuleType, attribute: str, spec: str) -> Callable:
-    public = sorted(name for name, value in vars(module).items() if callable(value) and not name.startswith("_"))
+def _member(module: ModuleType, attribute: str, spec: str) -> tuple[ModuleType, Any]:
     if not hasattr(module, attribute):
+        public = _public(module)
         near = get_close_matches(attribute, public, n=2, cutoff=0.5)
         hint = f"Did you mean {' or '.join(near)}?" if near else f"Its functions: {', '.join(public) or 'none'}."
         raise InputError("reward_funcs", f"{spec!r}", f"a function of {origin(module)}", hint)
-    found = getattr(module, attribute)
+    return module, getattr(module, attribute)
+
+
+def _public(module: ModuleType) -> list[str]:
+    return sorted(name for name, value in vars(module).items() if callable(value) and not name.startswith("_"))
+
+
+def _callable(module: ModuleType, found: Any, spec: str) -> Callable:
+    """What was found, if it can be a reward function."""
     if not callable(found):
         raise InputError(
             "reward_funcs",
             f"{spec!r}, which is a {type(found).__name__}",
             "a function `f(completions, **kwargs) -> list[float]`",
-            f"Its functions: {', '.join(public) or 'none'}.",
+            f"Its functions: {', '.join(_public(module)) or 'none'}.",
         )
     if inspect.isclass(found):
         raise InputError(
             "reward_funcs",
             f"{spec!r}, which is a class",
             "a function or an instance with `__call__`",
-            f"Make an instance in the module (`my_reward = {attribute}(...)`) and name that.",
+            f"Make an instance in the module (`my_reward = {found.__name__}(...)`) and name that.",
         )
     return found
-
-
-def check_columns(reward_func: Callable | Any, columns: Iterable[str], name: str) -> None:
-    """
-    Checks, before a model loads, that TRL can call a reward function with the columns of the dataset.
-
-    TRL calls `f(prompts=, completions=, completion_ids=, trainer_state=, log_extra=, log_metric=, <other columns>=)`.
-    So every required parameter must be one of these, and a function without `**kwargs` must name all of them. Where
-    there are environments TRL passes `environments` too: name it among the columns then.
-
-    Args:
-        reward_func (`Callable` or model):
-            The reward. A model id (`str`), a model, or a callable whose signature Python cannot read is not checked.
-        columns (`Iterable[str]`):
-            Column names of the dataset, `prompt` included.
-        name (`str`):
-            What to call the reward in the message.
-
-    Raises:
-        [`~trl_drgrpo.errors.InputError`]: If a required parameter is neither passed by TRL nor a column, if a keyword
-            that TRL passes would be refused, or if a column has the name of one of TRL's own keywords.
-
-    Example:
-
-    ```python
-    >>> def same_length(completions, answer, **kwargs):
-    ...     return [float(len(c) == len(a)) for c, a in zip(completions, answer)]
-    >>> check_columns(same_length, ["prompt", "answer"], "same_length")
-
-    ```
-    """
-    parameters = _parameters(reward_func)
-    if parameters is None:
-        return
-    names = list(columns)
-    _check_no_collision(names, name)
-    passed_columns = [column for column in names if column not in _NEVER_PASSED]
-    available = {*_ALWAYS_PASSED, *passed_columns}
-    for parameter in parameters:
-        if parameter.kind is inspect.Parameter.POSITIONAL_ONLY and parameter.default is inspect.Parameter.empty:
-            raise InputError(
-                f"reward {name}",
-                f"the positional-only parameter {parameter.name!r}",
-                "parameters that can be passed by keyword",
-                "TRL passes everything by keyword: remove the `/` from the signature.",
-            )
-        if _is_required(parameter) and parameter.name not in available:
-            raise _missing_column(name, parameter.name, names, passed_columns)
-    _check_accepts([*_ALWAYS_PASSED, *passed_columns], parameters, name)
-
-
-def _parameters(reward_func: Any) -> list[inspect.Parameter] | None:
-    """The parameters as seen by a caller; `None` where there is no signature to check (a model, a built-in)."""
-    if isinstance(reward_func, str) or not callable(reward_func) or _is_module(reward_func):
-        return None
-    try:
-        return list(inspect.signature(reward_func).parameters.values())
-    except (TypeError, ValueError):
-        return None
-
-
-def _is_module(reward_func: Any) -> bool:
-    # Without importing torch: if it has not been imported, the object cannot be one of its modules.
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(reward_func, torch.nn.Module)
-
-
-def _is_required(parameter: inspect.Parameter) -> bool:
-    by_keyword = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return parameter.kind in by_keyword and parameter.default is inspect.Parameter.empty
-
-
-def _check_no_collision(columns: list[str], name: str) -> None:
-    clash = [column for column in columns if column in ("prompts", "completions")]
-    if clash:
-        raise InputError(
-            f"reward {name}",
-            f"a dataset column called {clash[0]!r}",
-            "no column with the name of a keyword that TRL passes itself",
-            f"Rename or remove the column {clash[0]!r}: the call would give this argument twice.",
-        )
-
-
-def _missing_column(name: str, missing: str, columns: list[str], passed_columns: list[str]) -> InputError:
-    remedy = f"Rename the column that holds it to {missing!r} (`rename_columns: [<column>={missing}]` in a recipe)"
-    if missing in _NEVER_PASSED:
-        remedy = f"TRL passes it as {_NEVER_PASSED[missing]!r}: rename the parameter"
-    elif near := get_close_matches(missing, passed_columns, n=1, cutoff=0.5):
-        remedy = f"Did you mean the column {near[0]!r}? {remedy}"
-    return InputError(
-        f"reward {name}",
-        f"a dataset with the columns {', '.join(columns) or '(none)'}",
-        f"a column {missing!r}, which the function requires",
-        f"{remedy}, or give the parameter a default.",
-    )
-
-
-def _check_accepts(keywords: list[str], parameters: list[inspect.Parameter], name: str) -> None:
-    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
-        return
-    named = {p.name for p in parameters if p.kind is not inspect.Parameter.POSITIONAL_ONLY}
-    refused = [keyword for keyword in keywords if keyword not in named]
-    if refused:
-        raise InputError(
-            f"reward {name}",
-            f"a function without **kwargs that does not name {', '.join(refused)}",
-            "a function that accepts every keyword TRL passes",
-            "Add **kwargs to its parameters.",
-        )

@@ -1,0 +1,293 @@
+"""`trl-drgrpo score`: run reward functions over saved completions, before a run or on those that a run has logged.
+
+The table goes to standard output; progress, tracebacks and what rewards print go to standard error. Exit codes: 0
+done, 1 a reward failed on some row, 2 bad input.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from trl_drgrpo.cli import console
+from trl_drgrpo.errors import InputError
+
+_LOGGED = "logged "  # in front of the name of a reward whose value is in the file
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the subcommand's options to a parser.
+
+    Args:
+        parser (`argparse.ArgumentParser`): The parser of this subcommand.
+    """
+    parser.description = (
+        "Score saved completions and show, for each reward, mean, spread, failures, share of None and time, the "
+        "slowest rows, and the rows on which two rewards (or a reward and its logged value) differ."
+    )
+    parser.add_argument(
+        "--rewards", required=True, nargs="+", metavar="REWARD", help="names, file.py:f or {name: {option: value}}"
+    )
+    parser.add_argument(
+        "--data",
+        required=True,
+        help="completions: .jsonl, .csv, .parquet (as log_completions writes them) or a folder of the latter",
+    )
+    parser.add_argument("--dataset", help="file with prompt and the columns that --data lacks, joined by the prompt")
+    parser.add_argument(
+        "--columns", nargs="+", default=[], metavar="OLD=NEW", help="rename columns, for example answer=solution"
+    )
+    parser.add_argument("--tokenizer", help="folder or Hub id, for rewards that read completion_ids")
+    parser.add_argument("--limit", type=int, help="score only the first rows")
+    parser.add_argument(
+        "--batch_size", type=int, default=1, help="rows per call; 1 gives time and failure of each row (default: 1)"
+    )
+    parser.add_argument("--show", type=int, default=5, help="rows shown per list (default: 5)")
+    parser.add_argument("--tolerance", type=float, default=1e-6, help="two rewards differ beyond this (default: 1e-6)")
+    parser.add_argument("--output", help="JSON Lines file to write: each row with its scores")
+    parser.add_argument("--json", action="store_true", help="print the results as JSON instead of tables")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Score and print.
+
+    Args:
+        args (`argparse.Namespace`): As `add_arguments` defines them.
+
+    Returns:
+        `int`: 0, or 1 where a reward failed on some row.
+
+    Raises:
+        InputError: On data or rewards that do not fit.
+    """
+    for field, least in (("batch_size", 1), ("show", 0), ("limit", 1)):
+        value = getattr(args, field)
+        if value is not None and value < least:
+            raise InputError(field, str(value), f"at least {least}", "Give a larger number.")
+    if not 0 <= args.tolerance < float("inf"):
+        raise InputError("tolerance", str(args.tolerance), "a number from 0", "0 shows every difference.")
+    from trl_drgrpo.cli.values import reward_spec
+    from trl_drgrpo.rewards.contract import reward_name
+    from trl_drgrpo.rewards.registry import resolve_reward
+    from trl_drgrpo.rewards.scoring.table import disagreements, score_rows
+
+    if args.output is not None:
+        _check_output(args.output, [args.data] if args.dataset is None else [args.data, args.dataset])
+    specs = [reward_spec(spec, "rewards") for spec in args.rewards]
+    rows = _read(args)  # before anything heavy is imported
+    if len(set(args.rewards)) < len(args.rewards):
+        raise InputError("rewards", " ".join(args.rewards), "different rewards", "Name each once.")
+    rewards: dict[str, Any] = {}
+    with contextlib.redirect_stdout(sys.stderr):  # what a module or a reward prints is no result
+        for text, spec in zip(args.rewards, specs, strict=True):
+            reward = resolve_reward(spec, "rewards")
+            name = reward_name(reward)
+            rewards[text if name in rewards else name] = reward
+        rows, logged = _split_logged(rows, list(rewards))
+        rows = _tokenized(args, rows)
+        for name, reward in rewards.items():
+            _check_reward(name, reward, rows)
+        if args.output is not None:
+            _try_output(args.output)
+        scores = [
+            score_rows(reward, rows, name, args.batch_size, _progress(name, len(rows)))
+            for name, reward in rewards.items()
+        ]
+    for each in scores:
+        if each.traceback:
+            console.log(f"{each.name}, its first failure:\n{each.traceback.rstrip()}")
+    pairs = disagreements({each.name: each.rewards for each in scores}, args.tolerance)
+    for each in scores:
+        if each.name in logged:
+            # A log holds float32.
+            graders = {each.name: each.rewards, _LOGGED + each.name: logged[each.name]}
+            pairs += disagreements(graders, max(args.tolerance, 1e-4))
+    if args.output is not None:
+        _write(args.output, rows, scores)
+    if args.json:
+        _print_json(scores, pairs, args.show)
+    else:
+        _print_tables(scores, pairs, rows, logged, args.show)
+    return int(any(each.num_failed for each in scores))
+
+
+def _read(args: argparse.Namespace) -> list[dict[str, Any]]:
+    from trl_drgrpo.rewards.scoring.saved import check_completions, read_rows, renamed, with_columns_of
+
+    rows = read_rows(args.data)[: args.limit]
+    if args.dataset:
+        rows = with_columns_of(rows, read_rows(args.dataset, "dataset"))
+    rows = renamed(rows, args.columns)
+    check_completions(rows)
+    names = dict.fromkeys(name for row in rows for name in row)
+    return [{name: row.get(name) for name in names} for row in rows]
+
+
+def _split_logged(rows: list[dict[str, Any]], names: list[str]) -> tuple[list[dict[str, Any]], dict[str, list]]:
+    """The rows without the columns of TRL's table that are none of the dataset, and the rewards logged in it."""
+    from trl_drgrpo.rewards.scoring.saved import TABLE_COLUMNS
+
+    if not all(column in rows[0] for column in TABLE_COLUMNS):
+        return rows, {}
+    logged: dict[str, list] = {}
+    for name in names:
+        values = [row.get(name) for row in rows]
+        if name in rows[0] and all(value is None or isinstance(value, (int, float)) for value in values):
+            logged[name] = [None if value is None or value != value else float(value) for value in values]
+    dropped = {*TABLE_COLUMNS, *logged}
+    return [{name: value for name, value in row.items() if name not in dropped} for row in rows], logged
+
+
+def _tokenized(args: argparse.Namespace, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    if args.tokenizer is None:
+        return rows
+    from trl_drgrpo.process_rewards.loading import load_tokenizer
+    from trl_drgrpo.rewards.text import completion_text
+
+    tokenizer = load_tokenizer(args.tokenizer, None)
+    texts = [completion_text(row["completion"]) for row in rows]
+    ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+    return [{**row, "completion_ids": each} for row, each in zip(rows, ids, strict=True)]
+
+
+def _check_reward(name: str, reward: Any, rows: list[dict[str, Any]]) -> None:
+    """What the reward requires is there: its columns, in every row as far as one can tell, and its programs."""
+    import inspect
+
+    from trl_drgrpo.rewards.columns import check_columns, check_ready
+
+    check_columns(reward, list(rows[0]), name)
+    check_ready(reward)
+    try:
+        parameters = inspect.signature(reward).parameters
+    except (TypeError, ValueError):  # a built-in
+        return
+    needed = "completion_ids" in parameters and parameters["completion_ids"].default is inspect.Parameter.empty
+    if needed and rows[0].get("completion_ids") is None:
+        raise InputError(
+            f"reward {name}",
+            "completions without token ids",
+            "a column completion_ids, which it reads",
+            "Give the model's tokenizer: --tokenizer <folder or Hub id>.",
+        )
+
+
+def _check_output(path: str, inputs: list[str]) -> None:
+    """It names a file, and not one that is read."""
+    if not path.strip():
+        raise InputError("output", repr(path), "the name of a file", "Leave the flag out for no file.")
+    for each in map(Path, inputs):
+        for file in each.glob("*.parquet") if each.is_dir() else [each]:
+            if file.exists() and Path(path).exists() and file.samefile(path):
+                remedy = "Give another name: the input would be lost."
+                raise InputError("output", f"{path!r}, which is read", "a file of its own", remedy)
+
+
+def _try_output(path: str) -> None:
+    """Before an hour of scoring rather than after it."""
+    try:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "a", encoding="utf-8"):
+            pass
+    except OSError as error:
+        raise InputError("output", f"{path!r} ({error})", "a file that can be written", "Give another.") from error
+
+
+def _progress(name: str, total: int) -> Any:
+    last = time.monotonic()
+
+    def show(done: int) -> None:
+        nonlocal last
+        if time.monotonic() - last > 5 or (done == total and total >= 100):
+            last = time.monotonic()
+            console.log(f"{name}: {done} of {total} rows")
+
+    return show
+
+
+def _write(path: str, rows: list[dict[str, Any]], scores: list[Any]) -> None:
+    partial = Path(f"{path}.partial")
+    with partial.open("w", encoding="utf-8") as file:
+        for index, row in enumerate(rows):
+            given = {each.name: each.rewards[index] for each in scores}
+            failed = {each.name: each.failures[index] for each in scores if index in each.failures}
+            seconds = {each.name: round(each.seconds[index], 6) for each in scores}
+            line = {**row, "scores": given, "seconds": seconds, **({"failures": failed} if failed else {})}
+            file.write(json.dumps(line, ensure_ascii=False, default=str) + "\n")
+    os.replace(partial, path)
+
+
+def _print_json(scores: list[Any], pairs: list[Any], show: int) -> None:
+    report = {
+        "rewards": {
+            each.name: {
+                **each.summary(),
+                "slowest": [{"row": row + 1, "seconds": each.seconds[row]} for row in each.slowest(show)],
+                "failures": [{"row": row + 1, "reason": reason} for row, reason in sorted(each.failures.items())],
+            }
+            for each in scores
+        },
+        "disagreements": [
+            {"first": pair.first, "second": pair.second, "count": len(pair.rows), "rows": [r + 1 for r in pair.rows]}
+            for pair in pairs
+        ],
+    }
+    json.dump(report, sys.stdout, indent=2)
+    print()
+
+
+def _print_tables(scores: list[Any], pairs: list[Any], rows: list, logged: dict[str, list], show: int) -> None:
+    width = max(len("reward"), *(len(each.name) for each in scores))
+    print(
+        f"{'reward':{width}} {'rows':>6} {'mean':>8} {'std':>8} {'None':>7} {'failed':>6} {'ms/row':>9} {'slowest':>9}"
+    )
+    for each in scores:
+        found = each.summary()
+        print(
+            f"{each.name:{width}} {found['rows']:6} {_number(found['mean'])} {_number(found['std'])} "
+            f"{found['none_frac']:7.1%} {found['failed']:6} {1e3 * found['seconds_mean']:9.2f} "
+            f"{1e3 * found['seconds_max']:9.2f}"
+        )
+    for each in scores:
+        for metric, value in each.summary()["metrics"].items():
+            if not metric.endswith("/failed_frac"):  # has a column of its own
+                print(f"  {metric} {value:g}")
+    for each in scores:
+        if each.failures:
+            print(f"\n{each.name} failed on {len(each.failures)} rows")
+        for row, reason in sorted(each.failures.items())[:show]:
+            print(f"  row {row + 1}: {_line(reason)}")
+        if show:
+            slowest = ", ".join(f"{row + 1} ({1e3 * each.seconds[row]:.1f} ms)" for row in each.slowest(show))
+            print(f"\n{each.name}, slowest rows: {slowest}")
+    values = {each.name: each.rewards for each in scores} | {_LOGGED + name: given for name, given in logged.items()}
+    for pair in pairs:
+        print(f"\n{pair.first} and {pair.second} differ on {len(pair.rows)} of {len(rows)} rows")
+        for row in pair.rows[:show]:
+            one, two = values[pair.first][row], values[pair.second][row]
+            print(f"  row {row + 1}: {_value(one)} and {_value(two)}: {_ending(rows[row])}")
+
+
+def _number(value: float | None) -> str:
+    return f"{'-':>8}" if value is None else f"{value:8.4f}"
+
+
+def _value(value: float | None) -> str:
+    return "None" if value is None else f"{value:g}"
+
+
+def _line(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= 200 else text[:197] + "..."
+
+
+def _ending(row: dict[str, Any]) -> str:
+    """The end of a completion, where its answer is, as one line."""
+    from trl_drgrpo.rewards.text import completion_text
+
+    text = " ".join(completion_text(row["completion"])[-400:].split())
+    return text if len(text) <= 100 else "..." + text[-97:]

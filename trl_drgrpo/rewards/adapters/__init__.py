@@ -1,0 +1,62 @@
+"""Reward functions of the neighbouring stacks as TRL's, and the other way round, in one call each.
+
+| stack | in | out |
+|---|---|---|
+| TRL, open-r1 | [`from_trl`] | |
+| verl | [`from_verl`] | [`to_verl`] |
+| OpenRLHF | [`from_openrlhf`] | [`to_openrlhf`] |
+| ms-swift | [`from_swift`] | [`to_swift`] |
+| verifiers | [`from_verifiers`] | [`to_verifiers`] |
+| reasoning-gym | [`from_reasoning_gym`] | |
+| understand-r1-zero, oat | [`from_r1_zero`] | |
+
+None of these stacks needs to be installed: an adapter knows how the other side calls, not the other side's code.
+"""
+
+from typing import TYPE_CHECKING
+
+from trl_drgrpo.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from trl_drgrpo.rewards.adapters.openrlhf import from_openrlhf as from_openrlhf
+    from trl_drgrpo.rewards.adapters.openrlhf import to_openrlhf as to_openrlhf
+    from trl_drgrpo.rewards.adapters.r1_zero import from_r1_zero as from_r1_zero
+    from trl_drgrpo.rewards.adapters.reasoning_gym import from_reasoning_gym as from_reasoning_gym
+    from trl_drgrpo.rewards.adapters.swift import from_swift as from_swift
+    from trl_drgrpo.rewards.adapters.swift import to_swift as to_swift
+    from trl_drgrpo.rewards.adapters.trl import from_trl as from_trl
+    from trl_drgrpo.rewards.adapters.verifiers import from_verifiers as from_verifiers
+    from trl_drgrpo.rewards.adapters.verifiers import to_verifiers as to_verifiers
+    from trl_drgrpo.rewards.adapters.verl import from_verl as from_verl
+    from trl_drgrpo.rewards.adapters.verl import to_verl as to_verl
+
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "from_openrlhf": "openrlhf",
+        "from_r1_zero": "r1_zero",
+        "from_reasoning_gym": "reasoning_gym",
+        "from_swift": "swift",
+        "from_trl": "trl",
+        "from_verifiers": "verifiers",
+        "from_verl": "verl",
+        "to_openrlhf": "openrlhf",
+        "to_swift": "swift",
+        "to_verifiers": "verifiers",
+        "to_verl": "verl",
+    },
+)
+
+__all__ = [
+    "from_openrlhf",
+    "from_r1_zero",
+    "from_reasoning_gym",
+    "from_swift",
+    "from_trl",
+    "from_verifiers",
+    "from_verl",
+    "to_openrlhf",
+    "to_swift",
+    "to_verifiers",
+    "to_verl",
+]

@@ -1,0 +1,250 @@
+"""How a foreign function is called: once per completion, with the arguments that its stack would pass.
+
+[`PerCompletion`] turns functions that score one completion into a reward function of TRL's form; a
+[`Convention`] says what such a function is given and how its result is read. A sync function runs in this process or,
+with a time limit, in killable workers; async ones run concurrently on the trainer's event loop. In both, a failure
+costs that one completion.
+"""
+
+import asyncio
+import inspect
+import logging
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import cloudpickle
+
+from trl_drgrpo.errors import InputError, RewardError
+from trl_drgrpo.rewards.adapters.samples import Sample, read_samples
+from trl_drgrpo.rewards.contract import (
+    check_name,
+    check_on_error,
+    finite_number,
+    innermost,
+    log_mean,
+    reward_name,
+    validate_rewards,
+)
+from trl_drgrpo.rewards.isolation.isolated import Limits, scored_in_workers
+from trl_drgrpo.rewards.registry import FILE_PREFIX, resolve_object
+from trl_drgrpo.rewards.signatures import signature_of
+
+logger = logging.getLogger(__name__)
+
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+class Convention:
+    """How one stack calls its reward functions."""
+
+    def arguments(self, function: Callable, sample: Sample, reward: str) -> Call:
+        """Positional and keyword arguments for one completion."""
+        raise NotImplementedError
+
+    def read(self, result: Any) -> Any:
+        """The number in what the function returned; `None`: unscorable."""
+        return result
+
+    def check_columns(self, columns: Sequence[str], reward: str) -> None:
+        """Raises [`~trl_drgrpo.errors.InputError`] if the dataset lacks a column that a call needs."""
+
+
+class PerCompletion:
+    """
+    A reward function of TRL's form from functions that score one completion each.
+
+    Args:
+        functions (`Sequence[Callable]`): The functions; their weighted scores are added. Where there are several, the
+            mean of each is logged as `rewards/<name>/<function>`.
+        convention ([`Convention`]): How they are called.
+        name (`str`): Name in logs and metrics.
+        weights (`Sequence[float]`, *optional*): One per function. Defaults to 1.
+        columns (`Sequence[str]`, *optional*): Columns that a call needs, whatever else it finds.
+        timeout (`float`, *optional*): Seconds per completion, after which its worker is killed; `None`: no limit, in
+            this process.
+        on_error (`str`, *optional*, defaults to `"unscorable"`): What a failure makes of its completion: `None` and a
+            count in `rewards/<name>/failed_frac`, or with `"raise"` an error.
+    """
+
+    def __init__(
+        self,
+        functions: Sequence[Callable],
+        convention: Convention,
+        *,
+        name: str,
+        weights: Sequence[float] | None = None,
+        columns: Sequence[str] = (),
+        timeout: float | None = None,
+        on_error: str = "unscorable",
+    ):
+        check_options(timeout, on_error)
+        check_name(name)
+        self.functions, self.convention, self.__name__ = list(functions), convention, name
+        self.weights = [1.0] * len(self.functions) if weights is None else list(weights)
+        self.columns, self.timeout, self.on_error = tuple(columns), timeout, on_error
+        self.__signature__ = signature_of(columns)
+        self._has_logged = False
+
+    def check_columns(self, columns: Sequence[str]) -> None:
+        """Raises [`~trl_drgrpo.errors.InputError`] if the dataset lacks a column that a call needs."""
+        self.convention.check_columns(columns, self.__name__)
+
+    def __call__(
+        self,
+        completions: Sequence[Any],
+        prompts: Sequence[Any] | None = None,
+        log_metric: Callable[[str, float], None] | None = None,
+        **kwargs: Any,
+    ) -> list[float | None]:
+        limits = None if self.timeout is None else Limits(timeout=self.timeout)
+        scores = scored_in_workers(
+            self.score,
+            [((part, *call), {}) for part, call in self._calls(completions, prompts, kwargs)],
+            name=self.__name__,
+            limits=limits,
+            on_error=self.on_error,
+            log_metric=log_metric,
+        )
+        return self._added(scores, log_metric)
+
+    def score(self, part: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Score that one of the functions gives one completion; runs in a worker where there is a time limit."""
+        return self.convention.read(self.functions[part](*args, **kwargs))
+
+    def _calls(
+        self, completions: Sequence[Any], prompts: Sequence[Any] | None, kwargs: dict[str, Any]
+    ) -> list[tuple[int, Call]]:
+        """All calls, completion by completion, so that missing columns are the user's error and no sample's."""
+        return [
+            (part, self.convention.arguments(function, sample, self.__name__))
+            for sample in read_samples(completions, prompts, kwargs, self.__name__)
+            for part, function in enumerate(self.functions)
+        ]
+
+    def _added(
+        self, scores: list[float | None], log_metric: Callable[[str, float], None] | None
+    ) -> list[float | None]:
+        count = len(self.functions)
+        if count == 1 and self.weights == [1.0]:
+            return scores
+        rows = [scores[start : start + count] for start in range(0, len(scores), count)]
+        for part, function in enumerate(self.functions):
+            log_mean(log_metric, f"rewards/{self.__name__}/{reward_name(function)}", [row[part] for row in rows])
+        return [_weighted(row, self.weights) for row in rows]
+
+
+class AsyncPerCompletion(PerCompletion):
+    """[`PerCompletion`] where a function is `async`: all calls of a batch run concurrently, each under the limit."""
+
+    async def __call__(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self,
+        completions: Sequence[Any],
+        prompts: Sequence[Any] | None = None,
+        log_metric: Callable[[str, float], None] | None = None,
+        **kwargs: Any,
+    ) -> list[float | None]:
+        calls = self._calls(completions, prompts, kwargs)
+        outcomes = await asyncio.gather(*(self._outcome(part, *call) for part, call in calls))
+        failures = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
+        if failures:
+            self._report(failures[0])
+        if log_metric is not None and outcomes and self.on_error != "raise":
+            log_metric(f"rewards/{self.__name__}/failed_frac", len(failures) / len(outcomes))
+        return self._added([None if isinstance(score, Exception) else score for score in outcomes], log_metric)
+
+    async def _outcome(self, part: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float | Exception | None:
+        try:
+            result = self.functions[part](*args, **kwargs)
+            if inspect.isawaitable(result):
+                result = await asyncio.wait_for(result, self.timeout)
+            return validate_rewards([self.convention.read(result)], 1, self.__name__)[0]
+        except SystemExit as error:  # as any other failure; as it is, it would end the event loop
+            return RuntimeError(f"SystemExit: {error}")
+        except Exception as error:  # one completion's, counted by the caller
+            return error
+
+    def _report(self, error: Exception) -> None:
+        if self.on_error == "raise":
+            if isinstance(error, RewardError):
+                raise error
+            got, remedy = f"{type(error).__name__}: {error}", 'Mend the function, or set on_error="unscorable".'
+            raise RewardError(f"reward function '{self.__name__}'", got, "a score", remedy) from error
+        if not self._has_logged:
+            self._has_logged = True
+            message = (
+                "Reward function '%s' failed; that completion counts as unscorable. Further failures are counted."
+            )
+            logger.error(message, self.__name__, exc_info=error)
+
+
+def per_completion(functions: Sequence[Callable], convention: Convention, **options: Any) -> PerCompletion:
+    """[`PerCompletion`], or its async form if one of the functions is `async`."""
+    is_async = any(inspect.iscoroutinefunction(innermost(function)) for function in functions)
+    return (AsyncPerCompletion if is_async else PerCompletion)(functions, convention, **options)
+
+
+def _weighted(row: Sequence[float | None], weights: Sequence[float]) -> float | None:
+    # A function that only watches (weight 0) cannot make a row unscorable.
+    counted = [(weight, score) for weight, score in zip(weights, row, strict=True) if weight]
+    if any(score is None for _, score in counted):
+        return None
+    return sum((weight * score for weight, score in counted if score is not None), 0.0)
+
+
+def check_options(timeout: float | None, on_error: str) -> None:
+    """Raises [`~trl_drgrpo.errors.InputError`] for a time limit or an `on_error` that means nothing."""
+    if timeout is not None:
+        expected, remedy = "a number of seconds above 0", "Leave it out for no limit."
+        if finite_number("timeout", timeout, expected, remedy) <= 0:
+            raise InputError("timeout", repr(timeout), expected, remedy)
+        Limits(timeout=timeout)  # what workers can wait for
+    check_on_error(on_error)
+
+
+def check_takes(function: Callable, option: str, form: str, count: int, keywords: Sequence[str] = ()) -> None:
+    """
+    Refuses a function that cannot be called as its stack calls it, before a run rather than on every completion of it.
+
+    Args:
+        function (`Callable`): The function; one whose signature Python cannot read is not checked.
+        option (`str`): The adapter's name for it, for the message.
+        form (`str`): How it is called, for the message.
+        count (`int`): Number of positional arguments.
+        keywords (`Sequence[str]`, *optional*): Keywords that it gets where it names them.
+
+    Raises:
+        [`~trl_drgrpo.errors.InputError`]: If it takes fewer arguments, or needs others.
+    """
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(*[None] * count, **{name: None for name in keywords if name in signature.parameters})
+    except TypeError as error:
+        got = f"{reward_name(function)}{signature} ({error})"
+        raise InputError(option, got, f"a function of the form {form}", "Use the adapter of its own form.") from error
+
+
+def loaded(function: Any, option: str, what: str = "a function, or the path of one") -> Any:
+    """
+    The object that an adapter's first argument stands for.
+
+    Args:
+        function (`Any`): The object itself, or its path: `package.module.name`, `path/to/file.py:name`.
+        option (`str`): The adapter's name for it, for the message.
+        what (`str`, *optional*): What is expected, for the message.
+
+    Raises:
+        [`~trl_drgrpo.errors.InputError`]: If a path leads nowhere, or what is there cannot be called.
+    """
+    found = resolve_object(function, option) if isinstance(function, str) else function
+    if not callable(found):
+        remedy = "Paths are written `package.module.function` or `path/to/file.py:function`."
+        raise InputError(option, f"{type(found).__name__} {found!r}"[:100], what, remedy)
+    module = sys.modules.get(getattr(found, "__module__", None) or type(found).__module__)
+    if module is not None and module.__name__.startswith(FILE_PREFIX):
+        # Workers cannot import a file by the name it has here, and the reward that holds the function is ours.
+        cloudpickle.register_pickle_by_value(module)
+    return found

@@ -1,0 +1,190 @@
+"""From a completion to its code, from a dataset's column to tests, and what counts as the same output.
+
+Test sets of this field come in three forms, all accepted: assert statements (MBPP: a list; HumanEval: one source text
+with `check(candidate)`; pytest functions), pairs of input and output (APPS, CodeContests, TACO), and calls with
+arguments and result (`fn_name`, as in APPS). Where a set stores them as JSON text, that is read.
+"""
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+_PYTHON_LABELS = ("python", "py", "python3")
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+# The values go in as JSON text: `nan` and `inf` written as Python would be names, and those are the completion's.
+_ONE_CALL = """
+import json as _json
+def _plain(value):
+    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+_args, _expected = _json.loads({values!r})
+_result = _plain({name}(*_args))
+assert _result == _expected or [_result] == _expected
+"""
+
+
+@dataclass(frozen=True)
+class FunctionTests:
+    """Python tests: a source text, or a list of them, one test each."""
+
+    tests: str | list[str]
+    setup: str = ""
+    entry_point: str | None = None
+
+
+@dataclass(frozen=True)
+class ProgramTests:
+    """Pairs of standard input and expected standard output."""
+
+    cases: list[tuple[str, str]]
+    tolerance: float | None = None
+
+
+def fenced_code(completion: str) -> str | None:
+    """The last complete block fenced as Python.
+
+    Args:
+        completion (`str`): Markdown. Labels `python`, `py` and `python3` count, in any case.
+
+    Returns:
+        `str` or `None`: Its text; `None` where there is no such block (one cut off by the length limit is none).
+
+    Example:
+
+    ```python
+    >>> fenced_code("First:\\n~~~\\n```python\\nx = 1\\n```\\nBetter:\\n```py\\nx = 2\\n```\\n")
+    'x = 2\\n'
+
+    ```
+    """
+    found, block, label = None, None, ""
+    for line in completion.splitlines(keepends=True):
+        text = line.strip()
+        if block is None:
+            if text.startswith("```"):
+                block, label = [], text.lstrip("`").strip().lower().split(" ")[0]
+        elif text.startswith("```") and not text.strip("`"):
+            found = "".join(block) if label in _PYTHON_LABELS else found
+            block = None
+        else:
+            block.append(line)
+    return found
+
+
+def parse_tests(
+    tests: Any, setup: Any = None, entry_point: Any = None, tolerance: float | None = None
+) -> FunctionTests | ProgramTests | None:
+    """The tests of one row.
+
+    Args:
+        tests: Source text; a list of source texts; a list of `{"input": ..., "output": ...}`; `{"input": [...],
+            "output": [...]}` (also `inputs`, `outputs`), with `fn_name` for calls instead of programs; or any of these
+            as JSON text.
+        setup (`str`, *optional*): Source that tests and code need.
+        entry_point (`str`, *optional*): Name of the function under test.
+        tolerance (`float`, *optional*): For programs, see [`same_output`].
+
+    Returns:
+        [`FunctionTests`], [`ProgramTests`], or `None` if it is none of these, or empty.
+    """
+    if not _is_text_or_none(setup) or not _is_text_or_none(entry_point):
+        return None
+    if isinstance(tests, str) and tests.lstrip()[:1] in ("[", "{"):
+        try:
+            tests = json.loads(tests)
+        except (ValueError, RecursionError):
+            return None
+    if isinstance(tests, Mapping):
+        return _parallel(tests, setup, tolerance)
+    if isinstance(tests, str):
+        return FunctionTests(tests, setup or "", entry_point) if tests.strip() else None
+    if not isinstance(tests, Sequence) or not tests:
+        return None
+    if all(isinstance(test, str) and test.strip() for test in tests):
+        return FunctionTests(list(tests), setup or "", entry_point)
+    if all(isinstance(test, Mapping) for test in tests):
+        both = [(_either(test, "input"), _either(test, "output")) for test in tests]
+        return _programs(both, tolerance)
+    return None
+
+
+def same_output(output: str, expected: str, tolerance: float | None = None) -> bool:
+    """Whether a program's output is the expected one: equal lines, without white space at their ends and at the end.
+
+    Args:
+        output (`str`), expected (`str`): What was written, and what should have been.
+        tolerance (`float`, *optional*): Compare by words instead of lines' text, and numbers with this relative and
+            absolute tolerance; lines still count.
+
+    Example:
+
+    ```python
+    >>> same_output("1  \\n2\\n\\n", "1\\n2")
+    True
+    >>> same_output("0.3333", "0.333333"), same_output("0.3333", "0.333333", tolerance=1e-4)
+    (False, True)
+
+    ```
+    """
+    lines, due = _lines(output), _lines(expected)
+    if lines == due:
+        return True
+    if tolerance is None or len(lines) != len(due):
+        return False
+    return all(_same_words(line.split(), other.split(), tolerance) for line, other in zip(lines, due, strict=True))
+
+
+def _lines(text: str) -> list[str]:
+    return [line.rstrip() for line in text.rstrip().split("\n")]
+
+
+def _same_words(words: list[str], due: list[str], tolerance: float) -> bool:
+    if len(words) != len(due):
+        return False
+    return all(one == other or _close(one, other, tolerance) for one, other in zip(words, due, strict=True))
+
+
+def _close(one: str, other: str, tolerance: float) -> bool:
+    if not (_NUMBER.fullmatch(one) and _NUMBER.fullmatch(other)):
+        return False
+    return math.isclose(float(one), float(other), rel_tol=tolerance, abs_tol=tolerance)
+
+
+def _parallel(tests: Mapping[str, Any], setup: str | None, tolerance: float | None):
+    inputs, outputs, name = _either(tests, "input"), _either(tests, "output"), tests.get("fn_name")
+    if not isinstance(inputs, Sequence) or not isinstance(outputs, Sequence) or isinstance(inputs, str):
+        return None
+    if isinstance(outputs, str) or len(inputs) != len(outputs) or not inputs:
+        return None
+    if name is None:
+        return _programs(list(zip(inputs, outputs, strict=True)), tolerance)
+    if not isinstance(name, str) or not name.isidentifier() or not all(isinstance(args, list) for args in inputs):
+        return None
+    calls = [
+        _ONE_CALL.format(name=name, values=json.dumps([args, expected]))
+        for args, expected in zip(inputs, outputs, strict=True)
+    ]
+    return FunctionTests(calls, setup or "", name)
+
+
+def _programs(pairs: Sequence[tuple[Any, Any]], tolerance: float | None) -> ProgramTests | None:
+    cases = [(_text(one), _text(other)) for one, other in pairs]
+    whole = [(one, other) for one, other in cases if one is not None and other is not None]
+    return ProgramTests(whole, tolerance) if len(whole) == len(cases) else None
+
+
+def _text(value: Any) -> str | None:
+    """Some sets store lines."""
+    if isinstance(value, (list, tuple)) and all(isinstance(line, str) for line in value):
+        return "\n".join(value)
+    return value if isinstance(value, str) else None
+
+
+def _either(row: Mapping[str, Any], name: str) -> Any:
+    return row.get(name, row.get(name + "s"))
+
+
+def _is_text_or_none(value: Any) -> bool:
+    return value is None or isinstance(value, str)

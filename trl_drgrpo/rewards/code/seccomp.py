@@ -1,0 +1,110 @@
+"""The system calls that untrusted code may not make, as a filter program that bubblewrap loads.
+
+Why next to namespaces: a process that cannot fork makes its own memory limit the limit of the whole sandbox, and one
+that cannot open a socket reaches none of the kinds that a network namespace does not separate (vsock, netlink).
+Refused with `EPERM`: new processes (threads are allowed), sockets other than pairs, memory outside `RLIMIT_AS`
+(System V, memfd), tracing, new namespaces and mounts, and kernel interfaces that no unit test needs.
+
+The program is classic BPF: instructions of 8 bytes over `struct seccomp_data` (seccomp(2)).
+"""
+
+import errno
+import platform
+import struct
+
+_ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
+_LOAD, _JUMP_EQUAL, _JUMP_GREATER_EQUAL, _JUMP_SET, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_AT_NUMBER, _AT_ARCH, _AT_FIRST_ARGUMENT = 0, 4, 16  # offsets in struct seccomp_data, little-endian
+_CLONE_THREAD = 0x00010000
+_X32 = 0x40000000  # x86-64 system calls by their other numbers
+_CLONE3 = 435
+
+_ARCHES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+_CLONE = {"x86_64": 56, "aarch64": 220}
+# Numbers from 424 on are the same everywhere: pidfd_send_signal, io_uring (3), open_tree, move_mount, the fs* calls,
+# pidfd_open, pidfd_getfd, process_madvise, mount_setattr, memfd_secret.
+_DENIED_EVERYWHERE = (424, 425, 426, 427, 428, 429, 430, 431, 432, 433, 434, 438, 440, 442, 447)
+# name: (x86_64, aarch64), None where the architecture lacks the call.
+_DENIED: dict[str, tuple[int | None, int | None]] = {
+    "fork": (57, None),
+    "vfork": (58, None),
+    "ptrace": (101, 117),
+    "process_vm_readv": (310, 270),
+    "process_vm_writev": (311, 271),
+    "kcmp": (312, 272),
+    "add_key": (248, 217),
+    "request_key": (249, 218),
+    "keyctl": (250, 219),
+    "bpf": (321, 280),
+    "perf_event_open": (298, 241),
+    "userfaultfd": (323, 282),
+    "unshare": (272, 97),
+    "setns": (308, 268),
+    "mount": (165, 40),
+    "umount2": (166, 39),
+    "pivot_root": (155, 41),
+    "chroot": (161, 51),
+    "socket": (41, 198),
+    "shmget": (29, 194),
+    "shmat": (30, 196),
+    "msgget": (68, 186),
+    "semget": (64, 190),
+    "mq_open": (240, 180),
+    "memfd_create": (319, 279),
+    "personality": (135, 92),
+    "syslog": (103, 116),
+    "name_to_handle_at": (303, 264),
+    "open_by_handle_at": (304, 265),
+    "mbind": (237, 235),
+    "migrate_pages": (256, 238),
+    "move_pages": (279, 239),
+    "modify_ldt": (154, None),
+}
+
+
+def machine() -> str | None:
+    """The architecture to filter for; `None` where this module has no numbers for it."""
+    name = platform.machine()
+    return name if name in _ARCHES else None
+
+
+def filter_program(machine: str) -> bytes:
+    """The filter for one architecture.
+
+    Args:
+        machine (`str`): `"x86_64"` or `"aarch64"`, as `platform.machine()` says.
+
+    Returns:
+        `bytes`: `struct sock_filter` entries, as bubblewrap's `--seccomp` reads them.
+    """
+    column = list(_ARCHES).index(machine)
+    denied = [numbers[column] for numbers in _DENIED.values()]
+    program = [
+        _instruction(_LOAD, _AT_ARCH),
+        _instruction(_JUMP_EQUAL, _ARCHES[machine], 1, 0),
+        _instruction(_RETURN, _KILL),  # another architecture's call would be counted by other numbers
+        _instruction(_LOAD, _AT_NUMBER),
+    ]
+    if machine == "x86_64":
+        program += _refuse(_JUMP_GREATER_EQUAL, _X32, errno.EPERM)
+    # glibc falls back to clone, whose flags a filter can read.
+    program += _refuse(_JUMP_EQUAL, _CLONE3, errno.ENOSYS)
+    for number in (*denied, *_DENIED_EVERYWHERE):
+        if number is not None:
+            program += _refuse(_JUMP_EQUAL, number, errno.EPERM)
+    program += [
+        _instruction(_JUMP_EQUAL, _CLONE[machine], 0, 3),
+        _instruction(_LOAD, _AT_FIRST_ARGUMENT),
+        _instruction(_JUMP_SET, _CLONE_THREAD, 1, 0),
+        _instruction(_RETURN, _ERRNO | errno.EPERM),
+        _instruction(_RETURN, _ALLOW),
+    ]
+    return b"".join(program)
+
+
+def _refuse(jump: int, number: int, error: int) -> list[bytes]:
+    return [_instruction(jump, number, 0, 1), _instruction(_RETURN, _ERRNO | error)]
+
+
+def _instruction(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
+    return struct.pack("<HBBI", code, if_true, if_false, value)

@@ -1,0 +1,199 @@
+"""Whether a reward fits the dataset and the machine, found out before a model loads.
+
+Why: a reward whose column is missing fails after the model has loaded and the first batch has been generated.
+`check_columns` compares its signature with the columns beforehand. A reward that knows more than its signature says
+has one or both of two methods: `check_columns(columns)` (one of several columns is needed) and `check()` (a program or
+a server has to be there); both raise [`~trl_drgrpo.errors.InputError`]. What is put around such a reward passes the
+question on, see [`pass_on_checks`].
+"""
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Iterable
+from difflib import get_close_matches
+from typing import Any
+
+from trl_drgrpo.errors import InputError
+
+# What TRL passes to every reward function (`GRPOTrainer._calculate_rewards`), next to the dataset's columns; the first
+# three once per call, the others as one value per completion.
+PER_CALL = ("trainer_state", "log_extra", "log_metric")
+ALWAYS_PASSED = ("prompts", "completions", "completion_ids", *PER_CALL)
+# Dataset columns that TRL leaves out of the keywords: their batched form is passed instead.
+NEVER_PASSED = {"prompt": "prompts", "completion": "completions", "completion_ids": "completion_ids"}
+
+
+def check_columns(reward_func: Callable | Any, columns: Iterable[str], name: str) -> None:
+    """
+    Checks, before a model loads, that TRL can call a reward function with the columns of the dataset.
+
+    TRL calls `f(prompts=, completions=, completion_ids=, trainer_state=, log_extra=, log_metric=, <other columns>=)`.
+    So every required parameter must be one of these, and a function without `**kwargs` must name all of them. Where
+    there are environments TRL passes `environments` too: name it among the columns then.
+
+    Args:
+        reward_func (`Callable` or model):
+            The reward. A model id (`str`), a model, or a callable whose signature Python cannot read is not checked.
+            One that has a method `check_columns(columns)` is asked, too: it raises the error.
+        columns (`Iterable[str]`):
+            Column names of the dataset, `prompt` included.
+        name (`str`):
+            What to call the reward in the message.
+
+    Raises:
+        [`~trl_drgrpo.errors.InputError`]: If a required parameter is neither passed by TRL nor a column, if a keyword
+            that TRL passes would be refused, or if a column has the name of one of TRL's own keywords.
+
+    Example:
+
+    ```python
+    >>> def same_length(completions, answer, **kwargs):
+    ...     return [float(len(c) == len(a)) for c, a in zip(completions, answer)]
+    >>> check_columns(same_length, ["prompt", "answer"], "same_length")
+
+    ```
+    """
+    parameters = _parameters(reward_func)
+    if parameters is None:
+        return
+    names = list(columns)
+    check_own_columns(reward_func, names)
+    _check_no_collision(names, name)
+    passed_columns = [column for column in names if column not in NEVER_PASSED]
+    available = {*ALWAYS_PASSED, *passed_columns}
+    for parameter in parameters:
+        if parameter.kind is inspect.Parameter.POSITIONAL_ONLY and parameter.default is inspect.Parameter.empty:
+            raise InputError(
+                f"reward {name}",
+                f"the positional-only parameter {parameter.name!r}",
+                "parameters that can be passed by keyword",
+                "TRL passes everything by keyword: remove the `/` from the signature.",
+            )
+        if _is_required(parameter) and parameter.name not in available:
+            raise _missing_column(name, parameter.name, names, passed_columns)
+    _check_accepts([*ALWAYS_PASSED, *passed_columns], parameters, name)
+
+
+def check_ready(reward_func: Any) -> None:
+    """
+    Has a reward look whether what it needs is there: a sandbox, a program.
+
+    Args:
+        reward_func (`Any`): A reward; one without a method `check()` is taken to need nothing, and so is a model.
+
+    Raises:
+        [`~trl_drgrpo.errors.InputError`]: From that method.
+    """
+    own_check = _own(reward_func, "check")
+    if own_check is not None and _takes(own_check):
+        own_check()
+
+
+def check_own_columns(reward_func: Any, columns: Iterable[str]) -> None:
+    """
+    What a reward itself says about the columns, beyond its signature.
+
+    Args:
+        reward_func (`Any`): A reward; one without a method `check_columns(columns)` has nothing to say.
+        columns (`Iterable[str]`): Column names of the dataset.
+
+    Raises:
+        [`~trl_drgrpo.errors.InputError`]: From that method.
+    """
+    names = list(columns)
+    own_check = _own(reward_func, "check_columns")
+    if own_check is not None and _takes(own_check, names):
+        own_check(names)
+
+
+def pass_on_checks(wrapper: Any, reward_func: Any) -> None:
+    """
+    Gives a function that is put around a reward that reward's own `check` and `check_columns`.
+
+    Args:
+        wrapper (`Any`): The function around it; gets the attributes.
+        reward_func (`Any`): The reward; without such methods nothing happens.
+    """
+    for name in ("check", "check_columns"):
+        if (own_check := _own(reward_func, name)) is not None:
+            setattr(wrapper, name, own_check)
+
+
+def _own(reward_func: Any, name: str) -> Callable | None:
+    """The method of that name of a reward, behind partials; a model's methods are its own affair."""
+    while isinstance(reward_func, functools.partial):
+        reward_func = reward_func.func
+    if isinstance(reward_func, str) or not callable(reward_func) or _is_module(reward_func):
+        return None
+    found = getattr(reward_func, name, None)
+    return found if callable(found) else None
+
+
+def _takes(function: Callable, *args: Any) -> bool:
+    """Whether it is the method meant here, and not one of the user's that happens to have its name."""
+    try:
+        inspect.signature(function).bind(*args)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _parameters(reward_func: Any) -> list[inspect.Parameter] | None:
+    """The parameters as seen by a caller; `None` where there is no signature to check (a model, a built-in)."""
+    if isinstance(reward_func, str) or not callable(reward_func) or _is_module(reward_func):
+        return None
+    try:
+        return list(inspect.signature(reward_func).parameters.values())
+    except (TypeError, ValueError):
+        return None
+
+
+def _is_module(reward_func: Any) -> bool:
+    # Without importing torch: if it has not been imported, the object cannot be one of its modules.
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(reward_func, torch.nn.Module)
+
+
+def _is_required(parameter: inspect.Parameter) -> bool:
+    by_keyword = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return parameter.kind in by_keyword and parameter.default is inspect.Parameter.empty
+
+
+def _check_no_collision(columns: list[str], name: str) -> None:
+    clash = [column for column in columns if column in ("prompts", "completions")]
+    if clash:
+        raise InputError(
+            f"reward {name}",
+            f"a dataset column called {clash[0]!r}",
+            "no column with the name of a keyword that TRL passes itself",
+            f"Rename or remove the column {clash[0]!r}: the call would give this argument twice.",
+        )
+
+
+def _missing_column(name: str, missing: str, columns: list[str], passed_columns: list[str]) -> InputError:
+    remedy = f"Rename the column that holds it to {missing!r} (`rename_columns: [<column>={missing}]` in a recipe)"
+    if missing in NEVER_PASSED:
+        remedy = f"TRL passes it as {NEVER_PASSED[missing]!r}: rename the parameter"
+    elif near := get_close_matches(missing, passed_columns, n=1, cutoff=0.5):
+        remedy = f"Did you mean the column {near[0]!r}? {remedy}"
+    return InputError(
+        f"reward {name}",
+        f"a dataset with the columns {', '.join(columns) or '(none)'}",
+        f"a column {missing!r}, which the function requires",
+        f"{remedy}, or give the parameter a default.",
+    )
+
+
+def _check_accepts(keywords: list[str], parameters: list[inspect.Parameter], name: str) -> None:
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
+        return
+    named = {p.name for p in parameters if p.kind is not inspect.Parameter.POSITIONAL_ONLY}
+    refused = [keyword for keyword in keywords if keyword not in named]
+    if refused:
+        raise InputError(
+            f"reward {name}",
+            f"a function without **kwargs that does not name {', '.join(refused)}",
+            "a function that accepts every keyword TRL passes",
+            "Add **kwargs to its parameters.",
+        )

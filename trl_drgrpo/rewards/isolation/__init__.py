@@ -1,0 +1,36 @@
+"""Reward functions in worker processes that can be killed.
+
+[`isolate`] wraps any reward function, [`scored_in_workers`] is what rewards here call themselves, [`Limits`] says what
+one completion may take. Behind them: `workers` (the trainer's side: pools, deadlines), `processes` and `nursery` (the
+process that forks and kills), `worker` and `calling` (what runs there), `pickling` (how a function gets there).
+"""
+
+from typing import TYPE_CHECKING
+
+from trl_drgrpo.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from trl_drgrpo.rewards.isolation.isolated import IsolatedReward as IsolatedReward
+    from trl_drgrpo.rewards.isolation.isolated import isolate as isolate
+    from trl_drgrpo.rewards.isolation.isolated import scored_in_workers as scored_in_workers
+    from trl_drgrpo.rewards.isolation.limits import Limits as Limits
+    from trl_drgrpo.rewards.isolation.workers import close_pools as close_pools
+
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "IsolatedReward": "isolated",
+        "Limits": "limits",
+        "close_pools": "workers",
+        "isolate": "isolated",
+        "scored_in_workers": "isolated",
+    },
+)
+
+__all__ = [
+    "IsolatedReward",
+    "Limits",
+    "close_pools",
+    "isolate",
+    "scored_in_workers",
+]

@@ -1,0 +1,94 @@
+"""What a worker runs: a reward function or a score, with its result made plain before it travels.
+
+Rewards are checked and converted here, so that neither tensors nor nonsense have to pickle, and what a reward function
+logs is collected, to be logged again in the trainer's process.
+"""
+
+import asyncio
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+from trl_drgrpo.errors import RewardError
+from trl_drgrpo.rewards.contract import validate_rewards
+
+
+class SampleScorer:
+    """Calls a score of one completion.
+
+    Args:
+        score: Synchronous or asynchronous; in the trainer's process the form in which it is sent.
+        name (`str`): Name of the reward, for messages.
+    """
+
+    def __init__(self, score: Any, name: str):
+        self.score = score
+        self.name = name
+
+    def warm_up(self) -> None:
+        """The reward's own `warm_up`, where it has one."""
+        _warm_up(self.score)
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> float | None:
+        return _single(_awaited(self.score(*args, **kwargs)), self.name)
+
+
+@dataclass
+class Scored:
+    """What one call of a reward function gave: rewards, and what it logged."""
+
+    rewards: list[float | None]
+    metrics: list[tuple[str, float]]
+    extras: list[tuple[str, list[Any]]]
+
+
+class RewardCaller:
+    """Calls a reward function of TRL's form.
+
+    Args:
+        reward: Synchronous or asynchronous; in the trainer's process the form in which it is sent.
+        name (`str`): Name of the reward, for messages.
+        loggers (`tuple[str, ...]`): Which of `log_metric` and `log_extra` it is given, as collectors.
+    """
+
+    def __init__(self, reward: Any, name: str, loggers: tuple[str, ...]):
+        self.reward = reward
+        self.name = name
+        self.loggers = loggers
+
+    def warm_up(self) -> None:
+        """The reward's own `warm_up`, where it has one."""
+        _warm_up(self.reward)
+
+    def __call__(self, kwargs: dict[str, Any]) -> Scored:
+        scored = Scored([], [], [])
+        collectors = {
+            "log_metric": lambda name, value: scored.metrics.append((name, float(value))),
+            "log_extra": lambda column, values: scored.extras.append((column, list(values))),
+        }
+        rewards = _awaited(self.reward(**kwargs, **{key: collectors[key] for key in self.loggers}))
+        count = len(kwargs["completions"])
+        if count == 1 and isinstance(rewards, (list, tuple)) and len(rewards) == 1:
+            scored.rewards = [_single(rewards[0], self.name)]
+        else:
+            scored.rewards = validate_rewards(rewards, count, self.name)
+        return scored
+
+
+def _warm_up(function: Any) -> None:
+    warm_up = getattr(getattr(function, "__self__", function), "warm_up", None)
+    if callable(warm_up):
+        warm_up()
+
+
+def _awaited(value: Any) -> Any:
+    return asyncio.run(value) if inspect.iscoroutine(value) else value
+
+
+def _single(value: Any, name: str) -> float | None:
+    """One reward, validated; the message does not say which completion, which only the caller knows."""
+    try:
+        return validate_rewards([value], 1, name)[0]
+    except RewardError as error:
+        got = error.got.removesuffix(" for completion 0")
+        raise RewardError(error.field, got, error.expected, error.remedy) from None

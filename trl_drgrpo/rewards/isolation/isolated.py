@@ -1,0 +1,279 @@
+"""Any reward function in worker processes that can be killed: a completion that hangs or crashes costs itself only.
+
+Why: graders meet what a policy writes. `9^{9^{9}}` keeps a symbolic grader busy for ever, a pattern runs away, a
+parser overflows the stack; and time-outs by signal, which graders use, work on the main thread only. Here each
+completion is scored in a worker with limits on time and memory. What exceeds them, raises, or returns no number is
+*unscorable* (`None`, left out of its group's mean), and its share is the metric `rewards/<name>/failed_frac`.
+
+Workers protect a run from accidents. They are no sandbox: they may do whatever the trainer's user may do.
+"""
+
+import inspect
+import logging
+import threading
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from trl_drgrpo.errors import InputError, RewardError
+from trl_drgrpo.rewards.columns import check_own_columns, check_ready
+from trl_drgrpo.rewards.contract import check_flag, check_on_error, reward_name
+from trl_drgrpo.rewards.isolation.batch import Call, Failure
+from trl_drgrpo.rewards.isolation.calling import RewardCaller, SampleScorer, Scored
+from trl_drgrpo.rewards.isolation.limits import Limits
+from trl_drgrpo.rewards.isolation.pickling import original, pickled, portable
+from trl_drgrpo.rewards.isolation.workers import pool_for
+from trl_drgrpo.rewards.registry import resolve_reward
+
+logger = logging.getLogger(__name__)
+
+_LOGGED: set[str] = set()  # names of the rewards whose first failure has been logged
+_LOGGED_LOCK = threading.Lock()
+
+
+class WorkerTraceback(Exception):
+    """Cause of a [`~trl_drgrpo.errors.RewardError`]: where a reward raised in its worker, as text."""
+
+    def __str__(self) -> str:
+        return f'\n"""\n{self.args[0]}"""'
+
+
+def isolate(
+    reward: Callable | str | Mapping[str, Any],
+    *,
+    timeout: float = 5.0,
+    memory_mb: int | None = 4096,
+    workers: int | None = None,
+    batched: bool = False,
+    on_error: str = "unscorable",
+) -> "IsolatedReward":
+    """Have a reward function run in worker processes, one completion at a time, under limits.
+
+    Args:
+        reward (`Callable`, `str` or `Mapping[str, Any]`):
+            A reward function of TRL's form, synchronous or asynchronous, or its name, as
+            [`~trl_drgrpo.rewards.registry.resolve_reward`] takes it (then each worker imports it itself). What is
+            defined in the script that runs, a lambda or a closure is sent by value, and must pickle so. Otherwise
+            its module is imported in each worker, and again in each that replaces one: keep slow imports out of it.
+        timeout (`float`, *optional*, defaults to `5.0`): Wall-clock seconds per completion (per call if `batched`).
+        memory_mb (`int`, *optional*, defaults to `4096`): Megabytes per worker; `None` sets no limit.
+        workers (`int`, *optional*): Completions scored at once. `None`: cores / trainer processes on this machine.
+        batched (`bool`, *optional*, defaults to `False`):
+            Send the whole call to one worker, under one limit: for rewards that compare rows. A failure then makes
+            every row unscorable.
+        on_error (`str`, *optional*, defaults to `"unscorable"`):
+            `"unscorable"`: a failure costs its completion, is counted in `rewards/<name>/failed_frac`, and the first
+            one is logged with its traceback. `"raise"`: the first failure is a `RewardError`.
+
+    Returns:
+        [`IsolatedReward`]: Called like the function, with its `__name__` and signature.
+
+    Raises:
+        [`~trl_drgrpo.errors.InputError`]: No such function, one that cannot be sent to another process, or an option
+            out of range.
+
+    Example:
+
+    ```python
+    >>> def count_a(completions, **kwargs):
+    ...     return [c.count("a") for c in completions]
+    >>> isolate(count_a, timeout=10, workers=1)(completions=["banana", "kiwi"])
+    [3.0, 0.0]
+
+    ```
+    """
+    return IsolatedReward(reward, Limits(timeout, memory_mb, workers), batched, on_error)
+
+
+class IsolatedReward:
+    """A reward function that runs in workers; made by [`isolate`], which documents the options.
+
+    Per row the function gets lists of one element; other arguments go along as they are. `log_metric` and `log_extra`
+    are collected in the worker and repeated here in the order of the rows, with `None` for rows that logged nothing;
+    `trainer_state` is a copy of the state's numbers and strings (`global_step`, `epoch`, ...), without its history.
+    Each worker has its own copy of the function: what that changes in itself (a counter, a cache) does not come back.
+    """
+
+    def __init__(self, reward: Callable | str | Mapping[str, Any], limits: Limits, batched: bool, on_error: str):
+        check_on_error(on_error)
+        check_flag("batched", batched)
+        function = resolve_reward(reward, field="reward") if isinstance(reward, (str, Mapping)) else reward
+        if not callable(function) or inspect.isclass(function):
+            got = f"the class {function.__name__}" if inspect.isclass(function) else repr(function)
+            raise InputError(
+                "reward", got, "a function, an instance with `__call__`, or its name", "Pass one of these."
+            )
+        self.__name__ = self.__qualname__ = reward_name(function)
+        self.__doc__ = inspect.getdoc(function)
+        self.__signature__ = _signature(function)
+        self.reward = portable(reward if isinstance(reward, str) else function)
+        self.limits, self.batched, self.on_error = limits, batched, on_error
+        self._pickled(("log_metric", "log_extra"))  # an error now, and not after the model has loaded
+
+    def __call__(self, completions: Sequence[Any], **kwargs: Any) -> list[float | None]:
+        """Rewards of the completions, called as the function itself would be; a float or `None` each."""
+        count = len(completions)
+        if count == 0:
+            return []
+        loggers = {key: kwargs.pop(key) for key in ("log_metric", "log_extra") if key in kwargs}
+        kwargs |= {"completions": list(completions)}
+        if "trainer_state" in kwargs:
+            kwargs["trainer_state"] = _snapshot(kwargs["trainer_state"])
+        rows = [kwargs] if self.batched else [_row(kwargs, index, count) for index in range(count)]
+        outcomes = pool_for(self.limits).run(
+            self._pickled(tuple(loggers)), [((row,), {}) for row in rows], stop_at_failure=self.on_error == "raise"
+        )
+        log_metric = loggers.get("log_metric")
+        size = count if self.batched else 1
+        scored = _settled(outcomes, self.__name__, self.on_error, log_metric, size)
+        _repeat_logs(scored, size, log_metric, loggers.get("log_extra"))
+        return [reward for one in scored for reward in (one.rewards if one else [None] * size)]
+
+    def check(self) -> None:
+        """The function's own check, in this process."""
+        check_ready(original(self.reward))
+
+    def check_columns(self, columns: Sequence[str]) -> None:
+        """What the function itself says about the columns."""
+        check_own_columns(original(self.reward), columns)
+
+    def _pickled(self, loggers: tuple[str, ...]) -> bytes:
+        return pickled(RewardCaller(self.reward, self.__name__, loggers), self.__name__)
+
+
+def scored_in_workers(
+    score: Callable[..., Any],
+    calls: Sequence[Call],
+    *,
+    name: str,
+    limits: Limits | None,
+    on_error: str,
+    log_metric: Callable[[str, float], None] | None,
+) -> list[float | None]:
+    """Scores of single completions, each computed in a worker under limits.
+
+    Args:
+        score (`Callable`):
+            `score(*args, **kwargs) -> float | None`, or asynchronous. Where it, or the instance whose method it is,
+            has a method `warm_up()`, each worker calls that once before its first call; it is the place for slow
+            imports, which then do not count against the limit of a completion.
+        calls (`Sequence[tuple[tuple, dict]]`): Arguments and keywords, per completion.
+        name (`str`): Name of the reward, in messages and metrics.
+        limits ([`~trl_drgrpo.rewards.isolation.Limits`] or `None`): `None`: in this process, without limits.
+        on_error (`str`): As [`isolate`] has it.
+        log_metric (`Callable` or `None`): TRL's; gets `rewards/<name>/failed_frac` unless `on_error="raise"`.
+
+    Returns:
+        `list[float | None]`: Per call a finite float; `None` where `score` gave `None` or NaN, or failed.
+
+    Raises:
+        [`~trl_drgrpo.errors.RewardError`]: A call failed, and `on_error` is `"raise"`.
+        [`~trl_drgrpo.errors.InputError`]: `score` cannot be sent to another process.
+    """
+    check_on_error(on_error)
+    stop_at_failure = on_error == "raise"
+    if limits is None:
+        outcomes = _run_here(SampleScorer(score, name), calls, stop_at_failure)
+    elif calls:
+        function = pickled(SampleScorer(portable(score), name), name)
+        outcomes = pool_for(limits).run(function, calls, stop_at_failure)
+    else:
+        outcomes = []
+    return _settled(outcomes, name, on_error, log_metric)
+
+
+def _run_here(function: Callable[..., Any], calls: Sequence[Call], stop_at_failure: bool) -> list[Any]:
+    outcomes = []
+    for args, kwargs in calls:
+        try:
+            outcomes.append(function(*args, **kwargs))
+        except (Exception, SystemExit) as error:  # sys.exit() in a reward is its failure, as it is in a worker
+            outcomes.append(Failure(f"{type(error).__name__}: {error}", traceback.format_exc()))
+            if stop_at_failure:
+                break
+    return outcomes
+
+
+def _settled(
+    outcomes: list[Any],
+    name: str,
+    on_error: str,
+    log_metric: Callable[[str, float], None] | None,
+    size: int = 1,
+) -> list[Any]:
+    """The outcomes, of `size` completions each, with `None` for failures; these are counted and the first is logged.
+
+    Raises:
+        [`~trl_drgrpo.errors.RewardError`]: There is a failure, and `on_error` is `"raise"`.
+    """
+    failed = [index for index, outcome in enumerate(outcomes) if isinstance(outcome, Failure)]
+    if failed:
+        failure: Failure = outcomes[failed[0]]
+        where = f"completion {failed[0]}" if size == 1 else f"a call of {size} completions"
+        if on_error == "raise":
+            raise RewardError(
+                f"reward function '{name}'",
+                f"{failure.reason} at {where}",
+                "a number, or None for a completion it cannot score",
+                'Mend the function, or set on_error="unscorable" to go on without such completions.',
+            ) from (WorkerTraceback(failure.traceback) if failure.traceback else None)
+        if _is_first_failure(name):
+            message = (
+                "Reward function '%s' failed for %d of %d completions, which count as unscorable. Further failures "
+                "are only counted. The first, at %s: %s\n%s"
+            )
+            counts = len(failed) * size, len(outcomes) * size
+            logger.error(message, name, *counts, where, failure.reason, failure.traceback)
+    if outcomes and on_error != "raise" and log_metric is not None:
+        log_metric(f"rewards/{name}/failed_frac", len(failed) / len(outcomes))
+    return [None if isinstance(outcome, Failure) else outcome for outcome in outcomes]
+
+
+def _is_first_failure(name: str) -> bool:
+    with _LOGGED_LOCK:
+        is_first = name not in _LOGGED
+        _LOGGED.add(name)
+        return is_first
+
+
+def _repeat_logs(
+    scored: list[Scored | None],
+    size: int,
+    log_metric: Callable[[str, float], None] | None,
+    log_extra: Callable[[str, list[Any]], None] | None,
+) -> None:
+    """Logs here what was logged in the workers: extra columns in one piece, one value per completion."""
+    columns: dict[str, list[Any]] = {}
+    for index, one in enumerate(scored):
+        for column, values in one.extras if one else []:
+            column_values = columns.setdefault(column, [])
+            column_values += [None] * (index * size - len(column_values)) + values
+        if one and log_metric is not None:
+            for name, value in one.metrics:
+                log_metric(name, value)
+    if log_extra is not None:
+        for column, values in columns.items():
+            log_extra(column, values + [None] * (len(scored) * size - len(values)))
+
+
+def _row(kwargs: dict[str, Any], index: int, count: int) -> dict[str, Any]:
+    """The keywords of a call for one of its rows: columns cut to one element, anything else as it is."""
+    return {
+        key: [value[index]] if isinstance(value, (list, tuple)) and len(value) == count else value
+        for key, value in kwargs.items()
+    }
+
+
+def _snapshot(trainer_state: Any) -> Any:
+    """What fits into a message per completion: the history grows with the run, and callbacks may not pickle."""
+    plain = (bool, int, float, str, type(None))
+    values = vars(trainer_state) if hasattr(trainer_state, "__dict__") else {}
+    return SimpleNamespace(**{key: value for key, value in values.items() if isinstance(value, plain)})
+
+
+def _signature(function: Callable) -> inspect.Signature:
+    try:
+        return inspect.signature(function)
+    except (TypeError, ValueError):  # a built-in
+        return inspect.signature(lambda completions, **kwargs: None)

@@ -1,0 +1,185 @@
+"""The process between the trainer and its workers: it forks them, kills them, and lets nothing outlive the trainer.
+
+Why a process of its own: the trainer must not fork (CUDA, threads), a fresh interpreter per worker costs a tenth of a
+second, and `multiprocessing` would run the training script again in each. This one is small and single-threaded and
+runs no user code, so forking it is safe and takes milliseconds.
+
+Why nothing is left behind: on Linux the nursery and every worker are *subreapers*, so a process that a reward
+started, however it detached itself, ends up a child of the worker or, once that is dead, of the nursery, which kills
+every child that is no worker. The nursery ends, with all of these, when its control socket closes or its parent is
+gone: also after `kill -9` of the trainer. Should the nursery itself be killed, the kernel kills the workers
+(`PR_SET_PDEATHSIG`). Elsewhere than on Linux a killed worker takes its process group along, and no more than that.
+"""
+
+import contextlib
+import ctypes
+import importlib
+import os
+import resource
+import select
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import NoReturn
+
+from trl_drgrpo.rewards.isolation.worker import COMMAND, ENDED, serve
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_PARENT_CHECK = 1.0  # seconds; a forked child of the trainer may hold the control socket open after its death
+_FAREWELL = 3.0  # seconds for killed processes to go
+
+
+def main() -> NoReturn:
+    """Entry point: `python -c "..." <control file descriptor> <pid of the trainer>`; returns by ending the process."""
+    control = socket.socket(fileno=int(sys.argv[1]))
+    parent = int(sys.argv[2])
+    sys.argv[1:] = []
+    os.set_inheritable(control.fileno(), False)
+    with contextlib.suppress(OSError):
+        os.dup2(2, 1)  # prints of a reward are no results of the trainer
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    importlib.import_module("trl_drgrpo.rewards.isolation.calling")  # what every worker needs, imported once
+    Nursery(control, parent).run()
+    os._exit(0)
+
+
+class Nursery:
+    """Forks and kills workers on command.
+
+    Args:
+        control (`socket.socket`): Stream of `COMMAND` records in, `ENDED` records out.
+        parent (`int`): Process to live for.
+    """
+
+    def __init__(self, control: socket.socket, parent: int):
+        self.control = control
+        self.parent = parent
+        self.numbers: dict[int, int] = {}  # of the workers, by pid
+        self.wakeup, self.alarm = os.pipe()
+        os.set_blocking(self.alarm, False)
+        os.set_blocking(self.wakeup, False)
+        signal.set_wakeup_fd(self.alarm, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+
+    def run(self) -> None:
+        """Until the trainer is gone; then ends all workers."""
+        try:
+            while os.getppid() == self.parent:
+                ready, _, _ = select.select([self.control, self.wakeup], [], [], _PARENT_CHECK)
+                if self.wakeup in ready:
+                    with contextlib.suppress(BlockingIOError):
+                        os.read(self.wakeup, 4096)
+                self._bury()
+                if self.control in ready and not self._obey():
+                    break
+        finally:
+            self._end()
+
+    def _obey(self) -> bool:
+        try:
+            record, channels, _, _ = socket.recv_fds(self.control, COMMAND.size, 1)
+        except ConnectionResetError:  # closed with reports of ours unread
+            return False
+        if len(record) < COMMAND.size:  # closed: a record of a few bytes arrives in one piece
+            return False
+        kind, number, memory_mb = COMMAND.unpack(record)
+        if kind == b"F" and channels:
+            self._fork(number, channels[0], memory_mb)
+        if kind == b"K":
+            for pid in [pid for pid, known in self.numbers.items() if known == number]:
+                _kill_tree(pid)
+        return True
+
+    def _fork(self, number: int, channel: int, memory_mb: int) -> None:
+        nursery = os.getpid()
+        try:
+            pid = os.fork()
+        except OSError:  # no process left for this user; the pool sees the channel close
+            os.close(channel)
+            return
+        if pid:
+            self.numbers[pid] = number
+            os.close(channel)
+            return
+        try:
+            self._become_worker(nursery, channel, memory_mb)
+        finally:
+            os._exit(1)
+
+    def _become_worker(self, nursery: int, channel: int, memory_mb: int) -> NoReturn:
+        os.setsid()
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        if os.getppid() != nursery:  # it died before the line above
+            os._exit(1)
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        self.control.close()
+        os.close(self.wakeup)
+        os.close(self.alarm)
+        os.set_inheritable(channel, False)
+        if memory_mb:
+            _limit_memory(memory_mb * 2**20)
+        serve(socket.socket(fileno=channel))
+
+    def _bury(self) -> None:
+        """Collects the dead, and kills what dead workers leave behind."""
+        while ended := self._wait():
+            pid, status = ended
+            _kill_tree(pid)  # its group, which its own end does not end
+            for stray in _children() - self.numbers.keys() - {pid}:
+                _kill_tree(stray)
+            number = self.numbers.pop(pid, None)
+            if number is not None:
+                with contextlib.suppress(OSError):  # nobody may be reading; this is only for a message
+                    self.control.send(ENDED.pack(number, os.waitstatus_to_exitcode(status)), socket.MSG_DONTWAIT)
+
+    def _wait(self) -> tuple[int, int] | None:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return None
+        return (pid, status) if pid else None
+
+    def _end(self) -> None:
+        deadline = time.monotonic() + _FAREWELL
+        while time.monotonic() < deadline and (left := _children() | self.numbers.keys()):
+            for pid in left:
+                _kill_tree(pid)
+            time.sleep(0.002)
+            while ended := self._wait():
+                self.numbers.pop(ended[0], None)
+
+
+def _children() -> set[int]:
+    """Children of this process that exist now, the dead but uncollected among them."""
+    try:
+        return {int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()}
+    except OSError:  # not Linux
+        return set()
+
+
+def _kill_tree(pid: int) -> None:
+    """Kills a process and its group; what had left the group comes to the nursery and is killed there."""
+    for kill in (os.kill, os.killpg):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            kill(pid, signal.SIGKILL)
+
+
+def _prctl(option: int, value: int) -> None:
+    with contextlib.suppress(AttributeError, OSError):  # Linux only
+        ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+
+
+def _limit_memory(limit: int) -> None:
+    """Private writable memory of this process (`RLIMIT_DATA`).
+
+    Not `RLIMIT_AS`: that counts address space, and shared libraries (torch with CUDA) or reserved ranges take many
+    gigabytes of it without using memory. Not a watched RSS: a watcher sees an allocation after it was made.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    soft = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))

@@ -1,0 +1,306 @@
+"""A pool of killable worker processes: any call may hang, crash or fill the memory, and costs itself only.
+
+What is special about it: every *call* has a wall-clock limit, whose excess is ended by SIGKILL; calls are sent in
+chunks of about 20 ms of work, so that the limit per call costs no throughput; the processes are forked from a clean
+little process, not from the trainer (see `nursery.py`), so the training script is never run again and CUDA is never
+forked; one worker more than may run at once is kept loaded, so that a killed one is replaced without waiting for its
+imports. `concurrent.futures`, loky and pebble were considered: the first two lose all pending calls when one worker
+dies, and the last looks for excess every 0.1 s and shares one pipe between all workers.
+
+The pool has no thread of its own: the thread that calls `run` also does the reading and writing. Threads take turns.
+"""
+
+import atexit
+import contextlib
+import math
+import os
+import pickle
+import selectors
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import cloudpickle
+
+from trl_drgrpo.rewards.isolation.batch import Batch, Call, Failure
+from trl_drgrpo.rewards.isolation.limits import Limits, available_workers
+from trl_drgrpo.rewards.isolation.processes import NurseryHandle, WorkerHandle
+from trl_drgrpo.rewards.isolation.worker import send_frame
+
+_LOAD_LIMIT = 120.0  # seconds for the imports of a reward's modules; not part of any call's limit
+_FUNCTIONS_PER_WORKER = 16
+_UNUSED_DEATHS = 2  # per worker and run, of workers that die without having been given a call, before it is given up
+
+
+class WorkerPool:
+    """Runs calls in worker processes under limits; starts them on first use, and anew after `close`.
+
+    Args:
+        limits ([`Limits`]): Per call and worker.
+    """
+
+    def __init__(self, limits: Limits):
+        self._limits = limits
+        self._size = limits.workers or available_workers()
+        self._lock = threading.Lock()
+        self._nursery: NurseryHandle | None = None
+        self._workers: list[WorkerHandle] = []
+        self._selector = selectors.DefaultSelector()
+
+    def run(self, function: bytes, calls: Sequence[Call], stop_at_failure: bool = False) -> list[Any]:
+        """Calls a function once per entry of `calls`, at most `limits.workers` at a time.
+
+        Args:
+            function (`bytes`): The callable, pickled; unpickled once per worker.
+            calls (`Sequence[tuple[tuple, dict]]`): Arguments and keywords of each call.
+            stop_at_failure (`bool`, *optional*, defaults to `False`): Give up all other calls after the first failure.
+
+        Returns:
+            `list`: Per call its result or a [`Failure`], in the order of `calls`; `None` for calls given up.
+        """
+        batch = Batch(function, calls, stop_at_failure)
+        with self._lock:
+            try:
+                self._drop_dead(batch)
+                while batch.unresolved:
+                    self._staff(batch)
+                    self._assign(batch)
+                    self._collect(batch)
+            except BaseException:  # an interrupt: nobody knows what each of them was sent
+                for worker in list(self._workers):
+                    self._discard(worker)
+                raise
+            for worker in [worker for worker in self._workers if worker.chunk]:  # after giving up
+                self._discard(worker)
+        return batch.outcomes
+
+    def close(self, patience: float = -1) -> None:
+        """Ends all workers. A `run` of another thread is waited for, at most `patience` seconds (-1: to its end)."""
+        locked = self._lock.acquire(timeout=patience)
+        try:
+            for worker in list(self._workers):
+                self._forget(worker)
+            if self._nursery is not None:
+                self._nursery.close()
+                self._nursery = None
+        finally:
+            if locked:
+                self._lock.release()
+
+    def _drop_dead(self, batch: Batch) -> None:
+        """Workers that ended since the last run, so that no call is given to them and blamed."""
+        if self._nursery is not None and not self._nursery.is_alive():
+            for worker in list(self._workers):
+                self._forget(worker)
+        for key, _ in self._selector.select(0):
+            self._receive(key.data, batch)
+
+    def _staff(self, batch: Batch) -> None:
+        """As many workers as can be busy, and one more that is loaded by the time one of them is killed."""
+        due = min(self._size, len(batch.calls)) + 1
+        while len(self._workers) < due:
+            if self._nursery is None or not self._nursery.is_alive():
+                self._nursery = NurseryHandle()
+            worker = self._nursery.fork(self._limits.memory_mb or 0)
+            self._workers.append(worker)
+            self._selector.register(worker.channel, selectors.EVENT_READ, worker)
+
+    def _assign(self, batch: Batch) -> None:
+        busy = sum(bool(worker.chunk) for worker in self._workers)
+        for worker in list(self._workers):
+            if not batch.pending or worker.loading or worker.chunk:
+                continue
+            if batch.key not in worker.loaded:
+                if len(worker.loaded) >= _FUNCTIONS_PER_WORKER:
+                    self._discard(worker)
+                    continue
+                if self._send(worker, batch, ("load", batch.key, list(sys.path), batch.function)):
+                    worker.loading = batch.key
+                    worker.deadline = time.monotonic() + _LOAD_LIMIT
+            elif busy < self._size:
+                busy += self._send_chunk(worker, batch)
+
+    def _send_chunk(self, worker: WorkerHandle, batch: Batch) -> bool:
+        share = math.ceil(len(batch.pending) / self._size)
+        size = min(batch.chunk_size(), share, self._limits.calls_per_worker - worker.calls)
+        packed = []
+        while batch.pending and len(packed) < size:
+            index = batch.pending.popleft()
+            try:
+                packed.append(_packed(batch.calls[index]))
+            except Exception as error:  # whatever the `__reduce__` of an argument may raise
+                batch.resolve(index, Failure(f"arguments that do not pickle ({type(error).__name__}: {error})"))
+            else:
+                worker.chunk.append(index)
+        worker.deadline = time.monotonic() + self._limits.timeout
+        return bool(packed) and self._send(worker, batch, ("calls", batch.key, packed))
+
+    def _send(self, worker: WorkerHandle, batch: Batch, message: tuple[Any, ...]) -> bool:
+        try:
+            send_frame(worker.channel, message)
+        except OSError:  # it died while it had nothing to do: what it was to get goes to the next
+            self._requeue(worker, batch)
+            self._died_unused(worker, batch)
+            return False
+        return True
+
+    def _collect(self, batch: Batch) -> None:
+        """Waits for the next answer or the next excess of a limit, and deals with all there are."""
+        active = [worker for worker in self._workers if worker.loading or worker.chunk]
+        if not active:
+            return
+        wait = min(worker.deadline for worker in active) - time.monotonic()
+        for key, _ in self._selector.select(max(0.0, wait)):
+            self._receive(key.data, batch)
+        # Dealing with one may have taken a while: who has answered meanwhile is read before it is judged.
+        answered = [key.data for key, _ in self._selector.select(0)]
+        now = time.monotonic()
+        for worker in [worker for worker in self._workers if worker not in answered]:
+            if worker.chunk and now >= worker.deadline:
+                reason = f"no result within {self._limits.timeout:g} s"
+                self._fail_running(worker, batch, Failure(reason))
+            elif worker.loading and now >= worker.deadline:
+                self._fail_loading(worker, batch, Failure(f"not loaded within {_LOAD_LIMIT:g} s"))
+
+    def _receive(self, worker: WorkerHandle, batch: Batch) -> None:
+        try:
+            data = worker.channel.recv(1 << 18)
+        except OSError:
+            data = b""
+        worker.received += data
+        try:
+            for frame in worker.frames():
+                self._handle(worker, frame, batch)
+        except Exception:  # no frame, or not the one that is due: the reward has written to the channel itself
+            data = b""
+        if data or worker not in self._workers:
+            return
+        if worker.chunk:
+            self._fail_running(worker, batch, Failure(f"the worker died ({self._how_it_ended(worker)})"))
+        else:
+            self._died_unused(worker, batch)
+
+    def _handle(self, worker: WorkerHandle, frame: tuple[Any, ...], batch: Batch) -> None:
+        kind, *content = frame
+        if kind == "loaded":
+            key, failure = content
+            worker.loading, worker.deadline = b"", math.inf
+            if failure is None:
+                worker.loaded.add(key)
+            elif key == batch.key:
+                reason, text = failure
+                self._fail_loading(worker, batch, Failure(f"not loaded in a worker: {reason}", text))
+            return
+        result, failure, seconds, retire = content
+        batch.note_seconds(seconds)
+        batch.resolve(worker.chunk.popleft(), Failure(*failure) if failure else _unpacked(result))
+        worker.deadline = time.monotonic() + self._limits.timeout
+        worker.calls += 1
+        if retire or worker.calls >= self._limits.calls_per_worker:
+            self._requeue(worker, batch)
+            self._discard(worker)
+
+    def _fail_running(self, worker: WorkerHandle, batch: Batch, failure: Failure) -> None:
+        running = worker.chunk.popleft()
+        self._requeue(worker, batch)
+        self._discard(worker)
+        batch.resolve(running, failure)
+
+    def _fail_loading(self, worker: WorkerHandle, batch: Batch, failure: Failure) -> None:
+        """Unless one has done better, no worker will, so all calls share the failure; the next `run` tries again."""
+        if worker.loading not in (b"", batch.key) or any(batch.key in other.loaded for other in self._workers):
+            self._died_unused(worker, batch)
+            return
+        for other in [other for other in self._workers if other.loading == batch.key]:
+            self._discard(other)  # the next run does not hear of this failure from them
+        self._discard(worker)
+        batch.fail_pending(failure)
+
+    def _died_unused(self, worker: WorkerHandle, batch: Batch) -> None:
+        """Perhaps something else killed it: another one is started, until that has been tried often enough."""
+        batch.unused_deaths += 1
+        if batch.unused_deaths > _UNUSED_DEATHS * (self._size + 1):
+            when = "while it loaded the function" if worker.loading else "before it was given a call"
+            batch.fail_pending(Failure(f"the worker died {when} ({self._how_it_ended(worker)})"))
+        self._discard(worker)
+
+    def _requeue(self, worker: WorkerHandle, batch: Batch) -> None:
+        batch.pending.extendleft(reversed(worker.chunk))
+        worker.chunk.clear()
+
+    def _how_it_ended(self, worker: WorkerHandle) -> str:
+        """Kills it first: one that has only closed its channel lives on, and would be waited for. Others are dead."""
+        status = None
+        if self._nursery is not None:
+            self._nursery.kill(worker.number)
+            status = self._nursery.exit_status(worker.number)
+        if status is None:
+            return "status unknown"
+        return f"exit status {status}" if status >= 0 else f"signal {-status}"
+
+    def _discard(self, worker: WorkerHandle) -> None:
+        if self._nursery is not None:
+            self._nursery.kill(worker.number)
+        self._forget(worker)
+
+    def _forget(self, worker: WorkerHandle) -> None:
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(worker.channel)
+        worker.channel.close()
+        if worker in self._workers:
+            self._workers.remove(worker)
+        worker.chunk.clear()
+        worker.loading = b""
+
+
+def _packed(call: Call) -> bytes:
+    """A call as bytes; what the script that is running defined goes by value, for no worker has that script."""
+    try:
+        packed = pickle.dumps(call, pickle.HIGHEST_PROTOCOL)
+    except Exception:  # plain pickle refuses what cloudpickle may take: lambdas, local classes
+        return cloudpickle.dumps(call)
+    return cloudpickle.dumps(call) if b"__main__" in packed else packed
+
+
+def _unpacked(result: bytes) -> Any:
+    try:
+        return pickle.loads(result)
+    except Exception as error:  # it was sent from a worker that has modules which are not here
+        return Failure(f"a result that does not unpickle ({type(error).__name__}: {error})")
+
+
+_POOLS: dict[Limits, WorkerPool] = {}
+_POOLS_LOCK = threading.Lock()
+
+
+def pool_for(limits: Limits) -> WorkerPool:
+    """The pool of this process for these limits; its processes start with its first call."""
+    with _POOLS_LOCK:
+        if limits not in _POOLS:
+            _POOLS[limits] = WorkerPool(limits)
+        return _POOLS[limits]
+
+
+def close_pools() -> None:
+    """Ends the workers of all pools, as the end of the interpreter does; the next call starts new ones."""
+    for pool in list(_POOLS.values()):
+        pool.close()
+
+
+def _close_at_exit() -> None:
+    for pool in list(_POOLS.values()):
+        pool.close(patience=0.5)
+
+
+def _forget_after_fork() -> None:
+    """A forked child (a data loader's worker) has copies of sockets that are not its own: it starts its own pools."""
+    global _POOLS_LOCK
+    _POOLS_LOCK = threading.Lock()
+    _POOLS.clear()
+
+
+atexit.register(_close_at_exit)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_after_fork)

@@ -1,0 +1,29 @@
+"""Saved completions and rewards over them: what `trl-drgrpo score` does, without its command line.
+
+`saved` reads completions from files and joins columns to them, `table` scores rows and finds those on which two
+rewards differ.
+"""
+
+from typing import TYPE_CHECKING
+
+from trl_drgrpo.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from trl_drgrpo.rewards.scoring.saved import read_rows as read_rows
+    from trl_drgrpo.rewards.scoring.table import disagreements as disagreements
+    from trl_drgrpo.rewards.scoring.table import score_rows as score_rows
+
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "disagreements": "table",
+        "read_rows": "saved",
+        "score_rows": "table",
+    },
+)
+
+__all__ = [
+    "disagreements",
+    "read_rows",
+    "score_rows",
+]

@@ -1,0 +1,219 @@
+"""Saved completions, read for scoring: JSON Lines, CSV, and the Parquet files that TRL logs.
+
+With `log_completions=True` TRL writes `completions/completions_<step>.parquet`: step, prompt, completion, the value of
+every reward function under its name, what rewards gave to `log_extra`, and the advantage. The dataset's other columns
+are not in it, so a reward that needs the answer finds it in the dataset, by the prompt (`with_columns_of`).
+"""
+
+import csv
+import io
+import json
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from trl_drgrpo.errors import InputError
+
+Row = dict[str, Any]
+READERS = (".jsonl", ".json", ".csv", ".parquet")
+# What TRL's table has beside prompt, completion and the rewards; no dataset column.
+TABLE_COLUMNS = ("step", "advantage")
+
+
+def read_rows(path: str | Path, field: str = "data") -> list[Row]:
+    """The rows of a file.
+
+    Args:
+        path (`str` or `Path`): A `.jsonl`, `.csv` or `.parquet` file; a folder stands for all Parquet files in it, in
+            the order of their names. CSV has texts only.
+        field (`str`, *optional*, defaults to `"data"`): What error messages call the setting.
+
+    Returns:
+        `list[dict]`: One per row.
+
+    Raises:
+        [`~trl_drgrpo.errors.InputError`]: No such file, another type of file, a line or a file that cannot be read (by
+            its number), or no row.
+    """
+    file = Path(path)
+    if file.is_dir():
+        parts = sorted(file.glob("*.parquet"))
+        rows = [row for part in parts for row in _read_parquet(part, field)]
+    elif not file.is_file():
+        expected = f"a {', '.join(READERS)} file, or a folder of Parquet files"
+        raise InputError(field, f"{str(path)!r}, which is no file", expected, "Check the path.")
+    elif file.suffix == ".parquet":
+        rows = _read_parquet(file, field)
+    elif file.suffix == ".csv":
+        rows = _read_csv(file, field)
+    elif file.suffix in READERS:
+        rows = _read_json_lines(file, field)
+    else:
+        remedy = "Rename the file by what it holds."
+        raise InputError(field, f"{str(path)!r}", f"a file that ends in {', '.join(READERS)}", remedy)
+    if not rows:
+        raise InputError(field, f"{str(path)!r} without a row", "at least one row", "Check the file.")
+    return rows
+
+
+def check_completions(rows: Iterable[Row], field: str = "data") -> None:
+    """Every row has a prompt and a completion that a reward function can be given.
+
+    Args:
+        rows (`Iterable[dict]`): As they were read; the first is row 1.
+        field (`str`, *optional*, defaults to `"data"`): What error messages call the setting.
+
+    Raises:
+        [`~trl_drgrpo.errors.InputError`]: A missing `prompt` or `completion`, or one that is neither a text nor
+            messages with text.
+    """
+    for number, row in enumerate(rows, start=1):
+        for column in ("prompt", "completion"):
+            if column not in row:
+                remedy = f"Rename the column that holds it: `--columns <column>={column}`."
+                raise InputError(f"{field}, row {number}", f"the columns {', '.join(row)}", f"a {column}", remedy)
+            if not _is_text(row[column]):
+                got = f"a {column} of type {type(row[column]).__name__}: {_short(row[column])}"
+                expected = "a text, or a list of messages with role and content"
+                raise InputError(f"{field}, row {number}", got, expected, "Mend the row, or leave it out.")
+
+
+def renamed(rows: list[Row], renamings: Iterable[str]) -> list[Row]:
+    """Rows with columns renamed.
+
+    Args:
+        rows (`list[dict]`): The rows.
+        renamings (`Iterable[str]`): `old=new`, as `rename_columns` in a recipe.
+
+    Returns:
+        `list[dict]`.
+
+    Raises:
+        [`~trl_drgrpo.errors.InputError`]: Not of that form, no such column, or the new name is taken.
+    """
+    for renaming in renamings:
+        old, equals, new = renaming.partition("=")
+        if not (old and equals and new):
+            raise InputError("columns", repr(renaming), "old=new", "For example answer=solution.")
+        names = {name for row in rows for name in row}
+        if old not in names:
+            expected = f"one of the columns {', '.join(sorted(names))} before the ="
+            raise InputError("columns", repr(renaming), expected, "The left name is the one in the file.")
+        if new in names:
+            got = f"{renaming!r}, but there is a column {new} already"
+            raise InputError("columns", got, "a free name", f"Rename that one first: {new}=other.")
+        rows = [{new if name == old else name: value for name, value in row.items()} for row in rows]
+    return rows
+
+
+def with_columns_of(rows: list[Row], dataset: list[Row]) -> list[Row]:
+    """Rows with the columns that they lack, from the dataset's row of the same prompt.
+
+    Args:
+        rows (`list[dict]`): Completions, with `prompt`.
+        dataset (`list[dict]`): Rows with `prompt` and the columns in question.
+
+    Returns:
+        `list[dict]`.
+
+    Raises:
+        [`~trl_drgrpo.errors.InputError`]: A prompt that the dataset does not have, or has with different columns.
+    """
+    by_prompt: dict[str, Row] = {}
+    for number, row in enumerate(dataset, start=1):
+        if "prompt" not in row:
+            remedy = "Completions find their row by it."
+            raise InputError(f"dataset, row {number}", f"the columns {', '.join(row)}", "a prompt", remedy)
+        if by_prompt.setdefault(_prompt_key(row["prompt"]), row) != row:
+            got = f"the prompt of an earlier row with other columns: {_short(row['prompt'])}"
+            raise InputError(f"dataset, row {number}", got, "different prompts", "Leave one of them out.")
+    joined = []
+    for number, row in enumerate(rows, start=1):
+        found = by_prompt.get(_prompt_key(row.get("prompt")))
+        if found is None:
+            got = f"a prompt that the dataset does not have: {_short(row.get('prompt'))}"
+            remedy = "Give the dataset of the run, with the same system prompt."
+            raise InputError(f"data, row {number}", got, "a prompt of --dataset", remedy)
+        joined.append({**found, **row})
+    return joined
+
+
+def _read_json_lines(file: Path, field: str) -> list[Row]:
+    rows: list[Row] = []
+    for number, line in enumerate(_text(file, field).split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            remedy = "Write one whole JSON object per line; a last line that breaks off is a file that was cut."
+            raise InputError(f"{file}, line {number}", f"no JSON ({error})", "a JSON object", remedy) from error
+        if not isinstance(row, dict):
+            remedy = "Write one JSON object per line."
+            raise InputError(f"{file}, line {number}", type(row).__name__, "a JSON object", remedy)
+        rows.append(row)
+    return rows
+
+
+def _read_csv(file: Path, field: str) -> list[Row]:
+    csv.field_size_limit(min(sys.maxsize, 2**31 - 1))  # completions are longer than the default of 128 KiB
+    reader = csv.DictReader(io.StringIO(_text(file, field), newline=""), strict=True)
+    rows = []
+    try:
+        for row in reader:
+            if None in row or None in row.values():
+                got = f"{'more' if None in row else 'fewer'} fields than the first line names"
+                raise InputError(f"{file}, line {reader.line_num}", got, "one field per column", "Mend the quotes.")
+            rows.append(dict(row))
+    except csv.Error as error:
+        remedy = "Mend the line; a quote inside a field is doubled."
+        raise InputError(f"{file}, line {reader.reader.line_num}", f"no CSV ({error})", "a row", remedy) from error
+    return rows
+
+
+def _read_parquet(file: Path, field: str) -> list[Row]:
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        return parquet.read_table(file).to_pylist()
+    except (pyarrow.ArrowException, OSError) as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(field, f"{str(file)!r} ({reason})", "a Parquet file", "Write the file again.") from error
+
+
+def _text(file: Path, field: str) -> str:
+    try:
+        return file.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(field, f"{str(file)!r} ({error})", "a file of UTF-8 text", "Convert it.") from error
+
+
+def _is_text(value: Any) -> bool:
+    if isinstance(value, str):
+        return True
+    if not isinstance(value, list) or not all(isinstance(message, dict) for message in value):
+        return False
+    contents = [message.get("content") for message in value]
+    return all(content is None or isinstance(content, str) or _is_parts(content) for content in contents)
+
+
+def _is_parts(content: Any) -> bool:
+    return isinstance(content, list) and all(isinstance(part, dict) for part in content)
+
+
+def _prompt_key(prompt: Any) -> str:
+    """The same for a prompt and its copy in a table, where messages have gained empty fields and part lists."""
+    if not isinstance(prompt, list):
+        return json.dumps(prompt)
+    from trl_drgrpo.rewards.text import prompt_text
+
+    return json.dumps(
+        [(message.get("role"), prompt_text([message])) for message in prompt if isinstance(message, dict)]
+    )
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

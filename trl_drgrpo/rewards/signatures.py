@@ -1,0 +1,46 @@
+"""Which arguments a foreign function takes, and the signature that a reward of ours shows."""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+def parameters(function: Callable) -> tuple[inspect.Parameter, ...] | None:
+    """The parameters of a function; `None` where Python cannot read them (built-ins)."""
+    try:
+        return tuple(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        return None
+
+
+def required(function: Callable) -> list[str]:
+    """Names of the parameters that must be given by name."""
+    return [p.name for p in parameters(function) or () if p.kind in _BY_NAME and p.default is p.empty]
+
+
+def select(function: Callable, offered: Mapping[str, Any], by_request: Mapping[str, Any] | None = None) -> dict:
+    """
+    The keyword arguments for a function that takes a subset of what is offered.
+
+    Args:
+        function (`Callable`): Gets all that is offered if it has `**kwargs`, else what it names.
+        offered (`Mapping[str, Any]`): By parameter name.
+        by_request (`Mapping[str, Any]`, *optional*): Passed only where the function names them.
+
+    Returns:
+        `dict[str, Any]`.
+    """
+    known = parameters(function)
+    takes_all = known is None or any(p.kind is p.VAR_KEYWORD for p in known)
+    names = {p.name for p in known or ()}
+    chosen = {name: value for name, value in (by_request or {}).items() if name in names}
+    return chosen | {name: value for name, value in offered.items() if takes_all or name in names}
+
+
+def signature_of(columns: Sequence[str]) -> inspect.Signature:
+    """The signature that [`~trl_drgrpo.rewards.columns.check_columns`] reads required columns from."""
+    names = ("completions", *(name for name in dict.fromkeys(columns) if name != "completions"))
+    keywords = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in names]
+    return inspect.Signature([*keywords, inspect.Parameter("kwargs", inspect.Parameter.VAR_KEYWORD)])

@@ -1,0 +1,112 @@
+r"""The text of a completion or a prompt, whichever form TRL hands over, and the places in it where an answer stands.
+
+Plain data give strings; conversational data give lists of messages, whose content is a string or a list of parts.
+Every reward here reads them through these functions, so that rewards score both alike and look for an answer in the
+same places: behind the last `</think>`, in the last `<answer>...</answer>`, in the last `\boxed{...}`.
+All of it takes time linear in the length of the text, whatever a policy writes.
+"""
+
+import re
+from typing import Any
+
+_BLANKS = re.compile(r"\s*")
+_BOX_TOKEN = re.compile(r"\\(?:boxed|fbox)\s*\{|\\(?:boxed|fbox) +([^\s\\{}$]+)|\\[{}\\]|[{}]")
+
+
+def completion_text(completion: Any) -> str:
+    """What the model wrote, as one string.
+
+    Args:
+        completion (`str` or `list[dict]`): A string, or messages: the text of the last assistant message counts (of
+            the last message, where none is the assistant's). `None` content (a pure tool call) is the empty string.
+
+    Returns:
+        `str`.
+    """
+    if isinstance(completion, str):
+        return completion
+    messages = list(completion)
+    own = [message for message in messages if message.get("role") == "assistant"] or messages
+    return _content_text(own[-1].get("content")) if own else ""
+
+
+def prompt_text(prompt: Any) -> str:
+    """What the model was asked: a string as it is, of messages the text of each, separated by empty lines."""
+    if isinstance(prompt, str):
+        return prompt
+    return "\n\n".join(_content_text(message.get("content")) for message in prompt)
+
+
+def after_thinking(text: str) -> str:
+    """What follows the last `</think>`, up to a `<think>` that is never closed; the whole text where there is neither.
+
+    Example:
+
+    ```python
+    >>> after_thinking("<think>3?</think> 4"), after_thinking("<think>It may be 3"), after_thinking("4")
+    (' 4', '', '4')
+
+    ```
+    """
+    return text.rpartition("</think>")[2].partition("<think>")[0]
+
+
+def last_tagged(text: str) -> str | None:
+    """What stands between the last `<answer>` that is closed and its `</answer>`; `None` without one.
+
+    Example:
+
+    ```python
+    >>> last_tagged("<answer>3</answer> no, <answer>4</answer>, as </answer> shows")
+    '4'
+
+    ```
+    """
+    start = text.rfind("<answer>", 0, max(text.rfind("</answer>"), 0))
+    if start < 0:
+        return None
+    start += len("<answer>")
+    return text[start : text.find("</answer>", start)].strip()
+
+
+def last_boxed(text: str) -> str | None:
+    r"""What stands in the last `\boxed{...}` that is closed and not empty, `\fbox{...}` and `\boxed 5` included.
+
+    `None` without one.
+
+    Example:
+
+    ```python
+    >>> last_boxed(r"First \boxed{3}, no: \boxed{\frac{1}{2}}")
+    '\\frac{1}{2}'
+
+    ```
+    """
+    opened: list[int | None] = []  # where the content of a box starts; None for a plain brace
+    found = None
+    for token in _BOX_TOKEN.finditer(text):
+        if token[1] is not None:
+            found = slice(*token.span(1))
+        elif len(token[0]) > 2:
+            opened.append(token.end())
+        elif token[0] == "{":
+            opened.append(None)
+        elif token[0] == "}" and opened:
+            start = opened.pop()
+            if start is not None and _BLANKS.match(text, start).end() < token.start():  # pyright: ignore[reportOptionalMemberAccess]
+                found = slice(start, token.start())
+    return None if found is None else text[found].strip()
+
+
+def marked_answer(text: str) -> str | None:
+    r"""What the last `<answer>` tag holds, else the last `\boxed{}`; `None` where there is neither."""
+    tagged = last_tagged(text)
+    return last_boxed(text) if tagged is None else tagged
+
+
+def _content_text(content: Any) -> str:
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    return "".join(part.get("text") or "" for part in content if part.get("type", "text") == "text")
