@@ -113,6 +113,62 @@ def test_a_model_with_sliding_windows(tokenizer):
     assert sizes[0][0] == 2
 
 
+@pytest.mark.parametrize("family", ["Mamba", "FalconH1", "Lfm2", "Qwen3Next"])
+def test_models_with_a_running_state_are_left_to_transformers(tokenizer, family, monkeypatch):
+    import transformers
+
+    def never(*args, **kwargs):
+        raise AssertionError
+
+    monkeypatch.setattr(decoding, "decode", never)
+    sizes = {"vocab_size": len(tokenizer), "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    extra = {
+        "Mamba": {"state_size": 8},
+        "FalconH1": {
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 8,
+            "mamba_d_ssm": 32,
+            "mamba_n_heads": 4,
+            "mamba_d_head": 8,
+            "mamba_d_state": 8,
+            "mamba_n_groups": 1,
+        },
+        "Lfm2": {"num_attention_heads": 4, "num_key_value_heads": 2, "full_attn_idxs": [1]},
+        "Qwen3Next": {
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 8,
+            "num_experts": 2,
+            "num_experts_per_tok": 1,
+            "moe_intermediate_size": 16,
+            "shared_expert_intermediate_size": 16,
+            "linear_num_value_heads": 2,
+            "linear_num_key_heads": 2,
+            "linear_key_head_dim": 8,
+            "linear_value_head_dim": 8,
+            "layer_types": ["linear_attention", "full_attention"],
+        },
+    }[family]
+    config = getattr(transformers, f"{family}Config")(**sizes, **extra, eos_token_id=1, pad_token_id=0)
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    ids = torch.full((4, 5), 7)
+    generation = GenerationConfig(max_new_tokens=2, do_sample=False, pad_token_id=0)
+    with shared_prefill(model):
+        arguments = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        assert model.generate(**arguments, generation_config=generation).shape[0] == 4
+
+
+def test_options_of_the_model_count_where_the_call_is_silent(model, tokenizer, monkeypatch):
+    def never(*args, **kwargs):
+        raise AssertionError
+
+    monkeypatch.setattr(decoding, "decode", never)
+    model.generation_config.use_cache = False
+    assert generate(model.eval(), tokenizer, ["1+2="] * 4, True)[0].shape[0] == 4
+
+
 def test_an_error_leaves_the_model_as_it_was(model):
     with pytest.raises(KeyError), shared_prefill(model):
         raise KeyError

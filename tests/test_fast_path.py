@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from datasets import Dataset
 from runs import assert_same_weights, train, weights
 from transformers import AutoModelForCausalLM
 from trl import GRPOConfig, GRPOTrainer
@@ -316,6 +317,80 @@ def test_inputs_that_cannot_be_regrouped_stay_with_trl(settings, prompts, tokeni
     assert_same_weights(ours, stock)
     assert not any(Watching.plans_seen)
     assert caplog.text.count("Micro-batches with anything_new stay as TRL makes them.") == 1
+
+
+# Subclasses, other models, other precisions
+
+
+class HalfLogps(DrGRPOTrainer):
+    def _get_per_token_logps_and_entropies(self, *args, **kwargs):
+        logps, entropies, aux_loss = super()._get_per_token_logps_and_entropies(*args, **kwargs)
+        return logps * 0.5, entropies, aux_loss
+
+
+class OwnLoss(DrGRPOTrainer):
+    def _compute_loss(self, model, inputs):
+        ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
+        mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
+        logps = self._get_per_token_logps_and_entropies(model, ids, mask, inputs["completion_ids"].size(1))[0]
+        loss = -(logps * inputs["advantages"][:, None] * inputs["completion_mask"]).sum()
+        return loss / (len(logps) * self.max_completion_length * self.current_gradient_accumulation_steps)
+
+
+@pytest.mark.parametrize("micro_batching", ["exact", "upstream"])
+def test_an_override_of_the_scoring_is_applied_once(micro_batching):
+    # as a function of the stock class: `super()` of the method above is bound to our class
+    def stock_scoring(self, *args, **kwargs):
+        logps, entropies, aux_loss = GRPOTrainer._get_per_token_logps_and_entropies(self, *args, **kwargs)
+        return logps * 0.5, entropies, aux_loss
+
+    stock_class = type("StockHalf", (GRPOTrainer,), {"_get_per_token_logps_and_entropies": stock_scoring})
+    settings = {"steps_per_generation": 4}
+    ours = gradients(HalfLogps, {**settings, "micro_batching": micro_batching})
+    recording = record(
+        stock_class, GRPOConfig, lora=False, plain_head=True, reward=half_dead, **{**GEOMETRY, **settings, **STOCK}
+    )
+    assert difference(ours, [step.gradients for step in recording.steps]) <= EXACT
+
+
+def test_a_loss_of_ones_own_gets_the_micro_batches_of_trl(caplog):
+    ours = gradients(OwnLoss, {})
+    assert difference(ours, gradients(GRPOTrainer, {})) <= EXACT
+    assert "Micro-batches stay as TRL makes them: RecordingTrainer has its own _compute_loss" in caplog.text
+
+
+def test_a_reference_with_another_attention_is_tested_by_itself(settings, prompts, tokenizer, reward, saved_model):
+    # the policy may share prompts, the eager reference may not: its log-probabilities would be wrong without a word
+    long = Dataset.from_dict({"prompt": LONG_PROMPTS})
+    settings |= {"beta": 0.1, "model_init_kwargs": {"attn_implementation": "eager"}, "optim": "sgd"}
+
+    def run(micro_batching):
+        model = AutoModelForCausalLM.from_pretrained(saved_model)
+        config = {**settings, "micro_batching": micro_batching, "logging_steps": 1}
+        trainer = train(DrGRPOTrainer, DrGRPOConfig, config, long, tokenizer, reward, model)
+        return trainer, [entry["kl"] for entry in trainer.state.log_history if "kl" in entry]
+
+    (ours, kl), (_, upstream_kl) = run("exact"), run("upstream")
+    shares = {ours.model is model: ours._plan_costs(model).share_prompts for model in (ours.model, ours.ref_model)}
+    assert shares == {True: True, False: False}
+    assert kl == pytest.approx(upstream_kl, rel=1e-3, abs=1e-6)
+
+
+def test_a_policy_that_has_diverged_stops_the_run(settings, prompts, tokenizer, reward):
+    model = tiny_model(tokenizer)
+    model.lm_head.weight.data.fill_(torch.nan)
+    with pytest.raises(RuntimeError, match="probability tensor contains either `inf`, `nan`"):
+        train(DrGRPOTrainer, DrGRPOConfig, settings, prompts, tokenizer, reward, model)
+
+
+def test_rotary_angles_that_depend_on_the_batch_keep_trls_micro_batches():
+    from transformers import Qwen2Config
+
+    from trl_drgrpo.fast_path.sharing import rope_depends_on_width
+
+    assert not rope_depends_on_width(Qwen2Config())
+    dynamic = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    assert rope_depends_on_width(Qwen2Config(rope_parameters=dynamic))
 
 
 def test_evaluation_is_untouched(settings, prompts, tokenizer, reward):

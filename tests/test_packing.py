@@ -199,3 +199,21 @@ def test_the_cost_of_attention_is_read_off_the_configuration(tokenizer):
     config = tiny_model(tokenizer).config
     # hidden 32, 4 heads of 8, 2 key-value heads, inner 64: 2*32*(32+16) + 3*32*64 = 9216 weights; 3 * 2 * 32 / 9216
     assert attention_pair_cost(config) == pytest.approx(3 * 64 / 9216)
+
+
+def test_a_configuration_that_says_nothing_costs_an_estimate_and_no_run():
+    class Refusing:
+        def get_text_config(self):
+            raise RuntimeError("head_dim is a per-layer attribute")
+
+    assert 0 < attention_pair_cost(Refusing()) < 1e-2
+
+
+def test_the_tolerance_is_that_of_the_precision_it_computes_in(tokenizer):
+    model = tiny_model(tokenizer)
+
+    def in_bfloat16(packed):
+        return forward(model, packed).bfloat16().float()
+
+    assert "differ by" in why_not_shared(model, in_bfloat16)
+    assert why_not_shared(model, in_bfloat16, torch.bfloat16) is None

@@ -99,9 +99,11 @@ def _super_calls(method):
 
 @pytest.mark.parametrize("module", MODULES)
 def test_each_override_calls_super_exactly_once(module):
-    overrides = [m for m in _methods(module) if hasattr(GRPOTrainer, m.name)]
+    overrides = sorted(m.name for m in _methods(module) if hasattr(GRPOTrainer, m.name))
     assert overrides
-    assert {m.name: _super_calls(m) for m in overrides} == {m.name: [m.name] for m in overrides}
+    # in the override itself, or in the method that stands for TRL's own behaviour
+    calls = [name for m in _methods(module) for name in _super_calls(m) if hasattr(GRPOTrainer, name)]
+    assert sorted(calls) == overrides
 
 
 @pytest.mark.parametrize("module", MODULES)

@@ -100,7 +100,6 @@ class GRPOSeams(GRPOTrainer):
     args: Any  # declared optional or wider by transformers, set by the time a method runs
     model: Any
     _train_sampler: Any = None
-    _scores_as_trl = False
     scores_rollouts = False  # whether a generation batch is being made: old and reference log-probabilities fall due
 
     # Hooks, for subclasses.
@@ -167,25 +166,26 @@ class GRPOSeams(GRPOTrainer):
     def _get_per_token_logps_and_entropies(
         self, model, input_ids, attention_mask, logits_to_keep, batch_size=None, compute_entropy=False, **options
     ):
-        if self._scores_as_trl:
-            return super()._get_per_token_logps_and_entropies(
-                model, input_ids, attention_mask, logits_to_keep, batch_size, compute_entropy, **options
-            )
         tokens = TokenBatch(input_ids, attention_mask, logits_to_keep, batch_size, compute_entropy, options)
         return self.score_tokens(model, tokens)
 
     def score_as_trl(self, model: Any, tokens: TokenBatch) -> ScoredTokens:
         """TRL's own way to compute log-probabilities and entropies of completion tokens."""
-        with swapped(self, _scores_as_trl=True):
-            return self._get_per_token_logps_and_entropies(
-                model,
-                tokens.input_ids,
-                tokens.attention_mask,
-                tokens.completion_width,
-                batch_size=tokens.batch_size,
-                compute_entropy=tokens.compute_entropy,
-                **tokens.options,
-            )
+        return super()._get_per_token_logps_and_entropies(
+            model,
+            tokens.input_ids,
+            tokens.attention_mask,
+            tokens.completion_width,
+            batch_size=tokens.batch_size,
+            compute_entropy=tokens.compute_entropy,
+            **tokens.options,
+        )
+
+    @property
+    def own_losses(self) -> list[str]:
+        """Methods of TRL's loss that a subclass has put its own in the place of."""
+        names = ("_compute_loss", "_get_per_token_logps_and_entropies")
+        return [name for name in names if getattr(type(self), name) is not getattr(GRPOSeams, name)]
 
     def completion_log_probs(self, inputs: dict[str, Any]) -> torch.Tensor:
         """Log-probabilities of a micro-batch's completion tokens under the policy, `(B, T)`."""

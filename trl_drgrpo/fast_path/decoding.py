@@ -29,6 +29,7 @@ from transformers import (
     TopPLogitsWarper,
     TypicalLogitsWarper,
 )
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 # Dropping rows copies the cache once, about what a step reads of it: worth it when a share of the rows has ended.
 DROP_WHEN_ENDED = 1 / 8
@@ -46,6 +47,14 @@ _ROW_BY_ROW = (
     TopKLogitsWarper,
     TopPLogitsWarper,
     TypicalLogitsWarper,
+)
+_OTHER_WAYS = (  # of decoding, and results of another form
+    "return_dict_in_generate",
+    "prefill_chunk_size",
+    "penalty_alpha",
+    "dola_layers",
+    "prompt_lookup_num_tokens",
+    "assistant_early_exit",
 )
 # What `generate` may be called with: anything else (images, an assistant, ...) is left to transformers.
 _ARGUMENTS = {"input_ids", "attention_mask", "generation_config"}
@@ -77,23 +86,34 @@ def shared_prefill(model: Any) -> Iterator[None]:
 
 
 def _can_decode(model: Any, kwargs: dict[str, Any]) -> bool:
-    config = kwargs.get("generation_config")
-    if config is None or not set(kwargs) <= _ARGUMENTS or model.config.is_encoder_decoder:
+    given, default = kwargs.get("generation_config"), model.generation_config
+    if given is None or not set(kwargs) <= _ARGUMENTS or model.config.is_encoder_decoder:
         return False
     peft = getattr(model, "active_peft_config", None)
     if peft is not None and peft.is_prompt_learning:
         return False
+
+    def option(name: str) -> Any:  # as `generate` reads it: what the call leaves out comes from the model
+        value = getattr(given, name, None)
+        return getattr(default, name, None) if value is None else value
+
     return (
-        (config.num_beams or 1) == 1
-        and (config.num_return_sequences or 1) == 1
-        and config.use_cache is not False
-        and config.cache_implementation in (None, "dynamic")
-        and not config.return_dict_in_generate
-        and not config.prefill_chunk_size
-        and not config.penalty_alpha
-        and not config.dola_layers
-        and not config.prompt_lookup_num_tokens
+        (option("num_beams") or 1) == 1
+        and (option("num_return_sequences") or 1) == 1
+        and option("use_cache") is not False
+        and option("cache_implementation") in (None, "dynamic")
+        and not any(option(name) for name in _OTHER_WAYS)
+        and _has_plain_cache(model)
     )
+
+
+def _has_plain_cache(model: Any) -> bool:
+    """Whether rows of the model's cache can be selected: keys and values of every token, and no running state."""
+    try:
+        layers = DynamicCache(config=model.config.get_text_config(decoder=True)).layers
+    except (AttributeError, KeyError, TypeError, ValueError):  # a cache of its own
+        return False
+    return all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers)
 
 
 @torch.no_grad()
@@ -129,10 +149,11 @@ def decode(
         _select(input_ids, first), is_first_iteration=True, **_select_rows(model_kwargs, first)
     )
     outputs = model(**inputs, return_dict=True)
-    model_kwargs["past_key_values"] = outputs.past_key_values
-    logits = _select(outputs.logits[:, -1], copies)
+    cache = model_kwargs["past_key_values"] = outputs.past_key_values
+    logits = _select(outputs.logits[:, -1].clone(), copies)
+    del outputs  # its logits may be those of whole prompts
     if copies is not None:
-        outputs.past_key_values.batch_select_indices(copies)
+        cache.batch_select_indices(copies)
 
     sampled: list[torch.Tensor] = []  # one column of all rows per step
     live = torch.arange(rows, device=device)  # rows that are still in the batch
@@ -174,8 +195,14 @@ def _equal_rows(input_ids: torch.Tensor, attention_mask: torch.Tensor | None) ->
 
 
 def _sampled(scores: torch.Tensor, live: torch.Tensor, rows: int) -> torch.Tensor:
-    """One token per row in the batch, by the rule and with the random numbers of `torch.multinomial` over all rows."""
+    """One token per row in the batch, by the rule and with the random numbers of `torch.multinomial` over all rows.
+
+    Raises:
+        `RuntimeError`: Scores that are not finite: the policy has diverged. As `torch.multinomial` has it.
+    """
     probabilities = scores.softmax(dim=-1)
+    if not probabilities.isfinite().all():
+        raise RuntimeError("probability tensor contains either `inf`, `nan` or element < 0")
     exponential = probabilities.new_empty(rows, probabilities.size(1)).exponential_(1)
     return (probabilities / exponential[live]).argmax(dim=-1)
 

@@ -33,9 +33,16 @@ def attention_pair_cost(config: Any) -> float:
         config ([`~transformers.PretrainedConfig`]): Of the model; its text part counts.
 
     Returns:
-        `float`: For example 1/4100 times `MASKED_ATTENTION_SLOWDOWN` at width 512.
+        `float`: For example 1/4100 times `MASKED_ATTENTION_SLOWDOWN` at width 512; where the configuration says
+            nothing about widths, that of a layer 1,024 wide.
     """
-    text = config.get_text_config()
+    try:
+        return _pair_cost(config.get_text_config())
+    except Exception:  # configurations refuse in many ways, some per layer; an estimate is not worth a run
+        return MASKED_ATTENTION_SLOWDOWN / (8 * 1024)
+
+
+def _pair_cost(text: Any) -> float:
     width = text.hidden_size
     heads = getattr(text, "num_attention_heads", None) or 1
     head_width = getattr(text, "head_dim", None) or width // heads
@@ -46,32 +53,39 @@ def attention_pair_cost(config: Any) -> float:
     return MASKED_ATTENTION_SLOWDOWN * 2 * attention / weights
 
 
-def why_not_shared(model: Any, log_probs: Callable[[Packed], torch.Tensor]) -> str | None:
+def why_not_shared(
+    model: Any, log_probs: Callable[[Packed], torch.Tensor], dtype: torch.dtype | None = None
+) -> str | None:
     """The reason why completions cannot share a prompt in this model; `None` when they can.
 
     Args:
         model ([`~transformers.PreTrainedModel`] or its PEFT wrapper): The policy. Left as it was.
-        log_probs (`Callable`): `(1, n)` log-probabilities of a pack's targets under the policy.
+        log_probs (`Callable`): `(1, n)` log-probabilities of a pack's targets under this model.
+        dtype (`torch.dtype`, *optional*): What it computes in, where that is not the type of its weights (autocast).
 
     Returns:
         `str` or `None`.
     """
-    text = model.config.get_text_config()
-    kinds = set(getattr(text, "layer_types", None) or ()) - {"full_attention"}
+    try:
+        text = model.config.get_text_config()
+        kinds = set(getattr(text, "layer_types", None) or ()) - {"full_attention"}
+        is_windowed = getattr(text, "sliding_window", None) or getattr(text, "attention_chunk_size", None)
+    except Exception as error:  # as above
+        return f"its configuration does not say what its attention sees ({type(error).__name__})"
     if kinds:
         return f"its layers are not all full attention ({', '.join(sorted(kinds))})"
-    if getattr(text, "sliding_window", None) or getattr(text, "attention_chunk_size", None):
+    if is_windowed:
         return "its attention is windowed"
     implementation = getattr(model.config, "_attn_implementation", None)
     if implementation != "sdpa":
         return f"its attention is {implementation!r}; a block mask needs 'sdpa'"
-    dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
+    computes_in = dtype or next(p.dtype for p in model.parameters() if p.is_floating_point())
     with torch.no_grad(), _without_dropout(model):
         try:
             difference, control = _self_test(text.vocab_size, model.device, log_probs)
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
             return f"it refuses a block mask ({type(error).__name__}: {error})"
-    if not difference <= AGREEMENT.get(dtype, 0.1) * control:  # also when one of them is NaN
+    if not difference <= AGREEMENT.get(computes_in, 0.1) * control:  # also when one of them is NaN
         return f"rows packed and alone differ by {difference:.1e} (without a block mask: by {control:.1e})"
     return None
 
@@ -95,6 +109,21 @@ def _self_test(vocabulary: int, device: Any, log_probs: Callable[[Packed], torch
     alone = scores([(i,) for i in range(rows)])
     together = [tuple(range(rows))]
     return (scores(together) - alone).abs().max().item(), (scores(together, control=True) - alone).abs().max().item()
+
+
+def rope_depends_on_width(config: Any) -> bool:
+    """Whether rotary angles change with the longest row of a batch (dynamic NTK, longrope), so that regrouping would
+    change what a row computes."""
+
+    def kinds(value: Any) -> Iterator[Any]:
+        if isinstance(value, dict):
+            yield value.get("rope_type", value.get("type"))
+            for inner in value.values():
+                yield from kinds(inner)
+
+    text = config.get_text_config()
+    found = {*kinds(getattr(text, "rope_parameters", None)), *kinds(getattr(text, "rope_scaling", None))}
+    return bool(found & {"dynamic", "longrope"})
 
 
 @contextmanager

@@ -10,6 +10,7 @@ All of it is exact for this package's objective and no other, so each step stand
 
 import logging
 from contextlib import AbstractContextManager
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from trl.models.utils import disable_gradient_checkpointing
 from trl_drgrpo.fast_path.decoding import shared_prefill
 from trl_drgrpo.fast_path.metrics import WindowMetrics
 from trl_drgrpo.fast_path.packing import Packed, pack_rows, scored_only
-from trl_drgrpo.fast_path.sharing import attention_pair_cost, why_not_shared
+from trl_drgrpo.fast_path.sharing import attention_pair_cost, rope_depends_on_width, why_not_shared
 from trl_drgrpo.fast_path.window import PLAN, Window, rows_of, unknown_keys, windows
 from trl_drgrpo.microbatch import Budget, Costs, MicroBatch, plan_window
 from trl_drgrpo.resume import ResumableTrainer
@@ -41,7 +42,6 @@ class FastPathTrainer(ResumableTrainer):
     _packs: MicroBatch | None = None  # of the micro-batch whose loss is being computed
     _rollouts_are_new = False
     _old_log_probs_are_due = False
-    _costs: Costs | None = None
     _window_metrics: WindowMetrics | None = None
 
     # What may be done
@@ -68,15 +68,23 @@ class FastPathTrainer(ResumableTrainer):
             return "its adapter puts virtual tokens in front of a row"
         if self.args.torch_compile:
             return "torch.compile would compile each shape anew"
+        if rope_depends_on_width(self.model.config):
+            return "the model's rotary angles depend on the width of a batch"
+        if self.own_losses:
+            return f"{type(self).__name__} has its own {' and '.join(self.own_losses)}"
         return None
 
     @property
     def _in_lockstep(self) -> bool:
         return self.accelerator.distributed_type in _LOCKSTEP
 
+    @cached_property
+    def _costs(self) -> dict[int, Costs]:
+        return {}
+
     def train(self, *args: Any, **kwargs: Any) -> Any:
         if self.args.micro_batching == "exact" and (reason := self._why_not_planned()):
-            logger.info("Micro-batches stay as TRL makes them: %s.", reason)
+            logger.warning("Micro-batches stay as TRL makes them: %s.", reason)
         self._window_metrics = WindowMetrics(self.skips, self.importance_sampling_level == "sequence")
         return super().train(*args, **kwargs)
 
@@ -135,22 +143,31 @@ class FastPathTrainer(ResumableTrainer):
             metrics["drgrpo/useful_token_frac"] = total["useful"] / total["processed"]
         self.log_batch({name: [value] for name, value in metrics.items()}, {})
 
-    def _plan_costs(self) -> Costs:
-        if self._costs is None:
-            self._costs = Costs(
-                pair=attention_pair_cost(self.model.config),
+    def _plan_costs(self, model: Any = None) -> Costs:
+        """What a plan for this model is judged by; the policy by default. A reference may be made otherwise."""
+        model = self.model if model is None else model
+        if id(model) not in self._costs:
+            self._costs[id(model)] = Costs(
+                pair=attention_pair_cost(model.config),
                 forward=FORWARD_COST.get(self.accelerator.device.type, FORWARD_COST_ELSEWHERE),
-                share_prompts=self.args.share_prompts and self._can_share_prompts(),
+                share_prompts=self.args.share_prompts and self._can_share_prompts(model),
                 multiple=self._multiple,
             )
-        return self._costs
+        return self._costs[id(model)]
 
     @property
     def _multiple(self) -> int:
         return int(self.pad_to_multiple_of or 1)
 
-    def _can_share_prompts(self) -> bool:
-        reason = "the model is sharded" if self._in_lockstep else why_not_shared(self.model, self._packed_log_probs)
+    def _can_share_prompts(self, model: Any) -> bool:
+        def log_probs(packed: Packed) -> torch.Tensor:
+            return self._score_packed(model, packed, False)[0]
+
+        reduced = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.accelerator.mixed_precision)
+        if getattr(model, "is_quantized", False):
+            reduced = reduced or torch.bfloat16  # weights are rounded anew in every product
+        unwrapped = self.accelerator.unwrap_model(model)
+        reason = "the model is sharded" if self._in_lockstep else why_not_shared(unwrapped, log_probs, reduced)
         if reason:
             self._say_once(f"Completions do not share the forward of their prompt: {reason}.")
         return reason is None
@@ -200,7 +217,7 @@ class FastPathTrainer(ResumableTrainer):
         budget = Budget(tokens.batch_size or len(rows), tokens.input_ids.size(1))
         log_probs = tokens.input_ids.new_zeros(len(rows), width, dtype=torch.float32)
         entropies = torch.zeros_like(log_probs) if tokens.compute_entropy else None
-        for batch in plan_window(rows, None, budget, self._plan_costs()):
+        for batch in plan_window(rows, None, budget, self._plan_costs(model)):
             some, some_entropies, _ = self._score_packs(model, tokens, batch)  # (B, T), 0 in the rows of others
             log_probs = log_probs + some
             if entropies is not None and some_entropies is not None:
@@ -228,9 +245,6 @@ class FastPathTrainer(ResumableTrainer):
     def _backbone(self, model: Any) -> Any:
         unwrapped = self.accelerator.unwrap_model(model)
         return (unwrapped.get_base_model() if hasattr(unwrapped, "get_base_model") else unwrapped).base_model
-
-    def _packed_log_probs(self, packed: Packed) -> torch.Tensor:
-        return self._score_packed(self.model, packed, False)[0]
 
     # Loss
 
@@ -269,7 +283,7 @@ class FastPathTrainer(ResumableTrainer):
         said = self.__dict__.setdefault("_said", set())
         if message not in said:
             said.add(message)
-            logger.info(message)
+            logger.warning(message)
 
 
 class _PackedModel:
