@@ -363,6 +363,7 @@ def test_a_reference_with_another_attention_is_tested_by_itself(settings, prompt
     # the policy may share prompts, the eager reference may not: its log-probabilities would be wrong without a word
     long = Dataset.from_dict({"prompt": LONG_PROMPTS})
     settings |= {"beta": 0.1, "model_init_kwargs": {"attn_implementation": "eager"}, "optim": "sgd"}
+    settings |= {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1}  # one mean, over all tokens
 
     def run(micro_batching):
         model = AutoModelForCausalLM.from_pretrained(saved_model)

@@ -1,3 +1,4 @@
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -211,9 +212,10 @@ def test_a_configuration_that_says_nothing_costs_an_estimate_and_no_run():
 
 def test_the_tolerance_is_that_of_the_precision_it_computes_in(tokenizer):
     model = tiny_model(tokenizer)
+    calls = itertools.count()
 
-    def in_bfloat16(packed):
-        return forward(model, packed).bfloat16().float()
+    def noisy(packed):  # as far off as bfloat16 is
+        return forward(model, packed) * (1 + 2e-3 * (next(calls) % 2))
 
-    assert "differ by" in why_not_shared(model, in_bfloat16)
-    assert why_not_shared(model, in_bfloat16, torch.bfloat16) is None
+    assert "differ by" in why_not_shared(model, noisy)
+    assert why_not_shared(model, noisy, torch.bfloat16) is None

@@ -4,6 +4,8 @@ import argparse
 import importlib
 import inspect
 import json
+import sys
+from pathlib import Path
 
 import pytest
 import yaml
@@ -65,6 +67,8 @@ ROW = {"prompts": ["p"], "completions": ["four"], "answer": ["four"], "ground_tr
 def mine(tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text(MINE)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "mine", raising=False)  # another test's
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if not (Path(entry) / "mine.py").is_file()])
 
 
 @pytest.mark.parametrize("name", sorted(REWARDS))
