@@ -418,7 +418,13 @@ def start(tmp_path, rest="", timeout=60):
     script = tmp_path / "train.py"
     script.write_text(SCRIPT.format(rest=rest, timeout=timeout))
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "MARK": str(tmp_path)}
-    return subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True, env=environment)
+    return subprocess.Popen(
+        [sys.executable, script],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
+    )
 
 
 def left_behind(tmp_path, process, patience=15.0):
