@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
-from trl_drgrpo.check.record import LONG_PROMPTS, PROMPTS, completion_reward, record
+from trl_drgrpo.check.record import DEFAULTS, LONG_PROMPTS, PROMPTS, completion_reward, record
 from trl_drgrpo.check.tiny import tiny_model
 from trl_drgrpo.errors import InputError
 from trl_drgrpo.fast_path.window import PLAN
@@ -18,22 +18,10 @@ from trl_drgrpo.fast_path.window import PLAN
 STOCK = {"loss_type": "dr_grpo", "scale_rewards": "none"}
 EXACT = 1e-12  # relative, float64
 GEOMETRY = {
+    **DEFAULTS,
     "per_device_train_batch_size": 4,
     "gradient_accumulation_steps": 2,
     "steps_per_generation": 2,
-    "num_generations": 4,
-    "max_completion_length": 12,
-    "learning_rate": 0.5,
-    "optim": "sgd",
-    "lr_scheduler_type": "constant",
-    "max_grad_norm": 0.0,
-    "gradient_checkpointing": False,
-    "use_cpu": True,
-    "bf16": False,
-    "report_to": "none",
-    "save_strategy": "no",
-    "logging_strategy": "no",
-    "disable_tqdm": True,
     "max_steps": 4,
 }
 

@@ -13,6 +13,7 @@ from enum import IntEnum
 from fractions import Fraction
 
 import pytest
+from bubblewrap import REASON, needs_bwrap
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,17 +24,6 @@ from trl_drgrpo.rewards.code.running import SandboxError
 from trl_drgrpo.rewards.code.sandbox import Sandbox
 from trl_drgrpo.rewards.columns import check_columns
 
-
-def why_not() -> str:
-    try:
-        Sandbox().check()
-    except InputError as error:
-        return str(error)
-    return ""
-
-
-REASON = why_not()
-needs_bwrap = pytest.mark.skipif(bool(REASON), reason=f"no working bubblewrap: {REASON}")
 KIND = "none" if REASON else "bwrap"
 # Without the sandbox the same things hold; where there is one, `make test` asks only with it.
 KINDS = [pytest.param("bwrap", marks=needs_bwrap), pytest.param("none", marks=() if REASON else pytest.mark.slow)]

@@ -11,24 +11,13 @@ import time
 import uuid
 
 import pytest
+from bubblewrap import needs_bwrap
 
 from trl_drgrpo.errors import InputError
 from trl_drgrpo.rewards.code import sandbox as sandbox_module
 from trl_drgrpo.rewards.code import seccomp
 from trl_drgrpo.rewards.code.running import SandboxError
 from trl_drgrpo.rewards.code.sandbox import Sandbox
-
-
-def why_not() -> str:
-    try:
-        Sandbox().check()
-    except InputError as error:
-        return str(error)
-    return ""
-
-
-REASON = why_not()
-needs_bwrap = pytest.mark.skipif(bool(REASON), reason=f"no working bubblewrap: {REASON}")
 
 
 def run(body: str, sandbox: Sandbox | None = None, seconds: float = 20, cap: int = 100_000) -> tuple[str, str]:

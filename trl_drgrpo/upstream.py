@@ -21,6 +21,7 @@ import torch  # noqa: E402  # the version is judged before anything heavy loads
 from accelerate.utils import gather_object  # noqa: E402
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR  # noqa: E402
 from trl import GRPOTrainer  # noqa: E402
+from trl.models.utils import disable_gradient_checkpointing  # noqa: E402
 
 
 @contextmanager
@@ -188,13 +189,15 @@ class GRPOSeams(GRPOTrainer):
         return [name for name in names if getattr(type(self), name) is not getattr(GRPOSeams, name)]
 
     def completion_log_probs(self, inputs: dict[str, Any]) -> torch.Tensor:
-        """Log-probabilities of a micro-batch's completion tokens under the policy, `(B, T)`."""
+        """Log-probabilities of a micro-batch's completion tokens under the policy, `(B, T)`, without gradient."""
         tokens = TokenBatch(
             torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1),
             torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1),
             inputs["completion_ids"].size(1),
         )
-        return self.score_tokens(self.model, tokens)[0]
+        checkpointing = disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs)
+        with torch.no_grad(), checkpointing:
+            return self.score_tokens(self.model, tokens)[0]
 
     def _compute_loss(self, model, inputs):
         loss = self.loss_without_forward(inputs)

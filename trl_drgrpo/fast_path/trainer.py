@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from accelerate.utils import DistributedType
-from trl.models.utils import disable_gradient_checkpointing
 
 from trl_drgrpo.fast_path.decoding import shared_prefill
 from trl_drgrpo.fast_path.metrics import WindowMetrics
@@ -195,13 +194,11 @@ class FastPathTrainer(ResumableTrainer):
     def _score_old(self, micro_batches: list[dict[str, Any]]) -> None:
         """The old log-probabilities that had to wait, micro-batch by micro-batch, of the rows that are run."""
         self._old_log_probs_are_due = False
-        checkpointing = disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs)
-        with torch.no_grad(), checkpointing:
-            for inputs in micro_batches:
-                if PLAN in inputs and not inputs[PLAN]["rows"]:
-                    continue
-                with swapped(self, _packs=_packs(inputs)):
-                    inputs["old_per_token_logps"] = self.completion_log_probs(inputs)
+        for inputs in micro_batches:
+            if PLAN in inputs and not inputs[PLAN]["rows"]:
+                continue
+            with swapped(self, _packs=_packs(inputs)):
+                inputs["old_per_token_logps"] = self.completion_log_probs(inputs)
 
     def _score_rollouts(self, model: Any, tokens: TokenBatch) -> ScoredTokens:
         """All rows of a generation batch, in as many forwards as their lengths ask for."""

@@ -65,11 +65,6 @@ class Window:
         self.costs = costs
         self.plan = plan_window(self.rows, self.slots, budget, costs)
 
-    @property
-    def has_prompts(self) -> bool:
-        """Whether every row has a prompt: without one a first token has nothing to be predicted from."""
-        return all(row.prompt_length > 0 for row in self.rows)
-
     def summary(self) -> dict[str, Any]:
         """What the ranks must agree on: rows and loss tokens of each planned micro-batch, and of the whole window."""
         batches = [[i for pack in batch for i in pack] for batch in self.plan]

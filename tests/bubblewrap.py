@@ -1,0 +1,19 @@
+"""Whether the sandbox works on this machine, for the tests that need it."""
+
+import pytest
+
+from trl_drgrpo.errors import InputError
+from trl_drgrpo.rewards.code.sandbox import Sandbox
+
+
+def why_not() -> str:
+    """The reason why it does not; empty where it does."""
+    try:
+        Sandbox().check()
+    except InputError as error:
+        return str(error)
+    return ""
+
+
+REASON = why_not()
+needs_bwrap = pytest.mark.skipif(bool(REASON), reason=f"no working bubblewrap: {REASON}")
