@@ -1,14 +1,13 @@
 """`DrGRPOTrainer`: TRL's `GRPOTrainer` with the objective of Dr. GRPO. Glue only.
 
-Data's way: prompts -> (TRL) completions -> rewards, checked -> `group_advantages` -> (TRL) forward and loss, with L as
-the divisor -> optimizer step. The mathematics is in `advantages.py` and `loss.py`, what this relies on inside TRL in
+Data's way: prompts -> (TRL) completions -> rewards, checked -> advantages (`credit.py`) -> planned micro-batches
+(`fast_path/`) -> (TRL) forward and loss, with L as the divisor -> optimizer step. What this relies on inside TRL is in
 `upstream.py`.
 """
 
 import textwrap
-from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 from datasets import Dataset, DatasetDict, IterableDataset, IterableDatasetDict
@@ -20,23 +19,21 @@ from transformers import (
 )
 from trl import GRPOConfig
 
-from trl_drgrpo.advantages import AdvantageBaseline, RunningRewardScale, combine_rewards, group_advantages
+from trl_drgrpo.advantages import RunningRewardScale
 from trl_drgrpo.config import DrGRPOConfig
-from trl_drgrpo.diagnostics.steps import ProcessRewardWatch, step_statistics
-from trl_drgrpo.errors import InputError, RewardError
-from trl_drgrpo.fast_path.trainer import FastPathTrainer
+from trl_drgrpo.credit import CreditTrainer
+from trl_drgrpo.diagnostics.steps import ProcessRewardWatch
+from trl_drgrpo.errors import InputError
 from trl_drgrpo.preflight import check_inputs
-from trl_drgrpo.process_supervision import StepRewardFunc, StepScorer, StepScores, process_only
+from trl_drgrpo.process_supervision import StepRewardFunc, StepScorer, process_only
 from trl_drgrpo.resume import StepBoundary
 from trl_drgrpo.rewards.contract import checked_reward
 from trl_drgrpo.seams import require_seams
-from trl_drgrpo.step_credit import StepBaseline, StepCredit, spread_over_tokens, step_advantages
 from trl_drgrpo.steps import StepSegmenter
 from trl_drgrpo.steps import step_segmenter as build_segmenter
-from trl_drgrpo.upstream import ScoredBatch
 
 
-class DrGRPOTrainer(FastPathTrainer):
+class DrGRPOTrainer(CreditTrainer):
     """
     Trainer for Dr. GRPO ([Understanding R1-Zero-Like Training](https://huggingface.co/papers/2503.20783)).
 
@@ -145,7 +142,6 @@ class DrGRPOTrainer(FastPathTrainer):
             self.step_scorer = StepScorer(step_reward_funcs, segmenter, args.step_reward_weights, args.on_reward_error)
             if not reward_funcs and environment_factory is None:
                 reward_funcs = [process_only]
-        self._batch: Any = None  # the newest ScoredBatch
         self.reward_scale = RunningRewardScale()
         # The config has made sure that one of the two is set.
         self.loss_normalizer = int(args.loss_normalizer or args.max_completion_length or 0)
@@ -180,106 +176,6 @@ class DrGRPOTrainer(FastPathTrainer):
         if args.max_completion_length is None and not self.use_vllm:
             self._fill_the_context()
 
-    # Advantages
-
-    def on_rewards(self, batch: ScoredBatch) -> None:
-        """Keep the batch. Infinite rewards are caught here, whoever gave them: a model, an environment, a function."""
-        for i, name in enumerate(self.reward_func_names):
-            self._refuse_infinite(batch.rewards_per_func[:, i], f"reward function '{name}'")
-        self._batch = batch
-
-    def _refuse_infinite(self, rewards: torch.Tensor, field: str) -> None:
-        """An error, or NaN in place of the value (in place, `rewards` is a view) for those who opted in."""
-        infinite = rewards.isinf()
-        if not infinite.any():
-            return
-        if self.args.on_reward_error == "raise":
-            row = int(infinite.nonzero()[0])
-            got = f"{rewards[row].item()} in float32 for row {row} of the batch"
-            raise RewardError(field, got, "numbers that float32 can hold", "Clip it, or return None.")
-        rewards[infinite] = torch.nan
-
-    def on_rollouts(self, rollouts: dict[str, Any]) -> dict[str, Any]:
-        """Replace the advantages of a scored generation batch by those of Dr. GRPO."""
-        rewards = combine_rewards(self._batch.rewards_per_func, self.reward_weights)  # (B,) over all ranks
-        self._refuse_infinite(rewards, "weighted sum of the rewards")
-        num_generations: Any = self.num_generations if self.model.training else self.num_generations_eval
-        advantages = group_advantages(rewards, num_generations, cast(AdvantageBaseline, self.args.advantage_baseline))
-        if self.args.scale_by_running_std:
-            if self.model.training:
-                self.reward_scale.update(rewards)
-            advantages = advantages / self.reward_scale.std
-        rollouts["advantages"] = advantages[self._own_rows()]
-        if self.step_scorer:
-            rollouts["advantages"] = self._with_step_rewards(rollouts, rewards, num_generations)  # (B, T)
-        self.replace_logged_advantages(_row_means(rollouts))
-        return super().on_rollouts(rollouts)
-
-    def _own_rows(self) -> slice:
-        """This rank's rows among those of all ranks."""
-        rows = len(self._batch.prompts)
-        return slice(self.accelerator.process_index * rows, (self.accelerator.process_index + 1) * rows)
-
-    def _with_step_rewards(
-        self, rollouts: dict[str, Any], rewards: torch.Tensor, num_generations: int
-    ) -> torch.Tensor:
-        """`A_it = outcome_weight * A_i + process_weight * A_it(process)`, 0 on padding and masked tokens."""
-        mask = rollouts["completion_mask"] * rollouts.get("tool_mask", 1)  # (B, T), this rank's rows
-        scores = self._score_steps(rollouts)
-        step_rewards = self.gathered(scores.rewards)  # all ranks: a group may straddle them
-        credits = step_advantages(
-            step_rewards,
-            num_generations,
-            cast(StepCredit, self.args.step_credit),
-            cast(StepBaseline, self.args.step_baseline),
-            deepseekmath_std=self.args.deepseekmath_step_std,
-        )
-        process = spread_over_tokens(credits[self._own_rows()], [steps.ends for steps in scores.steps], mask)
-        self.log_batch({name: [value] for name, value in step_statistics(step_rewards, rewards.tolist()).items()}, {})
-        outcome = rollouts["advantages"].unsqueeze(1)
-        advantages = self.args.outcome_weight * outcome + self.args.process_weight * process
-        return advantages.masked_fill(~mask.bool(), 0.0)
-
-    def _score_steps(self, rollouts: dict[str, Any]) -> StepScores:
-        """Call the step reward functions on this rank's rows, and log what they report."""
-        scorer, batch = cast(StepScorer, self.step_scorer), self._batch
-        tool_masks: list[Any] = [None] * len(batch.prompts)
-        if "tool_mask" in rollouts:
-            masks = rollouts["tool_mask"].tolist()
-            tool_masks = [mask[: len(ids)] for mask, ids in zip(masks, batch.completion_ids, strict=True)]
-        metrics: dict[str, list[float]] = defaultdict(list)
-        columns: dict[str, list[Any]] = defaultdict(list)
-        keys = [key for key in batch.inputs[0] if key not in ("prompt", "completion", "completion_ids")]
-        scores = scorer.score(
-            [list(ids) for ids in batch.completion_ids],
-            tool_masks,
-            getattr(self.processing_class, "tokenizer", self.processing_class),  # a processor's, for images
-            lambda name, value: metrics[name].append(value),
-            log_extra=lambda column, values: columns[column].extend(values),
-            prompts=batch.prompts,
-            completions=batch.completions,
-            trainer_state=self.state,
-            **{key: [example[key] for example in batch.inputs] for key in keys},
-        )
-        for name, rewards in zip(scorer.names, scores.rewards_per_func, strict=True):
-            if scored := [s for row in rewards for s in row if s is not None]:
-                metrics[f"process_rewards/{name}/mean"].append(sum(scored) / len(scored))
-        columns["steps"] = [list(steps.texts) for steps in scores.steps]
-        columns["step_rewards"] = scores.rewards
-        self.log_batch(metrics, columns)
-        return scores
-
-    # Loss
-
-    def loss_constants(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        """KL is weighed by `self.beta`: here the warmed-up one."""
-        return {**super().loss_constants(inputs), "beta": self.beta_at(self.state.global_step)}
-
-    def beta_at(self, step: int) -> float:
-        """KL weight of an optimizer step, counted from 0: `beta * min(1, (step + 1) / beta_warmup_steps)`."""
-        warmup_steps = self.args.beta_warmup_steps
-        return self.beta * min(1.0, (step + 1) / warmup_steps) if warmup_steps else self.beta
-
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if self.args.beta_warmup_steps and self.model.training:
             logs["drgrpo/beta"] = self.beta_at(self.state.global_step - 1)  # the step that was just finished
@@ -312,12 +208,3 @@ def _as_list(reward_funcs: Any) -> list[Any]:
     if reward_funcs is None:
         return []
     return list(reward_funcs) if isinstance(reward_funcs, (list, tuple)) else [reward_funcs]
-
-
-def _row_means(rollouts: dict[str, Any]) -> list[float]:
-    """One advantage per row for the table of completions: the mean over the tokens that are trained on."""
-    advantages = rollouts["advantages"]
-    if advantages.dim() == 1:
-        return advantages.tolist()
-    tokens = (rollouts["completion_mask"] * rollouts.get("tool_mask", 1)).sum(dim=1).clamp(min=1)
-    return (advantages.sum(dim=1) / tokens).tolist()

@@ -136,6 +136,10 @@ class GRPOSeams(GRPOTrainer):
         """Entered around each generation with the policy."""
         return nullcontext()
 
+    def scoring(self) -> AbstractContextManager[Any]:
+        """Entered around each call of the reward functions."""
+        return nullcontext()
+
     def on_checkpoint_saved(self, checkpoint: Path) -> None:
         """Called on every rank after a checkpoint was written."""
 
@@ -145,7 +149,8 @@ class GRPOSeams(GRPOTrainer):
     # The seams themselves.
 
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
-        rewards_per_func = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        with self.scoring():
+            rewards_per_func = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         self.on_rewards(ScoredBatch(rewards_per_func, inputs, prompts, completions, completion_ids_list))
         return rewards_per_func
 
