@@ -14,6 +14,7 @@ from typing import Any
 from trl_drgrpo import data
 from trl_drgrpo.cli import console, flags
 from trl_drgrpo.errors import InputError
+from trl_drgrpo.prompts import check_prompting, prompted
 from trl_drgrpo.rewards.registry import resolve_reward
 
 DEMO_MODEL = "trl_drgrpo:demo"
@@ -62,6 +63,7 @@ def check_given(given: dict[str, Any]) -> None:
             remedy = "Add for example `dataset_name: train.jsonl`, or `reasoning_gym:chain_sum?size=1000`."
             raise InputError("dataset_name", "none", "a dataset, or a mixture under `datasets`", remedy)
         data.check_source(given["dataset_name"])
+    check_prompting(given.get("prompt_template"), given.get("system_prompt"))
     rewards = [*filter(None, [given.get("reward_model_name_or_path")]), *(given.get("reward_funcs") or [])]
     if not rewards and not given.get("step_reward_funcs"):
         remedy = "Add for example `reward_funcs: [accuracy_reward]`; `trl-drgrpo train --help` says what can be named."
@@ -197,12 +199,16 @@ def _load_datasets(job: Job) -> None:
             source, name=job.script.dataset_config, split=wanted, streaming=job.script.dataset_streaming
         )
         splits = splits if wanted is None else {train_split: splits}
-    renamings = job.script.rename_columns or []
-    job.train_dataset = data.rename_columns(data.take_split(splits, train_split, source), renamings)
-    data.check_prompts(job.train_dataset, source)
+    job.train_dataset = _prompts(job, splits, train_split, source)
     if evaluate:
-        job.eval_dataset = data.rename_columns(data.take_split(splits, test_split, source), renamings)
-        data.check_prompts(job.eval_dataset, f"{source}, split {test_split}")
+        job.eval_dataset = _prompts(job, splits, test_split, source)
+
+
+def _prompts(job: Job, splits: Any, split: str, source: str) -> Any:
+    """A split with its columns renamed, checked, and with the prompts that the model is to see."""
+    dataset = data.rename_columns(data.take_split(splits, split, source), job.script.rename_columns or [])
+    data.check_prompts(dataset, source if split == job.script.dataset_train_split else f"{source}, split {split}")
+    return prompted(dataset, job.script.prompt_template, job.script.system_prompt)
 
 
 def _load_mixture(job: Job) -> Any:

@@ -14,7 +14,7 @@ from trl_drgrpo.rewards.spec import RewardSpec
 class DrGRPOScriptArguments(GRPOScriptArguments):
     """
     Script arguments: TRL's [`GRPOScriptArguments`] with wider `dataset_name` and `reward_funcs`, and with
-    `step_reward_funcs` and `rename_columns`.
+    `step_reward_funcs`, `rename_columns`, `prompt_template` and `system_prompt`.
 
     Args:
         dataset_name (`str`, *optional*):
@@ -27,6 +27,10 @@ class DrGRPOScriptArguments(GRPOScriptArguments):
             Step reward functions, named in the same way; `step_separator` and `step_credit` say how they are used.
         rename_columns (`list[str]`, *optional*):
             Renamings `old=new` applied to every split, for example `question=prompt`.
+        prompt_template (`str`, *optional*):
+            Plain text around each prompt, for base models: see [`trl_drgrpo.prompts.template_text`].
+        system_prompt (`str`, *optional*):
+            Makes each prompt a conversation that starts with this message, for chat models.
     """
 
     dataset_name: str | None = field(
@@ -60,4 +64,15 @@ class DrGRPOScriptArguments(GRPOScriptArguments):
     rename_columns: list[str] | None = field(
         default=None,
         metadata={"help": "Columns to rename before training, each `old=new`, for example `question=prompt`."},
+    )
+    prompt_template: str | None = field(
+        default=None,
+        metadata={
+            "help": "Plain text around each prompt, for base models: `qwen_math` or `r1` (arXiv 2503.20783), or a "
+            "text of your own in which `{prompt}` stands for the prompt."
+        },
+    )
+    system_prompt: str | None = field(
+        default=None,
+        metadata={"help": "Makes each prompt a conversation that starts with this system message, for chat models."},
     )

@@ -1,0 +1,118 @@
+r"""From the problems of a dataset to the prompts that a model sees: a template of plain text, or a system message.
+
+A base model is prompted with plain text, and with which text matters (arXiv 2503.20783, section 2). `r1` and
+`qwen_math` are the two templates of that paper's official code, letter by letter; without a template the problem
+itself is the prompt, its third choice. An instruction-tuned model gets messages instead: its own chat template makes
+text of them, and `system_prompt` puts one message in front.
+"""
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Any
+
+from trl_drgrpo.errors import InputError
+
+SLOT = "{prompt}"
+TEMPLATES = {
+    "qwen_math": (
+        "<|im_start|>system\nPlease reason step by step, and put your final answer within \\boxed{}.<|im_end|>\n"
+        "<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n"
+    ),
+    "r1": (
+        "A conversation between User and Assistant. The User asks a question, and the Assistant solves it. The "
+        "Assistant first thinks about the reasoning process in the mind and then provides the User with the answer. "
+        "The reasoning process is enclosed within <think> </think> and answer is enclosed within <answer> </answer> "
+        "tags, respectively, i.e., <think> reasoning process here </think> <answer> answer here </answer>.\n"
+        "User: {prompt}\nAssistant: <think>"
+    ),
+}
+
+
+def template_text(template: str) -> str:
+    r"""The text behind a template's name, or the text itself.
+
+    Args:
+        template (`str`): `"qwen_math"`, `"r1"`, or a text of one's own in which `{prompt}` stands for the problem.
+
+    Returns:
+        `str`: With `{prompt}` in it. Other braces, those of `\boxed{}` for example, are text.
+
+    Raises:
+        [`~trl_drgrpo.errors.InputError`]: Neither a name nor a text with `{prompt}`.
+    """
+    if template in TEMPLATES:
+        return TEMPLATES[template]
+    if isinstance(template, str) and SLOT in template:
+        return template
+    near = get_close_matches(str(template), TEMPLATES, n=1, cutoff=0.5)
+    remedy = f"Did you mean {near[0]!r}?" if near else "For example `Question: {prompt} Answer:`."
+    expected = f"one of {', '.join(TEMPLATES)}, or a text with {SLOT} in it"
+    raise InputError("prompt_template", repr(template), expected, remedy)
+
+
+def check_prompting(prompt_template: str | None, system_prompt: str | None) -> None:
+    """Checks the two options before any data is read.
+
+    Args:
+        prompt_template, system_prompt (`str`, *optional*): As for [`prompted`].
+
+    Raises:
+        [`~trl_drgrpo.errors.InputError`]: Both are given, or the template is none.
+    """
+    if prompt_template is None:
+        return
+    if system_prompt is not None:
+        expected = "one of them: a template is plain text, a system prompt is a message"
+        remedy = "Write the system prompt into the template, or leave the template out for a chat model."
+        raise InputError("system_prompt", "one beside prompt_template", expected, remedy)
+    template_text(prompt_template)
+
+
+def prompted(dataset: Any, prompt_template: str | None = None, system_prompt: str | None = None) -> Any:
+    """A split whose column `prompt` holds what the model is to see.
+
+    Args:
+        dataset ([`~datasets.Dataset`] or [`~datasets.IterableDataset`]): One split with a column `prompt` of text or
+            of messages.
+        prompt_template (`str`, *optional*): Plain text around the problem, see [`template_text`]; text prompts only.
+        system_prompt (`str`, *optional*): Makes each prompt a conversation that starts with this message.
+
+    Returns:
+        The dataset, the same one if neither is given.
+
+    Raises:
+        [`~trl_drgrpo.errors.InputError`]: The options contradict each other, the template is none, or the prompts are
+            messages already where text is needed, or begin with a system message of their own.
+    """
+    check_prompting(prompt_template, system_prompt)
+    if prompt_template is None and system_prompt is None:
+        return dataset
+    for row in dataset:
+        _check_prompt(row["prompt"], prompt_template is not None)
+        break  # the others are checked on the way, a streamed one would be read here
+    if prompt_template is not None:
+        return dataset.map(_from_template, fn_kwargs={"text": template_text(prompt_template)})
+    return dataset.map(_with_system_prompt, fn_kwargs={"system_prompt": system_prompt})
+
+
+def _check_prompt(prompt: Any, wants_text: bool) -> None:
+    is_text = isinstance(prompt, str)
+    if wants_text and not is_text:
+        remedy = "Leave prompt_template out: the tokenizer's chat template makes text of messages."
+        raise InputError("prompt_template", "a template for prompts that are messages", "prompts of text", remedy)
+    if not wants_text and not is_text and prompt and prompt[0].get("role") == "system":
+        remedy = "Leave system_prompt out, or take the message out of the data."
+        expected = "prompts without a system message"
+        raise InputError("system_prompt", "one for prompts that begin with a system message", expected, remedy)
+
+
+def _from_template(row: Mapping[str, Any], text: str) -> dict[str, str]:
+    _check_prompt(row["prompt"], wants_text=True)
+    return {"prompt": text.replace(SLOT, row["prompt"])}
+
+
+def _with_system_prompt(row: Mapping[str, Any], system_prompt: str) -> dict[str, Any]:
+    prompt = row["prompt"]
+    _check_prompt(prompt, wants_text=False)
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+    return {"prompt": [{"role": "system", "content": system_prompt}, *messages]}
