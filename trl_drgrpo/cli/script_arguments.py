@@ -23,8 +23,9 @@ class DrGRPOScriptArguments(GRPOScriptArguments):
         reward_funcs (`list[str | dict]`, *optional*):
             Reward functions, see [`trl_drgrpo.rewards.registry.resolve_reward`]: names, paths, or mappings with one
             key, a name, and its options.
-        step_reward_funcs (`list[str]`, *optional*):
-            Step reward functions, named in the same way; `step_separator` and `step_credit` say how they are used.
+        step_reward_funcs (`list[str | dict]`, *optional*):
+            Step reward functions, named in the same way, and process reward models as mappings; `step_separator` and
+            `step_credit` say how they are used.
         rename_columns (`list[str]`, *optional*):
             Renamings `old=new` applied to every split, for example `question=prompt`.
         prompt_template (`str`, *optional*):
@@ -54,11 +55,12 @@ class DrGRPOScriptArguments(GRPOScriptArguments):
             "`isolate`; of other stacks `trl`, `verl`, `openrlhf`, `swift`, `verifiers`, `r1_zero`."
         },
     )
-    step_reward_funcs: list[str] | None = field(
+    step_reward_funcs: list[RewardSpec] | None = field(
         default=None,
         metadata={
-            "help": "Step reward functions, named like reward_funcs: one reward per step of a completion. With "
-            "step_separator, step_credit and step_baseline."
+            "help": "Step reward functions, named like reward_funcs: one reward per step of a completion. Process "
+            "reward models as mappings: `{qwen_math_prm: {model: <path or Hub id>}}`, `math_shepherd_prm`, "
+            "`chat_turn_prm`, `token_classification_prm`. With step_separator, step_credit and step_baseline."
         },
     )
     rename_columns: list[str] | None = field(

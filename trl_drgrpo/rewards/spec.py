@@ -63,6 +63,11 @@ REWARDS: dict[str, Entry] = {
     "repetition_penalty": Entry("trl_drgrpo.rewards.strings", None, "repetition_penalty"),
     "overlong_penalty": Entry("trl_drgrpo.rewards.strings", None, "overlong_penalty"),
     "length_penalty": Entry("trl_drgrpo.rewards.strings", None, "length_penalty"),
+    # Process reward models, for step_reward_funcs
+    "token_classification_prm": Entry("trl_drgrpo.process_rewards.named", None, "token_classification_prm"),
+    "math_shepherd_prm": Entry("trl_drgrpo.process_rewards.named", None, "math_shepherd_prm"),
+    "qwen_math_prm": Entry("trl_drgrpo.process_rewards.named", None, "qwen_math_prm"),
+    "chat_turn_prm": Entry("trl_drgrpo.process_rewards.named", None, "chat_turn_prm"),
     # Around other rewards
     "isolate": Entry("trl_drgrpo.rewards.isolation", None, "isolate"),
     "weighted_sum": Entry("trl_drgrpo.rewards.composition", None, "weighted_sum"),
