@@ -52,6 +52,17 @@ def test_streams_are_mapped_as_they_come(problems):
     assert [row["prompt"] for row in stream] == ["What is {1,2}?!", "1+1=!"]
 
 
+def test_other_columns_have_their_slots_and_lists_their_lines():
+    dataset = Dataset.from_dict({"prompt": ["Add."], "tests": [["assert f(1)", "assert f(2)"]], "level": [3]})
+    template = "{prompt} Level {level}, {unknown}.\n{tests}"
+    assert prompted(dataset, template)[0]["prompt"] == "Add. Level 3, {unknown}.\nassert f(1)\nassert f(2)"
+
+
+def test_with_a_system_prompt_a_template_of_ones_own_is_the_users_message(problems):
+    system, user = prompted(problems, "Q: {prompt}", "Be short.")[1]["prompt"]
+    assert (system["content"], user["role"], user["content"]) == ("Be short.", "user", "Q: 1+1=")
+
+
 def test_without_options_the_dataset_is_the_same_one(problems):
     assert prompted(problems) is problems
 
@@ -61,7 +72,7 @@ def test_without_options_the_dataset_is_the_same_one(problems):
     [
         ({"prompt_template": "qwen_maths"}, "prompt_template: got 'qwen_maths'; .* Did you mean 'qwen_math'?"),
         ({"prompt_template": "no slot"}, "a text with {prompt} in it"),
-        ({"prompt_template": "r1", "system_prompt": "x"}, "system_prompt: got one beside prompt_template"),
+        ({"prompt_template": "r1", "system_prompt": "x"}, "system_prompt: got one beside prompt_template 'r1'"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(problems, options, message):

@@ -29,7 +29,7 @@ class DrGRPOScriptArguments(GRPOScriptArguments):
         rename_columns (`list[str]`, *optional*):
             Renamings `old=new` applied to every split, for example `question=prompt`.
         prompt_template (`str`, *optional*):
-            Plain text around each prompt, for base models: see [`trl_drgrpo.prompts.template_text`].
+            Text around each prompt, see [`trl_drgrpo.prompts.template_text`].
         system_prompt (`str`, *optional*):
             Makes each prompt a conversation that starts with this message, for chat models.
     """
@@ -70,8 +70,8 @@ class DrGRPOScriptArguments(GRPOScriptArguments):
     prompt_template: str | None = field(
         default=None,
         metadata={
-            "help": "Plain text around each prompt, for base models: `qwen_math` or `r1` (arXiv 2503.20783), or a "
-            "text of your own in which `{prompt}` stands for the prompt."
+            "help": "Text around each prompt: `qwen_math` or `r1` for base models (arXiv 2503.20783), or a text of "
+            "your own in which `{prompt}` stands for the prompt and `{column}` for any other column."
         },
     )
     system_prompt: str | None = field(
