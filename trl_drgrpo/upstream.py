@@ -285,6 +285,18 @@ class GRPOSeams(GRPOTrainer):
         """
         return self._generate_single_turn(prompt_ids, None, {}, num_generations)[0]
 
+    def sample_rollouts(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        """A generation batch, sampled and scored as in training, outside of it.
+
+        Args:
+            inputs (`list[dict]`): Rows of the data, each prompt as often as there are generations: what the training
+                data loader yields.
+
+        Returns:
+            `dict[str, Any]`: What TRL trains on, `prompt_ids`, `completion_ids`, their masks and `advantages`.
+        """
+        return self._generate_and_score_completions(inputs)
+
     def gathered(self, values: list[Any]) -> list[Any]:
         """A list of Python objects of every rank, in the order of ranks."""
         return gather_object(values)
