@@ -65,8 +65,13 @@ def test_a_learnable_reward_rises_along_every_objective(build):
     def low_first_token(completion_ids, **kwargs):
         return [float(ids[0] < 128) for ids in completion_ids]
 
-    trainer = build(reward=low_first_token, per_device_train_batch_size=32, gradient_accumulation_steps=1)
-    found = measure_model(trainer, 6, is_right)
+    trainer = build(
+        reward=low_first_token,
+        per_device_train_batch_size=64,
+        gradient_accumulation_steps=1,
+        max_completion_length=1,
+    )
+    found = measure_model(trainer, 8, is_right)
     for name in OBJECTIVES:
         assert found.changes[name]["pass_rate"].z > 3, name
 
