@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from datasets import Dataset
 from peft import LoraConfig
 from runs import length_reward
 
@@ -14,12 +15,12 @@ from trl_drgrpo.study.probe import _sampled, measure_model, score_sums
 
 @pytest.fixture
 def build(settings, prompts, tokenizer, model):
-    def make(reward=length_reward, peft_config=None, **changes):
+    def make(reward=length_reward, peft_config=None, data=prompts, **changes):
         return DrGRPOTrainer(
             model=model,
             reward_funcs=reward,
             args=DrGRPOConfig(**{**settings, **changes}),
-            train_dataset=prompts,
+            train_dataset=data,
             processing_class=tokenizer,
             peft_config=peft_config,
         )
@@ -67,13 +68,14 @@ def test_a_learnable_reward_rises_along_every_objective(build):
 
     trainer = build(
         reward=low_first_token,
-        per_device_train_batch_size=64,
+        data=Dataset.from_dict({"prompt": [f"{i}=" for i in range(64)]}),
+        per_device_train_batch_size=256,
         gradient_accumulation_steps=1,
         max_completion_length=1,
     )
-    found = measure_model(trainer, 8, is_right)
+    found = measure_model(trainer, 16, is_right)
     for name in OBJECTIVES:
-        assert found.changes[name]["pass_rate"].z > 3, name
+        assert found.changes[name]["pass_rate"].z > 2, name
 
 
 def test_nothing_is_trained(build):
