@@ -194,7 +194,10 @@ def gradients(micro_batching, *, lora=False, trainer_arguments=None, distortion=
 
 CORRECTIONS = {
     "sequence_mask": {"vllm_importance_sampling_mode": "sequence_mask"},
-    "sequence_truncate": {"vllm_importance_sampling_mode": "sequence_truncate", "vllm_importance_sampling_clip_max": 1.2},
+    "sequence_truncate": {
+        "vllm_importance_sampling_mode": "sequence_truncate",
+        "vllm_importance_sampling_clip_max": 1.2,
+    },
     "token_mask": {"vllm_importance_sampling_mode": "token_mask", "vllm_importance_sampling_clip_max": 1.2},
     "token_truncate": {
         "vllm_importance_sampling_mode": "token_truncate",
