@@ -6,7 +6,12 @@ PIP_ARGS ?=
 PIP = $(VENV)/bin/python -m pip install --quiet --constraint constraints.txt $(PIP_ARGS)
 OFFLINE = HF_HUB_OFFLINE=1
 
-.PHONY: setup demo check test test-slow bench bench-overhead lint format clean
+VLLM_VENV ?= .venv-vllm
+VLLM_PIP = $(VLLM_VENV)/bin/python -m pip install --quiet --constraint constraints-vllm.txt $(PIP_ARGS)
+VLLM_TESTS = $(addprefix tests/test_,$(addsuffix .py,upstream config trainer trainer_process fast_path decoding packing \
+	resume process_rewards_trainer check cli_train weight_sync vllm_server vllm_colocate))
+
+.PHONY: setup demo check test test-slow test-vllm bench bench-overhead lint format clean
 
 setup: $(VENV)/.dev
 
@@ -41,6 +46,17 @@ test: $(VENV)/.dev build/foreign_stacks/.done
 test-slow: $(VENV)/.dev build/foreign_stacks/.done
 	$(OFFLINE) $(VENV)/bin/python -m pytest -m "slow and not gpu"
 
+# The trainer's tests on the older transformers that vLLM takes, in an environment of their own. vLLM itself is not
+# installed: its place is taken by tests/vllm_stub.py.
+$(VLLM_VENV)/.dev: pyproject.toml constraints-vllm.txt
+	$(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_PIP) torch
+	$(VLLM_PIP) --editable ".[dev]"
+	touch $@
+
+test-vllm: $(VLLM_VENV)/.dev
+	$(OFFLINE) $(VLLM_VENV)/bin/python -m pytest -m "not slow and not gpu" $(VLLM_TESTS)
+
 # The exact fast path against stock TRL (about 40 minutes), then generation (about 8).
 bench: $(VENV)/.dev
 	$(OFFLINE) $(VENV)/bin/python tests/benchmarks/fast_path.py
@@ -59,4 +75,4 @@ format: $(VENV)/.dev
 	$(VENV)/bin/ruff format .
 
 clean:
-	rm -rf $(VENV) dist build .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM_VENV) dist build .pytest_cache .ruff_cache .hypothesis

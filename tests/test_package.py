@@ -122,6 +122,16 @@ def test_the_changelog_knows_the_version_and_the_tested_stack():
         assert f"{package} {pinned.group(1)}" in changelog
 
 
+def test_the_stack_for_vllm_is_the_tested_one_but_for_what_vllm_wants():
+    def pins(name):
+        lines = (ROOT / name).read_text().splitlines()
+        return dict(line.split("==") for line in lines if line and not line.startswith("#"))
+
+    ours, for_vllm = pins("constraints.txt"), pins("constraints-vllm.txt")
+    assert for_vllm.keys() == ours.keys()
+    assert {name for name in ours if ours[name] != for_vllm[name]} == {"transformers", "huggingface_hub", "numpy"}
+
+
 @pytest.mark.slow
 def test_the_wheel_works_outside_the_checkout(tmp_path):
     built = run(sys.executable, "-m", "build", "--wheel", "--outdir", str(tmp_path), cwd=ROOT)

@@ -31,6 +31,7 @@ from trl_drgrpo.rewards.contract import checked_reward
 from trl_drgrpo.seams import require_seams
 from trl_drgrpo.steps import StepSegmenter
 from trl_drgrpo.steps import step_segmenter as build_segmenter
+from trl_drgrpo.weight_sync import refuse_quantized_base, sync_merged_layers
 
 
 class DrGRPOTrainer(CreditTrainer):
@@ -136,6 +137,7 @@ class DrGRPOTrainer(CreditTrainer):
             rollout_func=rollout_func,
             environment_factory=environment_factory,
         )
+        refuse_quantized_base(args, model, quantization_config)
         self.step_scorer: StepScorer | None = None
         if step_reward_funcs:
             segmenter = step_segmenter or build_segmenter(args.step_spec)
@@ -169,6 +171,8 @@ class DrGRPOTrainer(CreditTrainer):
             name = self.reward_func_names[i]
             reward_func: Any = self.reward_funcs[i]
             self.reward_funcs[i] = checked_reward(reward_func, args.on_reward_error, name)
+        if self.use_vllm and not self._in_lockstep:
+            sync_merged_layers(self.vllm_generation)
         self.step_boundary = StepBoundary(self)
         self.add_callback(self.step_boundary)
         if self.step_scorer:

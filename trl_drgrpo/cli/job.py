@@ -148,6 +148,12 @@ def prepare(given: dict[str, Any]) -> Job:
     from trl_drgrpo.preflight import check_inputs
 
     check_inputs(job.training, job.reward_funcs, job.train_dataset, step_reward_funcs=job.step_reward_funcs)
+    if job.training.use_vllm:
+        from trl import get_quantization_config  # pyright: ignore[reportPrivateImportUsage]
+
+        from trl_drgrpo.weight_sync import refuse_quantized_base
+
+        refuse_quantized_base(job.training, job.model.model_name_or_path, get_quantization_config(job.model))
     return job
 
 

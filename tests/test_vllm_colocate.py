@@ -1,0 +1,80 @@
+"""Colocate mode: what TRL asks of the engine in its process, in which order, and which weights it samples from.
+
+The engine is a stub around a real model; sleeping at level 2 fills its weights with NaN, as a GPU would forget them.
+"""
+
+import os
+
+import pytest
+import vllm_stub
+from peft import LoraConfig
+from runs import train
+from transformers import AutoModelForCausalLM
+
+from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
+
+GAP = "sampling/sampling_logp_difference/max"
+SYNC = ["load_weights", "reset_prefix_cache"]
+
+
+@pytest.fixture(autouse=True)
+def vllm():
+    before = dict(os.environ)
+    with vllm_stub.installed():
+        yield
+    vllm_stub.LLM.instances.clear()
+    assert dict(os.environ) == before  # TRL sets the variables of a process group, which other tests would join
+
+
+@pytest.fixture
+def run(settings, prompts, tokenizer, reward, saved_model):
+    def run(**changes):
+        of_the_trainer = ("peft_config", "eval_dataset")
+        extra = {name: changes.pop(name) for name in of_the_trainer if name in changes}
+        settings_of_vllm = {"use_vllm": True, "vllm_mode": "colocate", "vllm_max_model_length": 64}
+        values = {**settings, "max_steps": 2, **settings_of_vllm, **changes}
+        model = AutoModelForCausalLM.from_pretrained(saved_model)
+        trainer = train(DrGRPOTrainer, DrGRPOConfig, values, prompts, tokenizer, reward, model, **extra)
+        (engine,) = vllm_stub.LLM.instances
+        return engine, [entry[GAP] for entry in trainer.state.log_history if GAP in entry], trainer
+
+    return run
+
+
+@pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
+def test_the_engine_generates_from_the_weights_that_are_trained(run, lora):
+    adapter = LoraConfig(r=4, task_type="CAUSAL_LM", target_modules="all-linear", init_lora_weights=False)
+    engine, gaps, _ = run(**({"peft_config": adapter} if lora else {}))
+    assert engine.calls == [*SYNC, "generate", *SYNC, "generate"]
+    assert engine.kwargs["logprobs_mode"] == "processed_logprobs"
+    assert engine.kwargs["quantization"] is None
+    assert len(gaps) == 2
+    assert max(gaps) < 1e-4
+
+
+def test_control_weights_that_are_dropped_show(run, monkeypatch):
+    monkeypatch.setattr(vllm_stub.LLM, "drops_weights", True)
+    _, gaps, _ = run()
+    assert gaps[0] < 1e-4  # it was loaded from the same folder
+    assert gaps[1] > 0.1
+
+
+@pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
+def test_an_engine_that_sleeps_is_woken_and_given_its_weights_before_it_generates(run, prompts, lora):
+    adapter = LoraConfig(r=4, task_type="CAUSAL_LM", target_modules="all-linear", init_lora_weights=False)
+    extra = {"peft_config": adapter} if lora else {}
+    evaluation = {"eval_dataset": prompts.select(range(2)), "eval_strategy": "steps", "eval_steps": 1}
+    engine, gaps, trainer = run(vllm_enable_sleep_mode=True, **evaluation, **extra)
+    awake = ["wake_up weights", *SYNC, "wake_up kv_cache", "generate", "sleep"]
+    # Training and evaluation at each step: the latter generates again although the weights are those of the step.
+    assert engine.calls == ["sleep", *awake * (len(engine.calls) // len(awake))]
+    assert engine.calls.count("generate") >= 4
+    assert max(gaps) < 1e-4
+    assert all(entry[f"eval_{GAP}"] < 1e-4 for entry in trainer.state.log_history if f"eval_{GAP}" in entry)
+
+
+def test_rows_are_left_out_and_regrouped_as_without_vllm(run):
+    _, _, trainer = run(logging_steps=1)
+    planned = [entry for entry in trainer.state.log_history if "drgrpo/micro_batches" in entry]
+    assert len(planned) == 2
+    assert all(entry["drgrpo/useful_token_frac"] > 0.5 for entry in planned)

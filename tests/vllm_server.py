@@ -1,0 +1,173 @@
+"""vLLM's HTTP API on the loopback, as far as TRL speaks it, in front of a real model.
+
+Routes, methods, bodies and answers are those of `vllm serve` 0.31 with `VLLM_SERVER_DEV_MODE=1`. Requests out of order
+are answered with 400, as TRL must not make them.
+"""
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import urlparse
+
+import vllm_stub
+
+MODEL_ID = "tiny"
+
+
+class Refused(Exception):
+    """A request that vLLM would not take."""
+
+
+class Server:
+    """Serves until the `with` block ends.
+
+    Args:
+        engine ([`~vllm_stub.Engine`]): The model behind the routes.
+        logprobs_mode: As `vllm serve` was started with.
+        drops_weights: Take weights from the wire and throw them away: the control for tests of the sync.
+    """
+
+    def __init__(self, engine, logprobs_mode="processed_logprobs", drops_weights=False):
+        self.engine = engine
+        self.logprobs_mode = logprobs_mode
+        self.drops_weights = drops_weights
+        self.routes = []  # what was asked for, in order
+        self.completions = []  # bodies of /v1/completions
+        self.link = None
+        self.updating = False
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
+        self.http.serving = self  # where the handler finds us
+
+    def __enter__(self):
+        self.thread = threading.Thread(target=self.http.serve_forever, args=(0.01,), daemon=True)
+        self.thread.start()
+        return self
+
+    def __exit__(self, *exc_info):
+        self.http.shutdown()
+        self.http.server_close()
+        self.thread.join()
+
+    @property
+    def settings(self):
+        """Fields of a configuration that trains against this server."""
+        port = self.http.server_address[1]
+        url = f"http://127.0.0.1:{port}"
+        # The port of the weight-transfer group is a name here: nothing listens on it.
+        return {"use_vllm": True, "vllm_mode": "server", "vllm_server_base_url": url, "vllm_group_port": port}
+
+    # Routes
+
+    def get_health(self, body):
+        return None  # 200 with an empty body
+
+    def get_v1_models(self, body):
+        return {"object": "list", "data": [{"id": MODEL_ID, "object": "model", "owned_by": "vllm"}]}
+
+    def get_server_info(self, body):
+        config = {
+            "weight_transfer_config": {"backend": "nccl"},
+            "model_config": {"logprobs_mode": self.logprobs_mode},
+        }
+        return {"vllm_config": config, "vllm_env": {}, "system_env": {}}
+
+    def get_get_world_size(self, body):
+        return {"world_size": 1}
+
+    def post_init_weight_transfer_engine(self, body):
+        info = body["init_info"]
+        if not (info["world_size"] == 2 and info["rank_offset"] == 1 and info["packed"] is True):
+            raise Refused(f"init_info {info}")
+        self.link = vllm_stub.LINKS.setdefault(info["master_port"], vllm_stub.Link())
+        if not self.link.joined.wait(10):  # the rendezvous: the trainer must join while this request is open
+            raise Refused("the trainer did not join")
+        return {"message": "Weight transfer initialized"}
+
+    def post_start_weight_update(self, body):
+        if self.link is None or self.updating:
+            raise Refused("no group, or an update is under way")
+        self.updating = True
+        return {"message": "Weight update started"}
+
+    def post_update_weights(self, body):
+        if not self.updating:
+            raise Refused("start_weight_update comes first")
+        weights = vllm_stub.unpacked(self.link.buffers, body["update_info"])
+        for name, tensor in weights:
+            if not self.drops_weights:
+                self.engine.load_weights([(name, tensor)])
+        return {"message": "Weights updated"}
+
+    def post_finish_weight_update(self, body):
+        if not self.updating:
+            raise Refused("start_weight_update comes first")
+        self.updating = False
+        return {"message": "Weight update finished"}
+
+    def post_reset_prefix_cache(self, body):
+        return {"success": True}
+
+    def post_v1_completions(self, body):
+        self.completions.append(dict(body))
+        flags = ("return_token_ids", "return_tokens_as_token_ids")
+        if body.pop("model") != MODEL_ID or not all(body.pop(flag) for flag in flags) or self.updating:
+            raise Refused("/v1/completions")
+        prompts = body.pop("prompt")
+        rows = self.engine.generate(prompts, **body)
+        pairs = [(prompt, *row) for prompt, completions in zip(prompts, rows, strict=True) for row in completions]
+        choices = [_choice(index, *pair) for index, pair in enumerate(pairs)]
+        return {"id": "cmpl-0", "object": "text_completion", "model": MODEL_ID, "choices": choices}
+
+
+def _choice(index, prompt, ids, log_probs):
+    names = [f"token_id:{token}" for token in ids]
+    return {
+        "index": index,
+        "text": "",
+        "logprobs": {
+            "text_offset": [0] * len(ids),
+            "token_logprobs": log_probs,
+            "tokens": names,
+            "top_logprobs": [{name: value} for name, value in zip(names, log_probs, strict=True)],
+        },
+        "finish_reason": "stop",
+        "stop_reason": None,
+        "token_ids": ids,
+        "prompt_token_ids": prompt,
+        "prompt_logprobs": None,
+    }
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    wbufsize = 2**16  # an answer in one packet: two would wait 40 ms for the acknowledgement of the first
+    disable_nagle_algorithm = True
+
+    def _answer(self, method):
+        serving = self.server.serving
+        route = urlparse(self.path).path
+        serving.routes.append(route)
+        length = int(self.headers.get("Content-Length") or 0)
+        body = json.loads(self.rfile.read(length)) if length else None
+        action = getattr(serving, method + route.replace("/", "_"), None)
+        status, answer = 404, {"detail": "Not Found"}
+        if action is not None:
+            try:
+                status, answer = 200, action(body)
+            except Exception as error:  # 400, not 500: TRL would try that again
+                status, answer = 400, {"error": {"message": repr(error), "code": 400}}
+        data = b"" if answer is None else json.dumps(answer).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def do_GET(self):
+        self._answer("get")
+
+    def do_POST(self):
+        self._answer("post")
+
+    def log_message(self, *args):
+        """Nothing on stderr."""
