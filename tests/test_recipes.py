@@ -15,12 +15,14 @@ from trl_drgrpo.cli.flags import read_flags
 from trl_drgrpo.cli.recipe import read_recipe
 
 ROOT = Path(__file__).parents[1]
-RECIPES = sorted((ROOT / "recipes").rglob("*.yaml"))
+RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
+LAUNCHERS = sorted((ROOT / "recipes" / "accelerate").glob("*.yaml"))
 HEADER = ("Purpose", "Hardware", "Command", "Expected", "Last run")
 
 
-def test_there_are_recipes():
-    assert RECIPES
+def test_there_are_recipes_and_no_yaml_file_is_left_out():
+    assert len(RECIPES) > 5
+    assert sorted((ROOT / "recipes").rglob("*.yaml")) == sorted([*RECIPES, *LAUNCHERS])
 
 
 @pytest.fixture(params=RECIPES, ids=lambda path: str(path.relative_to(ROOT)))
@@ -41,7 +43,7 @@ def test_has_its_header(path):
     assert [line.partition(":")[0] for line in lines] == [f"# {name}" for name in HEADER]
     assert all(line.partition(":")[2].strip() for line in lines)
     command = lines[2].partition(":")[2].strip()
-    assert command.endswith(f"trl-drgrpo train --config {path.relative_to(ROOT)}")
+    assert re.fullmatch(rf"(\w+=\S+ )*trl-drgrpo train --config {path.relative_to(ROOT)}", command)
     assert re.search(r"\d", lines[3]), "the expected result is a number"
     assert re.search(r"trl-drgrpo \d+\.\d+\S*, trl \d+\.\d+\.\d+", lines[4])
     assert __version__.split(".")[0] in lines[4]
