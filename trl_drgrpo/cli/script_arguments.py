@@ -14,7 +14,7 @@ from trl_drgrpo.rewards.spec import RewardSpec
 class DrGRPOScriptArguments(GRPOScriptArguments):
     """
     Script arguments: TRL's [`GRPOScriptArguments`] with wider `dataset_name` and `reward_funcs`, and with
-    `step_reward_funcs` and `rename_columns`.
+    `step_reward_funcs`, `rename_columns` and `preset`.
 
     Args:
         dataset_name (`str`, *optional*):
@@ -27,6 +27,9 @@ class DrGRPOScriptArguments(GRPOScriptArguments):
             Step reward functions, named in the same way; `step_separator` and `step_credit` say how they are used.
         rename_columns (`list[str]`, *optional*):
             Renamings `old=new` applied to every split, for example `question=prompt`.
+        preset (`str`, *optional*):
+            `"lora"` or `"qlora"`: values for the adapter, the quantisation and the training arguments that were not
+            given, see [`trl_drgrpo.single_gpu.lora_preset`].
     """
 
     dataset_name: str | None = field(
@@ -60,4 +63,13 @@ class DrGRPOScriptArguments(GRPOScriptArguments):
     rename_columns: list[str] | None = field(
         default=None,
         metadata={"help": "Columns to rename before training, each `old=new`, for example `question=prompt`."},
+    )
+    preset: str | None = field(
+        default=None,
+        metadata={
+            "help": "`lora` or `qlora`: adapters on all linear layers (for qlora on a base in 4 bit) with rank, "
+            "learning rate, optimizer and dtype for one GPU. What is given besides wins; --dry_run shows what the "
+            "preset sets.",
+            "choices": ["lora", "qlora"],
+        },
     )
