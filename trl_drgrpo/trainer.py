@@ -138,7 +138,7 @@ class DrGRPOTrainer(CreditTrainer):
             rollout_func=rollout_func,
             environment_factory=environment_factory,
         )
-        init = args.model_init_kwargs
+        init: Any = args.model_init_kwargs
         quantization_config = choose_quantization(model, peft_config, quantization_config, init)
         check_adapter(model, peft_config, quantization_config, init)
         self.step_scorer: StepScorer | None = None

@@ -152,6 +152,12 @@ def prepare(given: dict[str, Any]) -> Job:
     from trl_drgrpo.preflight import check_inputs
 
     check_inputs(job.training, job.reward_funcs, job.train_dataset, step_reward_funcs=job.step_reward_funcs)
+    from trl import get_peft_config, get_quantization_config  # pyright: ignore[reportPrivateImportUsage]
+
+    from trl_drgrpo.single_gpu.adapters import check_adapter
+
+    init: Any = job.training.model_init_kwargs
+    check_adapter(job.model.model_name_or_path, get_peft_config(job.model), get_quantization_config(job.model), init)
     return job
 
 
