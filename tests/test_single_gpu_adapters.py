@@ -74,7 +74,7 @@ def test_a_quantization_config_of_ones_own_wins(base, settings, prompts, tokeniz
     assert kinds == {"fp4"}
 
 
-@pytest.mark.parametrize("adapter_dtype", ["float32", "upstream"])
+@pytest.mark.parametrize("adapter_dtype", ["float32", pytest.param("upstream", marks=pytest.mark.slow)])
 def test_a_resumed_run_ends_where_an_uninterrupted_one_does(
     base, settings, prompts, tokenizer, reward, tmp_path, adapter_dtype
 ):
@@ -135,6 +135,13 @@ def test_the_adapter_of_a_wrapped_model_and_its_reference_stay_exact(base, setti
     assert kl[-1] > 0
 
 
+def test_a_model_that_is_quantised_already_takes_the_preset(base, settings, prompts, tokenizer, reward):
+    quantised = load(base, quantization_config=nf4())
+    trainer = build(quantised, settings, prompts, tokenizer, reward, peft_config=lora_preset("qlora"))
+    assert {p.dtype for p in adapter(trainer).values()} == {torch.float32}
+    assert flags(trainer.model) == [False] * 14
+
+
 def test_an_adapter_in_half_precision_is_widened(base, settings, prompts, tokenizer, reward):
     config = LoraConfig(r=4, target_modules="all-linear")
     wrapped = get_peft_model(load(base, quantization_config=nf4()), config)
@@ -145,10 +152,21 @@ def test_an_adapter_in_half_precision_is_widened(base, settings, prompts, tokeni
     assert {p.dtype for p in adapter(trainer).values()} == {torch.float32}
 
 
-def test_autocast_in_bfloat16_trains_adapters_in_float32(base, settings, prompts, tokenizer, reward):
-    config = {"bf16": True, "use_cpu": True}
-    trainer = build(base, settings, prompts, tokenizer, reward, peft_config=lora_preset("qlora"), config=config)
+def test_as_on_a_gpu_bfloat16_base_and_autocast_with_adapters_in_float32(base, settings, prompts, tokenizer, reward):
+    quantization = nf4()
+    quantization.bnb_4bit_compute_dtype = torch.bfloat16
+    config = {
+        "bf16": True,
+        "use_cpu": True,
+        "model_init_kwargs": {"dtype": "bfloat16"},
+        "gradient_checkpointing": True,
+    }
+    arguments = {"peft_config": lora_preset("qlora"), "quantization_config": quantization}
+    settings = {**settings, "max_steps": 2}
+    settings.pop("gradient_checkpointing")
+    trainer = build(base, settings, prompts, tokenizer, reward, config=config, **arguments)
     before = adapter(trainer)
+    assert trainer.model.get_input_embeddings().weight.dtype == torch.bfloat16
     trainer.train()
     after = adapter(trainer)
     assert {p.dtype for p in after.values()} == {torch.float32}
@@ -164,6 +182,7 @@ def test_a_base_that_is_not_quantised_is_left_alone(base, settings, prompts, tok
 
 def test_in_bfloat16_weights_stand_still_and_the_watch_says_so(base, settings, prompts, tokenizer, reward, caplog):
     settings = {**settings, "learning_rate": 1e-6, "lr_scheduler_type": "constant", "max_steps": 4}
+    settings |= {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1}
 
     def moved(adapter_dtype):
         arguments = {"peft_config": lora_preset("qlora"), "adapter_dtype": adapter_dtype}
