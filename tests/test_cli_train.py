@@ -241,3 +241,46 @@ def test_two_processes_print_one_result(recipe):
     assert yaml.safe_load(done.stdout)["steps"] == 2  # two documents would not parse as one mapping
     dry = subprocess.run([*launch, *recipe(), "--dry_run"], capture_output=True, text=True, timeout=300)
     assert dry.stdout.count("# rows per optimizer step: 16 (4 per device x 2 accumulated x 2 processes)") == 1
+
+
+def test_the_qlora_preset_trains_an_adapter_on_a_4_bit_base(recipe, capfd):
+    assert main(recipe(preset="qlora", learning_rate=None, lora_r=2)) == 0
+    out, err = capfd.readouterr()
+    assert yaml.safe_load(out)["steps"] == 2
+    adapter = json.loads(Path("out/adapter_config.json").read_text())
+    assert (adapter["r"], adapter["lora_alpha"], adapter["lora_dropout"]) == (2, 32, 0.0)  # what is given wins
+    assert {"q_proj", "down_proj"} <= {name.rpartition(".")[2] for name in adapter["target_modules"]}
+    assert "'learning_rate': '1e-05'" in err or "'learning_rate': 1e-05" in err
+    weights = load_file("out/adapter_model.safetensors")
+    assert {w.dtype for w in weights.values()} == {torch.float32}
+    assert all(w.any() for name, w in weights.items() if "lora_B" in name)  # it has moved away from 0
+
+
+def test_the_dry_run_shows_what_the_preset_sets_and_stays_a_recipe(recipe, folder, capsys):
+    assert main([*recipe(learning_rate=None), "--preset", "qlora", "--lora_r", "4", "--dry_run"]) == 0
+    out = capsys.readouterr().out
+    shown = yaml.safe_load(out)
+    assert (shown["preset"], shown["lora_r"]) == ("qlora", 4)
+    assert "learning_rate" not in shown  # on another device the preset chooses anew
+    (line,) = [line for line in out.splitlines() if line.startswith("# preset qlora sets, on this device: ")]
+    assert "learning_rate 1e-05" in line
+    assert "load_in_4bit True" in line
+    assert "lora_r" not in line
+    (folder / "again.yaml").write_text(out)
+    assert main(["train", "--config", "again.yaml", "--dry_run"]) == 0
+    assert capsys.readouterr().out == out
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--preset", "qlorra"], "preset: got 'qlorra'; expected one of lora, qlora. Did you mean qlora?"),
+        (["--preset", "lora", "--load_in_4bit"], "load_in_4bit: got True beside the preset 'lora'"),
+        (["--preset", "qlora", "--load_in_8bit"], "load_in_8bit: got True beside the preset 'qlora'"),
+        (["--preset", "lora", "--use_peft", "false"], "use_peft: got False beside the preset 'lora'"),
+        (["--load_in_4bit"], "peft_config: got quantization_config without an adapter"),
+    ],
+)
+def test_presets_that_contradict_and_4_bit_without_an_adapter(recipe, capsys, flags, message):
+    assert main([*recipe(), *flags, "--dry_run"]) == 2
+    assert message in capsys.readouterr().err

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from trl_drgrpo.config import DrGRPOConfig as DrGRPOConfig
     from trl_drgrpo.loss import dr_grpo_loss as dr_grpo_loss
     from trl_drgrpo.seams import check_upstream as check_upstream
+    from trl_drgrpo.single_gpu.presets import lora_preset as lora_preset
+    from trl_drgrpo.single_gpu.presets import preset_arguments as preset_arguments
     from trl_drgrpo.step_credit import step_token_advantages as step_token_advantages
     from trl_drgrpo.steps import step_segmenter as step_segmenter
     from trl_drgrpo.trainer import DrGRPOTrainer as DrGRPOTrainer
@@ -26,6 +28,8 @@ __getattr__, __dir__ = lazy_names(
         "check_upstream": "seams",
         "dr_grpo_loss": "loss",
         "group_advantages": "advantages",
+        "lora_preset": "single_gpu.presets",
+        "preset_arguments": "single_gpu.presets",
         "step_segmenter": "steps",
         "step_token_advantages": "step_credit",
     },
@@ -38,6 +42,8 @@ __all__ = [
     "check_upstream",
     "dr_grpo_loss",
     "group_advantages",
+    "lora_preset",
+    "preset_arguments",
     "step_segmenter",
     "step_token_advantages",
 ]

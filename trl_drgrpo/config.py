@@ -18,7 +18,13 @@ from dataclasses import MISSING, dataclass, field
 from typing import Any
 
 from trl_drgrpo.advantages import ADVANTAGE_BASELINES
-from trl_drgrpo.contradictions import MICRO_BATCHINGS, REWARD_ERROR_POLICIES, refuse, refuse_partial_groups
+from trl_drgrpo.contradictions import (
+    ADAPTER_DTYPES,
+    MICRO_BATCHINGS,
+    REWARD_ERROR_POLICIES,
+    refuse,
+    refuse_partial_groups,
+)
 from trl_drgrpo.step_credit import STEP_BASELINES, STEP_CREDITS
 from trl_drgrpo.versions import require_supported_trl
 
@@ -52,6 +58,11 @@ class DrGRPOConfig(GRPOConfig):
             completion, does to the run. `"raise"`: the run saves a checkpoint and stops with one clear error.
             `"unscorable"`: the call's completions count as unscorable (advantage 0), the first traceback is logged,
             and `rewards/<name>/failed_frac` counts. NaN and `None` always mean unscorable.
+        adapter_dtype (`str`, *optional*, defaults to `"float32"`):
+            The dtype of adapters on a base that bitsandbytes has quantised. `"float32"`: adapters train and are saved
+            in float32. `"upstream"`: TRL casts them to bfloat16, in which small updates are rounded away: of the
+            elements of LoRA-A 0.4%, 4.4% and 50% changed in 20 steps at learning rate 1e-6, 1e-5 and 1e-4, against
+            more than 99.9% in float32 (measured on a small NF4 model on CPU).
 
         > The exact fast path
 
@@ -144,6 +155,14 @@ class DrGRPOConfig(GRPOConfig):
         },
     )
 
+    adapter_dtype: str = field(
+        default="float32",
+        metadata={
+            "help": "Dtype of adapters on a quantised base: 'float32', or 'upstream' (bfloat16, in which small "
+            "updates are rounded away).",
+            "choices": list(ADAPTER_DTYPES),
+        },
+    )
     micro_batching: str = field(
         default="exact",
         metadata={

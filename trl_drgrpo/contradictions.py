@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 REWARD_ERROR_POLICIES = ("raise", "unscorable")
 MICRO_BATCHINGS = ("exact", "upstream")
+ADAPTER_DTYPES = ("float32", "upstream")
 
 # What each other loss of TRL would bring back, in the words of the error message.
 _BIAS_OF_LOSS = {
@@ -156,6 +157,7 @@ def _refuse_bad_fields(config: "DrGRPOConfig") -> None:
         "advantage_baseline": ADVANTAGE_BASELINES,
         "on_reward_error": REWARD_ERROR_POLICIES,
         "micro_batching": MICRO_BATCHINGS,
+        "adapter_dtype": ADAPTER_DTYPES,
         "step_credit": STEP_CREDITS,
         "step_baseline": STEP_BASELINES,
     }

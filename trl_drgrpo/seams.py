@@ -50,7 +50,16 @@ CONSTRUCTOR = (
 )
 
 SEAMS = (
-    Seam("__init__", CONSTRUCTOR, ("self._step = 0", "self._buffered_inputs = None", '"advantages": deque(')),
+    Seam(
+        "__init__",
+        CONSTRUCTOR,
+        (
+            "self._step = 0",
+            "self._buffered_inputs = None",
+            '"advantages": deque(',
+            "model = get_peft_model(model, peft_config",
+        ),
+    ),
     Seam("_calculate_rewards", ("inputs", "prompts", "completions", "completion_ids_list"), ("gather(",)),
     Seam("_generate_and_score_completions", ("inputs",), ('"advantages": advantages', '_logs["advantages"].extend')),
     Seam("_prepare_inputs", ("generation_batch",), ("self._step % generate_every", "self._buffered_inputs[")),

@@ -29,6 +29,8 @@ from trl_drgrpo.process_supervision import StepRewardFunc, StepScorer, process_o
 from trl_drgrpo.resume import StepBoundary
 from trl_drgrpo.rewards.contract import checked_reward
 from trl_drgrpo.seams import require_seams
+from trl_drgrpo.single_gpu.adapters import check_adapter, choose_quantization, prepare_adapters
+from trl_drgrpo.single_gpu.movement import MovementWatch
 from trl_drgrpo.steps import StepSegmenter
 from trl_drgrpo.steps import step_segmenter as build_segmenter
 from trl_drgrpo.weight_sync import refuse_quantized_base, sync_merged_layers
@@ -50,7 +52,7 @@ class DrGRPOTrainer(CreditTrainer):
         model, reward_funcs, args, train_dataset, eval_dataset, processing_class, reward_processing_classes, callbacks,
         optimizers, quantization_config, peft_config, tools, rollout_func, environment_factory:
             As in [`trl.GRPOTrainer`]. `args` is a [`DrGRPOConfig`]; a plain [`trl.GRPOConfig`] is converted with
-            [`DrGRPOConfig.from_grpo_config`].
+            [`DrGRPOConfig.from_grpo_config`]. `peft_config` may be a [`~trl_drgrpo.single_gpu.lora_preset`].
         step_reward_funcs (`Callable` or list of them, *optional*, keyword only):
             Process rewards. Each is called as `f(prompts=, completions=, steps=, completion_ids=, step_ends=,
             trainer_state=, log_metric=, log_extra=, <dataset columns>)`, synchronous or asynchronous, and returns one
@@ -137,6 +139,9 @@ class DrGRPOTrainer(CreditTrainer):
             rollout_func=rollout_func,
             environment_factory=environment_factory,
         )
+        init: Any = args.model_init_kwargs
+        quantization_config = choose_quantization(model, peft_config, quantization_config, init)
+        check_adapter(model, peft_config, quantization_config, init)
         refuse_quantized_base(args, model, quantization_config)
         self.step_scorer: StepScorer | None = None
         if step_reward_funcs:
@@ -175,16 +180,24 @@ class DrGRPOTrainer(CreditTrainer):
             sync_merged_layers(self.vllm_generation)
         self.step_boundary = StepBoundary(self)
         self.add_callback(self.step_boundary)
+        self.movement_watch = MovementWatch()
+        if not self.shards_gradients:
+            self.add_callback(self.movement_watch)
         if self.step_scorer:
             self.add_callback(ProcessRewardWatch())
         if args.max_completion_length is None and not self.use_vllm:
             self._fill_the_context()
+
+    def on_built(self, trainable_values: dict[str, torch.Tensor]) -> None:
+        prepare_adapters(self.model, trainable_values, self.args.adapter_dtype)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if self.args.beta_warmup_steps and self.model.training:
             logs["drgrpo/beta"] = self.beta_at(self.state.global_step - 1)  # the step that was just finished
         if self.args.scale_by_running_std and self.model.training:
             logs["drgrpo/reward_scale"] = self.reward_scale.std
+        if self.model.training:
+            logs.update(self.movement_watch.logged_once())
         super().log(logs, start_time)
 
     # Generation

@@ -7,6 +7,7 @@ each override relies on stands in `seams.py`, which compares it with the TRL tha
 Importing this module imports TRL's trainer (6-10 s); a TRL outside the supported range is refused before that.
 """
 
+import sys
 from collections import defaultdict
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -45,6 +46,36 @@ def _item_swapped(owner: dict, key: Any, value: Any):
         yield
     finally:
         owner[key] = before
+
+
+@contextmanager
+def _trainable_values(model: Any):
+    """The values of trainable parameters as they are before TRL's constructor casts those on a quantised base.
+
+    Args:
+        model (`str` or `torch.nn.Module`): As given to the constructor, which runs inside the block.
+
+    Yields:
+        `dict[str, torch.Tensor]`: By parameter name, complete at the end of the block. No copies: TRL gives a cast
+        parameter other memory, and this holds on to the first.
+    """
+    values: dict[str, torch.Tensor] = {}
+    trl_module: Any = sys.modules[GRPOTrainer.__module__]
+    original = trl_module.get_peft_model
+
+    def note(holder: torch.nn.Module) -> None:
+        values.update({name: p.data for name, p in holder.named_parameters() if p.requires_grad})
+
+    def get_peft_model(*args: Any, **kwargs: Any) -> Any:
+        wrapped = original(*args, **kwargs)
+        values.clear()
+        note(wrapped)
+        return wrapped
+
+    if isinstance(model, torch.nn.Module):
+        note(model)
+    with swapped(trl_module, get_peft_model=get_peft_model):
+        yield values
 
 
 @dataclass(frozen=True)
@@ -103,7 +134,15 @@ class GRPOSeams(GRPOTrainer):
     _train_sampler: Any = None
     scores_rollouts = False  # whether a generation batch is being made: old and reference log-probabilities fall due
 
+    def __init__(self, model, *args, **kwargs):
+        with _trainable_values(model) as values:
+            super().__init__(model, *args, **kwargs)
+        self.on_built(values)
+
     # Hooks, for subclasses.
+
+    def on_built(self, trainable_values: dict[str, torch.Tensor]) -> None:
+        """Called at the end of TRL's constructor with the values of trainable parameters from before TRL cast them."""
 
     def on_rewards(self, batch: ScoredBatch) -> None:
         """Sees a generation batch right after the reward functions did."""

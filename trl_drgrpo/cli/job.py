@@ -16,6 +16,7 @@ from trl_drgrpo.cli import console, flags
 from trl_drgrpo.errors import InputError
 from trl_drgrpo.prompts import check_prompting, prompted
 from trl_drgrpo.rewards.registry import resolve_reward
+from trl_drgrpo.single_gpu.presets import check_preset, preset_values
 
 DEMO_MODEL = "trl_drgrpo:demo"
 
@@ -31,6 +32,7 @@ class Job:
         reward_funcs (`list`): Reward functions, and the id of a reward model if one was named (first, as TRL does).
         step_reward_funcs (`list`): Step reward functions.
         train_dataset, eval_dataset: The splits; the latter `None` without evaluation.
+        preset (`dict[str, Any]`): What `preset` adds to `given`.
     """
 
     given: dict[str, Any]
@@ -42,6 +44,7 @@ class Job:
     step_reward_funcs: list[Any] = field(default_factory=list)
     train_dataset: Any = None
     eval_dataset: Any = None
+    preset: dict[str, Any] = field(default_factory=dict)
 
 
 # Before anything is imported -----------------------------------------------------------------------------------------
@@ -58,6 +61,8 @@ def check_given(given: dict[str, Any]) -> None:
         [`InputError`]: For the first thing that is missing.
     """
     _check_model(given.get("model_name_or_path"))
+    if given.get("preset") is not None:
+        check_preset(given["preset"], given)
     if not given.get("datasets"):
         if not given.get("dataset_name"):
             remedy = "Add for example `dataset_name: train.jsonl`, or `reasoning_gym:chain_sum?size=1000`."
@@ -137,7 +142,8 @@ def prepare(given: dict[str, Any]) -> Job:
             needs a column the dataset does not have.
     """
     given = dict(given)
-    job = Job(given, *(_build(name, given) for name in flags.DATACLASSES))
+    preset = preset_values(given["preset"], given) if given.get("preset") is not None else {}
+    job = Job(given, *(_build(name, {**preset, **given}) for name in flags.DATACLASSES), preset=preset)
     job.model.model_name_or_path = model_path(job.model.model_name_or_path)
     _check_model_on_hub(job)
     if job.script.reward_model_name_or_path:
@@ -148,12 +154,15 @@ def prepare(given: dict[str, Any]) -> Job:
     from trl_drgrpo.preflight import check_inputs
 
     check_inputs(job.training, job.reward_funcs, job.train_dataset, step_reward_funcs=job.step_reward_funcs)
-    if job.training.use_vllm:
-        from trl import get_quantization_config  # pyright: ignore[reportPrivateImportUsage]
+    from trl import get_peft_config, get_quantization_config  # pyright: ignore[reportPrivateImportUsage]
 
-        from trl_drgrpo.weight_sync import refuse_quantized_base
+    from trl_drgrpo.single_gpu.adapters import check_adapter
+    from trl_drgrpo.weight_sync import refuse_quantized_base
 
-        refuse_quantized_base(job.training, job.model.model_name_or_path, get_quantization_config(job.model))
+    init: Any = job.training.model_init_kwargs
+    name, quantization_config = job.model.model_name_or_path, get_quantization_config(job.model)
+    check_adapter(name, get_peft_config(job.model), quantization_config, init)
+    refuse_quantized_base(job.training, name, quantization_config)
     return job
 
 

@@ -23,6 +23,7 @@ SUBCOMMANDS = {
     "train-prm": "train a process reward model from labelled steps",
     "label-steps": "label the steps of a model's completions by roll-outs and a verifier",
     "study": "measure the two biases of GRPO: length and difficulty",
+    "merge": "merge a LoRA adapter into its base model, in full precision",
     "score": "score saved completions with reward functions, to debug a reward before a run",
 }
 

@@ -60,6 +60,10 @@ def derived(job: Job) -> dict[str, Any]:
         "device": f"{args.device.type}, {'bf16' if args.bf16 else 'fp16' if args.fp16 else 'full precision'}",
         "model": job.model.model_name_or_path,
     }
+    if job.preset:
+        facts[f"preset {job.script.preset} sets, on this device"] = ", ".join(
+            f"{k} {v}" for k, v in job.preset.items()
+        )
     for name, dataset in (("train", job.train_dataset), ("evaluation", job.eval_dataset)):
         if dataset is not None:
             size = len(dataset) if hasattr(dataset, "__len__") else "a stream of"

@@ -14,7 +14,7 @@ from trl_drgrpo.rewards.spec import RewardSpec
 class DrGRPOScriptArguments(GRPOScriptArguments):
     """
     Script arguments: TRL's [`GRPOScriptArguments`] with wider `dataset_name` and `reward_funcs`, and with
-    `step_reward_funcs`, `rename_columns`, `prompt_template` and `system_prompt`.
+    `step_reward_funcs`, `rename_columns`, `prompt_template`, `system_prompt` and `preset`.
 
     Args:
         dataset_name (`str`, *optional*):
@@ -32,6 +32,9 @@ class DrGRPOScriptArguments(GRPOScriptArguments):
             Text around each prompt, see [`trl_drgrpo.prompts.template_text`].
         system_prompt (`str`, *optional*):
             Makes each prompt a conversation that starts with this message, for chat models.
+        preset (`str`, *optional*):
+            `"lora"` or `"qlora"`: values for the adapter, the quantisation and the training arguments that were not
+            given, see [`trl_drgrpo.single_gpu.lora_preset`].
     """
 
     dataset_name: str | None = field(
@@ -77,4 +80,13 @@ class DrGRPOScriptArguments(GRPOScriptArguments):
     system_prompt: str | None = field(
         default=None,
         metadata={"help": "Makes each prompt a conversation that starts with this system message, for chat models."},
+    )
+    preset: str | None = field(
+        default=None,
+        metadata={
+            "help": "`lora` or `qlora`: adapters on all linear layers (for qlora on a base in 4 bit) with rank, "
+            "learning rate, optimizer and dtype for one GPU. What is given besides wins; --dry_run shows what the "
+            "preset sets.",
+            "choices": ["lora", "qlora"],
+        },
     )

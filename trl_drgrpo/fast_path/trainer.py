@@ -77,6 +77,11 @@ class FastPathTrainer(ResumableTrainer):
     def _in_lockstep(self) -> bool:
         return self.accelerator.distributed_type in _LOCKSTEP
 
+    @property
+    def shards_gradients(self) -> bool:
+        """Whether a process may hold only a part of each gradient."""
+        return self._in_lockstep
+
     @cached_property
     def _costs(self) -> dict[int, Costs]:
         return {}

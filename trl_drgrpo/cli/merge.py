@@ -1,0 +1,55 @@
+"""`trl-drgrpo merge ADAPTER_DIR --output DIR`: an adapter merged into its base model, checked, in one folder.
+
+The result goes to standard output as YAML, everything else to standard error.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import sys
+
+from trl_drgrpo.cli import console
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the subcommand's options to a parser.
+
+    Args:
+        parser (`argparse.ArgumentParser`): The parser of this subcommand.
+    """
+    parser.description = (
+        "Load the base model in float32, merge the adapter, save the model with its tokenizer, and compare the logits "
+        "of what was written with those of base and adapter. Needs 4 bytes of memory per parameter."
+    )
+    parser.add_argument(
+        "adapter", metavar="ADAPTER_DIR", help="folder with adapter_config.json: a run's or a checkpoint"
+    )
+    parser.add_argument("--output", required=True, metavar="DIR", help="folder to write; must not exist")
+    parser.add_argument("--base", help="folder or Hub id of the base model (default: the one that the adapter names)")
+    parser.add_argument("--dtype", help="float32, bfloat16 or float16 (default: the base model's own)")
+    parser.add_argument("--trust_remote_code", action="store_true", help="run code that comes with the base model")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Merge and print the report.
+
+    Args:
+        args (`argparse.Namespace`): As `add_arguments` defines them.
+
+    Returns:
+        `int`: 0.
+
+    Raises:
+        InputError: On an adapter, base or output that does not fit, and when merged and unmerged logits differ.
+    """
+    from trl_drgrpo.single_gpu.merging import merge_adapter
+
+    with contextlib.redirect_stdout(sys.stderr):
+        report = merge_adapter(
+            args.adapter, args.output, base=args.base, dtype=args.dtype, trust_remote_code=args.trust_remote_code
+        )
+    if console.is_main_process():
+        from trl_drgrpo.cli import resolved
+
+        print(resolved.dump(dataclasses.asdict(report)), end="", flush=True)
+    return 0

@@ -1,0 +1,28 @@
+"""One GPU: LoRA and QLoRA presets, adapters that train, and merging an adapter into its base model.
+
+Names resolve on first use, so importing this package loads neither torch nor peft.
+"""
+
+from typing import TYPE_CHECKING
+
+from trl_drgrpo.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from trl_drgrpo.single_gpu.merging import MergeReport as MergeReport
+    from trl_drgrpo.single_gpu.merging import merge_adapter as merge_adapter
+    from trl_drgrpo.single_gpu.movement import MovementWatch as MovementWatch
+    from trl_drgrpo.single_gpu.presets import lora_preset as lora_preset
+    from trl_drgrpo.single_gpu.presets import preset_arguments as preset_arguments
+
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "MergeReport": "merging",
+        "MovementWatch": "movement",
+        "lora_preset": "presets",
+        "merge_adapter": "merging",
+        "preset_arguments": "presets",
+    },
+)
+
+__all__ = ["MergeReport", "MovementWatch", "lora_preset", "merge_adapter", "preset_arguments"]

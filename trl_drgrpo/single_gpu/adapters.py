@@ -1,0 +1,169 @@
+"""Adapters that train: refused at start where they would not, and kept in float32 on a quantised base.
+
+TRL casts the adapters on a quantised base to bfloat16. Next to a weight of 0.01 bfloat16 has steps of 6e-5; an update
+of 1e-6 rounds to nothing, and most of the training is lost in silence (figures in `DrGRPOConfig.adapter_dtype`). So
+what TRL cast is given its own values back, from before the cast.
+
+Also here: bitsandbytes repacks 4-bit weights for CPUs with avx512_bf16 at the first forward in evaluation. A packed
+layer loses its input gradient (or raises, with a bias), and merges and dequantises to garbage: it is switched off.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from peft import PeftConfig, PeftModel
+from peft.tuners.tuners_utils import BaseTunerLayer
+from torch import nn
+
+from trl_drgrpo.errors import InputError
+
+ADAPTER_TASKS = ("CAUSAL_LM", "FEATURE_EXTRACTION")  # those that put no other head onto the model
+_HEAD = "lm_head"
+
+
+def choose_quantization(model: Any, peft_config: Any, quantization_config: Any, init: Mapping[str, Any] | None) -> Any:
+    """
+    The quantisation a model is loaded with: the argument, or what a preset brings.
+
+    Args:
+        model (`str` or [`~transformers.PreTrainedModel`]): As given to the trainer.
+        peft_config (`LoraConfig`, *optional*): As given; [`lora_preset`] may have put a `quantization_config` on it.
+        quantization_config (*optional*): As given; it wins.
+        init (`Mapping[str, Any]`, *optional*): `model_init_kwargs`; a quantisation there wins, too.
+
+    Returns:
+        A quantisation configuration, or `None`.
+
+    Raises:
+        `InputError`: The preset asks for a quantised base, and the model is loaded already without quantisation.
+    """
+    brought = getattr(peft_config, "quantization_config", None)
+    if quantization_config is not None or brought is None or (init or {}).get("quantization_config") is not None:
+        return quantization_config
+    if isinstance(model, str):
+        return brought
+    if not getattr(model, "is_quantized", False):
+        remedy = "Pass the model's name, or load it with quantization_config=lora_preset('qlora').quantization_config."
+        raise InputError("model", "a loaded model that is not quantised", "one in 4 bit, for 'qlora'", remedy)
+    return None
+
+
+def check_adapter(model: Any, peft_config: Any, quantization_config: Any, init: Mapping[str, Any] | None) -> None:
+    """
+    Refuse, before anything loads, what would train nothing.
+
+    Args:
+        model, peft_config, quantization_config, init: As for [`choose_quantization`].
+
+    Raises:
+        `InputError`: An adapter that is frozen, of rank 0, for another task or on the output head; a quantised model
+            without an adapter; a model in which nothing requires a gradient.
+    """
+    if peft_config is not None:
+        _check_config(peft_config)
+        return
+    quantized = quantization_config is not None or (init or {}).get("quantization_config") is not None
+    if isinstance(model, str):
+        if quantized:
+            raise _no_adapter("quantization_config without an adapter")
+        return
+    if isinstance(model, PeftModel):
+        if not _trains(model):
+            remedy = "Load it with PeftModel.from_pretrained(..., is_trainable=True)."
+            raise InputError("model", "an adapter in which every parameter is frozen", "a trainable adapter", remedy)
+    elif getattr(model, "is_quantized", False) and not getattr(model, "_hf_peft_config_loaded", False):
+        if not getattr(getattr(model, "hf_quantizer", None), "is_qat_trainable", False):
+            raise _no_adapter("a quantised model without an adapter")
+    elif isinstance(model, nn.Module) and not _trains(model):
+        remedy = "Call model.requires_grad_(True), or pass a peft_config."
+        raise InputError("model", "a model in which every parameter is frozen", "something to train", remedy)
+
+
+def _check_config(config: Any) -> None:
+    if not isinstance(config, PeftConfig):
+        remedy = "Pass a peft.LoraConfig, or trl_drgrpo.lora_preset()."
+        raise InputError("peft_config", type(config).__name__, "a peft configuration", remedy)
+    if config.inference_mode:
+        remedy = "Pass inference_mode=False; an adapter read from disk says True."
+        raise InputError("peft_config.inference_mode", "True", "False", f"It freezes the adapter. {remedy}")
+    rank = getattr(config, "r", None)
+    if isinstance(rank, int) and rank < 1:
+        raise InputError("peft_config.r", str(rank), "at least 1", "An adapter of rank 0 would train nothing.")
+    task = getattr(config.task_type, "value", config.task_type)
+    if task is not None and task not in ADAPTER_TASKS:
+        raise InputError("peft_config.task_type", str(task), "CAUSAL_LM", "The policy is a causal language model.")
+    targets = getattr(config, "target_modules", None)
+    names = [targets] if isinstance(targets, str) else list(targets or [])
+    if any(name.rpartition(".")[2] == _HEAD for name in names):
+        remedy = "TRL multiplies by lm_head.weight itself, so an adapter there is never trained: leave it out."
+        raise InputError("peft_config.target_modules", f"{_HEAD} among them", "other layers", remedy)
+
+
+def _no_adapter(got: str) -> InputError:
+    remedy = "Quantised weights cannot be trained: pass peft_config, for example trl_drgrpo.lora_preset('qlora')."
+    return InputError("peft_config", got, "an adapter to train", remedy)
+
+
+def _trains(model: nn.Module) -> bool:
+    return any(parameter.requires_grad for parameter in model.parameters())
+
+
+def prepare_adapters(model: nn.Module, created: Mapping[str, torch.Tensor], adapter_dtype: str) -> None:
+    """
+    Put a model that TRL has set up for training in order.
+
+    Args:
+        model ([`~transformers.PreTrainedModel`] or [`~peft.PeftModel`]): Changed in place.
+        created (`Mapping[str, torch.Tensor]`): Values of trainable parameters by name, from before TRL cast them.
+        adapter_dtype (`str`): `"float32"`: cast values are restored and half-precision adapter weights become float32,
+            if the base is quantised. `"upstream"`: dtypes stay as TRL makes them.
+
+    Raises:
+        `InputError`: No parameter is trainable.
+    """
+    if not _trains(model):
+        remedy = (
+            "An adapter's target_modules or exclude_modules may leave nothing: compare with model.named_modules()."
+        )
+        raise InputError("model", "no trainable parameter", "something to train", remedy)
+    keep_4bit_layout(model)
+    if adapter_dtype == "float32" and is_quantized(model):
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad and name in created and created[name].dtype != parameter.dtype:
+                parameter.data = created[name].to(parameter.device)
+        for parameter in _adapter_parameters(model):
+            if parameter.dtype in (torch.bfloat16, torch.float16):  # an adapter that came in half precision
+                parameter.data = parameter.data.float()
+
+
+def is_quantized(model: nn.Module) -> bool:
+    """Whether TRL would cast the adapters of this model: its base was loaded in 4 or 8 bit by bitsandbytes."""
+    return any(getattr(model, f"is_loaded_in_{bits}bit", False) for bits in (4, 8))
+
+
+def _adapter_parameters(model: nn.Module) -> Iterator[nn.Parameter]:
+    """The trainable parameters of adapter layers."""
+    for module in model.modules():
+        if isinstance(module, BaseTunerLayer):
+            for name in module.adapter_layer_names:
+                layers = getattr(module, name, None)
+                if isinstance(layers, (nn.Module, nn.ParameterDict)):
+                    yield from (parameter for parameter in layers.parameters() if parameter.requires_grad)
+
+
+def keep_4bit_layout(model: nn.Module) -> None:
+    """
+    Keep bitsandbytes from repacking 4-bit weights on CPU, and unpack those that it has packed already.
+
+    Args:
+        model (`torch.nn.Module`): Changed in place; without 4-bit layers nothing happens. On other devices
+            bitsandbytes does not look at the switch.
+    """
+    for module in model.modules():
+        if not getattr(module, "support_avx512bf16_for_cpu", False):
+            continue
+        state = getattr(getattr(module, "weight", None), "quant_state", None)
+        if getattr(state, "packing_format_for_cpu", False):
+            module.state_dict()  # saving a packed layer unpacks it in place: the public way back
+        module.support_avx512bf16_for_cpu = False  # pyright: ignore[reportArgumentType]

@@ -1,0 +1,190 @@
+"""The `lora` and `qlora` presets: what to adapt, how large, how fast, in one word.
+
+- Every linear layer but the output head: attention alone learns less at the same number of parameters.
+- Rank 16, `lora_alpha` 32: a policy gradient carries about one bit per completion, so a low rank holds all of it
+  (rank 1 equalled full fine-tuning). With alpha fixed at 32 and scaling `alpha / r` the best rate hardly depends on r.
+- Learning rate 1e-5: ten times the 1e-6 of full fine-tuning. The Dr. GRPO authors' own LoRA runs took 5e-5.
+- No dropout: it makes the log-probabilities of the loss differ from those that sampled, in the importance ratio too.
+
+Sources: "LoRA Without Regret" (Schulman et al., thinkingmachines.ai, 2025), QLoRA (arXiv 2305.14314: NF4, double
+quantisation, paged optimizers, all linear layers), the recipe of arXiv 2503.20783.
+"""
+
+import dataclasses
+import importlib.util
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any
+
+from trl_drgrpo.errors import InputError
+
+if TYPE_CHECKING:
+    from peft import LoraConfig
+    from transformers import BitsAndBytesConfig
+
+PRESETS = ("lora", "qlora")
+LEARNING_RATE = 1e-5
+_ADAPTER = {"r": 16, "lora_alpha": 32, "lora_dropout": 0.0, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}
+# The same in the keys of `trl grpo`, in which recipes and flags are written.
+_RECIPE_KEYS = {
+    "r": "lora_r",
+    "lora_alpha": "lora_alpha",
+    "lora_dropout": "lora_dropout",
+    "target_modules": "lora_target_modules",
+    "task_type": "lora_task_type",
+}
+_4BIT = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+# Given beside a preset, these would make it another one.
+_CONTRADICTIONS: dict[str, dict[str, Any]] = {
+    "lora": {"use_peft": False, "load_in_4bit": True, "load_in_8bit": True},
+    "qlora": {"use_peft": False, "load_in_4bit": False, "load_in_8bit": True},
+}
+
+
+def lora_preset(name: str = "lora", **overrides: Any) -> "LoraConfig":
+    """
+    An adapter configuration for reinforcement learning, to be passed as `peft_config=` of [`DrGRPOTrainer`].
+
+    Args:
+        name (`str`, *optional*, defaults to `"lora"`):
+            `"lora"`, or `"qlora"`, which also brings the 4-bit quantisation of the base model: the result has an
+            attribute `quantization_config`, which the trainer applies unless it is given one itself. To
+            [`trl.GRPOTrainer`] both are plain LoRA.
+        overrides:
+            Fields of [`~peft.LoraConfig`] in the place of the preset's, for example `r=32`.
+
+    Returns:
+        [`~peft.LoraConfig`]: What is saved with the adapter is plain LoRA, which any peft loads.
+
+    Raises:
+        `InputError`: An unknown preset or field, a rank below 1, or `"qlora"` without bitsandbytes.
+    """
+    check_preset(name)
+    from peft import LoraConfig
+
+    _check_overrides(overrides, [field.name for field in dataclasses.fields(LoraConfig) if field.init])
+    config = LoraConfig(**{**_ADAPTER, **overrides})
+    # An attribute, not a field: it is no part of what peft writes into adapter_config.json.
+    config.quantization_config = _quantization() if name == "qlora" else None  # pyright: ignore[reportAttributeAccessIssue]
+    return config
+
+
+def preset_arguments(name: str = "lora", **overrides: Any) -> dict[str, Any]:
+    """
+    The training arguments that belong to a preset, to be passed on as `DrGRPOConfig(**preset_arguments(...))`.
+
+    Args:
+        name (`str`, *optional*, defaults to `"lora"`): `"lora"` or `"qlora"`.
+        overrides: Fields of [`DrGRPOConfig`], which win; `model_init_kwargs` is merged key by key.
+
+    Returns:
+        `dict[str, Any]`: `learning_rate`, `gradient_checkpointing` and `model_init_kwargs` (the frozen base in
+        bfloat16 where the device computes in it); `optim` for `"qlora"` on a CUDA device.
+
+    Raises:
+        `InputError`: An unknown preset.
+
+    Example:
+
+    ```python
+    >>> preset_arguments("lora", output_dir="out", learning_rate=5e-5, use_cpu=True)["learning_rate"]
+    5e-05
+
+    ```
+    """
+    check_preset(name)
+    on_cpu = bool(overrides.get("use_cpu"))
+    base = {"dtype": "bfloat16" if computes_in_bfloat16(on_cpu) else "float32"}
+    init = {**base, **(overrides.get("model_init_kwargs") or {})}
+    return {**_training(name, on_cpu), **overrides, "model_init_kwargs": init}
+
+
+def preset_values(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """
+    A preset in the keys of recipes and flags, without those that were given.
+
+    Args:
+        name (`str`): `"lora"` or `"qlora"`.
+        given (`Mapping[str, Any]`): The keys of recipe and flags, typed.
+
+    Returns:
+        `dict[str, Any]`: Key to value; depends on the device.
+
+    Raises:
+        `InputError`: An unknown preset, a key that contradicts it, or `"qlora"` without bitsandbytes.
+    """
+    check_preset(name, given)
+    on_cpu = bool(given.get("use_cpu"))
+    adapter = {_RECIPE_KEYS[field]: value for field, value in _ADAPTER.items()}
+    values = {"use_peft": True, **adapter, "lora_target_modules": [_ADAPTER["target_modules"]]}
+    if name == "qlora":
+        values |= {**_4BIT, "use_bnb_nested_quant": True}
+    values["dtype"] = "bfloat16" if computes_in_bfloat16(on_cpu) else "float32"
+    if (given.get("model_init_kwargs") or {}).get("dtype") is not None:
+        values.pop("dtype")
+    return {key: value for key, value in {**values, **_training(name, on_cpu)}.items() if key not in given}
+
+
+def check_preset(name: Any, given: Mapping[str, Any] | None = None) -> None:
+    """
+    Raises for a preset that does not exist or cannot be had, and for keys beside it that contradict it.
+
+    Args:
+        name (`Any`): The preset's name.
+        given (`Mapping[str, Any]`, *optional*): The keys of recipe and flags, typed.
+
+    Raises:
+        `InputError`: Names what to do.
+    """
+    if name not in PRESETS:
+        near = get_close_matches(str(name).lower(), PRESETS, n=1, cutoff=0.5)
+        remedy = f"Did you mean {near[0]!r}?" if near else "Pick one of them."
+        raise InputError("preset", repr(name), f"one of {', '.join(PRESETS)}", remedy)
+    for key, value in _CONTRADICTIONS[name].items():
+        if given is not None and given.get(key) is value:
+            remedy = f"Leave {key} out, or the preset."
+            if key == "load_in_4bit" and value:
+                remedy = "A 4-bit base is the preset 'qlora'."
+            raise InputError(key, f"{value} beside the preset {name!r}", f"{key} as the preset sets it", remedy)
+    if name == "qlora" and importlib.util.find_spec("bitsandbytes") is None:
+        remedy = "Install it: pip install 'trl-drgrpo[qlora]'."
+        raise InputError("preset", "'qlora' without the package bitsandbytes", "bitsandbytes installed", remedy)
+
+
+def computes_in_bfloat16(on_cpu: bool = False) -> bool:
+    """Whether training runs on an accelerator that computes in bfloat16; on CPU this package trains in float32."""
+    import torch
+
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if on_cpu or accelerator is None or accelerator.type == "mps":
+        return False
+    return torch.cuda.is_bf16_supported(including_emulation=False) if accelerator.type == "cuda" else True
+
+
+def _quantization() -> "BitsAndBytesConfig":
+    """NF4 with double quantisation; the layers compute in bfloat16 where the device does."""
+    import torch
+    from transformers import BitsAndBytesConfig
+
+    compute_dtype = torch.bfloat16 if computes_in_bfloat16() else torch.float32
+    return BitsAndBytesConfig(**_4BIT, bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=compute_dtype)
+
+
+def _training(name: str, on_cpu: bool) -> dict[str, Any]:
+    import torch
+
+    values: dict[str, Any] = {"learning_rate": LEARNING_RATE, "gradient_checkpointing": True}
+    if name == "qlora" and not on_cpu and torch.cuda.is_available():
+        values["optim"] = "paged_adamw_8bit"  # elsewhere bitsandbytes has no paged memory
+    return values
+
+
+def _check_overrides(overrides: Mapping[str, Any], fields: list[str]) -> None:
+    for name in overrides:
+        if name not in fields:
+            near = get_close_matches(name, fields, n=1, cutoff=0.6)
+            remedy = f"Did you mean {near[0]}?" if near else "Training arguments go into preset_arguments(...)."
+            raise InputError(name, "an unknown field", "a field of peft.LoraConfig", remedy)
+    rank = overrides.get("r", 1)
+    if not isinstance(rank, int) or isinstance(rank, bool) or rank < 1:
+        raise InputError("r", repr(rank), "a whole number, at least 1", "An adapter of rank 0 would train nothing.")
