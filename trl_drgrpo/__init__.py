@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from trl_drgrpo.advantages import group_advantages as group_advantages
     from trl_drgrpo.config import DrGRPOConfig as DrGRPOConfig
     from trl_drgrpo.loss import dr_grpo_loss as dr_grpo_loss
+    from trl_drgrpo.report import write_report as write_report
     from trl_drgrpo.seams import check_upstream as check_upstream
     from trl_drgrpo.step_credit import step_token_advantages as step_token_advantages
     from trl_drgrpo.steps import step_segmenter as step_segmenter
@@ -28,6 +29,7 @@ __getattr__, __dir__ = lazy_names(
         "group_advantages": "advantages",
         "step_segmenter": "steps",
         "step_token_advantages": "step_credit",
+        "write_report": "report",
     },
 )
 
@@ -40,4 +42,5 @@ __all__ = [
     "group_advantages",
     "step_segmenter",
     "step_token_advantages",
+    "write_report",
 ]
