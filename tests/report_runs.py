@@ -201,7 +201,7 @@ def write_run_log(folder, steps=200, groups_per_step=1, every=10, g=8, seed=0, g
                 "step": int(steps * 0.35),
                 "time": START + 20 * int(steps * 0.35),
                 "cause": "dead_groups_too_hard",
-                "message": "61% of the groups were all wrong over 20 steps: the prompts are too hard. Use easier ones.",
+                "message": "61% of the groups were all wrong for 20 steps: the prompts are too hard. Use easier ones.",
             },
             {
                 "step": int(steps * 0.8),

@@ -93,8 +93,9 @@ def difficulty(curves: dict[str, Curve]) -> dict[str, Any] | None:
         curves (`dict[str, Curve]`): Of the run, not thinned.
 
     Returns:
-        `dict` or `None`: `steps` (last step of each column), `groups` (per bucket the shares of groups per column) and
-        `mass` (per weighting the share per bucket, mean over the run; absent if not logged). `None` if there is nothing.
+        `dict` or `None`: `steps` (last step of each column), `groups` (per bucket the shares of groups per column)
+        and `mass` (per weighting the share per bucket, mean over the run; absent if not logged). `None` if there is
+        nothing.
     """
     shares = {bucket: curves.get(difficulty_metric("groups_frac", bucket)) for bucket in BUCKETS}
     longest = max((curve for curve in shares.values() if curve), key=lambda curve: len(curve.steps), default=None)
@@ -147,8 +148,8 @@ def final_table(panels: Sequence[Panel], trained: Sequence[dict[str, Curve]]) ->
         trained (`Sequence[dict[str, Curve]]`): Curves per run, not thinned.
 
     Returns:
-        `list[dict]`: `name`, `unit`, `first` and `last` with one value per run (means over a tenth of the logged values;
-        `None` where a run did not log it).
+        `list[dict]`: `name`, `unit`, `role`, `share`, `first` and `last` with one value per run (means over a tenth of
+        the logged values; `None` where a run did not log it).
     """
     rows = []
     for panel in panels:

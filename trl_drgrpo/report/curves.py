@@ -1,7 +1,7 @@
 """Metrics of a run as curves: thinned to what a page can hold, with gaps where nothing is known, and final numbers.
 
-A curve is its own list of steps and of values. A value that was logged as NaN is a gap (`None`), and so is a stretch of
-steps that is many times longer than usual; a metric that is only logged now and then is joined.
+A curve is its own list of steps and of values. A value that was logged as NaN is a gap (`None`), and so is a stretch
+of steps that is many times longer than usual; a metric that is only logged now and then is joined.
 """
 
 import math
@@ -9,6 +9,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from trl_drgrpo.report.records import Logged
@@ -46,7 +47,7 @@ def curves_of(logged: Sequence[Logged], mode: str, points: int | None = None) ->
         points (`int`, *optional*): Means of equally many neighbours are taken until at most so many points are left.
 
     Returns:
-        `dict[str, Curve]`: Per metric, sorted. Metrics without a single value, and those of the end of a run, are left out.
+        `dict[str, Curve]`: Per metric, sorted; without metrics that have no value and those of a run's end.
     """
     values: dict[str, dict[int, float | None]] = defaultdict(dict)
     for entry in logged:
@@ -67,7 +68,7 @@ def _curve(pairs: Sequence[tuple[int, float | None]], points: int | None) -> Cur
         bins = [pairs[start : start + size] for start in range(0, len(pairs), size)]
         pairs = [(members[-1][0], mean([value for _, value in members])) for members in bins]
     steps, values = [step for step, _ in pairs], [value for _, value in pairs]
-    distances = [after - before for before, after in zip(steps, steps[1:], strict=False)]
+    distances = [after - before for before, after in pairwise(steps)]
     usual = statistics.median(distances) if distances else 0
     for position in range(len(steps) - 1, 0, -1):  # a stretch without entries is a gap, not a straight line
         if distances[position - 1] > max(_HOLE * usual, 2):

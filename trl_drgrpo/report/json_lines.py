@@ -1,4 +1,4 @@
-"""JSON Lines that may be still growing, torn by a crash, or damaged: lines that cannot be read are counted, not fatal."""
+"""JSON Lines that may be growing, torn by a crash, or damaged: lines that cannot be read are counted, not fatal."""
 
 import json
 from collections.abc import Iterator

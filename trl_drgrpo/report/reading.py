@@ -1,7 +1,7 @@
 """A folder becomes a `Run`: the run log of `DrGRPOTrainer`, or what plain TRL leaves behind.
 
-The run log is `<output_dir>/_drgrpo/`: `run.json` and three files of JSON Lines, which grow while the run goes on. What
-is missing, torn or damaged costs only itself, and a note in the report says so.
+The run log is `<output_dir>/_drgrpo/`: `run.json` and three files of JSON Lines, which grow while the run goes on.
+What is missing, torn or damaged costs only itself, and a note in the report says so.
 """
 
 import json
@@ -184,7 +184,7 @@ def _moment(time: float | None) -> str | None:
 
 
 def _status(about: dict[str, Any], logged: list[Logged]) -> str:
-    """How the run ended. Where no end was written it may be running, or be killed: the page says when it last wrote."""
+    """How the run ended. Where no end was written it may be running or killed: the page says when it last wrote."""
     ended = mapping(about.get("ended"))
     if ended:
         how = text(ended.get("how", "ended"))

@@ -14,7 +14,8 @@ from trl_drgrpo.report.json_lines import JsonLines
 from trl_drgrpo.report.records import Group, Row, Span, finish_group, flag, mapping, number, text, whole
 from trl_drgrpo.report.starts import Starts
 
-PARSED_BYTES = 200_000_000  # about two seconds of parsing
+PARSED_BYTES = 120_000_000  # two to three seconds of parsing
+NEWEST = 100  # groups that are looked at whatever their size
 
 _HEAD = re.compile(rb'\s*\{"step":\s*(\d+),\s*"time":\s*(\d[\d.eE+-]*|null),\s*"mode":\s*"(\w+)",\s*"group":\s*(\d+)')
 
@@ -67,11 +68,12 @@ class RecordedCompletions:
         return self._lines.unreadable
 
     def looked_at(self) -> Iterator[tuple[int, Group]]:
-        """Number and content of groups spread evenly over the run, as many as fit into `parsed_bytes`."""
+        """Number and content of the newest groups, then of others spread evenly, as many as fit into `parsed_bytes`."""
         total = sum(size for _, size in self._entries)
         stride = max(1, -(-total // self._parsed_bytes))
         self._rows_seen = self._groups_seen = 0
-        for chosen in range(len(self._entries) - 1, -1, -stride):  # from the newest one backwards
+        last = len(self._entries) - 1
+        for chosen in (*range(last, max(-1, last - NEWEST), -1), *range(last - NEWEST, -1, -stride)):
             group = self.load(chosen)
             if group is None:
                 self._damaged.add(chosen)

@@ -56,9 +56,11 @@ def sample_groups(completions: Completions | None, budget: int, max_groups: int 
     if completions is None:
         return Sample([])
     order = _order(completions)[:max_groups]
+    chosen: dict[int, Group] = {}
+    limit = 0
     for limit in TEXT_LIMITS:
         chosen = _fill(order, completions, budget, limit)
-        if len(chosen) >= min(len(order), ENOUGH_GROUPS) or limit == TEXT_LIMITS[-1]:
+        if len(chosen) >= min(len(order), ENOUGH_GROUPS):
             break
     groups = [chosen[number] for number in sorted(chosen)]
     groups.sort(key=lambda group: group.step)

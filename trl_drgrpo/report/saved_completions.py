@@ -43,9 +43,8 @@ class SavedCompletions:
         from pyarrow import ArrowInvalid, parquet
 
         unreadable, seen = 0, None
-        for path in sorted(
-            self._folder.glob("completions/completions_*.parquet"), key=lambda p: (len(p.name), p.name)
-        ):
+        files = self._folder.glob("completions/completions_*.parquet")
+        for path in sorted(files, key=lambda path: (len(path.name), path.name)):
             try:
                 table = parquet.read_table(path, columns=["prompt", "completion"])
             except (ArrowInvalid, OSError, KeyError):
@@ -80,9 +79,8 @@ class SavedCompletions:
         """The newest checkpoint's `tokenizers.Tokenizer`; `None` if there is none."""
         from tokenizers import Tokenizer
 
-        for path in sorted(
-            self._folder.glob("**/tokenizer.json"), key=lambda path: path.stat().st_mtime, reverse=True
-        ):
+        files = self._folder.glob("**/tokenizer.json")
+        for path in sorted(files, key=lambda path: path.stat().st_mtime, reverse=True):
             try:
                 return Tokenizer.from_file(str(path))
             except Exception:  # the library raises bare Exception for a file it cannot read

@@ -2,7 +2,7 @@
 
 import re
 
-# Control characters but tab and line break, direction marks, line separators, byte order mark, surrogates, non-characters.
+# Control characters but tab and line break, direction marks, line separators, byte order mark, surrogates, ...
 _UNSEEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\uffff\ud800-\udfff]"
 )
