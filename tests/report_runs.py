@@ -79,8 +79,8 @@ def bucket(rate):
 
 def completion(rng, right, text_length, number):
     """Spans of a sum worked out line by line, each line one step, some of them wrong."""
-    spans, total, step = [], rng.randint(1, 9), 0
-    while sum(len(span["text"]) for span in spans) < text_length:
+    spans, total, step, length = [], rng.randint(1, 9), 0, 0
+    while length < text_length:
         term = rng.randint(1, 9)
         slip = not right and rng.random() < 0.4
         said = total + term + (1 if slip else 0)
@@ -94,7 +94,7 @@ def completion(rng, right, text_length, number):
                 "masked": False,
             }
         )
-        total, step = said, step + 1
+        total, step, length = said, step + 1, length + len(text)
     spans[-1]["text"] += f"\\boxed{{{total}}}<|im_end|>"
     return spans
 

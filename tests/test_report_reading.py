@@ -3,6 +3,8 @@
 import json
 import math
 import os
+import random
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -90,8 +92,6 @@ def test_what_a_resumed_run_did_again_is_left_out(tmp_path):
     log = folder / "_drgrpo"
     starts = [{"time": START, "step": 0}, {"time": START + 1000, "step": 6}]
     (log / "run.json").write_text(json.dumps(about(starts=starts)))
-    import random
-
     again = [group_line(random.Random(5), step, 0, time=START + 1000 + step) for step in (8,)]
     old = [json.loads(line) for line in (log / "completions.jsonl").read_text().splitlines()]
     write_lines(log / "completions.jsonl", [*old, *again])
@@ -186,7 +186,7 @@ def test_only_part_of_a_large_file_is_parsed(tmp_path):
     assert completions.groups == 400
     assert 150 <= len(steps) <= 190  # the newest hundred and a quarter of the rest
     assert steps[-100:] == list(range(301, 401))
-    assert max(b - a for a, b in zip(steps, steps[1:], strict=False)) <= 5
+    assert max(b - a for a, b in pairwise(steps)) <= 5
     assert not completions.rows_are_exact
     assert completions.rows == 3200  # scaled up from groups of 8
 

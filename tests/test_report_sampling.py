@@ -68,11 +68,11 @@ def test_max_groups():
 
 
 def test_long_texts_lose_their_middle_when_too_few_groups_fit():
-    sample = sample_groups(InMemory(groups_of(80, text_length=30_000)), budget=1_500_000)
+    sample = sample_groups(InMemory(groups_of(70, text_length=6_000)), budget=500_000)
     assert sample.text_limit < TEXT_LIMITS[0]
     assert len(sample.groups) >= 40
     assert all(row.cut > 0 and len(row.text) <= sample.text_limit + 10 for g in sample.groups for row in g.rows)
-    assert size(sample) <= 1_510_000
+    assert size(sample) <= 505_000
 
 
 def test_one_enormous_completion_does_not_push_the_others_out():

@@ -4,8 +4,8 @@ import json
 import re
 from typing import Any
 
-# `<` opens tags and comments; U+2028/9 end lines for older readers; surrogates have no UTF-8; the rest nobody can see.
-_ESCAPED = re.compile("[<>&\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff\ud800-\udfff]")
+# `<` opens tags and comments; direction marks would turn the source around; surrogates have no UTF-8; and so on.
+_ESCAPED = re.compile("[<>&\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ufff9-\uffff\ud800-\udfff]")
 
 
 def embedded(value: Any) -> str:

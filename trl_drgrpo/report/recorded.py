@@ -68,7 +68,7 @@ class RecordedCompletions:
         return self._lines.unreadable
 
     def looked_at(self) -> Iterator[tuple[int, Group]]:
-        """Number and content of the newest groups, then of others spread evenly, as many as fit into `parsed_bytes`."""
+        """Number and content of the newest groups, then of others spread evenly, as `parsed_bytes` allows."""
         total = sum(size for _, size in self._entries)
         stride = max(1, -(-total // self._parsed_bytes))
         self._rows_seen = self._groups_seen = 0

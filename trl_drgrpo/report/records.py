@@ -8,7 +8,7 @@ import json
 import math
 import statistics
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 STD_EPSILON = 1e-4  # what TRL adds to the group's std before it divides
@@ -91,8 +91,11 @@ class Group:
     prompt_cut: int = 0
 
     def as_json(self) -> dict[str, Any]:
-        """As the page and `--format json` have it."""
-        return asdict(self)
+        """As the page and `--format json` have it: spans without what is at its default, since there are many."""
+        return {
+            **vars(self),
+            "rows": [{**vars(row), "spans": [_short(span) for span in row.spans]} for row in self.rows],
+        }
 
 
 @dataclass
@@ -171,6 +174,13 @@ class Run:
     resumed_at: list[int] = field(default_factory=list)
     completions: Completions | None = None
     notes: list[str] = field(default_factory=list)
+
+
+def _short(span: Span) -> dict[str, Any]:
+    short = {name: value for name, value in vars(span).items() if value is not None and value is not False}
+    if span.advantage is not None:
+        short["advantage"] = float(f"{span.advantage:.6g}")
+    return short
 
 
 def number(value: Any) -> float | None:

@@ -81,13 +81,13 @@ function coloured(row, reach) {
   const nodes = [];
   let step = null;
   for (const span of row.spans) {
-    if (span.step !== null && span.step !== step) {
-      const score = span.step_reward === null ? "" : " · " + number(span.step_reward);
+    if (span.step !== undefined && span.step !== step) {
+      const score = span.step_reward === undefined ? "" : " · " + number(span.step_reward);
       nodes.push(el("span", { class: "stepmark", title: "step and its reward" }, `${span.step + 1}${score}`));
       step = span.step;
     }
     const side = span.masked ? "masked" : span.advantage > 0 ? "pos" : span.advantage < 0 ? "neg" : "";
-    const title = span.masked ? "not trained on" : span.advantage === null ? "" : "advantage " + signed(span.advantage);
+    const title = span.masked ? "not trained on" : span.advantage === undefined ? "" : "advantage " + signed(span.advantage);
     nodes.push(el("span", { class: "tok " + side, title, "--a": Math.abs(span.advantage || 0) / reach }, ...visibleNodes(span.text)));
   }
   return el("div", { class: "text-box", id: "completion-text", dir: "ltr" }, nodes);
@@ -177,5 +177,6 @@ function startCompletions() {
     el("div", { class: "panes" },
       el("div", { class: "list", id: "list", role: "listbox", tabindex: 0, "aria-label": "Completions", onscroll: drawList }),
       el("div", { class: "detail", id: "detail" })));
+  new ResizeObserver(drawList).observe($("list"));
   refilter();
 }
