@@ -41,6 +41,11 @@ def test_a_whole_run(folder):
     assert run.notes == []
 
 
+def test_right_without_a_threshold(folder):
+    (folder / "_drgrpo" / "run.json").write_text(json.dumps(about(right={"reward": "r", "threshold": None})))
+    assert read_run(folder).facts["right"] == "r is 1 (of 0 and 1)"
+
+
 def test_the_log_folder_itself_names_the_same_run(folder):
     assert read_run(folder / "_drgrpo").name == "first"
 

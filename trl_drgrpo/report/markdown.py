@@ -43,7 +43,8 @@ def markdown_page(contents: dict[str, Any], plot: Path | None) -> str:
 
 def _final_row(row: dict[str, Any]) -> list[str]:
     pairs = zip(row["first"], row["last"], strict=True)
-    values = [f"{amount(first, row['share'])} → {amount(last, row['share'])}" for first, last in pairs]
+    share = row["share"]
+    values = [f"{amount(a, share)} → {amount(b, share)}" if a is not None else amount(a, share) for a, b in pairs]
     return [f"{row['name']} ({row['unit']})" if row["unit"] else row["name"], *values]
 
 

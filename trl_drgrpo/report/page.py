@@ -53,7 +53,10 @@ def html_page(contents: dict[str, Any]) -> str:
     environment.filters["value"] = shown
     environment.filters["amount"] = amount
     environment.filters["visible"] = visible
-    style, script = _joined(_STYLES), f'"use strict";\n{_joined(_SCRIPTS)}'
+    style = _joined(_STYLES)
+    script = (
+        f'"use strict";\n/*\nuPlot: {_joined(("uplot/LICENSE",))}*/\n{_joined(_SCRIPTS)}'  # its licence goes with it
+    )
     data = {name: contents[name] for name in _PAGE_DATA}
     data["runs"] = [{name: run[name] for name in _RUN_DATA} for run in contents["runs"]]
     return environment.get_template("page.html.j2").render(

@@ -173,7 +173,10 @@ def _weighted(names: Any, weights: Any) -> str:
 
 
 def _right(right: Any) -> str:
-    return f"{text(right['reward'])} at least {right.get('threshold')}" if "reward" in right else ""
+    if "reward" not in right:
+        return ""
+    threshold = right.get("threshold")
+    return f"{text(right['reward'])} {'is 1 (of 0 and 1)' if threshold is None else f'at least {text(threshold)}'}"
 
 
 def _moment(time: float | None) -> str | None:

@@ -99,6 +99,10 @@ class SavedCompletions:
         if self._open is None or self._open[0] != path:
             self._open = (path, self._read_groups(path))
         group = self._open[1][index]
+        if self.tokenizer is not None and any(row.length is None for row in group.rows):
+            encoded = self.tokenizer.encode_batch([row.text for row in group.rows], add_special_tokens=False)
+            for row, one in zip(group.rows, encoded, strict=True):
+                row.length = len(one.ids)
         if self.right_is_one:
             for row in group.rows:
                 row.right = None if row.reward is None else row.reward == 1
@@ -109,14 +113,9 @@ class SavedCompletions:
 
         table = parquet.read_table(path).to_pylist()
         prompts = [conversation(row["prompt"]) for row in table]
-        lengths: list[int | None] = [None] * len(table)
-        completions = [conversation(row["completion"]) for row in table]
-        if self.tokenizer is not None:
-            encoded = self.tokenizer.encode_batch(completions, add_special_tokens=False)
-            lengths = [len(one.ids) for one in encoded]
         groups, at = [], 0
         for index, size in enumerate(_group_sizes(prompts)):
-            rows = [_row(table[i], completions[i], lengths[i]) for i in range(at, at + size)]
+            rows = [_row(row) for row in table[at : at + size]]
             step = table[at].get("step")
             groups.append(finish_group(Group(int(step or 0), "train", index, prompts[at], rows)))
             at += size
@@ -147,7 +146,7 @@ def _group_sizes(prompts: list[str]) -> list[int]:
     return [size] * (len(prompts) // size) if size > 1 else runs
 
 
-def _row(row: dict[str, Any], completion: str, length: int | None) -> Row:
+def _row(row: dict[str, Any]) -> Row:
     advantage = number(row.get("advantage"))
     rewards = {
         name: number(value)
@@ -156,9 +155,8 @@ def _row(row: dict[str, Any], completion: str, length: int | None) -> Row:
     }
     scored = [value for value in rewards.values() if value is not None]
     return Row(
-        spans=[Span(completion, advantage)],
+        spans=[Span(conversation(row["completion"]), advantage)],
         rewards=rewards,
         reward=sum(scored) if scored else None,
         advantage=advantage,
-        length=length,
     )
