@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from trl_drgrpo.advantages import group_advantages as group_advantages
     from trl_drgrpo.config import DrGRPOConfig as DrGRPOConfig
     from trl_drgrpo.loss import dr_grpo_loss as dr_grpo_loss
+    from trl_drgrpo.report import write_report as write_report
     from trl_drgrpo.seams import check_upstream as check_upstream
     from trl_drgrpo.single_gpu.presets import lora_preset as lora_preset
     from trl_drgrpo.single_gpu.presets import preset_arguments as preset_arguments
@@ -32,6 +33,7 @@ __getattr__, __dir__ = lazy_names(
         "preset_arguments": "single_gpu.presets",
         "step_segmenter": "steps",
         "step_token_advantages": "step_credit",
+        "write_report": "report",
     },
 )
 
@@ -46,4 +48,5 @@ __all__ = [
     "preset_arguments",
     "step_segmenter",
     "step_token_advantages",
+    "write_report",
 ]

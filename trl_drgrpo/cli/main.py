@@ -24,6 +24,7 @@ SUBCOMMANDS = {
     "label-steps": "label the steps of a model's completions by roll-outs and a verifier",
     "study": "measure the two biases of GRPO: length and difficulty",
     "merge": "merge a LoRA adapter into its base model, in full precision",
+    "report": "write one page over runs: curves, completions with their advantages, warnings, differences",
     "score": "score saved completions with reward functions, to debug a reward before a run",
 }
 

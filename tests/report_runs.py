@@ -1,0 +1,229 @@
+"""Folders of runs for the tests of the report: run logs in the documented format, at any size, and damaged ones."""
+
+import json
+import math
+import random
+import statistics
+
+BUCKETS = ("0", "0-25", "25-50", "50-75", "75-100", "100")
+START = 1_790_000_000.0
+HOSTILE = [
+    "</script><img src=x onerror=\"window.__hacked='img'\"><script>window.__hacked='script'</script>",
+    "<!--<script>window.__hacked='comment'",
+    "line\u2028separator\u2029 nul \x00 bell \x07 \x1b[31mred\x1b[0m",
+    "bidi \u202eevil\u202c \u2066isolate\u2069 lone \ud800 surrogate \udfff",
+    "{{ 7*7 }} {% raw %} ${7*7} javascript:alert(1) ' onmouseover='window.__hacked=1' \" &lt;b&gt;",
+]
+
+
+def write_lines(path, lines):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps(line) + "\n" for line in lines)
+
+
+def about(**changes):
+    return {
+        "format": 1,
+        "made_by": "trl-drgrpo",
+        "trainer": "DrGRPOTrainer",
+        "starts": [
+            {
+                "time": START,
+                "step": 0,
+                "versions": {"trl-drgrpo": "0.1.0", "trl": "1.16.0", "torch": "2.13.0"},
+                "device": "cpu",
+                "processes": 1,
+            }
+        ],
+        "ended": {"time": START + 4000, "step": 200, "how": "finished"},
+        "max_steps": 200,
+        "model": "Qwen/Qwen2.5-Math-1.5B",
+        "adapter": None,
+        "dataset": "list-sum",
+        "objective": {
+            "loss_normalizer": 512,
+            "advantage_baseline": "group_mean",
+            "beta": 0.001,
+            "beta_warmup_steps": 0,
+            "epsilon": 0.2,
+            "epsilon_high": 0.28,
+            "scale_by_running_std": False,
+            "importance_sampling_level": "token",
+            "step_credit": "immediate",
+            "step_baseline": "pooled",
+            "outcome_weight": 1.0,
+            "process_weight": 0.5,
+        },
+        "settings": {
+            "learning_rate": 1e-6,
+            "lr_scheduler_type": "constant",
+            "per_device_train_batch_size": 64,
+            "num_generations": 8,
+            "max_completion_length": 512,
+            "temperature": 1.0,
+            "seed": 0,
+        },
+        "rewards": {"names": ["math_reward", "format_reward"], "weights": [1.0, 0.1]},
+        "step_rewards": {"names": ["line_is_true"], "weights": [1.0]},
+        "right": {"reward": "math_reward", "threshold": 1.0},
+        **changes,
+    }
+
+
+def bucket(rate):
+    if rate in (0, 1):
+        return "0" if rate == 0 else "100"
+    return BUCKETS[1 + sum(rate > edge for edge in (0.25, 0.5, 0.75))]
+
+
+def completion(rng, right, text_length, number):
+    """Spans of a sum worked out line by line, each line one step, some of them wrong."""
+    spans, total, step, length = [], rng.randint(1, 9), 0, 0
+    while length < text_length:
+        term = rng.randint(1, 9)
+        slip = not right and rng.random() < 0.4
+        said = total + term + (1 if slip else 0)
+        text = f"{total}+{term}={said}" + rng.choice(["", ", so we carry on", " (checked)"]) + "\n"
+        spans.append(
+            {
+                "text": text,
+                "advantage": round((0.5 if right else -0.4) + (-0.3 if slip else 0.12), 3),
+                "step": step,
+                "step_reward": 0.0 if slip else 1.0,
+                "masked": False,
+            }
+        )
+        total, step, length = said, step + 1, length + len(text)
+    spans[-1]["text"] += f"\\boxed{{{total}}}<|im_end|>"
+    return spans
+
+
+def group_line(rng, step, index, g=8, rate=0.5, text_length=120, time=None, number=0):
+    rights = [rng.random() < rate for _ in range(g)]
+    rewards = [float(right) for right in rights]
+    totals = [reward + 0.1 for reward in rewards]
+    mean = statistics.fmean(totals)
+    rows = []
+    for right, reward, total in zip(rights, rewards, totals, strict=True):
+        spans = completion(rng, right, max(10, int(rng.gauss(text_length, text_length / 3))), number)
+        rows.append(
+            {
+                "spans": spans,
+                "rewards": {"math_reward": reward, "format_reward": 1.0},
+                "reward": total,
+                "advantage": total - mean,
+                "length": sum(len(span["text"]) for span in spans) // 2,
+                "truncated": False,
+                "right": right,
+            }
+        )
+    return {
+        "step": step,
+        "time": START + 20 * step if time is None else time,
+        "mode": "train",
+        "group": index,
+        "prompt": f"What is the sum of {rng.randint(10, 99)}, {rng.randint(10, 99)} and {rng.randint(10, 99)}?",
+        "G": g,
+        "baseline": mean,
+        "std": statistics.stdev(totals),
+        "rows": rows,
+        "columns": {"answer": str(rng.randint(30, 300)), "level": rng.choice(["easy", "hard"])},
+    }
+
+
+def metrics(rng, step, steps, growth=0.0):
+    """Metrics of one step: the model learns; with `growth` wrong answers get longer, as under GRPO."""
+    t = step / steps
+    rate = 0.15 + 0.7 / (1 + math.exp(-8 * (t - 0.45))) + rng.gauss(0, 0.04)
+    rate = min(0.99, max(0.01, rate))
+    wrong, right = 90 + 220 * growth * t + rng.gauss(0, 8), 80 + 15 * t + rng.gauss(0, 4)
+    all_right, all_wrong = max(0.0, rate - 0.4 + rng.gauss(0, 0.05)), max(0.0, 0.5 - rate + rng.gauss(0, 0.04))
+    shares = [max(0.0, math.exp(-(((k / 5) - rate) ** 2) / 0.05) + rng.gauss(0, 0.04)) for k in range(6)]
+    mass = [0.0, *[share * weight for share, weight in zip(shares[1:5], (0.3, 0.9, 0.9, 0.4), strict=True)], 0.0]
+    grpo = [0.0, *[share * weight for share, weight in zip(shares[1:5], (0.8, 0.9, 0.9, 0.9), strict=True)], 0.0]
+    logs = {
+        "loss": rng.gauss(0, 0.01),
+        "grad_norm": 0.4 + 0.3 * rng.random(),
+        "learning_rate": 1e-6,
+        "reward": rate + 0.1,
+        "reward_std": 0.4,
+        "rewards/math_reward/mean": rate,
+        "rewards/format_reward/mean": 1.0,
+        "kl": 0.001 + 0.02 * t + 0.002 * rng.random(),
+        "entropy/with_signal": 1.2 - 0.7 * t + rng.gauss(0, 0.03) if rng.random() < 0.97 else None,
+        "completions/mean_length": (right + wrong) / 2,
+        "completions/length_right_mean": right,
+        "completions/length_wrong_mean": wrong,
+        "completions/truncated_frac": max(0.0, 0.1 - 0.1 * t + rng.gauss(0, 0.01)),
+        "drgrpo/pass_rate": rate,
+        "drgrpo/zero_signal_frac": all_right + all_wrong,
+        "drgrpo/all_right_frac": all_right,
+        "drgrpo/all_wrong_frac": all_wrong,
+        "drgrpo/useful_token_frac": 0.9 + 0.05 * rng.random(),
+        "clip_ratio/region_mean": 0.01 * rng.random(),
+        "time/generate_s": 8 + rng.random(),
+        "time/score_s": 0.5 + 0.2 * rng.random(),
+        "time/train_s": 5 + rng.random(),
+        "time/tokens_per_s": 900 + 50 * rng.random(),
+        "process/reward_mean": 0.5 + 0.3 * t + rng.gauss(0, 0.03),
+        "process/steps_mean": 5 + rng.random(),
+        "num_tokens": 1e5 * step,
+    }
+    for name, values in (("groups_frac", shares), ("mass_frac", mass), ("mass_frac_grpo", grpo)):
+        logs |= {f"difficulty/{name}/{b}": v / sum(values) for b, v in zip(BUCKETS, values, strict=True)}
+    return rate, logs
+
+
+def write_run_log(folder, steps=200, groups_per_step=1, every=10, g=8, seed=0, growth=0.0, text_length=120, **changes):
+    """A whole run log; `changes` go into `run.json`."""
+    rng = random.Random(seed)
+    log = folder / "_drgrpo"
+    log.mkdir(parents=True, exist_ok=True)
+    (log / "run.json").write_text(json.dumps(about(**{"max_steps": steps, **changes})))
+    logged, groups = [], []
+    for step in range(1, steps + 1):
+        rate, logs = metrics(rng, step, steps, growth)
+        logged.append({"step": step, "time": START + 20 * step, "epoch": step / steps, "mode": "train", "logs": logs})
+        if step % every == 0:
+            groups += [
+                group_line(rng, step, index, g, rate, text_length, number=step) for index in range(groups_per_step)
+            ]
+        if step % 50 == 0:
+            values = {"eval_reward": rate, "eval_drgrpo/pass_rate": rate - 0.05}
+            logged.append({"step": step, "time": START + 20 * step + 1, "mode": "eval", "logs": values})
+    write_lines(log / "metrics.jsonl", logged)
+    write_lines(log / "completions.jsonl", groups)
+    write_lines(
+        log / "warnings.jsonl",
+        [
+            {
+                "step": int(steps * 0.35),
+                "time": START + 20 * int(steps * 0.35),
+                "cause": "dead_groups_too_hard",
+                "message": "61% of the groups were all wrong for 20 steps: the prompts are too hard. Use easier ones.",
+            },
+            {
+                "step": int(steps * 0.8),
+                "time": START + 20 * int(steps * 0.8),
+                "cause": "kl_out_of_range",
+                "message": "KL is four times its usual value. Lower the learning rate, or raise beta.",
+            },
+        ],
+    )
+    return folder
+
+
+def write_hostile(folder):
+    """A small run whose texts attack the page, wherever text can stand."""
+    write_run_log(folder, steps=20, every=20, g=len(HOSTILE), model=HOSTILE[0], dataset=HOSTILE[3])
+    log = folder / "_drgrpo"
+    line = json.loads((log / "completions.jsonl").read_text())
+    line["prompt"] = HOSTILE[0]
+    line["columns"] = {HOSTILE[0]: HOSTILE[1]}
+    for row, text in zip(line["rows"], HOSTILE, strict=True):
+        row["spans"] = [{**row["spans"][0], "text": text}]
+    line["rows"][-1]["spans"][0]["text"] += "A" * 5_000_000
+    write_lines(log / "completions.jsonl", [line])
+    write_lines(log / "warnings.jsonl", [{"step": 3, "time": START, "cause": HOSTILE[0], "message": HOSTILE[1]}])
+    return folder

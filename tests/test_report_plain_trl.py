@@ -1,0 +1,151 @@
+"""Runs of stock `GRPOTrainer`: what TRL leaves behind is enough for curves, groups and difficulty."""
+
+import json
+import shutil
+
+import pytest
+from runs import train
+from trl import GRPOConfig, GRPOTrainer
+
+from trl_drgrpo.report.contents import report_contents
+from trl_drgrpo.report.derived import batch_metrics
+from trl_drgrpo.report.reading import read_run
+from trl_drgrpo.report.records import Group, Row, Span, finish_group
+from trl_drgrpo.report.saved_completions import conversation
+
+
+def even_reward(completion_ids, **kwargs):
+    return [float(sum(ids) % 2 == 0) for ids in completion_ids]
+
+
+@pytest.fixture(scope="module")
+def stock_run(tmp_path_factory, tokenizer, prompts):
+    """A run of stock TRL that saved a checkpoint at step 2 and at its end, and its completions."""
+    folder = tmp_path_factory.mktemp("stock") / "run"
+    settings = {
+        "output_dir": str(folder),
+        "per_device_train_batch_size": 8,
+        "num_generations": 4,
+        "max_completion_length": 12,
+        "max_steps": 4,
+        "save_steps": 2,
+        "logging_steps": 1,
+        "log_completions": True,
+        "report_to": "none",
+        "use_cpu": True,
+        "bf16": False,
+        "gradient_checkpointing": False,
+        "disable_tqdm": True,
+    }
+    train(GRPOTrainer, GRPOConfig, settings, prompts, tokenizer, even_reward)
+    return folder
+
+
+@pytest.fixture
+def run_copy(stock_run, tmp_path):
+    return shutil.copytree(stock_run, tmp_path / "copy")
+
+
+def test_a_stock_run(stock_run):
+    run = read_run(stock_run)
+    assert (run.kind, run.status) == ("trl", "finished at step 4")
+    assert [entry.step for entry in run.logged][:4] == [1, 2, 3, 4]
+    assert {"reward", "grad_norm", "completions/mean_length"} <= set(run.logged[0].metrics)
+    assert (run.completions.groups, run.completions.rows) == (8, 32)
+    groups = list(dict(run.completions.looked_at()).values())
+    assert {len(group.rows) for group in groups} == {4}
+    scored = [row for group in groups for row in group.rows if row.zscore]
+    assert scored  # else nothing below is compared
+    for row in scored:  # TRL's own advantages are the z-scores that the report computes
+        assert row.zscore == pytest.approx(row.advantage, abs=1e-4)
+        assert row.right == (row.reward == 1)
+
+
+def test_derived_metrics_agree_with_what_trl_logged(stock_run):
+    for entry in read_run(stock_run).logged[:4]:
+        metrics = entry.metrics
+        assert metrics["drgrpo/pass_rate"] == pytest.approx(metrics["reward"], abs=1e-6)
+        dead = metrics["drgrpo/all_right_frac"] + metrics["drgrpo/all_wrong_frac"]
+        assert dead == pytest.approx(metrics["frac_reward_zero_std"], abs=1e-6)
+
+
+def test_derived_metrics_by_hand():
+    def group(rewards, lengths):
+        rows = [Row([Span("x")], reward=r, length=n) for r, n in zip(rewards, lengths, strict=True)]
+        return finish_group(Group(1, "train", 0, "p", rows))
+
+    metrics = batch_metrics(
+        [group([1, 0, 0, 0], [2, 4, 4, 4]), group([1, 1, 0, 0], [1, 1, 1, 1]), group([0] * 4, [5] * 4)]
+    )
+    assert metrics["drgrpo/pass_rate"] == 3 / 12
+    assert metrics["drgrpo/all_wrong_frac"] == 1 / 3
+    assert metrics["completions/length_right_mean"] == 4 / 3
+    assert metrics["completions/length_wrong_mean"] == pytest.approx((12 + 2 + 20) / 9)
+    assert metrics["difficulty/groups_frac/0-25"] == metrics["difficulty/groups_frac/25-50"] == 1 / 3
+    # Dr. GRPO: .75 * 2 + 3 * .25 * 4 = 4.5 and 4 * .5 = 2; the dead group adds nothing
+    assert metrics["difficulty/mass_frac/0-25"] == pytest.approx(4.5 / 6.5)
+    # GRPO: sum |z| = 1.5 / .5 = 3 and 2 / .57735 = 3.4641 (+ 1e-4 on the std), whatever the lengths
+    assert metrics["difficulty/mass_frac_grpo/0-25"] == pytest.approx(3 / 6.4641, abs=1e-4)
+
+
+def test_a_continuous_reward_is_not_judged(stock_run, run_copy):
+    import pyarrow.compute as pc
+    from pyarrow import parquet
+
+    path = min((run_copy / "completions").iterdir())
+    table = parquet.read_table(path)
+    where = table.column_names.index("even_reward")
+    parquet.write_table(table.set_column(where, "even_reward", pc.multiply(table["even_reward"], 0.5)), path)
+    run = read_run(run_copy)
+    assert "drgrpo/pass_rate" not in run.logged[0].metrics
+    assert any("not told apart" in note for note in run.notes)
+    assert {row.right for _, group in run.completions.looked_at() for row in group.rows} == {None}
+
+
+def test_the_newest_state_that_can_be_read_counts(run_copy):
+    state = run_copy / "checkpoint-4" / "trainer_state.json"
+    state.write_text(state.read_text()[:300])
+    run = read_run(run_copy)
+    assert run.status == "saved at step 2 of 4"
+    assert any("checkpoint-4/trainer_state.json cannot be read" in note for note in run.notes)
+
+
+def test_a_damaged_file_of_completions_is_left_out(run_copy):
+    path = min((run_copy / "completions").iterdir())
+    path.write_bytes(path.read_bytes()[:50])
+    run = read_run(run_copy)
+    assert run.completions.groups == 6
+    assert any("1 files of completions cannot be read" in note for note in run.notes)
+
+
+def test_completions_alone_and_states_alone(run_copy):
+    for folder in run_copy.glob("checkpoint-*"):
+        shutil.rmtree(folder)
+    run = read_run(run_copy)
+    assert run.status == "no trainer state saved yet"
+    assert [entry.step for entry in run.logged] == [1, 2, 3, 4]
+    assert all(row.length is None for _, group in run.completions.looked_at() for row in group.rows)  # no tokenizer
+    shutil.rmtree(run_copy / "completions")
+    (run_copy / "trainer_state.json").write_text(
+        '{"global_step": 3, "max_steps": 9, "log_history": [{"step": 1}, 5, {}]}'
+    )
+    run = read_run(run_copy)
+    assert (run.status, run.completions, len(run.logged)) == ("saved at step 3 of 9", None, 1)
+
+
+def test_the_contents_are_json_and_have_the_panels(stock_run):
+    contents = json.loads(json.dumps(report_contents([read_run(stock_run)]), allow_nan=False))
+    titles = [panel["title"] for panel in contents["panels"]]
+    assert {"Reward", "Pass rate", "Dead groups", "Completion length", "Entropy"} <= set(titles)
+    assert contents["runs"][0]["difficulty"]["mass"]
+
+
+def test_conversations_become_text():
+    turns = [{"role": "assistant", "content": "4"}, {"role": "tool", "content": "ok"}]
+    assert conversation("plain") == "plain"
+    assert conversation(turns[:1]) == "4"
+    assert conversation(turns) == "[assistant] 4\n[tool] ok"
+    assert (
+        conversation([{"role": "user", "content": [{"type": "text", "text": "é"}]}])
+        == '[{"type": "text", "text": "é"}]'
+    )

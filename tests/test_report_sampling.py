@@ -1,0 +1,134 @@
+"""Which completions a small report shows of a large run."""
+
+import json
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from report_runs import HOSTILE, group_line, write_run_log
+
+from trl_drgrpo.report.embedding import embedded
+from trl_drgrpo.report.reading import read_run
+from trl_drgrpo.report.recorded import group_of
+from trl_drgrpo.report.sampling import TEXT_LIMITS, sample_groups, shortened, spread
+
+
+class InMemory:
+    """Completions that need no file."""
+
+    rows_are_exact = True
+
+    def __init__(self, groups):
+        self.all = groups
+        self.groups, self.rows = len(groups), sum(len(group.rows) for group in groups)
+
+    def looked_at(self):
+        return reversed(list(enumerate(self.all)))
+
+    def load(self, number):
+        return self.all[number]
+
+
+def groups_of(count, text_length=100):
+    rng = random.Random(0)
+    return [group_of(group_line(rng, step, 0, g=2, text_length=text_length)) for step in range(count)]
+
+
+def size(sample):
+    return len(embedded([group.as_json() for group in sample.groups]).encode())
+
+
+def test_everything_is_shown_where_it_fits():
+    sample = sample_groups(InMemory(groups_of(10)), budget=10_000_000)
+    assert [group.step for group in sample.groups] == list(range(10))
+    assert (sample.rows, sample.rows_total) == (20, 20)
+
+
+def test_the_newest_the_spread_and_the_extremes():
+    groups = groups_of(500)
+    groups[137].rows[0].spans[0].advantage = -50.0
+    groups[211].rows[1].reward = None
+    groups[288].rows[0].length = 9999
+    budget = sum(len(embedded(group.as_json())) for group in groups) // 5
+    sample = sample_groups(InMemory(groups), budget)
+    steps = [group.step for group in sample.groups]
+    assert size(sample) <= budget * 1.01  # the commas between the groups
+    assert {497, 498, 499} <= set(steps)
+    assert {137, 211, 288} <= set(steps)
+    assert all(any(start <= step < start + 50 for step in steps) for start in range(0, 500, 50))
+    assert steps == sorted(steps)
+    assert sample.groups_total == 500
+
+
+def test_max_groups():
+    assert [g.step for g in sample_groups(InMemory(groups_of(50)), 10_000_000, max_groups=1).groups] == [49]
+    assert sample_groups(InMemory(groups_of(50)), 10_000_000, max_groups=0).groups == []
+    assert sample_groups(None, 1000).groups == []
+
+
+def test_long_texts_lose_their_middle_when_too_few_groups_fit():
+    sample = sample_groups(InMemory(groups_of(70, text_length=6_000)), budget=500_000)
+    assert sample.text_limit < TEXT_LIMITS[0]
+    assert len(sample.groups) >= 40
+    assert all(row.cut > 0 and len(row.text) <= sample.text_limit + 10 for g in sample.groups for row in g.rows)
+    assert size(sample) <= 505_000
+
+
+def test_one_enormous_completion_does_not_push_the_others_out():
+    groups = groups_of(30)
+    groups[29].rows[0].spans[0].text = "x" * 5_000_000
+    sample = sample_groups(InMemory(groups), budget=400_000)
+    assert len(sample.groups) == 30
+    assert sample.groups[29].rows[0].cut > 4_900_000
+
+
+@given(st.lists(st.text(max_size=40), min_size=1, max_size=6), st.integers(4, 60))
+def test_shortening_keeps_start_and_end(texts, limit):
+    spans = [{"text": text, "advantage": float(i)} for i, text in enumerate(texts)]
+    group = group_of({"step": 1, "prompt": "p", "rows": [{"spans": spans, "reward": 1.0}]})
+    before = group.rows[0].text
+    row = shortened(group, limit).rows[0]
+    assert group.rows[0].text == before  # not changed in place
+    if len(before) <= limit:
+        assert row.text == before
+        return
+    head = limit * 3 // 4
+    assert row.text == before[:head] + " [...] " + before[len(before) - (limit - head) :]
+    assert row.cut == len(before) - limit
+    kept = [span for span in row.spans if not span.masked]
+    assert all(span.text in texts[int(span.advantage)] for span in kept)  # every part keeps its own advantage
+
+
+@given(st.integers(0, 200))
+def test_the_spread_is_a_permutation(count):
+    assert sorted(spread(range(count))) == list(range(count))
+
+
+@given(st.integers(20, 200), st.integers(4, 20))
+def test_every_prefix_of_the_spread_is_even(count, taken):
+    chosen = sorted(spread(range(count))[:taken])
+    gaps = [b - a for a, b in zip([0, *chosen], [*chosen, count], strict=True)]
+    assert max(gaps) <= 4 * count / taken + 1
+
+
+@given(st.text() | st.sampled_from(HOSTILE))
+def test_embedded_data_is_the_same_and_cannot_end_its_element(text):
+    written = embedded({"text": text})
+    assert json.loads(written)["text"] == text
+    assert "<" not in written
+    assert "\u2028" not in written
+    written.encode()  # lone surrogates are escaped
+
+
+def test_nan_is_refused_rather_than_written():
+    with pytest.raises(ValueError, match="JSON"):
+        embedded({"x": float("nan")})
+
+
+def test_a_run_log_is_sampled_from_its_file(tmp_path):
+    run = read_run(write_run_log(tmp_path / "run", steps=300, every=1))
+    sample = sample_groups(run.completions, budget=200_000)
+    assert 10 < len(sample.groups) < 300
+    assert sample.rows_total == 2400
+    assert sample.groups[-1].step == 300

@@ -1,0 +1,17 @@
+"""The run report: what a run logged, as one self-contained page, Markdown, JSON or a figure.
+
+Data's way: a folder is read (`reading.py`: a run log; `plain_trl.py`: what stock TRL leaves behind) into a `Run`
+(`records.py`); `sampling.py` picks the completions that fit, `curves.py` thins the metrics, `contents.py` puts it all
+together; `page.py`, `markdown.py` and `figure.py` only draw. Nothing here imports torch or trl.
+"""
+
+from typing import TYPE_CHECKING
+
+from trl_drgrpo.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from trl_drgrpo.report.write import write_report as write_report
+
+__getattr__, __dir__ = lazy_names(__name__, {"write_report": "write"})
+
+__all__ = ["write_report"]

@@ -1,0 +1,55 @@
+// Difficulty over time as a heat map, and the gradient mass by difficulty with both weightings.
+const HEAT = { width: 560, left: 74, row: 22 };
+const bucketName = (bucket) => ({ 0: "none right", 100: "all right" })[bucket] || bucket.replace("-", "–") + "%";
+
+function heatMap(difficulty, most, read) {
+  const buckets = [...DATA.buckets].reverse();
+  const columns = difficulty.steps.length, wide = (HEAT.width - HEAT.left) / columns, high = HEAT.row * buckets.length;
+  const cells = buckets.flatMap((bucket, row) => difficulty.groups[bucket].map((share, column) => share === null ? null :
+    svg("rect", { class: "heat", x: HEAT.left + column * wide, y: row * HEAT.row, width: wide + 0.3, height: HEAT.row - 1, "fill-opacity": share / most, "data-at": bucket + "/" + column })));
+  const chart = svg("svg", { viewBox: `0 0 ${HEAT.width} ${high + 20}`, role: "img", "aria-label": "Share of groups per difficulty over the steps" },
+    svg("rect", { class: "frame", x: HEAT.left, y: 0, width: HEAT.width - HEAT.left, height: high }), cells,
+    buckets.map((bucket, row) => svg("text", { x: HEAT.left - 6, y: row * HEAT.row + 15, "text-anchor": "end" }, bucketName(bucket))),
+    svg("text", { x: HEAT.left, y: high + 15 }, "step " + difficulty.steps[0]),
+    svg("text", { x: HEAT.width, y: high + 15, "text-anchor": "end" }, String(difficulty.steps[columns - 1])));
+  chart.addEventListener("pointermove", (event) => {
+    const at = event.target.dataset && event.target.dataset.at;
+    if (!at) return;
+    const [bucket, column] = at.split("/");
+    read.textContent = `step ${difficulty.steps[column]}: ${number(difficulty.groups[bucket][column], true)} of the groups had ${bucketName(bucket)}${bucket === "0" || bucket === "100" ? "" : " right"}`;
+  });
+  return chart;
+}
+
+function massBars(mass) {
+  const kinds = [["mass_frac", "bar-dr", "Dr. GRPO's weights"], ["mass_frac_grpo", "bar-grpo", "GRPO's weights"]].filter(([kind]) => mass[kind]);
+  const buckets = DATA.buckets.slice(1, -1), left = HEAT.left, room = HEAT.width - left - 60;
+  const most = Math.max(...kinds.flatMap(([kind]) => buckets.map((bucket) => mass[kind][bucket] || 0)), 0.01);
+  const row = 18 * kinds.length + 10;
+  const parts = buckets.flatMap((bucket, i) => [
+    svg("text", { x: left - 6, y: i * row + row / 2, "text-anchor": "end" }, bucketName(bucket)),
+    ...kinds.flatMap(([kind, look], k) => {
+      const share = mass[kind][bucket] || 0, wide = (share / most) * room;
+      return [svg("rect", { class: look, x: left, y: i * row + k * 17, width: Math.max(wide, 0.5), height: 15, rx: 2 }),
+        svg("text", { class: "ink", x: left + wide + 6, y: i * row + k * 17 + 12 }, number(share, true))];
+    })]);
+  const chart = svg("svg", { viewBox: `0 0 ${HEAT.width} ${row * buckets.length}`, role: "img", "aria-label": "Share of the gradient mass per difficulty" }, parts);
+  const legend = el("p", { class: "legend" }, kinds.map(([, look, name]) =>
+    el("span", { "--k": look === "bar-dr" ? "var(--pos)" : "var(--grey)" }, el("i", { class: "key" }), name)));
+  return el("div", {}, el("h3", {}, "Gradient mass by difficulty"), el("p", { class: "hint" }, "Sum of |weight| over the tokens, as a share; mean over the run."), legend, chart);
+}
+
+function startDifficulty() {
+  const withIt = RUNS.map((run, i) => [run, i]).filter(([run]) => run.difficulty);
+  if (!withIt.length) {
+    $("difficulty").hidden = $("nav-difficulty").hidden = true;
+    return;
+  }
+  const most = Math.max(0.01, ...withIt.flatMap(([run]) => Object.values(run.difficulty.groups).flat()));
+  $("difficulty-body").append(el("div", { class: "heat-runs" }, withIt.map(([run, i]) => {
+    const read = el("p", { class: "heat-read" }, `From none to ${number(most, true)} of the groups of a step. Point at a cell for its value.`);
+    return el("div", { class: "heat-run" },
+      el("div", {}, el("h3", {}, MANY ? el("span", { class: "dot r" + (i % 6) }) : null, MANY ? el("bdi", {}, plain(run.name)) : "Share of groups over the steps"),
+        read, heatMap(run.difficulty, most, read)), Object.keys(run.difficulty.mass).length ? massBars(run.difficulty.mass) : null);
+  })));
+}

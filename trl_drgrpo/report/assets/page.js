@@ -1,0 +1,46 @@
+// Light and dark, the keys, and the start.
+function setTheme(dark) {
+  document.documentElement.dataset.theme = dark ? "dark" : "light";
+  $("theme").textContent = dark ? "Light" : "Dark";
+  $("theme").setAttribute("aria-pressed", String(dark));
+  charts.forEach(({ recolour }) => recolour());
+}
+
+const isDark = () => document.documentElement.dataset.theme === "dark";
+
+const KEYS = {
+  j: () => select(selected + 1),
+  k: () => select(selected - 1),
+  n: () => selectGroup(1),
+  p: () => selectGroup(-1),
+  f: () => document.querySelectorAll("#detail button[aria-expanded]").forEach((button) => button.click()),
+  "/": () => fields.search.focus(),
+};
+
+document.addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey) return;
+  const typing = event.target.matches("input, select, textarea");
+  if (typing) {
+    if (event.key === "Escape") event.target.blur();
+    return;
+  }
+  if (event.key === "t") return setTheme(!isDark());
+  const inList = event.target.id === "list";
+  const action = KEYS[event.key] || (inList && { ArrowDown: KEYS.j, ArrowUp: KEYS.k }[event.key]);
+  if (!action || !entries.length) return;
+  event.preventDefault();
+  const browser = $("completions").getBoundingClientRect();
+  if (browser.top > innerHeight / 2 || browser.bottom < innerHeight / 4) $("completions").scrollIntoView();
+  action();
+});
+
+const prefersDark = matchMedia("(prefers-color-scheme: dark)");
+setTheme(prefersDark.matches);
+prefersDark.addEventListener("change", (event) => setTheme(event.matches));
+$("theme").addEventListener("click", () => setTheme(!isDark()));
+const only = $("only-differences");
+if (only) only.addEventListener("change", () => $("settings-table").classList.toggle("only-differences", only.checked));
+startCurves();
+startDifficulty();
+startCompletions();
+document.documentElement.dataset.ready = "yes";

@@ -1,0 +1,169 @@
+"""Everything a report shows, as one dictionary: what `--format json` writes and the other formats draw.
+
+Curves, samples and differences are computed here and nowhere else, so that the formats cannot disagree.
+"""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from trl_drgrpo import __version__
+from trl_drgrpo.report.curves import Curve, curves_of, ends_of, mean, rounded
+from trl_drgrpo.report.derived import BUCKETS
+from trl_drgrpo.report.panels import Panel, difficulty_metric, other_metrics, panels_for
+from trl_drgrpo.report.records import Run, number
+from trl_drgrpo.report.sampling import sample_groups
+
+FORMAT = 1
+COMPLETION_BYTES = 3_200_000  # of the page's five megabytes
+CURVE_POINTS = 40_000  # of all curves of all runs
+
+_HEAT_COLUMNS = 100
+_MASS_KINDS = ("mass_frac", "mass_frac_grpo")
+
+
+def report_contents(runs: Sequence[Run], max_groups: int | None = None, thin: bool = True) -> dict[str, Any]:
+    """
+    What a report over some runs shows.
+
+    Args:
+        runs (`Sequence[Run]`): At least one.
+        max_groups (`int`, *optional*): At most so many groups of completions per run.
+        thin (`bool`, *optional*): Whether curves are thinned to what a page holds.
+
+    Returns:
+        `dict`: Plain JSON. `runs`: per run status, facts, curves, difficulty, warnings and sampled groups; `panels`,
+        `other_metrics`: how the curves are drawn; `settings_table`, `final_table`: rows with one value per run.
+    """
+    trained = [curves_of(run.logged, "train") for run in runs]
+    names = {name for curves in trained for name in curves}
+    panels = panels_for(names)
+    amount = sum(len(curves) for curves in trained)
+    points = max(60, min(1000, CURVE_POINTS // max(1, amount))) if thin else None
+    budget = COMPLETION_BYTES // len(runs)
+    return {
+        "format": FORMAT,
+        "made_by": f"trl-drgrpo {__version__}",
+        "made_at": int(time.time()),
+        "buckets": list(BUCKETS),
+        "panels": [panel.as_json() for panel in panels],
+        "other_metrics": other_metrics(names, panels),
+        "settings_table": settings_table(runs),
+        "final_table": final_table(panels, trained),
+        "runs": [_run(run, curves, points, budget, max_groups) for run, curves in zip(runs, trained, strict=True)],
+    }
+
+
+def _run(
+    run: Run, curves: dict[str, Curve], points: int | None, budget: int, max_groups: int | None
+) -> dict[str, Any]:
+    sample = sample_groups(run.completions, budget, max_groups)
+    thinned = curves if points is None else curves_of(run.logged, "train", points)
+    evals = curves_of(run.logged, "eval", points)
+    return {
+        "name": run.name,
+        "path": run.path,
+        "kind": run.kind,
+        "status": run.status,
+        "last_step": max((entry.step for entry in run.logged), default=0),
+        "facts": run.facts,
+        "objective": run.objective,
+        "right": run.right,
+        "notes": run.notes,
+        "resumed_at": run.resumed_at,
+        "curves": {name: curve.as_json() for name, curve in thinned.items() if not name.startswith("difficulty/")},
+        "mean_of": max((curve.mean_of for curve in thinned.values()), default=1),
+        "eval_curves": {name: curve.as_json() for name, curve in evals.items()},
+        "difficulty": difficulty(curves),
+        "warnings": [vars(warning) for warning in run.warnings],
+        "groups_total": sample.groups_total,
+        "rows_total": sample.rows_total,
+        "rows_are_exact": sample.rows_are_exact,
+        "rows_shown": sample.rows,
+        "text_limit": sample.text_limit,
+        "groups": [group.as_json() for group in sample.groups],
+    }
+
+
+def difficulty(curves: dict[str, Curve]) -> dict[str, Any] | None:
+    """
+    The heat map of difficulty over time, and the gradient mass by difficulty.
+
+    Args:
+        curves (`dict[str, Curve]`): Of the run, not thinned.
+
+    Returns:
+        `dict` or `None`: `steps` (last step of each column), `groups` (per bucket the shares of groups per column)
+        and `mass` (per weighting the share per bucket, mean over the run; absent if not logged). `None` if there is
+        nothing.
+    """
+    shares = {bucket: curves.get(difficulty_metric("groups_frac", bucket)) for bucket in BUCKETS}
+    longest = max((curve for curve in shares.values() if curve), key=lambda curve: len(curve.steps), default=None)
+    if longest is None:
+        return None
+    size = -(-len(longest.steps) // _HEAT_COLUMNS)
+    columns = [longest.steps[start : start + size] for start in range(0, len(longest.steps), size)]
+    groups = {}
+    for bucket, curve in shares.items():
+        at = dict(zip(curve.steps, curve.values, strict=True)) if curve else {}
+        groups[bucket] = [rounded(mean([at.get(step) for step in column]), 3) for column in columns]
+    mass = {}
+    for kind in _MASS_KINDS:
+        found = {bucket: curves.get(difficulty_metric(kind, bucket)) for bucket in BUCKETS}
+        if any(found.values()):
+            mass[kind] = {bucket: rounded(mean(curve.values), 4) if curve else 0.0 for bucket, curve in found.items()}
+    return {"steps": [column[-1] for column in columns], "groups": groups, "mass": mass}
+
+
+def settings_table(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """
+    Objective and settings, one row per field.
+
+    Args:
+        runs (`Sequence[Run]`): A field that a run does not have is `None` there.
+
+    Returns:
+        `list[dict]`: `name`, `values` and `differs`: whether runs that have the field have different values of it.
+    """
+    rows = []
+    for part in ("facts", "objective", "settings"):
+        names = dict.fromkeys(name for run in runs for name in getattr(run, part))
+        for name in names:
+            values = [getattr(run, part).get(name) for run in runs]
+            rows.append({"name": name, "part": part, "values": values, "differs": _differ(values)})
+    return rows
+
+
+def _differ(values: Sequence[Any]) -> bool:
+    known = [value for value in values if value is not None]
+    return any(value != known[0] for value in known)
+
+
+def final_table(panels: Sequence[Panel], trained: Sequence[dict[str, Curve]]) -> list[dict[str, Any]]:
+    """
+    First and last value of every curve of the panels.
+
+    Args:
+        panels (`Sequence[Panel]`): What is drawn.
+        trained (`Sequence[dict[str, Curve]]`): Curves per run, not thinned.
+
+    Returns:
+        `list[dict]`: `name`, `unit`, `role`, `share`, `first` and `last` with one value per run (means over a tenth of
+        the logged values; `None` where a run did not log it).
+    """
+    rows = []
+    for panel in panels:
+        for line in panel.lines:
+            found = [next((curves[name] for name in line.metrics if name in curves), None) for curves in trained]
+            ends = [ends_of(curve) if curve else None for curve in found]
+            rows.append(
+                {
+                    "name": f"{panel.title}, {line.label}" if line.label else panel.title,
+                    "unit": panel.unit,
+                    "role": line.role,
+                    "share": panel.share,
+                    "first": [rounded(number(end.first), 4) if end else None for end in ends],
+                    "last": [rounded(number(end.last), 4) if end else None for end in ends],
+                }
+            )
+    return rows

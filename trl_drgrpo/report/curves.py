@@ -1,0 +1,119 @@
+"""Metrics of a run as curves: thinned to what a page can hold, with gaps where nothing is known, and final numbers.
+
+A curve is its own list of steps and of values. A value that was logged as NaN is a gap (`None`), and so is a stretch
+of steps that is many times longer than usual; a metric that is only logged now and then is joined.
+"""
+
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from trl_drgrpo.report.records import Logged
+
+_HOLE = 8  # times the usual distance of two logged steps
+_ONCE = ("train_", "total_flos")  # written at the end of a run: no curves
+
+
+@dataclass
+class Curve:
+    """One metric over the steps.
+
+    Args:
+        steps (`list[int]`): Rising.
+        values (`list[float or None]`): `None` = a gap.
+        mean_of (`int`): Logged values that each point is the mean of.
+    """
+
+    steps: list[int]
+    values: list[float | None]
+    mean_of: int = 1
+
+    def as_json(self) -> list[list[Any]]:
+        """Steps and values, rounded to what can be seen."""
+        return [self.steps, [rounded(value) for value in self.values]]
+
+
+def curves_of(logged: Sequence[Logged], mode: str, points: int | None = None) -> dict[str, Curve]:
+    """
+    The curves of a run.
+
+    Args:
+        logged (`Sequence[Logged]`): In the order of the steps; of several entries of a step the last one counts.
+        mode (`str`): `"train"` or `"eval"`; the prefix `eval_` is taken off.
+        points (`int`, *optional*): Means of equally many neighbours are taken until at most so many points are left.
+
+    Returns:
+        `dict[str, Curve]`: Per metric, sorted; without metrics that have no value and those of a run's end.
+    """
+    values: dict[str, dict[int, float | None]] = defaultdict(dict)
+    for entry in logged:
+        if entry.mode == mode:
+            for name, value in entry.metrics.items():
+                if not name.startswith(_ONCE):
+                    values[name.removeprefix("eval_") if mode == "eval" else name][entry.step] = value
+    curves = {}
+    for name in sorted(values):
+        if any(value is not None for value in values[name].values()):
+            curves[name] = _curve(sorted(values[name].items()), points)
+    return curves
+
+
+def _curve(pairs: Sequence[tuple[int, float | None]], points: int | None) -> Curve:
+    size = 1 if points is None else max(1, math.ceil(len(pairs) / points))
+    if size > 1:
+        bins = [pairs[start : start + size] for start in range(0, len(pairs), size)]
+        pairs = [(members[-1][0], mean([value for _, value in members])) for members in bins]
+    steps, values = [step for step, _ in pairs], [value for _, value in pairs]
+    distances = [after - before for before, after in pairwise(steps)]
+    usual = statistics.median(distances) if distances else 0
+    for position in range(len(steps) - 1, 0, -1):  # a stretch without entries is a gap, not a straight line
+        if distances[position - 1] > max(_HOLE * usual, 2):
+            steps.insert(position, steps[position - 1] + 1)
+            values.insert(position, None)
+    return Curve(steps, values, size)
+
+
+@dataclass
+class Ends:
+    """Where a metric began and where it got: means over the first and the last tenth of its values (at least one)."""
+
+    first: float
+    last: float
+
+
+def ends_of(curve: Curve) -> Ends:
+    """
+    The mean of the first and of the last tenth.
+
+    Args:
+        curve ([`Curve`]): With at least one value.
+
+    Returns:
+        [`Ends`].
+
+    Example:
+
+    ```python
+    >>> ends_of(Curve([1, 2, 3], [0.0, None, 1.0]))
+    Ends(first=0.0, last=1.0)
+
+    ```
+    """
+    known = [value for value in curve.values if value is not None]
+    tenth = max(1, len(known) // 10)
+    return Ends(statistics.fmean(known[:tenth]), statistics.fmean(known[-tenth:]))
+
+
+def mean(values: Sequence[float | None]) -> float | None:
+    """Mean of the values that are known; `None` if none is."""
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else None
+
+
+def rounded(value: float | None, digits: int = 5) -> float | None:
+    """A number with that many significant digits."""
+    return None if value is None else float(f"{value:.{digits}g}")

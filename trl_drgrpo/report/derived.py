@@ -1,0 +1,113 @@
+"""What `DrGRPOTrainer` would have logged, from the completions that a run of plain TRL saved.
+
+Only where every reward is 0 or 1: what counts as right is never guessed from a continuous reward. The metrics have the
+names, and the definitions, of `DrGRPOTrainer`'s.
+"""
+
+import statistics
+from collections import defaultdict
+from collections.abc import Sequence
+
+from trl_drgrpo.report.records import Completions, Group, Row
+
+BUCKETS = ("0", "0-25", "25-50", "50-75", "75-100", "100")  # percent of a group that is right, (a, b]
+
+
+def derived_metrics(completions: Completions) -> tuple[dict[int, dict[str, float | None]], list[str]]:
+    """
+    Metrics per logged step, and notes that say where they come from.
+
+    Args:
+        completions ([`~trl_drgrpo.report.records.Completions`]): Of a run of plain TRL.
+
+    Returns:
+        `tuple[dict[int, dict[str, float]], list[str]]`: Nothing, and why, where a reward is neither 0 nor 1.
+    """
+    batches: dict[int, list[Group]] = defaultdict(list)
+    several = False
+    for _, group in completions.looked_at():
+        several |= any(len(row.rewards) > 1 for row in group.rows)
+        if any(row.reward not in (0, 1, None) for row in group.rows):
+            return {}, ["Some rewards are neither 0 nor 1, so right and wrong completions are not told apart."]
+        batches[group.step].append(group)
+    notes = ["Right = reward 1. Pass rates, dead groups, lengths and difficulty are computed from saved completions."]
+    if several:
+        notes.append("The weights of its reward functions are not recorded: rewards are summed with weight 1.")
+    lengths = [row.length for groups in batches.values() for group in groups for row in group.rows]
+    if any(length is not None for length in lengths):
+        notes.append("Lengths are tokens counted with the saved tokenizer; special tokens are not in the saved text.")
+    return {step: batch_metrics(groups) for step, groups in sorted(batches.items())}, notes
+
+
+def batch_metrics(groups: Sequence[Group]) -> dict[str, float | None]:
+    """
+    Metrics of one batch whose rewards are 0 or 1.
+
+    Args:
+        groups (`Sequence[Group]`): Its groups.
+
+    Returns:
+        `dict[str, float]`: What has nothing to be computed from is left out.
+    """
+    rates = []
+    for group in groups:
+        rewards = [row.reward for row in group.rows if row.reward is not None]
+        if rewards:
+            rates.append((statistics.fmean(rewards), group))
+    if not rates:
+        return {}
+    rows = [row for _, group in rates for row in group.rows if row.reward is not None]
+    metrics: dict[str, float | None] = {
+        "drgrpo/pass_rate": statistics.fmean(row.reward or 0.0 for row in rows),
+        "drgrpo/all_right_frac": sum(rate == 1 for rate, _ in rates) / len(rates),
+        "drgrpo/all_wrong_frac": sum(rate == 0 for rate, _ in rates) / len(rates),
+    }
+    for name, value in (("right", 1), ("wrong", 0)):
+        if lengths := [row.length for row in rows if row.reward == value and row.length is not None]:
+            metrics[f"completions/length_{name}_mean"] = statistics.fmean(lengths)
+    buckets = [bucket_of(rate) for rate, _ in rates]
+    for bucket in BUCKETS:
+        metrics[f"difficulty/groups_frac/{bucket}"] = buckets.count(bucket) / len(buckets)
+    return {**metrics, **_masses(rates)}
+
+
+def bucket_of(rate: float) -> str:
+    """
+    The difficulty bucket of a pass rate.
+
+    Args:
+        rate (`float`): Share of a group that is right, 0 to 1.
+
+    Example:
+
+    ```python
+    >>> [bucket_of(rate) for rate in (0.0, 0.25, 0.5, 0.875, 1.0)]
+    ['0', '0-25', '25-50', '75-100', '100']
+
+    ```
+    """
+    if rate in (0.0, 1.0):
+        return "0" if rate == 0 else "100"
+    return BUCKETS[1 + sum(rate > edge for edge in (0.25, 0.5, 0.75))]
+
+
+def _masses(rates: Sequence[tuple[float, Group]]) -> dict[str, float | None]:
+    """Shares of the gradient mass by bucket, with Dr. GRPO's weights and with GRPO's."""
+    masses: dict[str, float | None] = {}
+    for name, weigh in (("mass_frac", _dr_grpo_mass), ("mass_frac_grpo", _grpo_mass)):
+        by_bucket: dict[str, float] = dict.fromkeys(BUCKETS, 0.0)
+        for rate, group in rates:
+            by_bucket[bucket_of(rate)] += sum(weigh(row, rate) for row in group.rows)
+        if total := sum(by_bucket.values()):
+            masses |= {f"difficulty/{name}/{bucket}": mass / total for bucket, mass in by_bucket.items()}
+    return masses
+
+
+def _dr_grpo_mass(row: Row, mean: float) -> float:
+    """`|r - mean|` for each of its tokens."""
+    return 0.0 if row.reward is None or row.length is None else abs(row.reward - mean) * row.length
+
+
+def _grpo_mass(row: Row, mean: float) -> float:
+    """`|z|` for each of its tokens, divided by their number."""
+    return 0.0 if row.zscore is None or row.length is None else abs(row.zscore) * (row.length > 0)

@@ -1,0 +1,77 @@
+"""The report as Markdown: tables of final numbers, settings and warnings, and the plots as a picture beside it."""
+
+from pathlib import Path
+from typing import Any
+
+from trl_drgrpo.report.page import amount, shown
+from trl_drgrpo.report.visible_text import visible
+
+_COMPLETION_CHARACTERS = 300
+
+
+def markdown_page(contents: dict[str, Any], plot: Path | None) -> str:
+    """
+    Renders the Markdown file.
+
+    Args:
+        contents (`dict`): As `report_contents` gives them.
+        plot (`Path` or `None`): The picture, in the same folder; `None` without matplotlib.
+
+    Returns:
+        `str`: The text.
+    """
+    runs = contents["runs"]
+    names = [_cell(run["name"]) for run in runs]
+    parts = [f"# Run report: {', '.join(names)}", ""]
+    for name, run in zip(names, runs, strict=True):
+        parts += [f"- **{name}** ({run['kind']}): {_cell(run['status'])}", *(f"  - {_cell(n)}" for n in run["notes"])]
+    if plot is not None:
+        parts += ["", f"![curves](<{plot.name}>)"]
+    parts += ["", "## Numbers", "", "Means over the first and the last tenth of what was logged.", ""]
+    parts += _table(["metric", *names], [_final_row(row) for row in contents["final_table"]])
+    parts += ["", "## Settings", ""]
+    fields = [[row["name"] + " (differs)" * row["differs"], *row["values"]] for row in contents["settings_table"]]
+    parts += _table(["field", *names], fields)
+    parts += ["", "## Warnings", ""]
+    warnings = [[run["name"], w["step"], w["cause"], w["message"]] for run in runs for w in run["warnings"]]
+    parts += _table(["run", "step", "cause", "message"], warnings) if warnings else ["None."]
+    parts += ["", "## Newest completions", ""]
+    for name, run in zip(names, runs, strict=True):
+        parts += _newest(name, run)
+    return "\n".join(parts) + "\n"
+
+
+def _final_row(row: dict[str, Any]) -> list[str]:
+    pairs = zip(row["first"], row["last"], strict=True)
+    share = row["share"]
+    values = [f"{amount(a, share)} → {amount(b, share)}" if a is not None else amount(a, share) for a, b in pairs]
+    return [f"{row['name']} ({row['unit']})" if row["unit"] else row["name"], *values]
+
+
+def _newest(name: str, run: dict[str, Any]) -> list[str]:
+    """The last group that is there, as a table."""
+    if not run["groups"]:
+        return [f"{name}: none recorded."]
+    group = run["groups"][-1]
+    rows = []
+    for row in group["rows"]:
+        text = "".join(span["text"] for span in row["spans"])
+        if len(text) + row["cut"] > _COMPLETION_CHARACTERS:
+            text = f"{text[:_COMPLETION_CHARACTERS]} [...]"
+        rows.append([row["reward"], row["advantage"], row["zscore"], row["length"], text])
+    shown_of = f"{run['rows_total']} completions recorded"
+    head = f"{name}, step {group['step']} ({shown_of}): {_cell(group['prompt'][:_COMPLETION_CHARACTERS])}"
+    return [head, "", *_table(["reward", "advantage", "GRPO's z-score", "tokens", "completion"], rows), ""]
+
+
+def _table(head: list[str], rows: list[list[Any]]) -> list[str]:
+    lines = [head, ["---"] * len(head), *[[_cell(shown(value)) for value in row] for row in rows]]
+    return ["| " + " | ".join(line) + " |" for line in lines]
+
+
+def _cell(value: str) -> str:
+    """Text that is neither markup nor the end of a table's cell."""
+    text = visible(value).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    for character in "\\`*_[]|$":
+        text = text.replace(character, "\\" + character)
+    return " ".join(text.split())

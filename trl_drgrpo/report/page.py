@@ -1,0 +1,104 @@
+"""The report as one HTML page that needs nothing else, and lets nothing else in.
+
+Styles, scripts and data are part of the page. Its content security policy allows exactly the style and the script that
+stand in it, by their hashes, and no connection to anywhere. Texts of a run reach the page as escaped text or as JSON.
+"""
+
+import base64
+import hashlib
+from datetime import UTC, datetime
+from importlib.resources import files
+from typing import Any
+
+from trl_drgrpo.report.embedding import embedded
+from trl_drgrpo.report.visible_text import visible
+
+_STYLES = ("uplot/uPlot.min.css", "page.css", "completions.css")
+_SCRIPTS = ("uplot/uPlot.iife.min.js", "dom.js", "curves.js", "difficulty.js", "group.js", "completions.js", "page.js")
+_PAGE_DATA = ("buckets", "panels", "other_metrics")
+_RUN_DATA = (
+    "name",
+    "kind",
+    "last_step",
+    "curves",
+    "eval_curves",
+    "difficulty",
+    "warnings",
+    "resumed_at",
+    "groups",
+    "groups_total",
+    "rows_total",
+    "rows_are_exact",
+    "rows_shown",
+    "text_limit",
+)
+
+
+def html_page(contents: dict[str, Any]) -> str:
+    """
+    Renders the page.
+
+    Args:
+        contents (`dict`): As `report_contents` gives them.
+
+    Returns:
+        `str`: The page; encodable as UTF-8.
+    """
+    from jinja2 import Environment, PackageLoader
+    from markupsafe import Markup
+
+    environment = Environment(
+        loader=PackageLoader("trl_drgrpo.report", "assets"), autoescape=True, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters["value"] = shown
+    environment.filters["amount"] = amount
+    environment.filters["visible"] = visible
+    style = _joined(_STYLES)
+    script = (
+        f'"use strict";\n/*\nuPlot: {_joined(("uplot/LICENSE",))}*/\n{_joined(_SCRIPTS)}'  # its licence goes with it
+    )
+    data = {name: contents[name] for name in _PAGE_DATA}
+    data["runs"] = [{name: run[name] for name in _RUN_DATA} for run in contents["runs"]]
+    return environment.get_template("page.html.j2").render(
+        **contents,
+        made=f"{datetime.fromtimestamp(contents['made_at'], UTC):%Y-%m-%d %H:%M} UTC",
+        style=Markup(style),
+        script=Markup(script),
+        style_hash=_hash(style),
+        script_hash=_hash(script),
+        data=Markup(embedded(data)),
+    )
+
+
+def shown(value: Any) -> str:
+    """
+    A value of a table as text.
+
+    Args:
+        value (`Any`): `None` is a dash; numbers keep what was written, with at most six significant digits.
+    """
+    if value is None:
+        return "–"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return visible(value)
+
+
+def amount(value: float | None, share: bool) -> str:
+    """
+    A metric as text.
+
+    Args:
+        value (`float` or `None`): `None` is a dash.
+        share (`bool`): Whether it runs from 0 to 1, and is written in percent.
+    """
+    return f"{value:.1%}" if share and value is not None else shown(value)
+
+
+def _joined(names: tuple[str, ...]) -> str:
+    folder = files("trl_drgrpo.report") / "assets"
+    return "\n".join((folder / name).read_text(encoding="utf-8") for name in names)
+
+
+def _hash(source: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()

@@ -1,0 +1,159 @@
+"""Which metrics are drawn together, under which title: one list for the page, the figure and the tables."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from trl_drgrpo.report.derived import BUCKETS
+
+
+@dataclass(frozen=True)
+class Line:
+    """One curve of a panel.
+
+    Args:
+        label (`str`): In the legend.
+        metrics (`tuple[str, ...]`): Names under which it may be logged; the first one that is there counts.
+        role (`str`, *optional*): `"right"`, `"wrong"` or `""`: right and wrong have the same colour in every panel.
+    """
+
+    label: str
+    metrics: tuple[str, ...]
+    role: str = ""
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Curves that share axes.
+
+    Args:
+        title, unit (`str`): Above the axes.
+        lines (`tuple[Line, ...]`): At least one.
+        stacked (`bool`): Whether the lines are parts of a whole, drawn one on the other.
+        hint (`str`): How to read it, in one sentence.
+        share (`bool`): Whether the values run from 0 to 1.
+    """
+
+    title: str
+    unit: str
+    lines: tuple[Line, ...]
+    stacked: bool = False
+    hint: str = ""
+    share: bool = False
+
+    def as_json(self) -> dict[str, Any]:
+        """As the page has it."""
+        return asdict(self)
+
+
+def _one(title: str, unit: str, *metrics: str, hint: str = "", share: bool = False) -> Panel:
+    return Panel(title, unit, (Line("", metrics),), hint=hint, share=share)
+
+
+PANELS = (
+    _one("Reward", "weighted sum", "reward"),
+    _one("Pass rate", "share of completions", "drgrpo/pass_rate", share=True),
+    Panel(
+        "Completion length",
+        "tokens",
+        (
+            Line("right", ("completions/length_right_mean",), "right"),
+            Line("wrong", ("completions/length_wrong_mean",), "wrong"),
+            Line("all", ("completions/mean_length",)),
+        ),
+        hint="Wrong answers that grow while right ones do not are the length bias that Dr. GRPO removes.",
+    ),
+    Panel(
+        "Dead groups",
+        "share of groups",
+        (
+            Line("all right", ("drgrpo/all_right_frac",), "right"),
+            Line("all wrong", ("drgrpo/all_wrong_frac",), "wrong"),
+            Line("all equal", ("drgrpo/zero_signal_frac", "frac_reward_zero_std")),
+        ),
+        stacked=True,
+        hint="Groups in which every reward is equal: they teach nothing.",
+        share=True,
+    ),
+    _one("Entropy", "nats per token", "entropy", "entropy/with_signal"),
+    _one("KL to the reference", "nats per token", "kl"),
+    _one("Gradient norm", "before clipping", "grad_norm"),
+    _one("Truncated", "share of completions", "completions/truncated_frac", "completions/clipped_ratio", share=True),
+    _one("Clipped tokens", "share of tokens", "clip_ratio/region_mean", "clip_ratio"),
+    Panel(
+        "Time per phase",
+        "seconds",
+        (
+            Line("generate", ("time/generate_s",)),
+            Line("score", ("time/score_s",)),
+            Line("train", ("time/train_s",)),
+        ),
+        stacked=True,
+    ),
+    _one("Speed", "tokens per second", "time/tokens_per_s"),
+    _one("Effective group size", "completions", "drgrpo/effective_group_size"),
+    _one("Useful tokens", "share of what ran", "drgrpo/useful_token_frac", share=True),
+    _one("Different completions", "share of a group", "completions/unique_frac", share=True),
+    _one("Process reward", "mean over steps", "process/reward_mean"),
+    _one("Steps per completion", "steps", "process/steps_mean"),
+    _one("Loss", "", "loss", hint="Close to zero by construction, and no sign of progress."),
+    _one("Learning rate", "", "learning_rate"),
+)
+
+
+def panels_for(metrics: Collection[str]) -> list[Panel]:
+    """
+    The panels that have something to draw, with the curves that are there, and one for each reward function.
+
+    Args:
+        metrics (`Collection[str]`): Names of metrics that any of the runs logged.
+
+    Returns:
+        `list[Panel]`: Completions of all kinds, and groups of equal rewards, are drawn only where right and wrong ones
+        are not.
+    """
+    panels = []
+    for panel in (*PANELS, *_reward_panels(metrics)):
+        lines = [line for line in panel.lines if any(name in metrics for name in line.metrics)]
+        if any(line.role for line in lines):
+            lines = [line for line in lines if line.role]
+        if lines:
+            panels.append(Panel(panel.title, panel.unit, tuple(lines), panel.stacked, panel.hint, panel.share))
+    return panels
+
+
+def _reward_panels(metrics: Collection[str]) -> list[Panel]:
+    names = sorted(
+        name for name in metrics if name.startswith(("rewards/", "process_rewards/")) and name.endswith("/mean")
+    )
+    if len([name for name in names if name.startswith("rewards/")]) < 2:  # then it is the reward
+        names = [name for name in names if not name.startswith("rewards/")]
+    return [_one(name.split("/", 1)[1].removesuffix("/mean"), "mean reward", name) for name in names]
+
+
+def other_metrics(metrics: Collection[str], panels: Sequence[Panel]) -> list[str]:
+    """
+    Logged metrics that no panel draws, nor the heat map.
+
+    Args:
+        metrics (`Collection[str]`): Names of metrics.
+        panels (`Sequence[Panel]`): What is drawn.
+
+    Returns:
+        `list[str]`: Sorted.
+    """
+    drawn = {name for panel in panels for line in panel.lines for name in line.metrics}
+    return sorted(name for name in metrics if name not in drawn and not name.startswith("difficulty/"))
+
+
+def difficulty_metric(kind: str, bucket: str) -> str:
+    """
+    Name of a difficulty metric.
+
+    Args:
+        kind (`str`): `"groups_frac"`, `"mass_frac"` or `"mass_frac_grpo"`.
+        bucket (`str`): One of `BUCKETS`.
+    """
+    if bucket not in BUCKETS:
+        raise ValueError(f"bucket: got {bucket!r}; expected one of {', '.join(BUCKETS)}.")
+    return f"difficulty/{kind}/{bucket}"

@@ -1,0 +1,234 @@
+"""A folder becomes a `Run`: the run log of `DrGRPOTrainer`, or what plain TRL leaves behind.
+
+The run log is `<output_dir>/_drgrpo/`: `run.json` and three files of JSON Lines, which grow while the run goes on.
+What is missing, torn or damaged costs only itself, and a note in the report says so.
+"""
+
+import json
+import time as clock
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from trl_drgrpo.errors import InputError
+from trl_drgrpo.report.json_lines import JsonLines
+from trl_drgrpo.report.recorded import RecordedCompletions
+from trl_drgrpo.report.records import Logged, Run, Warned, mapping, number, text, whole
+from trl_drgrpo.report.starts import Starts
+
+LOG_FOLDER, FORMAT = "_drgrpo", 1
+
+_FILES = ("run.json", "metrics.jsonl", "completions.jsonl", "warnings.jsonl")
+
+
+def read_runs(folders: Sequence[str | Path]) -> list[Run]:
+    """
+    Reads several runs and gives them different names.
+
+    Args:
+        folders (`Sequence[str or Path]`): Output folders of runs, at least one.
+
+    Returns:
+        `list[Run]`: In the order given.
+
+    Raises:
+        [`InputError`]: A folder is not there, is no run, or was written in a format this version does not know.
+    """
+    if not folders:
+        raise InputError("run_dirs", "no folder", "at least one", "Name the output_dir of a run.")
+    runs = [read_run(folder) for folder in folders]
+    if len({run.name for run in runs}) < len(runs):
+        for run in runs:
+            run.name = "/".join(Path(run.path).resolve().parts[-2:])
+    for position, run in enumerate(runs):
+        if any(run.name == other.name for other in runs[:position]):
+            run.name = f"{run.name} ({position + 1})"
+    return runs
+
+
+def read_run(folder: str | Path) -> Run:
+    """
+    Reads one run.
+
+    Args:
+        folder (`str` or `Path`): The `output_dir` of a run, its `_drgrpo` folder, or one of its checkpoints.
+
+    Returns:
+        [`~trl_drgrpo.report.records.Run`].
+
+    Raises:
+        [`InputError`]: As `read_runs`.
+    """
+    from trl_drgrpo.report.plain_trl import find_trainer_state, read_plain_run
+
+    folder = Path(folder)
+    if not folder.is_dir():
+        got = "a file" if folder.exists() else "nothing there"
+        raise InputError(str(folder), got, "the output folder of a run", "Give the run's output_dir.")
+    log = folder if folder.name == LOG_FOLDER else folder / LOG_FOLDER
+    if any((log / name).is_file() for name in _FILES):
+        return read_run_log(log)
+    if find_trainer_state(folder) is not None or any((folder / "completions").glob("completions_*.parquet")):
+        return read_plain_run(folder)
+    held = sorted(entry.name + "/" * entry.is_dir() for entry in folder.iterdir())
+    shown = ", ".join(held[:6]) + (f" and {len(held) - 6} more" if len(held) > 6 else "")
+    raise InputError(
+        str(folder),
+        f"a folder with {shown}" if held else "an empty folder",
+        f"a run: {LOG_FOLDER}/ (DrGRPOTrainer), or trainer_state.json in it or in a checkpoint, or completions/ (TRL)",
+        "Give the run's output_dir; a plain TRL run needs a saved checkpoint or log_completions=True.",
+    )
+
+
+def read_run_log(log: Path) -> Run:
+    """
+    Reads the folder that `DrGRPOTrainer` writes.
+
+    Args:
+        log (`Path`): `<output_dir>/_drgrpo`.
+
+    Returns:
+        [`~trl_drgrpo.report.records.Run`].
+
+    Raises:
+        [`InputError`]: `run.json` was written in another format.
+    """
+    notes: list[str] = []
+    about = _about(log / "run.json", notes)
+    entries = [mapping(start) for start in about.get("starts") or [] if isinstance(start, dict)]
+    starts = Starts([(number(entry.get("time")) or 0.0, whole(entry.get("step")) or 0) for entry in entries])
+    output_dir = log.resolve().parent
+    run = Run(
+        name=output_dir.name,
+        path=str(log.parent),
+        kind="trl-drgrpo",
+        facts=_facts(about, entries),
+        objective=dict(mapping(about.get("objective"))),
+        settings=dict(mapping(about.get("settings"))),
+        right=dict(mapping(about.get("right"))) or None,
+        resumed_at=starts.resumed_at,
+        notes=notes,
+    )
+    run.logged = _logged(JsonLines(log / "metrics.jsonl"), starts, notes)
+    run.warnings = _warnings(JsonLines(log / "warnings.jsonl"), starts, notes)
+    completions = RecordedCompletions(log / "completions.jsonl", starts)
+    _note_unreadable(completions.unreadable, "completions.jsonl", notes)
+    run.completions = completions if completions.groups else None
+    run.status = _status(about, run.logged)
+    return run
+
+
+def _about(path: Path, notes: list[str]) -> dict[str, Any]:
+    """`run.json`, or nothing and a note."""
+    try:
+        about = json.loads(path.read_text(encoding="utf-8", errors="replace"))
+    except OSError:
+        notes.append("run.json is missing: objective and settings are not known.")
+        return {}
+    except (ValueError, RecursionError):
+        about = None
+    if not isinstance(about, dict):
+        notes.append("run.json cannot be read (cut off?): objective and settings are not known.")
+        return {}
+    if about.get("format", FORMAT) != FORMAT:
+        raise InputError(
+            str(path),
+            f"format {about['format']!r}",
+            f"format {FORMAT}",
+            "Another version of trl-drgrpo wrote this run: install that one, or a newer one, to read it.",
+        )
+    return about
+
+
+def _facts(about: dict[str, Any], starts: list[Any]) -> dict[str, str]:
+    """What the head of the report says of the run, in its order."""
+    latest = starts[-1] if starts else {}
+    weights = mapping(about.get("rewards")).get("weights")
+    names = mapping(about.get("rewards")).get("names")
+    facts = {
+        "model": about.get("model"),
+        "adapter": about.get("adapter"),
+        "dataset": about.get("dataset"),
+        "rewards": _weighted(names, weights),
+        "step rewards": _weighted(*(mapping(about.get("step_rewards")).get(key) for key in ("names", "weights"))),
+        "right": _right(mapping(about.get("right"))),
+        "max_steps": about.get("max_steps"),
+        "device": latest.get("device"),
+        "processes": latest.get("processes"),
+        "started": _moment(number(starts[0].get("time"))) if starts else None,
+        "versions": ", ".join(f"{name} {version}" for name, version in mapping(latest.get("versions")).items()),
+    }
+    return {name: text(value) for name, value in facts.items() if value not in (None, "", {}, [])}
+
+
+def _weighted(names: Any, weights: Any) -> str:
+    if not isinstance(names, list):
+        return ""
+    weights = weights if isinstance(weights, list) and len(weights) == len(names) else [1] * len(names)
+    return " + ".join(
+        text(name) if weight in (1, None) else f"{weight} {text(name)}"
+        for name, weight in zip(names, weights, strict=True)
+    )
+
+
+def _right(right: Any) -> str:
+    if "reward" not in right:
+        return ""
+    threshold = right.get("threshold")
+    return f"{text(right['reward'])} {'is 1 (of 0 and 1)' if threshold is None else f'at least {text(threshold)}'}"
+
+
+def _moment(time: float | None) -> str | None:
+    try:
+        return None if time is None else f"{datetime.fromtimestamp(time, UTC):%Y-%m-%d %H:%M} UTC"
+    except (OverflowError, OSError, ValueError):
+        return None
+
+
+def _status(about: dict[str, Any], logged: list[Logged]) -> str:
+    """How the run ended. Where no end was written it may be running or killed: the page says when it last wrote."""
+    ended = mapping(about.get("ended"))
+    if ended:
+        how = text(ended.get("how", "ended"))
+        return f"{how} at step {ended['step']}" if whole(ended.get("step")) is not None else how
+    times = [entry.time for entry in logged if entry.time is not None]
+    if not times:
+        return "no end recorded"
+    age = max(0.0, clock.time() - times[-1])
+    since = f"{age:.0f} s" if age < 120 else f"{age / 60:.0f} min" if age < 7200 else f"{age / 3600:.0f} h"
+    return f"running or killed: no end recorded, last entry at step {logged[-1].step}, {since} before this report"
+
+
+def _logged(lines: JsonLines, starts: Starts, notes: list[str]) -> list[Logged]:
+    logged, superseded = [], 0
+    for line in lines:
+        step, time = whole(line.get("step")), number(line.get("time"))
+        if step is None:
+            lines.unreadable += 1
+        elif starts.superseded(step, time):
+            superseded += 1
+        else:
+            metrics = {str(name): number(value) for name, value in mapping(line.get("logs")).items()}
+            logged.append(Logged(step, text(line.get("mode", "train")), metrics, time))
+    _note_unreadable(lines.unreadable, lines.path.name, notes)
+    if superseded:
+        notes.append(f"{superseded} logged entries were lost in a crash and done again after it: left out.")
+    return sorted(logged, key=lambda entry: entry.step)
+
+
+def _warnings(lines: JsonLines, starts: Starts, notes: list[str]) -> list[Warned]:
+    warnings = []
+    for line in lines:
+        step = whole(line.get("step"))
+        if step is None:
+            lines.unreadable += 1
+        elif not starts.superseded(step, number(line.get("time"))):
+            warnings.append(Warned(step, text(line.get("cause", "")), text(line.get("message", ""))))
+    _note_unreadable(lines.unreadable, lines.path.name, notes)
+    return sorted(warnings, key=lambda warning: warning.step)
+
+
+def _note_unreadable(count: int, name: str, notes: list[str]) -> None:
+    if count:
+        notes.append(f"{name}: {count} unreadable line{'s' if count > 1 else ''} (cut off or damaged), left out.")

@@ -1,0 +1,232 @@
+"""What the report knows of a run, whatever wrote it: plain data, checked when it is made from what a file holds.
+
+A run log may be half-written, or written by another version. So every value is looked at here, once: what is no number
+is `None`, what is no text becomes one, and the rest of the report need not ask again.
+"""
+
+import json
+import math
+import statistics
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+STD_EPSILON = 1e-4  # what TRL adds to the group's std before it divides
+
+
+@dataclass
+class Span:
+    """Consecutive tokens of a completion that share their advantage.
+
+    Args:
+        text (`str`): Decoded text, special tokens kept.
+        advantage (`float` or `None`): What the loss weighs each of these tokens with.
+        step (`int` or `None`): Index of the step they belong to; `None` without process rewards.
+        step_reward (`float` or `None`): The step's reward.
+        masked (`bool`): Whether the loss leaves them out (tool results).
+    """
+
+    text: str
+    advantage: float | None = None
+    step: int | None = None
+    step_reward: float | None = None
+    masked: bool = False
+
+
+@dataclass
+class Row:
+    """One completion.
+
+    Args:
+        spans (`list[Span]`): Its text, in order.
+        rewards (`dict[str, float or None]`): Per reward function; `None` = unscorable.
+        reward (`float` or `None`): Their weighted sum.
+        advantage (`float` or `None`): The outcome advantage that it was trained with.
+        length (`int` or `None`): In tokens.
+        truncated (`bool` or `None`): Whether it was cut at the maximal length.
+        right (`bool` or `None`): Whether it counts as right, where the run says what does.
+        zscore (`float` or `None`): GRPO's advantage, `(r - mean) / (std + 1e-4)`.
+        cut (`int`): Characters left out of the middle of its text, to keep the report small.
+    """
+
+    spans: list[Span]
+    rewards: dict[str, float | None] = field(default_factory=dict)
+    reward: float | None = None
+    advantage: float | None = None
+    length: int | None = None
+    truncated: bool | None = None
+    right: bool | None = None
+    zscore: float | None = None
+    cut: int = 0
+
+    @property
+    def text(self) -> str:
+        """The whole completion."""
+        return "".join(span.text for span in self.spans)
+
+
+@dataclass
+class Group:
+    """The completions of one prompt in one generation batch.
+
+    Args:
+        step (`int`): Optimizer step at which they were recorded.
+        mode (`str`): `"train"` or `"eval"`.
+        index (`int`): Number of the group in its batch.
+        prompt (`str`): The prompt as text.
+        rows (`list[Row]`): Its `G` completions.
+        baseline, std (`float` or `None`): Mean and sample standard deviation of the scorable rewards.
+        columns (`dict[str, str]`): The prompt's other dataset columns, as short texts.
+        prompt_cut (`int`): Characters left out of the prompt.
+    """
+
+    step: int
+    mode: str
+    index: int
+    prompt: str
+    rows: list[Row]
+    baseline: float | None = None
+    std: float | None = None
+    columns: dict[str, str] = field(default_factory=dict)
+    prompt_cut: int = 0
+
+    def as_json(self) -> dict[str, Any]:
+        """As the page and `--format json` have it: spans without what is at its default, since there are many."""
+        return {
+            **vars(self),
+            "rows": [{**vars(row), "spans": [_short(span) for span in row.spans]} for row in self.rows],
+        }
+
+
+@dataclass
+class Warned:
+    """A warning that the run gave: its step, the name of its cause, and what to do."""
+
+    step: int
+    cause: str
+    message: str
+
+
+@dataclass
+class Logged:
+    """One call of `Trainer.log`: the step, `"train"` or `"eval"`, and the metrics (`None` = logged as NaN)."""
+
+    step: int
+    mode: str
+    metrics: dict[str, float | None]
+    time: float | None = None
+
+
+class Completions(Protocol):
+    """Where a run's completions are: some of them are looked at, the chosen ones loaded."""
+
+    @property
+    def groups(self) -> int:
+        """How many groups there are."""
+        ...
+
+    @property
+    def rows(self) -> int:
+        """How many completions there are; an estimate where `rows_are_exact` is false."""
+        ...
+
+    @property
+    def rows_are_exact(self) -> bool: ...
+
+    def looked_at(self) -> Iterator[tuple[int, Group]]:
+        """Number and content of as many groups, spread over the run, as can be parsed in seconds."""
+        ...
+
+    def load(self, number: int) -> Group | None:
+        """The group of that number; `None` if it cannot be read after all."""
+        ...
+
+
+@dataclass
+class Run:
+    """Everything that is known of one run.
+
+    Args:
+        name (`str`): Short and different for every run of a report.
+        path (`str`): The folder, as it was given.
+        kind (`str`): `"trl-drgrpo"` (it has a run log) or `"trl"`.
+        status (`str`): How it ended, in words.
+        facts (`dict[str, str]`): Model, dataset, device, versions, ...
+        objective, settings (`dict`): Of the run; empty where nobody wrote them down.
+        right (`dict` or `None`): What counts as right: `{"reward": name, "threshold": x}`.
+        logged (`list[Logged]`): In the order of the steps.
+        warnings (`list[Warned]`): In the order of the steps.
+        resumed_at (`list[int]`): Steps at which it was resumed.
+        completions (`Completions` or `None`): `None` if none were recorded.
+        notes (`list[str]`): What could not be read, and what was left out: shown in the report.
+    """
+
+    name: str
+    path: str
+    kind: str
+    status: str = ""
+    facts: dict[str, str] = field(default_factory=dict)
+    objective: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+    right: dict[str, Any] | None = None
+    logged: list[Logged] = field(default_factory=list)
+    warnings: list[Warned] = field(default_factory=list)
+    resumed_at: list[int] = field(default_factory=list)
+    completions: Completions | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+def _short(span: Span) -> dict[str, Any]:
+    short = {name: value for name, value in vars(span).items() if value is not None and value is not False}
+    if span.advantage is not None:
+        short["advantage"] = float(f"{span.advantage:.6g}")
+    return short
+
+
+def number(value: Any) -> float | None:
+    """A finite number as it is, anything else as `None`."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    return value if math.isfinite(value) else None
+
+
+def whole(value: Any) -> int | None:
+    """An integer as it is, anything else as `None`."""
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def text(value: Any) -> str:
+    """A text as it is, anything else as JSON would write it."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def flag(value: Any) -> bool | None:
+    """True or false as they are, anything else as `None`."""
+    return value if isinstance(value, bool) else None
+
+
+def mapping(value: Any) -> Mapping[str, Any]:
+    """A mapping as it is, anything else as an empty one."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def finish_group(group: Group) -> Group:
+    """Fill in what follows from the rewards where it was not recorded: baseline, std and GRPO's z-scores.
+
+    Args:
+        group ([`Group`]): Changed in place. Rows without a reward are left out of the statistics and have no z-score;
+            where all rewards are equal the z-scores are 0.
+
+    Returns:
+        [`Group`]: The same one.
+    """
+    rewards = [row.reward for row in group.rows if row.reward is not None]
+    if group.baseline is None and rewards:
+        group.baseline = statistics.fmean(rewards)
+    if len(rewards) > 1:
+        mean, std = statistics.fmean(rewards), statistics.stdev(rewards)
+        group.std = std if group.std is None else group.std
+        for row in group.rows:
+            if row.reward is not None:
+                row.zscore = (row.reward - mean) / (std + STD_EPSILON) if len(set(rewards)) > 1 else 0.0
+    return group

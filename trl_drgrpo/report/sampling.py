@@ -1,0 +1,181 @@
+"""Which of the recorded completions go into a report that must stay small: the newest, the spread, the extremes.
+
+Three queues are served in turn until the space is used up: the newest groups (what does it do now), groups spread
+evenly over the run (how did it get there: at any length the prefix of this queue is evenly spread), and extremes (the
+longest completion, the largest advantages, rewards that failed). Groups are taken whole: their statistics need every
+row. Texts that are longer than a limit lose their middle; the limit is the largest at which enough groups fit.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+
+from trl_drgrpo.report.embedding import embedded
+from trl_drgrpo.report.records import Completions, Group, Row, Span
+
+TEXT_LIMITS = (40_000, 16_000, 6_000, 2_000, 600)  # characters of a completion, tried in this order
+ENOUGH_GROUPS = 60
+_EXTREMES = 24  # groups per kind of extreme
+
+
+@dataclass
+class Sample:
+    """What was chosen.
+
+    Args:
+        groups (`list[Group]`): In the order of the steps.
+        groups_total, rows_total (`int`): Of which.
+        rows_are_exact (`bool`): Whether `rows_total` was counted or scaled up.
+        text_limit (`int`): Characters above which a completion lost its middle.
+    """
+
+    groups: list[Group]
+    groups_total: int = 0
+    rows_total: int = 0
+    rows_are_exact: bool = True
+    text_limit: int = TEXT_LIMITS[0]
+
+    @property
+    def rows(self) -> int:
+        """Completions that were chosen."""
+        return sum(len(group.rows) for group in self.groups)
+
+
+def sample_groups(completions: Completions | None, budget: int, max_groups: int | None = None) -> Sample:
+    """
+    Chooses groups that fit into a number of bytes.
+
+    Args:
+        completions ([`~trl_drgrpo.report.records.Completions`] or `None`): Where they are.
+        budget (`int`): Bytes that the groups may take as JSON.
+        max_groups (`int`, *optional*): At most so many groups.
+
+    Returns:
+        [`Sample`].
+    """
+    if completions is None:
+        return Sample([])
+    order = _order(completions)[:max_groups]
+    chosen: dict[int, Group] = {}
+    limit = 0
+    for limit in TEXT_LIMITS:
+        chosen = _fill(order, completions, budget, limit)
+        if len(chosen) >= min(len(order), ENOUGH_GROUPS):
+            break
+    groups = [chosen[number] for number in sorted(chosen)]
+    groups.sort(key=lambda group: group.step)
+    return Sample(groups, completions.groups, completions.rows, completions.rows_are_exact, limit)
+
+
+def _order(completions: Completions) -> list[int]:
+    """The numbers of the groups that were looked at, the most wanted first."""
+    kinds: Sequence[Callable[[Group], float]] = (_longest, _largest_advantage, _unscored, _lowest_reward)
+    tops: list[list[tuple[float, int]]] = [[] for _ in kinds]
+    numbers = []
+    for number, group in completions.looked_at():  # the newest first
+        numbers.append(number)
+        for top, kind in zip(tops, kinds, strict=True):
+            top.append((kind(group), number))
+    extremes = [[number for _, number in sorted(top, reverse=True)[:_EXTREMES]] for top in tops]
+    queues = (numbers, spread(numbers), [n for ranks in zip(*extremes, strict=True) for n in ranks])
+    order = dict.fromkeys(n for turn in zip_longest(*queues) for n in turn if n is not None)
+    return list(order)
+
+
+def spread(items: Sequence[int]) -> list[int]:
+    """
+    The items in an order of which every prefix is spread evenly over them.
+
+    Args:
+        items (`Sequence[int]`): In the order of time.
+
+    Returns:
+        `list[int]`: Each item once.
+
+    Example:
+
+    ```python
+    >>> spread(range(8))
+    [0, 4, 2, 6, 1, 5, 3, 7]
+
+    ```
+    """
+    bits = max(1, (len(items) - 1).bit_length())
+    positions = (int(f"{i:0{bits}b}"[::-1], 2) for i in range(1 << bits))
+    return [items[position] for position in positions if position < len(items)]
+
+
+def _fill(order: Sequence[int], completions: Completions, budget: int, limit: int) -> dict[int, Group]:
+    """Groups in that order while they fit; one that does not is passed over, until a tenth in a row does not."""
+    chosen: dict[int, Group] = {}
+    failed = 0
+    for number in order:
+        group = completions.load(number)
+        if group is None:
+            continue
+        group = shortened(group, limit)
+        size = len(embedded(group.as_json()).encode())
+        if size <= budget:
+            budget -= size
+            chosen[number] = group
+            failed = 0
+        elif (failed := failed + 1) == 10:
+            break
+    return chosen
+
+
+def shortened(group: Group, limit: int) -> Group:
+    """
+    The group with the middle of long texts left out.
+
+    Args:
+        group ([`Group`]): Not changed.
+        limit (`int`): Characters that a completion or prompt may keep: three quarters from its start, the rest from
+            its end.
+
+    Returns:
+        [`Group`]: The same one if nothing was too long.
+    """
+    if len(group.prompt) <= limit and all(len(row.text) <= limit for row in group.rows):
+        return group
+    prompt, cut = group.prompt, max(0, len(group.prompt) - limit)
+    if cut:
+        head = limit * 3 // 4
+        prompt = f"{prompt[:head]} [...] {prompt[len(prompt) - (limit - head) :]}"
+    return replace(group, prompt=prompt, prompt_cut=cut, rows=[_shortened_row(row, limit) for row in group.rows])
+
+
+def _shortened_row(row: Row, limit: int) -> Row:
+    length = len(row.text)
+    if length <= limit:
+        return row
+    head = limit * 3 // 4
+    spans = [*_between(row.spans, 0, head), Span(" [...] ", None, masked=True)]
+    spans += _between(row.spans, length - (limit - head), length)
+    return replace(row, spans=spans, cut=length - limit)
+
+
+def _between(spans: Sequence[Span], start: int, end: int) -> Iterator[Span]:
+    """The parts of spans from one character to another."""
+    at = 0
+    for span in spans:
+        first, last = max(start - at, 0), min(end - at, len(span.text))
+        if first < last:
+            yield replace(span, text=span.text[first:last])
+        at += len(span.text)
+
+
+def _longest(group: Group) -> float:
+    return max((row.length or len(row.text) for row in group.rows), default=0)
+
+
+def _largest_advantage(group: Group) -> float:
+    return max((abs(span.advantage or 0.0) for row in group.rows for span in row.spans), default=0.0)
+
+
+def _unscored(group: Group) -> float:
+    return sum(value is None for row in group.rows for value in (row.reward, *row.rewards.values()))
+
+
+def _lowest_reward(group: Group) -> float:
+    return -min((row.reward for row in group.rows if row.reward is not None), default=0.0)

@@ -1,0 +1,162 @@
+"""The completions that TRL saves with `log_completions=True`: one Parquet file per logged step.
+
+Columns: `step`, `prompt`, `completion`, one per reward function, extras of the reward functions, `advantage`. Rows of
+one prompt are consecutive. The number of tokens is not among them: it is counted with the tokenizer of the newest
+checkpoint, where there is one.
+"""
+
+import math
+from collections.abc import Iterator
+from functools import cached_property
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from trl_drgrpo.report.records import Group, Row, Span, finish_group, mapping, number, text
+
+LOOKED_AT_ROWS = 120_000
+
+_FIXED = ("step", "prompt", "completion", "advantage")
+
+
+class SavedCompletions:
+    """The groups in a TRL run's `completions` folder. Implements [`~trl_drgrpo.report.records.Completions`].
+
+    Args:
+        folder (`Path`): Output folder of the run.
+
+    Attributes:
+        notes (`list[str]`): What could not be read, and how gaps were filled.
+        right_is_one (`bool`): Whether a reward of 1 makes a completion right: set once all are known to be 0 or 1.
+    """
+
+    def __init__(self, folder: Path):
+        self._folder = folder
+        self.notes: list[str] = []
+        self.right_is_one = False
+        self._groups: list[tuple[Path, int]] = []
+        self._open: tuple[Path, list[Group]] | None = None
+        self._rows = 0
+        self._read_files()
+
+    def _read_files(self) -> None:
+        from pyarrow import ArrowInvalid, parquet
+
+        unreadable, seen = 0, None
+        files = self._folder.glob("completions/completions_*.parquet")
+        for path in sorted(files, key=lambda path: (len(path.name), path.name)):
+            try:
+                table = parquet.read_table(path, columns=["prompt", "completion"])
+            except (ArrowInvalid, OSError, KeyError):
+                unreadable += 1
+                continue
+            rows = list(zip(*(table.column(name).to_pylist() for name in ("prompt", "completion")), strict=True))
+            if not rows or rows == seen:  # logged again while the same generations were still trained on
+                continue
+            seen = rows
+            self._rows += len(rows)
+            self._groups += [(path, index) for index in range(len(_group_sizes([str(row[0]) for row in rows])))]
+        if unreadable:
+            self.notes.append(f"{unreadable} files of completions cannot be read (cut off?), left out.")
+
+    @property
+    def groups(self) -> int:
+        """Groups that were saved, those saved twice counted once."""
+        return len(self._groups)
+
+    @property
+    def rows(self) -> int:
+        """Completions that were saved."""
+        return self._rows
+
+    @property
+    def rows_are_exact(self) -> bool:
+        """Always: every file was read."""
+        return True
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        """The newest checkpoint's `tokenizers.Tokenizer`; `None` if there is none."""
+        from tokenizers import Tokenizer
+
+        files = self._folder.glob("**/tokenizer.json")
+        for path in sorted(files, key=lambda path: path.stat().st_mtime, reverse=True):
+            try:
+                return Tokenizer.from_file(str(path))
+            except Exception:  # the library raises bare Exception for a file it cannot read
+                continue
+        return None
+
+    def looked_at(self) -> Iterator[tuple[int, Group]]:
+        """Number and content of groups, spread evenly over the run, the newest first."""
+        stride = max(1, -(-self._rows // LOOKED_AT_ROWS))
+        for chosen in range(len(self._groups) - 1, -1, -stride):
+            yield chosen, self.load(chosen)
+
+    def load(self, number: int) -> Group:
+        """The group of that number."""
+        path, index = self._groups[number]
+        if self._open is None or self._open[0] != path:
+            self._open = (path, self._read_groups(path))
+        group = self._open[1][index]
+        if self.tokenizer is not None and any(row.length is None for row in group.rows):
+            encoded = self.tokenizer.encode_batch([row.text for row in group.rows], add_special_tokens=False)
+            for row, one in zip(group.rows, encoded, strict=True):
+                row.length = len(one.ids)
+        if self.right_is_one:
+            for row in group.rows:
+                row.right = None if row.reward is None else row.reward == 1
+        return group
+
+    def _read_groups(self, path: Path) -> list[Group]:
+        from pyarrow import parquet
+
+        table = parquet.read_table(path).to_pylist()
+        prompts = [conversation(row["prompt"]) for row in table]
+        groups, at = [], 0
+        for index, size in enumerate(_group_sizes(prompts)):
+            rows = [_row(row) for row in table[at : at + size]]
+            step = table[at].get("step")
+            groups.append(finish_group(Group(int(step or 0), "train", index, prompts[at], rows)))
+            at += size
+        return groups
+
+
+def conversation(value: Any) -> str:
+    """
+    A prompt or completion as text.
+
+    Args:
+        value (`str` or `list[dict]`): Plain text, or messages with `role` and `content`.
+
+    Returns:
+        `str`: The content of a single message; several ones each behind their role.
+    """
+    if not isinstance(value, list):
+        return text(value)
+    messages = [(text(mapping(message).get("role", "")), mapping(message).get("content")) for message in value]
+    contents = [(role, content if isinstance(content, str) else text(content)) for role, content in messages]
+    return contents[0][1] if len(contents) == 1 else "\n".join(f"[{role}] {content}" for role, content in contents)
+
+
+def _group_sizes(prompts: list[str]) -> list[int]:
+    """Sizes of the groups: runs of the same prompt, cut where a prompt was drawn twice in a row."""
+    runs = [sum(1 for _ in same) for _, same in groupby(prompts)]
+    size = math.gcd(*runs)
+    return [size] * (len(prompts) // size) if size > 1 else runs
+
+
+def _row(row: dict[str, Any]) -> Row:
+    advantage = number(row.get("advantage"))
+    rewards = {
+        name: number(value)
+        for name, value in row.items()
+        if name not in _FIXED and (value is None or isinstance(value, (int, float))) and not isinstance(value, bool)
+    }
+    scored = [value for value in rewards.values() if value is not None]
+    return Row(
+        spans=[Span(conversation(row["completion"]), advantage)],
+        rewards=rewards,
+        reward=sum(scored) if scored else None,
+        advantage=advantage,
+    )
