@@ -1,0 +1,1 @@
+"""What one GPU needs: adapters, quantisation, and memory planned ahead."""
