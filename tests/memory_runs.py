@@ -5,7 +5,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from datasets import Dataset
 from torch.profiler import ProfilerActivity, profile, record_function
 

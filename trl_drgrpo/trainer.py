@@ -29,6 +29,7 @@ from trl_drgrpo.process_supervision import StepRewardFunc, StepScorer, process_o
 from trl_drgrpo.resume import StepBoundary
 from trl_drgrpo.rewards.contract import checked_reward
 from trl_drgrpo.seams import require_seams
+from trl_drgrpo.single_gpu.memory.warning import MemoryWatch
 from trl_drgrpo.steps import StepSegmenter
 from trl_drgrpo.steps import step_segmenter as build_segmenter
 
@@ -171,6 +172,7 @@ class DrGRPOTrainer(CreditTrainer):
             self.reward_funcs[i] = checked_reward(reward_func, args.on_reward_error, name)
         self.step_boundary = StepBoundary(self)
         self.add_callback(self.step_boundary)
+        self.add_callback(MemoryWatch())
         if self.step_scorer:
             self.add_callback(ProcessRewardWatch())
         if args.max_completion_length is None and not self.use_vllm:

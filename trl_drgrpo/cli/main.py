@@ -22,6 +22,7 @@ SUBCOMMANDS = {
     "check": "compare the installed TRL's loss and gradients with the specification",
     "train-prm": "train a process reward model from labelled steps",
     "label-steps": "label the steps of a model's completions by roll-outs and a verifier",
+    "plan": "predict the peak memory of a run, and propose settings that fit a device",
     "score": "score saved completions with reward functions, to debug a reward before a run",
 }
 

@@ -107,8 +107,7 @@ class Planner:
         self._reference = 0
         if setup.reference and setup.adapter is None:
             self._reference = sum(_weights(build(config, replace(setup, bits=0), plain=True).model).values())
-        bare = build(config, replace(setup, adapter=None, bits=0), plain=True).model if setup.bits else model
-        self.parameters = sum(p.numel() for p in bare.parameters() if id(p) not in adapters)
+        self.parameters = self._phases.full.parameters
         self._gradients = sum(p.nbytes for p in self._trained)
         self._known: dict[Setup, Estimate] = {}
 

@@ -1,7 +1,7 @@
 """Counts the bytes of tensors that are alive, op by op, and remembers the most there ever were.
 
-It sees what PyTorch dispatches: results, saved tensors, gradients, temporaries between ops; not what a kernel takes for
-itself while it runs. Storages are counted once, however many views share them, and leave when the last reference goes.
+It sees what PyTorch dispatches: results, saved tensors, gradients, temporaries between ops; not what a kernel takes
+for itself while it runs. Storages are counted once, however many views share them, and leave with the last reference.
 On the meta device storages have a size but no memory, so a step of a 7B model can be counted on a laptop.
 """
 

@@ -43,8 +43,7 @@ class Phases:
 
     def train(self, setup: Setup) -> int:
         """Forward, backward and, with a single micro-batch, the gradients that come to be."""
-        alike = replace(setup, accumulation=min(setup.accumulation, 2), steps_per_generation=1)
-        return self._continued("train", _train, alike)
+        return self._continued("train", _train, replace(setup, steps_per_generation=1, iterations=1))
 
     def score(self, setup: Setup) -> int:
         """Log-probabilities without gradient: of the policy where they are needed, else of the reference."""
@@ -85,6 +84,17 @@ def shares_prompts(skeleton: Skeleton, setup: Setup) -> bool:
     return setup.exact and setup.share_prompts and setup.group > 1 and not windowed and not kinds
 
 
+def scored_tokens(skeleton: Skeleton, setup: Setup) -> int:
+    """Completion tokens that one micro-batch may score. Where prompts are shared, the tokens that this saves may be
+    completions of other rows of the step."""
+    own = setup.batch * setup.completion
+    if not shares_prompts(skeleton, setup):
+        return own
+    pack = setup.prompt - 1 + setup.group * (setup.completion + 1)
+    packed = setup.batch * setup.width * setup.group * setup.completion // pack
+    return max(own, min(packed, own * setup.accumulation))
+
+
 @contextmanager
 def _run(skeleton: Skeleton, inputs: tuple[torch.Tensor, ...] = ()) -> Any:
     ledger = Ledger()
@@ -104,9 +114,8 @@ def _hidden(skeleton: Skeleton, setup: Setup, inputs: Any) -> torch.Tensor:
         position_ids=inputs["positions"],
         use_cache=False,
     ).last_hidden_state
-    scored = rows * setup.completion
     if setup.exact:
-        return out.flatten(0, 1)[inputs["scored"]].unsqueeze(0).reshape(scored, -1)
+        return out.flatten(0, 1)[inputs["scored"]]
     if setup.device == "cuda":
         return out[:, :-1].reshape(-1, out.size(-1))[inputs["scored"]]
     return out[:, :-1].reshape(rows * (width - 1), -1)
@@ -120,7 +129,7 @@ def _inputs(skeleton: Skeleton, setup: Setup) -> dict[str, Any]:
         "ids": torch.empty(rows, width, **long),
         "positions": torch.empty(rows, width, **long),
         "mask": torch.empty(rows, 1, width, width, dtype=torch.bool, device="meta") if masked else None,
-        "scored": torch.empty(rows * setup.completion, **long),
+        "scored": torch.empty(scored_tokens(skeleton, setup), **long),
     }
 
 
@@ -307,7 +316,8 @@ def _generate(skeleton: Skeleton, setup: Setup) -> Peaks:
         scores = logits.to(copy=True, dtype=torch.float32)
         probabilities = functional.softmax(scores, dim=-1)
         drawn = torch.empty_like(probabilities)
-        chosen = probabilities / drawn
-        del logits, scores, probabilities, drawn, chosen, cache
+        live = drawn[torch.empty(rows, **long)]
+        chosen = probabilities / live
+        del logits, scores, probabilities, drawn, live, chosen, cache
     # Ids, mask and positions of every row so far, the old and the new while one token is added.
     return peaks | {name: ledger.peaks[name] + 6 * rows * setup.width * 8 for name in ("tokens", "sampling")}

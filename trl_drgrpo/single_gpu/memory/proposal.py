@@ -5,6 +5,7 @@ says how many); the completion length is 1,024, or the longest below it that fit
 micro-batch is the largest that fits; one generation serves as many micro-batches of the step as fit.
 """
 
+from bisect import bisect_left
 from dataclasses import dataclass, replace
 from math import lcm
 from typing import Any
@@ -31,7 +32,7 @@ class Proposal:
     keys: dict[str, Any]
 
 
-def propose(planner: Planner, setup: Setup, memory: int, given: Any = ()) -> Proposal:
+def propose(planner: Planner, setup: Setup, memory: int, given: Any = (), rows: int | None = None) -> Proposal:
     """The best settings that fit.
 
     Args:
@@ -39,13 +40,14 @@ def propose(planner: Planner, setup: Setup, memory: int, given: Any = ()) -> Pro
         setup ([`Setup`]): What was given, and defaults.
         memory (`int`): Bytes of the device.
         given (`Collection[str]`): Recipe keys that must stay as they are.
+        rows (`int`, *optional*): Of an optimizer step; by default what the given batch sizes say, or 64.
 
     Returns:
         [`Proposal`]: With `fits=False`, the settings that need least.
     """
-    rows = setup.batch * setup.accumulation
-    if not {"per_device_train_batch_size", "gradient_accumulation_steps"} & set(given):
-        rows = ROWS_PER_STEP
+    if rows is None:
+        says = {"per_device_train_batch_size", "gradient_accumulation_steps"} & set(given)
+        rows = setup.batch * setup.accumulation if says else ROWS_PER_STEP
     rows = lcm(rows, setup.group)  # every prompt with all its completions
     lengths = [setup.completion] if "max_completion_length" in given else list(LENGTHS)
     least = setup
@@ -54,9 +56,9 @@ def propose(planner: Planner, setup: Setup, memory: int, given: Any = ()) -> Pro
         least = min(_generations(batches[-1], given), key=lambda each: each.generated_rows)
         if planner.training(least) > memory:
             continue
-        for candidate in batches:
-            if planner.training(candidate) > memory:
-                continue
+        # What a micro-batch needs grows with it: the first that fits is found by halving.
+        first = bisect_left(batches, True, key=lambda each: planner.training(each) <= memory)
+        for candidate in batches[first:]:
             for settled in _generations(candidate, given):
                 if planner.estimate(settled).total <= memory:
                     return Proposal(planner.estimate(settled), True, keys(settled))

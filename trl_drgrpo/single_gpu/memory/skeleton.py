@@ -21,14 +21,14 @@ from trl_drgrpo.single_gpu.memory.stand_ins import AdaptedLinear, EightBitLinear
 ATTENTION = "trl_drgrpo_planned"
 
 
-def read_config(name: str) -> Any:
-    """The configuration of a model, its text part where it has several.
+def read_config(name: str) -> tuple[Any, bool]:
+    """The configuration of a model: of its text part where it has several.
 
     Args:
         name (`str`): A local folder with `config.json`, or a Hub id.
 
     Returns:
-        [`~transformers.PretrainedConfig`].
+        `tuple[PretrainedConfig, bool]`: And whether it is one part of several.
 
     Raises:
         `InputError`: No such folder, no `config.json` in it, or an architecture that transformers does not know.
@@ -49,12 +49,8 @@ def read_config(name: str) -> Any:
     except (OSError, ValueError, KeyError, TypeError) as error:
         reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0].rstrip('.')}."
         raise InputError("--model", name, "a model that transformers knows", reason) from error
-    return config.get_text_config(decoder=True)
-
-
-def parts(config: Any) -> bool:
-    """Whether a configuration is one of several parts, of which only the text is planned."""
-    return config.get_text_config(decoder=True) is not config
+    text = config.get_text_config(decoder=True)
+    return text, text is not config
 
 
 @dataclass(frozen=True)
@@ -65,11 +61,13 @@ class Skeleton:
         model (`nn.Module`): The causal language model, on the meta device.
         config: Its configuration.
         precision ([`Precision`]): The mode to run it in.
+        parameters (`int`): Of the model, before adapters and quantisation.
     """
 
     model: Any
     config: Any
     precision: Precision
+    parameters: int = 0
 
     @property
     def head(self) -> nn.Module:
@@ -125,7 +123,8 @@ def build(config: Any, setup: Setup, layers: int | None = None, plain: bool = Fa
         got = f"{config.model_type}, which cannot be built as a causal language model"
         raise InputError("--model", got, "a decoder that transformers knows", reason) from error
     autocast = getattr(torch, setup.autocast) if setup.autocast else None
-    skeleton = Skeleton(model, config, Precision(autocast, setup.device))
+    parameters = sum(p.numel() for p in model.parameters())
+    skeleton = Skeleton(model, config, Precision(autocast, setup.device), parameters)
     if setup.bits:
         _quantise(skeleton, setup)
     if setup.adapter is not None and not plain:

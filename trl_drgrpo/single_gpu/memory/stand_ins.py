@@ -103,7 +103,7 @@ def _dropout_on_gpu(input: torch.Tensor, p: float = 0.5, training: bool = True, 
 
 
 def _grouped(tokens: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """`(n, columns)` tokens and `(experts, columns, rows)` weights: the result and the gradients of a grouped product."""
+    """Of `(n, columns)` tokens and `(experts, columns, rows)` weights: what a grouped product allocates."""
     return _Grouped.apply(tokens, weights)  # type: ignore[return-value]
 
 
