@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from trl_drgrpo.errors import InputError
-from trl_drgrpo.single_gpu.memory.setup import Setup
+from trl_drgrpo.single_gpu.memory.setup import Adapter, Setup
 from trl_drgrpo.single_gpu.memory.stand_ins import AdaptedLinear, EightBitLinear, FourBitLinear, Precision
 
 ATTENTION = "trl_drgrpo_planned"
@@ -128,7 +128,7 @@ def build(config: Any, setup: Setup, layers: int | None = None, plain: bool = Fa
     if setup.bits:
         _quantise(skeleton, setup)
     if setup.adapter is not None and not plain:
-        _adapt(skeleton, setup)
+        _adapt(skeleton, setup.adapter)
     if plain:
         model.requires_grad_(False)
     model.train()
@@ -188,8 +188,7 @@ def _quantise(skeleton: Skeleton, setup: Setup) -> None:
         _replace(skeleton.model, name, quantised)
 
 
-def _adapt(skeleton: Skeleton, setup: Setup) -> None:
-    adapter = setup.adapter
+def _adapt(skeleton: Skeleton, adapter: Adapter) -> None:
     skeleton.model.requires_grad_(False)
     targets = adapter.targets if adapter.targets is not None else _default_targets(skeleton.config.model_type)
     sizes = [
