@@ -30,6 +30,7 @@ from trl_drgrpo.resume import StepBoundary
 from trl_drgrpo.rewards.contract import checked_reward
 from trl_drgrpo.seams import require_seams
 from trl_drgrpo.single_gpu.adapters import check_adapter, choose_quantization, prepare_adapters
+from trl_drgrpo.single_gpu.memory.warning import MemoryWatch
 from trl_drgrpo.single_gpu.movement import MovementWatch
 from trl_drgrpo.steps import StepSegmenter
 from trl_drgrpo.steps import step_segmenter as build_segmenter
@@ -183,6 +184,7 @@ class DrGRPOTrainer(CreditTrainer):
         self.movement_watch = MovementWatch()
         if not self.shards_gradients:
             self.add_callback(self.movement_watch)
+        self.add_callback(MemoryWatch())
         if self.step_scorer:
             self.add_callback(ProcessRewardWatch())
         if args.max_completion_length is None and not self.use_vllm:

@@ -25,6 +25,7 @@ SUBCOMMANDS = {
     "study": "measure the two biases of GRPO: length and difficulty",
     "merge": "merge a LoRA adapter into its base model, in full precision",
     "report": "write one page over runs: curves, completions with their advantages, warnings, differences",
+    "plan": "predict the peak memory of a run, and propose settings that fit a device",
     "score": "score saved completions with reward functions, to debug a reward before a run",
 }
 

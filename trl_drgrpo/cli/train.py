@@ -50,10 +50,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         for flag in flags:
             # A class that a newer TRL puts in between shows up in the last group.
             if flag.owner in group_owners or (flag.owner not in owners and title.startswith("training")):
-                _add_flag(group, flag)
+                add_flag(group, flag)
 
 
-def _add_flag(group: argparse._ArgumentGroup, flag: Flag) -> None:
+def add_flag(group: argparse._ArgumentGroup, flag: Flag) -> None:
+    """Adds one key as a flag, spelt with underscores or dashes."""
     nargs = "+" if values.takes_list(flag) else "?" if values.is_boolean(flag) else None
     options: dict[str, Any] = {"dest": flag.name, "default": argparse.SUPPRESS, "nargs": nargs}
     if nargs == "?":

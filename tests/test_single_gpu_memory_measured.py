@@ -1,0 +1,91 @@
+"""The plan against real runs: peak of the CPU allocator over two optimizer steps, measured <= planned <= 1.1 measured.
+
+Sizes are such that activations decide in some runs and weights, the head's tile or gradients in others. Every
+completion reaches its limit, as a plan must expect; sharing prompts, which makes runs smaller, has a test of its own.
+"""
+
+import pytest
+import torch
+from memory_runs import measure, trainer_of
+from peft import LoraConfig
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
+
+from trl_drgrpo.single_gpu.memory import Planner
+from trl_drgrpo.single_gpu.memory.setup import from_keys
+
+PROMPT = 96
+WIDE = {"hidden_size": 256, "intermediate_size": 1024}
+SMALL = {"hidden_size": 128, "intermediate_size": 512}
+slow = pytest.mark.slow
+# Per run: the model, the settings, the rank of adapters.
+CASES = [
+    pytest.param({**WIDE, "layers": 4}, {}, None, id="weights"),
+    pytest.param({**SMALL, "layers": 4}, {"gradient_checkpointing": False}, 8, id="lora, no checkpointing"),
+    pytest.param(
+        {"vocab_size": 40000, "layers": 2, "hidden_size": 64, "intermediate_size": 256}, {}, None, id="vocab"
+    ),
+    pytest.param({**SMALL, "layers": 6}, {"gradient_checkpointing": False}, None, id="activations", marks=slow),
+    pytest.param({**WIDE, "layers": 8}, {}, 16, id="lora", marks=slow),
+    pytest.param({**WIDE, "layers": 6, "tie_word_embeddings": True}, {"beta": 0.1}, None, id="reference", marks=slow),
+    pytest.param(
+        {"layers": 3, "hidden_size": 64, "intermediate_size": 128},
+        {"max_completion_length": 48, "per_device_train_batch_size": 16, "gradient_checkpointing": False},
+        None,
+        id="head",
+        marks=slow,
+    ),
+    pytest.param(
+        {**WIDE, "layers": 4, "llama": True},
+        {"gradient_accumulation_steps": 1, "per_device_train_batch_size": 8},
+        None,
+        id="one micro-batch",
+        marks=slow,
+    ),
+    pytest.param({**SMALL, "layers": 6}, {"micro_batching": "upstream"}, None, id="padded rows", marks=slow),
+    pytest.param({**WIDE, "layers": 6}, {"bf16": True}, None, id="autocast", marks=slow),
+]
+
+
+def planned_and_measured(tokenizer, folder, model, settings, rank):
+    sizes = {"vocab_size": 2000, "num_attention_heads": 4, "num_key_value_heads": 2, **model}
+    kind = LlamaConfig if sizes.pop("llama", False) else Qwen2Config
+    stops = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    config = kind(num_hidden_layers=sizes.pop("layers"), max_position_embeddings=1024, **sizes, **stops)
+    settings = {
+        "per_device_train_batch_size": 4,
+        "gradient_accumulation_steps": 2,
+        "num_generations": 4,
+        "max_completion_length": 12,
+        "share_prompts": False,
+        **settings,
+    }
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder / "model")
+    loaded = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32)
+    lora = LoraConfig(r=rank, target_modules="all-linear", lora_dropout=0.05) if rank else None
+    measured = measure(trainer_of(loaded, tokenizer, folder, PROMPT, lora, **settings))
+    keys = dict(settings)
+    if rank:
+        keys |= {"use_peft": True, "lora_r": rank, "lora_target_modules": ["all-linear"], "lora_dropout": 0.05}
+    setup = from_keys(keys, PROMPT, "cpu")
+    return Planner(config, setup).estimate(setup), measured
+
+
+@pytest.mark.parametrize(("model", "settings", "rank"), CASES)
+def test_the_plan_is_at_most_a_tenth_above_the_measured_peak(
+    tokenizer, tmp_path, model, settings, rank, record_property
+):
+    plan, measured = planned_and_measured(tokenizer, tmp_path, model, settings, rank)
+    record_property("planned, measured", (plan.tensors, measured.total))
+    assert measured.total <= plan.tensors <= 1.10 * measured.total
+    # Generation by itself: on a CPU matrix products in bfloat16 take room inside their kernels, which no plan sees.
+    generate = next(phase for phase in plan.phases if phase.name == "generate")
+    assert 0.97 * measured.phases["generate"] <= generate.total <= 1.10 * measured.phases["generate"]
+
+
+@pytest.mark.slow
+def test_sharing_prompts_needs_less_than_planned(tokenizer, tmp_path):
+    model = {**SMALL, "layers": 6}
+    plan, measured = planned_and_measured(
+        tokenizer, tmp_path, model, {"share_prompts": True, "gradient_checkpointing": False}, None
+    )
+    assert measured.total <= plan.tensors

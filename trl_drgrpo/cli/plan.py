@@ -1,0 +1,118 @@
+"""`trl-drgrpo plan --model NAME_OR_PATH --memory 24GB [...]`: will it fit, and what would.
+
+Reads the model's configuration and nothing else of it: no weights, no data, no TRL. stdout has a recipe fragment with
+settings that fit (its comments say what they were planned for) or, with `--json`, everything; the table of components
+goes to stderr. Exit code 1: nothing fits.
+"""
+
+import argparse
+import json
+import sys
+from typing import Any
+
+from trl_drgrpo.cli import console
+from trl_drgrpo.cli.flags import read_flags
+from trl_drgrpo.cli.train import add_flag, read_given
+from trl_drgrpo.errors import InputError
+
+# Keys of a recipe that decide its memory; a recipe may hold any other key as well.
+KEYS = (
+    *("use_peft", "lora_r", "lora_dropout", "lora_target_modules", "load_in_4bit", "load_in_8bit"),
+    *("use_bnb_nested_quant", "dtype", "bf16", "fp16", "optim", "gradient_checkpointing", "beta", "num_iterations"),
+    *("num_generations", "max_completion_length", "per_device_train_batch_size", "gradient_accumulation_steps"),
+    *("steps_per_generation", "generation_batch_size", "micro_batching", "share_prompts", "fast_generation"),
+    *("use_vllm", "vllm_mode", "vllm_gpu_memory_utilization", "vllm_enable_sleep_mode"),
+)
+_LORA = {"use_peft": True, "lora_r": 16, "lora_alpha": 32, "lora_dropout": 0.0, "lora_target_modules": ["all-linear"]}
+PRESETS: dict[str, dict[str, Any]] = {
+    "full": {"dtype": "float32"},
+    "lora": {**_LORA, "dtype": "bfloat16"},
+    "qlora": {**_LORA, "dtype": "bfloat16", "load_in_4bit": True, "use_bnb_nested_quant": True},
+}
+DEFAULT_PROMPT = 512
+_EPILOG = """Example:
+
+  trl-drgrpo plan --model Qwen/Qwen2.5-7B --memory 24GB --preset qlora >> recipe.yaml
+
+A folder with nothing but config.json is enough for --model. Settings that are given, here or in --config, stay as they
+are; batch sizes and completion length are proposed otherwise.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments."""
+    parser.usage = f"{parser.prog} --model NAME_OR_PATH --memory 24GB [--preset qlora] [--flag value ...]"
+    parser.epilog = _EPILOG
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--model", metavar="MODEL", help="Folder with config.json, or Hub id. Default: the recipe's.")
+    parser.add_argument("--memory", metavar="SIZE", help="Of one device, such as 24GB. A number alone is in GB.")
+    parser.add_argument("--preset", choices=sorted(PRESETS), help="Adapter, bits and dtype to plan for.")
+    length = f"Longest prompt of the data, in tokens (default: {DEFAULT_PROMPT})."
+    parser.add_argument("--max_prompt_length", "--max-prompt-length", metavar="TOKENS", help=length)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="Whose kernels (default: cuda).")
+    parser.add_argument("--json", action="store_true", help="Print the plan as JSON.")
+    parser.add_argument("--config", metavar="YAML", help="A recipe; flags win over it.")
+    group = parser.add_argument_group("settings of the run, as in `trl-drgrpo train`")
+    flags = read_flags()
+    for name in KEYS:
+        if name in flags:
+            add_flag(group, flags[name])
+
+
+def run(args: argparse.Namespace) -> int:
+    """
+    Runs the command.
+
+    Args:
+        args (`argparse.Namespace`): Parsed by a parser that `add_arguments` filled.
+
+    Returns:
+        `int`: 0, or 1 when nothing fits.
+
+    Raises:
+        [`~trl_drgrpo.errors.InputError`]: If an input does not fit.
+    """
+    from trl_drgrpo.single_gpu.memory.units import parse_memory
+
+    memory = parse_memory(args.memory) if args.memory is not None else None
+    if memory is None:
+        raise InputError("--memory", "none", "an amount such as 24GB", "Give the memory of one device.")
+    prompt = _prompt_length(args.max_prompt_length)
+    given = read_given(args)
+    name = args.model or given.get("model_name_or_path")
+    if not name:
+        raise InputError(
+            "--model", "none", "a model's folder or Hub id", "Give --model, or a --config that names one."
+        )
+    preset = PRESETS.get(args.preset, {})
+    from trl_drgrpo.single_gpu.memory.setup import from_keys
+
+    setup = from_keys({**preset, **given}, prompt, args.device)  # numbers are judged before anything heavy loads
+    from trl_drgrpo.cli.job import model_path
+    from trl_drgrpo.single_gpu.memory import Planner, propose, read_config
+
+    config, is_part = read_config(model_path(name))
+    planner = Planner(config, setup, memory)
+    proposal = propose(planner, setup, memory, given)
+    recipe = {**preset, **{key: given[key] for key in KEYS if key in given}, **proposal.keys}
+    if {"steps_per_generation", "generation_batch_size"} <= set(recipe):
+        del recipe["steps_per_generation"]  # TRL takes one of them
+    from trl_drgrpo.cli import plan_report
+
+    if args.json:
+        print(json.dumps(plan_report.as_json(name, memory, proposal, recipe), indent=2))
+    else:
+        print(plan_report.table(name, memory, proposal), file=sys.stderr)
+        print(plan_report.as_yaml(name, memory, proposal, recipe), end="", flush=True)
+    if is_part:
+        console.log(f"{name} has several parts: its text model alone is planned, images and sound come on top.")
+    return 0 if proposal.fits else 1
+
+
+def _prompt_length(value: str | None) -> int:
+    if value is None:
+        return DEFAULT_PROMPT
+    if not value.isdigit() or int(value) < 1:
+        remedy = "Give the tokens of the longest prompt."
+        raise InputError("--max_prompt_length", repr(value), "a whole number, at least 1", remedy)
+    return int(value)

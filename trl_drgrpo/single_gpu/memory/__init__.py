@@ -1,0 +1,34 @@
+"""Memory planned ahead: what a run will need at its peak, from the model's configuration alone.
+
+Reading order: setup (what of a run matters) -> skeleton (the model without memory) -> ledger and stand_ins (how bytes
+are counted) -> phases -> estimate -> proposal. The formulas in words, and estimates against measurements, are in
+`recipes/memory.md`.
+"""
+
+from typing import TYPE_CHECKING
+
+from trl_drgrpo.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from trl_drgrpo.single_gpu.memory.estimate import Estimate as Estimate
+    from trl_drgrpo.single_gpu.memory.estimate import Planner as Planner
+    from trl_drgrpo.single_gpu.memory.proposal import longest_completion as longest_completion
+    from trl_drgrpo.single_gpu.memory.proposal import propose as propose
+    from trl_drgrpo.single_gpu.memory.setup import Adapter as Adapter
+    from trl_drgrpo.single_gpu.memory.setup import Setup as Setup
+    from trl_drgrpo.single_gpu.memory.skeleton import read_config as read_config
+    from trl_drgrpo.single_gpu.memory.units import parse_memory as parse_memory
+
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "Adapter": "setup",
+        "Estimate": "estimate",
+        "Planner": "estimate",
+        "Setup": "setup",
+        "longest_completion": "proposal",
+        "parse_memory": "units",
+        "propose": "proposal",
+        "read_config": "skeleton",
+    },
+)

@@ -1,0 +1,227 @@
+"""The peak memory of a run, phase by phase: what is there all the time plus what a phase needs for a while.
+
+    generate    weights + optimizer state + cache of keys and values + one step's tensors (+ vLLM's share)
+    score       weights (+ reference) + optimizer state + a forward without gradient
+    train       weights (+ reference) + optimizer state + gradients + a forward and backward
+    step        weights (+ reference) + optimizer state + gradients + the optimizer's own temporaries
+
+The peak is the largest of them, plus what is no tensor: the device's context, the allocator's slack.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import nn
+
+from trl_drgrpo.single_gpu.memory.phases import Phases
+from trl_drgrpo.single_gpu.memory.setup import Setup
+from trl_drgrpo.single_gpu.memory.skeleton import build
+from trl_drgrpo.single_gpu.memory.stand_ins import AdaptedLinear
+
+MIB = 2**20
+ACTIVATIONS = "activations"
+# On a GPU, beside tensors. Estimates that nobody has measured yet: the CUDA context with its kernels, the workspace of
+# cuBLAS, and what the caching allocator holds but cannot use, as a share of what comes and goes within a phase.
+CONTEXT = 600 * MIB
+CUBLAS = 32 * MIB
+SLACK = 0.05
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One phase at its peak.
+
+    Args:
+        name (`str`): `"generate"`, `"score"`, `"train"`, `"step"` or `"sync"`.
+        parts (`dict[str, int]`): Bytes per component; those of 0 are left out.
+    """
+
+    name: str
+    parts: dict[str, int]
+
+    @property
+    def total(self) -> int:
+        """Bytes."""
+        return sum(self.parts.values())
+
+    @property
+    def largest(self) -> str:
+        """The component that takes most."""
+        return max(self.parts, key=lambda name: self.parts[name])
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The memory of a run.
+
+    Args:
+        setup ([`Setup`]): The run.
+        phases (`tuple[Phase, ...]`): In their order.
+        parameters (`int`): Of the model, without adapters.
+        trained (`int`): Parameters that are trained.
+    """
+
+    setup: Setup
+    phases: tuple[Phase, ...]
+    parameters: int
+    trained: int
+
+    @property
+    def peak(self) -> Phase:
+        """The phase that needs most."""
+        return max(self.phases, key=lambda phase: phase.total)
+
+    @property
+    def total(self) -> int:
+        """Bytes on the device."""
+        return self.peak.total
+
+    @property
+    def tensors(self) -> int:
+        """Bytes in tensors: without context, slack and vLLM."""
+        beside = ("context and slack", "vLLM")
+        return max(sum(n for part, n in phase.parts.items() if part not in beside) for phase in self.phases)
+
+
+class Planner:
+    """Estimates for one model, whose skeletons are built once.
+
+    Args:
+        config: Of the text model; see [`~trl_drgrpo.single_gpu.memory.skeleton.read_config`].
+        setup ([`Setup`]): Says how it is loaded: dtype, bits, adapters, device.
+        memory (`int`, *optional*): Bytes of the device, of which vLLM takes a share.
+
+    Raises:
+        `InputError`: The model cannot be built.
+    """
+
+    def __init__(self, config: Any, setup: Setup, memory: int = 0):
+        self.config = config
+        self.memory = memory
+        self._phases = Phases(config, setup)
+        model = self._phases.full.model
+        self._weights = _weights(model)
+        self._trained = [p for p in model.parameters() if p.requires_grad]
+        adapters = {id(p) for p in self._trained} if setup.adapter else set()
+        self.adapters = sum(p.nbytes for p in model.parameters() if id(p) in adapters)
+        self._reference = 0
+        if setup.reference and setup.adapter is None:
+            self._reference = sum(_weights(build(config, replace(setup, bits=0), plain=True).model).values())
+        self.parameters = self._phases.full.parameters
+        self._gradients = sum(p.nbytes for p in self._trained)
+        self._known: dict[Setup, Estimate] = {}
+
+    def estimate(self, setup: Setup) -> Estimate:
+        """The memory of a run.
+
+        Args:
+            setup ([`Setup`]): Like the planner's in everything that decides how the model is loaded.
+
+        Returns:
+            [`Estimate`].
+        """
+        if setup not in self._known:
+            phases = tuple(self._with_overhead(setup, phase) for phase in self._all(setup) if phase.total)
+            trained = sum(p.numel() for p in self._trained)
+            self._known[setup] = Estimate(setup, phases, self.parameters, trained)
+        return self._known[setup]
+
+    def training(self, setup: Setup) -> int:
+        """Bytes at the peak of forward and backward, whatever the other phases need."""
+        return self._with_overhead(setup, self._train(setup)).total
+
+    def _always(self, setup: Setup) -> dict[str, int]:
+        return {
+            **self._weights,
+            "adapters": self.adapters,
+            "reference model": self._reference,
+            "optimizer state": sum(_state_bytes(p, setup) for p in self._trained),
+            "roll-outs": _rollouts(setup),
+        }
+
+    def _train(self, setup: Setup) -> Phase:
+        held = self._gradients if setup.accumulation > 1 else 0  # else they come to be in the backward
+        passing = {"gradients": held, ACTIVATIONS: self._phases.train(setup)}
+        return Phase("train", _parts(self._always(setup), passing))
+
+    def _all(self, setup: Setup) -> list[Phase]:
+        always = self._always(setup)
+        pending = {"gradients": self._gradients if setup.generates_mid_window else 0}
+        step = {"gradients": self._gradients, "optimizer's temporaries": self._temporaries(setup)}
+        phases = [self._train(setup), Phase("step", _parts(always, step))]
+        if setup.scores_old or setup.reference:
+            score = {ACTIVATIONS: self._phases.score(setup) + _rollouts(setup)}
+            phases.append(Phase("score", _parts(always, pending, score)))
+        if setup.vllm or setup.generates_elsewhere:
+            phases.append(Phase("sync", _parts(always, pending, {"one layer merged": self._merge()})))
+        else:
+            cache = self._phases.cache(setup)
+            rest = max(0, self._phases.generate(setup) - cache)
+            sampling = {"keys and values": cache, "logits and activations": rest}
+            phases.append(Phase("generate", _parts(always, pending, sampling)))
+        return phases
+
+    def _with_overhead(self, setup: Setup, phase: Phase) -> Phase:
+        parts = dict(phase.parts)
+        if setup.vllm and not (setup.vllm_sleeps and phase.name in ("train", "step", "score")):
+            parts["vLLM"] = int(setup.vllm_share * self.memory)
+        if setup.device == "cuda":
+            passing = (ACTIVATIONS, "gradients", "keys and values", "logits and activations")
+            moving = sum(parts.get(name, 0) for name in passing)
+            parts["context and slack"] = CONTEXT + CUBLAS + int(SLACK * moving)
+        return Phase(phase.name, parts)
+
+    def _temporaries(self, setup: Setup) -> int:
+        sizes = [p.nbytes for p in self._trained]
+        if setup.optimizer == "adamw_torch":
+            return sum(sizes) if setup.device == "cuda" else 2 * max(sizes)
+        return max(sizes) if "8bit" in setup.optimizer or setup.optimizer == "adafactor" else 0
+
+    def _merge(self) -> int:
+        """Adapters are merged into their layers to be sent, one after the other: a float32 difference of each."""
+        layers = [m for m in self._phases.full.model.modules() if isinstance(m, AdaptedLinear)]
+        sizes = [m.lora_a.in_features * m.lora_b.out_features * 4 * 2 for m in layers]
+        return max(sizes, default=0)
+
+
+def _parts(*components: dict[str, int]) -> dict[str, int]:
+    return {name: size for each in components for name, size in each.items() if size}
+
+
+def _weights(model: Any) -> dict[str, int]:
+    """Bytes of the frozen or trained base: embeddings and head, everything else. Tied weights count once."""
+    outer = {id(p) for m in (model.get_input_embeddings(), model.get_output_embeddings()) for p in m.parameters()}
+    adapters = {
+        id(p)
+        for m in model.modules()
+        if isinstance(m, AdaptedLinear)
+        for part in (m.lora_a, m.lora_b)
+        for p in part.parameters()
+    }
+    sizes = {id(t): t.nbytes for t in [*model.parameters(), *model.buffers()]}
+    return {
+        "embeddings and head": sum(size for key, size in sizes.items() if key in outer),
+        "layers": sum(size for key, size in sizes.items() if key not in outer and key not in adapters),
+    }
+
+
+def _state_bytes(parameter: nn.Parameter, setup: Setup) -> int:
+    """Bytes of an optimizer's state for one parameter."""
+    name, count, size = setup.optimizer, parameter.numel(), parameter.element_size()
+    if "paged" in name and setup.device == "cuda":
+        return 0  # in memory that moves to the host when the device runs short
+    if "8bit" in name and count >= 4096:
+        return 2 * count + 2 * 4 * -(-count // 256)
+    if name == "sgd":
+        return 0
+    if name == "adafactor":
+        return 4 * sum(parameter.shape) if parameter.dim() > 1 else 4 * count
+    if "lion" in name or name == "rmsprop":
+        return count * size
+    return 2 * count * size + 4  # both moments in the type of the weights, and a step count
+
+
+def _rollouts(setup: Setup) -> int:
+    """Bytes of the ids, masks and log-probabilities of a generation batch."""
+    per_token = 16 * setup.width + 4 * setup.completion * (setup.scores_old + setup.reference)
+    return setup.generated_rows * per_token

@@ -1,0 +1,323 @@
+"""The phases of a training step, run on a skeleton with two and with three layers, and continued to the full depth.
+
+In each segment of a phase (the forward, the head, the backward of the last layer and of the first) live bytes grow by
+the same amount per layer, so two depths give every other one exactly; a peak over segments is the largest of straight
+lines. A model whose layers differ is run at its full depth instead.
+"""
+
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from trl_drgrpo.single_gpu.memory.ledger import Ledger
+from trl_drgrpo.single_gpu.memory.setup import Setup
+from trl_drgrpo.single_gpu.memory.skeleton import Skeleton, build
+from trl_drgrpo.single_gpu.memory.stand_ins import FusedHead
+
+Peaks = dict[str, int]
+
+
+class Phases:
+    """Peaks of a model's phases, in bytes above what is there all the time.
+
+    Args:
+        config: Of the text model.
+        setup ([`Setup`]): The run.
+    """
+
+    def __init__(self, config: Any, setup: Setup):
+        self.config = config
+        self.full = build(config, setup)
+        self._shallow: dict[int, Skeleton] = {}
+        self._known: dict[tuple[str, Setup], int] = {}
+        self._setup = setup
+        layers = self.full.layers
+        kinds = {tuple((n, tuple(p.shape)) for n, p in layer.named_parameters()) for layer in layers}
+        kinds_of_attention = set(getattr(config, "layer_types", None) or ())
+        self.is_uniform = len(kinds) == 1 and len(kinds_of_attention) <= 1
+
+    def train(self, setup: Setup) -> int:
+        """Forward, backward and, with a single micro-batch, the gradients that come to be."""
+        return self._continued("train", _train, replace(setup, steps_per_generation=1, iterations=1))
+
+    def score(self, setup: Setup) -> int:
+        """Log-probabilities without gradient: of the policy where they are needed, else of the reference."""
+        return self._continued("score", _score, replace(setup, steps_per_generation=1))
+
+    def generate(self, setup: Setup) -> int:
+        """Sampling the first and the last token of a generation batch, with its cache of keys and values."""
+        alike = replace(setup, batch=setup.generated_rows, accumulation=1, steps_per_generation=1)
+        return self._continued("generate", _generate, alike)
+
+    def cache(self, setup: Setup) -> int:
+        """Bytes of keys and values of a whole generation batch."""
+        alike = replace(setup, batch=setup.generated_rows, accumulation=1, steps_per_generation=1)
+        return self._continued("cache", lambda skeleton, run: {"cache": _cache_bytes(skeleton, run)}, alike)
+
+    def _continued(self, name: str, run: Callable[[Skeleton, Setup], Peaks], setup: Setup) -> int:
+        if (name, setup) not in self._known:
+            depth = self.config.num_hidden_layers
+            if not self.is_uniform or depth <= 3:
+                peaks = run(self.full, setup)
+            else:
+                two, three = run(self._at(2), setup), run(self._at(3), setup)
+                peaks = {segment: two[segment] + (depth - 2) * (three[segment] - two[segment]) for segment in two}
+            self._known[name, setup] = max(peaks.values())
+        return self._known[name, setup]
+
+    def _at(self, layers: int) -> Skeleton:
+        if layers not in self._shallow:
+            self._shallow[layers] = build(self.config, self._setup, layers)
+        return self._shallow[layers]
+
+
+def shares_prompts(skeleton: Skeleton, setup: Setup) -> bool:
+    """Whether completions may be packed behind their prompt, so that a forward may come with a block mask."""
+    config = skeleton.config
+    windowed = getattr(config, "sliding_window", None) or getattr(config, "attention_chunk_size", None)
+    kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
+    return setup.exact and setup.share_prompts and setup.group > 1 and not windowed and not kinds
+
+
+def scored_tokens(skeleton: Skeleton, setup: Setup) -> int:
+    """Completion tokens that one micro-batch may score. Where prompts are shared, the tokens that this saves may be
+    completions of other rows of the step."""
+    own = setup.batch * setup.completion
+    if not shares_prompts(skeleton, setup):
+        return own
+    pack = setup.prompt - 1 + setup.group * (setup.completion + 1)
+    packed = setup.batch * setup.width * setup.group * setup.completion // pack
+    return max(own, min(packed, own * setup.accumulation))
+
+
+@contextmanager
+def _run(skeleton: Skeleton, inputs: tuple[torch.Tensor, ...] = ()) -> Any:
+    ledger = Ledger()
+    ledger.known([*skeleton.model.parameters(), *skeleton.model.buffers(), *inputs])
+    ledger.known([p.grad for p in skeleton.model.parameters() if p.grad is not None])
+    with ledger, skeleton.precision:
+        yield ledger
+    skeleton.precision.forget()
+
+
+def _hidden(skeleton: Skeleton, setup: Setup, inputs: Any) -> torch.Tensor:
+    """(n, hidden): what goes into the head, the way the micro-batches of this setup do."""
+    rows, width = inputs["ids"].shape
+    out = skeleton.model.base_model(
+        input_ids=inputs["ids"],
+        attention_mask=inputs["mask"],
+        position_ids=inputs["positions"],
+        use_cache=False,
+    ).last_hidden_state
+    if setup.exact:
+        return out.flatten(0, 1)[inputs["scored"]]
+    if setup.device == "cuda":
+        return out[:, :-1].reshape(-1, out.size(-1))[inputs["scored"]]
+    return out[:, :-1].reshape(rows * (width - 1), -1)
+
+
+def _inputs(skeleton: Skeleton, setup: Setup) -> dict[str, Any]:
+    rows, width = setup.batch, setup.width
+    long = {"dtype": torch.long, "device": "meta"}
+    masked = shares_prompts(skeleton, setup) or not setup.exact
+    return {
+        "ids": torch.empty(rows, width, **long),
+        "positions": torch.empty(rows, width, **long),
+        "mask": torch.empty(rows, 1, width, width, dtype=torch.bool, device="meta") if masked else None,
+        "scored": torch.empty(scored_tokens(skeleton, setup), **long),
+    }
+
+
+def _input_bytes(inputs: dict[str, Any]) -> int:
+    """Positions, labels, mask and the like live as long as their forward; the layout holds ids a few times over."""
+    sizes = [each.nbytes for each in inputs.values() if each is not None]
+    return sum(sizes) + 4 * inputs["ids"].nbytes
+
+
+def _log_probs(skeleton: Skeleton, setup: Setup, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    head: Any = skeleton.head
+    compute = skeleton.precision.dtype or hidden.dtype
+    return FusedHead.apply(hidden, head.weight, head.bias, compute, setup.device)  # type: ignore[return-value]
+
+
+def _train(skeleton: Skeleton, setup: Setup) -> Peaks:
+    model = skeleton.model
+    _checkpoint(skeleton, setup.checkpointing)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    for parameter in trained:  # those of earlier micro-batches; they are counted where the phase is put together
+        parameter.grad = torch.empty_like(parameter) if setup.accumulation > 1 else None
+    inputs = _inputs(skeleton, setup)
+    hooks = _follow_embeddings(model, setup)
+    layers = skeleton.layers
+    with _run(skeleton, tuple(each for each in inputs.values() if each is not None)) as ledger:
+        ledger.mark("forward")
+        hooks += _mark_backward(layers, ledger)
+        log_probs, entropy = _log_probs(skeleton, setup, _hidden(skeleton, setup, inputs))
+        loss = _loss(log_probs, setup)
+        skeleton.precision.forget()
+        ledger.mark("head")
+        loss.backward()
+        del log_probs, entropy, loss
+    for hook in hooks:
+        hook.remove()
+    for parameter in trained:
+        parameter.grad = None
+    return {name: peak + _input_bytes(inputs) for name, peak in ledger.peaks.items() if name != "start"}
+
+
+def _loss(log_probs: torch.Tensor, setup: Setup) -> torch.Tensor:
+    """Dr. GRPO's token losses, as TRL writes them."""
+    old = log_probs.detach()
+    advantages = torch.empty_like(old)
+    ratio = torch.exp(log_probs - old)
+    clipped = torch.clamp(ratio, 0.8, 1.2)
+    losses = -torch.min(ratio * advantages, clipped * advantages)
+    if setup.reference:
+        losses = losses + torch.exp(old - log_probs) - (old - log_probs) - 1
+    return (losses * advantages).sum() / setup.completion
+
+
+def _checkpoint(skeleton: Skeleton, on: bool) -> None:
+    from torch.utils.checkpoint import checkpoint
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    def checkpointed(function: Any, *args: Any) -> Any:
+        calls = []
+
+        def run(*inputs: Any) -> Any:
+            calls.append(1)
+            if len(calls) == 1:
+                return function(*inputs)
+            # Run again, in backward: function modes have been left there, and autocast is a block of its own.
+            try:
+                with skeleton.precision:
+                    return function(*inputs)
+            finally:
+                skeleton.precision.forget()
+
+        return checkpoint(run, *args, use_reentrant=False, preserve_rng_state=False)
+
+    # What `activation_checkpointing_enable` sets; called by neither of its names, since one of them goes away.
+    for module in skeleton.model.modules():
+        if isinstance(module, GradientCheckpointingLayer):
+            module.gradient_checkpointing = on
+            module._gradient_checkpointing_func = checkpointed  # type: ignore[assignment]
+
+
+def _follow_embeddings(model: Any, setup: Setup) -> list[Any]:
+    """With adapters and checkpointing TRL lets the embeddings' output ask for a gradient."""
+    if setup.adapter is None or not setup.checkpointing:
+        return []
+    return [model.get_input_embeddings().register_forward_hook(lambda _, __, out: out.requires_grad_(True))]
+
+
+def _mark_backward(layers: nn.ModuleList, ledger: Ledger) -> list[Any]:
+    """Segments of the backward: the last layer's, those between, the first one's and whatever follows."""
+    last = len(layers) - 1
+    names = {last: "last layer", 0: "first layer"}
+
+    def follow(index: int) -> Any:
+        def mark(grad: torch.Tensor) -> None:
+            ledger.mark(names.get(index, "layers between"))
+
+        def hook(_: Any, __: Any, out: Any) -> None:
+            hidden = out[0] if isinstance(out, tuple) else out
+            if hidden.requires_grad:
+                hidden.register_hook(mark)
+
+        return hook
+
+    return [layer.register_forward_hook(follow(i)) for i, layer in enumerate(layers)]
+
+
+@torch.no_grad()
+def _score(skeleton: Skeleton, setup: Setup) -> Peaks:
+    _checkpoint(skeleton, False)
+    inputs = _inputs(skeleton, setup)
+    skeleton.adapters(enabled=setup.scores_old)
+    with _run(skeleton, tuple(each for each in inputs.values() if each is not None)) as ledger:
+        ledger.mark("score")
+        _log_probs(skeleton, setup, _hidden(skeleton, setup, inputs))
+    skeleton.adapters(enabled=True)
+    return {"score": ledger.peaks["score"] + _input_bytes(inputs)}
+
+
+def _cache(skeleton: Skeleton, setup: Setup, length: int) -> Any:
+    """A cache that already holds the keys and values of `length` tokens of every row."""
+    from transformers import DynamicCache
+
+    config = skeleton.config
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    dtype = skeleton.precision.dtype or getattr(torch, setup.dtype)
+    cache = DynamicCache(config=config)
+    for layer in range(config.num_hidden_layers):
+        keys, values = (
+            torch.empty(setup.generated_rows, heads, length, size, dtype=dtype, device="meta") for _ in range(2)
+        )
+        cache.update(keys, values, layer)
+    return cache
+
+
+def _cache_bytes(skeleton: Skeleton, setup: Setup) -> int:
+    cache = _cache(skeleton, setup, setup.width)
+    return sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
+
+
+@torch.no_grad()
+def _generate(skeleton: Skeleton, setup: Setup) -> Peaks:
+    """The first step, over the prompts, and the last, over one token of every row."""
+    model, rows = skeleton.model, setup.generated_rows
+    _checkpoint(skeleton, False)
+    shared = setup.exact and setup.fast_generation
+    prompts = max(1, rows // setup.group) if shared else rows
+    long = {"dtype": torch.long, "device": "meta"}
+    peaks = {}
+    ids = torch.empty(prompts, setup.prompt, **long)
+    mask = torch.empty(prompts, 1, setup.prompt, setup.prompt, dtype=torch.bool, device="meta")
+    positions = torch.empty_like(ids)
+    from transformers import DynamicCache
+
+    with _run(skeleton, (ids, positions)) as ledger:
+        ledger.mark("prompts")
+        ledger._enter(mask)
+        cache = DynamicCache(config=skeleton.config)
+        out = model(
+            input_ids=ids,
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        skeleton.precision.forget()
+        ledger.mark("copies")
+        del out
+        if prompts < rows:
+            cache.batch_select_indices(torch.empty(rows, **long))
+        peaks |= {name: ledger.peaks[name] for name in ("prompts", "copies")}
+        del cache
+    with _run(skeleton) as ledger:
+        ledger.mark("tokens")
+        ids, positions = torch.empty(rows, 1, **long), torch.empty(rows, 1, **long)
+        mask = torch.empty(rows, 1, 1, setup.width, dtype=torch.bool, device="meta")
+        cache = _cache(skeleton, setup, setup.width - 1)
+        ledger._note()
+        logits = model(
+            input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True
+        ).logits[:, -1]
+        skeleton.precision.forget()
+        ledger.mark("sampling")
+        scores = logits.to(copy=True, dtype=torch.float32)
+        probabilities = functional.softmax(scores, dim=-1)
+        drawn = torch.empty_like(probabilities)
+        live = drawn[torch.empty(rows, **long)]
+        chosen = probabilities / live
+        del logits, scores, probabilities, drawn, live, chosen, cache
+    # Ids, mask and positions of every row so far, the old and the new while one token is added.
+    return peaks | {name: ledger.peaks[name] + 6 * rows * setup.width * 8 for name in ("tokens", "sampling")}

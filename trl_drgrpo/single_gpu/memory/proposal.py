@@ -1,0 +1,119 @@
+"""From an amount of memory to batch sizes that fit: the largest micro-batch, the rest by accumulation.
+
+What the user gave stays as it is. Otherwise, in this order: the rows of an optimizer step are kept (64 where nothing
+says how many); the completion length is 1,024, or the longest below it that fits with the smallest batch; the
+micro-batch is the largest that fits; one generation serves as many micro-batches of the step as fit.
+"""
+
+from bisect import bisect_left
+from dataclasses import dataclass, replace
+from math import lcm
+from typing import Any
+
+from trl_drgrpo.single_gpu.memory.estimate import Estimate, Planner
+from trl_drgrpo.single_gpu.memory.setup import Setup
+
+ROWS_PER_STEP = 64
+LENGTHS = (1024, 768, 512, 384, 256, 128, 64)
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """Settings that fit, or the smallest there are.
+
+    Args:
+        estimate ([`Estimate`]): Of the settings.
+        fits (`bool`): Whether they fit the memory.
+        keys (`dict[str, Any]`): The settings as recipe keys.
+    """
+
+    estimate: Estimate
+    fits: bool
+    keys: dict[str, Any]
+
+
+def propose(planner: Planner, setup: Setup, memory: int, given: Any = (), rows: int | None = None) -> Proposal:
+    """The best settings that fit.
+
+    Args:
+        planner ([`Planner`]): Of the model.
+        setup ([`Setup`]): What was given, and defaults.
+        memory (`int`): Bytes of the device.
+        given (`Collection[str]`): Recipe keys that must stay as they are.
+        rows (`int`, *optional*): Of an optimizer step; by default what the given batch sizes say, or 64.
+
+    Returns:
+        [`Proposal`]: With `fits=False`, the settings that need least.
+    """
+    if rows is None:
+        says = {"per_device_train_batch_size", "gradient_accumulation_steps"} & set(given)
+        rows = setup.batch * setup.accumulation if says else ROWS_PER_STEP
+    rows = lcm(rows, setup.group)  # every prompt with all its completions
+    lengths = [setup.completion] if "max_completion_length" in given else list(LENGTHS)
+    least = setup
+    for completion in lengths:
+        batches = _batches(replace(setup, completion=completion), rows, given)
+        least = min(_generations(batches[-1], given), key=lambda each: each.generated_rows)
+        if planner.training(least) > memory:
+            continue
+        # What a micro-batch needs grows with it: the first that fits is found by halving.
+        first = bisect_left(batches, True, key=lambda each: planner.training(each) <= memory)
+        for candidate in batches[first:]:
+            for settled in _generations(candidate, given):
+                if planner.estimate(settled).total <= memory:
+                    return Proposal(planner.estimate(settled), True, keys(settled))
+    return Proposal(planner.estimate(least), False, keys(least))
+
+
+def longest_completion(planner: Planner, setup: Setup, memory: int, most: int = 32768) -> int:
+    """The longest completion that fits with everything else as it is, in steps of 64 tokens; 0 when none does.
+
+    Args:
+        planner ([`Planner`]): Of the model.
+        setup ([`Setup`]): The run; its completion length is what is looked for.
+        memory (`int`): Bytes of the device.
+        most (`int`): No longer than this.
+
+    Returns:
+        `int`: Tokens.
+    """
+    low, high = 0, most // 64
+    while low < high:
+        middle = (low + high + 1) // 2
+        if planner.estimate(replace(setup, completion=64 * middle)).total <= memory:
+            low = middle
+        else:
+            high = middle - 1
+    return 64 * low
+
+
+def _batches(setup: Setup, rows: int, given: Any) -> list[Setup]:
+    """Micro-batches for so many rows per step, the largest first."""
+    sizes = [n for n in range(min(rows, 64), 0, -1) if rows % n == 0]
+    if "per_device_train_batch_size" in given:
+        sizes = [setup.batch]
+    elif "gradient_accumulation_steps" in given:
+        sizes = [max(1, rows // setup.accumulation)]
+    fixed = "gradient_accumulation_steps" in given
+    return [replace(setup, batch=n, accumulation=setup.accumulation if fixed else max(1, rows // n)) for n in sizes]
+
+
+def _generations(setup: Setup, given: Any) -> list[Setup]:
+    """How many micro-batches one generation serves, the most first: whole groups, and a divisor of the step."""
+    if {"steps_per_generation", "generation_batch_size"} & set(given):
+        return [setup]
+    steps = [n for n in range(setup.accumulation, 0, -1) if setup.accumulation % n == 0]
+    whole = [n for n in steps if setup.batch * n % setup.group == 0]
+    return [replace(setup, steps_per_generation=n) for n in whole or [setup.accumulation]]
+
+
+def keys(setup: Setup) -> dict[str, Any]:
+    """The batch geometry and lengths of a setup as recipe keys."""
+    return {
+        "per_device_train_batch_size": setup.batch,
+        "gradient_accumulation_steps": setup.accumulation,
+        "steps_per_generation": setup.steps_per_generation,
+        "num_generations": setup.group,
+        "max_completion_length": setup.completion,
+        "gradient_checkpointing": setup.checkpointing,
+    }

@@ -1,0 +1,181 @@
+"""What of a run decides its memory: plain numbers, from a trainer's arguments or from the keys of a recipe.
+
+Defaults are those of TRL 1.16 and of this package, written out, so that a plan needs neither imported.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from trl_drgrpo.errors import InputError
+
+LOADED_IN = ("float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """LoRA adapters.
+
+    Args:
+        rank (`int`): Of each.
+        targets (`str`, `tuple[str, ...]`, *optional*): Names of layers, a pattern, or `"all-linear"`; `None`: PEFT's
+            choice for the architecture.
+        dropout (`float`): In front of each.
+        dtype (`str`): Of their weights; PEFT takes float32, also on a base in bfloat16.
+    """
+
+    rank: int = 16
+    targets: str | tuple[str, ...] | None = None
+    dropout: float = 0.05
+    dtype: str = "float32"
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A run, as far as its memory goes. Lengths in tokens.
+
+    Args:
+        device (`str`): `"cuda"` or `"cpu"`: kernels differ in what they keep.
+        dtype (`str`): Of the loaded weights: `"float32"` (TRL's default), `"bfloat16"` or `"float16"`.
+        autocast (`str`, *optional*): What `bf16` or `fp16` compute in; `None`: as the weights are.
+        adapter ([`Adapter`], *optional*): `None`: all weights are trained.
+        bits (`int`): 4 or 8 with bitsandbytes, 0 without.
+        nested (`bool`): Whether the scales of 4-bit weights are quantised as well.
+        prompt, completion (`int`): Longest prompt and completion.
+        batch (`int`): `per_device_train_batch_size`.
+        accumulation (`int`): `gradient_accumulation_steps`.
+        steps_per_generation (`int`): Micro-batches that one generation serves.
+        group (`int`): `num_generations`.
+        iterations (`int`): `num_iterations`.
+        checkpointing (`bool`): `gradient_checkpointing`.
+        optimizer (`str`): `optim`.
+        reference (`bool`): Whether `beta > 0`.
+        exact, share_prompts, fast_generation (`bool`): The fast path.
+        vllm (`bool`): Whether vLLM generates in this process (colocate).
+        vllm_share (`float`): `vllm_gpu_memory_utilization`.
+        vllm_sleeps (`bool`): `vllm_enable_sleep_mode`.
+        generates_elsewhere (`bool`): Whether a vLLM server generates.
+    """
+
+    device: str = "cuda"
+    dtype: str = "float32"
+    autocast: str | None = "bfloat16"
+    adapter: Adapter | None = None
+    bits: int = 0
+    nested: bool = False
+    prompt: int = 512
+    completion: int = 512
+    batch: int = 8
+    accumulation: int = 1
+    steps_per_generation: int = 1
+    group: int = 8
+    iterations: int = 1
+    checkpointing: bool = True
+    optimizer: str = "adamw_torch_fused"
+    reference: bool = False
+    exact: bool = True
+    share_prompts: bool = True
+    fast_generation: bool = True
+    vllm: bool = False
+    vllm_share: float = 0.3
+    vllm_sleeps: bool = False
+    generates_elsewhere: bool = False
+
+    @property
+    def width(self) -> int:
+        """Tokens of the widest row."""
+        return self.prompt + self.completion
+
+    @property
+    def generated_rows(self) -> int:
+        """Completions generated at once."""
+        return self.batch * self.steps_per_generation
+
+    @property
+    def scores_old(self) -> bool:
+        """Whether old log-probabilities are computed: where rows are trained on after the weights have moved."""
+        moved = self.accumulation % (self.steps_per_generation * self.iterations) != 0
+        return moved or self.vllm or self.generates_elsewhere
+
+    @property
+    def generates_mid_window(self) -> bool:
+        """Whether a generation may fall between two micro-batches of an optimizer step, when gradients are there."""
+        return self.steps_per_generation * self.iterations % self.accumulation != 0
+
+
+def from_keys(values: Mapping[str, Any], prompt: int, device: str = "cuda") -> Setup:
+    """The setup that recipe keys describe; what is not there is at its default.
+
+    Args:
+        values (`Mapping[str, Any]`): Keys of `trl-drgrpo train`, typed.
+        prompt (`int`): Longest prompt, in tokens.
+        device (`str`): See [`Setup`].
+
+    Returns:
+        [`Setup`].
+
+    Raises:
+        `InputError`: A number that is none, or quantised weights without an adapter.
+    """
+
+    def whole(name: str, default: int) -> int:
+        value = values.get(name)
+        if value is None:
+            return default
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise InputError(name, repr(value), "a whole number, at least 1", "Leave it out for the default.")
+        return value
+
+    bits = 4 if values.get("load_in_4bit") else 8 if values.get("load_in_8bit") else 0
+    adapter = None
+    if values.get("use_peft"):
+        targets = values.get("lora_target_modules")
+        if isinstance(targets, (list, tuple)):
+            targets = targets[0] if len(targets) == 1 else tuple(targets)
+        adapter = Adapter(whole("lora_r", 16), targets, float(values.get("lora_dropout", 0.05)))
+    if bits and adapter is None:
+        remedy = "Add use_peft: quantised weights cannot be trained."
+        raise InputError("load_in_4bit", "a quantised model without an adapter", "use_peft with it", remedy)
+    batch, accumulation = whole("per_device_train_batch_size", 8), whole("gradient_accumulation_steps", 1)
+    steps = whole("steps_per_generation", accumulation)
+    if values.get("generation_batch_size"):
+        steps = max(1, whole("generation_batch_size", 1) // batch)
+    reduced = "float16" if values.get("fp16") else None if values.get("bf16") is False else "bfloat16"
+    if values.get("bf16") is None and device == "cpu":
+        reduced = None
+    vllm = bool(values.get("use_vllm"))
+    colocate = values.get("vllm_mode", "colocate") == "colocate"
+    return Setup(
+        device=device,
+        dtype=_dtype(values.get("dtype") or (values.get("model_init_kwargs") or {}).get("dtype")),
+        autocast=reduced,
+        adapter=adapter,
+        bits=bits,
+        nested=bool(values.get("use_bnb_nested_quant")),
+        prompt=prompt,
+        completion=whole("max_completion_length", 512),
+        batch=batch,
+        accumulation=accumulation,
+        steps_per_generation=steps,
+        group=whole("num_generations", 8),
+        iterations=whole("num_iterations", 1),
+        checkpointing=values.get("gradient_checkpointing", True) is not False,
+        optimizer=str(values.get("optim") or "adamw_torch_fused"),
+        reference=bool(values.get("beta")),
+        exact=values.get("micro_batching", "exact") == "exact",
+        share_prompts=values.get("share_prompts", True) is not False,
+        fast_generation=values.get("fast_generation", True) is not False,
+        vllm=vllm and colocate,
+        vllm_share=float(values.get("vllm_gpu_memory_utilization", 0.3)),
+        vllm_sleeps=bool(values.get("vllm_enable_sleep_mode")),
+        generates_elsewhere=vllm and not colocate,
+    )
+
+
+def _dtype(value: Any) -> str:
+    name = str(value or "float32").removeprefix("torch.")
+    if name == "auto":  # as the file says; nearly every published model is in bfloat16
+        return "bfloat16"
+    if name not in LOADED_IN:
+        raise InputError("dtype", repr(value), f"one of {', '.join(LOADED_IN)} or auto", "Pick one of them.")
+    return name

@@ -1,0 +1,230 @@
+"""A model from its configuration alone, on the meta device: sizes without memory.
+
+The real classes of transformers are built, so that every architecture they know can be planned; a multi-modal one by
+its text part. Adapters and quantised layers are stand-ins (`stand_ins.py`), because PEFT and bitsandbytes take seconds
+to import and want real tensors.
+"""
+
+import copy
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from trl_drgrpo.errors import InputError
+from trl_drgrpo.single_gpu.memory.setup import Adapter, Setup
+from trl_drgrpo.single_gpu.memory.stand_ins import AdaptedLinear, EightBitLinear, FourBitLinear, Precision
+
+ATTENTION = "trl_drgrpo_planned"
+
+
+def read_config(name: str) -> tuple[Any, bool]:
+    """The configuration of a model: of its text part where it has several.
+
+    Args:
+        name (`str`): A local folder with `config.json`, or a Hub id.
+
+    Returns:
+        `tuple[PretrainedConfig, bool]`: And whether it is one part of several.
+
+    Raises:
+        `InputError`: No such folder, no `config.json` in it, or an architecture that transformers does not know.
+    """
+    path = Path(name).expanduser()
+    if path.is_dir() and not (path / "config.json").is_file():
+        remedy = "Name the folder that save_pretrained wrote."
+        if (path / "adapter_config.json").is_file():
+            remedy = "It holds an adapter: name the model under it."
+        raise InputError("--model", f"{name}, a folder without config.json", "a model's folder or Hub id", remedy)
+    if not path.is_dir() and (path.is_absolute() or name.startswith(".") or name.count("/") > 1):
+        remedy = "A folder with nothing but config.json is enough."
+        raise InputError("--model", f"{name}, which does not exist", "a model's folder or Hub id", remedy)
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(str(path) if path.is_dir() else name)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0].rstrip('.')}."
+        raise InputError("--model", name, "a model that transformers knows", reason) from error
+    text = config.get_text_config(decoder=True)
+    return text, text is not config
+
+
+@dataclass(frozen=True)
+class Skeleton:
+    """A model to run steps on.
+
+    Args:
+        model (`nn.Module`): The causal language model, on the meta device.
+        config: Its configuration.
+        precision ([`Precision`]): The mode to run it in.
+        parameters (`int`): Of the model, before adapters and quantisation.
+    """
+
+    model: Any
+    config: Any
+    precision: Precision
+    parameters: int = 0
+
+    @property
+    def head(self) -> nn.Module:
+        """The layer that makes logits."""
+        return self.model.get_output_embeddings()
+
+    @property
+    def layers(self) -> Any:
+        """The decoder's layers."""
+        return next(
+            each
+            for each in self.model.modules()
+            if isinstance(each, nn.ModuleList) and len(each) == self.config.num_hidden_layers
+        )
+
+    def adapters(self, enabled: bool) -> None:
+        """Switch adapters on or off, as for the reference pass."""
+        for module in self.model.modules():
+            if isinstance(module, AdaptedLinear):
+                module.enabled = enabled
+
+
+def build(config: Any, setup: Setup, layers: int | None = None, plain: bool = False) -> Skeleton:
+    """Build a model.
+
+    Args:
+        config: Of the text model.
+        setup ([`Setup`]): Says dtype, bits and adapters.
+        layers (`int`, *optional*): Only so many of its layers.
+        plain (`bool`): Without adapters: a reference model.
+
+    Returns:
+        [`Skeleton`].
+
+    Raises:
+        `InputError`: An architecture that has no causal language model, or targets that name no layer.
+    """
+    from transformers import AutoModelForCausalLM
+
+    _register_attention()
+    config = copy.deepcopy(config)
+    if layers is not None:
+        config.num_hidden_layers = layers
+        for name in ("layer_types", "mlp_layer_types"):
+            if getattr(config, name, None):
+                setattr(config, name, list(getattr(config, name))[:layers])
+    dtype = getattr(torch, setup.dtype)
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=ATTENTION)
+    except (ValueError, KeyError, AttributeError, ImportError, RuntimeError, TypeError, NotImplementedError) as error:
+        reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0].rstrip('.')}."
+        got = f"{config.model_type}, which cannot be built as a causal language model"
+        raise InputError("--model", got, "a decoder that transformers knows", reason) from error
+    autocast = getattr(torch, setup.autocast) if setup.autocast else None
+    parameters = sum(p.numel() for p in model.parameters())
+    skeleton = Skeleton(model, config, Precision(autocast, setup.device), parameters)
+    if setup.bits:
+        _quantise(skeleton, setup)
+    if setup.adapter is not None and not plain:
+        _adapt(skeleton, setup.adapter)
+    if plain:
+        model.requires_grad_(False)
+    model.train()
+    return skeleton
+
+
+def _register_attention() -> None:
+    from transformers import AttentionInterface
+
+    # Under a name of its own masks are taken as they are given; what sdpa does around its kernel happens as always.
+    AttentionInterface.register(ATTENTION, _attention)
+
+
+def _attention(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **options: Any) -> Any:
+    from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
+
+    if options.get("softcap") is None:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+    # No fused kernel caps scores: all of them are there at once, as in transformers' eager attention.
+    groups = getattr(module, "num_key_value_groups", 1)
+    scores = query @ repeat_kv(key, groups).transpose(2, 3) * (options.get("scaling") or 1.0)
+    scores = torch.tanh(scores / options["softcap"]) * options["softcap"]
+    if attention_mask is not None:
+        scores = scores + torch.empty_like(attention_mask, dtype=scores.dtype)
+    chances = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
+    return (chances @ repeat_kv(value, groups)).transpose(1, 2).contiguous(), chances
+
+
+def _linears(skeleton: Skeleton) -> list[tuple[str, nn.Module, int, int]]:
+    """Name, layer, inputs and outputs of every linear layer but the head."""
+    found = []
+    for name, module in skeleton.model.named_modules():
+        if module is skeleton.head:
+            continue
+        if isinstance(module, nn.Linear):
+            found.append((name, module, module.in_features, module.out_features))
+        elif type(module).__name__ == "Conv1D":  # GPT-2's, stored the other way round
+            weight: Any = module.weight
+            found.append((name, module, weight.size(0), weight.size(1)))
+    return found
+
+
+def _replace(model: nn.Module, name: str, module: nn.Module) -> None:
+    parent, _, last = name.rpartition(".")
+    setattr(model.get_submodule(parent), last, module)
+
+
+def _quantise(skeleton: Skeleton, setup: Setup) -> None:
+    compute = getattr(torch, setup.dtype)
+    for name, module, columns, rows in _linears(skeleton):
+        bias: Any = module.bias
+        quantised = (
+            FourBitLinear(rows, columns, bias, compute, setup.nested, packed=setup.device == "cpu")
+            if setup.bits == 4
+            else EightBitLinear(rows, columns, bias, compute)
+        )
+        _replace(skeleton.model, name, quantised)
+
+
+def _adapt(skeleton: Skeleton, adapter: Adapter) -> None:
+    skeleton.model.requires_grad_(False)
+    targets = adapter.targets if adapter.targets is not None else _default_targets(skeleton.config.model_type)
+    sizes = [
+        (name, module, *reversed(module.shape))
+        for name, module in skeleton.model.named_modules()
+        if isinstance(module, FourBitLinear)
+    ] or _linears(skeleton)
+    chosen = [each for each in sizes if _is_target(each[0], targets)]
+    if not chosen:
+        raise InputError(
+            "lora_target_modules",
+            repr(targets),
+            f"names of layers of {skeleton.config.model_type}, or all-linear",
+            "Give all-linear for every linear layer but the head.",
+        )
+    for name, module, columns, rows in chosen:
+        wrapped = AdaptedLinear(
+            module, columns, rows, adapter.rank, adapter.dropout, getattr(torch, adapter.dtype), skeleton.precision
+        )
+        _replace(skeleton.model, name, wrapped)
+
+
+def _is_target(name: str, targets: str | tuple[str, ...]) -> bool:
+    """As PEFT reads `target_modules`: a text is a pattern for the whole name, a list names ends."""
+    if targets == "all-linear":
+        return True
+    if isinstance(targets, str):
+        return re.fullmatch(targets, name) is not None or name.rpartition(".")[2] == targets
+    return any(name == each or name.endswith(f".{each}") for each in targets)
+
+
+def _default_targets(model_type: str) -> str | tuple[str, ...]:
+    from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as known
+
+    if model_type not in known:
+        remedy = "PEFT has no default for it: give lora_target_modules, for example all-linear."
+        raise InputError("lora_target_modules", f"none for {model_type}", "names of layers", remedy)
+    found = known[model_type]
+    return found if isinstance(found, str) else tuple(found)

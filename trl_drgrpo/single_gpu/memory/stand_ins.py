@@ -1,0 +1,322 @@
+"""What stands in for kernels and layers when a step is run on the meta device.
+
+Each allocates what the real one allocates and keeps what the real one keeps for backward; none computes anything:
+
+- `Precision`: autocast (the meta device has none): casts, and their cache of trained float32 weights;
+- `attend`: a fused attention kernel (flash or memory-efficient on GPUs, flash on CPUs);
+- `FusedHead`: TRL's log-probabilities in chunks, as its Triton kernel runs on a GPU;
+- `FourBitLinear`, `EightBitLinear`: weights of bitsandbytes, unpacked for each product;
+- `AdaptedLinear`: PEFT's LoRA layer.
+"""
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+# Of TRL's fused head: tokens and vocabulary entries of a tile. `trl.kernels.chunked_logprob`, `trl.trainer.utils`.
+HEAD_TOKENS, HEAD_VOCABULARY = 4096, 32768
+# Of bitsandbytes: weights that share a scale, scales that share one when quantised twice, and its code books.
+BLOCK, NESTED_BLOCK, CODE_BYTES = 64, 256, 64 + 1024
+
+_LOWER = {
+    functional.linear,
+    functional.conv1d,
+    torch.matmul,
+    torch.Tensor.matmul,
+    torch.Tensor.__matmul__,
+    torch.bmm,
+    torch.baddbmm,
+    torch.addmm,
+    torch.einsum,
+    functional.scaled_dot_product_attention,
+}
+_FLOAT32_ON_GPU = {
+    functional.layer_norm,
+    functional.softmax,
+    functional.log_softmax,
+    torch.softmax,
+    torch.Tensor.softmax,
+    torch.pow,
+    torch.Tensor.pow,
+    torch.rsqrt,
+    torch.cumsum,
+    torch.Tensor.cumsum,
+}
+
+
+# Products of tokens, sorted by expert, with each expert's weights: on the meta device they take bfloat16 alone.
+_GROUPED = {getattr(functional, "grouped_mm", None), getattr(torch, "_grouped_mm", None)} - {None}
+
+
+class Precision(TorchFunctionMode):
+    """Autocast to `dtype`, attention kernels, and dropout, as they are on `device`.
+
+    Args:
+        dtype (`torch.dtype`, *optional*): What matrix products compute in; `None`: no autocast.
+        device (`str`): `"cuda"` or `"cpu"`.
+    """
+
+    def __init__(self, dtype: torch.dtype | None, device: str) -> None:
+        super().__init__()
+        self.dtype = dtype
+        self.device = device
+        self._casts: dict[int, torch.Tensor] = {}
+
+    def forget(self) -> None:
+        """Autocast's outermost block ends: cast weights that nothing else holds are freed."""
+        self._casts.clear()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self.dtype is not None and func in _LOWER:
+            args = tuple(self._lowered(each) for each in args)
+            kwargs = {name: self._lowered(each) for name, each in kwargs.items()}
+        elif self.dtype is not None and self.device == "cuda" and func in _FLOAT32_ON_GPU:
+            args = tuple(each.float() if _is_float(each) else each for each in args)
+        if func is functional.scaled_dot_product_attention:
+            return attend(*args, device=self.device, **kwargs)
+        if func in _GROUPED:
+            return _grouped(*args[:2])
+        if func is functional.dropout and self.device == "cuda":
+            return _dropout_on_gpu(*args, **kwargs)
+        return func(*args, **kwargs)
+
+    def _lowered(self, value: Any) -> Any:
+        if not _is_float(value) or value.dtype == self.dtype:
+            return value
+        if not (value.is_leaf and value.requires_grad and value.dtype == torch.float32):
+            return value.to(self.dtype)
+        if id(value) not in self._casts:
+            self._casts[id(value)] = value.to(self.dtype)
+        return self._casts[id(value)]
+
+
+def _is_float(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
+
+
+def _dropout_on_gpu(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+    return torch.native_dropout(input, p, True)[0] if training and p > 0 else input
+
+
+def _grouped(tokens: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Of `(n, columns)` tokens and `(experts, columns, rows)` weights: what a grouped product allocates."""
+    return _Grouped.apply(tokens, weights)  # type: ignore[return-value]
+
+
+class _Grouped(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tokens: Any, weights: Any) -> torch.Tensor:
+        ctx.save_for_backward(tokens, weights)
+        return tokens.new_empty(tokens.size(0), weights.size(-1))
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
+        tokens, weights = ctx.saved_tensors
+        wanted = ctx.needs_input_grad
+        return (
+            torch.empty_like(tokens) if wanted[0] else None,
+            torch.empty_like(weights) if wanted[1] else None,
+        )
+
+
+def attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    device: str = "cuda",
+) -> torch.Tensor:
+    """What `scaled_dot_product_attention` allocates when it takes a fused kernel.
+
+    Args:
+        query, key, value (`torch.Tensor` of shape `(B, heads, n, head_dim)`): Keys and values may have fewer heads.
+        attn_mask (`torch.Tensor`, *optional*): A boolean one is turned into numbers first, as PyTorch does.
+        dropout_p, is_causal, scale, enable_gqa: As in PyTorch; they cost nothing.
+        device (`str`): Whose kernels.
+
+    Returns:
+        `torch.Tensor` of shape `(B, heads, n, head_dim of value)`.
+    """
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        attn_mask = torch.empty_like(attn_mask, dtype=query.dtype)
+    return _Attention.apply(query, key, value, attn_mask, device)  # type: ignore[return-value]
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, query: Any, key: Any, value: Any, mask: Any, device: str) -> torch.Tensor:
+        batch, heads, n, _ = query.shape
+        out = query.new_empty(batch, n, heads, value.size(-1)).transpose(1, 2)
+        log_sums = query.new_empty(batch, heads, n, dtype=torch.float32)
+        ctx.device = device
+        ctx.save_for_backward(query, key, value, mask, out, log_sums)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
+        query, key, value, *_ = ctx.saved_tensors
+        batch, heads, n, _ = query.shape
+        workspace = [query.new_empty(batch, heads, n, dtype=torch.float32)]
+        if ctx.device == "cuda":  # gradients of the queries are summed in float32, those of shared keys per head
+            workspace.append(query.new_empty(query.shape, dtype=torch.float32))
+            if key.size(1) != heads:
+                workspace += [query.new_empty(batch, heads, *each.shape[2:]) for each in (key, value)]
+        return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value), None, None
+
+
+class FusedHead(torch.autograd.Function):
+    """TRL's `ChunkedLogProbFunction`: no logits but those of one tile. Its Triton kernel folds a tile in place; in
+    plain PyTorch, on a CPU, several float32 tensors of the tile's size come and go."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Any, weight: Any, bias: Any, compute: torch.dtype, device: str) -> Any:
+        n = hidden.size(0)
+        statistics = [hidden.new_empty(n, dtype=torch.float32) for _ in range(7)]
+        tile = _tile(hidden, weight, compute, 12 if device == "cpu" else 0)
+        log_z, log_probs, entropy = (torch.empty_like(statistics[0]) for _ in range(3))
+        ctx.compute, ctx.device = compute, device
+        ctx.save_for_backward(hidden, weight, bias, log_z, entropy)
+        ctx.mark_non_differentiable(entropy)
+        del tile
+        return log_probs, entropy
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor, _: Any) -> Any:  # type: ignore[override]
+        hidden, weight, bias, *_ = ctx.saved_tensors
+        wanted = ctx.needs_input_grad
+        sums = [
+            torch.empty_like(each, dtype=torch.float32) if each is not None and wanted[i] else None
+            for i, each in enumerate((hidden, weight, bias))
+        ]
+        tile = _tile(hidden, weight, ctx.compute, 29 if ctx.device == "cpu" else 0)
+        grads = [
+            None if each is None else each.to(like.dtype)
+            for each, like in zip(sums, (hidden, weight, bias), strict=True)
+        ]
+        del tile
+        return (*grads, None, None)
+
+
+def _tile(hidden: torch.Tensor, weight: torch.Tensor, compute: torch.dtype, folding: int) -> list[torch.Tensor]:
+    """A tile of logits, what it is made of, and `folding` bytes per logit while it is folded, which are freed."""
+    rows, columns = min(len(hidden), HEAD_TOKENS), min(len(weight), HEAD_VOCABULARY)
+    made_of = [
+        hidden.new_empty(rows, HEAD_VOCABULARY, dtype=compute),
+        hidden[:rows].to(compute),
+        weight[:columns].to(compute),
+    ]
+    hidden.new_empty(rows * columns * folding, dtype=torch.uint8)
+    return made_of
+
+
+class FourBitLinear(nn.Module):
+    """bitsandbytes' `Linear4bit`: half a byte per weight, scales per block, unpacked for each product.
+
+    Args:
+        rows, columns (`int`): Of the weight.
+        bias (`torch.Tensor`, *optional*): Kept as it is.
+        compute (`torch.dtype`): What the product computes in.
+        nested (`bool`): Whether the scales are quantised too.
+        packed (`bool`): Whether a kernel multiplies packed weights in the forward, as on a CPU.
+    """
+
+    def __init__(self, rows: int, columns: int, bias: Any, compute: torch.dtype, nested: bool, packed: bool):
+        super().__init__()
+        self.shape, self.compute, self.packed = (rows, columns), compute, packed
+        blocks = -(-rows * columns // BLOCK)
+        scales = blocks + 4 * -(-blocks // NESTED_BLOCK) + CODE_BYTES if nested else 4 * blocks + 64
+        self.weight = nn.Parameter(_bytes(-(-rows * columns // 2)), requires_grad=False)
+        self.register_buffer("scales", _bytes(scales))
+        self.bias = bias
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        given = x.dtype
+        return _Unpacked.apply(x.to(self.compute), self).to(given)  # type: ignore[union-attr]
+
+
+class EightBitLinear(FourBitLinear):
+    """bitsandbytes' `Linear8bitLt`: one byte per weight and a scale per row; the input is quantised as well."""
+
+    def __init__(self, rows: int, columns: int, bias: Any, compute: torch.dtype):
+        super().__init__(rows, columns, bias, compute, nested=False, packed=True)
+        self.weight = nn.Parameter(_bytes(rows * columns), requires_grad=False)
+        self.register_buffer("scales", _bytes(4 * rows))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        quantised = torch.empty_like(x, dtype=torch.int8)
+        out = super().forward(x)
+        del quantised
+        return out
+
+
+class _Unpacked(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, layer: FourBitLinear) -> torch.Tensor:
+        ctx.layer = layer
+        weight = None if layer.packed else x.new_empty(layer.shape)
+        out = x.new_empty(*x.shape[:-1], layer.shape[0])
+        del weight
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
+        weight = grad.new_empty(ctx.layer.shape)
+        out = grad.new_empty(*grad.shape[:-1], ctx.layer.shape[1])
+        del weight
+        return out, None
+
+
+def _bytes(count: int) -> torch.Tensor:
+    return torch.empty(count, dtype=torch.uint8, device="meta")
+
+
+class AdaptedLinear(nn.Module):
+    """PEFT's LoRA layer: `base(x) + B(A(dropout(x))) * scaling`, in the order and the types of its forward.
+
+    Args:
+        base (`nn.Module`): The layer under it.
+        columns, rows (`int`): Its inputs and outputs.
+        rank (`int`), dropout (`float`): Of the adapter.
+        dtype (`torch.dtype`): Of its weights.
+        precision ([`Precision`]): Whether there is autocast.
+    """
+
+    def __init__(
+        self,
+        base: nn.Module,
+        columns: int,
+        rows: int,
+        rank: int,
+        dropout: float,
+        dtype: torch.dtype,
+        precision: Precision,
+    ):
+        super().__init__()
+        self.base = base
+        self.lora_a = nn.Linear(columns, rank, bias=False, dtype=dtype, device="meta")
+        self.lora_b = nn.Linear(rank, rows, bias=False, dtype=dtype, device="meta")
+        self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
+        # Not as a module's attribute of a known kind: it is no layer and no state.
+        self.precision = precision
+        self.enabled = True
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result = self.base(x)
+        if not self.enabled:
+            return result
+        given = result.dtype
+        if isinstance(self.base, FourBitLinear):
+            result = result.clone()
+            if self.precision.dtype is None:
+                x = x.to(self.lora_a.weight.dtype)
+            return result + (self.lora_b(self.lora_a(self.dropout(x))) * 2.0).to(given)
+        x = x.to(self.lora_a.weight.dtype)
+        return (result + self.lora_b(self.lora_a(self.dropout(x))) * 2.0).to(given)
