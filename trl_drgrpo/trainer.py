@@ -21,8 +21,7 @@ from trl import GRPOConfig
 
 from trl_drgrpo.advantages import RunningRewardScale
 from trl_drgrpo.config import DrGRPOConfig
-from trl_drgrpo.credit import CreditTrainer
-from trl_drgrpo.diagnostics.steps import ProcessRewardWatch
+from trl_drgrpo.diagnostics.trainer import DiagnosedTrainer
 from trl_drgrpo.errors import InputError
 from trl_drgrpo.preflight import check_inputs
 from trl_drgrpo.process_supervision import StepRewardFunc, StepScorer, process_only
@@ -33,7 +32,7 @@ from trl_drgrpo.steps import StepSegmenter
 from trl_drgrpo.steps import step_segmenter as build_segmenter
 
 
-class DrGRPOTrainer(CreditTrainer):
+class DrGRPOTrainer(DiagnosedTrainer):
     """
     Trainer for Dr. GRPO ([Understanding R1-Zero-Like Training](https://huggingface.co/papers/2503.20783)).
 
@@ -171,8 +170,7 @@ class DrGRPOTrainer(CreditTrainer):
             self.reward_funcs[i] = checked_reward(reward_func, args.on_reward_error, name)
         self.step_boundary = StepBoundary(self)
         self.add_callback(self.step_boundary)
-        if self.step_scorer:
-            self.add_callback(ProcessRewardWatch())
+        self.start_diagnostics()
         if args.max_completion_length is None and not self.use_vllm:
             self._fill_the_context()
 
