@@ -60,7 +60,9 @@ class BatchSnapshot:
         self.per_func = [copied[f"reward {f}"] for f in range(batch.scored.rewards_per_func.size(1))]
         self.own = [
             # A tool's tokens are in the completion but not trained on; where all of a row is masked, none can be told.
-            OwnRow(len(ids) - int(tokens - trained), int(trained), mass, _is_cut(ids, stop_token_ids), hash(tuple(ids)))
+            OwnRow(
+                len(ids) - int(tokens - trained), int(trained), mass, _is_cut(ids, stop_token_ids), hash(tuple(ids))
+            )
             for ids, tokens, trained, mass in zip(
                 batch.scored.completion_ids, copied["tokens"], copied["trained"], copied["mass"], strict=True
             )
@@ -109,9 +111,7 @@ class BatchSnapshot:
     def _add_rows_with_tools(self, copied: dict[str, list[float]]) -> None:
         """Tool results make the mask of a row uneven: those, if any are recorded, cost a transfer of their own."""
         uneven = [
-            i
-            for i in self._recorded
-            if i not in self._token_values and 0 < copied["trained"][i] < copied["tokens"][i]
+            i for i in self._recorded if i not in self._token_values and 0 < copied["trained"][i] < copied["tokens"][i]
         ]
         if uneven:
             tensors = {"a": self.batch.token_advantages[uneven], "m": self.batch.trained_mask[uneven]}

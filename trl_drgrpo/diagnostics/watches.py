@@ -120,7 +120,7 @@ class WrongGrow(Watch):
     """Wrong answers get longer while right ones do not."""
 
     cause = "wrong_grow"
-    defaults: ClassVar = {"deviations": 5.0, "growth": 0.1, "steps": 40}
+    defaults: ClassVar = {"deviations": 6.0, "growth": 0.15, "steps": 40}
     metrics = ("completions/length_wrong_mean", "completions/length_right_mean")
 
     def judge(self, series: list[tuple[float, ...]]) -> str | None:
@@ -140,7 +140,7 @@ class Truncation(Watch):
     """Many completions are cut off, or more and more."""
 
     cause = "truncation"
-    defaults: ClassVar = {"share": 0.5, "rise": 0.1, "deviations": 5.0, "steps": 40}
+    defaults: ClassVar = {"share": 0.5, "rise": 0.15, "deviations": 6.0, "steps": 40}
     metrics = ("completions/truncated_frac",)
 
     def judge(self, series: list[tuple[float, ...]]) -> str | None:
@@ -209,7 +209,7 @@ class ProcessHacked(Watch):
     """The process reward rises while the outcome reward falls."""
 
     cause = "process_hacked"
-    defaults: ClassVar = {"deviations": 3.0, "steps": 20}
+    defaults: ClassVar = {"deviations": 4.0, "steps": 40}
     metrics = ("process/steps_mean", "process/reward_mean", "reward")
 
     def judge(self, series: list[tuple[float, ...]]) -> str | None:
@@ -225,7 +225,7 @@ class ProcessHacked(Watch):
         )
 
 
-def looks_hacked(process: Sequence[float], outcome: Sequence[float], deviations: float = 3.0) -> bool:
+def looks_hacked(process: Sequence[float], outcome: Sequence[float], deviations: float = 4.0) -> bool:
     """Whether the process reward rose while the outcome reward fell.
 
     Each series is cut in half; it rose (fell) when the mean of the second half is above (below) that of the first by
@@ -233,7 +233,7 @@ def looks_hacked(process: Sequence[float], outcome: Sequence[float], deviations:
 
     Args:
         process, outcome (`Sequence[float]`): Process and outcome reward over time, equally long.
-        deviations (`float`, *optional*, defaults to `3.0`): In standard errors.
+        deviations (`float`, *optional*, defaults to `4.0`): In standard errors.
 
     Returns:
         `bool`: `False` for fewer than 8 points.
