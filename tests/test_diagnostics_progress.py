@@ -1,7 +1,7 @@
+import contextlib
 import io
 from types import SimpleNamespace
 
-import pytest
 from rich.console import Console
 from transformers import PrinterCallback
 from transformers.trainer_callback import ProgressCallback as TqdmCallback
@@ -86,7 +86,7 @@ def test_it_takes_the_place_of_transformers_callbacks():
             callbacks.append(callback)
 
     progress = Run(terminal=True).progress
-    with pytest.raises(KeyboardInterrupt), show_progress(Trainer(), progress):
+    with contextlib.suppress(KeyboardInterrupt), show_progress(Trainer(), progress):
         assert callbacks == [progress]
         progress.on_train_begin(
             SimpleNamespace(disable_tqdm=False),

@@ -18,6 +18,7 @@ from trl_drgrpo.cli import flags, values
 from trl_drgrpo.credit import CreditedBatch
 from trl_drgrpo.diagnostics.run_warnings import DEFAULTS
 from trl_drgrpo.diagnostics.snapshot import BatchSnapshot
+from trl_drgrpo.diagnostics.statistics import BUCKETS
 from trl_drgrpo.diagnostics.trainer import STATE_FILE
 from trl_drgrpo.errors import InputError, RewardError
 from trl_drgrpo.upstream import ScoredBatch
@@ -81,7 +82,7 @@ def test_logged_metrics_are_those_of_the_recorded_rows(settings, prompts, tokeni
         dead = [len({row["reward"] for row in group["rows"]}) == 1 for group in of_step]
         assert logs["drgrpo/zero_signal_frac"] == statistics.fmean(dead) == logs["frac_reward_zero_std"]
         masses = [abs(row["advantage"]) * row["length"] for row in rows]
-        shares = {b: 0.0 for b in ("0", "0-25", "25-50", "50-75", "75-100", "100")}
+        shares = dict.fromkeys(BUCKETS, 0.0)
         for group in of_step:
             share = 4 * group["baseline"]
             bucket = "0" if share == 0 else "100" if share == 4 else ("0-25", "25-50", "50-75")[int(share) - 1]
@@ -290,7 +291,7 @@ def test_the_table_of_completions_has_steps_rewards_and_advantages_once(settings
         tables = []  # noqa: RUF012
 
         @staticmethod
-        def Table(dataframe):  # noqa: N802
+        def Table(dataframe):
             return dataframe
 
         @classmethod

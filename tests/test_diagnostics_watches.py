@@ -181,8 +181,8 @@ def test_a_run_without_any_signal_says_so_at_its_end():
 RUNS = int(os.environ.get("FALSE_ALARM_RUNS", "40"))
 
 
-# The false-alarm rate on stationary noise: runs of 300 logged steps with all causes watched at once, the noise of a step
-# independent or correlated with the last one's (0.5).
+# The false-alarm rate on stationary noise: runs of 300 logged steps with all causes watched at once, the noise of a
+# step independent or correlated with the last one's (0.5).
 @pytest.mark.parametrize("correlation", [0.0, 0.5])
 def test_noise_alone_is_rarely_warned_of(correlation):
     alarms = []
@@ -277,7 +277,7 @@ def test_series():
     assert moved([1.0] * 4 + [2.0] * 4) == math.inf
     assert moved([2.0] * 4 + [1.0] * 4) == -math.inf
     assert moved([1.0] * 7) == 0.0
-    # Halves 1, 2, 1, 2 and 3, 4, 3, 4: residues -+.5, common slope .2, left -.2, .6, -.6, .2 with squares 1.6 in all; no
+    # Halves 1, 2, 1, 2 and 3, 4, 3, 4: residues -+.5, common slope .2, left -.2, .6, -.6, .2, squares 1.6 in all; no
     # positive correlation: error sqrt(1.6 / 5 * 2 / 4) = .4, difference 2.
     assert moved([1, 2, 1, 2, 3, 4, 3, 4]) == pytest.approx(5.0)
     # median 3, MAD 1: (11 - 3) / 1.4826

@@ -1,7 +1,7 @@
 """The warnings of a run: which causes are watched, with which thresholds, each said once.
 
-`run_warnings` in the configuration is `True`, `False`, or a mapping from causes to thresholds (or to `False`). What was
-said, and what the watches have seen, travels with checkpoints: a resumed run does not repeat itself.
+`run_warnings` in the configuration is `True`, `False`, or a mapping from causes to thresholds (or to `False`). What
+was said, and what the watches have seen, travels with checkpoints: a resumed run does not repeat itself.
 """
 
 import json
@@ -44,7 +44,7 @@ def warning_thresholds(setting: Any) -> dict[str, dict[str, float]]:
     {'share': 0.5, 'steps': 20}
     >>> warning_thresholds({"kl": {"deviation": 5}})
     Traceback (most recent call last):
-    trl_drgrpo.errors.InputError: run_warnings: got 'deviation' under kl; expected one of deviations, ... Did you mean ...
+    trl_drgrpo.errors.InputError: run_warnings: got 'deviation' under kl; expected one of ... Did you mean ...
 
     ```
     """

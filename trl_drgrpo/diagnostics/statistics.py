@@ -29,8 +29,8 @@ class BatchRows:
         masses (`B` floats): `sum_t |A_it|` over the tokens that are trained on.
         truncated (`B` bools): Whether the completion was cut off.
         texts (`B` hashable): Equal for equal completions, a hash of the tokens for example.
-        right (`B` bools or `None`, *optional*): Whether the row is right, `None` for neither; `None` as a whole when it
-            is not known what is right.
+        right (`B` bools or `None`, *optional*): Whether the row is right, `None` for neither; `None` as a whole when
+            it is not known what is right.
     """
 
     num_generations: int

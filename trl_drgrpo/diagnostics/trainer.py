@@ -60,10 +60,13 @@ class DiagnosedTrainer(CreditTrainer):
         if self.reward_func_names != [reward_name(process_only)]:  # whose 0 says nothing
             self.right_rule = RightRule(self.reward_func_names, self.args.right_reward, self.args.right_threshold)
         if self.args.run_log and self.accelerator.is_main_process:
-            self.run_log = RunLog(Path(self.args.output_dir))
+            self.run_log = RunLog(Path(str(self.args.output_dir)))
         thresholds = warning_thresholds(self.args.run_warnings)
-        self.run_warnings = RunWarnings(thresholds, self.num_generations, self._record_warning)
-        self._aligner = Aligner(getattr(self.processing_class, "tokenizer", self.processing_class))
+        self.run_warnings = RunWarnings(thresholds, self.args.num_generations or 1, self._record_warning)
+        tokenizer: Any = getattr(
+            self.processing_class, "tokenizer", self.processing_class
+        )  # a processor's, for images
+        self._aligner = Aligner(tokenizer)
         self.add_callback(DiagnosticsCallback(self))
 
     def train(self, *args: Any, **kwargs: Any) -> Any:

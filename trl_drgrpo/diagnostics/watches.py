@@ -85,8 +85,8 @@ class DeadGroups(Watch):
             return f"{seen}, most of them all right: the prompts are too easy. Take harder ones, or stop here."
         if wrong > dead / 2:
             return (
-                f"{seen}, most of them all wrong: the prompts are too hard. Take easier ones, raise num_generations or "
-                "max_completion_length, or add a reward that tells better from worse; look at the completions to see "
+                f"{seen}, most of them all wrong: the prompts are too hard. Take easier ones, raise num_generations "
+                "or max_completion_length, or add a reward that tells better from worse; look at the completions to see "
                 "whether the reward can be earned at all."
             )
         return (
@@ -109,8 +109,8 @@ class SamplingCollapse(Watch):
         if distinct > self.thresholds["distinct"]:
             return None
         return (
-            f"Nearly all completions of a group are the same text (over the last {len(self.history)} logged steps only "
-            f"{distinct:.0%} of a group's further completions differ), so there is nothing to compare. Raise "
+            f"Nearly all completions of a group are the same text (over the last {len(self.history)} logged steps "
+            f"only {distinct:.0%} of a group's further completions differ), so there is nothing to compare. Raise "
             "temperature (1.0 is usual), top_p and top_k; if that was high enough before, the policy has collapsed: "
             "lower learning_rate and go back to an earlier checkpoint."
         )
@@ -130,8 +130,8 @@ class WrongGrow(Watch):
         if not grew or moved(wrong) < self.thresholds["deviations"] or moved(right) > 2:
             return None
         return (
-            f"Wrong completions grew by {change(wrong):.0f} tokens over the last {len(wrong)} logged steps while right "
-            "ones did not. The objective does not reward that: look for a reward that pays for length or for steps, "
+            f"Wrong completions grew by {change(wrong):.0f} tokens over the last {len(wrong)} logged steps while "
+            "right ones did not. The objective does not reward that: look for a reward that pays for length or for steps, "
             "for truncation, and for prompts that have become too hard."
         )
 
@@ -169,8 +169,8 @@ class KL(Watch):
         if not usual or min(distance_from_usual(kl, usual) for kl in last) < self.thresholds["deviations"]:
             return None
         return (
-            f"The KL divergence from the reference is {last[-1]:.3g}, far from its usual {statistics.median(usual):.3g} "
-            f"for {newest} logged steps. The policy is leaving: lower learning_rate or max_grad_norm, or raise beta; "
+            f"The KL divergence from the reference is {last[-1]:.3g}, far from its usual "
+            f"{statistics.median(usual):.3g} for {newest} logged steps. The policy is leaving: lower learning_rate or max_grad_norm, or raise beta; "
             "look at the newest completions, and go back to an earlier checkpoint if they are broken."
         )
 
@@ -219,8 +219,8 @@ class ProcessHacked(Watch):
             return None
         grew = "steps per completion and process reward" if moved(steps) > deviations else "the process reward"
         return (
-            f"Over the last {len(steps)} logged steps {grew} rose while the outcome reward fell: the process reward is "
-            "probably being exploited. Look at the completions; give the outcome more weight (outcome_weight, "
+            f"Over the last {len(steps)} logged steps {grew} rose while the outcome reward fell: the process reward "
+            "is probably being exploited. Look at the completions; give the outcome more weight (outcome_weight, "
             "process_weight); against growing steps, step_credit='min_to_go' cannot be raised by more of them."
         )
 
@@ -253,8 +253,8 @@ class GradientStands(Watch):
         if isinstance(share, int | float) and share < self.thresholds["share"]:
             return (
                 f"Only {share:.2%} of the trained weights have changed at all so far: learning_rate is too small for "
-                "their precision, and what is added is rounded away. Raise learning_rate (LoRA: about 1e-5 to 1e-4), or "
-                "keep trained weights in float32."
+                "their precision, and what is added is rounded away. Raise learning_rate (LoRA: about 1e-5 to 1e-4), "
+                "or keep trained weights in float32."
             )
         return super().observe(logs)
 
@@ -264,8 +264,8 @@ class GradientStands(Watch):
             return None
         return (
             f"The gradient was 0 over the last {len(norms)} logged steps although groups had a signal: nothing is "
-            "trained. Look for frozen weights (an adapter that is not active, requires_grad), for completions that are "
-            "all masked, and for learning_rate."
+            "trained. Look for frozen weights (an adapter that is not active, requires_grad), for completions that "
+            "are all masked, and for learning_rate."
         )
 
 
