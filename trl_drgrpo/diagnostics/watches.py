@@ -86,8 +86,8 @@ class DeadGroups(Watch):
         if wrong > dead / 2:
             return (
                 f"{seen}, most of them all wrong: the prompts are too hard. Take easier ones, raise num_generations "
-                "or max_completion_length, or add a reward that tells better from worse; look at the completions to see "
-                "whether the reward can be earned at all."
+                "or max_completion_length, or add a reward that tells better from worse; look at the completions to "
+                "see whether the reward can be earned at all."
             )
         return (
             f"{seen}: the rewards within a group are equal. Look at the completions and their rewards; raise "
@@ -131,8 +131,8 @@ class WrongGrow(Watch):
             return None
         return (
             f"Wrong completions grew by {change(wrong):.0f} tokens over the last {len(wrong)} logged steps while "
-            "right ones did not. The objective does not reward that: look for a reward that pays for length or for steps, "
-            "for truncation, and for prompts that have become too hard."
+            "right ones did not. The objective does not reward that: look for a reward that pays for length or for "
+            "steps, for truncation, and for prompts that have become too hard."
         )
 
 
@@ -170,7 +170,8 @@ class KL(Watch):
             return None
         return (
             f"The KL divergence from the reference is {last[-1]:.3g}, far from its usual "
-            f"{statistics.median(usual):.3g} for {newest} logged steps. The policy is leaving: lower learning_rate or max_grad_norm, or raise beta; "
+            f"{statistics.median(usual):.3g} for {newest} logged steps. The policy is "
+            f"leaving: lower learning_rate or max_grad_norm, or raise beta; "
             "look at the newest completions, and go back to an earlier checkpoint if they are broken."
         )
 
