@@ -61,6 +61,12 @@ def test_plain_lines_by_steps():
     assert [line.split()[1] for line in Run(every_steps=20)().splitlines()] == ["20/40", "40/40"]
 
 
+def test_an_evaluation_has_its_own_line():
+    lines = Run()({"eval_drgrpo/pass_rate": 0.25, "eval_reward": 0.3, "eval_completions/mean_length": 7}).splitlines()
+    assert lines[0] == "evaluation at step 1  pass rate 25%  length 7"
+    assert len(lines) == 40
+
+
 def test_a_bar_on_a_terminal_unless_disabled():
     shown = Run(terminal=True)()
     assert "40/40" in shown
@@ -71,7 +77,8 @@ def test_a_bar_on_a_terminal_unless_disabled():
 
 def test_only_the_main_process_and_only_training_logs():
     assert Run(main=False)() == ""
-    assert Run()({"eval_reward": 1.0}) == ""
+    assert Run(main=False)({"eval_reward": 1.0}) == ""
+    assert Run()({"train_runtime": 1.0}) == ""
     assert Run()(None) == ""
 
 

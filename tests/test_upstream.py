@@ -4,7 +4,6 @@ import inspect
 import pytest
 from trl import GRPOTrainer
 
-import trl_drgrpo.credit
 import trl_drgrpo.diagnostics.trainer
 import trl_drgrpo.fast_path.trainer
 import trl_drgrpo.resume
@@ -20,7 +19,6 @@ MODULES = [
     trl_drgrpo.upstream,
     trl_drgrpo.resume,
     trl_drgrpo.fast_path.trainer,
-    trl_drgrpo.credit,
     trl_drgrpo.diagnostics.trainer,
     trl_drgrpo.trainer,
 ]

@@ -70,15 +70,20 @@ class ProgressCallback(TrainerCallback):
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         """Take the newest numbers and show them."""
-        if not state.is_world_process_zero or not logs or "reward" not in logs:  # an evaluation, or the summary
+        if not state.is_world_process_zero or not logs:
+            return
+        if evaluation := status_line(
+            {name.removeprefix("eval_"): v for name, v in logs.items() if name[:5] == "eval_"}
+        ):
+            self._print(f"evaluation at step {state.global_step}  {evaluation}")
+        if "reward" not in logs:  # that, or the summary at the end
             return
         self._status = status_line(logs)
         if self._bar is not None:
             self._bar.update(self._task, completed=state.global_step, status=self._line(state))
         elif self._is_due(state):
             self._printed = self._clock()
-            line = f"step {state.global_step}/{state.max_steps}  {self._line(state)}"
-            self.console.print(line, highlight=False, markup=False, soft_wrap=True)
+            self._print(f"step {state.global_step}/{state.max_steps}  {self._line(state)}")
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Stop the bar."""
@@ -89,6 +94,9 @@ class ProgressCallback(TrainerCallback):
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
+
+    def _print(self, line: str) -> None:
+        self.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def _is_due(self, state: Any) -> bool:
         if state.global_step >= state.max_steps:
