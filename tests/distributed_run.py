@@ -68,6 +68,8 @@ def build(output, processes, mode):
             advantage_baseline="leave_one_out" if mode == "leave_one_out" else "group_mean",
             scale_by_running_std=True,
             step_separator=["tokens:2"],
+            right_threshold=1.0,
+            record_groups=2,
         ),
         train_dataset=Dataset.from_dict({"prompt": [f"{i}+{i * i}=" for i in range(9)]}),
         processing_class=tokenizer,

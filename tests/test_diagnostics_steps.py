@@ -1,12 +1,10 @@
-import logging
 import math
-import random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trl_drgrpo.diagnostics.steps import ProcessRewardWatch, looks_hacked, step_statistics
+from trl_drgrpo.diagnostics.steps import step_statistics
 
 
 def test_golden_statistics():
@@ -40,56 +38,3 @@ def test_every_scored_step_is_in_one_quarter(rewards):
     scored = [s for row in rewards for s in row if s is not None]
     assert bool(quarters) == bool(scored)
     assert all(min(scored) - 1e-9 <= q <= max(scored) + 1e-9 for q in quarters)
-
-
-def series(start, slope, noise=0.05, length=20, seed=0):
-    rng = random.Random(seed)
-    return [start + slope * t + rng.gauss(0, noise) for t in range(length)]
-
-
-UP, DOWN, FLAT = series(1, 0.05), series(1, -0.05, seed=1), series(1, 0, seed=2)
-
-
-@pytest.mark.parametrize(
-    ("process", "outcome", "expected"),
-    [
-        (UP, DOWN, True),
-        (UP, UP, False),  # everything improves
-        (UP, FLAT, False),
-        (FLAT, DOWN, False),
-        (DOWN, DOWN, False),
-        (UP[:6], DOWN[:6], False),  # too short to tell
-    ],
-)
-def test_hacking_is_process_up_and_outcome_down(process, outcome, expected):
-    assert looks_hacked(process, outcome) is expected
-
-
-def test_noise_alone_is_rarely_called_hacking():
-    alarms = sum(looks_hacked(*(series(1, 0, seed=3 * i + j) for j in range(2))) for i in range(300))
-    assert alarms == 0
-
-
-@pytest.mark.parametrize(
-    ("steps", "words"), [(UP, "steps per completion and process reward rose"), (FLAT, "s the process reward rose")]
-)
-def test_the_watch_says_whether_steps_grew(steps, words, caplog):
-    watch = ProcessRewardWatch(window=20)
-    with caplog.at_level(logging.WARNING):
-        for s, process, outcome in zip(steps, UP, DOWN, strict=True):
-            watch.on_log(
-                None, None, None, logs={"process/steps_mean": s, "process/reward_mean": process, "reward": outcome}
-            )
-    assert words in caplog.text
-
-
-def test_the_watch_warns_once_and_only_with_all_three_numbers(caplog):
-    watch = ProcessRewardWatch(window=20)
-    with caplog.at_level(logging.WARNING):
-        for logs in ({"reward": 1.0}, {}, None):
-            watch.on_log(None, None, None, logs=logs)
-        for _ in range(2):
-            for steps, process, outcome in zip(UP, UP, DOWN, strict=True):
-                logs = {"process/steps_mean": steps, "process/reward_mean": process, "reward": outcome}
-                watch.on_log(None, None, None, logs=logs)
-    assert caplog.text.count("probably being exploited") == 1

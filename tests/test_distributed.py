@@ -1,5 +1,6 @@
 """Two gloo processes give the weights of one, also when a group straddles the ranks."""
 
+import json
 import os
 import subprocess
 import sys
@@ -34,6 +35,26 @@ def test_two_processes_train_like_one(mode, tmp_path):
     assert one["scale"]["count"] > 0
     assert difference(one["weights"], one["start"]) > 1e-3
     assert difference(two["weights"], one["weights"]) < 1e-12
+    assert_same_diagnostics(one, two, tmp_path)
+
+
+def assert_same_diagnostics(one, two, folder):
+    """Statistics are over all ranks, and a group that straddles them is recorded whole."""
+    groups = ("drgrpo/pass", "drgrpo/zero", "drgrpo/all", "drgrpo/effective", "difficulty/", "completions/length_")
+    for first, second in zip(one["log"], two["log"], strict=True):
+        metrics = {name: value for name, value in first.items() if name.startswith(groups)}
+        assert len(metrics) > 20
+        assert metrics == pytest.approx({name: second[name] for name in metrics})
+    recorded = [
+        [json.loads(line) for line in (folder / f"{name}.pt.run/_drgrpo/completions.jsonl").read_text().splitlines()]
+        for name in ("one", "two")
+    ]
+    assert [group["group"] for group in recorded[1]] == [0, 1] * 4
+    for first, second in zip(*recorded, strict=True):
+        assert len(second["rows"]) == second["G"] == 6
+        assert {**first, "time": 0} == {**second, "time": 0}
+    starts = json.loads((folder / "two.pt.run/_drgrpo/run.json").read_text())["starts"]
+    assert [start["processes"] for start in starts] == [2]
 
 
 def test_two_processes_resume_bit_for_bit(tmp_path):

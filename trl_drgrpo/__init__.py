@@ -12,6 +12,7 @@ __version__ = "0.1.0.dev0"
 if TYPE_CHECKING:
     from trl_drgrpo.advantages import group_advantages as group_advantages
     from trl_drgrpo.config import DrGRPOConfig as DrGRPOConfig
+    from trl_drgrpo.diagnostics.progress import ProgressCallback as ProgressCallback
     from trl_drgrpo.loss import dr_grpo_loss as dr_grpo_loss
     from trl_drgrpo.report import write_report as write_report
     from trl_drgrpo.seams import check_upstream as check_upstream
@@ -26,6 +27,7 @@ __getattr__, __dir__ = lazy_names(
     {
         "DrGRPOConfig": "config",
         "DrGRPOTrainer": "trainer",
+        "ProgressCallback": "diagnostics.progress",
         "check_upstream": "seams",
         "dr_grpo_loss": "loss",
         "group_advantages": "advantages",
@@ -40,6 +42,7 @@ __getattr__, __dir__ = lazy_names(
 __all__ = [
     "DrGRPOConfig",
     "DrGRPOTrainer",
+    "ProgressCallback",
     "__version__",
     "check_upstream",
     "dr_grpo_loss",

@@ -78,6 +78,22 @@ class DrGRPOConfig(GRPOConfig):
             Without vLLM: run each prompt once for all its completions, and drop finished rows from the decoding batch.
             The same seed samples the same tokens as without it, up to rounding.
 
+        > Diagnostics
+
+        right_reward (`str`, *optional*):
+            Name of the reward function that says which completions are right; the first one by default. For pass
+            rate, lengths of right and wrong completions, and difficulties.
+        right_threshold (`float`, *optional*):
+            A completion is right if that reward is at least this. Without it only a reward that gives nothing but 0
+            and 1 is read as wrong and right.
+        run_log (`bool`, *optional*, defaults to `True`):
+            Write metrics, warnings and recorded completions to `<output_dir>/_drgrpo`, for `trl-drgrpo report`.
+        record_groups (`int`, *optional*, defaults to `4`):
+            Groups of each generation batch whose completions are recorded there. `0`: none, `-1`: all.
+        run_warnings (`dict` or `bool`, *optional*, defaults to `True`):
+            Warn, once per cause, of what goes wrong in the metrics. `False`: silence. A mapping sets thresholds or
+            silences causes: `{"dead_groups": {"share": 0.9, "steps": 50}, "kl": False}`; see `recipes/diagnostics.md`.
+
         > Process rewards, in effect when the trainer has `step_reward_funcs`
 
         step_separator (`list[str]`, *optional*, defaults to `["\n\n"]`):
@@ -185,6 +201,32 @@ class DrGRPOConfig(GRPOConfig):
             "The same tokens are sampled."
         },
     )
+    right_reward: str | None = field(
+        default=None,
+        metadata={"help": "The reward function that says which completions are right. Defaults to the first one."},
+    )
+    right_threshold: float | None = field(
+        default=None,
+        metadata={
+            "help": "A completion is right if right_reward is at least this. Without it: if it is 1, while the reward "
+            "gives nothing but 0 and 1."
+        },
+    )
+    run_log: bool = field(
+        default=True,
+        metadata={"help": "Write metrics, warnings and recorded completions to <output_dir>/_drgrpo for the report."},
+    )
+    record_groups: int = field(
+        default=4,
+        metadata={"help": "Groups per generation batch whose completions are recorded. 0: none, -1: all."},
+    )
+    run_warnings: dict[str, Any] | bool | str = field(
+        default=True,
+        metadata={
+            "help": "Warn once per cause of what goes wrong. false: silence; a mapping sets thresholds or silences "
+            'causes: {"dead_groups": {"share": 0.9}, "kl": false}.'
+        },
+    )
     step_separator: list[str] = field(
         default_factory=lambda: ["\n\n"],
         metadata={
@@ -271,6 +313,8 @@ class DrGRPOConfig(GRPOConfig):
             self.scale_rewards = "none"
         if isinstance(self.step_separator, str):
             self.step_separator = [self.step_separator]
+        if isinstance(self.run_warnings, str) and self.run_warnings.lower() in ("true", "false"):
+            self.run_warnings = self.run_warnings.lower() == "true"
 
     def _fall_back_to_cpu(self) -> None:
         """Without an accelerator: CPU and float32, so that a script written for a GPU starts on a laptop."""

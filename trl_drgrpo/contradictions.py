@@ -9,6 +9,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from trl_drgrpo.advantages import ADVANTAGE_BASELINES
+from trl_drgrpo.diagnostics.run_warnings import warning_thresholds
 from trl_drgrpo.errors import InputError
 from trl_drgrpo.step_credit import STEP_BASELINES, STEP_CREDITS, check_choices
 from trl_drgrpo.steps import step_segmenter
@@ -92,6 +93,7 @@ _WHOLE = {
     "max_completion_length": 1,
     "loss_normalizer": 1,
     "beta_warmup_steps": 0,
+    "record_groups": -1,
 }
 _NUMBERS: dict[str, float | None] = {
     "beta": 0.0,
@@ -100,6 +102,7 @@ _NUMBERS: dict[str, float | None] = {
     "temperature": 0.0,
     "outcome_weight": None,
     "process_weight": None,
+    "right_threshold": None,
 }
 _OPTIONAL = (
     "num_generations_eval",
@@ -108,6 +111,7 @@ _OPTIONAL = (
     "max_completion_length",
     "loss_normalizer",
     "epsilon_high",
+    "right_threshold",
 )
 _SWITCHES = (
     "scale_by_running_std",
@@ -116,6 +120,7 @@ _SWITCHES = (
     "sync_ref_model",
     "share_prompts",
     "fast_generation",
+    "run_log",
 )
 _REMEDIES = {
     "num_generations": "A group of one has no baseline, so its advantage is always 0. 8 is the usual size.",
@@ -153,6 +158,10 @@ def _is_finite(value: Any, whole: bool = False, lowest: float | None = None) -> 
 
 def _refuse_bad_fields(config: "DrGRPOConfig") -> None:
     """Our own fields, and values that do not fit each other."""
+    warning_thresholds(config.run_warnings)
+    if config.right_reward is not None and not isinstance(config.right_reward, str):
+        remedy = "Leave it out for the first reward."
+        raise InputError("right_reward", repr(config.right_reward), "a reward function's name", remedy)
     choices = {
         "advantage_baseline": ADVANTAGE_BASELINES,
         "on_reward_error": REWARD_ERROR_POLICIES,

@@ -10,6 +10,7 @@ from datasets import Dataset, IterableDataset
 from torch import nn
 
 from trl_drgrpo.config import DrGRPOConfig
+from trl_drgrpo.diagnostics.right import RightRule
 from trl_drgrpo.errors import InputError
 from trl_drgrpo.rewards.columns import check_columns, check_ready
 from trl_drgrpo.rewards.contract import reward_name
@@ -63,6 +64,8 @@ def check_inputs(
         _refuse_bare_rule(func)
     for func in [*reward_funcs, *(step_reward_funcs or [])]:
         check_ready(func)
+    if args.right_reward is not None and environment_factory is None:  # an environment may bring a reward of its own
+        RightRule(_reward_names(reward_funcs), args.right_reward)
     if not step_reward_funcs and (unused := _changed_step_settings(args)):
         logger.warning("%s: without step_reward_funcs this has no effect.", ", ".join(unused))
     splits = {"train_dataset": train_dataset}
@@ -82,6 +85,17 @@ def check_inputs(
         if dataset.column_names is not None and rollout_func is None and environment_factory is None:
             _check_columns(reward_funcs, dataset.column_names)
             _check_columns(step_reward_funcs or [], [*dataset.column_names, "steps", "step_ends"])
+
+
+def _reward_names(reward_funcs: list[Any]) -> list[str]:
+    """As the trainer will call them: a model by the last part of its id."""
+    ids = [
+        f if isinstance(f, str) else str(getattr(getattr(f, "config", None), "_name_or_path", ""))
+        for f in reward_funcs
+        if isinstance(f, (str, nn.Module))
+    ]
+    functions = [reward_name(f) for f in reward_funcs if not isinstance(f, (str, nn.Module))]
+    return [*functions, *(name.rstrip("/").split("/")[-1] for name in ids)]
 
 
 def _check_columns(funcs: list[Any], columns: list[str]) -> None:

@@ -21,8 +21,7 @@ from trl import GRPOConfig
 
 from trl_drgrpo.advantages import RunningRewardScale
 from trl_drgrpo.config import DrGRPOConfig
-from trl_drgrpo.credit import CreditTrainer
-from trl_drgrpo.diagnostics.steps import ProcessRewardWatch
+from trl_drgrpo.diagnostics.trainer import DiagnosedTrainer
 from trl_drgrpo.errors import InputError
 from trl_drgrpo.preflight import check_inputs
 from trl_drgrpo.process_supervision import StepRewardFunc, StepScorer, process_only
@@ -37,7 +36,7 @@ from trl_drgrpo.steps import step_segmenter as build_segmenter
 from trl_drgrpo.weight_sync import refuse_quantized_base, sync_merged_layers
 
 
-class DrGRPOTrainer(CreditTrainer):
+class DrGRPOTrainer(DiagnosedTrainer):
     """
     Trainer for Dr. GRPO ([Understanding R1-Zero-Like Training](https://huggingface.co/papers/2503.20783)).
 
@@ -185,8 +184,7 @@ class DrGRPOTrainer(CreditTrainer):
         if not self.shards_gradients:
             self.add_callback(self.movement_watch)
         self.add_callback(MemoryWatch())
-        if self.step_scorer:
-            self.add_callback(ProcessRewardWatch())
+        self.start_diagnostics()
         if args.max_completion_length is None and not self.use_vllm:
             self._fill_the_context()
 

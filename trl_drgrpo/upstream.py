@@ -175,6 +175,10 @@ class GRPOSeams(GRPOTrainer):
         """Entered around each generation with the policy."""
         return nullcontext()
 
+    def rolling_out(self) -> AbstractContextManager[Any]:
+        """Entered around the making of a batch's completions: generation, turns with tools, custom rollouts."""
+        return nullcontext()
+
     def scoring(self) -> AbstractContextManager[Any]:
         """Entered around each call of the reward functions."""
         return nullcontext()
@@ -197,6 +201,10 @@ class GRPOSeams(GRPOTrainer):
         with swapped(self, scores_rollouts=True):
             rollouts = super()._generate_and_score_completions(inputs)
         return self.on_rollouts(rollouts)
+
+    def _generate(self, prompts):
+        with self.rolling_out():
+            return super()._generate(prompts)
 
     def _generate_single_turn(self, prompt_ids, images, multimodal_fields, num_generations, *args, **kwargs):
         with self.generating():
@@ -339,6 +347,11 @@ class GRPOSeams(GRPOTrainer):
     def gathered(self, values: list[Any]) -> list[Any]:
         """A list of Python objects of every rank, in the order of ranks."""
         return gather_object(values)
+
+    @property
+    def stop_token_ids(self) -> set[int]:
+        """Tokens that end a completion, as TRL counts them; one that ends in none of them was cut off."""
+        return {*self.eos_token_ids, self.pad_token_id}
 
     def log_batch(self, metrics: dict[str, list[float]], columns: dict[str, list[Any]]) -> None:
         """Log what was seen in the newest generation batch. Called by every rank, each with its own rows.

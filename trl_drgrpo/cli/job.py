@@ -257,6 +257,7 @@ def train(job: Job) -> dict[str, Any]:
     from packaging.version import Version
     from trl import get_peft_config, get_quantization_config  # pyright: ignore[reportPrivateImportUsage]
 
+    from trl_drgrpo.diagnostics.progress import show_progress
     from trl_drgrpo.trainer import DrGRPOTrainer
 
     job.training.model_init_kwargs = {
@@ -276,7 +277,9 @@ def train(job: Job) -> dict[str, Any]:
         quantization_config=get_quantization_config(job.model),
         peft_config=get_peft_config(job.model),
     )
-    trainer.train(resume_from_checkpoint=job.training.resume_from_checkpoint)
+    trainer.dataset_name = job.script.dataset_name
+    with show_progress(trainer):
+        trainer.train(resume_from_checkpoint=job.training.resume_from_checkpoint)
     trainer.save_model(job.training.output_dir)
     trainer.accelerator.print(f"Model saved to {job.training.output_dir}.")
     if job.training.push_to_hub:

@@ -77,8 +77,9 @@ def takes_list(flag: Flag) -> bool:
 
 
 def is_boolean(flag: Flag) -> bool:
-    """Whether the flag may stand alone: `--use_peft`."""
-    return flag.annotation in ("bool", "bool | None")
+    """Whether the flag may stand alone: `--use_peft`, also where a mapping may follow it."""
+    names = {_name(member) for member in _members(ast.parse(flag.annotation, mode="eval").body)}
+    return flag.annotation in ("bool", "bool | None") or {"bool", "dict"} <= names
 
 
 def _members(node: ast.expr) -> list[ast.expr]:

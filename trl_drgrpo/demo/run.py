@@ -17,16 +17,17 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
 from trl_drgrpo.demo.build import MODEL_DIR
 from trl_drgrpo.demo.evaluate import Evaluation, evaluate
 from trl_drgrpo.demo.process import PROCESS_SETTINGS, line_reward, step_numbers
-from trl_drgrpo.demo.progress import ProgressCallback, logged_list_sum_reward
+from trl_drgrpo.demo.progress import CurvesCallback
 from trl_drgrpo.demo.report import draw_curves, library_versions
-from trl_drgrpo.demo.task import make_dataset, make_problems
+from trl_drgrpo.demo.task import list_sum_reward, make_dataset, make_problems
 from trl_drgrpo.demo.tokenizer import build_tokenizer
+from trl_drgrpo.diagnostics.progress import show_progress
 from trl_drgrpo.errors import InputError
 
 REQUIRED_GAIN_POINTS = 40.0
@@ -181,7 +182,6 @@ def training_arguments(output_dir: Path, seed: int, steps: int, **fields: Any) -
         "logging_steps": 1,
         "save_strategy": "no",
         "report_to": "none",
-        "disable_tqdm": True,
     }
     return DrGRPOConfig(**{**settings, **fields})
 
@@ -264,21 +264,19 @@ def _measure_train_measure(result: DemoResult, console: Console) -> None:
 
 def _train(model: Any, tokenizer: Any, result: DemoResult, console: Console) -> None:
     """Train the model in place; the curves grow in `result` step by step."""
-    progress = ProgressCallback(console, result.steps, process=result.process)
+    progress = CurvesCallback(console, process=result.process)
     result.curves = progress.curves
     trainer = DrGRPOTrainer(
         model=model,
-        reward_funcs=logged_list_sum_reward,
+        reward_funcs=list_sum_reward,
         args=training_arguments(
             result.output_dir, result.seed, result.steps, **(PROCESS_SETTINGS if result.process else {})
         ),
         train_dataset=make_dataset(_PROMPTS_PER_STEP * result.steps, "train", result.seed),
         processing_class=tokenizer,
-        callbacks=[progress],
         step_reward_funcs=line_reward if result.process else None,
     )
-    trainer.remove_callback(PrinterCallback)  # it would print every log to standard output
-    with progress:
+    with show_progress(trainer, progress):
         trainer.train()
 
 

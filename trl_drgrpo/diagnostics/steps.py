@@ -1,20 +1,13 @@
-"""Statistics of step rewards, and the sign that a process reward is being exploited.
+"""Statistics of step rewards.
 
 A learned process reward can be raised without solving anything: by more steps, or by mistakes it cannot see. Then the
-process reward rises while the outcome reward falls. `looks_hacked` says so from the logged numbers, and
-`ProcessRewardWatch` warns once, and whether the steps per completion grew too.
+process reward rises while the outcome reward falls: the cause `process_hacked` in `watches.py` warns of it from these
+numbers.
 """
 
-import logging
 import math
 import statistics
-from collections import deque
 from collections.abc import Sequence
-from typing import Any
-
-from transformers import TrainerCallback
-
-logger = logging.getLogger(__name__)
 
 _POSITIONS = 4  # quarters of a completion
 
@@ -78,61 +71,3 @@ def _correlation(
     if len(set(process)) < 2 or len(set(outcomes)) < 2:
         return None
     return statistics.correlation(process, outcomes)
-
-
-def looks_hacked(process: Sequence[float], outcome: Sequence[float]) -> bool:
-    """Whether the process reward rose while the outcome reward fell.
-
-    Each series is cut in half; it rose (fell) when the mean of the second half is above (below) that of the first by
-    more than three standard errors of their difference.
-
-    Args:
-        process, outcome (`Sequence[float]`): Process and outcome reward over time, equally long.
-
-    Returns:
-        `bool`: `False` for fewer than 8 points.
-    """
-    return _moved(process) > 3 and _moved(outcome) < -3
-
-
-def _moved(series: Sequence[float]) -> float:
-    """Difference of the halves' means in standard errors; 0 when too short to tell."""
-    half = len(series) // 2
-    if half < 4:
-        return 0.0
-    before, after = series[:half], series[-half:]
-    error = math.sqrt((statistics.variance(before) + statistics.variance(after)) / half)
-    difference = statistics.fmean(after) - statistics.fmean(before)
-    return difference / error if error > 0 else math.copysign(math.inf, difference) if difference else 0.0
-
-
-class ProcessRewardWatch(TrainerCallback):
-    """Warns once when the process reward looks exploited over the last logged intervals.
-
-    Args:
-        window (`int`, *optional*, defaults to `20`): Logged intervals that are compared, first half with second.
-    """
-
-    def __init__(self, window: int = 20):
-        self.history: deque[tuple[float, float, float]] = deque(maxlen=window)
-        self.has_warned = False
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        keys = ("process/steps_mean", "process/reward_mean", "reward")
-        values = [(logs or {}).get(key) for key in keys]
-        if self.has_warned or any(value is None for value in values):
-            return
-        self.history.append((float(values[0] or 0), float(values[1] or 0), float(values[2] or 0)))
-        if len(self.history) < (self.history.maxlen or 0):
-            return
-        steps, process, outcome = zip(*self.history, strict=True)
-        if looks_hacked(process, outcome):
-            self.has_warned = True
-            grew = "steps per completion and process reward" if _moved(steps) > 3 else "the process reward"
-            logger.warning(
-                "Over the last %d logged intervals %s rose while the outcome reward fell: the process reward is "
-                "probably being exploited. Look at the completions; give the outcome more weight (outcome_weight, "
-                "process_weight); against growing steps, step_credit='min_to_go' cannot be raised by more of them.",
-                len(self.history),
-                grew,
-            )

@@ -87,14 +87,15 @@ class Aligner:
         Returns:
             [`Alignment`]. Ids outside the vocabulary are tokens that add no character.
         """
-        text = self._decode(ids)
+        text = self.decode(ids)
         walk = _Walk(text, len(ids))
         self._walk(ids, walk)
         walk.mark(len(ids) - 1, len(text), True)
         tokens, offsets = walk.cuts()
         return Alignment(text, walk.lengths, tokens, offsets)
 
-    def _decode(self, ids: list[int]) -> str:
+    def decode(self, ids: list[int]) -> str:
+        """The text of a completion, special tokens included."""
         return self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
     def _walk(self, ids: list[int], walk: "_Walk") -> None:
@@ -121,7 +122,7 @@ class Aligner:
         for i, piece in enumerate(pieces[:CONTEXT]):
             if not isinstance(piece, str):
                 return i
-            opening = self._decode(ids[: i + 1]) if piece else ""
+            opening = self.decode(ids[: i + 1]) if piece else ""
             if not walk.text.startswith(opening):
                 return i
             walk.mark(i, len(opening), True)
@@ -132,25 +133,25 @@ class Aligner:
     def _slide(self, ids: list[int], walk: "_Walk", start: int, stop: int) -> None:
         """Mark tokens by what each adds to the decode of a window before it."""
         begin = max(0, start - CONTEXT)
-        before = len(self._decode(ids[begin:start])) if begin < start else 0
+        before = len(self.decode(ids[begin:start])) if begin < start else 0
         length = walk.lengths[start - 1] if start else 0
         for i in range(start, stop):
             if i - begin >= 2 * CONTEXT:
                 begin = i - CONTEXT
-                before = len(self._decode(ids[begin:i]))
-            window = self._decode(ids[begin : i + 1])
+                before = len(self.decode(ids[begin:i]))
+            window = self.decode(ids[begin : i + 1])
             length += len(window) - before
             before = len(window)
             # part of a character decodes to U+FFFD, where the completion has the character
             walk.mark(i, length, 0 < length <= len(walk.text) and window[-1:] == walk.text[length - 1])
 
     def _piece(self, token_id: int) -> Piece:
-        once = self._decode([token_id])
+        once = self.decode([token_id])
         token = self.tokenizer.convert_ids_to_tokens([token_id])[0]
         byte = BYTE_TOKEN.fullmatch(token or "")
         if byte and once != token:
             return int(byte[1], 16)
-        twice = self._decode([token_id, token_id])  # the second is not at the start, where a space would be dropped
+        twice = self.decode([token_id, token_id])  # the second is not at the start, where a space would be dropped
         piece = twice[len(once) :]
         if not twice.startswith(once) or REPLACEMENT in piece or (token and not piece):
             return None
