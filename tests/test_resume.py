@@ -8,8 +8,9 @@ import torch
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
 from trl_drgrpo.check.tiny import tiny_model
+from trl_drgrpo.checkpoints import STATE_FILE, newest_complete_checkpoint
 from trl_drgrpo.errors import InputError, RewardError
-from trl_drgrpo.runstate import STATE_FILE, RunState, load_rollouts, newest_complete_checkpoint, save_rollouts
+from trl_drgrpo.runstate import RunState, load_rollouts, save_rollouts
 
 
 def build(settings, prompts, tokenizer, reward, **arguments):
@@ -190,7 +191,7 @@ def test_a_checkpoint_half_written_is_skipped(half_way, settings, prompts, token
     newest = half_way.with_name("checkpoint-4")
     (newest / STATE_FILE).unlink()
     assert newest_complete_checkpoint(half_way.parent) == half_way.with_name("checkpoint-3")
-    assert f"{newest} was not written to its end" in caplog.text
+    assert f"{newest} is skipped: it was not written to its end" in caplog.text
     assert newest_complete_checkpoint(half_way.parent / "nowhere") is None
 
 

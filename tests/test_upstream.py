@@ -5,6 +5,7 @@ import pytest
 from trl import GRPOTrainer
 
 import trl_drgrpo.fast_path.trainer
+import trl_drgrpo.publishing.trainer
 import trl_drgrpo.resume
 import trl_drgrpo.trainer
 import trl_drgrpo.upstream
@@ -14,7 +15,13 @@ from trl_drgrpo.seams import SEAMS, check_upstream, require_seams
 from trl_drgrpo.upstream import GRPOSeams, swapped
 from trl_drgrpo.versions import TRL_SUPPORTED, require_supported_trl
 
-MODULES = [trl_drgrpo.upstream, trl_drgrpo.resume, trl_drgrpo.fast_path.trainer, trl_drgrpo.trainer]
+MODULES = [
+    trl_drgrpo.upstream,
+    trl_drgrpo.publishing.trainer,
+    trl_drgrpo.resume,
+    trl_drgrpo.fast_path.trainer,
+    trl_drgrpo.trainer,
+]
 
 
 def test_every_seam_is_where_it_was():
