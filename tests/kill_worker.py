@@ -93,7 +93,7 @@ class Moments:
 
     def happens(self, what, path):
         """Whether this is the moment."""
-        if not str(path).startswith(self.marks) or (not self.newest.exists() and what != "os.mkdir"):
+        if not str(path).startswith(self.marks) or not self.newest.exists() or self.next.exists():
             return False
         with self.log.open("a") as log:
             log.write(f"{self.count} {what} {path}\n")
