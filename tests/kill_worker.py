@@ -53,7 +53,7 @@ def train(folder, resume):
             num_iterations=2,
             num_generations=4,
             max_completion_length=12,
-            max_steps=12,
+            max_steps=8,
             learning_rate=1e-2,
             scale_by_running_std=True,
             step_separator=["tokens:3"],

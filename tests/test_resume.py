@@ -52,6 +52,18 @@ def test_a_resumed_run_ends_like_an_uninterrupted_one(extra, stop_at, settings, 
     assert resumed.reward_scale.state_dict() == whole.reward_scale.state_dict()
 
 
+def test_a_finished_run_is_finished(settings, prompts, tokenizer, reward):
+    # a constant rate, and the middle of an epoch: transformers would train, and save, a fourth step
+    settings |= {"save_strategy": "steps", "save_steps": 1, "lr_scheduler_type": "constant"}
+    whole = build(settings, prompts, tokenizer, reward)
+    whole.train()
+    resumed = build(settings, prompts, tokenizer, reward)
+    resumed.train(resume_from_checkpoint=True)
+    assert resumed.state.global_step == 3
+    assert all(torch.equal(a, b) for a, b in zip(weights(resumed), weights(whole), strict=True))
+    assert not (Path(settings["output_dir"]) / "checkpoint-4").exists()
+
+
 @pytest.mark.parametrize("switch", [("exact", "upstream"), ("upstream", "exact")], ids=" to ".join)
 def test_micro_batching_may_change_in_the_middle_of_a_generation_batch(switch, settings, prompts, tokenizer, reward):
     # the pending micro-batches are as the first setting made them, and the second one takes them as they are

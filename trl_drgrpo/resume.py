@@ -48,6 +48,12 @@ class ResumableTrainer(PublishingTrainer):
             self._save_what_was_computed()
             raise
 
+    def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
+        """As in transformers, but a finished run that is resumed is finished: there it trains one more step."""
+        if self.state.global_step >= self.state.max_steps:
+            return [], None
+        return super().get_batch_samples(*args, **kwargs)
+
     def on_checkpoint_begun(self, checkpoint: Path) -> None:
         if self.args.should_save:
             begin_checkpoint(checkpoint)
