@@ -45,7 +45,7 @@ class PublishingTrainer(GRPOSeams):
         # TRL writes elsewhere: an upload that runs beside the training may be reading the card.
         with tempfile.TemporaryDirectory() as folder, swapped(self.args, output_dir=folder):
             super().create_model_card(**self._card)
-            metadata = ModelCard.load(Path(folder) / "README.md").data if self.is_world_process_zero() else None
+            metadata: Any = ModelCard.load(Path(folder) / "README.md").data if self.is_world_process_zero() else None
         if metadata is not None:
             write_card(self, metadata, self._readme, self._card.get("dataset_name"))
 
