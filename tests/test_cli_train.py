@@ -219,7 +219,7 @@ def test_the_flags_mean_what_they_mean_to_trl(recipe):
         ({"scale_rewards": True}, "scale_rewards: got True"),
         ({"lr_scheduler_type": "linaer"}, "linaer is not a valid SchedulerType"),
         ({"load_in_4bit": True, "load_in_8bit": True}, "configuration: got values that ModelConfig refuses"),
-        ({"resume_from_checkpoint": "nowhere"}, "resume_from_checkpoint: got nowhere, which does not exist"),
+        ({"resume_from_checkpoint": "nowhere"}, "resume_from_checkpoint: got nowhere, but it does not exist"),
         ({"dataset_name": None, "datasets": [{"path": "some/name"}]}, "datasets: got a mixture of some/name"),
     ],
 )

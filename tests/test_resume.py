@@ -8,8 +8,9 @@ import torch
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
 from trl_drgrpo.check.tiny import tiny_model
+from trl_drgrpo.checkpoints import STATE_FILE, newest_complete_checkpoint
 from trl_drgrpo.errors import InputError, RewardError
-from trl_drgrpo.runstate import STATE_FILE, RunState, load_rollouts, newest_complete_checkpoint, save_rollouts
+from trl_drgrpo.runstate import RunState, load_rollouts, save_rollouts
 
 
 def build(settings, prompts, tokenizer, reward, **arguments):
@@ -49,6 +50,18 @@ def test_a_resumed_run_ends_like_an_uninterrupted_one(extra, stop_at, settings, 
     assert resumed.state.global_step == 7
     assert all(torch.equal(a, b) for a, b in zip(weights(resumed), weights(whole), strict=True))
     assert resumed.reward_scale.state_dict() == whole.reward_scale.state_dict()
+
+
+def test_a_finished_run_is_finished(settings, prompts, tokenizer, reward):
+    # a constant rate, and the middle of an epoch: transformers would train, and save, a fourth step
+    settings |= {"save_strategy": "steps", "save_steps": 1, "lr_scheduler_type": "constant"}
+    whole = build(settings, prompts, tokenizer, reward)
+    whole.train()
+    resumed = build(settings, prompts, tokenizer, reward)
+    resumed.train(resume_from_checkpoint=True)
+    assert resumed.state.global_step == 3
+    assert all(torch.equal(a, b) for a, b in zip(weights(resumed), weights(whole), strict=True))
+    assert not (Path(settings["output_dir"]) / "checkpoint-4").exists()
 
 
 @pytest.mark.parametrize("switch", [("exact", "upstream"), ("upstream", "exact")], ids=" to ".join)
@@ -190,7 +203,7 @@ def test_a_checkpoint_half_written_is_skipped(half_way, settings, prompts, token
     newest = half_way.with_name("checkpoint-4")
     (newest / STATE_FILE).unlink()
     assert newest_complete_checkpoint(half_way.parent) == half_way.with_name("checkpoint-3")
-    assert f"{newest} was not written to its end" in caplog.text
+    assert f"{newest} is skipped: it was not written to its end" in caplog.text
     assert newest_complete_checkpoint(half_way.parent / "nowhere") is None
 
 

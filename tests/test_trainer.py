@@ -12,8 +12,8 @@ from trl import GRPOConfig, GRPOTrainer
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
 from trl_drgrpo.check.tiny import tiny_model
+from trl_drgrpo.checkpoints import STATE_FILE
 from trl_drgrpo.errors import InputError, RewardError
-from trl_drgrpo.runstate import STATE_FILE
 
 STOCK = {"loss_type": "dr_grpo", "scale_rewards": "none", "use_cpu": True, "bf16": False}
 

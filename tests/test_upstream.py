@@ -6,6 +6,7 @@ from trl import GRPOTrainer
 
 import trl_drgrpo.diagnostics.trainer
 import trl_drgrpo.fast_path.trainer
+import trl_drgrpo.publishing.trainer
 import trl_drgrpo.resume
 import trl_drgrpo.trainer
 import trl_drgrpo.upstream
@@ -17,6 +18,7 @@ from trl_drgrpo.versions import TRL_SUPPORTED, require_supported_trl
 
 MODULES = [
     trl_drgrpo.upstream,
+    trl_drgrpo.publishing.trainer,
     trl_drgrpo.resume,
     trl_drgrpo.fast_path.trainer,
     trl_drgrpo.diagnostics.trainer,

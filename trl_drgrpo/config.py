@@ -25,6 +25,7 @@ from trl_drgrpo.contradictions import (
     refuse,
     refuse_partial_groups,
 )
+from trl_drgrpo.publishing.secrets import is_saving, scrubbed
 from trl_drgrpo.step_credit import STEP_BASELINES, STEP_CREDITS
 from trl_drgrpo.versions import require_supported_trl
 
@@ -301,6 +302,13 @@ class DrGRPOConfig(GRPOConfig):
         logger.warning("A plain GRPOConfig is read as a Dr. GRPO run: %s.", ", ".join(changed) or "nothing to change")
         refuse(converted)
         return converted
+
+    def to_dict(self) -> dict[str, Any]:
+        """As in TRL, without the secrets in nested options: trackers log what this returns."""
+        return scrubbed(super().to_dict())
+
+    def __getstate__(self) -> dict[str, Any]:
+        return scrubbed(self.__dict__) if is_saving() else self.__dict__
 
     @property
     def step_spec(self) -> Any:

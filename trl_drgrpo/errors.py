@@ -41,3 +41,7 @@ class RewardError(InputError):
 
 class UpstreamError(RuntimeError):
     """The installed TRL is outside the supported range, or a seam this package relies on has moved."""
+
+
+class PushError(RuntimeError):
+    """A finished model could not be uploaded. The message says where it is saved and how to push it later."""

@@ -11,37 +11,53 @@ from typing import Any
 from transformers import TrainerCallback
 
 from trl_drgrpo.advantages import RunningRewardScale
+from trl_drgrpo.checkpoints import begin_checkpoint, newest_complete_checkpoint, require_complete
 from trl_drgrpo.errors import InputError, RewardError
-from trl_drgrpo.runstate import RandomState, RunState, load_rollouts, newest_complete_checkpoint, save_rollouts
-from trl_drgrpo.upstream import GRPOSeams
+from trl_drgrpo.publishing.trainer import PublishingTrainer
+from trl_drgrpo.runstate import RandomState, RunState, load_rollouts, save_rollouts
 
 logger = logging.getLogger(__name__)
 
 
-class ResumableTrainer(GRPOSeams):
-    """`GRPOSeams` with exact resume. A subclass sets `loss_normalizer` and `reward_scale`."""
+class ResumableTrainer(PublishingTrainer):
+    """`PublishingTrainer` with exact resume. A subclass sets `loss_normalizer` and `reward_scale`."""
 
     loss_normalizer: int  # L, in tokens
     reward_scale: RunningRewardScale
     step_boundary: "StepBoundary"
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
-        """As [`trl.GRPOTrainer.train`], with two differences.
+        """As [`trl.GRPOTrainer.train`], with three differences.
 
-        When a reward function fails, a checkpoint is saved before the error; and `resume_from_checkpoint=True` takes
-        the newest checkpoint that was written to its end, or starts the run and says so.
+        When a reward function fails, a checkpoint is saved before the error; `resume_from_checkpoint=True` takes the
+        newest checkpoint that was written to its end, or starts the run and says so; the path of one that was not is
+        an `InputError`.
         """
         if resume_from_checkpoint is True:
             checkpoint = newest_complete_checkpoint(Path(self.args.output_dir))
             if checkpoint is None:
                 logger.warning("No checkpoint in %s to resume from: starting anew.", self.args.output_dir)
             resume_from_checkpoint = str(checkpoint) if checkpoint else None
-        self._checkpoints_of_this_run: set[Path] = set()
+        elif resume_from_checkpoint:
+            require_complete(Path(resume_from_checkpoint))
+        # The one that is resumed from holds its step already: written again, it would be gone if the run died then.
+        self._checkpoints_of_this_run: set[Path] = {Path(resume_from_checkpoint)} if resume_from_checkpoint else set()
         try:
             return super().train(resume_from_checkpoint, *args, **kwargs)
         except RewardError:
             self._save_what_was_computed()
             raise
+
+    def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
+        """As in transformers, but a finished run that is resumed is finished: there it trains one more step."""
+        if self.state.global_step >= self.state.max_steps:
+            return [], None
+        return super().get_batch_samples(*args, **kwargs)
+
+    def on_checkpoint_begun(self, checkpoint: Path) -> None:
+        if self.args.should_save:
+            begin_checkpoint(checkpoint)
+        self.accelerator.wait_for_everyone()  # no rank writes into a folder that still counts as complete
 
     def on_checkpoint_saved(self, checkpoint: Path) -> None:
         pending = self.pending_rollouts

@@ -5,13 +5,14 @@ Two kinds of file per checkpoint folder:
 - `drgrpo_rollouts_<rank>.pt`: the completions that were generated but not trained on yet. TRL forgets them, so a stock
   run that is interrupted between two generations resumes with other completions. Absent when the next step generates;
 - `drgrpo_state.json`: L, the count of micro-batches, the batch geometry, the running reward scale. Written after
-  everything else and over all ranks, so its presence means that the checkpoint is complete.
+  everything else and over all ranks: with it the checkpoint is complete, see `checkpoints.py`.
 """
 
 import json
 import logging
+import os
 import random
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,11 @@ import numpy as np
 import torch
 
 from trl_drgrpo.advantages import RunningRewardScale
+from trl_drgrpo.checkpoints import STATE_FILE, file_sizes, finish_checkpoint
 from trl_drgrpo.errors import InputError
 
 logger = logging.getLogger(__name__)
 
-STATE_FILE = "drgrpo_state.json"
 FORMAT = 1
 
 
@@ -37,6 +38,7 @@ class RunState:
         reward_scale (`dict[str, float]`): State of [`RunningRewardScale`].
         geometry (`dict[str, int]`): Batch sizes and process count, by which `micro_step` and rollouts make sense.
         has_rollouts (`bool`): Whether every rank left a file of pending rollouts.
+        files (`dict[str, int]`): Bytes of the other files of the checkpoint, filled in by `save`.
         format (`int`): Version of the file's layout.
     """
 
@@ -45,14 +47,12 @@ class RunState:
     reward_scale: dict[str, float]
     geometry: dict[str, int]
     has_rollouts: bool = False
+    files: dict[str, int] = field(default_factory=dict, compare=False)
     format: int = FORMAT
 
     def save(self, checkpoint: Path) -> None:
-        """Write the state into a checkpoint folder, whole or not at all."""
-        target = checkpoint / STATE_FILE
-        part = target.with_suffix(".part")
-        part.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
-        part.replace(target)
+        """Write the state into a checkpoint folder, whole or not at all, as the last of its files."""
+        finish_checkpoint(checkpoint, {**asdict(self), "files": file_sizes(checkpoint)})
 
     @classmethod
     def load(cls, checkpoint: Path) -> "RunState | None":
@@ -90,7 +90,10 @@ def save_rollouts(checkpoint: Path, rank: int, micro_batches: list[dict[str, Any
         return
     checkpoint.mkdir(parents=True, exist_ok=True)
     part = target.with_suffix(".part")
-    torch.save(micro_batches, part)
+    with part.open("wb") as file:
+        torch.save(micro_batches, file)
+        file.flush()
+        os.fsync(file.fileno())
     part.replace(target)
 
 
@@ -106,26 +109,6 @@ def load_rollouts(checkpoint: Path, rank: int, device: torch.device) -> list[dic
         {key: value.to(device) if isinstance(value, torch.Tensor) else value for key, value in batch.items()}
         for batch in micro_batches
     ]
-
-
-def newest_complete_checkpoint(output_dir: Path) -> Path | None:
-    """The newest checkpoint that was written to its end; newer ones that were not are named in the log.
-
-    Args:
-        output_dir (`Path`): Folder of a run.
-
-    Returns:
-        `Path` or `None`: Complete is one with our state file, or, where no checkpoint has one (a plain TRL run), one
-        with `trainer_state.json`.
-    """
-    checkpoints = [path for path in output_dir.glob("checkpoint-*") if path.name.rpartition("-")[2].isdigit()]
-    checkpoints.sort(key=lambda path: int(path.name.rpartition("-")[2]), reverse=True)
-    mark = STATE_FILE if any((path / STATE_FILE).exists() for path in checkpoints) else "trainer_state.json"
-    for path in checkpoints:
-        if (path / mark).exists():
-            return path
-        logger.warning("%s was not written to its end (no %s): looking for an older one.", path, mark)
-    return None
 
 
 def _rollouts_file(checkpoint: Path, rank: int) -> Path:

@@ -78,6 +78,9 @@ SEAMS = (
     Seam("_get_train_sampler", ("dataset",), ("RepeatSampler(",)),
     Seam("log", ("logs", "start_time"), ('self._logs["extra"]', "self._metrics[mode]")),
     Seam("_save_checkpoint", ("model", "trial")),
+    Seam("_save", ("output_dir", "state_dict"), ("torch.save(self.args,",)),
+    Seam("_push_from_checkpoint", ("checkpoint_folder",), ("torch.save(self.args,", "self.push_in_progress")),
+    Seam("_finish_current_push", (), ("self.push_in_progress.wait_until_done()",)),
     Seam("_load_optimizer_and_scheduler", ("checkpoint",)),
 )
 

@@ -9,6 +9,7 @@ Importing this module imports TRL's trainer (6-10 s); a TRL outside the supporte
 
 import sys
 from collections import defaultdict
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,9 +21,11 @@ require_supported_trl()
 
 import torch  # noqa: E402  # the version is judged before anything heavy loads
 from accelerate.utils import gather_object  # noqa: E402
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR  # noqa: E402
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints  # noqa: E402
 from trl import GRPOTrainer  # noqa: E402
 from trl.models.utils import disable_gradient_checkpointing  # noqa: E402
+
+from trl_drgrpo.publishing.secrets import without_secrets  # noqa: E402
 
 
 @contextmanager
@@ -132,6 +135,9 @@ class GRPOSeams(GRPOTrainer):
     args: Any  # declared optional or wider by transformers, set by the time a method runs
     model: Any
     _train_sampler: Any = None
+    _limit_put_off: int | None = None  # save_total_limit, while a checkpoint is being written
+    _uploads_put_off = False
+    _uploads_reported: Sequence[Any] = ()  # futures whose end was looked at
     scores_rollouts = False  # whether a generation batch is being made: old and reference log-probabilities fall due
 
     def __init__(self, model, *args, **kwargs):
@@ -183,8 +189,14 @@ class GRPOSeams(GRPOTrainer):
         """Entered around each call of the reward functions."""
         return nullcontext()
 
+    def on_checkpoint_begun(self, checkpoint: Path) -> None:
+        """Called on every rank before anything of a checkpoint is written."""
+
     def on_checkpoint_saved(self, checkpoint: Path) -> None:
-        """Called on every rank after a checkpoint was written."""
+        """Called on every rank after a checkpoint was written, before it is uploaded and older ones are deleted."""
+
+    def on_failed_uploads(self, errors: list[BaseException]) -> None:
+        """Called on the main process with what went wrong in uploads that ran beside the training."""
 
     def on_checkpoint_loaded(self, checkpoint: Path) -> None:
         """Called on every rank after optimizer and scheduler were restored, before the first step."""
@@ -268,8 +280,45 @@ class GRPOSeams(GRPOTrainer):
         return self._train_sampler
 
     def _save_checkpoint(self, model, trial):
-        super()._save_checkpoint(model, trial)
-        self.on_checkpoint_saved(self.checkpoint_folder(trial))
+        folder = self.checkpoint_folder(trial)
+        self.on_checkpoint_begun(folder)
+        # Uploads begin and older checkpoints go only when this one is complete with what the hook adds: a run that is
+        # killed in between must find one of them, and what is uploaded must resume.
+        limit = self.args.save_total_limit
+        with swapped(self, _limit_put_off=limit, _uploads_put_off=True), swapped(self.args, save_total_limit=None):
+            super()._save_checkpoint(model, trial)
+        self.on_checkpoint_saved(folder)
+        if self.args.push_to_hub:
+            self._push_from_checkpoint(str(folder))
+        if self.args.should_save:
+            best = self.state.best_model_checkpoint
+            rotate_checkpoints(str(folder.parent), limit, best_model_checkpoint=best, use_mtime=True)
+
+    def _save(self, output_dir=None, state_dict=None):
+        # TRL's limit, where it is put off, belongs into the arguments that are saved with the model.
+        limit = {"save_total_limit": self._limit_put_off} if self._limit_put_off else {}
+        with without_secrets(), swapped(self.args, **limit):
+            super()._save(output_dir, state_dict)
+
+    def _push_from_checkpoint(self, checkpoint_folder):
+        if self._uploads_put_off:
+            return
+        self._report_failed_uploads()
+        with without_secrets():
+            super()._push_from_checkpoint(checkpoint_folder)
+
+    def _finish_current_push(self):
+        super()._finish_current_push()
+        self._report_failed_uploads()
+
+    def _report_failed_uploads(self) -> None:
+        """transformers waits for uploads, but never looks at how they ended."""
+        uploads = getattr(self, "push_in_progress", None)
+        done = [job for job in uploads.jobs if job.done()] if uploads else []
+        new = [job for job in done if job not in self._uploads_reported]
+        self._uploads_reported = done
+        if errors := [error for job in new if (error := job.exception()) is not None]:
+            self.on_failed_uploads(errors)
 
     def _load_optimizer_and_scheduler(self, checkpoint):
         super()._load_optimizer_and_scheduler(checkpoint)

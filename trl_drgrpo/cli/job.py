@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trl_drgrpo import data
+from trl_drgrpo.checkpoints import require_complete
 from trl_drgrpo.cli import console, flags
 from trl_drgrpo.errors import InputError
 from trl_drgrpo.prompts import check_prompting, prompted
@@ -110,10 +111,8 @@ def _check_checkpoint(given: dict[str, Any]) -> None:
     resume = given.get("resume_from_checkpoint")
     if isinstance(resume, str) and resume.lower() in ("true", "false"):  # from the command line it comes as text
         resume = given["resume_from_checkpoint"] = resume.lower() == "true"
-    if isinstance(resume, str) and not (Path(resume) / "trainer_state.json").is_file():
-        what = "which holds no trainer_state.json" if Path(resume).is_dir() else "which does not exist"
-        remedy = "Name a checkpoint-<step> folder, or say true for the newest one in output_dir."
-        raise InputError("resume_from_checkpoint", f"{resume}, {what}", "a checkpoint folder", remedy)
+    if isinstance(resume, str):
+        require_complete(Path(resume))
 
 
 def _check_output_dir(name: str) -> None:
@@ -259,6 +258,7 @@ def train(job: Job) -> dict[str, Any]:
 
     from trl_drgrpo.diagnostics.progress import show_progress
     from trl_drgrpo.trainer import DrGRPOTrainer
+    from trl_drgrpo.upstream import swapped
 
     job.training.model_init_kwargs = {
         "revision": job.model.model_revision,
@@ -280,12 +280,15 @@ def train(job: Job) -> dict[str, Any]:
     trainer.dataset_name = job.script.dataset_name
     with show_progress(trainer):
         trainer.train(resume_from_checkpoint=job.training.resume_from_checkpoint)
-    trainer.save_model(job.training.output_dir)
+    # Only a Hub id belongs into the model card's metadata.
+    name = job.script.dataset_name
+    dataset_name = name if name and data.is_hub_id(name) else None
+    with swapped(job.training, push_to_hub=False):  # saving does not push: that comes next, and once
+        trainer.save_model(job.training.output_dir)
+    trainer.create_model_card(dataset_name=dataset_name)
     trainer.accelerator.print(f"Model saved to {job.training.output_dir}.")
     if job.training.push_to_hub:
-        # Only a Hub id belongs into the model card's metadata.
-        name = job.script.dataset_name
-        trainer.push_to_hub(dataset_name=name if name and data.is_hub_id(name) else None)
+        trainer.push_to_hub(dataset_name=dataset_name)
         trainer.accelerator.print(f"Model pushed to https://huggingface.co/{trainer.hub_model_id}.")
     result = {"output_dir": job.training.output_dir, "steps": trainer.state.global_step}
     for key in ("reward", "eval_reward"):

@@ -12,6 +12,7 @@ import yaml
 
 from trl_drgrpo.cli import flags
 from trl_drgrpo.cli.job import Job
+from trl_drgrpo.publishing.secrets import scrubbed
 from trl_drgrpo.rewards.contract import reward_name
 from trl_drgrpo.rewards.registry import origin
 
@@ -32,7 +33,7 @@ def render(job: Job) -> str:
     objective = {key: getattr(job.training, key) for key in OBJECTIVE}
     if objective["loss_normalizer"] is None:
         objective["loss_normalizer"] = job.training.max_completion_length
-    shown = {key: value for key, value in job.given.items() if key not in (*OBJECTIVE, *_SECRET)}
+    shown = scrubbed({key: value for key, value in job.given.items() if key not in (*OBJECTIVE, *_SECRET)})
     changed = {key: value for key, value in shown.items() if value != _default(key)}
     facts = "".join(f"# {name}: {value}\n" for name, value in derived(job).items())
     return f"# Objective\n{dump(objective)}# Given, and not the default\n{dump(changed)}# Derived\n{facts}"

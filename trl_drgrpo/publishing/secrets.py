@@ -1,0 +1,96 @@
+"""Tokens and keys stay out of what a run leaves behind.
+
+transformers pickles the training arguments beside the weights (`training_args.bin`, which `push_to_hub` uploads), and
+`hub_token` is one of them. So while a model is being saved, `DrGRPOConfig` pickles without its secrets
+(`without_secrets`); everywhere else, for example on the way to another process, it pickles as it is.
+"""
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+_saving: ContextVar[bool] = ContextVar("trl_drgrpo_saving", default=False)
+
+# Not every name that ends in "token" is one of these: `eos_token` is a word.
+_NAMES = ("token", "api_key", "apikey", "password", "secret", "authorization", "access_key")
+_SUFFIXES = ("hub_token", "auth_token", "hf_token", "access_token", "api_token", "_api_key", "_password", "_secret")
+_SHORTEST = 8  # characters: a shorter value would blot out words that only look like it
+
+
+def is_secret(name: str) -> bool:
+    """Whether a field, key or environment variable of this name holds a secret.
+
+    Args:
+        name (`str`): In any case, with `_` or `-`.
+
+    Example:
+
+    ```python
+    >>> [is_secret(name) for name in ("hub_token", "HF_TOKEN", "api-key", "eos_token", "max_tokens")]
+    [True, True, True, False, False]
+
+    ```
+    """
+    name = name.lower().replace("-", "_")
+    return name in _NAMES or name.endswith(_SUFFIXES)
+
+
+def scrubbed(values: Any) -> Any:
+    """A copy of nested mappings and lists with `None` for every text under the name of a secret.
+
+    Args:
+        values: Mappings, lists, tuples and anything else; only the first three are looked into.
+
+    Returns:
+        The same shape. What is not looked into is the same object.
+    """
+    if isinstance(values, Mapping):
+        hidden = {name for name, value in values.items() if isinstance(value, str) and is_secret(str(name))}
+        return {name: None if name in hidden else scrubbed(value) for name, value in values.items()}
+    if type(values) in (list, tuple):
+        return type(values)(map(scrubbed, values))
+    return values
+
+
+def redacted(text: str, values: Mapping[str, Any]) -> str:
+    """A text without the secrets that are known: those among `values`, and those in environment variables.
+
+    Args:
+        text (`str`): What is about to be written.
+        values (`Mapping[str, Any]`): Nested fields of a configuration.
+
+    Returns:
+        `str`: With `<secret>` in the place of each.
+    """
+    for secret in sorted({*_texts(values), *_texts(os.environ)}, key=len, reverse=True):
+        text = text.replace(secret, "<secret>")
+    return text
+
+
+@contextmanager
+def without_secrets() -> Iterator[None]:
+    """Inside the block a pickled `DrGRPOConfig` holds no secrets."""
+    token = _saving.set(True)
+    try:
+        yield
+    finally:
+        _saving.reset(token)
+
+
+def is_saving() -> bool:
+    """Whether a model is being saved, see `without_secrets`."""
+    return _saving.get()
+
+
+def _texts(values: Any) -> Iterator[str]:
+    if isinstance(values, Mapping):
+        for name, value in values.items():
+            if isinstance(value, str) and is_secret(str(name)) and len(value) >= _SHORTEST:
+                yield value
+            else:
+                yield from _texts(value)
+    elif isinstance(values, (list, tuple)):
+        for value in values:
+            yield from _texts(value)
