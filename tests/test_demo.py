@@ -275,6 +275,24 @@ class TestRun:
         if importlib.util.find_spec("matplotlib"):
             assert (tmp_path / "out" / "curves.png").read_bytes().startswith(b"\x89PNG")
 
+    def test_stock_grpo_beside_it(self, tmp_path):
+        """The same prompts at the first step, another objective, both runs in one report."""
+        from trl_drgrpo.demo.run import run_demo
+        from trl_drgrpo.report import write_report
+
+        with open(tmp_path / "log", "w", encoding="utf-8") as log:
+            console = Console(file=log, width=200)
+            result = run_demo(tmp_path / "out", steps=2, eval_size=8, console=console, compare=True)
+        assert result.report.stat().st_size > 50_000
+        assert result.comparison.stat().st_size > result.report.stat().st_size
+        runs = json.loads(
+            write_report([tmp_path / "out", tmp_path / "out" / "grpo"], tmp_path / "both.json", "json").read_text()
+        )["runs"]
+        ours, grpo = (run["curves"] for run in runs)
+        for name in ("completions/length_wrong_mean", "drgrpo/all_right_frac", "drgrpo/pass_rate"):
+            assert ours[name], name
+            assert grpo[name], name
+
     def test_it_runs_again_into_its_own_folder_and_without_matplotlib(self, tmp_path, monkeypatch):
         import transformers
 
@@ -302,7 +320,7 @@ class TestRun:
         assert numbers["before"]["greedy"]["accuracy"] > 0
         assert (tmp_path / "model" / "model.safetensors").exists()
 
-    @pytest.mark.parametrize("name", ["results.json", "model", "curves.png"])
+    @pytest.mark.parametrize("name", ["results.json", "model", "curves.png", "report.html", "grpo"])
     def test_files_of_another_origin_are_not_touched(self, tmp_path, name):
         from trl_drgrpo.demo.run import run_demo
 

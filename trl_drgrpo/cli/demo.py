@@ -28,8 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--output_dir",
         type=Path,
         default=Path("runs/demo"),
-        help="folder for model/, curves.png and results.json (default: runs/demo). Files of an earlier demo are "
-        "overwritten; files of the same name from elsewhere are refused",
+        help="folder for model/, report.html, curves.png and results.json (default: runs/demo). Files of an earlier "
+        "demo are overwritten; files of the same name from elsewhere are refused",
     )
     parser.add_argument("--steps", type=int, default=200, help="training steps (default: 200)")
     parser.add_argument("--seed", type=int, default=0, help="seed of training problems and sampling (default: 0)")
@@ -38,13 +38,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="reward every line as well: a rule checks each step of a completion, next to the outcome reward",
     )
+    parser.add_argument(
+        "--compare",
+        action="store_true",
+        help="then train the same model with stock TRL's GRPO, and write comparison.html over both runs",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the demo and print its report.
 
     Args:
-        args (`argparse.Namespace`): `output_dir`, `steps`, `seed` and `process`.
+        args (`argparse.Namespace`): `output_dir`, `steps`, `seed`, `process` and `compare`.
 
     Returns:
         `int`: 0 if the model learnt, 1 if not, 130 if interrupted.
@@ -57,11 +62,19 @@ def run(args: argparse.Namespace) -> int:
         from rich.console import Console
 
         from trl_drgrpo.demo.report import print_report
-        from trl_drgrpo.demo.run import REQUIRED_GAIN_POINTS, run_demo
+        from trl_drgrpo.demo.result import REQUIRED_GAIN_POINTS
+        from trl_drgrpo.demo.run import run_demo
 
         results, progress = Console(), Console(stderr=True)
         progress.print("loading libraries and model ...")
-        result = run_demo(args.output_dir, seed=args.seed, steps=args.steps, console=progress, process=args.process)
+        result = run_demo(
+            args.output_dir,
+            seed=args.seed,
+            steps=args.steps,
+            console=progress,
+            process=args.process,
+            compare=args.compare,
+        )
     except KeyboardInterrupt:
         print(f"\ninterrupted; the model and the numbers so far are in {args.output_dir}", file=sys.stderr)
         return EXIT_INTERRUPTED

@@ -13,7 +13,7 @@ from trl_drgrpo.demo.process import step_numbers
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from trl_drgrpo.demo.run import DemoResult
+    from trl_drgrpo.demo.result import DemoResult
 
 _SAMPLES = 3
 
@@ -38,10 +38,16 @@ def print_report(result: "DemoResult", console: Console) -> None:
     """
     console.print(before_after_table(result))
     console.print(samples_table(result))
-    if result.plot is not None:
-        console.print(f"plot:    {result.plot}", highlight=False, markup=False, soft_wrap=True)
-    console.print(f"numbers: {result.results_file}", highlight=False, markup=False, soft_wrap=True)
-    console.print(f"model:   {result.model_dir}", highlight=False, markup=False, soft_wrap=True)
+    files = {
+        "report": result.report,
+        "comparison": result.comparison,
+        "plot": result.plot,
+        "numbers": result.results_file,
+        "model": result.model_dir,
+    }
+    for name, path in files.items():
+        if path is not None:
+            console.print(f"{name + ':':12}{path}", highlight=False, markup=False, soft_wrap=True)
     console.print(f"\nLoad it:\n{loading_snippet(result.model_dir)}", highlight=False, markup=False, soft_wrap=True)
 
 
