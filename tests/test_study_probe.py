@@ -32,10 +32,6 @@ def even_sum(completion_ids, **kwargs):
     return [float(sum(ids) % 2 == 0) for ids in completion_ids]
 
 
-def is_right(batch):
-    return batch.rewards.numpy() == 1
-
-
 def test_the_direction_of_dr_grpo_is_the_gradient_of_its_loss(build):
     """The sums against autograd through the specification, over a batch in several forwards."""
     trainer = build()
@@ -54,7 +50,7 @@ def test_the_direction_of_dr_grpo_is_the_gradient_of_its_loss(build):
 
 def test_a_model_is_measured(build):
     seen = []
-    found = measure_model(build(reward=even_sum), 4, is_right, lambda number, rollouts: seen.append(rollouts))
+    found = measure_model(build(reward=even_sum), 4, lambda number, rollouts: seen.append(rollouts))
     assert found.batches == len(seen) == 4
     assert all(len(rollouts.lengths) == 8 for rollouts in seen)
     pass_rate = found.changes["dr_grpo"]["pass_rate"]
@@ -73,15 +69,23 @@ def test_a_learnable_reward_rises_along_every_objective(build):
         gradient_accumulation_steps=1,
         max_completion_length=1,
     )
-    found = measure_model(trainer, 16, is_right)
+    found = measure_model(trainer, 16)
     for name in OBJECTIVES:
         assert found.changes[name]["pass_rate"].z > 2, name
+
+
+def test_a_continuous_reward_needs_a_threshold(build):
+    with pytest.raises(InputError, match="right_threshold: got none; expected a reward of 0 or 1"):
+        measure_model(build(reward=length_reward), 3)
+    seen = []
+    measure_model(build(right_threshold=2.0), 3, lambda number, rollouts: seen.append(rollouts))
+    assert all(((rollouts.rewards >= 2) == rollouts.right).all() for rollouts in seen)
 
 
 def test_nothing_is_trained(build):
     trainer = build(reward=even_sum)
     before = [p.detach().clone() for p in trainer.model.parameters()]
-    measure_model(trainer, 3, is_right)
+    measure_model(trainer, 3)
     assert all(torch.equal(a, b) for a, b in zip(before, trainer.model.parameters(), strict=True))
     assert all(p.grad is None for p in trainer.model.parameters())
 
@@ -105,18 +109,18 @@ def test_of_a_lora_run_only_the_adapter_is_looked_at(build):
 )
 def test_a_sampler_that_is_not_the_policy_is_refused(build, changes, message):
     with pytest.raises(InputError, match=message):
-        measure_model(build(**changes), 3, is_right)
+        measure_model(build(**changes), 3)
 
 
 def test_too_few_batches_and_too_many_parameters_are_refused(build, monkeypatch):
     with pytest.raises(InputError, match="batches: got 2"):
-        measure_model(build(), 2, is_right)
+        measure_model(build(), 2)
     monkeypatch.setattr("trl_drgrpo.study.probe.MEMORY_LIMIT", 1000)
     with pytest.raises(InputError, match="trainable parameters: got .* Measure with LoRA"):
-        measure_model(build(), 3, is_right)
+        measure_model(build(), 3)
 
 
 def test_a_reward_that_is_missing_is_refused(build):
     trainer = build(reward=lambda completion_ids, **kwargs: [None, *[1.0] * (len(completion_ids) - 1)])
     with pytest.raises(InputError, match="1 of 8 completions without a reward"):
-        measure_model(trainer, 3, is_right)
+        measure_model(trainer, 3)

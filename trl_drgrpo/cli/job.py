@@ -240,25 +240,19 @@ def _load_mixture(job: Job) -> Any:
 # Run -----------------------------------------------------------------------------------------------------------------
 
 
-def train(job: Job) -> dict[str, Any]:
+def build_trainer(job: Job) -> Any:
     """
-    Trains, saves, and pushes if asked to.
+    The trainer of a job: the model is loaded, nothing is trained.
 
     Args:
-        job ([`Job`]): What to run.
+        job ([`Job`]): What [`prepare`] put together.
 
     Returns:
-        `dict[str, Any]`: `output_dir`, `steps` (optimizer steps done, in total), and where logged `reward_first`,
-        `reward_last` (mean rewards over the first and the last logging interval), `eval_reward_first` and
-        `eval_reward_last` (at the first and the last evaluation).
+        [`~trl_drgrpo.DrGRPOTrainer`].
     """
-    import transformers
-    from packaging.version import Version
     from trl import get_peft_config, get_quantization_config  # pyright: ignore[reportPrivateImportUsage]
 
-    from trl_drgrpo.diagnostics.progress import show_progress
     from trl_drgrpo.trainer import DrGRPOTrainer
-    from trl_drgrpo.upstream import swapped
 
     job.training.model_init_kwargs = {
         "revision": job.model.model_revision,
@@ -278,6 +272,28 @@ def train(job: Job) -> dict[str, Any]:
         peft_config=get_peft_config(job.model),
     )
     trainer.dataset_name = job.script.dataset_name
+    return trainer
+
+
+def train(job: Job) -> dict[str, Any]:
+    """
+    Trains, saves, and pushes if asked to.
+
+    Args:
+        job ([`Job`]): What to run.
+
+    Returns:
+        `dict[str, Any]`: `output_dir`, `steps` (optimizer steps done, in total), and where logged `reward_first`,
+        `reward_last` (mean rewards over the first and the last logging interval), `eval_reward_first` and
+        `eval_reward_last` (at the first and the last evaluation).
+    """
+    import transformers
+    from packaging.version import Version
+
+    from trl_drgrpo.diagnostics.progress import show_progress
+    from trl_drgrpo.upstream import swapped
+
+    trainer = build_trainer(job)
     with show_progress(trainer):
         trainer.train(resume_from_checkpoint=job.training.resume_from_checkpoint)
     # Only a Hub id belongs into the model card's metadata.

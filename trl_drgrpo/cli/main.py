@@ -22,6 +22,7 @@ SUBCOMMANDS = {
     "check": "compare the installed TRL's loss and gradients with the specification",
     "train-prm": "train a process reward model from labelled steps",
     "label-steps": "label the steps of a model's completions by roll-outs and a verifier",
+    "bias": "measure what one update of each objective would do to the length of answers",
     "study": "measure the two biases of GRPO: length and difficulty",
     "merge": "merge a LoRA adapter into its base model, in full precision",
     "report": "write one page over runs: curves, completions with their advantages, warnings, differences",

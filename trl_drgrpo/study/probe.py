@@ -26,16 +26,15 @@ _BYTES = 4
 def measure_model(
     trainer: DrGRPOTrainer,
     batches: int,
-    is_right: Callable[[CreditedBatch], np.ndarray],
     on_batch: Callable[[int, Rollouts], None] | None = None,
 ) -> Changes:
     """What one update of each objective would do to the lengths of right and wrong answers and to the pass rate.
 
     Args:
         trainer ([`DrGRPOTrainer`]): Not trained; in one process. Its configuration says how many rows a batch has
-            (`per_device_train_batch_size * steps_per_generation`), and L.
+            (`per_device_train_batch_size * steps_per_generation`), L, and what is right (`right_reward`,
+            `right_threshold`).
         batches (`int`): K, generation batches to sample, at least 3. Standard errors fall with `1 / sqrt(K)`.
-        is_right (`Callable`): From a batch to a `(B,)` array of bool.
         on_batch (`Callable`, *optional*): Called with each batch's number and roll-outs, for progress.
 
     Returns:
@@ -43,13 +42,14 @@ def measure_model(
 
     Raises:
         [`~trl_drgrpo.errors.InputError`]: Too few batches, several processes, a sampler that is not the policy
-            (`top_p`, `top_k`, `min_p`), too many trainable parameters, or rewards that are missing.
+            (`top_p`, `top_k`, `min_p`), too many trainable parameters, rewards that are missing, or a reward of which
+            it is not known from which value on a completion is right.
     """
     _check(trainer, batches)
     trainer.model.train()
     directions, gradients = [], []
     for number, (batch, tokens, mask) in enumerate(islice(_sampled(trainer), batches)):
-        rollouts = _reduced(batch, mask, is_right(batch), trainer.loss_normalizer)
+        rollouts = _reduced(batch, mask, _right(trainer, batch), trainer.loss_normalizer)
         weights = np.concatenate([rollouts.direction_weights(), rollouts.quantity_weights()])
         sums = score_sums(trainer, tokens, mask, weights)
         directions.append(sums[: len(OBJECTIVES)])
@@ -112,6 +112,16 @@ def _reduced(batch: CreditedBatch, mask: torch.Tensor, right: np.ndarray, loss_n
         raise InputError("reward_funcs", got, "a reward for each", "Measure with a reward that scores everything.")
     lengths = mask.sum(dim=1).clamp(min=1).cpu().numpy()
     return Rollouts(rewards, np.asarray(right, dtype=bool), lengths, batch.num_generations, loss_normalizer)
+
+
+def _right(trainer: DrGRPOTrainer, batch: CreditedBatch) -> np.ndarray:
+    """Which rows are right, `(B,)`; those without a reward are refused elsewhere."""
+    rule = trainer.right_rule
+    judged = rule.judge(batch.scored.rewards_per_func[:, rule.index].tolist()) if rule else None
+    if judged is None:
+        expected = "a reward of 0 or 1, or the value from which on a completion is right"
+        raise InputError("right_threshold", "none", expected, "Set it, and right_reward for another reward.")
+    return np.array([right is True for right in judged])
 
 
 def _flat(grads: Any, parameters: list[torch.nn.Parameter]) -> np.ndarray:

@@ -1,0 +1,63 @@
+"""`trl-drgrpo bias`: a recipe measured instead of trained."""
+
+import json
+
+import pytest
+
+from trl_drgrpo.cli.main import main
+
+RECIPE = """
+model_name_or_path: trl_drgrpo:demo
+dataset_name: trl_drgrpo:list_sum?size=64&test_size=0
+reward_funcs: [list_sum_reward]
+per_device_train_batch_size: 16
+gradient_accumulation_steps: 1
+num_generations: 8
+max_completion_length: 96
+output_dir: out
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    (tmp_path / "recipe.yaml").write_text(RECIPE)
+    return "recipe.yaml"
+
+
+def test_a_recipe_is_measured_and_nothing_is_written(recipe, tmp_path, capsys):
+    assert main(["bias", "--config", recipe, "--batches", "3"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out.startswith("Change per update of unit length, 3 batches")
+    assert captured.out.count("| Dr. GRPO |") == 1  # not among its own differences
+    assert captured.out.count("| GRPO without std |") == 2
+    assert "batch 3/3: 16 completions" in captured.err
+    assert not list((tmp_path / "out").rglob("*.safetensors"))
+
+
+def test_json_has_every_estimate(recipe, capsys):
+    assert main(["bias", "--config", recipe, "--batches", "3", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["batches"] == 3
+    wrong = found["changes"]["grpo"]["length_wrong"]
+    assert wrong["standard_error"] > 0
+    assert found["differences_from_dr_grpo"]["dr_grpo"]["pass_rate"] == {"value": 0.0, "standard_error": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--batches", "2"], "--batches: got 2; expected at least 3"),
+        (["--top_p", "0.9"], "top_p: got 0.9; expected 1.0"),
+        (["--reward_func", "x"], "--reward_func: got an unknown flag"),
+    ],
+)
+def test_bad_input_is_one_line(recipe, flags, message, capsys):
+    assert main(["bias", "--config", recipe, *flags]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_dry_run_prints_the_configuration(recipe, capsys):
+    assert main(["bias", "--config", recipe, "--dry_run"]) == 0
+    assert "num_generations: 8" in capsys.readouterr().out

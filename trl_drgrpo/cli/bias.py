@@ -1,0 +1,78 @@
+"""`trl-drgrpo bias --config recipe.yaml [--flag value ...]`: what one update would do to the length of answers.
+
+Takes what `trl-drgrpo train` takes, samples a few generation batches from the model as it is, trains nothing, and
+prints for each objective of the family the expected change of the length of right answers, of wrong answers and of the
+pass rate, with standard errors: a bias without waiting for a run. stdout: a table, or JSON; stderr: progress.
+"""
+
+import argparse
+import contextlib
+import json
+import sys
+from typing import Any
+
+from trl_drgrpo.cli import console, train
+from trl_drgrpo.errors import InputError
+
+_EPILOG = """Every change is per update of unit length (Euclidean, over the trainable parameters), along the direction
+of one generation batch. Example:
+
+  trl-drgrpo bias --config recipes/cpu_quickstart.yaml --batches 8
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of `train`, and those of the measurement."""
+    train.add_arguments(parser)
+    parser.usage = f"{parser.prog} --config recipe.yaml [--batches 8] [--json] [--flag value ...]"
+    parser.epilog = _EPILOG
+    group = parser.add_argument_group("measurement")
+    group.add_argument("--batches", type=int, default=8, help="Generation batches to sample, at least 3 (default: 8).")
+    group.add_argument("--json", action="store_true", help="Print the estimates as JSON.")
+
+
+def run(args: argparse.Namespace) -> int:
+    """
+    Runs the command.
+
+    Args:
+        args (`argparse.Namespace`): Parsed by a parser that `add_arguments` filled.
+
+    Returns:
+        `int`: 0.
+
+    Raises:
+        [`~trl_drgrpo.errors.InputError`]: If an input does not fit.
+    """
+    if args.batches < 3:
+        remedy = "The standard error is that of a jackknife over them."
+        raise InputError("--batches", str(args.batches), "at least 3", remedy)
+    given = train.read_given(args)
+    from trl_drgrpo.cli import job as jobs
+
+    jobs.check_given(given)
+    with contextlib.redirect_stdout(sys.stderr):
+        job = jobs.prepare({**given, "report_to": "none"})
+        if args.dry_run:
+            from trl_drgrpo.cli import resolved
+
+            text = resolved.render(job)
+        else:
+            text = _measured(jobs.build_trainer(job), args.batches, args.json)
+    print(text, end="", flush=True)
+    return 0
+
+
+def _measured(trainer: Any, batches: int, as_json: bool) -> str:
+    from trl_drgrpo.study.probe import measure_model
+    from trl_drgrpo.study.tables import changes_as_dict, changes_table
+
+    def said(number: int, rollouts: Any) -> None:
+        console.log(
+            f"batch {number + 1}/{batches}: {len(rollouts.lengths)} completions, {rollouts.right.mean():.0%} right"
+        )
+
+    changes = measure_model(trainer, batches, said)
+    if as_json:
+        return json.dumps(changes_as_dict(changes), indent=1) + "\n"
+    return changes_table(changes) + "\n"
