@@ -141,8 +141,8 @@ class DrGRPOTrainer(DiagnosedTrainer):
         )
         init: Any = args.model_init_kwargs
         quantization_config = choose_quantization(model, peft_config, quantization_config, init)
-        check_adapter(model, peft_config, quantization_config, init)
         refuse_quantized_base(args, model, quantization_config)
+        check_adapter(model, peft_config, quantization_config, init)
         self.step_scorer: StepScorer | None = None
         if step_reward_funcs:
             segmenter = step_segmenter or build_segmenter(args.step_spec)

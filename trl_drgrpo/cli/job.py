@@ -160,8 +160,8 @@ def prepare(given: dict[str, Any]) -> Job:
 
     init: Any = job.training.model_init_kwargs
     name, quantization_config = job.model.model_name_or_path, get_quantization_config(job.model)
-    check_adapter(name, get_peft_config(job.model), quantization_config, init)
     refuse_quantized_base(job.training, name, quantization_config)
+    check_adapter(name, get_peft_config(job.model), quantization_config, init)
     return job
 
 
