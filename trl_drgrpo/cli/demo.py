@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
         InputError: On settings or an output folder that do not fit.
     """
     try:
-        _stay_offline_and_quiet()
+        stay_offline_and_quiet()
         from rich.console import Console
 
         from trl_drgrpo.demo.report import print_report
@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
     return EXIT_LEARNT
 
 
-def _stay_offline_and_quiet() -> None:
+def stay_offline_and_quiet() -> None:
     """No network and no wall of notices; set before the heavy imports, which read the environment once."""
     os.environ["HF_HUB_OFFLINE"] = "1"
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
