@@ -57,6 +57,7 @@ def assert_same_diagnostics(one, two, folder):
     assert [start["processes"] for start in starts] == [2]
 
 
+@pytest.mark.slow
 def test_two_processes_resume_bit_for_bit(tmp_path):
     done = run(2, tmp_path / "two.pt", "resume")
     assert difference(done["weights"], done["start"]) > 1e-3

@@ -24,9 +24,9 @@ STOCK = {"loss_type": "dr_grpo", "scale_rewards": "none", "use_cpu": True, "bf16
         {},
         {"steps_per_generation": 4, "num_iterations": 2},
         {"beta": 0.1, "use_bias_correction_kl": True},
-        {"mask_truncated_completions": True, "epsilon_high": 0.28},
-        {"importance_sampling_level": "sequence", "steps_per_generation": 4},
-        {"entropy_coef": 0.01, "top_entropy_quantile": 0.5},
+        pytest.param({"mask_truncated_completions": True, "epsilon_high": 0.28}, marks=pytest.mark.slow),
+        pytest.param({"importance_sampling_level": "sequence", "steps_per_generation": 4}, marks=pytest.mark.slow),
+        pytest.param({"entropy_coef": 0.01, "top_entropy_quantile": 0.5}, marks=pytest.mark.slow),
     ],
 )
 def test_swapping_the_class_changes_no_bit(extra, settings, prompts, tokenizer, reward, saved_model):

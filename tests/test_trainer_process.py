@@ -36,9 +36,23 @@ def process(settings, prompts, tokenizer, reward=None, trainer_class=DrGRPOTrain
     return train(trainer_class, DrGRPOConfig, settings, prompts, tokenizer, reward, **arguments)
 
 
+# One of each by default: the pure functions have every combination.
+QUICK = {
+    ("return_to_go", "pooled"),
+    ("immediate", "leave_one_out"),
+    ("min_to_go", "per_completion"),
+    ("immediate", "none"),
+}
+
+
 @pytest.mark.parametrize(
     ("credit", "baseline"),
-    [(c, b) for c in STEP_CREDITS for b in STEP_BASELINES if (c, b) != ("min_to_go", "same_index")],
+    [
+        pytest.param(c, b, marks=[] if (c, b) in QUICK else pytest.mark.slow)
+        for c in STEP_CREDITS
+        for b in STEP_BASELINES
+        if (c, b) != ("min_to_go", "same_index")
+    ],
 )
 def test_the_loss_gets_the_advantages_of_the_definition(credit, baseline, settings, prompts, tokenizer):
     settings = {**settings, "step_credit": credit, "step_baseline": baseline, "max_steps": 1}
