@@ -99,7 +99,8 @@ class RunLog:
         if self._content is None or not entries:
             return
         now = self._clock()
-        lines = [to_json({**entry, "time": now}) + "\n" for entry in entries]
+        # Step, time, mode and group come first: the report reads large files by the heads of their lines.
+        lines = [to_json({"step": entry["step"], "time": now, **entry}) + "\n" for entry in entries]
         self._guard(lambda: _append(self.folder / name, "".join(lines)))
 
     def _write_run(self) -> None:

@@ -67,6 +67,7 @@ def _run(
         "status": run.status,
         "last_step": max((entry.step for entry in run.logged), default=0),
         "facts": run.facts,
+        "formula": run.formula,
         "objective": run.objective,
         "right": run.right,
         "notes": run.notes,

@@ -152,6 +152,7 @@ class Run:
         kind (`str`): `"trl-drgrpo"` (it has a run log) or `"trl"`.
         status (`str`): How it ended, in words.
         facts (`dict[str, str]`): Model, dataset, device, versions, ...
+        formula (`list[str]`): The objective in lines of plain text; empty where nobody wrote it down.
         objective, settings (`dict`): Of the run; empty where nobody wrote them down.
         right (`dict` or `None`): What counts as right: `{"reward": name, "threshold": x}`.
         logged (`list[Logged]`): In the order of the steps.
@@ -166,6 +167,7 @@ class Run:
     kind: str
     status: str = ""
     facts: dict[str, str] = field(default_factory=dict)
+    formula: list[str] = field(default_factory=list)
     objective: dict[str, Any] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
     right: dict[str, Any] | None = None
