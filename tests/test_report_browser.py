@@ -182,7 +182,7 @@ def test_the_group_view_shows_the_recorded_numbers(opened):
         assert float(reward) == pytest.approx(row["reward"], rel=1e-2)
         assert float(advantage.replace("−", "-")) == pytest.approx(row["advantage"], rel=1e-2)
         assert float(zscore.replace("−", "-")) == pytest.approx(row["zscore"], rel=1e-2)
-    assert f"baseline {group['baseline']:.3g}" in texts(script, ".group thead")[0]
+    assert f"group mean {group['baseline']:.3g}" in texts(script, ".group thead")[0]
     script("document.querySelectorAll('.group tbody tr')[5].click()")
     assert texts(script, "#completion-title")[0].startswith("Completion 6 of 8")
 

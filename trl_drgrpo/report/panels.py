@@ -104,7 +104,7 @@ PANELS = (
         "Loss",
         "",
         "loss",
-        hint="No sign of progress: on policy Dr. GRPO's is −Σ A / (B·L) over the tokens, and GRPO's is 0.",
+        hint="On policy Dr. GRPO's is −Σ A / (B·L) over the tokens, GRPO's 0: no sign of progress.",
     ),
     _one("Learning rate", "", "learning_rate"),
 )
