@@ -83,11 +83,6 @@ class RunLog:
         """Append a warning: `cause` is its name, `message` what was logged."""
         self._append(WARNINGS, [{"step": step, "cause": cause, "message": message}])
 
-    @property
-    def is_on(self) -> bool:
-        """Whether it has started, and could be written so far."""
-        return self._content is not None
-
     def _earlier_starts(self) -> list[Any]:
         try:
             starts = json.loads((self.folder / RUN).read_text(encoding="utf-8"))["starts"]

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-STD_EPSILON = 1e-4  # what TRL adds to the group's std before it divides
+from trl_drgrpo.diagnostics.statistics import STD_FLOOR
 
 
 @dataclass
@@ -230,5 +230,5 @@ def finish_group(group: Group) -> Group:
         group.std = std if group.std is None else group.std
         for row in group.rows:
             if row.reward is not None:
-                row.zscore = (row.reward - mean) / (std + STD_EPSILON) if len(set(rewards)) > 1 else 0.0
+                row.zscore = (row.reward - mean) / (std + STD_FLOOR) if len(set(rewards)) > 1 else 0.0
     return group
