@@ -41,6 +41,10 @@ def about(**changes):
         "model": "Qwen/Qwen2.5-Math-1.5B",
         "adapter": None,
         "dataset": "list-sum",
+        "formula": [
+            "loss = 1 / (B * L) * sum over rows i and tokens t of l_it      L = 512 tokens",
+            "A_i  = r_i - <b>",
+        ],
         "objective": {
             "loss_normalizer": 512,
             "advantage_baseline": "group_mean",

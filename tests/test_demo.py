@@ -282,7 +282,12 @@ class TestRun:
 
         with open(tmp_path / "log", "w", encoding="utf-8") as log:
             console = Console(file=log, width=200)
+            earlier = tmp_path / "out" / "grpo" / "completions" / "completions_00099.parquet"
+            earlier.parent.mkdir(parents=True)
+            earlier.write_bytes(b"of a longer demo")
+            (tmp_path / "out" / "results.json").write_text('{"made_by": "trl-drgrpo demo"}')
             result = run_demo(tmp_path / "out", steps=2, eval_size=8, console=console, compare=True)
+        assert not earlier.exists()
         assert result.report.stat().st_size > 50_000
         assert result.comparison.stat().st_size > result.report.stat().st_size
         runs = json.loads(

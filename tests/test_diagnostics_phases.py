@@ -54,6 +54,10 @@ def test_an_evaluation_is_not_counted(clock, time):
         time.now += 5
     clock.step_ends(0)
     assert clock.read() == {}
+    clock.step_begins()
+    time.now += 2
+    clock.step_ends(0)
+    assert clock.read()["time/generate_s"] == 0  # nor in the step behind it
 
 
 def test_a_reward_that_raises_ends_its_phase(clock, time):

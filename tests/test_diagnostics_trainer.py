@@ -22,6 +22,7 @@ from trl_drgrpo.diagnostics.snapshot import BatchSnapshot
 from trl_drgrpo.diagnostics.statistics import BUCKETS
 from trl_drgrpo.diagnostics.trainer import STATE_FILE
 from trl_drgrpo.errors import InputError, RewardError
+from trl_drgrpo.report.reading import read_run
 from trl_drgrpo.upstream import ScoredBatch
 
 HAIR_TRIGGER = {"truncation": {"share": 0.0, "steps": 1}}
@@ -53,6 +54,7 @@ def test_the_run_log_of_a_run(settings, prompts, tokenizer):
     assert facts["ended"]["how"] == "finished"
     assert [(start["step"], start["device"], start["processes"]) for start in facts["starts"]] == [(0, "cpu", 1)]
     assert facts["objective"]["loss_normalizer"] == 12
+    assert "A_i  = r_i - mean of its group's 4 rewards" in facts["formula"]
     assert facts["right"] == {"reward": "parity_reward", "threshold": 1.0}
     assert facts["rewards"] == {"names": ["parity_reward"], "weights": [1.0]}
     assert (facts["max_steps"], facts["step_rewards"], facts["adapter"]) == (3, None, None)
@@ -156,7 +158,14 @@ def test_evaluations(settings, prompts, tokenizer):
     assert "eval_completions/unique_frac" in evaluation["logs"]
     assert not [name for name in evaluation["logs"] if "mass" in name or "zero_signal" in name or "time/" in name]
     groups = [group for group in read(settings, "completions.jsonl") if group["mode"] == "eval"]
-    assert [group["step"] for group in groups] == [2, 2]
+    assert [(group["step"], group["group"]) for group in groups] == [(2, 0), (2, 1)]  # of two batches
+
+
+def test_groups_of_a_step_that_generates_twice_have_different_numbers(settings, prompts, tokenizer):
+    run(settings, prompts, tokenizer, steps_per_generation=1, max_steps=2)
+    groups = [(group["step"], group["group"]) for group in read(settings, "completions.jsonl")]
+    assert groups == [(1, 0), (1, 1), (2, 0), (2, 1)]
+    assert read_run(settings["output_dir"]).completions.groups == 4
 
 
 def test_a_run_that_fails_says_how(settings, prompts, tokenizer):

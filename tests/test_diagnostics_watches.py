@@ -63,6 +63,17 @@ def test_dead_groups_say_which(right, wrong, words):
     assert words in told.text
 
 
+def test_dead_groups_of_equal_texts_are_not_called_too_hard():
+    told = Told().feed(
+        drgrpo__zero_signal_frac=[0.9] * 20,
+        drgrpo__all_wrong_frac=[0.9] * 20,
+        completions__unique_frac=[1.1 / G] * 20,
+    )
+    assert told.causes == ["sampling_collapse", "dead_groups"]
+    assert "Raise temperature" in told.warnings[1][2]
+    assert "too hard" not in told.text
+
+
 def test_dead_groups_without_knowing_what_is_right():
     assert "equal" in Told().feed(drgrpo__zero_signal_frac=[0.9] * 20).text
     assert Told().feed(drgrpo__zero_signal_frac=[0.7] * 100).causes == []  # usual
@@ -146,11 +157,18 @@ def test_hacking_says_whether_steps_grew(steps, words):
 
 
 def test_nothing_moves():
-    frozen = Told().feed(grad_norm=[0.0] * 10, drgrpo__zero_signal_frac=[0.5] * 10)
-    assert frozen.causes == ["nothing_moves"]
-    dead = Told().feed(grad_norm=[0.0] * 10, drgrpo__zero_signal_frac=[0.5] * 9 + [1.0])
+    rate, signal = {"learning_rate": [1e-5] * 10}, {"drgrpo__zero_signal_frac": [0.5] * 10}
+    assert Told().feed(grad_norm=[0.0] * 10, **signal, **rate).causes == ["nothing_moves"]
+    dead = Told().feed(grad_norm=[0.0] * 10, drgrpo__zero_signal_frac=[0.5] * 9 + [1.0], **rate)
     assert dead.causes == []  # no gradient is due without a signal
-    assert Told().feed(grad_norm=[0.0] * 9 + [0.1], drgrpo__zero_signal_frac=[0.5] * 10).causes == []
+    assert Told().feed(grad_norm=[0.0] * 9 + [0.1], **signal, **rate).causes == []
+
+
+def test_a_learning_rate_of_zero():
+    series = {"grad_norm": [0.1] * 10, "drgrpo__zero_signal_frac": [0.5] * 10}
+    assert "learning_rate was 0" in Told().feed(learning_rate=[0.0] * 10, **series).text
+    assert Told().feed(learning_rate=[0.0] * 9 + [1e-6], **series).causes == []  # a warm-up
+    assert Told().feed(**series).causes == []  # not logged
 
 
 def test_a_learning_rate_that_is_rounded_away():

@@ -182,7 +182,7 @@ def test_the_group_view_shows_the_recorded_numbers(opened):
         assert float(reward) == pytest.approx(row["reward"], rel=1e-2)
         assert float(advantage.replace("−", "-")) == pytest.approx(row["advantage"], rel=1e-2)
         assert float(zscore.replace("−", "-")) == pytest.approx(row["zscore"], rel=1e-2)
-    assert f"baseline {group['baseline']:.3g}" in texts(script, ".group thead")[0]
+    assert f"group mean {group['baseline']:.3g}" in texts(script, ".group thead")[0]
     script("document.querySelectorAll('.group tbody tr')[5].click()")
     assert texts(script, "#completion-title")[0].startswith("Completion 6 of 8")
 
@@ -212,6 +212,15 @@ def test_curves_are_drawn_smoothed_and_compared(opened):
     assert smooth == pytest.approx(raw)
     pixels = "charts[0].chart.ctx.getImageData(0, 0, 300, 190).data"
     assert script(f"return new Set({pixels}).size") > 10  # something is drawn
+
+
+def test_gradient_mass_of_groups_that_are_all_wrong_is_shown_where_there_is_any(opened):
+    script = opened("one")
+    names = "return [...massBars(%s).querySelectorAll('text:not(.ink)')].map((text) => text.textContent)"
+    mass = {"0": 0.75, "0-25": 0.25, "25-50": 0, "50-75": 0, "75-100": 0, "100": 0}
+    middle = ["0–25%", "25–50%", "50–75%", "75–100%"]
+    assert script(names % json.dumps({"mass_frac": mass})) == ["none right", *middle]
+    assert script(names % json.dumps({"mass_frac": {**mass, "0": 0}})) == middle
 
 
 def test_difficulty_and_differences(opened):

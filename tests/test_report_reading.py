@@ -4,6 +4,7 @@ import json
 import math
 import os
 import random
+from datetime import UTC, datetime
 from itertools import pairwise
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from report_runs import START, about, group_line, write_lines, write_run_log
 
+from trl_drgrpo.diagnostics.run_log import RunLog
 from trl_drgrpo.errors import InputError
 from trl_drgrpo.report.json_lines import JsonLines
 from trl_drgrpo.report.reading import read_run, read_runs
@@ -111,7 +113,33 @@ def test_what_a_resumed_run_did_again_is_left_out(tmp_path):
     assert sorted(group.step for group in groups.values()) == [2, 4, 6, 8]
     assert next(g.prompt for g in groups.values() if g.step == 8) == again[0]["prompt"]
     assert run.resumed_at == [6]
-    assert any("4 logged entries were lost in a crash" in note for note in run.notes)
+    assert any("4 logged entries were done again after a crash" in note for note in run.notes)
+
+
+def test_a_run_started_anew_in_the_folder_of_another_is_alone(tmp_path):
+    folder = write_run_log(tmp_path / "run", steps=10, every=2)
+    log = folder / "_drgrpo"
+    starts = [{"time": START - 50, "step": 0}, {"time": START + 60, "step": 2}, {"time": START + 1000, "step": 0}]
+    (log / "run.json").write_text(json.dumps(about(starts=starts)))
+    with (log / "metrics.jsonl").open("a") as file:
+        for step, mode in ((0, "eval"), (1, "train")):
+            file.write(json.dumps({"step": step, "time": START + 1001, "mode": mode, "logs": {"reward": 0.5}}) + "\n")
+    run = read_run(folder)
+    assert [(entry.step, entry.mode) for entry in run.logged] == [(0, "eval"), (1, "train")]
+    assert run.completions is None
+    assert run.resumed_at == []
+    assert run.facts["started"] == f"{datetime.fromtimestamp(START + 1000, UTC):%Y-%m-%d %H:%M} UTC"
+
+
+def test_what_the_run_log_writes_is_indexed_without_being_parsed(tmp_path, monkeypatch):
+    log = RunLog(tmp_path)
+    log.start(0, {}, {})
+    groups = [
+        {"step": 3, "mode": "train", "group": number, "prompt": "?", "rows": [], "columns": {}} for number in (0, 2)
+    ]
+    log.completions(groups)
+    monkeypatch.setattr(JsonLines, "parse", lambda self, line: pytest.fail("parsed"))
+    assert RecordedCompletions(log.folder / "completions.jsonl", Starts([])).groups == 2
 
 
 @given(st.lists(st.tuples(st.floats(0, 100), st.integers(0, 50)), min_size=1, max_size=4), st.integers(0, 60))

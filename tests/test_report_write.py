@@ -16,7 +16,7 @@ from trl_drgrpo.report.contents import report_contents
 from trl_drgrpo.report.curves import curves_of
 from trl_drgrpo.report.figure import smoothed
 from trl_drgrpo.report.markdown import markdown_page
-from trl_drgrpo.report.panels import PANELS
+from trl_drgrpo.report.panels import PANELS, panels_for
 from trl_drgrpo.report.reading import read_runs
 from trl_drgrpo.report.records import Logged
 from trl_drgrpo.report.visible_text import visible
@@ -57,6 +57,19 @@ def test_several_runs_go_into_the_current_folder(runs, tmp_path, monkeypatch, ca
     assert capsys.readouterr().out == "report.html\n"
     data = data_of((tmp_path / "report.html").read_text(encoding="utf-8"))
     assert [len(run["groups"]) for run in data["runs"]] == [2, 2]
+
+
+def test_the_page_states_the_objective_that_was_recorded(runs, tmp_path):
+    page = write_report(runs[0], tmp_path / "x.html").read_text()
+    assert '<div class="formula"><p>loss = 1 / (B * L)' in page
+    assert "A_i  = r_i - &lt;b&gt;" in page
+
+
+def test_entropies_over_different_rows_are_different_lines():
+    assert [line.label for line in panels_for({"entropy", "entropy/with_signal"})[0].lines] == [
+        "all rows",
+        "rows with a signal",
+    ]
 
 
 def test_differences_of_settings_and_numbers(runs):

@@ -4,6 +4,7 @@ Model, data, seed, steps and settings are those of the demo; only trainer and ob
 mean over each answer's own tokens) and advantages divided by the group's standard deviation.
 """
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ def train_with_grpo(settings: dict[str, Any], train_dataset: Any, console: Conso
     Returns:
         `Path`: The folder, `settings["output_dir"]`.
     """
+    shutil.rmtree(Path(settings["output_dir"]) / "completions", ignore_errors=True)  # an earlier, longer demo's
     args = GRPOConfig(**{**settings, **_OBJECTIVE, **_FOR_THE_REPORT})
     tokenizer = AutoTokenizer.from_pretrained(MODEL_DIR)
     rewards: Any = list_sum_reward

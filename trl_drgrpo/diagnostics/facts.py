@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from trl_drgrpo.publishing.objective import objective_of
+
 _OBJECTIVE = (
     "advantage_baseline",
     "beta",
@@ -95,6 +97,7 @@ def run_facts(trainer: Any) -> dict[str, Any]:
         "model": str(getattr(trainer.model.config, "_name_or_path", "")) or type(trainer.model).__name__,
         "adapter": _adapter(trainer.accelerator.unwrap_model(trainer.model)),
         "dataset": trainer.dataset_name or _dataset_name(trainer.train_dataset),
+        "formula": objective_of(trainer).formula,
         "objective": objective,
         "settings": _fields(args, _SETTINGS),
         "rewards": {"names": list(trainer.reward_func_names), "weights": trainer.reward_weights.tolist()},

@@ -99,7 +99,9 @@ def row_record(row: RecordedRow, aligner: Aligner) -> dict[str, Any]:
     }
 
 
-def group_records(rows: Sequence[dict[str, Any]], num_generations: int, step: int, mode: str) -> list[dict[str, Any]]:
+def group_records(
+    rows: Sequence[dict[str, Any]], num_generations: int, step: int, mode: str, first_group: int = 0
+) -> list[dict[str, Any]]:
     """The lines of `completions.jsonl`.
 
     Args:
@@ -107,13 +109,14 @@ def group_records(rows: Sequence[dict[str, Any]], num_generations: int, step: in
         num_generations (`int`): G.
         step (`int`): The optimizer step that is first trained on them; in an evaluation the steps done.
         mode (`str`): `"train"` or `"eval"`.
+        first_group (`int`, *optional*): Groups of this step, or evaluation, in the batches before this one.
 
     Returns:
         `list[dict]`: One per group. `baseline` and `std` (n - 1) are over the group's scorable rewards.
     """
     ordered = sorted(rows, key=lambda row: row["index"])
     groups = groupby(ordered, key=lambda row: row["index"] // num_generations)
-    return [_group_record(number, list(members), step, mode) for number, members in groups]
+    return [_group_record(first_group + number, list(members), step, mode) for number, members in groups]
 
 
 def _group_record(number: int, members: list[dict[str, Any]], step: int, mode: str) -> dict[str, Any]:

@@ -83,11 +83,6 @@ class RunLog:
         """Append a warning: `cause` is its name, `message` what was logged."""
         self._append(WARNINGS, [{"step": step, "cause": cause, "message": message}])
 
-    @property
-    def is_on(self) -> bool:
-        """Whether it has started, and could be written so far."""
-        return self._content is not None
-
     def _earlier_starts(self) -> list[Any]:
         try:
             starts = json.loads((self.folder / RUN).read_text(encoding="utf-8"))["starts"]
@@ -99,7 +94,8 @@ class RunLog:
         if self._content is None or not entries:
             return
         now = self._clock()
-        lines = [to_json({**entry, "time": now}) + "\n" for entry in entries]
+        # Step, time, mode and group come first: the report reads large files by the heads of their lines.
+        lines = [to_json({"step": entry["step"], "time": now, **entry}) + "\n" for entry in entries]
         self._guard(lambda: _append(self.folder / name, "".join(lines)))
 
     def _write_run(self) -> None:

@@ -159,7 +159,7 @@ def difficulty_statistics(rows: BatchRows, trains: bool = True) -> dict[str, flo
     if rows.num_generations < 2:
         return result
     rates = [(group, _pass_rate(rows, group)) for group in rows.groups]
-    buckets = [(group, _bucket(rate)) for group, rate in rates if rate is not None]
+    buckets = [(group, bucket_index(rate)) for group, rate in rates if rate is not None]
     shares = {"groups_frac": [1.0] * len(buckets)}
     if trains:
         shares["mass_frac"] = [math.fsum(rows.masses[i] for i in group) for group, _ in buckets]
@@ -178,8 +178,8 @@ def _pass_rate(rows: BatchRows, group: range) -> float | None:
     return _mean([r is True for r in right]) if right else None
 
 
-def _bucket(rate: float) -> int:
-    """Index into `BUCKETS`."""
+def bucket_index(rate: float) -> int:
+    """Index into `BUCKETS` of a group's pass rate, 0 to 1."""
     if rate <= 0 or rate >= 1:
         return 0 if rate <= 0 else len(BUCKETS) - 1
     return math.ceil(4 * rate)

@@ -57,6 +57,7 @@ class DiagnosedTrainer(CreditTrainer):
         """
         self.phases = PhaseClock()
         self._new_tokens = 0  # generated since the last optimizer step ended
+        self._counted = ("", 0, 0)  # mode, step, and the groups seen in it
         if self.reward_func_names != [reward_name(process_only)]:  # whose 0 says nothing
             self.right_rule = RightRule(self.reward_func_names, self.args.right_reward, self.args.right_threshold)
         if self.args.run_log and self.accelerator.is_main_process:
@@ -108,7 +109,8 @@ class DiagnosedTrainer(CreditTrainer):
         super().on_credit(batch)
         trains = self.model.training
         wanted = self.args.record_groups if self.args.run_log and self.state.max_steps else 0
-        recorded = recorded_groups(len(batch.rewards) // batch.num_generations, wanted)
+        groups = len(batch.rewards) // batch.num_generations
+        recorded = recorded_groups(groups, wanted)
         seen = BatchSnapshot(batch, self._own_rows().start, self.stop_token_ids, set(recorded))
         right = self.right_rule.judge(seen.per_func[self.right_rule.index]) if self.right_rule else None
         records = [row_record(row, self._aligner) for row in seen.recorded_rows(self.reward_func_names, right)]
@@ -127,10 +129,17 @@ class DiagnosedTrainer(CreditTrainer):
         self.log_batch({name: [value] for name, value in batch_statistics(rows, trains).items()}, {})
         if trains:
             self._new_tokens += sum(rows.lengths)
+        mode, step = ("train", self.state.global_step + 1) if trains else ("eval", self.state.global_step)
+        first_group = self._groups_before(mode, step, groups)
         if self.run_log is not None and recorded:
-            mode, step = ("train", self.state.global_step + 1) if trains else ("eval", self.state.global_step)
             gathered = [record for _, each in everyone for record in each]
-            self.run_log.completions(group_records(gathered, batch.num_generations, step, mode))
+            self.run_log.completions(group_records(gathered, batch.num_generations, step, mode, first_group))
+
+    def _groups_before(self, mode: str, step: int, groups: int) -> int:
+        """Groups in earlier batches of the step: one that accumulates, and an evaluation, may generate several."""
+        before = self._counted[2] if self._counted[:2] == (mode, step) else 0
+        self._counted = (mode, step, before + groups)
+        return before
 
     # Run log and warnings
 

@@ -68,19 +68,26 @@ def _number(value: Any) -> float:
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else 0.0
 
 
+def _further_distinct(unique_frac: float, size: int) -> float:
+    """One completion per group is distinct anyway; of the others none (0) to all (1)."""
+    return (unique_frac * size - 1) / (size - 1)
+
+
 class DeadGroups(Watch):
     """Most groups have no signal."""
 
     cause = "dead_groups"
     defaults: ClassVar = {"share": 0.8, "steps": 20}
     metrics = ("drgrpo/zero_signal_frac",)
-    also_read = ("drgrpo/all_right_frac", "drgrpo/all_wrong_frac")
+    also_read = ("drgrpo/all_right_frac", "drgrpo/all_wrong_frac", "completions/unique_frac")
 
     def judge(self, series: list[tuple[float, ...]]) -> str | None:
-        dead, right, wrong = map(statistics.fmean, series)
+        dead, right, wrong, unique = map(statistics.fmean, series)
         if dead < self.thresholds["share"]:
             return None
         seen = f"{dead:.0%} of the groups had no signal over the last {len(self.history)} logged steps"
+        if unique and _further_distinct(unique, self.num_generations) <= SamplingCollapse.defaults["distinct"]:
+            return f"{seen}: nearly all completions of a group are the same text. Raise temperature, top_p and top_k."
         if right > dead / 2:
             return f"{seen}, most of them all right: the prompts are too easy. Take harder ones, or stop here."
         if wrong > dead / 2:
@@ -103,9 +110,7 @@ class SamplingCollapse(Watch):
     metrics = ("completions/unique_frac",)
 
     def judge(self, series: list[tuple[float, ...]]) -> str | None:
-        # One completion per group is distinct anyway; of the others none (0) to all (1).
-        size = self.num_generations
-        distinct = (statistics.fmean(series[0]) * size - 1) / (size - 1)
+        distinct = _further_distinct(statistics.fmean(series[0]), self.num_generations)
         if distinct > self.thresholds["distinct"]:
             return None
         return (
@@ -243,11 +248,11 @@ def looks_hacked(process: Sequence[float], outcome: Sequence[float], deviations:
 
 
 class GradientStands(Watch):
-    """There is signal, and the gradient is 0 all the same."""
+    """There is signal, and the gradient, or the learning rate, is 0 all the same."""
 
     cause = "nothing_moves"
     defaults: ClassVar = {"share": 0.01, "steps": 10}
-    metrics = ("grad_norm", "drgrpo/zero_signal_frac")
+    metrics = ("grad_norm", "drgrpo/zero_signal_frac", "learning_rate")
 
     def observe(self, logs: Logs) -> str | None:
         share = logs.get("drgrpo/moved_frac")
@@ -260,13 +265,18 @@ class GradientStands(Watch):
         return super().observe(logs)
 
     def judge(self, series: list[tuple[float, ...]]) -> str | None:
-        norms, dead = series
+        norms, dead, rates = series
+        if max(rates) <= 0:
+            return (
+                f"learning_rate was 0 over the last {len(rates)} logged steps: nothing is trained. Set it, or stop "
+                "here if that is the end of its schedule."
+            )
         if max(norms) > 0 or max(dead) >= 1:
             return None
         return (
             f"The gradient was 0 over the last {len(norms)} logged steps although groups had a signal: nothing is "
             "trained. Look for frozen weights (an adapter that is not active, requires_grad), for completions that "
-            "are all masked, and for learning_rate."
+            "are all masked."
         )
 
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from trl_drgrpo import __version__
+from trl_drgrpo.diagnostics.statistics import BUCKETS
 from trl_drgrpo.report.curves import Curve, curves_of, ends_of, mean, rounded
-from trl_drgrpo.report.derived import BUCKETS
 from trl_drgrpo.report.panels import Panel, difficulty_metric, other_metrics, panels_for
 from trl_drgrpo.report.records import Run, number
 from trl_drgrpo.report.sampling import sample_groups
@@ -67,6 +67,7 @@ def _run(
         "status": run.status,
         "last_step": max((entry.step for entry in run.logged), default=0),
         "facts": run.facts,
+        "formula": run.formula,
         "objective": run.objective,
         "right": run.right,
         "notes": run.notes,

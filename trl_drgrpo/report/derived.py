@@ -8,9 +8,8 @@ import statistics
 from collections import defaultdict
 from collections.abc import Sequence
 
+from trl_drgrpo.diagnostics.statistics import BUCKETS, bucket_index
 from trl_drgrpo.report.records import Completions, Group, Row
-
-BUCKETS = ("0", "0-25", "25-50", "50-75", "75-100", "100")  # percent of a group that is right, (a, b]
 
 
 def derived_metrics(completions: Completions) -> tuple[dict[int, dict[str, float | None]], list[str]]:
@@ -86,9 +85,7 @@ def bucket_of(rate: float) -> str:
 
     ```
     """
-    if rate in (0.0, 1.0):
-        return "0" if rate == 0 else "100"
-    return BUCKETS[1 + sum(rate > edge for edge in (0.25, 0.5, 0.75))]
+    return BUCKETS[bucket_index(rate)]
 
 
 def _masses(rates: Sequence[tuple[float, Group]]) -> dict[str, float | None]:

@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from trl_drgrpo.report.derived import BUCKETS
+from trl_drgrpo.diagnostics.statistics import BUCKETS
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,11 @@ PANELS = (
         hint="Groups in which every reward is equal: they teach nothing.",
         share=True,
     ),
-    _one("Entropy", "nats per token", "entropy", "entropy/with_signal"),
+    Panel(
+        "Entropy",
+        "nats per token",
+        (Line("all rows", ("entropy",)), Line("rows with a signal", ("entropy/with_signal",))),
+    ),
     _one("KL to the reference", "nats per token", "kl"),
     _one("Gradient norm", "before clipping", "grad_norm"),
     _one("Truncated", "share of completions", "completions/truncated_frac", "completions/clipped_ratio", share=True),
@@ -96,7 +100,12 @@ PANELS = (
     _one("Different completions", "share of a group", "completions/unique_frac", share=True),
     _one("Process reward", "mean over steps", "process/reward_mean"),
     _one("Steps per completion", "steps", "process/steps_mean"),
-    _one("Loss", "", "loss", hint="Close to zero by construction, and no sign of progress."),
+    _one(
+        "Loss",
+        "",
+        "loss",
+        hint="On policy Dr. GRPO's is −Σ A / (B·L) over the tokens, GRPO's 0: no sign of progress.",
+    ),
     _one("Learning rate", "", "learning_rate"),
 )
 

@@ -103,7 +103,8 @@ def read_run_log(log: Path) -> Run:
         name=output_dir.name,
         path=str(log.parent),
         kind="trl-drgrpo",
-        facts=_facts(about, entries),
+        facts=_facts(about, entries, starts.began),
+        formula=[text(line) for line in about.get("formula") or [] if isinstance(line, str)],
         objective=dict(mapping(about.get("objective"))),
         settings=dict(mapping(about.get("settings"))),
         right=dict(mapping(about.get("right"))) or None,
@@ -141,7 +142,7 @@ def _about(path: Path, notes: list[str]) -> dict[str, Any]:
     return about
 
 
-def _facts(about: dict[str, Any], starts: list[Any]) -> dict[str, str]:
+def _facts(about: dict[str, Any], starts: list[Any], began: float | None) -> dict[str, str]:
     """What the head of the report says of the run, in its order."""
     latest = starts[-1] if starts else {}
     weights = mapping(about.get("rewards")).get("weights")
@@ -156,7 +157,7 @@ def _facts(about: dict[str, Any], starts: list[Any]) -> dict[str, str]:
         "max_steps": about.get("max_steps"),
         "device": latest.get("device"),
         "processes": latest.get("processes"),
-        "started": _moment(number(starts[0].get("time"))) if starts else None,
+        "started": _moment(began),
         "versions": ", ".join(f"{name} {version}" for name, version in mapping(latest.get("versions")).items()),
     }
     return {name: text(value) for name, value in facts.items() if value not in (None, "", {}, [])}
@@ -213,7 +214,7 @@ def _logged(lines: JsonLines, starts: Starts, notes: list[str]) -> list[Logged]:
             logged.append(Logged(step, text(line.get("mode", "train")), metrics, time))
     _note_unreadable(lines.unreadable, lines.path.name, notes)
     if superseded:
-        notes.append(f"{superseded} logged entries were lost in a crash and done again after it: left out.")
+        notes.append(f"{superseded} logged entries were done again after a crash, or are an earlier run's: left out.")
     return sorted(logged, key=lambda entry: entry.step)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-STD_EPSILON = 1e-4  # what TRL adds to the group's std before it divides
+from trl_drgrpo.diagnostics.statistics import STD_FLOOR
 
 
 @dataclass
@@ -152,6 +152,7 @@ class Run:
         kind (`str`): `"trl-drgrpo"` (it has a run log) or `"trl"`.
         status (`str`): How it ended, in words.
         facts (`dict[str, str]`): Model, dataset, device, versions, ...
+        formula (`list[str]`): The objective in lines of plain text; empty where nobody wrote it down.
         objective, settings (`dict`): Of the run; empty where nobody wrote them down.
         right (`dict` or `None`): What counts as right: `{"reward": name, "threshold": x}`.
         logged (`list[Logged]`): In the order of the steps.
@@ -166,6 +167,7 @@ class Run:
     kind: str
     status: str = ""
     facts: dict[str, str] = field(default_factory=dict)
+    formula: list[str] = field(default_factory=list)
     objective: dict[str, Any] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
     right: dict[str, Any] | None = None
@@ -228,5 +230,5 @@ def finish_group(group: Group) -> Group:
         group.std = std if group.std is None else group.std
         for row in group.rows:
             if row.reward is not None:
-                row.zscore = (row.reward - mean) / (std + STD_EPSILON) if len(set(rewards)) > 1 else 0.0
+                row.zscore = (row.reward - mean) / (std + STD_FLOOR) if len(set(rewards)) > 1 else 0.0
     return group

@@ -34,7 +34,7 @@ function drawList() {
     const { run, r, group, row, i } = shownEntries[at];
     const item = el("div", { class: "item", role: "option", id: "item-" + at, "aria-selected": String(at === selected), "aria-posinset": at + 1, "aria-setsize": shownEntries.length, onclick: () => select(at) },
       el("div", { class: "top" }, MANY ? el("span", { class: "dot r" + (r % 6), title: plain(run.name) }) : null,
-        `step ${group.step} · ${group.index}.${i + 1}`, verdict(row), el("b", {}, row.advantage === null ? "" : signed(row.advantage))),
+        `step ${group.step} · ${group.mode === "train" ? "" : plain(group.mode) + " "}${group.index}.${i + 1}`, verdict(row), el("b", {}, row.advantage === null ? "" : signed(row.advantage))),
       el("div", { class: "text" }, el("bdi", {}, plain(textOf(row).slice(0, 120)).replace(/\s+/g, " "))));
     item.style.top = at * ITEM + "px";
     items.push(item);

@@ -23,7 +23,9 @@ function heatMap(difficulty, most, read) {
 
 function massBars(mass) {
   const kinds = [["mass_frac", "bar-dr", "Dr. GRPO's weights"], ["mass_frac_grpo", "bar-grpo", "GRPO's weights"]].filter(([kind]) => mass[kind]);
-  const buckets = DATA.buckets.slice(1, -1), left = HEAT.left, room = HEAT.width - left - 60;
+  // Groups that are all right or all wrong have mass through step rewards, or through another reward.
+  const buckets = DATA.buckets.filter((bucket, i) => (i > 0 && i < DATA.buckets.length - 1) || kinds.some(([kind]) => mass[kind][bucket] > 0));
+  const left = HEAT.left, room = HEAT.width - left - 60;
   const most = Math.max(...kinds.flatMap(([kind]) => buckets.map((bucket) => mass[kind][bucket] || 0)), 0.01);
   const row = 18 * kinds.length + 10;
   const parts = buckets.flatMap((bucket, i) => [

@@ -1,4 +1,4 @@
-// The group view: rewards, baseline, advantages of one prompt's completions, and GRPO's z-scores beside them.
+// The group view: rewards, their mean, advantages of one prompt's completions, and GRPO's z-scores beside them.
 const BAR = { width: 200, height: 16 };
 
 function bars(low, high, value, look, extra) {
@@ -29,7 +29,7 @@ function groupView(group, current, choose) {
     el("td", { class: "bars" }, bars(-reach, reach, row.advantage, side(row.advantage))), el("td", { class: "n", "data-is": "advantage" }, row.advantage === null ? "–" : signed(row.advantage)),
     el("td", { class: "bars" }, bars(-reach, reach, row.zscore, side(row.zscore) + " b-z")), el("td", { class: "n", "data-is": "zscore" }, row.zscore === null ? "–" : signed(row.zscore)),
     el("td", { class: "n" }, lengthOf(row))));
-  const head = ["", "", `reward, baseline ${number(group.baseline)}`, "", "advantage", "", "GRPO's z-score", "", "length"];
+  const head = ["", "", `reward, group mean ${number(group.baseline)}`, "", "advantage", "", "GRPO's z-score", "", "length"];
   return el("div", { class: "group-box" }, el("table", { class: "group" },
     el("thead", {}, el("tr", {}, head.map((text) => el("th", { scope: "col" }, text)))), el("tbody", {}, rows)));
 }
