@@ -140,8 +140,8 @@ class Planner:
         }
 
     def _train(self, setup: Setup) -> Phase:
-        held = self._gradients if setup.accumulation > 1 else 0  # else they come to be in the backward
-        passing = {"gradients": held, ACTIVATIONS: self._phases.train(setup)}
+        activations, held = self._phases.train(setup, self._gradients)  # none held: they come to be in the backward
+        passing = {"gradients": held, ACTIVATIONS: activations}
         return Phase("train", _parts(self._always(setup), passing))
 
     def _all(self, setup: Setup) -> list[Phase]:
