@@ -43,18 +43,20 @@ class Phases:
         kinds_of_attention = set(getattr(config, "layer_types", None) or ())
         self.is_uniform = len(kinds) == 1 and len(kinds_of_attention) <= 1
 
-    def train(self, setup: Setup, gradients: int = 0) -> tuple[int, int]:
+    def train(self, setup: Setup, gradients: int = 0, roughly: bool = False) -> tuple[int, int]:
         """Forward, backward and, in a step's first micro-batch, the gradients that come to be.
 
         Args:
             setup ([`Setup`]): The run.
             gradients (`int`): Bytes of those that a later micro-batch finds.
+            roughly (`bool`): Only the micro-batch of most tokens, which is a lower bound.
 
         Returns:
             `tuple[int, int]`: Bytes of the micro-batch that needs most, and of the gradients it finds.
         """
         found = []
-        for shape in trained_shapes(self.config, setup):
+        shapes = trained_shapes(self.config, setup)
+        for shape in [max(shapes, key=lambda each: each.packs * each.width)] if roughly else shapes:
             run = partial(_train, shape=shape)
             found.append((self._continued("train", run, _decisive(setup), shape), gradients * shape.later))
         return max(found, key=sum)

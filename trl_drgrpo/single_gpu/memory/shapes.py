@@ -5,10 +5,13 @@ long they are. So the planner of the fast path itself is asked about windows of 
 all shorter; long ones beside short ones; short prompts; groups of which few rows are left. Its answers are the shapes a
 run is planned for, less those that another one exceeds in every way. Nothing is guessed about what it would do.
 
-In a single window a group that is left at all has two rows at least, since deviations from a mean add up to 0; where a
-generation serves several optimizer steps its rows are shuffled, and a window may hold one row of each group.
+A micro-batch may hold as many tokens as stock TRL's, padded to the longest prompt and completion of the generation. So
+a prompt and a completion at their limits are always among the rows, though perhaps among those without signal. A group
+with signal has two rows at least, since deviations from a mean add up to 0; but where a generation serves several
+optimizer steps its rows are shuffled, and a window may hold one row of each group.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -79,8 +82,8 @@ def trained_shapes(config: Any, setup: Setup) -> tuple[Shape, ...]:
     if not setup.exact:
         return (_stock(setup),)
     window = len(windows(setup.steps_per_generation, setup.accumulation)[0])
-    rows, alone = setup.batch * window, window == setup.steps_per_generation
-    return _shapes(_costs(config, setup), _key(setup), rows, window, 2 if alone else 1)
+    shuffled = window != setup.steps_per_generation
+    return _shapes(_costs(config, setup), _key(setup), setup.batch * window, window, 1 if shuffled else 2)
 
 
 def scored_shapes(config: Any, setup: Setup) -> tuple[Shape, ...]:
@@ -124,17 +127,22 @@ def _shapes(costs: Costs, setup: Setup, rows: int, slots: int | None, fewest: in
     return tuple(sorted(one for one in found if not any(other.exceeds(one) for other in found)))
 
 
-def _kinds_of_windows(setup: Setup, rows: int, fewest: int) -> list[list[Row]]:
+def _kinds_of_windows(setup: Setup, rows: int, fewest: int) -> Iterator[list[Row]]:
+    """Windows of so many rows, of whose groups at least `fewest` rows are run."""
     group, longest = min(setup.group, rows), setup.completion
-    rows = min(rows, max(ENOUGH_ROWS, 2 * setup.batch, group))
-    kinds = []
+    count = max(1, min(rows, max(ENOUGH_ROWS, 2 * setup.batch)) // group)
     for prompt in sorted({setup.prompt, -(-setup.prompt // 4)}):
-        for left in sorted({min(fewest, group), min(2, group), group}):
+        for left in sorted({min(fewest, group), max(min(2, group), min(fewest, group)), group}):
             lengths = [[max(1, longest // part)] * left for part in (1, 2, 4)]
             lengths.append([max(1, longest * (left - i) // left) for i in range(left)])
-            prompts = range(max(1, rows // (left if fewest == 1 else group)))
-            kinds += [[Row(number, prompt, length) for number in prompts for length in each] for each in lengths]
-    return kinds
+            for each in lengths:
+                # A row at both limits: one of these, one of their groups without signal, or in a group of its own.
+                is_there = fewest == 1 or prompt == setup.prompt and (max(each) == longest or left < group)
+                prompts = count * group // left if fewest == 1 else count if is_there else count - 1
+                window = [Row(number, prompt, length) for number in range(prompts) for length in each]
+                if prompts and not is_there:
+                    window += [Row("long", setup.prompt, longest, live=fewest == group)] * group
+                yield window
 
 
 def _shape(rows: list[Row], batch: MicroBatch, costs: Costs, later: bool) -> Shape:
