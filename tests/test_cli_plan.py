@@ -132,7 +132,7 @@ def test_a_7b_plan_takes_seconds_of_one_core(seven):
     subprocess.run(command, check=True, capture_output=True, env={**os.environ, "HF_HUB_OFFLINE": "1"})
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    assert used < 10  # 3.8 where it was written, 5.8 with other work on the same two cores
+    assert used < 10  # 3.8 to 5.9 where it was written, the more with other work on the same two cores
 
 
 def test_a_plan_imports_no_trainer(seven):

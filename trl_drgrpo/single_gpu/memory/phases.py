@@ -143,13 +143,14 @@ def _inputs(shape: Shape) -> dict[str, Any]:
         "mask": torch.empty(packs, 1, width, width, dtype=torch.bool, device="meta") if shape.masked else None,
         "scored": torch.empty(shape.scored, **long),
         "layout": torch.empty(shape.layout, **long),
+        "padded": torch.empty(6, shape.padded, **long),
     }
 
 
 def _input_bytes(inputs: dict[str, Any]) -> int:
-    """Positions, labels, mask and the like live as long as their forward; the layout holds ids a few times over."""
-    sizes = [each.nbytes for name, each in inputs.items() if each is not None and name != "layout"]
-    return sum(sizes) + 4 * inputs["ids"].nbytes
+    """Positions, labels, mask and the like live as long as their forward, as do ids and masks in TRL's
+    layout: as parts, joined, and once more as they came."""
+    return sum(each.nbytes for name, each in inputs.items() if each is not None and name != "layout")
 
 
 def _log_probs(skeleton: Skeleton, setup: Setup, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

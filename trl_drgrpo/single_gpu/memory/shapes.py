@@ -33,6 +33,7 @@ class Shape:
         packs (`int`), width (`int`): The ids are of shape `(packs, width)`.
         scored (`int`): Tokens that go through the head.
         layout (`int`): Rows times their longest completion, the shape of TRL's token losses.
+        padded (`int`): Rows times their longest prompt and completion, as TRL hands them over.
         masked (`bool`): Whether there is a mask of `(packs, 1, width, width)`.
         later (`bool`): Whether gradients of an earlier micro-batch of the step are there when it runs.
     """
@@ -41,17 +42,20 @@ class Shape:
     width: int
     scored: int
     layout: int
+    padded: int
     masked: bool
     later: bool = False
 
     def exceeds(self, other: "Shape") -> bool:
-        """Whether it needs at least what the other one needs, in every tensor."""
-        return self != other and all(a >= b for a, b in zip(self._sizes, other._sizes, strict=True))
+        """Whether it needs at least what the other one needs, in every tensor; of two that are alike, one does."""
+        if self._sizes == other._sizes:
+            return self > other
+        return all(a >= b for a, b in zip(self._sizes, other._sizes, strict=True))
 
     @property
     def _sizes(self) -> tuple[int, ...]:
         tokens = self.packs * self.width
-        return tokens, tokens * self.width * self.masked, self.scored, self.layout, self.later
+        return tokens, tokens * self.width * self.masked, self.scored, self.layout, self.padded, self.later
 
 
 def shares_prompts(config: Any, setup: Setup) -> bool:
@@ -103,7 +107,9 @@ def scored_shapes(config: Any, setup: Setup) -> tuple[Shape, ...]:
 
 def _stock(setup: Setup) -> Shape:
     scored = setup.batch * setup.completion
-    return Shape(setup.batch, setup.width, scored, scored, masked=True, later=setup.accumulation > 1)
+    return Shape(
+        setup.batch, setup.width, scored, scored, setup.batch * setup.width, masked=True, later=setup.accumulation > 1
+    )
 
 
 def _costs(config: Any, setup: Setup) -> Costs:
@@ -117,36 +123,41 @@ def _key(setup: Setup) -> Setup:
 
 @lru_cache(maxsize=256)
 def _shapes(costs: Costs, setup: Setup, rows: int, slots: int | None, fewest: int) -> tuple[Shape, ...]:
-    budget = Budget(setup.batch, setup.width)
     found: set[Shape] = set()
-    for window in _kinds_of_windows(setup, rows, fewest):
+    for window, widest in _kinds_of_windows(setup, rows, fewest):
         some = None if slots is None else min(slots, -(-len(window) // setup.batch))
         # They run in this order, behind slots that run nothing.
-        plan = plan_window(window, some, budget, costs)
+        plan = plan_window(window, some, Budget(setup.batch, widest), costs)
         found |= {_shape(window, batch, costs, later=i > 0) for i, batch in enumerate(plan)}
     return tuple(sorted(one for one in found if not any(other.exceeds(one) for other in found)))
 
 
-def _kinds_of_windows(setup: Setup, rows: int, fewest: int) -> Iterator[list[Row]]:
-    """Windows of so many rows, of whose groups at least `fewest` rows are run."""
+def _kinds_of_windows(setup: Setup, rows: int, fewest: int) -> Iterator[tuple[list[Row], int]]:
+    """Windows of so many rows, of whose groups at least `fewest` rows are run, and the widest row of the generation."""
     group, longest = min(setup.group, rows), setup.completion
     count = max(1, min(rows, max(ENOUGH_ROWS, 2 * setup.batch)) // group)
-    for prompt in sorted({setup.prompt, -(-setup.prompt // 4)}):
+    for prompt in sorted({-(-setup.prompt * part // 4) for part in (1, 2, 3, 4)}):
         for left in sorted({min(fewest, group), max(min(2, group), min(fewest, group)), group}):
             lengths = [[max(1, longest // part)] * left for part in (1, 2, 4)]
             lengths.append([max(1, longest * (left - i) // left) for i in range(left)])
             for each in lengths:
                 # A row at both limits: one of these, one of their groups without signal, or in a group of its own.
                 is_there = fewest == 1 or prompt == setup.prompt and (max(each) == longest or left < group)
-                prompts = count * group // left if fewest == 1 else count if is_there else count - 1
+                prompts = count * group // left if fewest == 1 else count if is_there or count == 1 else count - 1
                 window = [Row(number, prompt, length) for number in range(prompts) for length in each]
-                if prompts and not is_there:
-                    window += [Row("long", setup.prompt, longest, live=fewest == group)] * group
-                yield window
+                if is_there or count > 1:
+                    if not is_there:
+                        window += [Row("long", setup.prompt, longest, live=fewest == group)] * group
+                    yield window, setup.width
+                else:  # one prompt per generation: it is the longest
+                    yield window, prompt + (max(each) if left == group else longest)
 
 
 def _shape(rows: list[Row], batch: MicroBatch, costs: Costs, later: bool) -> Shape:
-    lengths = [rows[i].completion_length for pack in batch for i in pack]
+    run = [rows[i] for pack in batch for i in pack]
+    lengths = [row.completion_length for row in run]
     width = costs.width(max(pack_length(rows, pack) for pack in batch))
+    layout = len(run) * max(lengths)
+    padded = layout + len(run) * max(row.prompt_length for row in run)
     masked = any(len(pack) > 1 for pack in batch)
-    return Shape(len(batch), width, sum(lengths), len(lengths) * max(lengths), masked, later)
+    return Shape(len(batch), width, sum(lengths), layout, padded, masked, later)
