@@ -1,9 +1,9 @@
 """The plan against real runs: peak of the CPU allocator over two optimizer steps, measured <= planned <= 1.1 measured.
 
 Sizes are such that activations decide in some runs and weights, the head's tile or gradients in others. Every
-completion reaches its limit, as a plan must expect. With shared prompts, the default, it is the same where every prompt
-has its limit too and a step fits into one micro-batch; else some other mixture of lengths may need more than completions
-at their limit do, and the plan is held against the largest of several.
+completion reaches its limit, as a plan must expect. With shared prompts, the default, it is the same where a step
+fits into one micro-batch; else some other mixture of lengths may need more than rows at their limit do, and the plan
+is held against the largest of several.
 """
 
 import pytest

@@ -252,7 +252,7 @@ def test_the_watch_over_movement_is_counted():
 
 
 def test_completions_at_their_limit_behind_one_prompt():
-    # 2 prompts of 96 tokens, 4 completions each: packs of 95 + 4 * (1 + 12) tokens, both in the step's only micro-batch
+    # 2 prompts, 4 completions each: packs of 95 + 4 * (1 + 12) tokens, both in the only micro-batch
     setup = Setup(device="cpu", prompt=96, completion=12, batch=4, accumulation=2, steps_per_generation=2, group=4)
     assert trained_shapes(qwen(), setup) == (Shape(2, 147, 96, 96, 8 * 108, masked=True),)
     alone = replace(setup, share_prompts=False)

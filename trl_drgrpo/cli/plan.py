@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", metavar="MODEL", help="Folder with config.json, or Hub id. Default: the recipe's.")
     parser.add_argument("--memory", metavar="SIZE", help="Of one device, such as 24GB. A number alone is in GB.")
     preset = "As in `train`; full: all weights, also where the recipe names another."
-    parser.add_argument("--preset", choices=("full", *PRESETS), default=argparse.SUPPRESS, help=preset)
+    parser.add_argument("--preset", choices=("full", *PRESETS), dest="planned_preset", help=preset)
     length = f"Longest prompt of the data, in tokens (default: {DEFAULT_PROMPT})."
     parser.add_argument("--max_prompt_length", "--max-prompt-length", metavar="TOKENS", help=length)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="Whose kernels (default: cuda).")
@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(
             "--model", "none", "a model's folder or Hub id", "Give --model, or a --config that names one."
         )
-    preset = _preset(given, args.device)
+    preset = _preset(args.planned_preset or given.get("preset"), given, args.device)
     from trl_drgrpo.single_gpu.memory.setup import from_keys
 
     setup = from_keys({**preset, **given}, prompt, args.device)  # numbers are judged before anything heavy loads
@@ -110,9 +110,8 @@ def run(args: argparse.Namespace) -> int:
     return 0 if proposal.fits else 1
 
 
-def _preset(given: dict[str, Any], device: str) -> dict[str, Any]:
+def _preset(name: str | None, given: dict[str, Any], device: str) -> dict[str, Any]:
     """What the preset of flags or recipe adds, for the device that is planned for."""
-    name = given.get("preset")
     return {} if name in (None, "full") else preset_values(name, given, device)
 
 

@@ -2,8 +2,8 @@
 
 It sees what PyTorch dispatches: results, saved tensors, gradients, temporaries between ops; not what a kernel takes
 for itself while it runs. Storages are counted once, however many views share them, and leave with the last reference.
-On the meta device storages have a size but no memory, so a step of a 7B model can be counted on a laptop. There an op's
-result is a matter of its arguments' shapes, which PyTorch works out in Python; an op met again gets what it got before.
+On the meta device storages have a size but no memory, so a step of a 7B model can be counted on a laptop. What an op
+gives there is a matter of shapes, which PyTorch works out in Python: an op met again gets what it got before.
 """
 
 import weakref
@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-
 
 # Of ops whose result is new memory: shape, strides and type by op and arguments.
 _RESULTS: dict[Any, Any] = {}

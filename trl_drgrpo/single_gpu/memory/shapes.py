@@ -2,8 +2,8 @@
 
 Where micro-batches are planned (`micro_batching="exact"`), their shape depends on which rows carry signal and on how
 long they are. So the planner of the fast path itself is asked about windows of several kinds: every row at its limit;
-all shorter; long ones beside short ones; short prompts; groups of which few rows are left. Its answers are the shapes a
-run is planned for, less those that another one exceeds in every way. Nothing is guessed about what it would do.
+all shorter; long ones beside short ones; short prompts; groups of which few rows are left. Its answers are the shapes
+a run is planned for, less those that another one exceeds in every way. The kinds are samples, not a proof.
 
 A micro-batch may hold as many tokens as stock TRL's, padded to the longest prompt and completion of the generation. So
 a prompt and a completion at their limits are always among the rows, though perhaps among those without signal. A group
@@ -84,7 +84,7 @@ def trained_shapes(config: Any, setup: Setup) -> tuple[Shape, ...]:
         `tuple[Shape, ...]`: With `micro_batching="upstream"`, the one that TRL makes.
     """
     if not setup.exact:
-        return (_stock(setup),)
+        return (_stock(setup, masked=True, later=setup.accumulation > 1),)
     window = len(windows(setup.steps_per_generation, setup.accumulation)[0])
     shuffled = window != setup.steps_per_generation
     return _shapes(_costs(config, setup), _key(setup), setup.batch * window, window, 1 if shuffled else 2)
@@ -101,15 +101,14 @@ def scored_shapes(config: Any, setup: Setup) -> tuple[Shape, ...]:
         `tuple[Shape, ...]`.
     """
     if not setup.exact:
-        return (_stock(setup),)
+        return (_stock(setup, masked=True, later=setup.accumulation > 1),)
     return _shapes(_costs(config, setup), _key(setup), setup.generated_rows, None, setup.group)
 
 
-def _stock(setup: Setup) -> Shape:
+def _stock(setup: Setup, masked: bool, later: bool) -> Shape:
+    """TRL's own micro-batch: every row by itself, at its limit."""
     scored = setup.batch * setup.completion
-    return Shape(
-        setup.batch, setup.width, scored, scored, setup.batch * setup.width, masked=True, later=setup.accumulation > 1
-    )
+    return Shape(setup.batch, setup.width, scored, scored, setup.batch * setup.width, masked, later)
 
 
 def _costs(config: Any, setup: Setup) -> Costs:
@@ -124,6 +123,9 @@ def _key(setup: Setup) -> Setup:
 @lru_cache(maxsize=256)
 def _shapes(costs: Costs, setup: Setup, rows: int, slots: int | None, fewest: int) -> tuple[Shape, ...]:
     found: set[Shape] = set()
+    if slots == 1 and rows > setup.group:
+        # Packs of different widths may not fit into a single micro-batch: its rows stand alone then.
+        found.add(_stock(setup, masked=False, later=False))
     for window, widest in _kinds_of_windows(setup, rows, fewest):
         some = None if slots is None else min(slots, -(-len(window) // setup.batch))
         # They run in this order, behind slots that run nothing.
@@ -133,7 +135,7 @@ def _shapes(costs: Costs, setup: Setup, rows: int, slots: int | None, fewest: in
 
 
 def _kinds_of_windows(setup: Setup, rows: int, fewest: int) -> Iterator[tuple[list[Row], int]]:
-    """Windows of so many rows, of whose groups at least `fewest` rows are run, and the widest row of the generation."""
+    """Windows of so many rows, of whose groups `fewest` rows or more are run, and the generation's widest row."""
     group, longest = min(setup.group, rows), setup.completion
     count = max(1, min(rows, max(ENOUGH_ROWS, 2 * setup.batch)) // group)
     for prompt in sorted({-(-setup.prompt * part // 4) for part in (1, 2, 3, 4)}):
@@ -142,7 +144,7 @@ def _kinds_of_windows(setup: Setup, rows: int, fewest: int) -> Iterator[tuple[li
             lengths.append([max(1, longest * (left - i) // left) for i in range(left)])
             for each in lengths:
                 # A row at both limits: one of these, one of their groups without signal, or in a group of its own.
-                is_there = fewest == 1 or prompt == setup.prompt and (max(each) == longest or left < group)
+                is_there = fewest == 1 or (prompt == setup.prompt and (max(each) == longest or left < group))
                 prompts = count * group // left if fewest == 1 else count if is_there or count == 1 else count - 1
                 window = [Row(number, prompt, length) for number in range(prompts) for length in each]
                 if is_there or count > 1:
