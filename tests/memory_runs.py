@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from datasets import Dataset
 from torch.profiler import ProfilerActivity, profile, record_function
 
@@ -25,9 +26,23 @@ def varied(completion_ids, **kwargs):
     return [float(i % 4) for i in range(len(completion_ids))]
 
 
-def trainer_of(model, tokenizer, folder, prompt: int, peft_config=None, steps: int = 2, **settings) -> DrGRPOTrainer:
-    """A run on prompts of `prompt` tokens whose completions all reach their limit."""
-    dataset = Dataset.from_dict({"prompt": [chr(97 + i % 26) * prompt for i in range(64)]})
+def no_signal_from(length: int):
+    """As `varied`, but equal for all completions of prompts that are so long."""
+
+    def reward(prompts, completion_ids, **kwargs):
+        values = varied(completion_ids)
+        return [1.0 if len(prompt) == length else value for prompt, value in zip(prompts, values, strict=True)]
+
+    return reward
+
+
+def trainer_of(
+    model, tokenizer, folder, prompt: int, peft_config=None, steps: int = 2, short: int = 0, **settings
+) -> DrGRPOTrainer:
+    """A run on prompts of `prompt` tokens whose completions all reach their limit. With `short` only every so
+    many-th prompt is that long, and has no signal; the others are a quarter as long."""
+    lengths = [prompt // 4 if short and i % short else prompt for i in range(64)]
+    dataset = Dataset.from_dict({"prompt": [chr(97 + i % 26) * length for i, length in enumerate(lengths)]})
     model.generation_config.eos_token_id = None
     args = DrGRPOConfig(
         output_dir=str(folder),
@@ -38,16 +53,30 @@ def trainer_of(model, tokenizer, folder, prompt: int, peft_config=None, steps: i
         logging_steps=1,
         disable_tqdm=True,
         use_cpu=True,
+        **({"shuffle_dataset": False} if short else {}),  # one long prompt in every generation
         **settings,
     )
     return DrGRPOTrainer(
         model=model,
-        reward_funcs=varied,
+        reward_funcs=no_signal_from(prompt) if short else varied,
         args=args,
         train_dataset=dataset,
         processing_class=tokenizer,
         peft_config=peft_config,
     )
+
+
+def cut_at_random(trainer: DrGRPOTrainer, seed: int = 0) -> None:
+    """Completions end anywhere, as if the model had drawn its end-of-sequence token there."""
+    generator = torch.Generator().manual_seed(seed)
+    generate = trainer._generate_single_turn
+
+    def cut(*args, **kwargs):
+        completions, *rest = generate(*args, **kwargs)
+        lengths = [int(torch.randint(1, len(ids) + 1, (1,), generator=generator)) for ids in completions]
+        return [ids[:length] for ids, length in zip(completions, lengths, strict=True)], *rest
+
+    trainer._generate_single_turn = cut
 
 
 def measure(trainer: DrGRPOTrainer) -> Measured:

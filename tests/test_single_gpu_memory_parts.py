@@ -1,17 +1,23 @@
 """The parts of the planner: amounts, the ledger, stand-ins against the real thing, depths, and the setup of a run."""
 
+from dataclasses import replace
+from functools import partial
+
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from transformers import Gemma2Config, GPT2Config, LlamaConfig, Qwen2Config, Qwen3MoeConfig
 
 from trl_drgrpo.errors import InputError
-from trl_drgrpo.single_gpu.memory import Adapter, Planner, Setup, parse_memory
+from trl_drgrpo.fast_path.sharing import attention_pair_cost, forward_cost
+from trl_drgrpo.microbatch import Budget, Costs, Row, plan_window, processed_tokens
+from trl_drgrpo.single_gpu.memory import Adapter, Planner, Setup, estimate, parse_memory
 from trl_drgrpo.single_gpu.memory import phases as phase_room
 from trl_drgrpo.single_gpu.memory.ledger import Ledger
 from trl_drgrpo.single_gpu.memory.setup import from_keys
+from trl_drgrpo.single_gpu.memory.shapes import Shape, scored_shapes, shares_prompts, trained_shapes
 from trl_drgrpo.single_gpu.memory.skeleton import build
 from trl_drgrpo.single_gpu.memory.stand_ins import HEAD_TOKENS, HEAD_VOCABULARY, FourBitLinear, FusedHead
 from trl_drgrpo.single_gpu.memory.units import readable
@@ -133,9 +139,10 @@ def test_two_depths_give_every_other(checkpointing, adapter):
     setup = Setup(**{**setup.__dict__, "checkpointing": checkpointing, "adapter": adapter})
     phases = phase_room.Phases(qwen(layers=6), setup)
     assert phases.is_uniform
-    assert phases.train(setup) == max(phase_room._train(phases.full, setup).values())
-    assert phases.generate(setup) == max(phase_room._generate(phases.full, setup).values())
-    assert phases.score(setup) == max(phase_room._score(phases.full, setup).values())
+    shape = Shape(packs=4, width=64, scored=160, layout=160, padded=256, masked=True, later=True)
+    train, score = partial(phase_room._train, shape=shape), partial(phase_room._score, shape=shape, adapters=True)
+    for name, run in {"train": train, "score": score, "generate": phase_room._generate}.items():
+        assert phases._continued(name, run, setup, shape) == max(run(phases.full, setup).values())
 
 
 def test_layers_that_differ_are_run_at_full_depth():
@@ -217,3 +224,79 @@ def test_tied_embeddings_count_once():
     tied, untied = (build(qwen(tie_word_embeddings=tie), Setup()).parameters for tie in (True, False))
     assert untied - tied == 500 * 64
     assert isinstance(build(qwen(), Setup()).head, nn.Linear)
+
+
+def test_what_an_op_gave_before_is_what_it_gives():
+    """On the meta device results are remembered: bytes must be those of every op run for itself."""
+
+    def peaks(device):
+        with Ledger() as ledger:
+            for size in (3, 5, 3):
+                x = torch.empty(size, 4, device=device, requires_grad=True)
+                y = (x.t().contiguous() * 2.0).to(torch.float64) + torch.ones(size, device=device)
+                y[:, 1:].sum().backward()
+                ledger.mark(f"{size}")
+        return ledger.live, dict(ledger.peaks)
+
+    assert peaks("meta") == peaks("cpu")
+
+
+def test_the_watch_over_movement_is_counted():
+    from trl_drgrpo.single_gpu.movement import MovementWatch, _sample
+
+    assert MovementWatch().__init__.__defaults__[1] == estimate.WATCHED  # type: ignore[union-attr]
+    model = torch.nn.Sequential(torch.nn.Linear(400, 300), torch.nn.Linear(300, 7, dtype=torch.bfloat16))
+    samples = _sample(model, estimate.WATCHED)
+    real = sum(t.nbytes for each in samples for t in (each.index, each.start, each.touched))
+    assert estimate._watched(list(model.parameters())) == real
+
+
+def test_completions_at_their_limit_behind_one_prompt():
+    # 2 prompts, 4 completions each: packs of 95 + 4 * (1 + 12) tokens, both in the only micro-batch
+    setup = Setup(device="cpu", prompt=96, completion=12, batch=4, accumulation=2, steps_per_generation=2, group=4)
+    assert trained_shapes(qwen(), setup) == (Shape(2, 147, 96, 96, 8 * 108, masked=True),)
+    alone = replace(setup, share_prompts=False)
+    assert trained_shapes(qwen(), alone) == (Shape(4, 108, 48, 48, 4 * 108, masked=False, later=True),)
+
+
+def test_models_that_cannot_share_prompts_are_planned_without():
+    assert shares_prompts(qwen(), Setup())
+    assert not shares_prompts(qwen(), Setup(group=1))
+    assert not shares_prompts(qwen(), Setup(exact=False))
+    assert not shares_prompts(Gemma2Config(vocab_size=300, num_hidden_layers=4, head_dim=16, **SMALL), Setup())
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_no_window_holds_more_than_planned(data):
+    """Whatever lengths a generation holds: no micro-batch has more tokens than the largest planned one, but for what
+    lies between the kinds of windows that are tried."""
+    group, batch = data.draw(st.sampled_from([2, 4, 8])), data.draw(st.sampled_from([2, 4, 8]))
+    slots = data.draw(st.sampled_from([n for n in (1, 2, 4, 8) if batch * n % group == 0]))
+    prompt, completion = data.draw(st.integers(64, 300)), data.draw(st.integers(64, 300))
+    config = qwen()
+    setup = Setup(
+        device="cpu",
+        prompt=prompt,
+        completion=completion,
+        batch=batch,
+        accumulation=slots,
+        steps_per_generation=slots,
+        group=group,
+    )
+    rows = []
+    for number in range(batch * slots // group):
+        own = data.draw(st.integers(prompt // 4, prompt))
+        rows += [Row(number, own, data.draw(st.integers(1, completion))) for _ in range(group)]
+    budget = Budget(batch, max(r.prompt_length for r in rows) + max(r.completion_length for r in rows))
+    costs = Costs(attention_pair_cost(config), forward_cost("cpu"), share_prompts=True)
+    planned = max(shape.packs * shape.width for shape in trained_shapes(config, setup))
+    for micro_batch in plan_window(rows, slots, budget, costs):
+        assert processed_tokens(rows, micro_batch, costs) <= 1.05 * planned
+
+
+def test_rows_that_are_scored_before_any_is_left_out():
+    setup = Setup(device="cpu", prompt=40, completion=40, batch=4, accumulation=4, steps_per_generation=4, group=4)
+    most = max(shape.packs * shape.width for shape in scored_shapes(qwen(), setup))
+    assert most <= 4 * 80
+    assert scored_shapes(qwen(), replace(setup, exact=False)) == (Shape(4, 80, 160, 160, 320, True, True),)

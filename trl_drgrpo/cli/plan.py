@@ -6,14 +6,18 @@ goes to stderr. Exit code 1: nothing fits.
 """
 
 import argparse
+import gc
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from trl_drgrpo.cli import console
 from trl_drgrpo.cli.flags import read_flags
 from trl_drgrpo.cli.train import add_flag, read_given
 from trl_drgrpo.errors import InputError
+from trl_drgrpo.single_gpu.presets import PRESETS, preset_values
 
 # Keys of a recipe that decide its memory; a recipe may hold any other key as well.
 KEYS = (
@@ -23,12 +27,6 @@ KEYS = (
     *("steps_per_generation", "generation_batch_size", "micro_batching", "share_prompts", "fast_generation"),
     *("use_vllm", "vllm_mode", "vllm_gpu_memory_utilization", "vllm_enable_sleep_mode"),
 )
-_LORA = {"use_peft": True, "lora_r": 16, "lora_alpha": 32, "lora_dropout": 0.0, "lora_target_modules": ["all-linear"]}
-PRESETS: dict[str, dict[str, Any]] = {
-    "full": {"dtype": "float32"},
-    "lora": {**_LORA, "dtype": "bfloat16"},
-    "qlora": {**_LORA, "dtype": "bfloat16", "load_in_4bit": True, "use_bnb_nested_quant": True},
-}
 DEFAULT_PROMPT = 512
 _EPILOG = """Example:
 
@@ -46,7 +44,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--model", metavar="MODEL", help="Folder with config.json, or Hub id. Default: the recipe's.")
     parser.add_argument("--memory", metavar="SIZE", help="Of one device, such as 24GB. A number alone is in GB.")
-    parser.add_argument("--preset", choices=sorted(PRESETS), help="Adapter, bits and dtype to plan for.")
+    preset = "As in `train`; full: all weights, also where the recipe names another."
+    parser.add_argument("--preset", choices=("full", *PRESETS), dest="planned_preset", help=preset)
     length = f"Longest prompt of the data, in tokens (default: {DEFAULT_PROMPT})."
     parser.add_argument("--max_prompt_length", "--max-prompt-length", metavar="TOKENS", help=length)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="Whose kernels (default: cuda).")
@@ -84,15 +83,17 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(
             "--model", "none", "a model's folder or Hub id", "Give --model, or a --config that names one."
         )
-    preset = PRESETS.get(args.preset, {})
+    preset = _preset(args.planned_preset or given.get("preset"), given, args.device)
     from trl_drgrpo.single_gpu.memory.setup import from_keys
 
     setup = from_keys({**preset, **given}, prompt, args.device)  # numbers are judged before anything heavy loads
     from trl_drgrpo.cli.job import model_path
-    from trl_drgrpo.single_gpu.memory import Planner, propose, read_config
 
-    config, is_part = read_config(model_path(name))
-    planner = Planner(config, setup, memory)
+    with _no_collection():
+        from trl_drgrpo.single_gpu.memory import Planner, propose, read_config
+
+        config, is_part = read_config(model_path(name))
+        planner = Planner(config, setup, memory)
     proposal = propose(planner, setup, memory, given)
     recipe = {**preset, **{key: given[key] for key in KEYS if key in given}, **proposal.keys}
     if {"steps_per_generation", "generation_batch_size"} <= set(recipe):
@@ -107,6 +108,23 @@ def run(args: argparse.Namespace) -> int:
     if is_part:
         console.log(f"{name} has several parts: its text model alone is planned, images and sound come on top.")
     return 0 if proposal.fits else 1
+
+
+def _preset(name: str | None, given: dict[str, Any], device: str) -> dict[str, Any]:
+    """What the preset of flags or recipe adds, for the device that is planned for."""
+    return {} if name in (None, "full") else preset_values(name, given, device)
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Off while thousands of modules are imported, none of them garbage: it takes a sixth of that time."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def _prompt_length(value: str | None) -> int:

@@ -19,7 +19,7 @@ from accelerate.utils import DistributedType
 from trl_drgrpo.fast_path.decoding import shared_prefill
 from trl_drgrpo.fast_path.metrics import WindowMetrics
 from trl_drgrpo.fast_path.packing import Packed, pack_rows, scored_only
-from trl_drgrpo.fast_path.sharing import attention_pair_cost, rope_depends_on_width, why_not_shared
+from trl_drgrpo.fast_path.sharing import attention_pair_cost, forward_cost, rope_depends_on_width, why_not_shared
 from trl_drgrpo.fast_path.window import PLAN, Window, rows_of, unknown_keys, windows
 from trl_drgrpo.microbatch import Budget, Costs, MicroBatch, plan_window
 from trl_drgrpo.resume import ResumableTrainer
@@ -27,10 +27,6 @@ from trl_drgrpo.upstream import ScoredTokens, TokenBatch, swapped
 
 logger = logging.getLogger(__name__)
 
-# What one more forward and backward costs, in tokens; it decides between nearly equal plans. On a CPU 27 were measured
-# (33 million weights, one thread). On an accelerator every layer's kernels are launched: an estimate, not measured.
-FORWARD_COST = {"cpu": 32.0}
-FORWARD_COST_ELSEWHERE = 256.0
 # Where every process takes part in every forward and backward, none may leave one out.
 _LOCKSTEP = (DistributedType.DEEPSPEED, DistributedType.FSDP, DistributedType.MEGATRON_LM)
 
@@ -153,7 +149,7 @@ class FastPathTrainer(ResumableTrainer):
         if id(model) not in self._costs:
             self._costs[id(model)] = Costs(
                 pair=attention_pair_cost(model.config),
-                forward=FORWARD_COST.get(self.accelerator.device.type, FORWARD_COST_ELSEWHERE),
+                forward=forward_cost(self.accelerator.device.type),
                 share_prompts=self.args.share_prompts and self._can_share_prompts(model),
                 multiple=self._multiple,
             )

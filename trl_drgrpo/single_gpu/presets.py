@@ -99,13 +99,15 @@ def preset_arguments(name: str = "lora", **overrides: Any) -> dict[str, Any]:
     return {**_training(name, on_cpu), **overrides, "model_init_kwargs": init}
 
 
-def preset_values(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+def preset_values(name: str, given: Mapping[str, Any], device: str | None = None) -> dict[str, Any]:
     """
     A preset in the keys of recipes and flags, without those that were given.
 
     Args:
         name (`str`): `"lora"` or `"qlora"`.
         given (`Mapping[str, Any]`): The keys of recipe and flags, typed.
+        device (`str`, *optional*): `"cuda"` or `"cpu"`, to plan for a device that need not be here, with bfloat16
+            and bitsandbytes where it is a GPU. By default the one that is here.
 
     Returns:
         `dict[str, Any]`: Key to value; depends on the device.
@@ -113,25 +115,27 @@ def preset_values(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         `InputError`: An unknown preset, a key that contradicts it, or `"qlora"` without bitsandbytes.
     """
-    check_preset(name, given)
+    check_preset(name, given, is_planned=device is not None)
     on_cpu = bool(given.get("use_cpu"))
+    reduced = computes_in_bfloat16(on_cpu) if device is None else device == "cuda"
     adapter = {_RECIPE_KEYS[field]: value for field, value in _ADAPTER.items()}
     values = {"use_peft": True, **adapter, "lora_target_modules": [_ADAPTER["target_modules"]]}
     if name == "qlora":
         values |= {**_4BIT, "use_bnb_nested_quant": True}
-    values["dtype"] = "bfloat16" if computes_in_bfloat16(on_cpu) else "float32"
+    values["dtype"] = "bfloat16" if reduced else "float32"
     if (given.get("model_init_kwargs") or {}).get("dtype") is not None:
         values.pop("dtype")
-    return {key: value for key, value in {**values, **_training(name, on_cpu)}.items() if key not in given}
+    return {key: value for key, value in {**values, **_training(name, on_cpu, device)}.items() if key not in given}
 
 
-def check_preset(name: Any, given: Mapping[str, Any] | None = None) -> None:
+def check_preset(name: Any, given: Mapping[str, Any] | None = None, is_planned: bool = False) -> None:
     """
     Raises for a preset that does not exist or cannot be had, and for keys beside it that contradict it.
 
     Args:
         name (`Any`): The preset's name.
         given (`Mapping[str, Any]`, *optional*): The keys of recipe and flags, typed.
+        is_planned (`bool`): Nothing will run here, so no package is asked for.
 
     Raises:
         `InputError`: Names what to do.
@@ -146,7 +150,7 @@ def check_preset(name: Any, given: Mapping[str, Any] | None = None) -> None:
             if key == "load_in_4bit" and value:
                 remedy = "A 4-bit base is the preset 'qlora'."
             raise InputError(key, f"{value} beside the preset {name!r}", f"{key} as the preset sets it", remedy)
-    if name == "qlora" and importlib.util.find_spec("bitsandbytes") is None:
+    if name == "qlora" and not is_planned and importlib.util.find_spec("bitsandbytes") is None:
         remedy = "Install it: pip install 'trl-drgrpo[qlora]'."
         raise InputError("preset", "'qlora' without the package bitsandbytes", "bitsandbytes installed", remedy)
 
@@ -170,11 +174,12 @@ def _quantization() -> "BitsAndBytesConfig":
     return BitsAndBytesConfig(**_4BIT, bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=compute_dtype)
 
 
-def _training(name: str, on_cpu: bool) -> dict[str, Any]:
+def _training(name: str, on_cpu: bool, device: str | None = None) -> dict[str, Any]:
     import torch
 
     values: dict[str, Any] = {"learning_rate": LEARNING_RATE, "gradient_checkpointing": True}
-    if name == "qlora" and not on_cpu and torch.cuda.is_available():
+    is_cuda = device == "cuda" or (device is None and not on_cpu and torch.cuda.is_available())
+    if name == "qlora" and is_cuda:
         values["optim"] = "paged_adamw_8bit"  # elsewhere bitsandbytes has no paged memory
     return values
 

@@ -25,6 +25,8 @@ ACTIVATIONS = "activations"
 CONTEXT = 600 * MIB
 CUBLAS = 32 * MIB
 SLACK = 0.05
+# Elements of trained parameters that the trainer compares with where they started (`single_gpu/movement.py`).
+WATCHED = 100_000
 
 
 @dataclass(frozen=True)
@@ -127,8 +129,8 @@ class Planner:
         return self._known[setup]
 
     def training(self, setup: Setup) -> int:
-        """Bytes at the peak of forward and backward, whatever the other phases need."""
-        return self._with_overhead(setup, self._train(setup)).total
+        """Bytes that forward and backward need at least, whatever the other phases need: quick, to search with."""
+        return self._with_overhead(setup, self._train(setup, roughly=True)).total
 
     def _always(self, setup: Setup) -> dict[str, int]:
         return {
@@ -137,11 +139,13 @@ class Planner:
             "reference model": self._reference,
             "optimizer state": sum(_state_bytes(p, setup) for p in self._trained),
             "roll-outs": _rollouts(setup),
+            "movement watch": _watched(self._trained),
         }
 
-    def _train(self, setup: Setup) -> Phase:
-        held = self._gradients if setup.accumulation > 1 else 0  # else they come to be in the backward
-        passing = {"gradients": held, ACTIVATIONS: self._phases.train(setup)}
+    def _train(self, setup: Setup, roughly: bool = False) -> Phase:
+        # None held: they come to be in the backward.
+        activations, held = self._phases.train(setup, self._gradients, roughly)
+        passing = {"gradients": held, ACTIVATIONS: activations}
         return Phase("train", _parts(self._always(setup), passing))
 
     def _all(self, setup: Setup) -> list[Phase]:
@@ -219,6 +223,12 @@ def _state_bytes(parameter: nn.Parameter, setup: Setup) -> int:
     if "lion" in name or name == "rmsprop":
         return count * size
     return 2 * count * size + 4  # both moments in the type of the weights, and a step count
+
+
+def _watched(trained: list[nn.Parameter]) -> int:
+    """Of each sampled element: its place, its value at the start, and whether it had a gradient."""
+    each = max(1, WATCHED // max(1, len(trained)))
+    return sum(min(p.numel(), each) * (8 + p.element_size() + 1) for p in trained)
 
 
 def _rollouts(setup: Setup) -> int:

@@ -2,7 +2,8 @@
 
 It sees what PyTorch dispatches: results, saved tensors, gradients, temporaries between ops; not what a kernel takes
 for itself while it runs. Storages are counted once, however many views share them, and leave with the last reference.
-On the meta device storages have a size but no memory, so a step of a 7B model can be counted on a laptop.
+On the meta device storages have a size but no memory, so a step of a 7B model can be counted on a laptop. What an op
+gives there is a matter of shapes, which PyTorch works out in Python: an op met again gets what it got before.
 """
 
 import weakref
@@ -12,6 +13,10 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+
+# Of ops whose result is new memory: shape, strides and type by op and arguments.
+_RESULTS: dict[Any, Any] = {}
+_MAKES_NEW: dict[Any, bool] = {}
 
 
 class Ledger(TorchDispatchMode):
@@ -39,8 +44,12 @@ class Ledger(TorchDispatchMode):
         self.segment = segment
         self._note()
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled here, and the guard against it costs more than the bookkeeping
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
+        out = _result(func, args, kwargs or {})
         if isinstance(out, torch.Tensor):
             self._enter(out)
         elif isinstance(out, (tuple, list)):
@@ -67,3 +76,49 @@ class Ledger(TorchDispatchMode):
     def _note(self) -> None:
         if self.live > self.peaks[self.segment]:
             self.peaks[self.segment] = self.live
+
+
+def _result(func: Any, args: Any, kwargs: Any) -> Any:
+    """What an op returns; on the meta device from what it returned before, where that is new memory."""
+    makes_new = _MAKES_NEW.get(func)
+    if makes_new is None:
+        returns = func._schema.returns
+        one = len(returns) == 1 and returns[0].alias_info is None and str(returns[0].type) == "Tensor"
+        makes_new = _MAKES_NEW[func] = one and not func._schema.is_mutable
+    if not makes_new:
+        return func(*args, **kwargs)
+    on_meta: list[bool] = []
+    key = (func, _signature(args, on_meta), _signature(tuple(kwargs.items()), on_meta))
+    if not all(on_meta) or not on_meta:
+        return func(*args, **kwargs)
+    try:
+        known = _RESULTS.get(key)
+    except TypeError:  # an argument that cannot be a key
+        return func(*args, **kwargs)
+    if known is not None:
+        return torch.empty_strided(known[0], known[1], dtype=known[2], device="meta")
+    out = func(*args, **kwargs)
+    if type(out) is torch.Tensor and out.is_meta and out.untyped_storage().nbytes() == _span(out):
+        _RESULTS[key] = (tuple(out.shape), out.stride(), out.dtype)
+    return out
+
+
+def _signature(values: Any, on_meta: list[bool]) -> Any:
+    found = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            on_meta.append(value.is_meta)
+            found.append((value.shape, value.stride(), value.dtype))
+        elif isinstance(value, (tuple, list)):
+            found.append(_signature(value, on_meta))
+        else:
+            found.append((type(value), value))
+    return tuple(found)
+
+
+def _span(tensor: torch.Tensor) -> int:
+    """Bytes from the first to the last element."""
+    if not tensor.numel():
+        return 0
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (last + 1) * tensor.element_size()

@@ -8,6 +8,7 @@ lines. A model whose layers differ is run at its full depth instead.
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch.nn import functional
 
 from trl_drgrpo.single_gpu.memory.ledger import Ledger
 from trl_drgrpo.single_gpu.memory.setup import Setup
+from trl_drgrpo.single_gpu.memory.shapes import Shape, scored_shapes, trained_shapes
 from trl_drgrpo.single_gpu.memory.skeleton import Skeleton, build
 from trl_drgrpo.single_gpu.memory.stand_ins import FusedHead
 
@@ -34,20 +36,40 @@ class Phases:
         self.config = config
         self.full = build(config, setup)
         self._shallow: dict[int, Skeleton] = {}
-        self._known: dict[tuple[str, Setup], int] = {}
+        self._known: dict[tuple[str, Setup, Shape | None], int] = {}
         self._setup = setup
         layers = self.full.layers
         kinds = {tuple((n, tuple(p.shape)) for n, p in layer.named_parameters()) for layer in layers}
         kinds_of_attention = set(getattr(config, "layer_types", None) or ())
         self.is_uniform = len(kinds) == 1 and len(kinds_of_attention) <= 1
 
-    def train(self, setup: Setup) -> int:
-        """Forward, backward and, with a single micro-batch, the gradients that come to be."""
-        return self._continued("train", _train, replace(setup, steps_per_generation=1, iterations=1))
+    def train(self, setup: Setup, gradients: int = 0, roughly: bool = False) -> tuple[int, int]:
+        """Forward, backward and, in a step's first micro-batch, the gradients that come to be.
+
+        Args:
+            setup ([`Setup`]): The run.
+            gradients (`int`): Bytes of those that a later micro-batch finds.
+            roughly (`bool`): Only the micro-batch of most tokens, which is a lower bound.
+
+        Returns:
+            `tuple[int, int]`: Bytes of the micro-batch that needs most, and of the gradients it finds.
+        """
+        found = []
+        shapes = trained_shapes(self.config, setup)
+        for shape in [max(shapes, key=lambda each: each.packs * each.width)] if roughly else shapes:
+            run = partial(_train, shape=shape)
+            found.append((self._continued("train", run, _decisive(setup), shape), gradients * shape.later))
+        return max(found, key=sum)
 
     def score(self, setup: Setup) -> int:
         """Log-probabilities without gradient: of the policy where they are needed, else of the reference."""
-        return self._continued("score", _score, replace(setup, steps_per_generation=1))
+        shapes = {replace(each, later=False) for each in trained_shapes(self.config, setup)}
+        if setup.reference or setup.vllm or setup.generates_elsewhere:  # rows are scored before any is left out
+            shapes |= {replace(each, later=False) for each in scored_shapes(self.config, setup)}
+        adapters = setup.scores_old
+        name = "score" if adapters else "score without adapters"
+        runs = {each: partial(_score, shape=each, adapters=adapters) for each in shapes}
+        return max(self._continued(name, run, _decisive(setup), each) for each, run in runs.items())
 
     def generate(self, setup: Setup) -> int:
         """Sampling the first and the last token of a generation batch, with its cache of keys and values."""
@@ -59,16 +81,19 @@ class Phases:
         alike = replace(setup, batch=setup.generated_rows, accumulation=1, steps_per_generation=1)
         return self._continued("cache", lambda skeleton, run: {"cache": _cache_bytes(skeleton, run)}, alike)
 
-    def _continued(self, name: str, run: Callable[[Skeleton, Setup], Peaks], setup: Setup) -> int:
-        if (name, setup) not in self._known:
+    def _continued(
+        self, name: str, run: Callable[[Skeleton, Setup], Peaks], setup: Setup, shape: Shape | None = None
+    ) -> int:
+        key = (name, setup, shape)
+        if key not in self._known:
             depth = self.config.num_hidden_layers
             if not self.is_uniform or depth <= 3:
                 peaks = run(self.full, setup)
             else:
                 two, three = run(self._at(2), setup), run(self._at(3), setup)
                 peaks = {segment: two[segment] + (depth - 2) * (three[segment] - two[segment]) for segment in two}
-            self._known[name, setup] = max(peaks.values())
-        return self._known[name, setup]
+            self._known[key] = max(peaks.values())
+        return self._known[key]
 
     def _at(self, layers: int) -> Skeleton:
         if layers not in self._shallow:
@@ -76,23 +101,11 @@ class Phases:
         return self._shallow[layers]
 
 
-def shares_prompts(skeleton: Skeleton, setup: Setup) -> bool:
-    """Whether completions may be packed behind their prompt, so that a forward may come with a block mask."""
-    config = skeleton.config
-    windowed = getattr(config, "sliding_window", None) or getattr(config, "attention_chunk_size", None)
-    kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
-    return setup.exact and setup.share_prompts and setup.group > 1 and not windowed and not kinds
-
-
-def scored_tokens(skeleton: Skeleton, setup: Setup) -> int:
-    """Completion tokens that one micro-batch may score. Where prompts are shared, the tokens that this saves may be
-    completions of other rows of the step."""
-    own = setup.batch * setup.completion
-    if not shares_prompts(skeleton, setup):
-        return own
-    pack = setup.prompt - 1 + setup.group * (setup.completion + 1)
-    packed = setup.batch * setup.width * setup.group * setup.completion // pack
-    return max(own, min(packed, own * setup.accumulation))
+def _decisive(setup: Setup) -> Setup:
+    """A setup without what its shapes say: equal ones are run once."""
+    return replace(
+        setup, prompt=1, completion=1, batch=1, group=1, accumulation=1, steps_per_generation=1, iterations=1
+    )
 
 
 @contextmanager
@@ -121,22 +134,23 @@ def _hidden(skeleton: Skeleton, setup: Setup, inputs: Any) -> torch.Tensor:
     return out[:, :-1].reshape(rows * (width - 1), -1)
 
 
-def _inputs(skeleton: Skeleton, setup: Setup) -> dict[str, Any]:
-    rows, width = setup.batch, setup.width
+def _inputs(shape: Shape) -> dict[str, Any]:
+    packs, width = shape.packs, shape.width
     long = {"dtype": torch.long, "device": "meta"}
-    masked = shares_prompts(skeleton, setup) or not setup.exact
     return {
-        "ids": torch.empty(rows, width, **long),
-        "positions": torch.empty(rows, width, **long),
-        "mask": torch.empty(rows, 1, width, width, dtype=torch.bool, device="meta") if masked else None,
-        "scored": torch.empty(scored_tokens(skeleton, setup), **long),
+        "ids": torch.empty(packs, width, **long),
+        "positions": torch.empty(packs, width, **long),
+        "mask": torch.empty(packs, 1, width, width, dtype=torch.bool, device="meta") if shape.masked else None,
+        "scored": torch.empty(shape.scored, **long),
+        "layout": torch.empty(shape.layout, **long),
+        "padded": torch.empty(6, shape.padded, **long),
     }
 
 
 def _input_bytes(inputs: dict[str, Any]) -> int:
-    """Positions, labels, mask and the like live as long as their forward; the layout holds ids a few times over."""
-    sizes = [each.nbytes for each in inputs.values() if each is not None]
-    return sum(sizes) + 4 * inputs["ids"].nbytes
+    """Positions, labels, mask and the like live as long as their forward, as do ids and masks in TRL's
+    layout: as parts, joined, and once more as they came."""
+    return sum(each.nbytes for name, each in inputs.items() if each is not None and name != "layout")
 
 
 def _log_probs(skeleton: Skeleton, setup: Setup, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -145,20 +159,20 @@ def _log_probs(skeleton: Skeleton, setup: Setup, hidden: torch.Tensor) -> tuple[
     return FusedHead.apply(hidden, head.weight, head.bias, compute, setup.device)  # type: ignore[return-value]
 
 
-def _train(skeleton: Skeleton, setup: Setup) -> Peaks:
+def _train(skeleton: Skeleton, setup: Setup, shape: Shape) -> Peaks:
     model = skeleton.model
     _checkpoint(skeleton, setup.checkpointing)
     trained = [p for p in model.parameters() if p.requires_grad]
     for parameter in trained:  # those of earlier micro-batches; they are counted where the phase is put together
-        parameter.grad = torch.empty_like(parameter) if setup.accumulation > 1 else None
-    inputs = _inputs(skeleton, setup)
+        parameter.grad = torch.empty_like(parameter) if shape.later else None
+    inputs = _inputs(shape)
     hooks = _follow_embeddings(model, setup)
     layers = skeleton.layers
     with _run(skeleton, tuple(each for each in inputs.values() if each is not None)) as ledger:
         ledger.mark("forward")
         hooks += _mark_backward(layers, ledger)
         log_probs, entropy = _log_probs(skeleton, setup, _hidden(skeleton, setup, inputs))
-        loss = _loss(log_probs, setup)
+        loss = _loss(log_probs[inputs["layout"]] if setup.exact else log_probs, setup)
         skeleton.precision.forget()
         ledger.mark("head")
         loss.backward()
@@ -236,10 +250,10 @@ def _mark_backward(layers: nn.ModuleList, ledger: Ledger) -> list[Any]:
 
 
 @torch.no_grad()
-def _score(skeleton: Skeleton, setup: Setup) -> Peaks:
+def _score(skeleton: Skeleton, setup: Setup, shape: Shape, adapters: bool) -> Peaks:
     _checkpoint(skeleton, False)
-    inputs = _inputs(skeleton, setup)
-    skeleton.adapters(enabled=setup.scores_old)
+    inputs = _inputs(shape)
+    skeleton.adapters(enabled=adapters)
     with _run(skeleton, tuple(each for each in inputs.values() if each is not None)) as ledger:
         ledger.mark("score")
         _log_probs(skeleton, setup, _hidden(skeleton, setup, inputs))

@@ -1,0 +1,165 @@
+"""The micro-batches that a run may come to: how many packs, how wide, with how many tokens to score.
+
+Where micro-batches are planned (`micro_batching="exact"`), their shape depends on which rows carry signal and on how
+long they are. So the planner of the fast path itself is asked about windows of several kinds: every row at its limit;
+all shorter; long ones beside short ones; short prompts; groups of which few rows are left. Its answers are the shapes
+a run is planned for, less those that another one exceeds in every way. The kinds are samples, not a proof.
+
+A micro-batch may hold as many tokens as stock TRL's, padded to the longest prompt and completion of the generation. So
+a prompt and a completion at their limits are always among the rows, though perhaps among those without signal. A group
+with signal has two rows at least, since deviations from a mean add up to 0; but where a generation serves several
+optimizer steps its rows are shuffled, and a window may hold one row of each group.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+from trl_drgrpo.fast_path.sharing import attention_pair_cost, forward_cost
+from trl_drgrpo.fast_path.window import windows
+from trl_drgrpo.microbatch import Budget, Costs, MicroBatch, Row, pack_length, plan_window
+from trl_drgrpo.single_gpu.memory.setup import Setup
+
+# More rows than this (or than two stock micro-batches) in a window do not make its micro-batches any larger.
+ENOUGH_ROWS = 128
+
+
+@dataclass(frozen=True, order=True)
+class Shape:
+    """The tensors of one micro-batch.
+
+    Args:
+        packs (`int`), width (`int`): The ids are of shape `(packs, width)`.
+        scored (`int`): Tokens that go through the head.
+        layout (`int`): Rows times their longest completion, the shape of TRL's token losses.
+        padded (`int`): Rows times their longest prompt and completion, as TRL hands them over.
+        masked (`bool`): Whether there is a mask of `(packs, 1, width, width)`.
+        later (`bool`): Whether gradients of an earlier micro-batch of the step are there when it runs.
+    """
+
+    packs: int
+    width: int
+    scored: int
+    layout: int
+    padded: int
+    masked: bool
+    later: bool = False
+
+    def exceeds(self, other: "Shape") -> bool:
+        """Whether it needs at least what the other one needs, in every tensor; of two that are alike, one does."""
+        if self._sizes == other._sizes:
+            return self > other
+        return all(a >= b for a, b in zip(self._sizes, other._sizes, strict=True))
+
+    @property
+    def _sizes(self) -> tuple[int, ...]:
+        tokens = self.packs * self.width
+        return tokens, tokens * self.width * self.masked, self.scored, self.layout, self.padded, self.later
+
+
+def shares_prompts(config: Any, setup: Setup) -> bool:
+    """Whether completions may be packed behind their prompt, so that a forward may come with a block mask.
+
+    Args:
+        config: Of the text model.
+        setup ([`Setup`]): The run.
+
+    Returns:
+        `bool`: `False` also for the kinds of attention that the fast path refuses to share prompts in.
+    """
+    windowed = getattr(config, "sliding_window", None) or getattr(config, "attention_chunk_size", None)
+    kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
+    return setup.exact and setup.share_prompts and setup.group > 1 and not windowed and not kinds
+
+
+def trained_shapes(config: Any, setup: Setup) -> tuple[Shape, ...]:
+    """Shapes of micro-batches that are trained on; none exceeds another.
+
+    Args:
+        config: Of the text model.
+        setup ([`Setup`]): The run.
+
+    Returns:
+        `tuple[Shape, ...]`: With `micro_batching="upstream"`, the one that TRL makes.
+    """
+    if not setup.exact:
+        return (_stock(setup, masked=True, later=setup.accumulation > 1),)
+    window = len(windows(setup.steps_per_generation, setup.accumulation)[0])
+    shuffled = window != setup.steps_per_generation
+    return _shapes(_costs(config, setup), _key(setup), setup.batch * window, window, 1 if shuffled else 2)
+
+
+def scored_shapes(config: Any, setup: Setup) -> tuple[Shape, ...]:
+    """Shapes of forwards that score all rows of a generation batch, whether or not they are trained on.
+
+    Args:
+        config: Of the text model.
+        setup ([`Setup`]): The run.
+
+    Returns:
+        `tuple[Shape, ...]`.
+    """
+    if not setup.exact:
+        return (_stock(setup, masked=True, later=setup.accumulation > 1),)
+    return _shapes(_costs(config, setup), _key(setup), setup.generated_rows, None, setup.group)
+
+
+def _stock(setup: Setup, masked: bool, later: bool) -> Shape:
+    """TRL's own micro-batch: every row by itself, at its limit."""
+    scored = setup.batch * setup.completion
+    return Shape(setup.batch, setup.width, scored, scored, setup.batch * setup.width, masked, later)
+
+
+def _costs(config: Any, setup: Setup) -> Costs:
+    return Costs(attention_pair_cost(config), forward_cost(setup.device), shares_prompts(config, setup))
+
+
+def _key(setup: Setup) -> Setup:
+    """Of a setup, what decides shapes."""
+    return replace(Setup(), batch=setup.batch, prompt=setup.prompt, completion=setup.completion, group=setup.group)
+
+
+@lru_cache(maxsize=256)
+def _shapes(costs: Costs, setup: Setup, rows: int, slots: int | None, fewest: int) -> tuple[Shape, ...]:
+    found: set[Shape] = set()
+    if slots == 1 and rows > setup.group:
+        # Packs of different widths may not fit into a single micro-batch: its rows stand alone then.
+        found.add(_stock(setup, masked=False, later=False))
+    for window, widest in _kinds_of_windows(setup, rows, fewest):
+        some = None if slots is None else min(slots, -(-len(window) // setup.batch))
+        # They run in this order, behind slots that run nothing.
+        plan = plan_window(window, some, Budget(setup.batch, widest), costs)
+        found |= {_shape(window, batch, costs, later=i > 0) for i, batch in enumerate(plan)}
+    return tuple(sorted(one for one in found if not any(other.exceeds(one) for other in found)))
+
+
+def _kinds_of_windows(setup: Setup, rows: int, fewest: int) -> Iterator[tuple[list[Row], int]]:
+    """Windows of so many rows, of whose groups `fewest` rows or more are run, and the generation's widest row."""
+    group, longest = min(setup.group, rows), setup.completion
+    count = max(1, min(rows, max(ENOUGH_ROWS, 2 * setup.batch)) // group)
+    for prompt in sorted({-(-setup.prompt * part // 4) for part in (1, 2, 3, 4)}):
+        for left in sorted({min(fewest, group), max(min(2, group), min(fewest, group)), group}):
+            lengths = [[max(1, longest // part)] * left for part in (1, 2, 4)]
+            lengths.append([max(1, longest * (left - i) // left) for i in range(left)])
+            for each in lengths:
+                # A row at both limits: one of these, one of their groups without signal, or in a group of its own.
+                is_there = fewest == 1 or (prompt == setup.prompt and (max(each) == longest or left < group))
+                prompts = count * group // left if fewest == 1 else count if is_there or count == 1 else count - 1
+                window = [Row(number, prompt, length) for number in range(prompts) for length in each]
+                if is_there or count > 1:
+                    if not is_there:
+                        window += [Row("long", setup.prompt, longest, live=fewest == group)] * group
+                    yield window, setup.width
+                else:  # one prompt per generation: it is the longest
+                    yield window, prompt + (max(each) if left == group else longest)
+
+
+def _shape(rows: list[Row], batch: MicroBatch, costs: Costs, later: bool) -> Shape:
+    run = [rows[i] for pack in batch for i in pack]
+    lengths = [row.completion_length for row in run]
+    width = costs.width(max(pack_length(rows, pack) for pack in batch))
+    layout = len(run) * max(lengths)
+    padded = layout + len(run) * max(row.prompt_length for row in run)
+    masked = any(len(pack) > 1 for pack in batch)
+    return Shape(len(batch), width, sum(lengths), layout, padded, masked, later)
