@@ -2,7 +2,9 @@
 
 import io
 import pickle
+import shlex
 import zipfile
+from itertools import pairwise
 from pathlib import Path
 
 import huggingface_hub.hf_api
@@ -11,6 +13,7 @@ import torch
 import transformers.utils.hub
 from hub_server import Hub
 from huggingface_hub import ModelCard, constants, snapshot_download
+from huggingface_hub.utils import filter_repo_objects
 from peft import AutoPeftModelForCausalLM, LoraConfig
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
@@ -211,6 +214,8 @@ def saved(tokenizer, folder):
 
 # When the Hub does not answer
 
+UPLOADED = ["model.safetensors", "_drgrpo/completions.jsonl", "checkpoint-1/optimizer.pt"]
+
 
 @pytest.mark.parametrize("status", [401, 403, pytest.param(500, marks=pytest.mark.slow)])
 def test_a_hub_that_refuses_at_the_start_is_one_clear_error(status, hub, settings, prompts, tokenizer, reward):
@@ -224,13 +229,16 @@ def test_a_hub_that_refuses_at_the_start_is_one_clear_error(status, hub, setting
 
 @pytest.mark.parametrize("status", [403, pytest.param(500, marks=pytest.mark.slow)])
 def test_a_hub_that_refuses_at_the_end_costs_no_model(status, hub, settings, prompts, tokenizer, reward):
-    settings |= {"push_to_hub": True, "hub_model_id": "tester/run"}
+    settings |= {"push_to_hub": True, "hub_model_id": "tester/run", "output_dir": settings["output_dir"] + " of today"}
     trainer = build(settings, prompts, tokenizer, reward)
     trainer.train()
     hub.refuse = {"/commit/": status}
     with pytest.raises(PushError, match="did not take the upload .* push it later with `hf upload tester") as caught:
         trainer.push_to_hub()
-    assert settings["output_dir"] in str(caught.value)
+    command = shlex.split(str(caught.value).rpartition("with `")[2].removesuffix("`."))
+    assert command[:4] == ["hf", "upload", "tester/run", settings["output_dir"]]
+    excluded = [pattern for flag, pattern in pairwise(command) if flag == "--exclude"]
+    assert list(filter_repo_objects(UPLOADED, ignore_patterns=excluded)) == ["model.safetensors"]
     loaded = AutoModelForCausalLM.from_pretrained(settings["output_dir"])
     assert torch.equal(logits(loaded), logits(trainer.model.eval()))
     hub.refuse = {}
