@@ -176,6 +176,28 @@ def dies(when):
     return function
 
 
+def test_the_best_checkpoint_is_kept(settings, prompts, tokenizer):
+    calls = []
+
+    def worse_and_worse(completion_ids, **kwargs):
+        calls.append(1)
+        return [float(sum(ids) % 3) - 10 * len(calls) for ids in completion_ids]
+
+    settings |= {"save_strategy": "steps", "save_steps": 1, "save_total_limit": 2, "eval_strategy": "steps"}
+    settings |= {"eval_steps": 1, "per_device_eval_batch_size": 4, "load_best_model_at_end": True}
+    trainer = DrGRPOTrainer(
+        model=tiny_model(tokenizer),
+        reward_funcs=worse_and_worse,
+        args=DrGRPOConfig(**settings, metric_for_best_model="eval_reward"),
+        train_dataset=prompts,
+        eval_dataset=prompts.select(range(4)),
+        processing_class=tokenizer,
+    )
+    trainer.train()
+    left = sorted(path.name for path in Path(settings["output_dir"]).glob("checkpoint-*"))
+    assert left == ["checkpoint-1", "checkpoint-3"]
+
+
 def test_a_failing_reward_does_not_write_the_resumed_checkpoint_again(run, settings, monkeypatch):
     # written again, it would be gone for good if the run died in the middle
     settings |= {"save_steps": 2, "max_steps": 2}

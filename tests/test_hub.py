@@ -181,7 +181,9 @@ def test_no_token_is_left_anywhere(hub, settings, prompts, tokenizer, reward, ca
         import tensorboard  # noqa: F401
     except ImportError:
         settings["report_to"] = "none"
-    trainer = DrGRPOTrainer(
+    waiting = EachUploadEnds()  # the last push writes the arguments anew: look at those of the uploads before it
+    trainer = waiting.trainer = DrGRPOTrainer(
+        callbacks=[waiting],
         model=saved(tokenizer, Path(settings["output_dir"]).parent / "base"),
         reward_funcs=reward,
         args=DrGRPOConfig(**settings, hub_token=TOKEN),

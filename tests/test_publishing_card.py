@@ -11,12 +11,14 @@ from datasets import Dataset
 from huggingface_hub import ModelCard
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from peft import LoraConfig
+from peft import LoraConfig, get_peft_model
 from runs import short_run, train
+from tiny_bases import nf4
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
 from trl_drgrpo.check.tiny import tiny_model
 from trl_drgrpo.publishing import facts
+from trl_drgrpo.publishing.objective import objective_of
 from trl_drgrpo.publishing.plots import curves, draw_curves
 from trl_drgrpo.publishing.secrets import is_secret, redacted, scrubbed
 from trl_drgrpo.publishing.text import code, fenced, plain, without_paths
@@ -151,6 +153,54 @@ def test_process_supervision_is_stated_and_cited(credit, formula, settings, prom
     assert "A_it = 1 * A_i + 0.5 * A_it(process)" in card.text
     assert "2402.03300" in card.text
     assert row(card, "step&#95;reward") == ["step reward", "1"]
+
+
+def built(settings, prompts, tokenizer, reward, trainer_class=DrGRPOTrainer, **arguments):
+    """A trainer that does not train: what it would optimise is known."""
+    model = arguments.pop("model", None) or tiny_model(tokenizer)
+    args = DrGRPOConfig(**settings)
+    return trainer_class(model, reward, args, prompts, processing_class=tokenizer, **arguments)
+
+
+@pytest.mark.parametrize("passed_in", [False, True])
+def test_the_reference_of_an_adapter(passed_in, settings, prompts, tokenizer, reward, saved_model):
+    peft_config = LoraConfig(r=4, target_modules=["q_proj"])
+    arguments = {"model": saved_model, "peft_config": peft_config}
+    if passed_in:
+        arguments = {"model": get_peft_model(tiny_model(tokenizer), peft_config)}
+    notes = objective_of(built({**settings, "beta": 0.1}, prompts, tokenizer, reward, **arguments)).notes
+    expected = "the starting adapter, frozen" if passed_in else "the base model without the adapter"
+    assert any(f"the reference is {expected};" in note for note in notes)
+
+
+def test_what_else_changes_the_objective(settings, prompts, tokenizer, reward):
+    class Other(DrGRPOTrainer):
+        def _compute_loss(self, model, inputs):
+            return super()._compute_loss(model, inputs)
+
+    trainer = built(
+        {**settings, "deepseekmath_step_std": True},
+        prompts,
+        tokenizer,
+        reward,
+        Other,
+        step_reward_funcs=[step_reward, step_reward],
+    )
+    trainer.args.use_vllm = True  # after the constructor, which would start the engine
+    objective = objective_of(trainer)
+    notes = " ".join(objective.notes)
+    assert "vLLM importance ratios (sequence_mask, -inf to 3) weigh the policy term." in notes
+    assert "its own _compute_loss in the place of TRL's" in notes
+    assert "divided by the group's standard deviation, as in arXiv 2402.03300" in notes
+    credit = "A_it(process) = (sum over steps k that end at or after t of (s_ik - b)) / group std"
+    assert credit in objective.formula
+    assert "s_ik = 1 * step_reward + 1 * step_reward" in objective.formula
+
+
+def test_a_quantised_base_is_stated(model):
+    model.config.quantization_config = nf4()
+    expected = "quant_method bitsandbytes, load_in_4bit True, bnb_4bit_quant_type nf4, bnb_4bit_use_double_quant True"
+    assert facts.adapter_rows(model) == [("base model quantised", expected)]
 
 
 def executed(card, folder, monkeypatch, capsys):
