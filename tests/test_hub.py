@@ -195,8 +195,8 @@ def test_no_token_is_left_anywhere(hub, settings, prompts, tokenizer, reward, ca
     output = capfd.readouterr()
     found = {"stdout": output.out.encode(), "stderr": output.err.encode(), "log": caplog.text.encode()}
     found |= {str(p): p.read_bytes() for p in Path(settings["output_dir"]).rglob("*") if p.is_file()}
-    for revision in hub.repos["tester/leaks"]["commits"]:
-        found |= {f"hub:{path}": data for path, data in revision["files"].items()}
+    for number, revision in enumerate(hub.repos["tester/leaks"]["commits"]):
+        found |= {f"hub:{number}:{path}": data for path, data in revision["files"].items()}
     assert len(found) > 30
     for name, data in found.items():
         for text in plaintexts(data):

@@ -474,8 +474,9 @@ def test_a_secret_in_a_name_is_taken_out_before_markdown_escapes_it(settings, pr
         return reward(completion_ids)
 
     named.__name__ = f"judge {secret}"
-    _, card = run({**settings, "max_steps": 1}, prompts, tokenizer, named)
-    assert "planted" not in card.content
+    settings |= {"max_steps": 1, "output_dir": f"{settings['output_dir']}-{secret}"}
+    _, card = run(settings, prompts, tokenizer, named)
+    assert "planted" not in card.content  # nor in the metadata, which hold the name of the folder
     assert row(card, "judge &lt;secret&gt;") == ["function", "1"]
 
 
