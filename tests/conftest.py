@@ -9,7 +9,7 @@ import pytest
 import torch
 from datasets import Dataset
 from hypothesis import HealthCheck, settings
-from runs import length_reward
+from runs import length_reward, short_run
 
 from trl_drgrpo.check.tiny import tiny_model, tiny_tokenizer
 
@@ -51,21 +51,8 @@ def prompts():
 
 @pytest.fixture(name="settings")
 def run_settings(tmp_path):
-    """Fields of a configuration for a run of a second: 8 rows per step in two micro-batches, groups of 4."""
-    return {
-        "output_dir": str(tmp_path / "run"),
-        "per_device_train_batch_size": 4,
-        "gradient_accumulation_steps": 2,
-        "num_generations": 4,
-        "max_completion_length": 12,
-        "max_steps": 3,
-        "learning_rate": 1e-2,
-        "gradient_checkpointing": False,
-        "report_to": "none",
-        "save_strategy": "no",
-        "logging_steps": 1,
-        "disable_tqdm": True,
-    }
+    """Fields of a configuration for a run of a second, see `short_run`."""
+    return short_run(tmp_path / "run")
 
 
 @pytest.fixture(scope="session")

@@ -1,12 +1,14 @@
 """When a checkpoint folder counts as complete, and what a run does with one that does not."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 import safetensors.torch
 import torch
 import transformers.modeling_utils
+from runs import short_run
 from transformers.trainer_callback import TrainerState
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer, checkpoints
@@ -95,18 +97,27 @@ class Death(BaseException):
 
 @pytest.fixture
 def run(settings, prompts, tokenizer, reward):
-    settings |= {"max_steps": 3, "save_strategy": "steps", "save_steps": 1, "save_total_limit": 1}
+    settings |= {"save_strategy": "steps", "save_steps": 1, "save_total_limit": 1, "steps_per_generation": 4}
+    return lambda: build(settings, prompts, tokenizer, reward)
 
-    def build():
-        return DrGRPOTrainer(
-            model=tiny_model(tokenizer),
-            reward_funcs=reward,
-            args=DrGRPOConfig(**settings, steps_per_generation=4),
-            train_dataset=prompts,
-            processing_class=tokenizer,
-        )
 
-    return build
+@pytest.fixture(scope="module")
+def whole(prompts, tokenizer, reward, tmp_path_factory):
+    """The weights at the end of an uninterrupted run."""
+    fields = {**short_run(tmp_path_factory.mktemp("whole")), "steps_per_generation": 4}
+    trainer = build(fields, prompts, tokenizer, reward)
+    trainer.train()
+    return dict(trainer.model.named_parameters())
+
+
+def build(fields, prompts, tokenizer, reward):
+    return DrGRPOTrainer(
+        model=tiny_model(tokenizer),
+        reward_funcs=reward,
+        args=DrGRPOConfig(**fields),
+        train_dataset=prompts,
+        processing_class=tokenizer,
+    )
 
 
 def dies_half_way(save, name):
@@ -129,12 +140,10 @@ OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in ("model.safeten
 
 
 @pytest.mark.parametrize("file", [*FILES, *OTHERS])
-def test_a_run_that_dies_while_saving_goes_on_from_a_complete_checkpoint(file, run, settings, monkeypatch, caplog):
+def test_a_run_that_dies_while_saving_goes_on_from_a_complete_checkpoint(
+    file, run, whole, settings, monkeypatch, caplog
+):
     output = Path(settings["output_dir"])
-    whole = run()
-    whole.train()
-    for leftover in output.glob("checkpoint-*"):
-        leftover.rename(output / leftover.name.replace("checkpoint", "whole"))
     with monkeypatch.context() as patch:
         patch.setattr(torch, "save", dies_half_way(torch.save, file))
         save_file = dies_half_way(safetensors.torch.save_file, file)
@@ -155,7 +164,7 @@ def test_a_run_that_dies_while_saving_goes_on_from_a_complete_checkpoint(file, r
     resumed = run()
     resumed.train(resume_from_checkpoint=True)
     for name, weight in resumed.model.named_parameters():
-        assert torch.equal(weight, whole.model.get_parameter(name)), name
+        assert torch.equal(weight, whole[name]), name
 
 
 def dies(when):
@@ -165,6 +174,28 @@ def dies(when):
         return Path.rename(path, *args) if args else None
 
     return function
+
+
+def test_the_best_checkpoint_is_kept(settings, prompts, tokenizer):
+    calls = []
+
+    def worse_and_worse(completion_ids, **kwargs):
+        calls.append(1)
+        return [float(sum(ids) % 3) - 10 * len(calls) for ids in completion_ids]
+
+    settings |= {"save_strategy": "steps", "save_steps": 1, "save_total_limit": 2, "eval_strategy": "steps"}
+    settings |= {"eval_steps": 1, "per_device_eval_batch_size": 4, "load_best_model_at_end": True}
+    trainer = DrGRPOTrainer(
+        model=tiny_model(tokenizer),
+        reward_funcs=worse_and_worse,
+        args=DrGRPOConfig(**settings, metric_for_best_model="eval_reward"),
+        train_dataset=prompts,
+        eval_dataset=prompts.select(range(4)),
+        processing_class=tokenizer,
+    )
+    trainer.train()
+    left = sorted(path.name for path in Path(settings["output_dir"]).glob("checkpoint-*"))
+    assert left == ["checkpoint-1", "checkpoint-3"]
 
 
 def test_a_failing_reward_does_not_write_the_resumed_checkpoint_again(run, settings, monkeypatch):
@@ -178,7 +209,7 @@ def test_a_failing_reward_does_not_write_the_resumed_checkpoint_again(run, setti
     trainer.reward_funcs[0] = raising(trainer.reward_funcs[0], calls)
     trainer.args.max_steps = 5
     with pytest.raises(ValueError, match="judge is down"):
-        trainer.train(resume_from_checkpoint=str(checkpoint))
+        trainer.train(resume_from_checkpoint=os.path.relpath(checkpoint))  # the same folder by another name
     assert (checkpoint / STATE_FILE).stat().st_mtime_ns == before
 
 

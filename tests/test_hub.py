@@ -2,7 +2,9 @@
 
 import io
 import pickle
+import shlex
 import zipfile
+from itertools import pairwise
 from pathlib import Path
 
 import huggingface_hub.hf_api
@@ -11,6 +13,7 @@ import torch
 import transformers.utils.hub
 from hub_server import Hub
 from huggingface_hub import ModelCard, constants, snapshot_download
+from huggingface_hub.utils import filter_repo_objects
 from peft import AutoPeftModelForCausalLM, LoraConfig
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
@@ -178,7 +181,9 @@ def test_no_token_is_left_anywhere(hub, settings, prompts, tokenizer, reward, ca
         import tensorboard  # noqa: F401
     except ImportError:
         settings["report_to"] = "none"
-    trainer = DrGRPOTrainer(
+    waiting = EachUploadEnds()  # the last push writes the arguments anew: look at those of the uploads before it
+    trainer = waiting.trainer = DrGRPOTrainer(
+        callbacks=[waiting],
         model=saved(tokenizer, Path(settings["output_dir"]).parent / "base"),
         reward_funcs=reward,
         args=DrGRPOConfig(**settings, hub_token=TOKEN),
@@ -190,8 +195,8 @@ def test_no_token_is_left_anywhere(hub, settings, prompts, tokenizer, reward, ca
     output = capfd.readouterr()
     found = {"stdout": output.out.encode(), "stderr": output.err.encode(), "log": caplog.text.encode()}
     found |= {str(p): p.read_bytes() for p in Path(settings["output_dir"]).rglob("*") if p.is_file()}
-    for revision in hub.repos["tester/leaks"]["commits"]:
-        found |= {f"hub:{path}": data for path, data in revision["files"].items()}
+    for number, revision in enumerate(hub.repos["tester/leaks"]["commits"]):
+        found |= {f"hub:{number}:{path}": data for path, data in revision["files"].items()}
     assert len(found) > 30
     for name, data in found.items():
         for text in plaintexts(data):
@@ -211,6 +216,8 @@ def saved(tokenizer, folder):
 
 # When the Hub does not answer
 
+UPLOADED = ["model.safetensors", "_drgrpo/completions.jsonl", "checkpoint-1/optimizer.pt"]
+
 
 @pytest.mark.parametrize("status", [401, 403, pytest.param(500, marks=pytest.mark.slow)])
 def test_a_hub_that_refuses_at_the_start_is_one_clear_error(status, hub, settings, prompts, tokenizer, reward):
@@ -224,13 +231,16 @@ def test_a_hub_that_refuses_at_the_start_is_one_clear_error(status, hub, setting
 
 @pytest.mark.parametrize("status", [403, pytest.param(500, marks=pytest.mark.slow)])
 def test_a_hub_that_refuses_at_the_end_costs_no_model(status, hub, settings, prompts, tokenizer, reward):
-    settings |= {"push_to_hub": True, "hub_model_id": "tester/run"}
+    settings |= {"push_to_hub": True, "hub_model_id": "tester/run", "output_dir": settings["output_dir"] + " of today"}
     trainer = build(settings, prompts, tokenizer, reward)
     trainer.train()
     hub.refuse = {"/commit/": status}
     with pytest.raises(PushError, match="did not take the upload .* push it later with `hf upload tester") as caught:
         trainer.push_to_hub()
-    assert settings["output_dir"] in str(caught.value)
+    command = shlex.split(str(caught.value).rpartition("with `")[2].removesuffix("`."))
+    assert command[:4] == ["hf", "upload", "tester/run", settings["output_dir"]]
+    excluded = [pattern for flag, pattern in pairwise(command) if flag == "--exclude"]
+    assert list(filter_repo_objects(UPLOADED, ignore_patterns=excluded)) == ["model.safetensors"]
     loaded = AutoModelForCausalLM.from_pretrained(settings["output_dir"])
     assert torch.equal(logits(loaded), logits(trainer.model.eval()))
     hub.refuse = {}

@@ -6,33 +6,23 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from datasets import Dataset
 from huggingface_hub import ModelCard
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from peft import LoraConfig
-from runs import train
+from peft import LoraConfig, get_peft_model
+from runs import short_run, train
+from tiny_bases import nf4
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
 from trl_drgrpo.check.tiny import tiny_model
 from trl_drgrpo.publishing import facts
+from trl_drgrpo.publishing.objective import objective_of
 from trl_drgrpo.publishing.plots import curves, draw_curves
 from trl_drgrpo.publishing.secrets import is_secret, redacted, scrubbed
 from trl_drgrpo.publishing.text import code, fenced, plain, without_paths
-
-SETTINGS = {
-    "per_device_train_batch_size": 4,
-    "gradient_accumulation_steps": 2,
-    "num_generations": 4,
-    "max_completion_length": 12,
-    "max_steps": 3,
-    "learning_rate": 1e-2,
-    "gradient_checkpointing": False,
-    "report_to": "none",
-    "save_strategy": "no",
-    "logging_steps": 1,
-    "disable_tqdm": True,
-}
+from trl_drgrpo.steps import step_segmenter
 
 
 def step_reward(completion_ids, step_ends, **kwargs):
@@ -57,7 +47,7 @@ def row(card, name):
 @pytest.fixture(scope="module")
 def plain_card(prompts, tokenizer, reward, tmp_path_factory):
     """One run for several tests: three steps and no checkpoint."""
-    return run(SETTINGS | {"output_dir": str(tmp_path_factory.mktemp("plain") / "run")}, prompts, tokenizer, reward)
+    return run(short_run(tmp_path_factory.mktemp("plain") / "run"), prompts, tokenizer, reward)
 
 
 def test_the_objective_of_a_plain_run(plain_card):
@@ -129,6 +119,7 @@ def test_every_switch_that_changes_the_objective_is_stated(settings, prompts, to
     }
     trainer, card = run(settings, prompts, tokenizer, reward, model=saved_model)
     for text in (
+        "that is divided by a count of tokens",
         "L = 20 tokens",
         "l_it = -min(min(rho_i, 4) * A_i, clip(rho_i, 0.9, 1.28) * A_i) + 0.04 * rho_i * k3_it",
         "A_i  = (r_i - mean of the other 3 rewards of its group) / sigma_run",
@@ -164,6 +155,54 @@ def test_process_supervision_is_stated_and_cited(credit, formula, settings, prom
     assert row(card, "step&#95;reward") == ["step reward", "1"]
 
 
+def built(settings, prompts, tokenizer, reward, trainer_class=DrGRPOTrainer, **arguments):
+    """A trainer that does not train: what it would optimise is known."""
+    model = arguments.pop("model", None) or tiny_model(tokenizer)
+    args = DrGRPOConfig(**settings)
+    return trainer_class(model, reward, args, prompts, processing_class=tokenizer, **arguments)
+
+
+@pytest.mark.parametrize("passed_in", [False, True])
+def test_the_reference_of_an_adapter(passed_in, settings, prompts, tokenizer, reward, saved_model):
+    peft_config = LoraConfig(r=4, target_modules=["q_proj"])
+    arguments = {"model": saved_model, "peft_config": peft_config}
+    if passed_in:
+        arguments = {"model": get_peft_model(tiny_model(tokenizer), peft_config)}
+    notes = objective_of(built({**settings, "beta": 0.1}, prompts, tokenizer, reward, **arguments)).notes
+    expected = "the starting adapter, frozen" if passed_in else "the base model without the adapter"
+    assert any(f"the reference is {expected};" in note for note in notes)
+
+
+def test_what_else_changes_the_objective(settings, prompts, tokenizer, reward):
+    class Other(DrGRPOTrainer):
+        def _compute_loss(self, model, inputs):
+            return super()._compute_loss(model, inputs)
+
+    trainer = built(
+        {**settings, "deepseekmath_step_std": True},
+        prompts,
+        tokenizer,
+        reward,
+        Other,
+        step_reward_funcs=[step_reward, step_reward],
+    )
+    trainer.args.use_vllm = True  # after the constructor, which would start the engine
+    objective = objective_of(trainer)
+    notes = " ".join(objective.notes)
+    assert "vLLM importance ratios (sequence_mask, -inf to 3) weigh the policy term." in notes
+    assert "its own _compute_loss in the place of TRL's" in notes
+    assert "divided by the group's standard deviation, as in arXiv 2402.03300" in notes
+    credit = "A_it(process) = (sum over steps k that end at or after t of (s_ik - b)) / group std"
+    assert credit in objective.formula
+    assert "s_ik = 1 * step_reward + 1 * step_reward" in objective.formula
+
+
+def test_a_quantised_base_is_stated(model):
+    model.config.quantization_config = nf4()
+    expected = "quant_method bitsandbytes, load_in_4bit True, bnb_4bit_quant_type nf4, bnb_4bit_use_double_quant True"
+    assert facts.adapter_rows(model) == [("base model quantised", expected)]
+
+
 def executed(card, folder, monkeypatch, capsys):
     """What the card's snippet prints when it is run in the model's folder."""
     snippet = re.search(r"^```python\n(.*?)^```", card.text, re.MULTILINE | re.DOTALL)[1]
@@ -195,8 +234,8 @@ def test_the_snippet_of_a_full_model_runs(
 @pytest.fixture(scope="module")
 def adapter_run(prompts, tokenizer, reward, saved_model, tmp_path_factory):
     """One run for several tests: two steps, each with a checkpoint."""
-    settings = SETTINGS | {"max_steps": 2, "save_strategy": "steps", "save_steps": 1}
-    settings["output_dir"] = str(tmp_path_factory.mktemp("adapter") / "run")
+    settings = short_run(tmp_path_factory.mktemp("adapter") / "run")
+    settings |= {"max_steps": 2, "save_strategy": "steps", "save_steps": 1}
     peft_config = LoraConfig(r=4, lora_alpha=12, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
     return run(settings, prompts, tokenizer, reward, model=saved_model, peft_config=peft_config)
 
@@ -232,6 +271,65 @@ def test_an_adapter_of_a_hub_model_is_shown_as_one(settings, prompts, tokenizer,
     assert card.data.base_model == "Qwen/Qwen2.5-0.5B-Instruct"
     assert "base_model:adapter:Qwen/Qwen2.5-0.5B-Instruct" in card.data.tags
     assert "[Qwen/Qwen2.5-0.5B-Instruct](https://huggingface.co/Qwen/Qwen2.5-0.5B-Instruct)" in card.text
+
+
+class Quantised:
+    def to_dict(self):
+        return {"load_in_4bit": True, "dtype": torch.bfloat16}
+
+
+def test_options_of_any_type_are_stated_and_end_no_run(tmp_path):
+    # a card is written with every checkpoint: what YAML cannot hold would end the run there
+    options = {"dtype": torch.float32, "cache_dir": tmp_path, "config": Quantised(), "max_memory": {0: "2GiB"}}
+    generation = {"sequence_bias": {(10,): -1.0}, "bad": {3}}
+    args = DrGRPOConfig("out", report_to="none", model_init_kwargs=options, generation_kwargs=generation)
+    shown = yaml.safe_load(yaml.safe_dump(facts.changed_settings(args)))
+    config = {"load_in_4bit": True, "dtype": "torch.bfloat16"}
+    assert shown["model_init_kwargs"] == {
+        "dtype": "torch.float32",
+        "cache_dir": "(local path)",
+        "config": config,
+        "max_memory": {0: "2GiB"},
+    }
+    assert shown["generation_kwargs"] == {"sequence_bias": {"(10,)": -1.0}, "bad": [3]}
+
+
+def test_what_was_given_instead_of_settings_is_what_the_card_states(settings, prompts, tokenizer, reward):
+    def other(completion_ids, **kwargs):
+        return [0.1 * len(ids) for ids in completion_ids]
+
+    model = tiny_model(tokenizer)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.5, weight_decay=0.25)
+    schedule = torch.optim.lr_scheduler.ConstantLR(sgd, factor=0.5)
+    settings |= {"max_steps": 1, "reward_weights": [0.5, 2.0], "step_separator": ["###"]}
+    settings |= {"eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 4}
+    trainer = train(
+        DrGRPOTrainer,
+        DrGRPOConfig,
+        settings,
+        prompts,
+        tokenizer,
+        [reward, other],
+        model=model,
+        optimizers=(sgd, schedule),
+        step_reward_funcs=step_reward,
+        step_segmenter=step_segmenter("tokens:3"),
+        eval_dataset={"easy": prompts.select(range(4)), "hard": prompts.select(range(4, 8))},
+    )
+    trainer.create_model_card(dataset_name="/home/me/data/train.jsonl")
+    card = ModelCard.load(Path(settings["output_dir"]) / "README.md")
+    assert row(card, "optimizer") == ["SGD, given to the trainer"]
+    assert row(card, "learning rate") == ["0.5, schedule ConstantLR, given to the trainer"]
+    assert row(card, "weight decay") == ["0.25"]
+    assert "| warm-up |" not in card.text
+    assert "steps are cut by 'tokens:3'" in card.text
+    assert "r_i  = 0.5 * length_reward + 2 * other\n" in card.text
+    assert "s_ik =" not in card.text
+    assert "/home/me" not in card.text
+    rewards = [entry["eval_reward"] for entry in trainer.state.log_history if "eval_reward" in entry]
+    for split, value in zip(("easy", "hard"), rewards, strict=True):
+        assert row(card, f"eval&#95;reward ({split})") == [f"{value:.4g}", f"{value:.4g}", "1"]
+    assert "No evaluation on held-out prompts" not in card.text
 
 
 def test_names_that_mean_something_to_markdown(settings, tokenizer, tmp_path):
@@ -283,6 +381,18 @@ def test_curves_are_what_was_logged(tmp_path):
     assert draw_curves(history, tmp_path / "a" / "b.png")
     assert (tmp_path / "a" / "b.png").read_bytes().startswith(b"\x89PNG")
     assert not draw_curves(history[:1], tmp_path / "c.png")
+
+
+def test_curves_of_each_split():
+    history = [
+        {"step": step, "eval_reward": float(step + i), f"eval_{split}_runtime": 1.0}
+        for step in (1, 2)
+        for i, split in enumerate(("a", "a_b"))
+    ]
+    labelled = facts.history_by_split(history, {"a": None, "a_b": None})
+    lines = {"eval_reward (a)": [(1, 1.0), (2, 2.0)], "eval_reward (a_b)": [(1, 2.0), (2, 3.0)]}
+    assert curves(labelled) == {"mean reward": lines}
+    assert facts.history_by_split(history, None) == history
 
 
 def test_without_matplotlib_there_is_no_picture(tmp_path, monkeypatch):
@@ -346,6 +456,7 @@ def test_secrets_by_name():
     }
     assert nested["token"] == "t"
     assert is_secret("JUDGE_API_KEY")
+    assert is_secret("AWS_SECRET_ACCESS_KEY")
     assert not is_secret("tokenizer")
 
 
@@ -353,6 +464,20 @@ def test_known_secrets_are_taken_out_of_a_text(monkeypatch):
     monkeypatch.setenv("SOME_API_KEY", "sk-0123456789")
     text = redacted("a sk-0123456789 b hf_abcdefgh c", {"model_init_kwargs": {"token": "hf_abcdefgh"}})
     assert text == "a <secret> b <secret> c"
+
+
+def test_a_secret_in_a_name_is_taken_out_before_markdown_escapes_it(settings, prompts, tokenizer, reward, monkeypatch):
+    secret = "gw_planted_key_777"
+    monkeypatch.setenv("GATEWAY_TOKEN", secret)
+
+    def named(completion_ids, **kwargs):
+        return reward(completion_ids)
+
+    named.__name__ = f"judge {secret}"
+    settings |= {"max_steps": 1, "output_dir": f"{settings['output_dir']}-{secret}"}
+    _, card = run(settings, prompts, tokenizer, named)
+    assert "planted" not in card.content  # nor in the metadata, which hold the name of the folder
+    assert row(card, "judge &lt;secret&gt;") == ["function", "1"]
 
 
 def test_paths_of_the_machine():

@@ -15,7 +15,7 @@ from trl_drgrpo.runstate import RunState, load_rollouts, save_rollouts
 
 def build(settings, prompts, tokenizer, reward, **arguments):
     return DrGRPOTrainer(
-        model=tiny_model(tokenizer),
+        model=arguments.pop("model", None) or tiny_model(tokenizer),
         reward_funcs=reward,
         args=DrGRPOConfig(**settings),
         train_dataset=prompts,
@@ -38,18 +38,17 @@ GEOMETRIES = {
 }
 
 
-@pytest.mark.parametrize("stop_at", [3, 5])
 @pytest.mark.parametrize("extra", GEOMETRIES.values(), ids=GEOMETRIES)
-def test_a_resumed_run_ends_like_an_uninterrupted_one(extra, stop_at, settings, prompts, tokenizer, reward):
+def test_a_resumed_run_ends_like_an_uninterrupted_one(extra, settings, prompts, tokenizer, reward):
     settings = {**settings, "max_steps": 7, "save_strategy": "steps", "save_steps": 1, **extra}
     whole = build(settings, prompts, tokenizer, reward)
     whole.train()
-
-    resumed = build(settings, prompts, tokenizer, reward)
-    resumed.train(resume_from_checkpoint=f"{settings['output_dir']}/checkpoint-{stop_at}")
-    assert resumed.state.global_step == 7
-    assert all(torch.equal(a, b) for a, b in zip(weights(resumed), weights(whole), strict=True))
-    assert resumed.reward_scale.state_dict() == whole.reward_scale.state_dict()
+    for stop_at in (3, 5):
+        resumed = build({**settings, "save_strategy": "no"}, prompts, tokenizer, reward)
+        resumed.train(resume_from_checkpoint=f"{settings['output_dir']}/checkpoint-{stop_at}")
+        assert resumed.state.global_step == 7
+        assert all(torch.equal(a, b) for a, b in zip(weights(resumed), weights(whole), strict=True)), stop_at
+        assert resumed.reward_scale.state_dict() == whole.reward_scale.state_dict()
 
 
 def test_a_finished_run_is_finished(settings, prompts, tokenizer, reward):
@@ -184,6 +183,28 @@ def test_another_geometry_generates_anew_and_says_so(changed, half_way, settings
     assert trainer.state.global_step == 4
     name = next(iter(changed))
     assert f"Batch geometry changed ({name} " in caplog.text
+
+
+def test_a_kl_term_that_is_new_needs_new_completions(
+    half_way, settings, prompts, tokenizer, reward, caplog, saved_model
+):
+    # those at hand have no reference log-probabilities
+    trainer = build({**settings, "beta": 0.1}, prompts, tokenizer, reward, model=saved_model)
+    trainer.train(resume_from_checkpoint=str(half_way))
+    assert trainer.state.global_step == 4
+    assert "hold no ref_per_token_logps, which the run needs now: they are generated anew" in caplog.text
+
+
+def test_a_checkpoint_without_optimizer_is_taken_with_a_word(half_way, settings, prompts, tokenizer, reward, caplog):
+    (half_way / "optimizer.pt").unlink()
+    state = half_way / STATE_FILE
+    content = json.loads(state.read_text())
+    del content["files"]  # as save_only_model leaves it, and as checkpoints were before sizes were noted
+    state.write_text(json.dumps(content))
+    trainer = build({**settings, "max_steps": 2}, prompts, tokenizer, reward)
+    trainer.train(resume_from_checkpoint=str(half_way))
+    assert trainer.state.global_step == 2
+    assert f"{half_way} holds no optimizer state (save_only_model)" in caplog.text
 
 
 @pytest.mark.parametrize("damage", ["missing", "empty", "truncated"])

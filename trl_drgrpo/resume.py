@@ -41,7 +41,7 @@ class ResumableTrainer(PublishingTrainer):
         elif resume_from_checkpoint:
             require_complete(Path(resume_from_checkpoint))
         # The one that is resumed from holds its step already: written again, it would be gone if the run died then.
-        self._checkpoints_of_this_run: set[Path] = {Path(resume_from_checkpoint)} if resume_from_checkpoint else set()
+        self._checkpoints_of_this_run = {Path(resume_from_checkpoint).resolve()} if resume_from_checkpoint else set()
         try:
             return super().train(resume_from_checkpoint, *args, **kwargs)
         except RewardError:
@@ -71,9 +71,12 @@ class ResumableTrainer(PublishingTrainer):
                 self._geometry(),
                 has_rollouts=pending is not None,
             ).save(checkpoint)
-        self._checkpoints_of_this_run.add(checkpoint)
+        self._checkpoints_of_this_run.add(checkpoint.resolve())
 
     def on_checkpoint_loaded(self, checkpoint: Path) -> None:
+        if not any(checkpoint.rglob("*optim*")):  # of transformers, FSDP or DeepSpeed
+            message = "%s holds no optimizer state (save_only_model): the optimizer begins anew, as in another run."
+            logger.warning(message, checkpoint)
         state = RunState.load(checkpoint)
         if state is None:
             logger.warning("%s holds no Dr. GRPO state: going on with L = %d.", checkpoint, self.loss_normalizer)
@@ -107,10 +110,21 @@ class ResumableTrainer(PublishingTrainer):
         if not state.has_rollouts:
             return
         rollouts = load_rollouts(checkpoint, self.accelerator.process_index, self.accelerator.device)
-        if all(self.gathered([rollouts is not None])):  # all ranks or none: one that generates alone waits forever
-            self.pending_rollouts = rollouts
-        else:
+        # All ranks or none: one that generates alone waits forever.
+        if not all(self.gathered([rollouts is not None])):
             logger.warning("Completions not trained on yet are generated anew: the run goes on, but not bit for bit.")
+        elif missing := self._needed_in_rollouts().difference(*(rollouts or [])):
+            message = "Completions not trained on yet hold no %s, which the run needs now: they are generated anew."
+            logger.warning(message, " and ".join(sorted(missing)))
+        else:
+            self.pending_rollouts = rollouts
+
+    def _needed_in_rollouts(self) -> set[str]:
+        """What the loss reads from a micro-batch because of settings that may have changed since it was made."""
+        needed = {"ref_per_token_logps"} if self.args.beta else set()
+        if self.args.use_vllm and self.args.vllm_importance_sampling_correction:
+            needed.add("importance_sampling_ratio")
+        return needed
 
     def _geometry(self) -> dict[str, int]:
         fields = (
@@ -130,7 +144,7 @@ class ResumableTrainer(PublishingTrainer):
         if self.state.global_step == 0:
             return
         folder = self.checkpoint_folder()
-        if folder not in self._checkpoints_of_this_run:
+        if folder.resolve() not in self._checkpoints_of_this_run:
             self.step_boundary.rewind(self)
             self.save_checkpoint_now()
         logger.error("A reward function failed. The run up to here is saved: resume from %s.", folder)

@@ -150,6 +150,7 @@ class DrGRPOTrainer(DiagnosedTrainer):
             if not reward_funcs and environment_factory is None:
                 reward_funcs = [process_only]
         self.reward_scale = RunningRewardScale()
+        self.given_optimizers = optimizers
         # The config has made sure that one of the two is set.
         self.loss_normalizer = int(args.loss_normalizer or args.max_completion_length or 0)
         super().__init__(

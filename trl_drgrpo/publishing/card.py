@@ -57,7 +57,7 @@ def write_card(trainer: Any, metadata: ModelCardData, readme: Path, dataset_name
     is_adapter = hasattr(model, "peft_config")
     _repair(metadata, model, is_adapter, dataset_name or facts.dataset_id(trainer.train_dataset))
     text = card_text(trainer, model, is_adapter, readme.parent, dataset_name)
-    content = redacted(f"---\n{metadata.to_yaml()}\n---\n{text}", vars(trainer.args))
+    content = f"---\n{redacted(metadata.to_yaml(), vars(trainer.args))}\n---\n{text}"
     readme.parent.mkdir(parents=True, exist_ok=True)
     part = readme.with_name(f"_{readme.name}")  # transformers uploads no file whose name begins like this
     part.write_text(content, encoding="utf-8", newline="\n")
@@ -78,9 +78,10 @@ def card_text(trainer: Any, model: Any, is_adapter: bool, folder: Path, dataset_
         `str`: Markdown.
     """
     args, state = trainer.args, trainer.state
+    history = facts.history_by_split(state.log_history, trainer.eval_dataset)
     objective = objective_of(trainer)
-    metrics = facts.metric_rows(state.log_history)
-    drawn = not trainer.is_in_train and draw_curves(state.log_history, folder / PICTURE)
+    metrics = facts.metric_rows(history)
+    drawn = not trainer.is_in_train and draw_curves(history, folder / PICTURE)
     settings = facts.changed_settings(args)
     truncated = [e["completions/clipped_ratio"] for e in state.log_history if "completions/clipped_ratio" in e]
     has_evaluation = any(row[0].startswith("eval_") for row in metrics)
@@ -109,7 +110,7 @@ def card_text(trainer: Any, model: Any, is_adapter: bool, folder: Path, dataset_
         "machine": [*facts.machine_rows(trainer), *facts.versions()],
         "citations": _citations(trainer),
     }
-    return _template().render(values)
+    return _template().render(redacted(values, vars(args)))  # before Markdown's escapes take them apart
 
 
 def _repair(data: ModelCardData, model: Any, is_adapter: bool, dataset_name: str | None) -> None:

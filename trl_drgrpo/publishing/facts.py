@@ -5,7 +5,9 @@ Nothing is guessed: what the run does not know is left out. Every function retur
 
 import dataclasses
 import platform
+from collections.abc import Mapping
 from dataclasses import MISSING
+from enum import Enum
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -72,7 +74,7 @@ def dataset_id(dataset: Any) -> str | None:
 def data_rows(trainer: Any, dataset_name: str | None) -> Rows:
     """The training and evaluation data."""
     dataset = trainer.train_dataset
-    name = dataset_name or dataset_id(dataset)
+    name = dataset_name if is_hub_id(dataset_name) else dataset_id(dataset)
     rows: Rows = [("training data", name or "local or generated data, not a dataset of the Hub")]
     rows.append(("prompts", f"{len(dataset):,}" if hasattr(dataset, "__len__") else "a stream, not counted"))
     columns = getattr(dataset, "column_names", None)
@@ -100,7 +102,7 @@ def reward_rows(trainer: Any) -> list[tuple[str, str, str]]:
 
 def training_rows(trainer: Any) -> Rows:
     """Optimizer, batch geometry, sampling, and how far the run came."""
-    args, state = trainer.args, trainer.state
+    args, state, seen = trainer.args, trainer.state, int(trainer.state.num_input_tokens_seen)
     processes = trainer.accelerator.num_processes
     rows_per_step = args.per_device_train_batch_size * args.gradient_accumulation_steps * processes
     generated = args.generation_batch_size
@@ -108,11 +110,8 @@ def training_rows(trainer: Any) -> Rows:
         ("trained parameters", f"{sum(p.numel() for p in trainer.model.parameters() if p.requires_grad):,}"),
         ("optimizer steps", f"{state.global_step:,} of {state.max_steps:,}"),
         ("epochs", f"{state.epoch:.3g}" if state.epoch is not None else None),
-        ("prompt and completion tokens seen", f"{int(state.num_input_tokens_seen):,}" or None),
-        ("learning rate", f"{args.learning_rate:g}, schedule {_name(args.lr_scheduler_type)}"),
-        ("warm-up", f"{args.get_warmup_steps(max(state.max_steps, 1))} steps"),
-        ("optimizer", f"{_name(args.optim)}, betas {args.adam_beta1:g} and {args.adam_beta2:g}"),
-        ("weight decay", f"{args.weight_decay:g}"),
+        ("prompt and completion tokens seen", f"{seen:,}" if seen else None),
+        *_optimizer_rows(trainer),
         ("gradient norm clipped at", f"{args.max_grad_norm:g}"),
         ("completions per prompt, G", args.num_generations),
         (
@@ -130,6 +129,27 @@ def training_rows(trainer: Any) -> Rows:
         ("seed", args.seed),
     ]
     return [(name, value) for name, value in rows if value is not None]
+
+
+def _optimizer_rows(trainer: Any) -> Rows:
+    """Optimizer and schedule: those that the trainer was given, else those of its arguments."""
+    args, (optimizer, scheduler) = trainer.args, trainer.given_optimizers
+    rates, decay = f"{args.learning_rate:g}", f"{args.weight_decay:g}"
+    kind = f"{_name(args.optim)}, betas {args.adam_beta1:g} and {args.adam_beta2:g}"
+    if optimizer is not None:
+        groups = optimizer.param_groups
+        rates = " and ".join(sorted({f"{group.get('initial_lr', group['lr']):g}" for group in groups}))
+        decay = " and ".join(sorted({f"{group.get('weight_decay', 0):g}" for group in groups}))
+        kind = f"{type(optimizer).__name__}, given to the trainer"
+    schedule, warmup = _name(args.lr_scheduler_type), f"{args.get_warmup_steps(max(trainer.state.max_steps, 1))} steps"
+    if scheduler is not None:
+        schedule, warmup = f"{type(scheduler).__name__}, given to the trainer", None
+    return [
+        ("learning rate", f"{rates}, schedule {schedule}"),
+        ("warm-up", warmup),
+        ("optimizer", kind),
+        ("weight decay", decay),
+    ]
 
 
 def adapter_rows(model: Any) -> Rows:
@@ -153,18 +173,39 @@ def adapter_rows(model: Any) -> Rows:
     return rows
 
 
+def history_by_split(history: list[dict[str, Any]], evaluation: Any) -> list[dict[str, Any]]:
+    """What was logged, with the split in the names of metrics where there are several: TRL calls them all the same.
+
+    Args:
+        history (`list[dict]`): `trainer.state.log_history`.
+        evaluation: `trainer.eval_dataset`; a mapping when there are several splits.
+
+    Returns:
+        `list[dict]`: `eval_reward` is `eval_reward (<split>)` there.
+    """
+    splits = list(evaluation) if isinstance(evaluation, dict) else []
+    labelled = []
+    for entry in history:
+        split = next((split for split in splits if f"eval_{split}_runtime" in entry), None)
+        named = (
+            entry if split is None else {k if k in ("step", "epoch") else f"{k} ({split})": entry[k] for k in entry}
+        )
+        labelled.append(named)
+    return labelled
+
+
 def metric_rows(history: list[dict[str, Any]]) -> list[tuple[str, str, str, str]]:
     """Name, first and last logged value of each metric worth a line, and the step of the last.
 
     Args:
-        history (`list[dict]`): `trainer.state.log_history`.
+        history (`list[dict]`): What was logged, see `history_by_split`.
     """
     wanted = ("reward", "reward_std", "rewards/", "process_rewards/", "process/reward", "kl", "entropy")
     wanted += ("completions/mean_length", "completions/clipped_ratio", "drgrpo/zero_signal", "loss", "grad_norm")
     values: dict[str, list[tuple[int, float]]] = {}
     for entry in history:
         for name, value in entry.items():
-            stem = name.removeprefix("eval_")
+            stem = name.removeprefix("eval_").partition(" (")[0]
             if isinstance(value, (int, float)) and any(
                 stem == start or ("/" in start and stem.startswith(start)) or stem.startswith(f"{start}/")
                 for start in wanted
@@ -185,10 +226,21 @@ def changed_settings(args: Any) -> dict[str, Any]:
         surrounding = field.name in _SURROUNDINGS or field.name.startswith(_SURROUNDINGS_START)
         if surrounding or not field.init or value == default:
             continue
-        shown[field.name] = getattr(value, "value", value)
-    plain_types = (str, int, float, bool, list, dict, tuple, type(None))
-    shown = {name: value if isinstance(value, plain_types) else str(value) for name, value in shown.items()}
+        shown[field.name] = _plain_data(value)
     return without_paths(scrubbed(shown))
+
+
+def _plain_data(value: Any) -> Any:
+    """A value as YAML can hold it: options for a model may be dtypes, paths, or configurations of their own."""
+    if isinstance(value, Enum):
+        return _plain_data(value.value)
+    if isinstance(value, Mapping):
+        return {key if type(key) in (str, int) else str(key): _plain_data(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [_plain_data(each) for each in value]
+    if value is None or type(value) in (str, int, float, bool):
+        return value
+    return _plain_data(value.to_dict()) if hasattr(value, "to_dict") else str(value)
 
 
 def machine_rows(trainer: Any) -> Rows:

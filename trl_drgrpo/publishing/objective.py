@@ -4,6 +4,7 @@ Read off the configuration and the trainer, never off defaults: a card that says
 compared with another. Symbols as in the README: `P G B T L`, `r_i`, `A_i`, `rho_it`.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,14 +39,16 @@ def objective_of(trainer: Any) -> Objective:
         f"loss = 1 / (B * L) * sum over rows i and tokens t of l_it      L = {trainer.loss_normalizer} tokens",
         _token_loss(args, "A_it" if has_steps else "A_i"),
         f"rho_{'it' if args.importance_sampling_level == 'token' else 'i'} = {_ratio(args)}",
+        _weighted_sum("r_i", trainer.reward_func_names, trainer.reward_weights.tolist()),
         *_advantages(args, has_steps),
+        _weighted_sum("s_ik", trainer.step_scorer.names, trainer.step_scorer.weights) if has_steps else "",
     ]
     notes = [
         "Token losses are summed and divided by the constant B * L, never by a completion's length or a count of "
         "tokens; advantages are not divided by a group's standard deviation.",
         *_policy_notes(trainer, args),
         *_kl_notes(trainer, args),
-        *(_step_notes(args) if has_steps else []),
+        *(_step_notes(args, trainer.step_scorer.segmenter.name) if has_steps else []),
         *_further_notes(trainer, args),
     ]
     return Objective([line for line in formula if line], notes)
@@ -79,6 +82,14 @@ def _advantages(args: DrGRPOConfig, has_steps: bool) -> list[str]:
         lines.append(f"A_it = {args.outcome_weight:g} * A_i + {args.process_weight:g} * A_it(process)")
         lines.append(f"A_it(process) = {_credit(args)}")
     return lines
+
+
+def _weighted_sum(symbol: str, names: Sequence[str], weights: Sequence[float]) -> str:
+    """What a reward is made of; nothing to say where it is one function, as it is."""
+    if list(weights) == [1.0]:
+        return ""
+    terms = [f"{weight:g} * {' '.join(name.split())}" for name, weight in zip(names, weights, strict=True)]
+    return f"{symbol:<4} = {' + '.join(terms)}"
 
 
 def _credit(args: DrGRPOConfig) -> str:
@@ -125,9 +136,8 @@ def _kl_notes(trainer: Any, args: DrGRPOConfig) -> list[str]:
     return [note + "."]
 
 
-def _step_notes(args: DrGRPOConfig) -> list[str]:
-    separators = ", ".join(repr(text) for text in args.step_separator)
-    notes = [f"Process rewards s_ik per step; step credit {args.step_credit}; steps end at {separators}."]
+def _step_notes(args: DrGRPOConfig, segmenter: str) -> list[str]:
+    notes = [f"Process rewards s_ik per step; step credit {args.step_credit}; steps are cut by {segmenter}."]
     if args.step_credit != "min_to_go":
         notes.append(f"Step baseline b: {args.step_baseline}.")
     if args.deepseekmath_step_std:
@@ -140,7 +150,10 @@ def _further_notes(trainer: Any, args: DrGRPOConfig) -> list[str]:
     notes = []
     if args.entropy_coef or args.use_adaptive_entropy:
         adaptive = f", adapted towards {args.entropy_target} nats" if args.use_adaptive_entropy else ""
-        notes.append(f"Entropy bonus with coefficient {args.entropy_coef:g}{adaptive}.")
+        notes.append(
+            f"Entropy bonus with coefficient {args.entropy_coef:g}{adaptive}: minus that times the mean entropy of a "
+            "micro-batch's tokens, the one term that is divided by a count of tokens."
+        )
     if args.top_entropy_quantile < 1:
         share = f"{args.top_entropy_quantile:.0%}"
         notes.append(f"Only the {share} of tokens with the highest entropy are in the policy term.")
@@ -153,7 +166,7 @@ def _further_notes(trainer: Any, args: DrGRPOConfig) -> list[str]:
         low, high = args.vllm_importance_sampling_clip_min, args.vllm_importance_sampling_clip_max
         bounds = f"{'-inf' if low is None else f'{low:g}'} to {'inf' if high is None else f'{high:g}'}"
         mode = args.vllm_importance_sampling_mode
-        notes.append(f"vLLM importance ratios ({mode}, {bounds}) weigh the token losses.")
+        notes.append(f"vLLM importance ratios ({mode}, {bounds}) weigh the policy term.")
     if trainer.own_losses:
         notes.append(
             f"The trainer's class puts its own {' and '.join(trainer.own_losses)} in the place of TRL's: "

@@ -16,13 +16,15 @@ def curves(history: list[dict[str, Any]]) -> dict[str, dict[str, list[tuple[int,
     """The points of each panel.
 
     Args:
-        history (`list[dict]`): `trainer.state.log_history`.
+        history (`list[dict]`): What was logged, see [`~trl_drgrpo.publishing.facts.history_by_split`].
 
     Returns:
         `dict`: Panel title to metric name to `(step, value)`; panels with fewer than two points are left out.
     """
     panels = {}
-    for title, names in PANELS:
+    logged = dict.fromkeys(name for entry in history for name in entry)
+    for title, stems in PANELS:
+        names = [name for name in logged if name.partition(" (")[0] in stems]
         lines = {name: [(entry["step"], entry[name]) for entry in history if name in entry] for name in names}
         lines = {name: points for name, points in lines.items() if len(points) > 1}
         if lines:
@@ -34,7 +36,7 @@ def draw_curves(history: list[dict[str, Any]], target: Path) -> bool:
     """Write the picture.
 
     Args:
-        history (`list[dict]`): `trainer.state.log_history`.
+        history (`list[dict]`): As for `curves`.
         target (`Path`): The PNG file; its folder is made.
 
     Returns:

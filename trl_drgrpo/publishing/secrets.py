@@ -16,6 +16,8 @@ _saving: ContextVar[bool] = ContextVar("trl_drgrpo_saving", default=False)
 # Not every name that ends in "token" is one of these: `eos_token` is a word.
 _NAMES = ("token", "api_key", "apikey", "password", "secret", "authorization", "access_key")
 _SUFFIXES = ("hub_token", "auth_token", "hf_token", "access_token", "api_token", "_api_key", "_password", "_secret")
+_SUFFIXES += ("_access_key", "_secret_key", "_private_key")
+_ENVIRONMENT = (*_SUFFIXES, "_token", "_key")  # nobody keeps a word of a template in an environment variable
 _SHORTEST = 8  # characters: a shorter value would blot out words that only look like it
 
 
@@ -54,19 +56,30 @@ def scrubbed(values: Any) -> Any:
     return values
 
 
-def redacted(text: str, values: Mapping[str, Any]) -> str:
-    """A text without the secrets that are known: those among `values`, and those in environment variables.
+def redacted(content: Any, values: Mapping[str, Any]) -> Any:
+    """Text without the secrets that are known: those among `values`, and those in environment variables.
 
     Args:
-        text (`str`): What is about to be written.
+        content: What is about to be written: a text, or nested mappings, lists and tuples with texts.
         values (`Mapping[str, Any]`): Nested fields of a configuration.
 
     Returns:
-        `str`: With `<secret>` in the place of each.
+        The same shape, with `<secret>` in the place of each.
     """
-    for secret in sorted({*_texts(values), *_texts(os.environ)}, key=len, reverse=True):
-        text = text.replace(secret, "<secret>")
-    return text
+    known = {value for name, value in os.environ.items() if name.lower().endswith(_ENVIRONMENT)}
+    known = {*(value for value in known if len(value) >= _SHORTEST), *_texts(values), *_texts(os.environ)}
+    return _replaced(content, sorted(known, key=len, reverse=True))
+
+
+def _replaced(content: Any, secrets: list[str]) -> Any:
+    if isinstance(content, Mapping):
+        return {_replaced(name, secrets): _replaced(value, secrets) for name, value in content.items()}
+    if type(content) in (list, tuple):
+        return type(content)(_replaced(each, secrets) for each in content)
+    if isinstance(content, str):
+        for secret in secrets:
+            content = content.replace(secret, "<secret>")
+    return content
 
 
 @contextmanager

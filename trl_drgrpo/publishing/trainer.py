@@ -6,6 +6,7 @@ when they failed; and an exception from the last one looks as if the night was l
 """
 
 import logging
+import shlex
 import shutil
 import tempfile
 from pathlib import Path
@@ -23,6 +24,7 @@ logger = logging.getLogger(__name__)
 class PublishingTrainer(GRPOSeams):
     """`GRPOSeams` with model card and upload. A subclass sets what the card states, see `publishing/card.py`."""
 
+    given_optimizers: tuple[Any, Any] = (None, None)  # optimizer and schedule, where not made from the arguments
     _card: dict[str, Any] | None = None  # arguments of the newest card, for those that follow
     _model_was_saved = False
 
@@ -109,9 +111,10 @@ class PublishingTrainer(GRPOSeams):
     def _not_pushed(self, error: BaseException) -> str:
         folder = self.args.output_dir
         target = self.hub_model_id or self.args.hub_model_id or "<user>/<name>"
+        command = f"hf upload {target} {shlex.quote(str(folder))} --exclude 'checkpoint-*' --exclude '_*'"
         return (
             f"push_to_hub: {target} did not take the upload ({_short(error)}). The model is saved in {folder}: push "
-            f"it later with `hf upload {target} {folder} --exclude 'checkpoint-*'`."
+            f"it later with `{command}`."
         )
 
 
