@@ -143,6 +143,22 @@ def test_what_unties_tied_embeddings_is_either_right_or_refused(tokenizer, tmp_p
         torch.testing.assert_close(logits(load(tmp_path / "m")), unmerged(base, adapter), rtol=1e-4, atol=1e-4)
 
 
+def test_revision_and_trust_reach_the_base(adapter, tmp_path, monkeypatch):
+    class Seen(Exception):
+        pass
+
+    def load(name, model_class, **loading):
+        raise Seen(name, loading)
+
+    theirs = shutil.copytree(adapter, tmp_path / "adapter")
+    content = json.loads((theirs / "adapter_config.json").read_text())
+    (theirs / "adapter_config.json").write_text(json.dumps({**content, "revision": "v1"}))
+    monkeypatch.setattr(merging, "load", load)
+    with pytest.raises(Seen) as caught:
+        merge_adapter(theirs, tmp_path / "m", trust_remote_code=True)
+    assert caught.value.args == (content["base_model_name_or_path"], {"revision": "v1", "trust_remote_code": True})
+
+
 @pytest.mark.parametrize("changes", [{}, {"modules_to_save": ["embed_tokens", "lm_head"]}], ids=["lora", "in full"])
 def test_a_vocabulary_that_the_run_extended(base, tmp_path, changes):
     model = load(base)
@@ -273,7 +289,7 @@ def test_an_adapter_of_other_layers_and_damaged_files(base, adapter, tokenizer, 
     assert "which cannot be merged" in refused(biased)
 
 
-@pytest.mark.parametrize("scale", [0.3, 1e-3])
+@pytest.mark.parametrize("scale", [0.3, 1e-4])  # the second moves logits by less than the tolerance of float32
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_merge_that_went_wrong_is_refused_and_leaves_nothing(base, tmp_path, monkeypatch, scale, dtype):
     adapter = save_adapter(base, tmp_path / "a", scale=scale)
