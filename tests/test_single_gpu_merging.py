@@ -289,7 +289,7 @@ def test_an_adapter_of_other_layers_and_damaged_files(base, adapter, tokenizer, 
     assert "which cannot be merged" in refused(biased)
 
 
-@pytest.mark.parametrize("scale", [0.3, 1e-4])  # the second moves logits by less than the tolerance of float32
+@pytest.mark.parametrize("scale", [0.3, 2e-5])  # the second moves logits by less than the tolerance of float32
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_merge_that_went_wrong_is_refused_and_leaves_nothing(base, tmp_path, monkeypatch, scale, dtype):
     adapter = save_adapter(base, tmp_path / "a", scale=scale)

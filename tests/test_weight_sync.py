@@ -61,6 +61,23 @@ def test_what_is_read_is_pefts_merge_and_the_model_is_as_before(options, dtype, 
     assert any(not torch.equal(seen[name], before[name]) for name in seen)
 
 
+@pytest.mark.filterwarnings("ignore:Model with `tie_word_embeddings")
+@pytest.mark.parametrize("targets", [["q_proj"], ["embed_tokens"]])
+def test_tied_weights_get_the_adapters_of_all_that_share_them(targets, tokenizer):
+    plain = tiny_model(tokenizer)
+    layers = plain.model.layers
+    layers[1].self_attn.q_proj.weight = layers[0].self_attn.q_proj.weight
+    plain.lm_head.weight = plain.model.embed_tokens.weight
+    torch.manual_seed(3)
+    model = get_peft_model(plain, LoraConfig(r=4, target_modules=targets, init_lora_weights=False))
+    before = values(model)
+    with merged_while_read(model):
+        seen = read(model)
+    assert [name for name, value in values(model).items() if not torch.equal(before[name], value)] == []
+    model.merge_adapter()
+    assert [name for name, value in values(model).items() if not torch.equal(seen[name], value)] == []
+
+
 def test_control_pefts_own_way_moves_the_base_and_takes_the_adapter_back(tokenizer):
     model = adapted(tokenizer, torch.bfloat16, target_modules="all-linear")
     before = values(model)
