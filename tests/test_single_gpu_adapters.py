@@ -6,6 +6,7 @@ from bitsandbytes.nn import Linear4bit
 from peft import LoraConfig, PeftModel, PromptTuningConfig, get_peft_model
 from runs import train
 from tiny_bases import load, nf4, save_base
+from transformers import BitsAndBytesConfig
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer, lora_preset
 from trl_drgrpo.errors import InputError
@@ -68,10 +69,10 @@ def test_the_preset_alone_makes_it_qlora(base, settings, prompts, tokenizer, rew
 def test_a_quantization_config_of_ones_own_wins(base, settings, prompts, tokenizer, reward):
     mine = nf4()
     mine.bnb_4bit_quant_type = "fp4"
-    arguments = {"peft_config": lora_preset("qlora"), "quantization_config": mine}
-    trainer = build(base, settings, prompts, tokenizer, reward, **arguments)
-    kinds = {m.weight.quant_state.quant_type for m in trainer.model.modules() if isinstance(m, Linear4bit)}
-    assert kinds == {"fp4"}
+    for given in ({"quantization_config": mine}, {"config": {"model_init_kwargs": {"quantization_config": mine}}}):
+        trainer = build(base, settings, prompts, tokenizer, reward, peft_config=lora_preset("qlora"), **given)
+        kinds = {m.weight.quant_state.quant_type for m in trainer.model.modules() if isinstance(m, Linear4bit)}
+        assert kinds == {"fp4"}
 
 
 @pytest.mark.parametrize("adapter_dtype", ["float32", pytest.param("upstream", marks=pytest.mark.slow)])
@@ -142,6 +143,14 @@ def test_a_model_that_is_quantised_already_takes_the_preset(base, settings, prom
     assert flags(trainer.model) == [False] * 14
 
 
+def test_on_a_base_in_8_bit_too(base, settings, prompts, tokenizer, reward):
+    quantization = BitsAndBytesConfig(load_in_8bit=True)
+    arguments = {"peft_config": lora_preset(), "quantization_config": quantization}
+    trainer = build(base, {**settings, "max_steps": 1}, prompts, tokenizer, reward, **arguments)
+    trainer.train()
+    assert {p.dtype for p in adapter(trainer).values()} == {torch.float32}
+
+
 def test_an_adapter_in_half_precision_is_widened(base, settings, prompts, tokenizer, reward):
     config = LoraConfig(r=4, target_modules="all-linear")
     wrapped = get_peft_model(load(base, quantization_config=nf4()), config)
@@ -181,13 +190,13 @@ def test_a_base_that_is_not_quantised_is_left_alone(base, settings, prompts, tok
 
 
 def test_in_bfloat16_weights_stand_still_and_the_watch_says_so(base, settings, prompts, tokenizer, reward, caplog):
-    settings = {**settings, "learning_rate": 1e-6, "lr_scheduler_type": "constant", "max_steps": 4}
+    settings = {**settings, "learning_rate": 1e-6, "lr_scheduler_type": "constant", "max_steps": 3}
     settings |= {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1}
 
     def moved(adapter_dtype):
         arguments = {"peft_config": lora_preset("qlora"), "adapter_dtype": adapter_dtype}
         trainer = build(base, settings, prompts, tokenizer, reward, **arguments)
-        trainer.movement_watch.steps = 3
+        trainer.movement_watch.steps = 2
         caplog.clear()
         trainer.train()
         logged = [e["drgrpo/moved_frac"] for e in trainer.state.log_history if "drgrpo/moved_frac" in e]

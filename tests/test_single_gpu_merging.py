@@ -105,16 +105,35 @@ def test_the_dtype_is_the_bases_own_by_default_and_lost_training_is_said(tokeniz
     assert caplog.records == []
 
 
-@pytest.mark.parametrize("changes", [{"use_dora": True}, {"use_rslora": True}, {"modules_to_save": ["lm_head"]}])
+VARIANTS = {
+    "dora": {"use_dora": True},
+    "rank-stabilised": {"use_rslora": True},
+    "head in full": {"modules_to_save": ["lm_head"]},
+    "embeddings in full": {"modules_to_save": ["embed_tokens"]},
+    "adapted embeddings": {"target_modules": ["embed_tokens", "q_proj"]},
+    "some tokens": {"trainable_token_indices": [60, 70]},
+    "parameters": {"target_modules": [], "target_parameters": ["mlp.up_proj.weight"]},
+}
+
+
+@pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
 def test_variants(base, tmp_path, changes):
     adapter = save_adapter(base, tmp_path / "a", **changes)
     merge_adapter(adapter, tmp_path / "m")
     torch.testing.assert_close(logits(load(tmp_path / "m")), unmerged(base, adapter), rtol=1e-4, atol=1e-4)
 
 
-def test_a_head_set_apart_from_tied_embeddings_is_either_right_or_refused(tokenizer, tmp_path):
+TIED = [
+    {"modules_to_save": ["lm_head"]},
+    {"modules_to_save": ["embed_tokens"]},
+    {"target_modules": ["embed_tokens", "q_proj"]},
+]
+
+
+@pytest.mark.parametrize("changes", TIED, ids=["head", "embeddings", "adapted embeddings"])
+def test_what_unties_tied_embeddings_is_either_right_or_refused(tokenizer, tmp_path, changes):
     base = save_base(tmp_path / "base", tokenizer, tie_word_embeddings=True)
-    adapter = save_adapter(base, tmp_path / "a", modules_to_save=["lm_head"])
+    adapter = save_adapter(base, tmp_path / "a", **changes)
     try:
         merge_adapter(adapter, tmp_path / "m")
     except InputError as error:
@@ -122,6 +141,52 @@ def test_a_head_set_apart_from_tied_embeddings_is_either_right_or_refused(tokeni
         assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "base"]
     else:
         torch.testing.assert_close(logits(load(tmp_path / "m")), unmerged(base, adapter), rtol=1e-4, atol=1e-4)
+
+
+def test_revision_and_trust_reach_the_base(adapter, tmp_path, monkeypatch):
+    class Seen(Exception):
+        pass
+
+    def load(name, model_class, **loading):
+        raise Seen(name, loading)
+
+    theirs = shutil.copytree(adapter, tmp_path / "adapter")
+    content = json.loads((theirs / "adapter_config.json").read_text())
+    (theirs / "adapter_config.json").write_text(json.dumps({**content, "revision": "v1"}))
+    monkeypatch.setattr(merging, "load", load)
+    with pytest.raises(Seen) as caught:
+        merge_adapter(theirs, tmp_path / "m", trust_remote_code=True)
+    assert caught.value.args == (content["base_model_name_or_path"], {"revision": "v1", "trust_remote_code": True})
+
+
+@pytest.mark.parametrize("changes", [{}, {"modules_to_save": ["embed_tokens", "lm_head"]}], ids=["lora", "in full"])
+def test_a_vocabulary_that_the_run_extended(base, tmp_path, changes):
+    model = load(base)
+    rows = model.config.vocab_size + 3
+    model.resize_token_embeddings(rows)
+    model = get_peft_model(model, LoraConfig(target_modules="all-linear", init_lora_weights=False, **changes))
+    model.save_pretrained(tmp_path / "a")
+    merge_adapter(tmp_path / "a", tmp_path / "m")
+    merged = load(tmp_path / "m")
+    assert merged.config.vocab_size == rows
+    torch.testing.assert_close(logits(merged), logits(model), rtol=1e-4, atol=1e-4)
+
+
+def test_base_and_adapter_in_several_files(base, tmp_path):
+    load(base).save_pretrained(tmp_path / "sharded", max_shard_size="100KB")
+    assert len(list((tmp_path / "sharded").glob("*.safetensors"))) > 1
+    adapter = save_adapter(str(tmp_path / "sharded"), tmp_path / "a")
+    shutil.copytree(adapter, adapter / "ref")  # as a run with beta > 0 leaves it
+    merge_adapter(adapter, tmp_path / "m")
+    torch.testing.assert_close(logits(load(tmp_path / "m")), unmerged(base, adapter), rtol=1e-4, atol=1e-4)
+
+
+def test_a_link_to_an_empty_folder_is_filled(adapter, tmp_path):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "disk")
+    merge_adapter(adapter, tmp_path / "link")
+    assert (tmp_path / "disk" / "config.json").is_file()
+    assert (tmp_path / "link").is_symlink()
 
 
 def test_use_cache_is_restored_and_the_adapters_tokenizer_wins(base, adapter, tokenizer, tmp_path):
@@ -187,7 +252,44 @@ def test_bad_input_is_one_clear_error_and_leaves_nothing(base, adapter, tokenize
     assert "output: got" in refused(adapter, "/proc/merged")
 
 
-@pytest.mark.parametrize("scale", [0.3, 1e-3])
+def test_a_folder_that_cannot_be_renamed_to_is_refused_at_once(adapter, tmp_path, monkeypatch):
+    monkeypatch.setattr(merging, "base_of", lambda *args: pytest.fail("went on"))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=r"output: got .*which cannot be renamed to.*merged\."):
+        merge_adapter(adapter, ".")
+    monkeypatch.setattr("pathlib.Path.is_mount", lambda self: True)
+    with pytest.raises(InputError, match="cannot be renamed to"):
+        merge_adapter(adapter, tmp_path / "volume")
+
+
+def test_an_adapter_of_other_layers_and_damaged_files(base, adapter, tokenizer, tmp_path):
+    def refused(adapter_dir, **options):
+        with pytest.raises(InputError) as caught:
+            merge_adapter(adapter_dir, tmp_path / "out", **options)
+        assert not (tmp_path / "out").exists()
+        return str(caught.value)
+
+    shallow = save_base(tmp_path / "shallow", tokenizer, num_hidden_layers=1)
+    message = refused(adapter, base=shallow)
+    assert "does not fit the base model" in message
+    assert "layers.1" in message
+    assert "has no place for (14 such weights)" in message
+    deep = save_base(tmp_path / "deep", tokenizer, num_hidden_layers=3)
+    by_name = save_adapter(base, tmp_path / "by-name", target_modules=["q_proj"])
+    assert "It holds nothing for" in refused(by_name, base=deep)
+    damaged = shutil.copytree(adapter, tmp_path / "damaged")
+    weights = damaged / "adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    assert "whose weights do not load" in refused(damaged)
+    weights.unlink()
+    assert "without adapter_model.safetensors" in refused(damaged)
+    (tmp_path / "shallow" / "model.safetensors").unlink()
+    assert f"base: got {shallow}, whose weights do not load" in refused(adapter, base=shallow)
+    biased = save_adapter(base, tmp_path / "biased", target_modules=["q_proj"], lora_bias=True)
+    assert "which cannot be merged" in refused(biased)
+
+
+@pytest.mark.parametrize("scale", [0.3, 2e-5])  # the second moves logits by less than the tolerance of float32
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_merge_that_went_wrong_is_refused_and_leaves_nothing(base, tmp_path, monkeypatch, scale, dtype):
     adapter = save_adapter(base, tmp_path / "a", scale=scale)

@@ -65,7 +65,7 @@ def test_bfloat16_stands_still_at_a_small_rate_and_float32_does_not(caplog):
 def test_dead_batches_and_warm_up_do_not_count(caplog):
     run = Run(Model(torch.float32), warmup=4)
     for _ in range(4):
-        run.step(1.0, lr=0.0)  # in the warm-up
+        run.step(1.0, lr=1e-12)  # in the warm-up
     for _ in range(5):
         run.step(0.0, lr=0.0)
     for _ in range(5):
@@ -83,9 +83,18 @@ def test_elements_without_a_gradient_do_not_count():
     gradient = torch.zeros(20, 30)
     gradient[0, :5] = 1.0  # as an embedding of which five entries are used
     run = Run(Model(torch.float32), lr=1e-3)
-    for _ in range(3):
-        run.step(gradient)
-    assert (run.watch.movements[0].moved, run.watch.movements[0].touched) == (5, 5)
+    run.optimizer.param_groups[0]["weight_decay"] = 0.1  # moves the others, too
+    for step in range(3):
+        run.step(gradient.roll(step, 0))  # other entries in each step
+    assert (run.watch.movements[0].moved, run.watch.movements[0].touched) == (15, 15)
+
+
+def test_the_sample_is_spread_over_a_parameter():
+    gradient = torch.zeros(20, 30)
+    gradient[10:] = 1.0
+    run = Run(Model(torch.float32), lr=1e-3, watch=MovementWatch(steps=1, elements=60))
+    run.step(gradient)
+    assert run.watch.movements[0].touched == 30
 
 
 def test_parameters_that_the_optimizer_does_not_hold(caplog):
@@ -132,7 +141,7 @@ def test_groups_keep_apart_what_starts_at_zero():
 
 @pytest.mark.parametrize("dead", [False, True])
 def test_in_the_trainer(settings, prompts, tokenizer, reward, dead):
-    settings = {**settings, "max_steps": 12, "warmup_steps": 1}
+    settings = {**settings, "max_steps": 12, "warmup_steps": 1, "max_completion_length": 6}
     rewards = (lambda completions, **kwargs: [0.7] * len(completions)) if dead else reward
     trainer = train(DrGRPOTrainer, DrGRPOConfig, settings, prompts, tokenizer, rewards)
     logged = [entry["drgrpo/moved_frac"] for entry in trainer.state.log_history if "drgrpo/moved_frac" in entry]

@@ -92,6 +92,9 @@ def test_what_is_given_wins(tmp_path):
     values = preset_values("qlora", {"learning_rate": 3e-5, "lora_r": 4, "optim": "sgd", "dtype": "bfloat16"})
     assert not {"learning_rate", "lora_r", "optim", "dtype"} & values.keys()
     assert values["load_in_4bit"] is True
+    inside = preset_values("qlora", {"model_init_kwargs": {"dtype": "bfloat16"}})
+    model_args = ModelConfig(**{key: value for key, value in inside.items() if key in _fields(ModelConfig)})
+    assert get_quantization_config(model_args).bnb_4bit_compute_dtype == torch.bfloat16
     given = {"model_init_kwargs": {"attn_implementation": "eager", "dtype": "float16"}, "learning_rate": 3e-5}
     arguments = preset_arguments("lora", **given)
     assert (arguments["model_init_kwargs"], arguments["learning_rate"]) == (given["model_init_kwargs"], 3e-5)

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from peft import IA3Config, LoraConfig, get_peft_model
+from peft import IA3Config, LoraConfig, PromptTuningConfig, get_peft_model
 from runs import length_reward
 from transformers import BitsAndBytesConfig
 
@@ -13,7 +13,7 @@ from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
 from trl_drgrpo.check.tiny import tiny_model
 from trl_drgrpo.cli import job
 from trl_drgrpo.errors import InputError, UpstreamError
-from trl_drgrpo.weight_sync import merged_while_read, refuse_quantized_base
+from trl_drgrpo.weight_sync import merged_while_read, refuse_unsendable
 
 ADAPTERS = {
     "linear": {"target_modules": "all-linear"},
@@ -59,6 +59,23 @@ def test_what_is_read_is_pefts_merge_and_the_model_is_as_before(options, dtype, 
     assert seen.keys() == expected.keys()
     assert [name for name in seen if not torch.equal(seen[name], expected[name])] == []
     assert any(not torch.equal(seen[name], before[name]) for name in seen)
+
+
+@pytest.mark.filterwarnings("ignore:Model with `tie_word_embeddings")
+@pytest.mark.parametrize("targets", [["q_proj"], ["embed_tokens"]])
+def test_tied_weights_get_the_adapters_of_all_that_share_them(targets, tokenizer):
+    plain = tiny_model(tokenizer)
+    layers = plain.model.layers
+    layers[1].self_attn.q_proj.weight = layers[0].self_attn.q_proj.weight
+    plain.lm_head.weight = plain.model.embed_tokens.weight
+    torch.manual_seed(3)
+    model = get_peft_model(plain, LoraConfig(r=4, target_modules=targets, init_lora_weights=False))
+    before = values(model)
+    with merged_while_read(model):
+        seen = read(model)
+    assert [name for name, value in values(model).items() if not torch.equal(before[name], value)] == []
+    model.merge_adapter()
+    assert [name for name, value in values(model).items() if not torch.equal(seen[name], value)] == []
 
 
 def test_control_pefts_own_way_moves_the_base_and_takes_the_adapter_back(tokenizer):
@@ -161,10 +178,10 @@ def test_a_checkpoint_that_is_stored_quantised_is_refused(tmp_path, tokenizer):
     stored = {"quant_method": "bitsandbytes", "load_in_4bit": True}
     path.write_text(json.dumps({**json.loads(path.read_text()), "quantization_config": stored}))
     with pytest.raises(InputError, match="is stored so, load_in_4bit"):
-        refuse_quantized_base(arguments(), str(tmp_path))
+        refuse_unsendable(arguments(), str(tmp_path))
     dequantizing = SimpleNamespace(quant_method="mxfp4", dequantize=True)
-    refuse_quantized_base(arguments(), str(tmp_path), dequantizing)
-    refuse_quantized_base(arguments(use_vllm=False), str(tmp_path))
+    refuse_unsendable(arguments(), str(tmp_path), dequantizing)
+    refuse_unsendable(arguments(use_vllm=False), str(tmp_path))
 
 
 def test_a_model_that_was_loaded_in_4_bits_is_refused(saved_model):
@@ -174,8 +191,18 @@ def test_a_model_that_was_loaded_in_4_bits_is_refused(saved_model):
     model = AutoModelForCausalLM.from_pretrained(saved_model, quantization_config=FOUR)
     for each in (model, get_peft_model(model, LoraConfig(task_type="CAUSAL_LM"))):
         with pytest.raises(InputError, match="loaded in 4 bits"):
-            refuse_quantized_base(arguments(), each)
-    refuse_quantized_base(arguments(), AutoModelForCausalLM.from_pretrained(saved_model))
+            refuse_unsendable(arguments(), each)
+    refuse_unsendable(arguments(), AutoModelForCausalLM.from_pretrained(saved_model))
+
+
+def test_virtual_tokens_are_refused(tokenizer, prompts):
+    config = PromptTuningConfig(num_virtual_tokens=2, task_type="CAUSAL_LM")
+    message = "use_vllm: got True with an adapter of type PROMPT_TUNING"
+    with pytest.raises(InputError, match=message):
+        DrGRPOTrainer("a/model-that-does-not-exist", length_reward, arguments(), prompts, peft_config=config)
+    with pytest.raises(InputError, match=message):
+        refuse_unsendable(arguments(), get_peft_model(tiny_model(tokenizer), config))
+    refuse_unsendable(arguments(use_vllm=False), get_peft_model(tiny_model(tokenizer), config))
 
 
 @pytest.mark.parametrize("bits", [4, 8])

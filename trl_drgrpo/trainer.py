@@ -33,7 +33,7 @@ from trl_drgrpo.single_gpu.memory.warning import MemoryWatch
 from trl_drgrpo.single_gpu.movement import MovementWatch
 from trl_drgrpo.steps import StepSegmenter
 from trl_drgrpo.steps import step_segmenter as build_segmenter
-from trl_drgrpo.weight_sync import refuse_quantized_base, sync_merged_layers
+from trl_drgrpo.weight_sync import refuse_unsendable, sync_merged_layers
 
 
 class DrGRPOTrainer(DiagnosedTrainer):
@@ -141,7 +141,7 @@ class DrGRPOTrainer(DiagnosedTrainer):
         )
         init: Any = args.model_init_kwargs
         quantization_config = choose_quantization(model, peft_config, quantization_config, init)
-        refuse_quantized_base(args, model, quantization_config)
+        refuse_unsendable(args, model, quantization_config, peft_config)
         check_adapter(model, peft_config, quantization_config, init)
         self.step_scorer: StepScorer | None = None
         if step_reward_funcs:

@@ -8,7 +8,7 @@ adapters again. Two things go wrong there, both measured:
   subtracted the adapters, so that the last buffer (of a model below 1 GiB: everything) arrives *without* them.
 
 Here each layer is merged by PEFT into a tensor of its own, just when it is due; the base is never written to. The
-storage of quantised weights is no weight vLLM could use, so a quantised base with vLLM is refused.
+storage of quantised weights is no weight vLLM could use, nor are virtual tokens, so both are refused with vLLM.
 """
 
 from collections.abc import Iterator
@@ -128,20 +128,29 @@ def _tuner_layers(module: Any) -> list[Any]:
     return [each for each in module.modules() if isinstance(each, BaseTunerLayer)]
 
 
-def refuse_quantized_base(args: Any, model: Any, quantization_config: Any = None) -> None:
+def refuse_unsendable(args: Any, model: Any, quantization_config: Any = None, peft_config: Any = None) -> None:
     """
-    Refuse vLLM for a quantised base model, before a model loads.
+    Refuse vLLM for what it could not be sent, before a model loads: a quantised base, an adapter of virtual tokens.
 
     Args:
         args ([`DrGRPOConfig`]): The configuration; nothing is refused without `use_vllm`.
         model (`str` or model): A path or Hub id, whose `config.json` is looked at, or a loaded model.
         quantization_config (*optional*): As given to the trainer. One that asks for dequantised weights is accepted.
+        peft_config (`PeftConfig`, *optional*): As given to the trainer.
 
     Raises:
-        `InputError`: What is quantised, and the ways out.
+        `InputError`: What cannot be sent, and the ways out.
     """
     if not args.use_vllm:
         return
+    adapter = model.active_peft_config if isinstance(model, PeftModel) else peft_config
+    if getattr(adapter, "is_prompt_learning", False):
+        remedy = (
+            "vLLM is sent weights, and virtual tokens are none: it would generate without the adapter. Leave use_vllm "
+            "out, or train LoRA."
+        )
+        kind = getattr(adapter.peft_type, "value", adapter.peft_type)
+        raise InputError("use_vllm", f"True with an adapter of type {kind}", "one that changes weights", remedy)
     found = _quantization_asked_for(args, model, quantization_config) if isinstance(model, str) else _loaded_as(model)
     if found:
         raise InputError(

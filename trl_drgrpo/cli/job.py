@@ -156,12 +156,13 @@ def prepare(given: dict[str, Any]) -> Job:
     from trl import get_peft_config, get_quantization_config  # pyright: ignore[reportPrivateImportUsage]
 
     from trl_drgrpo.single_gpu.adapters import check_adapter
-    from trl_drgrpo.weight_sync import refuse_quantized_base
+    from trl_drgrpo.weight_sync import refuse_unsendable
 
     init: Any = job.training.model_init_kwargs
     name, quantization_config = job.model.model_name_or_path, get_quantization_config(job.model)
-    refuse_quantized_base(job.training, name, quantization_config)
-    check_adapter(name, get_peft_config(job.model), quantization_config, init)
+    peft_config = get_peft_config(job.model)
+    refuse_unsendable(job.training, name, quantization_config, peft_config)
+    check_adapter(name, peft_config, quantization_config, init)
     return job
 
 

@@ -18,13 +18,21 @@ from pathlib import Path
 from typing import Any
 
 from trl_drgrpo.errors import InputError
+from trl_drgrpo.single_gpu.adapter_folder import (
+    attach,
+    base_config,
+    base_of,
+    check_adapter_dir,
+    fit_vocabulary,
+    load,
+    model_class_of,
+)
 
 logger = logging.getLogger(__name__)
 
 # Largest difference allowed, as a share of the largest logit. Measured on models of width 64 and 512: 1.4e-6 in
 # float32, 0.6% to 1.4% in bfloat16, 0.07% to 0.2% in float16, where the adapter itself made 28% and 138%.
 TOLERANCES = {"float32": 1e-3, "bfloat16": 0.1, "float16": 0.02}
-_ADAPTER_FILE = "adapter_config.json"
 
 
 @dataclass(frozen=True)
@@ -81,97 +89,43 @@ def merge_adapter(
 
     Memory: 4 bytes per parameter of the base; once more on disk while it writes.
     """
-    adapter, output = Path(adapter_dir).expanduser(), Path(output_dir).expanduser()
+    adapter, output = Path(adapter_dir).expanduser(), Path(output_dir).expanduser().resolve()
     if dtype is not None and dtype not in TOLERANCES:
         raise InputError("dtype", repr(dtype), f"one of {', '.join(TOLERANCES)}", "Leave it out for the base's own.")
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise InputError("output", f"{output}, which exists", "a new folder", "Choose another name, or remove it.")
-    _check_adapter_dir(adapter)
-    base, revision = _base_of(adapter, base)
-    config = _base_config(base, revision, trust_remote_code)
+    if output.is_mount() or output == Path.cwd():
+        remedy = f"Name a folder inside it, such as {output / 'merged'}."
+        raise InputError("output", f"{output}, which cannot be renamed to", "a new folder", remedy)
+    check_adapter_dir(adapter)
+    base, revision = base_of(adapter, base)
+    config = base_config(base, revision, trust_remote_code)
     stored = str(getattr(config, "dtype", None) or "float32").removeprefix("torch.")
     dtype = dtype or (stored if stored in TOLERANCES else "float32")
     loading = {"revision": revision, "trust_remote_code": trust_remote_code}
     with _appearing(output) as folder:
         inputs, expected, effect = _write(adapter, base, loading, config, dtype, folder)
-        written = _load(str(folder), _model_class(config), trust_remote_code=trust_remote_code)
+        written = load(str(folder), model_class_of(config), trust_remote_code=trust_remote_code)
         difference, scale = _judge(_logits(written, inputs), expected, effect, dtype)
     return MergeReport(str(output), base, dtype, difference, scale, effect)
-
-
-def _check_adapter_dir(adapter: Path) -> None:
-    if (adapter / _ADAPTER_FILE).is_file():
-        return
-    if not adapter.is_dir():
-        raise InputError("adapter", f"{adapter}, which does not exist", "an adapter's folder", "Check the path.")
-    inner = sorted(str(path.parent) for path in adapter.glob(f"*/{_ADAPTER_FILE}"))
-    if inner:
-        got = f"{adapter}, which holds no adapter itself, but {len(inner)} in folders"
-        raise InputError("adapter", got, "the folder of one adapter", f"Name one of them: {', '.join(inner)}.")
-    what = "a whole model" if (adapter / "config.json").is_file() else f"a folder without {_ADAPTER_FILE}"
-    remedy = (
-        "There is nothing to merge." if what == "a whole model" else "Name the folder that a LoRA run has written."
-    )
-    raise InputError("adapter", f"{adapter}, {what}", "an adapter's folder", remedy)
-
-
-def _base_of(adapter: Path, base: str | None) -> tuple[str, str | None]:
-    """The base model's path or id, and its revision."""
-    from peft import PeftConfig
-
-    try:
-        config = PeftConfig.from_pretrained(str(adapter))
-    except (KeyError, TypeError, ValueError) as error:
-        got = f"{adapter / _ADAPTER_FILE}, which peft cannot read ({type(error).__name__}: {error})"
-        raise InputError("adapter", got, "an adapter's folder", "Upgrade peft, or save the adapter anew.") from error
-    if config.is_prompt_learning:
-        got = f"{adapter}, of type {getattr(config.peft_type, 'value', config.peft_type)}"
-        remedy = "Virtual tokens are no change of the weights: keep the adapter beside its base."
-        raise InputError("adapter", got, "one that changes weights, such as LoRA", remedy)
-    name, revision = (base, None) if base is not None else (config.base_model_name_or_path, config.revision)
-    if not name:
-        remedy = "Name it with --base (base=...)."
-        raise InputError("base", "none: the adapter does not name its base model", "a folder or a Hub id", remedy)
-    path = Path(name).expanduser()
-    if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise InputError("base", f"{name}, a folder without config.json", "a model's folder", "Check the path.")
-        return str(path), revision
-    if path.is_absolute() or name.startswith(".") or name.count("/") > 1:
-        remedy = "If it has moved, name where it is now with --base (base=...)."
-        raise InputError("base", f"{name}, which does not exist", "a model's folder or Hub id", remedy)
-    return name, revision
-
-
-def _base_config(base: str, revision: str | None, trust_remote_code: bool) -> Any:
-    from transformers import AutoConfig
-
-    try:
-        config = AutoConfig.from_pretrained(base, revision=revision, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError) as error:
-        remedy = f"{type(error).__name__}: {str(error).strip().splitlines()[0].rstrip('.')}."
-        raise InputError("base", base, "a folder, or a Hub id that can be reached", remedy) from error
-    if getattr(config, "quantization_config", None) is not None:
-        remedy = "Merging into quantised weights changes the model: name the original with --base (base=...)."
-        raise InputError("base", f"{base}, whose weights are quantised", "weights in full precision", remedy)
-    return config
 
 
 def _write(adapter: Path, base: str, loading: dict, config: Any, dtype: str, folder: Path) -> tuple[list, list, float]:
     """Merge and save. Returns the inputs, the unmerged logits, and the adapter's effect on them."""
     import torch
 
-    model = _load(base, _model_class(config), **loading)
+    model = load(base, model_class_of(config), **loading)
+    fit_vocabulary(model, adapter)
     inputs = _inputs(model.config.get_text_config().vocab_size)
     plain = _logits(model, inputs)
-    model = _attach(model, adapter)
+    model = attach(model, adapter)
     expected = _logits(model, inputs)
     effect = _largest_difference(expected, plain)
     if effect == 0:
         logger.warning("%s changes nothing: the merged model is its base.", adapter)
     try:
         merged = model.merge_and_unload(safe_merge=True)
-    except (ValueError, NotImplementedError, AttributeError) as error:
+    except (ValueError, RuntimeError, NotImplementedError, AttributeError) as error:
         remedy = f"peft says: {str(error).rstrip('.')}."
         raise InputError("adapter", f"{adapter}, which cannot be merged", "LoRA or a relative", remedy) from error
     _judge(_logits(merged, inputs), expected, effect, "float32")  # before rounding: the merge itself
@@ -182,33 +136,6 @@ def _write(adapter: Path, base: str, loading: dict, config: Any, dtype: str, fol
     merged.save_pretrained(folder)
     _save_tokenizer(adapter, base, loading, folder)
     return inputs, expected, effect
-
-
-def _attach(model: Any, adapter: Path) -> Any:
-    from peft import PeftModel
-
-    try:
-        return PeftModel.from_pretrained(model, str(adapter)).eval()
-    except (RuntimeError, ValueError, OSError) as error:
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        remedy = f"Name the base of its training with --base. peft says: {' '.join(lines[:2])[:300].rstrip('.')}."
-        raise InputError(
-            "adapter", f"{adapter}, which does not fit the base model", "an adapter of it", remedy
-        ) from error
-
-
-def _model_class(config: Any) -> Any:
-    """The class TRL would train, so that weights keep their names; the auto class for remote code."""
-    import transformers
-
-    named = (config.architectures or [""])[0]
-    return getattr(transformers, named, None) or transformers.AutoModelForCausalLM
-
-
-def _load(name: str, model_class: Any, **loading: Any) -> Any:
-    import torch
-
-    return model_class.from_pretrained(name, dtype=torch.float32, **loading).eval()
 
 
 def _inputs(vocab_size: int) -> list[Any]:

@@ -122,9 +122,9 @@ def preset_values(name: str, given: Mapping[str, Any], device: str | None = None
     values = {"use_peft": True, **adapter, "lora_target_modules": [_ADAPTER["target_modules"]]}
     if name == "qlora":
         values |= {**_4BIT, "use_bnb_nested_quant": True}
-    values["dtype"] = "bfloat16" if reduced else "float32"
-    if (given.get("model_init_kwargs") or {}).get("dtype") is not None:
-        values.pop("dtype")
+    # In TRL's keys this is also the dtype in which 4-bit layers compute.
+    own_dtype = (given.get("model_init_kwargs") or {}).get("dtype")
+    values["dtype"] = own_dtype or ("bfloat16" if reduced else "float32")
     return {key: value for key, value in {**values, **_training(name, on_cpu, device)}.items() if key not in given}
 
 
