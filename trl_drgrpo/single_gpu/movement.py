@@ -70,7 +70,7 @@ class MovementWatch(TrainerCallback):
         self.steps, self.elements, self.least_share = steps, elements, least_share
         self.movements: list[Movement] = []  # what was found; empty until then
         self._samples: list[_Sample] = []
-        self._steps_with_signal = 0
+        self._with_signal = 0
         self._learning_rate = 0.0
         self._is_logged = False
 
@@ -83,7 +83,7 @@ class MovementWatch(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
         self._samples = [] if self.movements else _sample(model, self.elements)
-        self._steps_with_signal = 0
+        self._with_signal = 0
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
         """Note which elements have a gradient in a step that is about to be taken."""
@@ -98,10 +98,10 @@ class MovementWatch(TrainerCallback):
                 touched = sample.of(sample.parameter.grad) != 0
                 had_signal = had_signal or bool(touched.any())
                 sample.touched |= touched
-        self._steps_with_signal += had_signal
+        self._with_signal += had_signal
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self._samples and self._steps_with_signal >= self.steps:
+        if self._samples and self._with_signal >= self.steps:
             self.movements = _movements(self._samples)
             self._samples = []
             self._warn()
@@ -117,7 +117,7 @@ class MovementWatch(TrainerCallback):
             least.group,
             str(least.dtype).removeprefix("torch."),
             100 * least.share,
-            self._steps_with_signal,
+            self._with_signal,
             self._learning_rate,
             _remedy(least),
         )
