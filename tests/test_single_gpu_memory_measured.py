@@ -22,9 +22,15 @@ slow = pytest.mark.slow
 # Per run: the model, the settings, the rank of adapters.
 CASES = [
     pytest.param({**WIDE, "layers": 4}, {}, None, id="weights"),
-    pytest.param({**SMALL, "layers": 4}, {"gradient_checkpointing": False}, 8, id="lora, no checkpointing"),
     pytest.param(
-        {"vocab_size": 40000, "layers": 2, "hidden_size": 64, "intermediate_size": 256}, {}, None, id="vocab"
+        {**SMALL, "layers": 4}, {"gradient_checkpointing": False}, 8, id="lora, no checkpointing", marks=slow
+    ),
+    pytest.param(
+        {"vocab_size": 40000, "layers": 2, "hidden_size": 64, "intermediate_size": 256},
+        {},
+        None,
+        id="vocab",
+        marks=slow,
     ),
     pytest.param({**SMALL, "layers": 6}, {"gradient_checkpointing": False}, None, id="activations", marks=slow),
     pytest.param({**WIDE, "layers": 8}, {}, 16, id="lora", marks=slow),
