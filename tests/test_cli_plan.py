@@ -168,7 +168,9 @@ def test_every_recipe_for_a_gpu_is_planned():
     assert recipes - {"cpu_quickstart"} == set(RECIPES)
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize(
+    "name", [n if n in ("gsm8k_lora", "qlora_7b") else pytest.param(n, marks=pytest.mark.slow) for n in RECIPES]
+)
 def test_a_recipe_fits_the_hardware_that_it_names(name, tmp_path, capsys):
     shape, memory, prompt = RECIPES[name]
     (tmp_path / "config.json").write_text(json.dumps(shape))

@@ -93,7 +93,9 @@ SETTINGS = {
 }
 
 
-@pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
+@pytest.mark.parametrize(
+    "lora", [pytest.param(False, id="full"), pytest.param(True, id="lora", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 def test_gradients_are_those_of_stock_trl(settings, lora):
     ours = gradients(Watching, settings, lora=lora)

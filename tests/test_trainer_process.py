@@ -93,9 +93,9 @@ def test_one_step_per_completion_trains_like_the_outcome(settings, prompts, toke
     [
         {"beta": 0.1},
         {"num_iterations": 2, "steps_per_generation": 4},
-        {"mask_truncated_completions": True},
-        {"importance_sampling_level": "sequence", "steps_per_generation": 4},
-        {"step_credit": "min_to_go", "scale_by_running_std": True},
+        pytest.param({"mask_truncated_completions": True}, marks=pytest.mark.slow),
+        pytest.param({"importance_sampling_level": "sequence", "steps_per_generation": 4}, marks=pytest.mark.slow),
+        pytest.param({"step_credit": "min_to_go", "scale_by_running_std": True}, marks=pytest.mark.slow),
     ],
 )
 def test_works_together_with(extra, settings, prompts, tokenizer, reward, saved_model):

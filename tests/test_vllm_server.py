@@ -238,7 +238,7 @@ def test_gradients_are_those_of_upstream_micro_batches(settings):
 
 
 @pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
-@pytest.mark.parametrize("mode", ["token_truncate", "sequence_mask"])
+@pytest.mark.parametrize("mode", [pytest.param("token_truncate", marks=pytest.mark.slow), "sequence_mask"])
 def test_process_rewards_give_those_gradients_too(mode, lora):
     settings = {"vllm_importance_sampling_mode": mode, "step_separator": ["tokens:2"], "steps_per_generation": 4}
     arguments = {"trainer_arguments": {"step_reward_funcs": step_reward}, "lora": lora}
