@@ -90,6 +90,7 @@ class TestRun:
         demo_command.add_arguments(parser)
         return parser.parse_args(arguments)
 
+    @pytest.mark.slow
     def test_two_steps_from_end_to_end(self, tmp_path, capsys):
         assert demo_command.run(self.parse("--process", "--output_dir", str(tmp_path), "--steps", "2")) == 1
         assert "steps per completion" in capsys.readouterr().out

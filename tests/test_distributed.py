@@ -64,6 +64,7 @@ def test_two_processes_resume_bit_for_bit(tmp_path):
     assert difference(done["resumed"], done["weights"]) == 0.0
 
 
+@pytest.mark.slow
 def test_two_processes_with_different_numbers_of_live_rows(tmp_path):
     # The first rank has six rows with a signal, the second none: both must run the same forwards, and the one that is
     # left carries the all-reduce.
