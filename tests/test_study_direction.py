@@ -28,7 +28,7 @@ def drawn(rng, prompts=32):
 def measured(batches, seed=0):
     rng = np.random.default_rng(seed)
     found = [drawn(rng) for _ in range(batches)]
-    return measure([batch for batch, _ in found], lambda k, weights: weights @ found[k][1])
+    return measure((batch, lambda weights, scores=scores: weights @ scores) for batch, scores in found)
 
 
 def test_it_sees_the_bias_of_a_divisor_per_row_and_none_of_a_constant_one():
@@ -88,7 +88,8 @@ def test_in_one_and_the_same_batch_the_product_would_be_wrong():
 
     batches = [batch(k) for k in range(12)]
     scores = [noise[k] for k in range(12)]
-    found = measure(batches, lambda k, weights: weights @ scores[k].T).changes["dr_grpo"]["pass_rate"]
+    pairs = [(b, lambda weights, s=s: weights @ s.T) for b, s in zip(batches, scores, strict=True)]
+    found = measure(pairs).changes["dr_grpo"]["pass_rate"]
     assert abs(found.z) < 3.5
     ours, passed = list(OBJECTIVES).index("dr_grpo"), QUANTITIES.index("pass_rate")
     within = []

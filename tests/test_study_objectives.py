@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from trl_drgrpo import dr_grpo_loss, group_advantages
 from trl_drgrpo.errors import InputError
-from trl_drgrpo.study.objectives import OBJECTIVES, STD_EPSILON, gradient_mass
+from trl_drgrpo.study.objectives import OBJECTIVES, STD_FLOOR, gradient_mass
 
 REWARDS, LENGTHS = np.array([1.0, 0.0, 0.0, 1.0]), np.array([2, 4, 3, 6])
 
@@ -27,7 +27,7 @@ def test_ours_is_the_gradient_of_the_specification():
 def test_the_worked_example():
     assert weights("dr_grpo") == pytest.approx([0.5 / 32, -0.5 / 32, -0.5 / 32, 0.5 / 32])
     assert weights("grpo_without_std") == pytest.approx([0.5 / 8, -0.5 / 16, -0.5 / 12, 0.5 / 24])
-    std = 1 / 3**0.5 + STD_EPSILON  # of (1, 0, 0, 1) with n - 1
+    std = 1 / 3**0.5 + STD_FLOOR  # of (1, 0, 0, 1) with n - 1
     assert weights("grpo") == pytest.approx(np.array([0.5 / 8, -0.5 / 16, -0.5 / 12, 0.5 / 24]) / std)
     assert weights("dapo") == pytest.approx(np.array([0.5, -0.5, -0.5, 0.5]) / 15 / std)
     assert weights("dr_grpo_with_std") == pytest.approx(np.array([0.5, -0.5, -0.5, 0.5]) / 32 / std)
@@ -49,7 +49,7 @@ def test_gradient_mass_without_std_is_a_parabola_and_with_std_its_root():
     assert gradient_mass(8, False) == pytest.approx([2 * k * (8 - k) / 8 for k in range(9)])
     with_std, without = gradient_mass(8, True), gradient_mass(8, False)
     for k in range(1, 8):  # std of k ones and 8 - k zeros: sqrt(k (8 - k) / 56)
-        assert with_std[k] == pytest.approx(without[k] / ((k * (8 - k) / 56) ** 0.5 + STD_EPSILON))
+        assert with_std[k] == pytest.approx(without[k] / ((k * (8 - k) / 56) ** 0.5 + STD_FLOOR))
     assert with_std[1] / with_std[4] > without[1] / without[4]  # the difficulty bias
 
 

@@ -97,30 +97,6 @@ def group_advantages(
     return advantages.masked_fill(_without_signal(grouped).unsqueeze(1), 0.0).flatten()
 
 
-def zero_signal_groups(rewards: torch.Tensor | Sequence[float | None], num_generations: int) -> torch.Tensor:
-    """Which groups cannot teach anything: fewer than two scorable rows, or equal rewards.
-
-    Args:
-        rewards (`torch.Tensor` of shape `(B,)` or a sequence of `B` floats): As in [`group_advantages`].
-        num_generations (`int`): `G`, completions per prompt.
-
-    Returns:
-        `torch.Tensor` of shape `(P,)`, bool.
-
-    Raises:
-        `InputError`: As [`group_advantages`].
-
-    Example:
-
-    ```python
-    >>> zero_signal_groups([1.0, 1.0, 0.0, 1.0, None, 1.0], num_generations=2)
-    tensor([ True, False,  True])
-
-    ```
-    """
-    return _without_signal(_grouped(rewards, num_generations))
-
-
 class RunningRewardScale:
     """Standard deviation of all rewards seen so far, over all prompts (Welford, merged batch by batch).
 

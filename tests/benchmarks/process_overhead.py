@@ -37,9 +37,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback
 from trl_drgrpo import DrGRPOTrainer
 from trl_drgrpo.demo.build import MODEL_DIR
 from trl_drgrpo.demo.process import PROCESS_SETTINGS, line_reward
-from trl_drgrpo.demo.report import library_versions
 from trl_drgrpo.demo.run import training_arguments
 from trl_drgrpo.demo.task import list_sum_reward, make_dataset
+from trl_drgrpo.versions import installed_versions
 
 PROMPTS_PER_STEP = 8
 
@@ -111,7 +111,7 @@ def main():
     ratios = [with_steps["train"] / without["train"] for without, with_steps in pairs]
     numbers = {
         "settings": {"pairs": options.pairs, "steps": options.steps},
-        "versions": library_versions(),
+        "versions": installed_versions(),
         "inside": {
             "train_ms_per_step": 1e3 * inside["train"] / options.steps,
             "step_rewards_ms_per_step": 1e3 * inside["steps"] / options.steps,

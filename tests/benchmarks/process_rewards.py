@@ -32,10 +32,10 @@ from trl_drgrpo import DrGRPOTrainer
 from trl_drgrpo.demo.build import MODEL_DIR
 from trl_drgrpo.demo.evaluate import evaluate
 from trl_drgrpo.demo.process import line_reward, step_numbers
-from trl_drgrpo.demo.report import library_versions
 from trl_drgrpo.demo.run import training_arguments
 from trl_drgrpo.demo.task import check_steps, demonstrate, list_sum_reward, make_dataset, make_problems, prompt_of
 from trl_drgrpo.process_rewards import TokenClassificationScorer, train_prm
+from trl_drgrpo.versions import installed_versions
 
 WINDOW, SHOWN = 10, (20, 40)
 CURVES = {
@@ -192,7 +192,7 @@ def main():
 def study(options):
     """Run what the file lacks, and write it after every run."""
     settings = {"steps": options.steps, "eval_size": options.eval_size}
-    results = {"settings": settings, "versions": library_versions(), "runs": []}
+    results = {"settings": settings, "versions": installed_versions(), "runs": []}
     if options.output.exists():
         results = json.loads(options.output.read_text(encoding="utf-8"))
         if results["settings"] != settings:

@@ -1,6 +1,5 @@
 """The demo's report: tables for the terminal and a plot, all from the numbers of one `DemoResult`."""
 
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,17 +15,6 @@ if TYPE_CHECKING:
     from trl_drgrpo.demo.result import DemoResult
 
 _SAMPLES = 3
-
-
-def library_versions() -> dict[str, str]:
-    """Installed versions of this package and of what the numbers depend on; packages without metadata are left out."""
-    versions = {}
-    for name in ("trl-drgrpo", "trl", "transformers", "torch"):
-        try:
-            versions[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return versions
 
 
 def print_report(result: "DemoResult", console: Console) -> None:

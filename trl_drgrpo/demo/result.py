@@ -9,8 +9,8 @@ from pathlib import Path
 
 from trl_drgrpo.demo.evaluate import Evaluation
 from trl_drgrpo.demo.process import PROCESS_SETTINGS, step_numbers
-from trl_drgrpo.demo.report import library_versions
 from trl_drgrpo.errors import InputError
+from trl_drgrpo.versions import installed_versions
 
 REQUIRED_GAIN_POINTS = 40.0
 MADE_BY = "trl-drgrpo demo"
@@ -94,7 +94,7 @@ class DemoResult:
             "required_gain_points": REQUIRED_GAIN_POINTS,
             "learnt": self.learnt,
             "seconds": {stage: round(seconds, 2) for stage, seconds in self.seconds.items()},
-            "versions": library_versions(),
+            "versions": installed_versions(),
             "curves": self.curves,
         }
         self.results_file.write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8")

@@ -3,12 +3,12 @@
 Settings are picked by name, never copied as a whole, so that no token and no local secret gets into the file.
 """
 
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
 
 from trl_drgrpo.publishing.objective import objective_of
+from trl_drgrpo.versions import LIBRARIES, installed_versions
 
 _OBJECTIVE = (
     "advantage_baseline",
@@ -59,22 +59,17 @@ _SETTINGS = (
     "on_reward_error",
     "record_groups",
 )
-_LIBRARIES = ("trl", "transformers", "torch", "peft", "accelerate")
 
 
 def start_facts(trainer: Any) -> dict[str, Any]:
     """What belongs to one start of a run: versions, device, number of processes."""
-    from trl_drgrpo import __version__
-
-    versions = {"trl-drgrpo": __version__}
-    for name in _LIBRARIES:
-        try:
-            versions[name] = version(name)
-        except PackageNotFoundError:
-            continue
     device = trainer.accelerator.device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-    return {"versions": versions, "device": name, "processes": trainer.accelerator.num_processes}
+    return {
+        "versions": installed_versions([*LIBRARIES, "peft", "accelerate"]),
+        "device": name,
+        "processes": trainer.accelerator.num_processes,
+    }
 
 
 def run_facts(trainer: Any) -> dict[str, Any]:

@@ -6,6 +6,7 @@
 Loading waits, so that `--dry_run` and a run with a wrong key do not read billions of weights first.
 """
 
+import importlib
 import inspect
 import os
 from collections.abc import Callable
@@ -55,52 +56,23 @@ class NamedScorer:
         return self._scorer(prompts=prompts, steps=steps, **kwargs)
 
 
-def token_classification_prm(model: str, **options: Any) -> NamedScorer:
-    """[`~trl_drgrpo.process_rewards.TokenClassificationScorer`], loaded at the first call.
+def _named(scorer: str, name: str) -> Callable[..., NamedScorer]:
+    """The function behind a recipe's name; `scorer` is a class of this package."""
 
-    Args:
-        model (`str`): Path or Hub id.
-        **options: Of the scorer.
-    """
-    from trl_drgrpo.process_rewards import TokenClassificationScorer
+    def build(model: str, **options: Any) -> NamedScorer:
+        return NamedScorer(
+            getattr(importlib.import_module("trl_drgrpo.process_rewards"), scorer), model, name, options
+        )
 
-    return NamedScorer(TokenClassificationScorer, model, "token_classification_prm", options)
-
-
-def math_shepherd_prm(model: str, **options: Any) -> NamedScorer:
-    """[`~trl_drgrpo.process_rewards.MathShepherdScorer`], loaded at the first call.
-
-    Args:
-        model (`str`): Path or Hub id.
-        **options: Of the scorer.
-    """
-    from trl_drgrpo.process_rewards import MathShepherdScorer
-
-    return NamedScorer(MathShepherdScorer, model, "math_shepherd_prm", options)
+    build.__name__ = build.__qualname__ = name
+    build.__doc__ = f"[`~trl_drgrpo.process_rewards.{scorer}`] of a path or Hub id, loaded at the first call."
+    return build
 
 
-def qwen_math_prm(model: str, **options: Any) -> NamedScorer:
-    """[`~trl_drgrpo.process_rewards.QwenMathScorer`], loaded at the first call.
-
-    Args:
-        model (`str`): Path or Hub id.
-        **options: Of the scorer.
-    """
-    from trl_drgrpo.process_rewards import QwenMathScorer
-
-    return NamedScorer(QwenMathScorer, model, "qwen_math_prm", options)
-
-
-def chat_turn_prm(model: str, **options: Any) -> NamedScorer:
-    """[`~trl_drgrpo.process_rewards.ChatTurnScorer`], loaded at the first call.
-
-    Args:
-        model (`str`): Path or Hub id.
-        **options: Of the scorer.
-    """
-    from trl_drgrpo.process_rewards import ChatTurnScorer
-
-    return NamedScorer(ChatTurnScorer, model, "chat_turn_prm", options)
+token_classification_prm = _named("TokenClassificationScorer", "token_classification_prm")
+math_shepherd_prm = _named("MathShepherdScorer", "math_shepherd_prm")
+qwen_math_prm = _named("QwenMathScorer", "qwen_math_prm")
+chat_turn_prm = _named("ChatTurnScorer", "chat_turn_prm")
 
 
 def _check_model(model: Any) -> None:

@@ -8,7 +8,6 @@ import platform
 from collections.abc import Mapping
 from dataclasses import MISSING
 from enum import Enum
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from huggingface_hub.utils import validate_repo_id
 
 from trl_drgrpo.publishing.secrets import scrubbed
 from trl_drgrpo.publishing.text import is_local_path, without_paths
+from trl_drgrpo.versions import installed_versions
 
 Rows = list[tuple[str, Any]]
 
@@ -257,16 +257,7 @@ def machine_rows(trainer: Any) -> Rows:
 
 def versions() -> Rows:
     """The packages that the result depends on, as far as installed."""
-    rows: Rows = [("Python", platform.python_version())]
-    for package in _PACKAGES:
-        try:
-            rows.append((package, version(package)))
-        except PackageNotFoundError:
-            if package == "trl-drgrpo":
-                from trl_drgrpo import __version__
-
-                rows.append((package, __version__))
-    return rows
+    return [("Python", platform.python_version()), *installed_versions(_PACKAGES).items()]
 
 
 def _name(value: Any) -> str:

@@ -13,7 +13,7 @@ would be wrong on average. Standard errors are a jackknife over batches. No traj
 seen that a run of a few hundred steps hides in its diffusion.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,6 +23,7 @@ from trl_drgrpo.study.objectives import OBJECTIVES
 
 QUANTITIES = ("length_right", "length_wrong", "length", "pass_rate")
 REFERENCE = "dr_grpo"  # what the others are compared with
+ScoreSums = Callable[[np.ndarray], np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -143,19 +144,20 @@ def _estimates(products: np.ndarray) -> dict[str, dict[str, Estimate]]:
     }
 
 
-def measure(batches: Sequence[Rollouts], score_gradients: Callable[[int, np.ndarray], np.ndarray]) -> Changes:
-    """The whole measurement over batches that are at hand.
+def measure(batches: Iterable[tuple[Rollouts, ScoreSums]]) -> Changes:
+    """The whole measurement.
 
     Args:
-        batches (`Sequence[Rollouts]`): K independent batches of one policy.
-        score_gradients (`Callable`): `f(k, weights (W, B)) -> (W, n)`: for batch k the sums
-            `sum_i weights[w, i] * grad log pi(o_i)`.
+        batches (`Iterable[tuple[Rollouts, Callable]]`): K independent batches of one policy, each with a function
+            `f(weights (W, B)) -> (W, n)` that gives the sums `sum_i weights[w, i] * grad log pi(o_i)`, NaN where
+            the weights are.
 
     Returns:
         [`Changes`].
     """
     directions, gradients = [], []
-    for k, batch in enumerate(batches):
-        directions.append(score_gradients(k, batch.direction_weights()))
-        gradients.append(score_gradients(k, batch.quantity_weights()))
+    for rollouts, score_sums in batches:
+        sums = score_sums(np.concatenate([rollouts.direction_weights(), rollouts.quantity_weights()]))
+        directions.append(sums[: len(OBJECTIVES)])
+        gradients.append(sums[len(OBJECTIVES) :])
     return changes_per_step(np.stack(directions), np.stack(gradients))

@@ -6,12 +6,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from trl_drgrpo.demo.report import library_versions
 from trl_drgrpo.study.guessing import MAX_COMPLETION, guessing_rollout, make_prompts, verdict_reward, warm_start
 from trl_drgrpo.study.intervals import interval
 from trl_drgrpo.study.objectives import OBJECTIVES
 from trl_drgrpo.study.tables import changes_as_dict
 from trl_drgrpo.study.trajectories import ARMS, LAST, GuessingSettings, Trajectory, run_arm
+from trl_drgrpo.versions import installed_versions
 
 _MEASURED_ROWS, _MEASURED_BATCHES = 256, 12
 DEFAULTS = GuessingSettings()
@@ -39,7 +39,7 @@ def guessing_study(
     Returns:
         `dict[str, Any]`: `settings`, `versions`, `one_step` and `runs`, what the file holds.
     """
-    results: dict[str, Any] = {"settings": asdict(settings), "versions": library_versions(), "one_step": None}
+    results: dict[str, Any] = {"settings": asdict(settings), "versions": installed_versions(), "one_step": None}
     kept = _kept(output, results)
     results |= {"one_step": kept.get("one_step"), "runs": kept.get("runs", [])}
     model_dir = work_dir / "model"

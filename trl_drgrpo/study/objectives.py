@@ -15,9 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from trl_drgrpo.diagnostics.statistics import STD_FLOOR
 from trl_drgrpo.errors import InputError
-
-STD_EPSILON = 1e-4  # TRL's
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,7 @@ class Objective:
         advantages = groups - groups.mean(axis=1, keepdims=True)
         advantages[groups.max(axis=1) == groups.min(axis=1)] = 0.0  # not the rounding residue of equal rewards
         if self.divides_by_std:
-            advantages = advantages / (groups.std(axis=1, ddof=1, keepdims=True) + STD_EPSILON)
+            advantages = advantages / (groups.std(axis=1, ddof=1, keepdims=True) + STD_FLOOR)
         return advantages.reshape(-1)
 
     def token_weights(

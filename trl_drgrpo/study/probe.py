@@ -6,6 +6,7 @@ model only what is trainable is looked at, the adapter of a LoRA run for example
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 
 from trl_drgrpo.credit import CreditedBatch
 from trl_drgrpo.errors import InputError
-from trl_drgrpo.study.direction import QUANTITIES, Changes, Rollouts, changes_per_step
+from trl_drgrpo.study.direction import QUANTITIES, Changes, Rollouts, ScoreSums, measure
 from trl_drgrpo.study.objectives import OBJECTIVES
 from trl_drgrpo.trainer import DrGRPOTrainer
 from trl_drgrpo.upstream import TokenBatch, swapped
@@ -47,16 +48,15 @@ def measure_model(
     """
     _check(trainer, batches)
     trainer.model.train()
-    directions, gradients = [], []
-    for number, (batch, tokens, mask) in enumerate(islice(_sampled(trainer), batches)):
-        rollouts = _reduced(batch, mask, _right(trainer, batch), trainer.loss_normalizer)
-        weights = np.concatenate([rollouts.direction_weights(), rollouts.quantity_weights()])
-        sums = score_sums(trainer, tokens, mask, weights)
-        directions.append(sums[: len(OBJECTIVES)])
-        gradients.append(sums[len(OBJECTIVES) :])
-        if on_batch is not None:
-            on_batch(number, rollouts)
-    return changes_per_step(np.stack(directions), np.stack(gradients))
+
+    def sampled() -> Iterator[tuple[Rollouts, ScoreSums]]:
+        for number, (batch, tokens, mask) in enumerate(islice(_sampled(trainer), batches)):
+            rollouts = _reduced(batch, mask, _right(trainer, batch), trainer.loss_normalizer)
+            yield rollouts, partial(score_sums, trainer, tokens, mask)
+            if on_batch is not None:
+                on_batch(number, rollouts)
+
+    return measure(sampled())
 
 
 def score_sums(trainer: DrGRPOTrainer, tokens: TokenBatch, mask: torch.Tensor, weights: np.ndarray) -> np.ndarray:
