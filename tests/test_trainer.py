@@ -10,7 +10,7 @@ from runs import assert_same_weights, train, weights
 from transformers import AutoModelForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
-from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
+from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer, group_advantages
 from trl_drgrpo.check.tiny import tiny_model
 from trl_drgrpo.checkpoints import STATE_FILE
 from trl_drgrpo.errors import InputError, RewardError
@@ -398,3 +398,18 @@ def test_the_docstring_names_every_argument():
     documented = inspect.getdoc(DrGRPOTrainer) or ""
     parameters = [p for p in inspect.signature(DrGRPOTrainer).parameters if p not in ("self",)]
     assert [p for p in parameters if p not in documented] == []
+
+
+def test_advantages_are_divided_by_the_running_scale(settings, prompts, tokenizer, reward):
+    seen = []
+
+    class Spy(DrGRPOTrainer):
+        def on_credit(self, batch):
+            seen.append((batch.rewards, batch.outcome_advantages, self.reward_scale.std))
+            super().on_credit(batch)
+
+    train(Spy, DrGRPOConfig, {**settings, "scale_by_running_std": True}, prompts, tokenizer, reward)
+    assert len(seen) == 3
+    for rewards, advantages, std in seen:
+        assert abs(std - 1) > 0.05
+        assert torch.allclose(advantages * std, group_advantages(rewards, 4))
