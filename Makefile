@@ -11,7 +11,7 @@ VLLM_PIP = $(VLLM_VENV)/bin/python -m pip install --quiet --constraint constrain
 VLLM_TESTS = $(addprefix tests/test_,$(addsuffix .py,upstream config trainer trainer_process fast_path decoding packing \
 	resume process_rewards_trainer check cli_train weight_sync vllm_server vllm_colocate))
 
-.PHONY: setup demo check test test-slow test-vllm bench bench-overhead lint format clean
+.PHONY: setup demo check test test-slow test-vllm notebooks bench bench-overhead lint format clean
 
 setup: $(VENV)/.dev
 
@@ -56,6 +56,10 @@ $(VLLM_VENV)/.dev: pyproject.toml constraints-vllm.txt
 
 test-vllm: $(VLLM_VENV)/.dev
 	$(OFFLINE) $(VLLM_VENV)/bin/python -m pytest -m "not slow and not gpu" $(VLLM_TESTS)
+
+# Runs the notebooks and writes their outputs into them.
+notebooks: $(VENV)/.dev
+	$(OFFLINE) $(VENV)/bin/jupyter-execute --inplace --timeout=600 --NotebookClient.record_timing=False notebooks/*.ipynb
 
 # The exact fast path against stock TRL (about 40 minutes), then generation (about 8).
 bench: $(VENV)/.dev
