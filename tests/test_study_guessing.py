@@ -1,13 +1,11 @@
 """Rung b: the game, the warm-started model, and arms that differ in nothing but the objective."""
 
-import json
+import dataclasses
 import random
 import statistics
 
-import numpy as np
 import pytest
 
-from trl_drgrpo.study import guessing_report
 from trl_drgrpo.study.guessing import (
     MAX_COMMENT,
     RIGHT_PROBABILITY,
@@ -18,9 +16,11 @@ from trl_drgrpo.study.guessing import (
     verdict_reward,
     warm_start,
 )
-from trl_drgrpo.study.trajectories import ARMS, GuessingSettings, Trajectory, run_arm
+from trl_drgrpo.study.rungs import GUESSING
+from trl_drgrpo.study.trajectories import ARMS, RunSettings, run_arm
 
-SMALL = GuessingSettings(steps=3, prompts=4, num_generations=4, learning_rate=3e-2)
+SMALL = RunSettings(steps=3, prompts=4, num_generations=4, learning_rate=3e-2)
+RUNG = dataclasses.replace(GUESSING, settings=SMALL)
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def model_dir(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def trained(model_dir, tmp_path_factory):
-    return {arm: run_arm(arm, 0, model_dir, tmp_path_factory.mktemp(arm), SMALL) for arm in ARMS}
+    return {arm: run_arm(RUNG, arm, 0, model_dir, tmp_path_factory.mktemp(arm)) for arm in ARMS}
 
 
 class Player:
@@ -98,7 +98,7 @@ def test_tokens_are_those_that_the_model_wrote(trained):
     for right, wrong, rate in zip(trajectory.length_right, trajectory.length_wrong, trajectory.pass_rate, strict=True):
         parts = [length * share for length, share in ((right, rate), (wrong, 1 - rate)) if share]
         by_hand += rows * (1 + sum(parts))
-    assert trajectory.tokens == pytest.approx(by_hand)
+    assert trajectory.tokens == sum(trajectory.tokens_by_step) == pytest.approx(by_hand)
 
 
 def test_the_objectives_are_what_they_are_called():
@@ -106,51 +106,3 @@ def test_the_objectives_are_what_they_are_called():
     assert arguments["grpo"] == {"loss_type": "grpo", "scale_rewards": "group"}
     assert "scale_rewards" not in arguments["dr_grpo_with_std"]  # TRL's default stays: that is the point
     assert ARMS["dr_grpo"][0].__name__ == "DrGRPOTrainer"
-
-
-@pytest.fixture
-def made_up():
-    rng = np.random.default_rng(0)
-    runs = []
-    for arm in ARMS:
-        for seed in range(3):
-            wrong = list(9 + rng.normal(size=30) + (30 if arm == "grpo" else 0))
-            runs.append(Trajectory(arm, seed, [8.0] * 30, wrong, [0.4] * 30, [0.5] * 30, 1000, 1.0).as_dict())
-    estimate = {"value": 1.0, "standard_error": 0.5}
-    one_step = {
-        "changes": {
-            name: dict.fromkeys(("length_right", "length_wrong"), estimate) for name in guessing_report.OBJECTIVES
-        }
-    }
-    return {"runs": runs, "one_step": one_step}
-
-
-def test_tables_and_plot(made_up, tmp_path):
-    text = guessing_report.table(made_up)
-    assert "| GRPO | 39." in text
-    assert "| Dr. GRPO | 9." in text or "| Dr. GRPO | 8." in text
-    assert guessing_report.one_step_table(made_up).count("+1.0 ± 0.5") == 10
-    assert guessing_report.draw(made_up, tmp_path / "plot.png").stat().st_size > 10_000
-
-
-def test_an_interrupted_study_goes_on(monkeypatch, tmp_path):
-    calls = []
-
-    def fake(arm, seed, model_dir, output_dir, settings):
-        calls.append((arm, seed))
-        if len(calls) == 6:
-            raise KeyboardInterrupt
-        return Trajectory(arm, seed, [1.0], [1.0], [0.4], [0.1], 1, 0.1)
-
-    monkeypatch.setattr(guessing_report, "run_arm", fake)
-    monkeypatch.setattr(guessing_report, "warm_start", lambda folder: folder)
-    monkeypatch.setattr(guessing_report, "_one_step", lambda *folders: {"changes": {}})
-    output = tmp_path / "guessing.json"
-    with pytest.raises(KeyboardInterrupt):
-        guessing_report.guessing_study(range(2), output, tmp_path)
-    assert len(json.loads(output.read_text())["runs"]) == 5
-    results = guessing_report.guessing_study(range(2), output, tmp_path)
-    assert [(run["arm"], run["seed"]) for run in results["runs"]] == [(arm, seed) for seed in range(2) for arm in ARMS]
-    assert len(calls) == 9  # none twice but the one that was interrupted
-    other = guessing_report.guessing_study(range(1), output, tmp_path, GuessingSettings(steps=3))
-    assert len(other["runs"]) == 4  # other settings: nothing is kept

@@ -1,19 +1,22 @@
 """`trl-drgrpo study <name>`: the two biases of GRPO, measured on this machine.
 
 `tabular`: a policy of two numbers, all objectives, in seconds. `guessing`: a small language model and the real
-trainers, a few minutes per seed on two cores. Tables go to standard output, files to `--output_dir`.
+trainers, a few minutes per seed on two cores. `arithmetic`: a larger one on a task that was not made to show anything.
+Tables go to standard output, files to `--output_dir`.
 """
 
 import argparse
 import json
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from trl_drgrpo.cli import console
 from trl_drgrpo.errors import InputError
 
-STUDIES = ("tabular", "guessing")
+STUDIES = {"tabular": 5, "guessing": 5, "arithmetic": 3}  # and the number of seeds
+_THREADS = {"guessing": 1}  # so small a model gains nothing from more
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,9 +29,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "study",
         choices=STUDIES,
         help="tabular: the length bias in a policy of two numbers, in seconds. guessing: in a small language model, "
-        "through TRL's trainers and this one, minutes per seed; an interrupted one goes on",
+        "through TRL's trainers and this one, minutes per seed. arithmetic: the same trainers on sums from "
+        "reasoning-gym, about half an hour. An interrupted one goes on",
     )
-    parser.add_argument("--seeds", type=int, default=5, help="number of seeds, from 0 on (default: 5)")
+    parser.add_argument("--seeds", type=int, help="number of seeds, from 0 on (default: 5; arithmetic: 3)")
     parser.add_argument(
         "--output_dir", type=Path, default=Path("runs/study"), help="for <study>.json and <study>.png (runs/study)"
     )
@@ -46,7 +50,8 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         [`InputError`]: Fewer than two seeds, or a folder that cannot be written.
     """
-    if args.seeds < 2:
+    seeds = range(STUDIES[args.study] if args.seeds is None else args.seeds)
+    if len(seeds) < 2:
         raise InputError("seeds", str(args.seeds), "at least 2", "An interval needs more than one run.")
     try:
         args.output_dir.mkdir(parents=True, exist_ok=True)
@@ -54,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
         remedy = "Choose another folder."
         raise InputError("output_dir", f"{args.output_dir} ({error.strerror})", "a folder", remedy) from error
     numbers = args.output_dir / f"{args.study}.json"
-    draw, results = (_tabular if args.study == "tabular" else _guessing)(range(args.seeds), numbers)
+    draw, results = _tabular(seeds, numbers) if args.study == "tabular" else _rung(args.study, seeds, numbers)
     console.log(f"numbers: {numbers}")
     try:
         console.log(f"plot:    {draw(results, numbers.with_suffix('.png'))}")
@@ -74,17 +79,19 @@ def _tabular(seeds: range, numbers: Path) -> tuple[Any, dict[str, Any]]:
     return tabular_report.draw, results
 
 
-def _guessing(seeds: range, numbers: Path) -> tuple[Any, dict[str, Any]]:
+def _rung(name: str, seeds: range, numbers: Path) -> tuple[Any, dict[str, Any]]:
     from trl_drgrpo.cli.demo import stay_offline_and_quiet
 
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # rollout_func
     stay_offline_and_quiet()
     import torch
 
-    from trl_drgrpo.study import guessing_report
+    from trl_drgrpo.study import trajectory_report as report
+    from trl_drgrpo.study.rungs import RUNGS
 
-    torch.set_num_threads(1)  # so small a model gains nothing from more
-    results = guessing_report.guessing_study(seeds, numbers, numbers.parent / "guessing", on_run=console.log)
-    print(f"One update of unit length at the start, ± standard error:\n\n{guessing_report.one_step_table(results)}")
-    print(f"\nAfter training, {len(seeds)} seeds, mean and 95% interval:\n\n{guessing_report.table(results)}")
-    return guessing_report.draw, results
+    torch.set_num_threads(_THREADS.get(name, torch.get_num_threads()))
+    rung = RUNGS[name]
+    results = report.run_study(rung, seeds, numbers, numbers.parent / name, on_run=console.log)
+    print(f"One update of unit length at the start, ± standard error:\n\n{report.one_step_table(results)}")
+    print(f"\nAfter training, {len(seeds)} seeds, mean and 95% interval:\n\n{report.table(rung, results)}")
+    return partial(report.draw, rung), results

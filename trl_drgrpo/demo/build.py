@@ -11,7 +11,7 @@ several minutes on one core.
 import argparse
 import logging
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from trl_drgrpo.demo.tokenizer import IM_END, PAD, build_tokenizer
 
 if TYPE_CHECKING:
     import torch
-    from transformers import Qwen2Config
+    from transformers import PreTrainedModel, Qwen2Config
 
 MODEL_DIR = Path(__file__).parent / "model"
 
@@ -66,52 +66,68 @@ def warm_start_batches(tokenizer: Any, steps: int, batch_size: int, seed: int) -
         `input_ids`, `attention_mask` and `labels`, each `(batch_size, T)` int64, padded on the right; labels are -100
         on prompt and padding.
     """
-    import torch
-
     rng = random.Random(seed)
     pad, end = tokenizer.convert_tokens_to_ids([PAD, IM_END])
     for _ in range(steps):
-        rows: list[tuple[list[int], int]] = []
+        rows: list[tuple[list[int], list[int]]] = []
         for _ in range(batch_size):
             numbers = draw_problem(rng, "train")
             chat = tokenizer.apply_chat_template(prompt_of(numbers), add_generation_prompt=True, return_dict=True)
-            prompt_ids = chat["input_ids"]
             completion_ids = [*tokenizer(demonstrate(numbers, rng))["input_ids"], end]
-            rows.append((prompt_ids + completion_ids, len(prompt_ids)))
-        width = max(len(ids) for ids, _ in rows)
-        input_ids = torch.tensor([ids + [pad] * (width - len(ids)) for ids, _ in rows])
-        attention_mask = torch.tensor([[1] * len(ids) + [0] * (width - len(ids)) for ids, _ in rows])
-        labels = input_ids.masked_fill(attention_mask == 0, -100)
-        for row, (_, prompt_length) in enumerate(rows):
-            labels[row, :prompt_length] = -100
-        yield {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels}
+            prompt_ids = chat["input_ids"]
+            rows.append((prompt_ids + completion_ids, [0] * len(prompt_ids) + [1] * len(completion_ids)))
+        yield pad_rows(rows, pad)
 
 
-def build(output: Path = MODEL_DIR, seed: int = 0, steps: int = 2500, batch_size: int = 64, lr: float = 3e-3) -> Path:
-    """Build tokenizer and model, warm-start the model and save both.
+def pad_rows(rows: Sequence[tuple[list[int], list[int]]], pad: int) -> dict[str, "torch.Tensor"]:
+    """A batch for next-token training.
 
     Args:
-        output (`Path`): Folder to write; files of the same name are overwritten.
-        seed (`int`): Seed of the initial weights and of the demonstrations.
-        steps (`int`): Optimizer steps (AdamW, 5% linear warm-up, then linear decay to 0).
-        batch_size (`int`): Rows per step.
-        lr (`float`): Peak learning rate.
+        rows (`Sequence[tuple[list[int], list[int]]]`): Token ids and, for each, 1 where it is to be learnt.
+        pad (`int`): Id of the padding token.
 
     Returns:
-        `Path`: `output`.
+        `input_ids`, `attention_mask` and `labels`, each `(B, T)` int64, padded on the right; labels are -100 on what
+        is not to be learnt.
     """
     import torch
-    from transformers import Qwen2ForCausalLM, get_linear_schedule_with_warmup, set_seed
 
-    torch.set_num_threads(1)  # the order of additions, and with it the weights, depends on the number of threads
-    set_seed(seed)
-    tokenizer = build_tokenizer()
-    model = Qwen2ForCausalLM(build_config(tokenizer))
+    width = max(len(ids) for ids, _ in rows)
+    input_ids = torch.tensor([ids + [pad] * (width - len(ids)) for ids, _ in rows])
+    learnt = torch.tensor([mask + [0] * (width - len(mask)) for _, mask in rows])
+    attention_mask = torch.tensor([[1] * len(ids) + [0] * (width - len(ids)) for ids, _ in rows])
+    return {
+        "input_ids": input_ids,
+        "attention_mask": attention_mask,
+        "labels": input_ids.masked_fill(learnt == 0, -100),
+    }
+
+
+def imitate(
+    model: "PreTrainedModel",
+    batches: Iterable[dict[str, "torch.Tensor"]],
+    steps: int,
+    lr: float,
+    num_items: int | None = None,
+) -> None:
+    """Next-token training: AdamW, 5% linear warm-up, then linear decay to 0, gradients clipped at norm 1.
+
+    Args:
+        model (`PreTrainedModel`): Trained in place; in evaluation mode afterwards.
+        batches (`Iterable`): One per step, as [`pad_rows`] makes them.
+        steps (`int`): Number of batches.
+        lr (`float`): Peak learning rate.
+        num_items (`int`, *optional*): A constant that the summed loss of a batch is divided by. By default the
+            batch's own number of tokens; that favours short rows where a batch's rows are of like length.
+    """
+    import torch
+    from transformers import get_linear_schedule_with_warmup
+
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.98), weight_decay=0.01)
     schedule = get_linear_schedule_with_warmup(optimizer, steps // 20, steps)
     model.train()
-    for step, batch in enumerate(warm_start_batches(tokenizer, steps, batch_size, seed), start=1):
-        loss = model(**batch).loss
+    for step, batch in enumerate(batches, start=1):
+        loss = model(**batch, **({} if num_items is None else {"num_items_in_batch": num_items})).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -120,6 +136,29 @@ def build(output: Path = MODEL_DIR, seed: int = 0, steps: int = 2500, batch_size
         if step % 100 == 0 or step == steps:
             logger.info("step %d/%d loss %.4f", step, steps, loss.item())
     model.eval()
+
+
+def build(output: Path = MODEL_DIR, seed: int = 0, steps: int = 2500, batch_size: int = 64, lr: float = 3e-3) -> Path:
+    """Build tokenizer and model, warm-start the model and save both.
+
+    Args:
+        output (`Path`): Folder to write; files of the same name are overwritten.
+        seed (`int`): Seed of the initial weights and of the demonstrations.
+        steps (`int`): Optimizer steps.
+        batch_size (`int`): Rows per step.
+        lr (`float`): Peak learning rate, see [`imitate`].
+
+    Returns:
+        `Path`: `output`.
+    """
+    import torch
+    from transformers import Qwen2ForCausalLM, set_seed
+
+    torch.set_num_threads(1)  # the order of additions, and with it the weights, depends on the number of threads
+    set_seed(seed)
+    tokenizer = build_tokenizer()
+    model = Qwen2ForCausalLM(build_config(tokenizer))
+    imitate(model, warm_start_batches(tokenizer, steps, batch_size, seed), steps, lr)
     save(model, tokenizer, output, f"trl_drgrpo.demo.build, seed {seed}, {steps} steps of {batch_size} rows")
     return output
 

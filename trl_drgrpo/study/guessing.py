@@ -26,8 +26,8 @@ START_LENGTH = 8.5  # mean of the comment's geometric length, its end-of-sequenc
 MAX_COMMENT = 48  # tokens of a comment at most
 VERDICTS = {True: "ok", False: "no"}
 _COMMENTS = {True: "k", False: "x"}  # the letter of a comment
-_FEEDBACK_TOKENS = 4  # a line break, two letters, a line break
-MAX_COMPLETION = 1 + _FEEDBACK_TOKENS + MAX_COMMENT
+FEEDBACK_TOKENS = 4  # a line break, two letters, a line break
+MAX_COMPLETION = 1 + FEEDBACK_TOKENS + MAX_COMMENT
 
 
 def make_prompts(size: int, seed: int) -> "Dataset":
@@ -86,7 +86,7 @@ def guessing_rollout(seed: int) -> Callable[[list[str], Any], dict[str, Any]]:
                 guess + feedback[right] + comment
                 for guess, right, comment in zip(guesses, verdicts, comments, strict=True)
             ],
-            "env_mask": [[1] + [0] * _FEEDBACK_TOKENS + [1] * len(comment) for comment in comments],
+            "env_mask": [[1] + [0] * FEEDBACK_TOKENS + [1] * len(comment) for comment in comments],
             "logprobs": None,
             "verdict": verdicts,
         }
@@ -135,48 +135,35 @@ def warm_start(folder: Path, seed: int = 0, steps: int = 400, batch_size: int = 
     Returns:
         `Path`: `folder`.
     """
-    import torch
-    from transformers import Qwen2ForCausalLM, get_linear_schedule_with_warmup, set_seed
+    from transformers import Qwen2ForCausalLM, set_seed
 
-    from trl_drgrpo.demo.build import build_config, save
+    from trl_drgrpo.demo.build import build_config, imitate, save
     from trl_drgrpo.demo.tokenizer import build_tokenizer
 
     set_seed(seed)
     tokenizer = build_tokenizer()
-    model = Qwen2ForCausalLM(build_config(tokenizer)).train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, betas=(0.9, 0.98))
-    schedule = get_linear_schedule_with_warmup(optimizer, steps // 20, steps)
-    for ids, labels in _demonstrations(tokenizer, steps, batch_size, seed):
-        model(input_ids=ids, attention_mask=(ids != tokenizer.pad_token_id).long(), labels=labels).loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        optimizer.zero_grad()
-    save(
-        model.eval(), tokenizer, folder, f"trl_drgrpo.study.guessing, seed {seed}, {steps} steps of {batch_size} rows"
-    )
+    model = Qwen2ForCausalLM(build_config(tokenizer))
+    imitate(model, _demonstrations(tokenizer, steps, batch_size, seed), steps, lr=3e-3)
+    save(model, tokenizer, folder, f"trl_drgrpo.study.guessing, seed {seed}, {steps} steps of {batch_size} rows")
     return folder
 
 
-def _demonstrations(tokenizer: Any, steps: int, batch_size: int, seed: int) -> Iterator[tuple[Any, Any]]:
-    """Token ids `(batch_size, T)` and labels, -100 on the prompt, the environment's tokens and padding."""
-    import torch
+def _demonstrations(tokenizer: Any, steps: int, batch_size: int, seed: int) -> Iterator[dict[str, Any]]:
+    """Batches of whole games; the prompt and the environment's tokens are not learnt."""
+    from trl_drgrpo.demo.build import pad_rows
 
     rng = random.Random(seed)
     for _ in range(steps):
-        rows, kept = [], []
+        rows = []
         for _ in range(batch_size):
             prompt = tokenizer(_prompt(rng))["input_ids"]
             guess = tokenizer(str(rng.randrange(10)))["input_ids"]
             right = rng.random() < RIGHT_PROBABILITY
             feedback = tokenizer(f"\n{VERDICTS[right]}\n")["input_ids"]
             comment = _demonstrated_comment(tokenizer, right, rng)
-            rows.append(prompt + guess + feedback + comment)
-            kept.append([0] * len(prompt) + [1] + [0] * len(feedback) + [1] * len(comment))
-        width = max(map(len, rows))
-        ids = torch.tensor([row + [tokenizer.pad_token_id] * (width - len(row)) for row in rows])
-        mask = torch.tensor([row + [0] * (width - len(row)) for row in kept])
-        yield ids, ids.masked_fill(mask == 0, -100)
+            learnt = [0] * len(prompt) + [1] + [0] * len(feedback) + [1] * len(comment)
+            rows.append((prompt + guess + feedback + comment, learnt))
+        yield pad_rows(rows, tokenizer.pad_token_id)
 
 
 def _demonstrated_comment(tokenizer: Any, right: bool, rng: random.Random) -> list[int]:

@@ -1,4 +1,4 @@
-"""Rung b as numbers, tables and plot: every arm with every seed, the one-step measurement before it."""
+"""A rung as numbers, tables and plot: every arm with every seed, the one-step measurement before it."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -6,23 +6,25 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from trl_drgrpo.study.guessing import MAX_COMPLETION, guessing_rollout, make_prompts, verdict_reward, warm_start
-from trl_drgrpo.study.intervals import interval
+from trl_drgrpo.study.intervals import Interval, interval
 from trl_drgrpo.study.objectives import OBJECTIVES
 from trl_drgrpo.study.tables import changes_as_dict
-from trl_drgrpo.study.trajectories import ARMS, LAST, GuessingSettings, Trajectory, run_arm
+from trl_drgrpo.study.trajectories import LAST, Rung, Trajectory, run_arm
 from trl_drgrpo.versions import installed_versions
 
-_MEASURED_ROWS, _MEASURED_BATCHES = 256, 12
-DEFAULTS = GuessingSettings()
-_COLUMNS = {"length_wrong": "wrong answers", "length_right": "right answers", "entropy": "entropy (nats)"}
+_CURVES = {  # heading and decimals
+    "length_wrong": ("wrong answers (tokens)", 1),
+    "length_right": ("right answers (tokens)", 1),
+    "entropy": ("entropy (nats)", 2),
+    "pass_rate": ("pass rate", 3),
+}
 
 
-def guessing_study(
+def run_study(
+    rung: Rung,
     seeds: Sequence[int],
     output: Path,
     work_dir: Path,
-    settings: GuessingSettings = DEFAULTS,
     on_run: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
     """Warm-start the model, measure one step, and train every arm with every seed.
@@ -30,32 +32,32 @@ def guessing_study(
     Runs that are in `output` already, with the same settings and versions, are kept: an interrupted study goes on.
 
     Args:
+        rung ([`Rung`]): What to study.
         seeds (`Sequence[int]`): Seeds, the same for each arm.
         output (`Path`): JSON file, written after each run.
         work_dir (`Path`): For the model and the trainers.
-        settings ([`GuessingSettings`]): Sizes of a run.
         on_run (`Callable`, *optional*): Told in a line what was done.
 
     Returns:
         `dict[str, Any]`: `settings`, `versions`, `one_step` and `runs`, what the file holds.
     """
-    results: dict[str, Any] = {"settings": asdict(settings), "versions": installed_versions(), "one_step": None}
+    results: dict[str, Any] = {"settings": asdict(rung.settings), "versions": installed_versions(), "one_step": None}
     kept = _kept(output, results)
     results |= {"one_step": kept.get("one_step"), "runs": kept.get("runs", [])}
     model_dir = work_dir / "model"
     if not (model_dir / "model.safetensors").is_file():
-        warm_start(model_dir)
+        rung.warm_start(model_dir)
         on_run("the model is warm-started")
     if results["one_step"] is None:
-        results["one_step"] = _one_step(model_dir, work_dir)
+        results["one_step"] = _one_step(rung, model_dir, work_dir)
         _write(results, output)
         on_run("one step is measured")
     done = {(run["arm"], run["seed"]) for run in results["runs"]}
     for seed in seeds:
-        for arm in ARMS:
+        for arm in rung.arms:
             if (arm, seed) in done:
                 continue
-            trajectory = run_arm(arm, seed, model_dir, work_dir / f"{arm}-{seed}", settings)
+            trajectory = run_arm(rung, arm, seed, model_dir, work_dir / f"{arm}-{seed}")
             results["runs"].append(trajectory.as_dict())
             _write(results, output)
             wrong, right = trajectory.end("length_wrong"), trajectory.end("length_right")
@@ -75,16 +77,16 @@ def _write(results: dict[str, Any], output: Path) -> None:
     output.write_text(json.dumps(results) + "\n", encoding="utf-8")
 
 
-def _one_step(model_dir: Path, work_dir: Path) -> dict[str, Any]:
+def _one_step(rung: Rung, model_dir: Path, work_dir: Path) -> dict[str, Any]:
     from trl_drgrpo.config import DrGRPOConfig
     from trl_drgrpo.study.probe import measure_model
     from trl_drgrpo.trainer import DrGRPOTrainer
 
     args = DrGRPOConfig(
         output_dir=str(work_dir / "one_step"),
-        per_device_train_batch_size=_MEASURED_ROWS,
-        num_generations=GuessingSettings.num_generations,
-        max_completion_length=MAX_COMPLETION,
+        per_device_train_batch_size=rung.measured_rows,
+        num_generations=rung.settings.num_generations,
+        max_completion_length=rung.max_completion,
         use_cpu=True,
         bf16=False,
         report_to="none",
@@ -92,56 +94,78 @@ def _one_step(model_dir: Path, work_dir: Path) -> dict[str, Any]:
     )
     trainer = DrGRPOTrainer(
         model=str(model_dir),
-        reward_funcs=verdict_reward,
+        reward_funcs=rung.reward,
         args=args,
-        train_dataset=make_prompts(_MEASURED_ROWS * _MEASURED_BATCHES, seed=0),
-        rollout_func=guessing_rollout(0),
+        train_dataset=rung.make_prompts(rung.measured_rows * rung.measured_batches, 0),
+        rollout_func=rung.rollout(0) if rung.rollout else None,
     )
-    return changes_as_dict(measure_model(trainer, _MEASURED_BATCHES))
+    return changes_as_dict(measure_model(trainer, rung.measured_batches))
 
 
 def trajectories(results: dict[str, Any]) -> list[Trajectory]:
     """The runs of a results file."""
-    return [Trajectory(**run) for run in results["runs"]]
+    return [Trajectory.from_dict(run) for run in results["runs"]]
 
 
-def table(results: dict[str, Any]) -> str:
-    """Lengths and entropy over the last steps as a Markdown table, mean and 95% interval over seeds."""
+def table(rung: Rung, results: dict[str, Any]) -> str:
+    """What each arm ends with, as a Markdown table: mean and 95% interval over seeds.
+
+    Where being right can be learnt, the last column has the tokens that were written until the pass rate was what the
+    worst run reached at its best; else the pass rate is the same throughout, and all tokens count.
+
+    Args:
+        rung ([`Rung`]): Whose results they are.
+        results (`dict[str, Any]`): Of [`run_study`].
+    """
     runs = trajectories(results)
-    start = {name: interval([getattr(run, name)[0] for run in runs]) for name in ("length_wrong", "length_right")}
+    headings = [heading for heading, _ in _CURVES.values()] + ["thousand tokens written"]
+    level = int(100 * min(run.best() for run in runs)) / 100 if rung.learnable else None
+    if level is not None:
+        headings.append(f"thousand until {level:.2f} passed")
+    start = [f"{interval([getattr(run, name)[0] for run in runs]).mean:.{n}f}" for name, (_, n) in _CURVES.items()]
     lines = [
-        f"| mean of the last {LAST} steps | {' | '.join(_COLUMNS.values())} | pass rate | tokens written |",
-        "|---" * (len(_COLUMNS) + 3) + "|",
-        f"| at the first step | {start['length_wrong'].mean:.1f} | {start['length_right'].mean:.1f} | | | |",
+        f"| mean of the last {LAST} steps | {' | '.join(headings)} |",
+        "|---" * (len(headings) + 1) + "|",
+        f"| at the first step | {' | '.join(start)} |{' |' * (len(headings) - len(start))}",
     ]
-    for arm in ARMS:
+    for arm in rung.arms:
         own = [run for run in runs if run.arm == arm]
-        cells = [str(interval([run.end(name) for run in own])) for name in ("length_wrong", "length_right")]
-        entropy = interval([run.end("entropy") for run in own])
-        cells.append(f"{entropy.mean:.2f} ± {entropy.half_width:.2f}")
-        rate, tokens = interval([run.end("pass_rate") for run in own]), interval([run.tokens / 1000 for run in own])
-        cells += [f"{rate.mean:.3f} ± {rate.half_width:.3f}", f"{tokens.mean:.0f} ± {tokens.half_width:.0f} thousand"]
+        cells = [_cell(interval([run.end(name) for run in own]), n) for name, (_, n) in _CURVES.items()]
+        cells.append(_cell(interval([run.tokens / 1000 for run in own]), 0))
+        if level is not None:
+            cells.append(_cell(interval([(run.tokens_until(level) or run.tokens) / 1000 for run in own]), 0))
         lines.append(f"| {OBJECTIVES[arm].label} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
+def _cell(found: Interval, decimals: int) -> str:
+    return f"{found.mean:.{decimals}f} ± {found.half_width:.{decimals}f}"
+
+
 def one_step_table(results: dict[str, Any]) -> str:
-    """The measurement before training as a Markdown table: tokens per update of unit length, ± standard error."""
-    lines = ["| objective | right answers, tokens | wrong answers, tokens |", "|---|---|---|"]
+    """The measurement before training as a Markdown table, per update of unit length, ± standard error.
+
+    Args:
+        results (`dict[str, Any]`): Of [`run_study`].
+    """
+    quantities = {"length_wrong": 1, "length_right": 1, "pass_rate": 100}  # and the scale: points of a hundred
+    lines = ["| objective | wrong answers, tokens | right answers, tokens | pass rate, points |", "|---|---|---|---|"]
     for name, objective in OBJECTIVES.items():
         found = results["one_step"]["changes"][name]
         cells = [
-            f"{found[q]['value']:+.1f} ± {found[q]['standard_error']:.1f}" for q in ("length_right", "length_wrong")
+            f"{scale * found[q]['value']:+.1f} ± {scale * found[q]['standard_error']:.1f}"
+            for q, scale in quantities.items()
         ]
         lines.append(f"| {objective.label} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def draw(results: dict[str, Any], path: Path) -> Path:
+def draw(rung: Rung, results: dict[str, Any], path: Path) -> Path:
     """Lengths of right and wrong answers over the steps, one panel per arm: every seed, and their mean.
 
     Args:
-        results (`dict[str, Any]`): Of [`guessing_study`].
+        rung ([`Rung`]): Whose results they are.
+        results (`dict[str, Any]`): Of [`run_study`].
         path (`Path`): PNG file to write.
 
     Raises:
@@ -150,8 +174,8 @@ def draw(results: dict[str, Any], path: Path) -> Path:
     import numpy as np
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(13, 3.6), layout="constrained")
-    for axes, arm in zip(figure.subplots(1, len(ARMS), sharey=True), ARMS, strict=True):
+    figure = Figure(figsize=(3.25 * len(rung.arms), 3.6), layout="constrained")
+    for axes, arm in zip(figure.subplots(1, len(rung.arms), sharey=True), rung.arms, strict=True):
         own = [run for run in trajectories(results) if run.arm == arm]
         for name, colour, label in (("length_wrong", "#d55e00", "wrong"), ("length_right", "#0072b2", "right")):
             curves = np.array([getattr(run, name) for run in own])
@@ -160,7 +184,7 @@ def draw(results: dict[str, Any], path: Path) -> Path:
         axes.set(title=OBJECTIVES[arm].label, xlabel="optimizer step")
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.25)
-    figure.axes[0].set_ylabel("mean length of the comment (tokens)")
+    figure.axes[0].set_ylabel("mean length (tokens)")
     figure.axes[0].legend(frameon=False)
     figure.savefig(path, dpi=130)
     return path
