@@ -14,6 +14,7 @@ import functools
 import importlib.util
 from collections.abc import Iterator
 from dataclasses import dataclass
+from inspect import get_annotations
 from pathlib import Path
 from typing import Any
 
@@ -229,9 +230,13 @@ def import_dataclass(name: str) -> type:
 def read_imported(name: str) -> dict[str, Flag]:
     """The keys of one dataclass by importing it: slower than `read_source` and always right about names."""
     flags = {}
-    for entry in dataclasses.fields(import_dataclass(name)):
+    declared = import_dataclass(name)
+    # Not the fields' own types: TRL's parser writes `X` over `X | None` in them.
+    types = {key: kind for base in reversed(declared.__mro__) for key, kind in get_annotations(base).items()}
+    for entry in dataclasses.fields(declared):
         if entry.init:
-            annotation = entry.type.__name__ if isinstance(entry.type, type) else str(entry.type)
+            kind = types[entry.name]
+            annotation = kind.__name__ if isinstance(kind, type) else str(kind)
             default = entry.default if entry.default_factory is dataclasses.MISSING else entry.default_factory()
             choices = entry.metadata.get("choices")
             flags[entry.name] = Flag(
