@@ -70,9 +70,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _tabular(seeds: range, numbers: Path) -> tuple[Any, dict[str, Any]]:
     from trl_drgrpo.study import tabular_report
-    from trl_drgrpo.versions import installed_versions
+    from trl_drgrpo.study.provenance import provenance
 
-    results = {"versions": installed_versions(), **tabular_report.tabular_study(seeds)}
+    results = {**provenance("tabular", len(seeds)), **tabular_report.tabular_study(seeds)}
     print(f"Length of answers, {len(seeds)} seeds, mean and 95% interval:\n\n{tabular_report.table(results)}")
     print(f"\nPull on a prompt (sum of |A|, the even prompt being 1):\n\n{tabular_report.mass_table(results)}")
     numbers.write_text(json.dumps(results) + "\n", encoding="utf-8")

@@ -8,9 +8,9 @@ from typing import Any
 
 from trl_drgrpo.study.intervals import Interval, interval
 from trl_drgrpo.study.objectives import OBJECTIVES
+from trl_drgrpo.study.provenance import provenance
 from trl_drgrpo.study.tables import changes_as_dict
 from trl_drgrpo.study.trajectories import LAST, Rung, Trajectory, run_arm
-from trl_drgrpo.versions import installed_versions
 
 _CURVES = {  # heading and decimals
     "length_wrong": ("wrong answers (tokens)", 1),
@@ -39,9 +39,9 @@ def run_study(
         on_run (`Callable`, *optional*): Told in a line what was done.
 
     Returns:
-        `dict[str, Any]`: `settings`, `versions`, `one_step` and `runs`, what the file holds.
+        `dict[str, Any]`: `command`, `date`, `versions`, `settings`, `one_step` and `runs`, what the file holds.
     """
-    results: dict[str, Any] = {"settings": asdict(rung.settings), "versions": installed_versions(), "one_step": None}
+    results: dict[str, Any] = {**provenance(rung.name, len(seeds)), "settings": asdict(rung.settings)}
     kept = _kept(output, results)
     results |= {"one_step": kept.get("one_step"), "runs": kept.get("runs", [])}
     model_dir = work_dir / "model"

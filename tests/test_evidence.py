@@ -1,0 +1,58 @@
+"""What the documents say of the two biases is what the committed results say, to the last digit."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from trl_drgrpo.cli.study import STUDIES
+from trl_drgrpo.study import tabular_report, trajectory_report
+from trl_drgrpo.study.rungs import RUNGS
+
+ROOT = Path(__file__).parent.parent
+RESULTS = {study: ROOT / "recipes" / "results" / f"length_bias_{study}.json" for study in STUDIES}
+PAGE = (ROOT / "recipes" / "length_bias.md").read_text()
+
+
+def read(study):
+    return json.loads(RESULTS[study].read_text())
+
+
+def tables(study):
+    results = read(study)
+    if study == "tabular":
+        return [tabular_report.table(results), tabular_report.mass_table(results)]
+    return [trajectory_report.one_step_table(results), trajectory_report.table(RUNGS[study], results)]
+
+
+@pytest.mark.parametrize("study", STUDIES)
+def test_the_page_shows_the_tables_of_the_results(study):
+    for table in tables(study):
+        assert table in PAGE
+
+
+@pytest.mark.parametrize("study", STUDIES)
+def test_results_say_where_they_come_from(study):
+    results = read(study)
+    assert results["command"] == f"trl-drgrpo study {study} --seeds {STUDIES[study]}"
+    assert f"({results['date']}" in PAGE or f"{results['date']}," in PAGE
+    assert {"trl", "torch", "transformers", "trl-drgrpo"} <= results["versions"].keys()
+    assert RESULTS[study].with_suffix(".png").stat().st_size > 10_000
+    assert f"results/{RESULTS[study].name}" in PAGE
+
+
+@pytest.mark.parametrize("study", RUNGS)
+def test_every_arm_has_every_seed(study):
+    runs = {(run["arm"], run["seed"]) for run in read(study)["runs"]}
+    assert runs == {(arm, seed) for arm in RUNGS[study].arms for seed in range(STUDIES[study])}
+
+
+def test_intervals_in_the_readme_are_those_of_the_results():
+    readme = (ROOT / "README.md").read_text()
+    section = re.search(r"^## The two biases, measured\n(.*?)^## ", readme, re.MULTILINE | re.DOTALL)
+    assert section
+    quoted = re.findall(r"\d+\.\d+\s±\s\d+\.\d+", section.group(1))
+    assert len(quoted) >= 6
+    known = " ".join(table for study in STUDIES for table in tables(study))
+    assert [each for each in quoted if re.sub(r"\s", " ", each) not in known] == []
