@@ -84,7 +84,12 @@ def _legend(figure: Any, objectives: Sequence[str]) -> None:
     handles: list[Any] = [Patch(color=_RIGHT, label="right answer"), Patch(color=_WRONG, label="wrong answer")]
     for name in objectives:
         fill = _NEUTRAL if name == "dr_grpo" else "white"
-        style = {"marker": _marker(name), "markerfacecolor": fill, "markeredgecolor": _NEUTRAL, "linestyle": ""}
+        style: dict[str, Any] = {
+            "marker": _marker(name),
+            "markerfacecolor": fill,
+            "markeredgecolor": _NEUTRAL,
+            "linestyle": "",
+        }
         handles.append(Line2D([], [], label=OBJECTIVES[name].label, **style))
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False)
 
