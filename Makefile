@@ -59,7 +59,7 @@ test-vllm: $(VLLM_VENV)/.dev
 
 # Runs the notebooks and writes their outputs into them.
 notebooks: $(VENV)/.dev
-	$(OFFLINE) $(VENV)/bin/jupyter-execute --inplace --timeout=600 --NotebookClient.record_timing=False notebooks/*.ipynb
+	$(OFFLINE) $(VENV)/bin/python tests/execute_notebooks.py
 
 # The exact fast path against stock TRL (about 40 minutes), then generation (about 8).
 bench: $(VENV)/.dev

@@ -5,15 +5,12 @@ Each ends with a cell of assertions about the numbers it teaches, so a run witho
 """
 
 import re
-from pathlib import Path
 
 import pytest
+from execute_notebooks import NOTEBOOKS, execute
 
 nbformat = pytest.importorskip("nbformat")
-nbclient = pytest.importorskip("nbclient")
-
-FOLDER = Path(__file__).parent.parent / "notebooks"
-NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+pytest.importorskip("nbclient")
 
 
 def read(path):
@@ -27,9 +24,7 @@ def code_cells(notebook):
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_it_runs(path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    notebook = read(path)
-    resources = {"metadata": {"path": str(FOLDER)}}
-    nbclient.NotebookClient(notebook, timeout=300, kernel_name="python3", resources=resources).execute()
+    execute(path)
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
