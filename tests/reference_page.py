@@ -1,7 +1,7 @@
 """The page of public names, made from the packages and their docstrings: `python tests/reference_page.py`.
 
-Prints `recipes/reference.md`; `tests/test_documentation.py` compares the two. A name is public if a package lists it in
-`__all__`; what it does is the first sentence of its docstring.
+Prints `recipes/reference.md`; `tests/test_documentation.py` compares the two. A name is public if a package lists it
+in `__all__`; what it does is the first sentence of its docstring.
 """
 
 import argparse
@@ -17,9 +17,9 @@ from trl_drgrpo.cli.main import SUBCOMMANDS
 HEAD = """\
 # Public names
 
-What a package lists in `__all__`; everything else may change without notice. Arguments, shapes, units and errors are in
-the docstrings: `python -m pydoc trl_drgrpo.group_advantages`. Every flag of a command is in its `--help`. The fields of
-`DrGRPOConfig` are in its docstring and, by topic, in the [README](../README.md).
+What a package lists in `__all__`; everything else may change without notice. Arguments, shapes, units and errors are
+in the docstrings: `python -m pydoc trl_drgrpo.group_advantages`. Every flag of a command is in its `--help`. The
+fields of `DrGRPOConfig` are in its docstring and, by topic, in the [README](../README.md).
 
 This page is made from the docstrings: `python tests/reference_page.py > recipes/reference.md`.
 """
@@ -42,7 +42,9 @@ def first_sentence(value: Any) -> str:
     """What a docstring begins with, on one line and fit for a cell of a table."""
     paragraph = " ".join((inspect.getdoc(value) or "").split("\n\n")[0].split())
     sentence = re.split(r"(?<=\.)(?<!Dr\.)\s+(?=[A-Z`(])", paragraph, maxsplit=1)[0]
-    sentence = re.sub(r"\[`~?(?:[\w.]+\.)?(\w+)`\](?!\()", r"`\1`", sentence)  # [`~a.b`]: a reference within docstrings
+    sentence = re.sub(
+        r"\[`~?(?:[\w.]+\.)?(\w+)`\](?!\()", r"`\1`", sentence
+    )  # [`~a.b`]: a reference within docstrings
     return sentence.replace("|", "\\|").rstrip(":")
 
 

@@ -28,7 +28,9 @@ def undescribed(value) -> list[str]:
 
 
 def test_there_are_packages_with_public_names():
-    assert {"trl_drgrpo", "trl_drgrpo.rewards", "trl_drgrpo.process_rewards", "trl_drgrpo.steps"} < {p for p, _ in NAMES}
+    assert {"trl_drgrpo", "trl_drgrpo.rewards", "trl_drgrpo.process_rewards", "trl_drgrpo.steps"} < {
+        p for p, _ in NAMES
+    }
     assert len(NAMES) > 80
 
 
@@ -105,6 +107,8 @@ def test_the_citation_file_in_the_readme_is_one():
     (reference,) = citation["references"]
     assert {"type", "title", "authors"} <= reference.keys()
     assert reference["identifiers"][0]["value"] == "arXiv:2503.20783"
-    released = re.search(rf"^## \[{re.escape(__version__)}\] - (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    released = re.search(
+        rf"^## \[{re.escape(__version__)}\] - (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE
+    )
     assert released
     assert str(citation["date-released"]) == released[1]

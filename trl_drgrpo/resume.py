@@ -100,8 +100,8 @@ class ResumableTrainer(PublishingTrainer):
         """A checkpoint of plain TRL, in a run that it began or, where an older checkpoint is ours, has continued."""
         logger.warning(
             "%s holds no Dr. GRPO state: going on with L = %d. Completions not trained on yet are generated anew, and "
-            "the optimizer's moments are those of the objective of that run: after another one than Dr. GRPO the first "
-            "hundreds of steps are smaller. A new run from its weights has no such moments.",
+            "the optimizer's moments are those of that run: after another objective than Dr. GRPO its first hundreds "
+            "of steps are smaller here. A new run from its weights has no such moments.",
             checkpoint,
             self.loss_normalizer,
         )
