@@ -142,9 +142,9 @@ class DrGRPOTrainer(DiagnosedTrainer):
         )
         init: Any = args.model_init_kwargs
         quantization_config = choose_quantization(model, peft_config, quantization_config, init)
+        refuse_unsendable(args, model, quantization_config, peft_config)
         if args.use_vllm:
             require_package("vllm", "use_vllm", "True", "vllm")
-        refuse_unsendable(args, model, quantization_config, peft_config)
         check_adapter(model, peft_config, quantization_config, init)
         self.step_scorer: StepScorer | None = None
         if step_reward_funcs:
