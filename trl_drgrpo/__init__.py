@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from trl_drgrpo.lazy import lazy_names
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from trl_drgrpo.advantages import group_advantages as group_advantages
