@@ -11,7 +11,7 @@ VLLM_PIP = $(VLLM_VENV)/bin/python -m pip install --quiet --constraint constrain
 VLLM_TESTS = $(addprefix tests/test_,$(addsuffix .py,upstream config trainer trainer_process fast_path decoding packing \
 	resume process_rewards_trainer check cli_train weight_sync vllm_server vllm_colocate))
 
-.PHONY: setup demo check test test-slow test-vllm notebooks bench bench-overhead lint format clean
+.PHONY: setup demo check test test-slow test-vllm notebooks bench bench-overhead dist lint format clean
 
 setup: $(VENV)/.dev
 
@@ -68,6 +68,12 @@ bench: $(VENV)/.dev
 
 bench-overhead: $(VENV)/.dev
 	$(OFFLINE) $(VENV)/bin/python tests/benchmarks/step_overhead.py
+
+# The sdist, the wheel built from it, and what the package index would say to them.
+dist: $(VENV)/.dev
+	rm -rf dist
+	$(VENV)/bin/python -m build
+	$(VENV)/bin/twine check --strict dist/*
 
 lint: $(VENV)/.dev
 	$(VENV)/bin/ruff check .

@@ -23,6 +23,7 @@ from trl_drgrpo.diagnostics.statistics import BUCKETS
 from trl_drgrpo.diagnostics.trainer import STATE_FILE
 from trl_drgrpo.errors import InputError, RewardError
 from trl_drgrpo.report.reading import read_run
+from trl_drgrpo.steps import step_segmenter
 from trl_drgrpo.upstream import ScoredBatch
 
 HAIR_TRIGGER = {"truncation": {"share": 0.0, "steps": 1}}
@@ -131,6 +132,15 @@ def test_step_rewards_mark_the_spans(settings, prompts, tokenizer):
     logs = read(settings, "metrics.jsonl")[0]["logs"]
     assert sum(v for name, v in logs.items() if name.startswith("difficulty/mass_frac/")) == pytest.approx(1)
     assert logs["time/score_s"] > 0
+
+
+@pytest.mark.parametrize(
+    ("own", "recorded"), [({}, ["tokens:3"]), ({"step_segmenter": step_segmenter("tokens:5")}, "'tokens:5'")]
+)
+def test_the_run_log_names_the_segmenter_that_was_used(settings, prompts, tokenizer, own, recorded):
+    arguments = {"step_reward_funcs": step_reward, **own}
+    run(settings, prompts, tokenizer, trainer_arguments=arguments, step_separator=["tokens:3"], max_steps=1)
+    assert read(settings, "run.json")["objective"]["step_separator"] == recorded
 
 
 def test_an_outcome_reward_that_is_none_says_nothing_about_right(settings, prompts, tokenizer):

@@ -1,4 +1,4 @@
-"""The README's Python blocks run as they stand, and its local references exist."""
+"""The Python blocks of the README and of the migrating page run as they stand; local references exist."""
 
 import re
 from pathlib import Path
@@ -7,11 +7,19 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
-BLOCKS = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+MIGRATING = (ROOT / "recipes" / "migrating.md").read_text()
+
+
+def python_blocks(page):
+    return re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+
+
+BLOCKS = [*python_blocks(README), *python_blocks(MIGRATING)]
 
 
 def test_there_are_blocks():
-    assert len(BLOCKS) >= 3
+    assert len(python_blocks(README)) >= 3
+    assert len(python_blocks(MIGRATING)) >= 3
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.strip().splitlines()[-1][:30])
@@ -43,3 +51,53 @@ def test_every_new_field_is_in_the_readme():
     new = [field.name for field in dataclasses.fields(DrGRPOConfig) if field.name not in inherited]
     named = {name for name in new if f"`{name}`" in README or f"{name}=" in README}
     assert sorted(set(new) - named) == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "becomes"),
+    [
+        ({}, "dr_grpo"),
+        ({"loss_type": "dapo", "scale_rewards": "group", "use_bias_correction_kl": True}, "dr_grpo"),
+        ({"loss_type": "dr_grpo", "scale_rewards": True}, "dr_grpo"),
+        ({"loss_type": "dr_grpo", "scale_rewards": False}, "dr_grpo"),
+        ({"loss_type": "grpo"}, None),
+        ({"loss_type": "bnpo"}, None),
+        ({"loss_type": "cispo"}, None),
+        ({"scale_rewards": "batch"}, None),
+        ({"multi_objective_aggregation": "normalize_then_sum"}, None),
+        ({"sync_ref_model": True, "beta": 0.1}, None),
+        ({"max_completion_length": None}, None),
+    ],
+)
+def test_what_the_migrating_page_says_of_a_plain_configuration(fields, becomes):
+    from trl import GRPOConfig
+
+    from trl_drgrpo import DrGRPOConfig
+    from trl_drgrpo.errors import InputError
+
+    plain = GRPOConfig(use_cpu=True, bf16=False, report_to="none", **fields)
+    if becomes is None:
+        with pytest.raises(InputError):
+            DrGRPOConfig.from_grpo_config(plain)
+        return
+    read = DrGRPOConfig.from_grpo_config(plain)
+    assert (read.loss_type, read.scale_rewards, read.use_bias_correction_kl) == (becomes, "none", False)
+    for name in fields:
+        assert f"`{name}" in MIGRATING
+
+
+@pytest.mark.parametrize(
+    "page", [ROOT / "README.md", *sorted((ROOT / "recipes").glob("*.md"))], ids=lambda path: path.name
+)
+def test_links_lead_somewhere(page):
+    def anchor(heading):
+        return re.sub(r"[^\w\- ]", "", heading.replace("`", "").lower()).strip().replace(" ", "-")
+
+    for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if link.startswith("https://"):
+            continue
+        name, _, heading = link.partition("#")
+        target = page.parent / name if name else page
+        assert target.exists(), link
+        if heading:
+            assert heading in [anchor(each) for each in re.findall(r"^#+ (.*)$", target.read_text(), re.MULTILINE)]

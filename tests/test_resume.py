@@ -10,7 +10,7 @@ from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
 from trl_drgrpo.check.tiny import tiny_model
 from trl_drgrpo.checkpoints import STATE_FILE, newest_complete_checkpoint
 from trl_drgrpo.errors import InputError, RewardError
-from trl_drgrpo.runstate import RunState, load_rollouts, save_rollouts
+from trl_drgrpo.runstate import RunState, load_rollouts, newest_loss_normalizer, save_rollouts
 
 
 def build(settings, prompts, tokenizer, reward, **arguments):
@@ -257,6 +257,21 @@ def test_a_checkpoint_of_plain_trl_is_taken_with_a_word(checkpoint, settings, pr
     trainer.train(resume_from_checkpoint=str(checkpoint))
     assert trainer.state.global_step == 2
     assert "holds no Dr. GRPO state: going on with L = 12" in caplog.text
+    assert "An older checkpoint" not in caplog.text
+
+
+def test_a_run_of_ours_that_plain_trl_continued_names_its_L(checkpoint, settings, prompts, tokenizer, reward, caplog):
+    continued = checkpoint.with_name("checkpoint-2")
+    (continued / STATE_FILE).unlink()  # TRL writes none
+    longer = {**settings, "max_completion_length": 20, "max_steps": 3}
+    trainer = build(longer, prompts, tokenizer, reward)
+    trainer.train(resume_from_checkpoint=str(continued))
+    assert trainer.loss_normalizer == 20
+    assert "was trained with L = 12. Set loss_normalizer=12 to keep it." in caplog.text
+    (checkpoint / STATE_FILE).write_text("{damaged")
+    assert newest_loss_normalizer(checkpoint.parent) == 20
+    (checkpoint.with_name("checkpoint-3") / STATE_FILE).write_text("{damaged")
+    assert newest_loss_normalizer(checkpoint.parent) is None
 
 
 @pytest.mark.parametrize(

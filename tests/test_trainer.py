@@ -57,6 +57,21 @@ def test_the_identity_test_can_fail(settings, prompts, tokenizer, reward):
     assert any(not torch.equal(ours[name], stock[name]) for name in ours)
 
 
+def test_what_a_subclass_makes_of_the_rewards_is_trained_on(settings, prompts, tokenizer, reward):
+    class Shaped(DrGRPOTrainer):
+        def _calculate_rewards(self, *args):
+            return super()._calculate_rewards(*args) * 2
+
+    def first(trainer):
+        return next(entry for entry in trainer.state.log_history if "grad_norm" in entry)
+
+    settings = {**settings, "max_steps": 1, "max_grad_norm": 0.0}
+    plain = first(train(DrGRPOTrainer, DrGRPOConfig, settings, prompts, tokenizer, reward))
+    shaped = first(train(Shaped, DrGRPOConfig, settings, prompts, tokenizer, reward))
+    assert shaped["grad_norm"] == pytest.approx(2 * plain["grad_norm"], rel=1e-4)
+    assert shaped["reward"] == pytest.approx(2 * plain["reward"])
+
+
 def test_equal_rewards_leave_the_weights_alone_where_trl_moves_them(settings, prompts, tokenizer):
     # 0.7 is no binary fraction: TRL's advantages are 6e-8 instead of 0, and AdamW makes full-sized steps of them
     settings = {**settings, "num_generations": 8, "weight_decay": 0.0}

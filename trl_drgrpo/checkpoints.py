@@ -128,7 +128,7 @@ def newest_complete_checkpoint(output_dir: Path) -> Path | None:
     for path in folders:
         reason = why_incomplete(path)
         if not reason and ours and not (path / STATE_FILE).exists():
-            reason = f"it was not written to its end (no {STATE_FILE})"
+            reason = f"it was not written to its end (no {STATE_FILE}), or by plain TRL, and then only by its path"
         if not reason:
             return path
         logger.warning("%s is skipped: %s. Looking for an older one.", path, reason)

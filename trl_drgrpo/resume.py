@@ -14,7 +14,7 @@ from trl_drgrpo.advantages import RunningRewardScale
 from trl_drgrpo.checkpoints import begin_checkpoint, newest_complete_checkpoint, require_complete
 from trl_drgrpo.errors import InputError, RewardError
 from trl_drgrpo.publishing.trainer import PublishingTrainer
-from trl_drgrpo.runstate import RandomState, RunState, load_rollouts, save_rollouts
+from trl_drgrpo.runstate import RandomState, RunState, load_rollouts, newest_loss_normalizer, save_rollouts
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ class ResumableTrainer(PublishingTrainer):
             logger.warning(message, checkpoint)
         state = RunState.load(checkpoint)
         if state is None:
-            logger.warning("%s holds no Dr. GRPO state: going on with L = %d.", checkpoint, self.loss_normalizer)
+            self._say_what_is_missing(checkpoint)
             return
         if self.args.loss_normalizer not in (None, state.loss_normalizer):
             raise InputError(
@@ -95,6 +95,20 @@ class ResumableTrainer(PublishingTrainer):
         self.reward_scale.load_state_dict(state.reward_scale)
         self._resume_position(state, checkpoint)
         self.advance_train_sampler(int((self.state.epoch or 0.0) + 1e-6))
+
+    def _say_what_is_missing(self, checkpoint: Path) -> None:
+        """A checkpoint of plain TRL, in a run that it began or, where an older checkpoint is ours, has continued."""
+        logger.warning(
+            "%s holds no Dr. GRPO state: going on with L = %d. Completions not trained on yet are generated anew, and "
+            "the optimizer's moments are those of that run: after another objective than Dr. GRPO its first hundreds "
+            "of steps are smaller here. A new run from its weights has no such moments.",
+            checkpoint,
+            self.loss_normalizer,
+        )
+        before = newest_loss_normalizer(checkpoint.parent)
+        if before not in (None, self.loss_normalizer):
+            remedy = f"Set loss_normalizer={before} to keep it."
+            logger.warning("An older checkpoint in %s was trained with L = %d. %s", checkpoint.parent, before, remedy)
 
     def _resume_position(self, state: RunState, checkpoint: Path) -> None:
         """Where the run stood between two generations; with another geometry the next step generates anew."""

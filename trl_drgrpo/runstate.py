@@ -8,6 +8,7 @@ Two kinds of file per checkpoint folder:
   everything else and over all ranks: with it the checkpoint is complete, see `checkpoints.py`.
 """
 
+import contextlib
 import json
 import logging
 import os
@@ -80,6 +81,20 @@ class RunState:
             remedy = "Resume from an earlier checkpoint of the run."
             raise InputError(str(source), got, "the state of a run", remedy) from error
         return state
+
+
+def newest_loss_normalizer(output_dir: Path) -> int | None:
+    """L of the newest checkpoint in a run's folder that this package has written; `None` where there is none.
+
+    Args:
+        output_dir (`Path`): The folder; what is damaged in it is passed over.
+    """
+    steps = {path: path.name.rpartition("-")[2] for path in output_dir.glob("checkpoint-*")}
+    for path in sorted((path for path, step in steps.items() if step.isdigit()), key=lambda path: -int(steps[path])):
+        with contextlib.suppress(InputError):
+            if state := RunState.load(path):
+                return state.loss_normalizer
+    return None
 
 
 def save_rollouts(checkpoint: Path, rank: int, micro_batches: list[dict[str, Any]] | None) -> None:

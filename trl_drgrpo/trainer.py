@@ -23,6 +23,7 @@ from trl_drgrpo.advantages import RunningRewardScale
 from trl_drgrpo.config import DrGRPOConfig
 from trl_drgrpo.diagnostics.trainer import DiagnosedTrainer
 from trl_drgrpo.errors import InputError
+from trl_drgrpo.extras import require_package
 from trl_drgrpo.preflight import check_inputs
 from trl_drgrpo.process_supervision import StepRewardFunc, StepScorer, process_only
 from trl_drgrpo.resume import StepBoundary
@@ -142,6 +143,8 @@ class DrGRPOTrainer(DiagnosedTrainer):
         init: Any = args.model_init_kwargs
         quantization_config = choose_quantization(model, peft_config, quantization_config, init)
         refuse_unsendable(args, model, quantization_config, peft_config)
+        if args.use_vllm:
+            require_package("vllm", "use_vllm", "True", "vllm")
         check_adapter(model, peft_config, quantization_config, init)
         self.step_scorer: StepScorer | None = None
         if step_reward_funcs:

@@ -205,12 +205,28 @@ class GRPOSeams(GRPOTrainer):
 
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
         with self.scoring():
-            rewards_per_func = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
-        self.on_rewards(ScoredBatch(rewards_per_func, inputs, prompts, completions, completion_ids_list))
-        return rewards_per_func
+            return super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+
+    @contextmanager
+    def _rewards_seen(self):
+        """Inside the block rewards are handed to `on_rewards` as TRL gets them: with what a subclass makes of them."""
+        calculate, own = self._calculate_rewards, self.__dict__.get("_calculate_rewards")
+
+        def calculate_and_show(inputs, prompts, completions, completion_ids_list):
+            rewards_per_func = calculate(inputs, prompts, completions, completion_ids_list)
+            self.on_rewards(ScoredBatch(rewards_per_func, inputs, prompts, completions, completion_ids_list))
+            return rewards_per_func
+
+        self.__dict__["_calculate_rewards"] = calculate_and_show
+        try:
+            yield
+        finally:
+            del self.__dict__["_calculate_rewards"]
+            if own is not None:
+                self.__dict__["_calculate_rewards"] = own
 
     def _generate_and_score_completions(self, inputs):
-        with swapped(self, scores_rollouts=True):
+        with swapped(self, scores_rollouts=True), self._rewards_seen():
             rollouts = super()._generate_and_score_completions(inputs)
         return self.on_rollouts(rollouts)
 

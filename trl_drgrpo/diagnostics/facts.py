@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from trl_drgrpo.publishing.objective import objective_of
+from trl_drgrpo.steps import step_segmenter
 from trl_drgrpo.versions import LIBRARIES, installed_versions
 
 _OBJECTIVE = (
@@ -84,6 +85,8 @@ def run_facts(trainer: Any) -> dict[str, Any]:
     args, scorer = trainer.args, trainer.step_scorer
     objective = {"loss_normalizer": trainer.loss_normalizer} | _fields(args, _OBJECTIVE)
     objective |= {name: getattr(args, name) if scorer else None for name in _STEP_OBJECTIVE}
+    if scorer and scorer.segmenter.name != step_segmenter(args.step_spec).name:
+        objective["step_separator"] = scorer.segmenter.name  # the trainer was given a segmenter of its own
     objective |= _fields(args, _WEIGHTS)
     right = trainer.right_rule
     return {

@@ -15,6 +15,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from trl_drgrpo.errors import InputError
+from trl_drgrpo.extras import require_package
 
 # What TRL passes to every reward function (`GRPOTrainer._calculate_rewards`), next to the dataset's columns; the first
 # three once per call, the others as one value per completion.
@@ -83,11 +84,13 @@ def check_ready(reward_func: Any) -> None:
         reward_func (`Any`): A reward; one without a method `check()` is taken to need nothing, and so is a model.
 
     Raises:
-        [`~trl_drgrpo.errors.InputError`]: From that method.
+        [`~trl_drgrpo.errors.InputError`]: From that method; or TRL's accuracy rewards without Math-Verify.
     """
     own_check = _own(reward_func, "check")
     if own_check is not None and _takes(own_check):
         own_check()
+    if getattr(reward_func, "__module__", None) == "trl.rewards.accuracy_rewards":  # these fail at their first call
+        require_package("math_verify", "reward_funcs", f"TRL's {reward_func.__name__}", "math")
 
 
 def check_own_columns(reward_func: Any, columns: Iterable[str]) -> None:

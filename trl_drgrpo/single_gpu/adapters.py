@@ -17,6 +17,7 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 
 from trl_drgrpo.errors import InputError
+from trl_drgrpo.extras import require_for_quantization
 
 ADAPTER_TASKS = ("CAUSAL_LM", "FEATURE_EXTRACTION")  # those that put no other head onto the model
 _HEAD = "lm_head"
@@ -51,15 +52,16 @@ def choose_quantization(model: Any, peft_config: Any, quantization_config: Any, 
 
 def check_adapter(model: Any, peft_config: Any, quantization_config: Any, init: Mapping[str, Any] | None) -> None:
     """
-    Refuse, before anything loads, what would train nothing.
+    Refuse, before anything loads, what would train nothing, and a quantisation whose package is missing.
 
     Args:
         model, peft_config, quantization_config, init: As for [`choose_quantization`].
 
     Raises:
         `InputError`: An adapter that is frozen, of rank 0, for another task or on the output head; a quantised model
-            without an adapter; a model in which nothing requires a gradient.
+            without an adapter; a model in which nothing requires a gradient; 4 or 8 bits without bitsandbytes.
     """
+    require_for_quantization(quantization_config or (init or {}).get("quantization_config"))
     if peft_config is not None:
         _check_config(peft_config)
         return

@@ -93,6 +93,12 @@ class IsolatedReward:
     are collected in the worker and repeated here in the order of the rows, with `None` for rows that logged nothing;
     `trainer_state` is a copy of the state's numbers and strings (`global_step`, `epoch`, ...), without its history.
     Each worker has its own copy of the function: what that changes in itself (a counter, a cache) does not come back.
+
+    Args:
+        reward (`Callable`, `str` or `Mapping[str, Any]`): The function, or its name.
+        limits ([`Limits`]): What one call may take.
+        batched (`bool`): Whether a call has all rows, or one.
+        on_error (`str`): `"unscorable"` or `"raise"`.
     """
 
     def __init__(self, reward: Callable | str | Mapping[str, Any], limits: Limits, batched: bool, on_error: str):

@@ -32,3 +32,14 @@ __getattr__, __dir__ = lazy_names(
         "read_config": "skeleton",
     },
 )
+
+__all__ = [
+    "Adapter",
+    "Estimate",
+    "Planner",
+    "Setup",
+    "longest_completion",
+    "parse_memory",
+    "propose",
+    "read_config",
+]
