@@ -1,16 +1,16 @@
 r"""Rung c: chains of sums from reasoning-gym, answered by a small language model with mistakes of its own.
 
-    State the final answer to the following arithmetic problem: 141 - 365 - 62 =
+    State the final answer to the following arithmetic problem: 4 - 7 - 9 =
 
-    141 - 365 = -224
-    -224 - 62 = -286
+    4 - 7 = -3
+    -3 - 9 = -12
     Let me check.
-    141 - 365 = -224
-    -224 - 62 = -286
-    \boxed{-286}
+    4 - 7 = -3
+    -3 - 9 = -12
+    \boxed{-12}
 
 Nothing is arranged for the length bias here. A Qwen2 of 0.9 million parameters is trained from scratch on right
-solutions, each checked as often as a coin says, and stopped while it still miscalculates; then it is trained by
+solutions, each checked as often as a die says, and stopped while it still miscalculates; then it is trained by
 reinforcement with the task's own score. Being right can be learnt, a check can find a mistake or make one, and whether
 the policy knows that it is wrong is its own affair.
 """
@@ -26,21 +26,21 @@ if TYPE_CHECKING:
     from datasets import Dataset
     from transformers import PreTrainedTokenizerBase
 
-MAX_COMPLETION = 192  # tokens; two terms in a hundred solutions would need more
+MAX_COMPLETION = 128  # tokens; a demonstration in a hundred is longer
 CHECK = "Let me check."
-CHECK_PROBABILITY = 0.5  # of one more check, whatever was found
-WARM_START_STEPS = 1_000
+CHECK_PROBABILITY = 1 / 3  # of one more check, whatever was found
+WARM_START_STEPS = 900
 _TASK = {"min_terms": "3", "max_terms": "4", "min_digits": "1", "max_digits": "1"}
 _DEMONSTRATION_SEED = 500_000_000  # far from the seeds of the problems to train on
 _SEED_DISTANCE = 1_000_000  # row i of a task is drawn from seed + i
 _VOCABULARY = 340
 _POSITIONS = 512
-_MEAN_LENGTH = 60  # of a solution in tokens, about; a constant, so that each token counts alike in every batch
+_MEAN_LENGTH = 45  # of a solution in tokens, about; a constant, so that each token counts alike in every batch
 _BLOCK = 16  # batches whose rows are put in order of length together
 
 
 def make_prompts(size: int, seed: int) -> "Dataset":
-    """Problems of 3 terms of 2 digits.
+    """Problems of 3 or 4 terms of a digit each.
 
     Args:
         size (`int`): Number of rows.
