@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 MAX_COMPLETION = 128  # tokens; a demonstration in a hundred is longer
 CHECK = "Let me check."
 CHECK_PROBABILITY = 1 / 3  # of one more check, whatever was found
-WARM_START_STEPS = 900
+WARM_START_STEPS = 700
 _TASK = {"min_terms": "3", "max_terms": "4", "min_digits": "1", "max_digits": "1"}
 _DEMONSTRATION_SEED = 500_000_000  # far from the seeds of the problems to train on
 _SEED_DISTANCE = 1_000_000  # row i of a task is drawn from seed + i
