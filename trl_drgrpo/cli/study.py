@@ -16,7 +16,6 @@ from trl_drgrpo.cli import console
 from trl_drgrpo.errors import InputError
 
 STUDIES = {"tabular": 5, "guessing": 5, "arithmetic": 3}  # and the number of seeds
-_THREADS = {"guessing": 1}  # so small a model gains nothing from more
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,6 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "reasoning-gym, about half an hour. An interrupted one goes on",
     )
     parser.add_argument("--seeds", type=int, help="number of seeds, from 0 on (default: 5; arithmetic: 3)")
+    parser.add_argument(
+        "--jobs", type=int, default=1, help="runs of guessing and arithmetic at a time, a core for each (default: 1)"
+    )
     parser.add_argument(
         "--output_dir", type=Path, default=Path("runs/study"), help="for <study>.json and <study>.png (runs/study)"
     )
@@ -53,13 +55,17 @@ def run(args: argparse.Namespace) -> int:
     seeds = range(STUDIES[args.study] if args.seeds is None else args.seeds)
     if len(seeds) < 2:
         raise InputError("seeds", str(args.seeds), "at least 2", "An interval needs more than one run.")
+    if args.jobs < 1:
+        raise InputError("jobs", str(args.jobs), "at least 1", "It is the number of runs at a time.")
     try:
         args.output_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         remedy = "Choose another folder."
         raise InputError("output_dir", f"{args.output_dir} ({error.strerror})", "a folder", remedy) from error
     numbers = args.output_dir / f"{args.study}.json"
-    draw, results = _tabular(seeds, numbers) if args.study == "tabular" else _rung(args.study, seeds, numbers)
+    draw, results = (
+        _tabular(seeds, numbers) if args.study == "tabular" else _rung(args.study, seeds, numbers, args.jobs)
+    )
     console.log(f"numbers: {numbers}")
     try:
         console.log(f"plot:    {draw(results, numbers.with_suffix('.png'))}")
@@ -79,7 +85,7 @@ def _tabular(seeds: range, numbers: Path) -> tuple[Any, dict[str, Any]]:
     return tabular_report.draw, results
 
 
-def _rung(name: str, seeds: range, numbers: Path) -> tuple[Any, dict[str, Any]]:
+def _rung(name: str, seeds: range, numbers: Path, jobs: int) -> tuple[Any, dict[str, Any]]:
     from trl_drgrpo.cli.demo import stay_offline_and_quiet
 
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # rollout_func
@@ -89,9 +95,9 @@ def _rung(name: str, seeds: range, numbers: Path) -> tuple[Any, dict[str, Any]]:
     from trl_drgrpo.study import trajectory_report as report
     from trl_drgrpo.study.rungs import RUNGS
 
-    torch.set_num_threads(_THREADS.get(name, torch.get_num_threads()))
+    torch.set_num_threads(1)  # models so small gain little from more
     rung = RUNGS[name]
-    results = report.run_study(rung, seeds, numbers, numbers.parent / name, on_run=console.log)
+    results = report.run_study(rung, seeds, numbers, numbers.parent / name, jobs, on_run=console.log)
     print(f"One update of unit length at the start, ± standard error:\n\n{report.one_step_table(results)}")
     print(f"\nAfter training, {len(seeds)} seeds, mean and 95% interval:\n\n{report.table(rung, results)}")
     return partial(report.draw, rung), results

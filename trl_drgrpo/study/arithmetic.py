@@ -10,7 +10,7 @@ r"""Rung c: chains of sums from reasoning-gym, answered by a small language mode
     \boxed{-12}
 
 Nothing is arranged for the length bias here. A Qwen2 of 0.9 million parameters is trained from scratch on right
-solutions, each checked as often as a die says, and stopped while it still miscalculates; then it is trained by
+solutions, each checked as often as a coin says, and stopped while it still miscalculates; then it is trained by
 reinforcement with the task's own score. Being right can be learnt, a check can find a mistake or make one, and whether
 the policy knows that it is wrong is its own affair.
 """
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
     from datasets import Dataset
     from transformers import PreTrainedTokenizerBase
 
-MAX_COMPLETION = 128  # tokens; a demonstration in a hundred is longer
+MAX_COMPLETION = 128  # tokens; one demonstration in sixteen is longer
 CHECK = "Let me check."
-CHECK_PROBABILITY = 1 / 3  # of one more check, whatever was found
-WARM_START_STEPS = 700
+CHECK_PROBABILITY = 0.5  # of one more check, whatever was found
+WARM_START_STEPS = 800
 _TASK = {"min_terms": "3", "max_terms": "4", "min_digits": "1", "max_digits": "1"}
 _DEMONSTRATION_SEED = 500_000_000  # far from the seeds of the problems to train on
 _SEED_DISTANCE = 1_000_000  # row i of a task is drawn from seed + i
 _VOCABULARY = 340
 _POSITIONS = 512
-_MEAN_LENGTH = 45  # of a solution in tokens, about; a constant, so that each token counts alike in every batch
+_MEAN_LENGTH = 60  # of a solution in tokens, about; a constant, so that each token counts alike in every batch
 _BLOCK = 16  # batches whose rows are put in order of length together
 
 

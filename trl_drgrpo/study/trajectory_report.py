@@ -1,10 +1,14 @@
 """A rung as numbers, tables and plot: every arm with every seed, the one-step measurement before it."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from trl_drgrpo.study.intervals import Interval, interval
 from trl_drgrpo.study.objectives import OBJECTIVES
@@ -25,6 +29,7 @@ def run_study(
     seeds: Sequence[int],
     output: Path,
     work_dir: Path,
+    jobs: int = 1,
     on_run: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
     """Warm-start the model, measure one step, and train every arm with every seed.
@@ -36,12 +41,13 @@ def run_study(
         seeds (`Sequence[int]`): Seeds, the same for each arm.
         output (`Path`): JSON file, written after each run.
         work_dir (`Path`): For the model and the trainers.
+        jobs (`int`, *optional*, defaults to `1`): Runs at a time, in processes of their own if more than one.
         on_run (`Callable`, *optional*): Told in a line what was done.
 
     Returns:
         `dict[str, Any]`: `command`, `date`, `versions`, `settings`, `one_step` and `runs`, what the file holds.
     """
-    results: dict[str, Any] = {**provenance(rung.name, len(seeds)), "settings": asdict(rung.settings)}
+    results: dict[str, Any] = {**provenance(rung.name, len(seeds), jobs), "settings": asdict(rung.settings)}
     kept = _kept(output, results)
     results |= {"one_step": kept.get("one_step"), "runs": kept.get("runs", [])}
     model_dir = work_dir / "model"
@@ -53,16 +59,30 @@ def run_study(
         _write(results, output)
         on_run("one step is measured")
     done = {(run["arm"], run["seed"]) for run in results["runs"]}
-    for seed in seeds:
-        for arm in rung.arms:
-            if (arm, seed) in done:
-                continue
-            trajectory = run_arm(rung, arm, seed, model_dir, work_dir / f"{arm}-{seed}")
-            results["runs"].append(trajectory.as_dict())
-            _write(results, output)
-            wrong, right = trajectory.end("length_wrong"), trajectory.end("length_right")
-            on_run(f"{OBJECTIVES[arm].label}, seed {seed}: wrong {wrong:.1f}, right {right:.1f} tokens at the end")
+    order = [(arm, seed) for seed in seeds for arm in rung.arms]
+    for trajectory in _run_arms(rung, [each for each in order if each not in done], model_dir, work_dir, jobs):
+        results["runs"].append(trajectory.as_dict())
+        results["runs"].sort(key=lambda run: order.index((run["arm"], run["seed"])))
+        _write(results, output)
+        wrong, right = trajectory.end("length_wrong"), trajectory.end("length_right")
+        label = OBJECTIVES[trajectory.arm].label
+        on_run(f"{label}, seed {trajectory.seed}: wrong {wrong:.1f}, right {right:.1f} tokens at the end")
     return results
+
+
+def _run_arms(
+    rung: Rung, runs: Sequence[tuple[str, int]], model_dir: Path, work_dir: Path, jobs: int
+) -> Iterator[Trajectory]:
+    """The trajectories as they end; with several jobs each run has a process of its own, on one thread."""
+    calls = [(rung, arm, seed, model_dir, work_dir / f"{arm}-{seed}") for arm, seed in runs]
+    if jobs == 1:
+        yield from (run_arm(*call) for call in calls)
+        return
+    with ProcessPoolExecutor(
+        jobs, mp_context=get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)
+    ) as pool:
+        for future in as_completed([pool.submit(run_arm, *call) for call in calls]):
+            yield future.result()
 
 
 def _kept(output: Path, results: dict[str, Any]) -> dict[str, Any]:
