@@ -2,6 +2,7 @@
 
 import dataclasses
 import random
+import shutil
 import statistics
 
 import pytest
@@ -21,6 +22,7 @@ from trl_drgrpo.study.arithmetic import (
 )
 from trl_drgrpo.study.rungs import ARITHMETIC
 from trl_drgrpo.study.trajectories import RunSettings, run_arm
+from trl_drgrpo.study.trajectory_report import run_study
 
 SMALL = RunSettings(steps=2, prompts=2, num_generations=4)
 
@@ -73,3 +75,18 @@ def test_an_arm_trains_and_is_recorded(model_dir, tmp_path, arm):
     assert len(run.entropy) == len(run.tokens_by_step) == 2
     assert 8 <= run.tokens_by_step[0] <= 8 * 12
     assert run.length_wrong[0] + run.length_right[0] == pytest.approx(run.tokens_by_step[0] / 4)
+
+
+@pytest.mark.slow
+def test_runs_at_a_time_are_the_same_runs(model_dir, tmp_path):
+    settings = dataclasses.replace(SMALL, steps=1)
+    small = {"measured_rows": 8, "measured_batches": 3, "arms": ("grpo", "dr_grpo"), "max_completion": 12}
+    rung = dataclasses.replace(ARITHMETIC, settings=settings, reward=alternately_right, **small)
+    found = []
+    for jobs in (1, 2):
+        work_dir = tmp_path / str(jobs)
+        shutil.copytree(model_dir, work_dir / "model")
+        results = run_study(rung, range(2), work_dir / "numbers.json", work_dir, jobs)
+        found.append([{**run, "seconds": None} for run in results["runs"]])
+    assert found[0] == found[1]
+    assert [(run["seed"], run["arm"]) for run in found[0]] == [(s, arm) for s in range(2) for arm in rung.arms]

@@ -21,7 +21,7 @@ ARITHMETIC = Rung(
     max_completion=arithmetic.MAX_COMPLETION,
     learnable=True,
     arms=("grpo", "dapo", "dr_grpo"),
-    settings=RunSettings(steps=60, learning_rate=2e-4),
+    settings=RunSettings(steps=40, learning_rate=5e-5),
     measured_batches=8,
 )
 RUNGS = {rung.name: rung for rung in (GUESSING, ARITHMETIC)}

@@ -59,10 +59,10 @@ def run_study(
         _write(results, output)
         on_run("one step is measured")
     done = {(run["arm"], run["seed"]) for run in results["runs"]}
-    order = [(arm, seed) for seed in seeds for arm in rung.arms]
-    for trajectory in _run_arms(rung, [each for each in order if each not in done], model_dir, work_dir, jobs):
+    left = [(arm, seed) for seed in seeds for arm in rung.arms if (arm, seed) not in done]
+    for trajectory in _run_arms(rung, left, model_dir, work_dir, jobs):
         results["runs"].append(trajectory.as_dict())
-        results["runs"].sort(key=lambda run: order.index((run["arm"], run["seed"])))
+        results["runs"].sort(key=lambda run: (run["seed"], rung.arms.index(run["arm"])))
         _write(results, output)
         wrong, right = trajectory.end("length_wrong"), trajectory.end("length_right")
         label = OBJECTIVES[trajectory.arm].label
