@@ -40,11 +40,15 @@ build/foreign_stacks/.done: tests/foreign_stacks.txt $(VENV)/.dev
 	then rm -rf build/foreign_stacks && mv build/foreign_stacks.new build/foreign_stacks && touch $@; \
 	else echo "make: could not install $<: tests that need it are skipped, or use what is in build/" >&2; fi
 
+# Two processes at a time, each with the tests of one file after the other. WORKERS=0: one process, as pytest alone.
+WORKERS ?= 2
+PYTEST = $(OFFLINE) $(VENV)/bin/python -m pytest --numprocesses $(WORKERS) --dist loadfile
+
 test: $(VENV)/.dev build/foreign_stacks/.done
-	$(OFFLINE) $(VENV)/bin/python -m pytest -m "not slow and not gpu"
+	$(PYTEST) -m "not slow and not gpu"
 
 test-slow: $(VENV)/.dev build/foreign_stacks/.done
-	$(OFFLINE) $(VENV)/bin/python -m pytest -m "slow and not gpu"
+	$(PYTEST) -m "slow and not gpu"
 
 # The trainer's tests on the older transformers that vLLM takes, in an environment of their own. vLLM itself is not
 # installed: its place is taken by tests/vllm_stub.py.
