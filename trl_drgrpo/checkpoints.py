@@ -133,7 +133,7 @@ def newest_complete_checkpoint(output_dir: Path) -> Path | None:
     for path in folders:
         reason = why_incomplete(path)
         if not reason and ours and not (path / STATE_FILE).exists():
-            reason = f"it has no {STATE_FILE}: not written to its end, or by plain TRL, and then its path must be given"
+            reason = f"it was not written to its end (no {STATE_FILE}), or plain TRL wrote it: then give its path"
         if not reason:
             return path
         logger.warning("%s is skipped: %s. Looking for an older one.", path, reason)
