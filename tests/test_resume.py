@@ -257,7 +257,7 @@ def test_a_checkpoint_of_plain_trl_is_taken_with_a_word(checkpoint, settings, pr
     trainer.train(resume_from_checkpoint=str(checkpoint))
     assert trainer.state.global_step == 2
     assert "holds no Dr. GRPO state: going on with L = 12" in caplog.text
-    assert "An older checkpoint" not in caplog.text
+    assert "Other checkpoints" not in caplog.text
 
 
 def test_a_run_of_ours_that_plain_trl_continued_names_its_L(checkpoint, settings, prompts, tokenizer, reward, caplog):
@@ -267,7 +267,8 @@ def test_a_run_of_ours_that_plain_trl_continued_names_its_L(checkpoint, settings
     trainer = build(longer, prompts, tokenizer, reward)
     trainer.train(resume_from_checkpoint=str(continued))
     assert trainer.loss_normalizer == 20
-    assert "was trained with L = 12. Set loss_normalizer=12 to keep it." in caplog.text
+    assert "were trained with L = 12. Set loss_normalizer=12 to keep it." in caplog.text
+    assert newest_loss_normalizer(checkpoint.parent) == 20  # of checkpoint-3: the newest, not the first
     (checkpoint / STATE_FILE).write_text("{damaged")
     assert newest_loss_normalizer(checkpoint.parent) == 20
     (checkpoint.with_name("checkpoint-3") / STATE_FILE).write_text("{damaged")

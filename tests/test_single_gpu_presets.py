@@ -164,7 +164,7 @@ def test_bad_input(call, message):
 
 def test_without_bitsandbytes_the_way_out_is_named(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(InputError, match=r"pip install 'trl-drgrpo\[qlora\]'"):
+    with pytest.raises(InputError, match=r'^preset: got .qlora., but .* `pip install "trl-drgrpo\[qlora\]"`'):
         lora_preset("qlora")
 
 

@@ -65,6 +65,13 @@ def test_groups_with_a_missing_reward_are_left_out_and_counted(recorded):
     assert (len(found.steps), found.groups_left_out) == (4, 1)
 
 
+def test_where_the_run_does_not_say_what_is_right_nothing_is(recorded):
+    unjudged = line(1, 0)
+    for row in unjudged["rows"]:
+        row["right"] = None
+    assert not counterfactual_weights(recorded([unjudged])).right.any()
+
+
 def test_a_run_in_which_nothing_pulls_has_no_shares(recorded):
     found = counterfactual_weights(recorded([line(1, 0, rewards=(1.0,) * 4)]))
     assert np.isnan(found.share("grpo", found.right))

@@ -37,13 +37,15 @@ class Shell:
     """What IPython's shell knows of the request that it executes."""
 
     def __init__(self, allow_stdin):
-        self.request = {"content": {"allow_stdin": allow_stdin}}
+        self.request = {"content": {} if allow_stdin is None else {"allow_stdin": allow_stdin}}
 
     def get_parent(self):
         return self.request
 
 
-@pytest.mark.parametrize(("shell", "reader"), [(Shell(True), True), (Shell(False), False), (None, False), (1, False)])
+@pytest.mark.parametrize(
+    ("shell", "reader"), [(Shell(True), True), (Shell(False), False), (Shell(None), False), (None, False), (1, False)]
+)
 def test_the_widget_is_for_readers(monkeypatch, shell, reader):
     pytest.importorskip("ipywidgets")
     import IPython.core.getipython

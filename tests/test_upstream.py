@@ -136,3 +136,8 @@ def test_swapped_restores_also_after_an_error():
         assert owner.beta == 1.0
         raise RuntimeError
     assert owner.beta == 0.0
+    assert vars(owner) == {}  # a bound method left here would keep its owner, a whole trainer, alive
+    owner.beta = 2.0
+    with swapped(owner, beta=1.0):
+        pass
+    assert owner.beta == 2.0

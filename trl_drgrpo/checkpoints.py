@@ -112,6 +112,12 @@ def require_complete(checkpoint: Path) -> None:
         raise InputError("resume_from_checkpoint", f"{checkpoint}, but {reason}", expected, remedy)
 
 
+def checkpoint_folders(output_dir: Path) -> list[Path]:
+    """The checkpoint folders of a run, the newest first."""
+    folders = [path for path in output_dir.glob("checkpoint-*") if path.name.rpartition("-")[2].isdigit()]
+    return sorted(folders, key=lambda path: int(path.name.rpartition("-")[2]), reverse=True)
+
+
 def newest_complete_checkpoint(output_dir: Path) -> Path | None:
     """The newest checkpoint that was written to its end; newer ones that were not are named in the log.
 
@@ -122,13 +128,12 @@ def newest_complete_checkpoint(output_dir: Path) -> Path | None:
         `Path` or `None`: Complete is one with our state file and files of the sizes that it lists, or, where no
         checkpoint has one (a plain TRL run), one with a readable `trainer_state.json`.
     """
-    folders = [path for path in output_dir.glob("checkpoint-*") if path.name.rpartition("-")[2].isdigit()]
-    folders.sort(key=lambda path: int(path.name.rpartition("-")[2]), reverse=True)
+    folders = checkpoint_folders(output_dir)
     ours = any((path / STATE_FILE).exists() for path in folders)
     for path in folders:
         reason = why_incomplete(path)
         if not reason and ours and not (path / STATE_FILE).exists():
-            reason = f"it was not written to its end (no {STATE_FILE}), or by plain TRL, and then only by its path"
+            reason = f"it was not written to its end (no {STATE_FILE}), or plain TRL wrote it: then give its path"
         if not reason:
             return path
         logger.warning("%s is skipped: %s. Looking for an older one.", path, reason)

@@ -97,7 +97,7 @@ class ResumableTrainer(PublishingTrainer):
         self.advance_train_sampler(int((self.state.epoch or 0.0) + 1e-6))
 
     def _say_what_is_missing(self, checkpoint: Path) -> None:
-        """A checkpoint of plain TRL, in a run that it began or, where an older checkpoint is ours, has continued."""
+        """A checkpoint of plain TRL, in a run that it began or, where another checkpoint is ours, has continued."""
         logger.warning(
             "%s holds no Dr. GRPO state: going on with L = %d. Completions not trained on yet are generated anew, and "
             "the optimizer's moments are those of that run: after another objective than Dr. GRPO its first hundreds "
@@ -105,10 +105,10 @@ class ResumableTrainer(PublishingTrainer):
             checkpoint,
             self.loss_normalizer,
         )
-        before = newest_loss_normalizer(checkpoint.parent)
-        if before not in (None, self.loss_normalizer):
-            remedy = f"Set loss_normalizer={before} to keep it."
-            logger.warning("An older checkpoint in %s was trained with L = %d. %s", checkpoint.parent, before, remedy)
+        ours = newest_loss_normalizer(checkpoint.parent)
+        if ours not in (None, self.loss_normalizer):
+            remedy = f"Set loss_normalizer={ours} to keep it."
+            logger.warning("Other checkpoints in %s were trained with L = %d. %s", checkpoint.parent, ours, remedy)
 
     def _resume_position(self, state: RunState, checkpoint: Path) -> None:
         """Where the run stood between two generations; with another geometry the next step generates anew."""

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from trl_drgrpo.advantages import RunningRewardScale
-from trl_drgrpo.checkpoints import STATE_FILE, file_sizes, finish_checkpoint
+from trl_drgrpo.checkpoints import STATE_FILE, checkpoint_folders, file_sizes, finish_checkpoint
 from trl_drgrpo.errors import InputError
 
 logger = logging.getLogger(__name__)
@@ -89,8 +89,7 @@ def newest_loss_normalizer(output_dir: Path) -> int | None:
     Args:
         output_dir (`Path`): The folder; what is damaged in it is passed over.
     """
-    steps = {path: path.name.rpartition("-")[2] for path in output_dir.glob("checkpoint-*")}
-    for path in sorted((path for path, step in steps.items() if step.isdigit()), key=lambda path: -int(steps[path])):
+    for path in checkpoint_folders(output_dir):
         with contextlib.suppress(InputError):
             if state := RunState.load(path):
                 return state.loss_normalizer

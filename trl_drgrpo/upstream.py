@@ -30,15 +30,18 @@ from trl_drgrpo.publishing.secrets import without_secrets  # noqa: E402
 
 @contextmanager
 def swapped(owner: Any, **values: Any):
-    """Attributes of `owner` replaced inside the block, restored after it."""
-    before = {name: getattr(owner, name) for name in values}
+    """Attributes of `owner` replaced inside the block, restored after it; what came from its class does so again."""
+    before = {name: vars(owner)[name] for name in values if name in vars(owner)}
     for name, value in values.items():
         setattr(owner, name, value)
     try:
         yield
     finally:
-        for name, value in before.items():
-            setattr(owner, name, value)
+        for name in values:
+            if name in before:
+                setattr(owner, name, before[name])
+            else:
+                delattr(owner, name)
 
 
 @contextmanager
@@ -207,26 +210,15 @@ class GRPOSeams(GRPOTrainer):
         with self.scoring():
             return super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
 
-    @contextmanager
-    def _rewards_seen(self):
-        """Inside the block rewards are handed to `on_rewards` as TRL gets them: with what a subclass makes of them."""
-        calculate, own = self._calculate_rewards, self.__dict__.get("_calculate_rewards")
+    def _generate_and_score_completions(self, inputs):
+        calculate: Any = self._calculate_rewards  # a subclass's, where it has one: what it returns is what TRL gets
 
         def calculate_and_show(inputs, prompts, completions, completion_ids_list):
             rewards_per_func = calculate(inputs, prompts, completions, completion_ids_list)
             self.on_rewards(ScoredBatch(rewards_per_func, inputs, prompts, completions, completion_ids_list))
             return rewards_per_func
 
-        self.__dict__["_calculate_rewards"] = calculate_and_show
-        try:
-            yield
-        finally:
-            del self.__dict__["_calculate_rewards"]
-            if own is not None:
-                self.__dict__["_calculate_rewards"] = own
-
-    def _generate_and_score_completions(self, inputs):
-        with swapped(self, scores_rollouts=True), self._rewards_seen():
+        with swapped(self, scores_rollouts=True, _calculate_rewards=calculate_and_show):
             rollouts = super()._generate_and_score_completions(inputs)
         return self.on_rollouts(rollouts)
 

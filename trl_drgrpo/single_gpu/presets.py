@@ -11,12 +11,12 @@ quantisation, paged optimizers, all linear layers), the recipe of arXiv 2503.207
 """
 
 import dataclasses
-import importlib.util
 from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from trl_drgrpo.errors import InputError
+from trl_drgrpo.extras import require_package
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -150,9 +150,8 @@ def check_preset(name: Any, given: Mapping[str, Any] | None = None, is_planned: 
             if key == "load_in_4bit" and value:
                 remedy = "A 4-bit base is the preset 'qlora'."
             raise InputError(key, f"{value} beside the preset {name!r}", f"{key} as the preset sets it", remedy)
-    if name == "qlora" and not is_planned and importlib.util.find_spec("bitsandbytes") is None:
-        remedy = "Install it: pip install 'trl-drgrpo[qlora]'."
-        raise InputError("preset", "'qlora' without the package bitsandbytes", "bitsandbytes installed", remedy)
+    if name == "qlora" and not is_planned:
+        require_package("bitsandbytes", "preset", repr(name), "qlora")
 
 
 def computes_in_bfloat16(on_cpu: bool = False) -> bool:

@@ -1,8 +1,8 @@
 r"""One group under every objective: how long its answers are, what a token weighs, what an answer pulls.
 
 The weights of `objectives.py` are in the units of their own divisors, so they cannot be laid side by side. Here each
-is given relative to an even group, half of it right, whose answers are all as long as those of this group are on
-average: 1 is what the objective gives to a token there. So
+is given relative to an even group, half of it right (of an odd G, half rounded down), whose answers are all as long
+as those of this group are on average: 1 is what the objective gives to a token there, in the mean. So
 
 - the length bias is seen within a group: tokens of answers that differ in length alone weigh 1, or they do not;
 - the difficulty bias is seen between groups: how far an uneven group is from the even one.
