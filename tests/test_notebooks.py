@@ -21,12 +21,7 @@ def code_cells(notebook):
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
 
-# The one with the most arithmetic is run by default; the others, a minute each, with the slow tests.
-@pytest.mark.parametrize(
-    "path",
-    [pytest.param(path, marks=[] if path.stem == "02_why_dr_grpo" else pytest.mark.slow) for path in NOTEBOOKS],
-    ids=[path.stem for path in NOTEBOOKS],
-)
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_it_runs(path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     execute(path)
