@@ -23,7 +23,9 @@ def tables(study):
     results = read(study)
     if study == "tabular":
         return [tabular_report.table(results), tabular_report.mass_table(results)]
-    return [trajectory_report.one_step_table(results), trajectory_report.table(RUNGS[study], results)]
+    one_step = [trajectory_report.one_step_table(results, difference) for difference in (False, True)]
+    rung = RUNGS[study]
+    return [*one_step, trajectory_report.table(rung, results), trajectory_report.difference_table(rung, results)]
 
 
 @pytest.mark.parametrize("study", STUDIES)

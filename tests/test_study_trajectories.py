@@ -26,7 +26,9 @@ def made_up():
             )
     estimate = {"value": 1.0, "standard_error": 0.5}
     changes = {name: dict.fromkeys(("length_right", "length_wrong", "pass_rate"), estimate) for name in OBJECTIVES}
-    return {"runs": runs, "one_step": {"changes": changes}}
+    half = {"value": 0.5, "standard_error": 0.25}
+    differences = {name: dict.fromkeys(changes[name], half) for name in OBJECTIVES}
+    return {"runs": runs, "one_step": {"changes": changes, "differences_from_dr_grpo": differences}}
 
 
 def test_tables_and_plot(made_up, tmp_path):
@@ -37,7 +39,21 @@ def test_tables_and_plot(made_up, tmp_path):
     one_step = trajectory_report.one_step_table(made_up)
     assert one_step.count("+1.0 ± 0.5") == 2 * len(OBJECTIVES)
     assert one_step.count("+100.0 ± 50.0") == len(OBJECTIVES)
+    differences = trajectory_report.one_step_table(made_up, difference=True)
+    assert differences.count("+0.5 ± 0.2") == 2 * (len(OBJECTIVES) - 1)  # none from itself
     assert trajectory_report.draw(GUESSING, made_up, tmp_path / "plot.png").stat().st_size > 10_000
+
+
+def test_differences_are_taken_seed_by_seed():
+    runs = []
+    for seed, level in ((0, 10.0), (1, 30.0)):  # seeds differ by far more than arms
+        for arm, extra in (("grpo", 5.0), ("dapo", 1.0), ("dr_grpo", 0.0)):
+            curve = [level + extra] * 3
+            runs.append(Trajectory(arm, seed, curve, curve, [0.5] * 3, [0.1] * 3, [8] * 3, 24, 1.0).as_dict())
+    text = trajectory_report.difference_table(ARITHMETIC, {"runs": runs})
+    assert "| GRPO | +5.0 ± 0.0 | +5.0 ± 0.0 | +0.00 ± 0.00 | +0.000 ± 0.000 |" in text
+    assert "| TRL's default (DAPO) | +1.0 ± 0.0 |" in text
+    assert "| Dr. GRPO |" not in text
 
 
 def test_tokens_are_compared_at_the_pass_rate_that_every_run_reaches(made_up):

@@ -98,6 +98,8 @@ def _rung(name: str, seeds: range, numbers: Path, jobs: int) -> tuple[Any, dict[
     torch.set_num_threads(1)  # models so small gain little from more
     rung = RUNGS[name]
     results = report.run_study(rung, seeds, numbers, numbers.parent / name, jobs, on_run=console.log)
-    print(f"One update of unit length at the start, ± standard error:\n\n{report.one_step_table(results)}")
-    print(f"\nAfter training, {len(seeds)} seeds, mean and 95% interval:\n\n{report.table(rung, results)}")
+    print(f"One update of unit length at the start, ± standard error:\n\n{report.one_step_table(results)}\n")
+    print(report.one_step_table(results, difference=True))
+    print(f"\nAfter training, {len(seeds)} seeds, mean and 95% interval:\n\n{report.table(rung, results)}\n")
+    print(report.difference_table(rung, results))
     return partial(report.draw, rung), results

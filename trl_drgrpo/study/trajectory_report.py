@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from trl_drgrpo.study.direction import REFERENCE
 from trl_drgrpo.study.intervals import Interval, interval
 from trl_drgrpo.study.objectives import OBJECTIVES
 from trl_drgrpo.study.provenance import provenance
@@ -158,22 +159,52 @@ def table(rung: Rung, results: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _cell(found: Interval, decimals: int) -> str:
-    return f"{found.mean:.{decimals}f} ± {found.half_width:.{decimals}f}"
+def difference_table(rung: Rung, results: dict[str, Any]) -> str:
+    """The same ends as differences from Dr. GRPO, seed by seed, as a Markdown table: mean and 95% interval.
+
+    Args:
+        rung ([`Rung`]): Whose results they are.
+        results (`dict[str, Any]`): Of [`run_study`].
+    """
+    runs = {(run.arm, run.seed): run for run in trajectories(results)}
+    seeds = sorted(seed for arm, seed in runs if arm == REFERENCE)
+    lines = [
+        f"| minus Dr. GRPO, same seed | {' | '.join(heading for heading, _ in _CURVES.values())} |",
+        "|---" * (len(_CURVES) + 1) + "|",
+    ]
+    for arm in rung.arms:
+        if arm == REFERENCE:
+            continue
+        pairs = [(runs[arm, seed], runs[REFERENCE, seed]) for seed in seeds if (arm, seed) in runs]
+        cells = [
+            _cell(interval([own.end(name) - reference.end(name) for own, reference in pairs]), decimals, "+")
+            for name, (_, decimals) in _CURVES.items()
+        ]
+        lines.append(f"| {OBJECTIVES[arm].label} | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
-def one_step_table(results: dict[str, Any]) -> str:
+def _cell(found: Interval, decimals: int, sign: str = "") -> str:
+    return f"{found.mean:{sign}.{decimals}f} ± {found.half_width:.{decimals}f}"
+
+
+def one_step_table(results: dict[str, Any], difference: bool = False) -> str:
     """The measurement before training as a Markdown table, per update of unit length, ± standard error.
 
     Args:
         results (`dict[str, Any]`): Of [`run_study`].
+        difference (`bool`, *optional*, defaults to `False`): Differences from Dr. GRPO, in which the noise that
+            objectives share, being measured on the same batches, is gone.
     """
     quantities = {"length_wrong": 1, "length_right": 1, "pass_rate": 100}  # and the scale: points of a hundred
-    lines = ["| objective | wrong answers, tokens | right answers, tokens | pass rate, points |", "|---|---|---|---|"]
+    measured = results["one_step"]["differences_from_dr_grpo" if difference else "changes"]
+    first = "minus Dr. GRPO" if difference else "objective"
+    lines = [f"| {first} | wrong answers, tokens | right answers, tokens | pass rate, points |", "|---|---|---|---|"]
     for name, objective in OBJECTIVES.items():
-        found = results["one_step"]["changes"][name]
+        if difference and name == REFERENCE:
+            continue
         cells = [
-            f"{scale * found[q]['value']:+.1f} ± {scale * found[q]['standard_error']:.1f}"
+            f"{scale * measured[name][q]['value']:+.1f} ± {scale * measured[name][q]['standard_error']:.1f}"
             for q, scale in quantities.items()
         ]
         lines.append(f"| {objective.label} | {' | '.join(cells)} |")
