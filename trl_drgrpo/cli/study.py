@@ -44,13 +44,13 @@ def run(args: argparse.Namespace) -> int:
     """Run a study, print its tables, write its numbers and its plot.
 
     Args:
-        args (`argparse.Namespace`): `study`, `seeds` and `output_dir`.
+        args (`argparse.Namespace`): `study`, `seeds`, `jobs` and `output_dir`.
 
     Returns:
         `int`: 0.
 
     Raises:
-        [`InputError`]: Fewer than two seeds, or a folder that cannot be written.
+        [`InputError`]: Fewer than two seeds, no job at all, or a folder that cannot be written.
     """
     seeds = range(STUDIES[args.study] if args.seeds is None else args.seeds)
     if len(seeds) < 2:

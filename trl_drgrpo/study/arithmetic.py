@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
     from transformers import PreTrainedTokenizerBase
 
-MAX_COMPLETION = 128  # tokens; one demonstration in sixteen is longer
+MAX_COMPLETION = 128  # tokens; one demonstration in twenty is longer
 CHECK = "Let me check."
 CHECK_PROBABILITY = 0.5  # of one more check, whatever was found
 WARM_START_STEPS = 800
@@ -35,7 +35,7 @@ _DEMONSTRATION_SEED = 500_000_000  # far from the seeds of the problems to train
 _SEED_DISTANCE = 1_000_000  # row i of a task is drawn from seed + i
 _VOCABULARY = 340
 _POSITIONS = 512
-_MEAN_LENGTH = 60  # of a solution in tokens, about; a constant, so that each token counts alike in every batch
+_MEAN_LENGTH = 60  # of the order of a solution in tokens; a constant, so that each token counts alike in every batch
 _BLOCK = 16  # batches whose rows are put in order of length together
 
 
