@@ -22,9 +22,9 @@ from trl_drgrpo.diagnostics.snapshot import BatchSnapshot
 from trl_drgrpo.diagnostics.statistics import BUCKETS
 from trl_drgrpo.diagnostics.trainer import STATE_FILE
 from trl_drgrpo.errors import InputError, RewardError
+from trl_drgrpo.hooks import ScoredBatch
 from trl_drgrpo.report.reading import read_run
 from trl_drgrpo.steps import step_segmenter
-from trl_drgrpo.upstream import ScoredBatch
 
 HAIR_TRIGGER = {"truncation": {"share": 0.0, "steps": 1}}
 

@@ -16,9 +16,9 @@ from trl_drgrpo.config import DrGRPOConfig
 from trl_drgrpo.diagnostics.steps import step_statistics
 from trl_drgrpo.errors import RewardError
 from trl_drgrpo.fast_path.trainer import FastPathTrainer
+from trl_drgrpo.hooks import ScoredBatch
 from trl_drgrpo.process_supervision import StepScorer, StepScores
 from trl_drgrpo.step_credit import StepBaseline, StepCredit, spread_over_tokens, step_advantages
-from trl_drgrpo.upstream import ScoredBatch
 
 
 @dataclass(frozen=True)

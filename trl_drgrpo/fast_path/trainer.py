@@ -21,9 +21,10 @@ from trl_drgrpo.fast_path.metrics import WindowMetrics
 from trl_drgrpo.fast_path.packing import Packed, pack_rows, scored_only
 from trl_drgrpo.fast_path.sharing import attention_pair_cost, forward_cost, rope_depends_on_width, why_not_shared
 from trl_drgrpo.fast_path.window import PLAN, Window, rows_of, unknown_keys, windows
+from trl_drgrpo.hooks import ScoredTokens, TokenBatch
 from trl_drgrpo.microbatch import Budget, Costs, MicroBatch, plan_window
 from trl_drgrpo.resume import ResumableTrainer
-from trl_drgrpo.upstream import ScoredTokens, TokenBatch, swapped
+from trl_drgrpo.upstream import swapped
 
 logger = logging.getLogger(__name__)
 

@@ -15,10 +15,11 @@ import torch
 
 from trl_drgrpo.credit import CreditedBatch
 from trl_drgrpo.errors import InputError
+from trl_drgrpo.hooks import TokenBatch
 from trl_drgrpo.study.direction import QUANTITIES, Changes, Rollouts, ScoreSums, measure
 from trl_drgrpo.study.objectives import OBJECTIVES
 from trl_drgrpo.trainer import DrGRPOTrainer
-from trl_drgrpo.upstream import TokenBatch, swapped
+from trl_drgrpo.upstream import swapped
 
 MEMORY_LIMIT = 16 * 2**30  # bytes for the gradients of all batches, on the CPU
 _BYTES = 4
