@@ -135,7 +135,7 @@ class RunWarnings:
         """Take in an optimizer step.
 
         Args:
-            step (`int`): Its number. One that does not follow the last one starts another run.
+            step (`int`): Its number; one that is not above the last one starts another run.
             metrics (`Mapping[str, float]`): Its metrics, whether they are logged at this step or not.
         """
         if step <= self.step:
