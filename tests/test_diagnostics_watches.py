@@ -28,12 +28,17 @@ class Told:
 
     def feed(self, after=0, **series):
         names = {name.replace("__", "/"): values for name, values in series.items()}
+        logged = {}  # name -> values since the last log
         for step in range(max(len(values) for values in names.values())):
             metrics = {name: values[step] for name, values in names.items()}
-            logs = {name: metrics.pop(name) for name in ONLY_LOGGED if name in metrics}
+            only_logged = {name: metrics.pop(name) for name in ONLY_LOGGED if name in metrics}
             self.watched.observe(after + step + 1, metrics)
+            for name, value in metrics.items():
+                logged.setdefault(name, []).append(value or 0.0)
             if (after + step + 1) % self.logging_steps == 0:
-                self.watched.observe_log(after + step + 1, logs)
+                means = {name: statistics.fmean(values) for name, values in logged.items()}
+                self.watched.observe_log(after + step + 1, means | only_logged)
+                logged = {}
         return self
 
     def finish(self):

@@ -125,6 +125,6 @@ class RewardCollapse(Watch):
         return (
             f"The {name} has collapsed: {is_now} over {span_of(self.seen['readings'][-half:])}, down from {was} over "
             f"as many up to step {best['step']}. Look at the newest completions. If they are broken, go back to a "
-            "checkpoint near that step and lower learning_rate or raise beta. If the prompts get harder over the run, a "
-            "lower level is to be expected."
+            "checkpoint near that step and lower learning_rate or raise beta. If the prompts get harder over the run, "
+            "a lower level is to be expected."
         )
