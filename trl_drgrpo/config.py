@@ -92,8 +92,9 @@ class DrGRPOConfig(GRPOConfig):
         record_groups (`int`, *optional*, defaults to `4`):
             Groups of each generation batch whose completions are recorded there. `0`: none, `-1`: all.
         run_warnings (`dict` or `bool`, *optional*, defaults to `True`):
-            Warn, once per cause, of what goes wrong in the metrics. `False`: silence. A mapping sets thresholds or
-            silences causes: `{"dead_groups": {"share": 0.9, "steps": 50}, "kl": False}`; see `recipes/diagnostics.md`.
+            Warn, once per cause, of what goes wrong in the metrics of the optimizer steps, however seldom they are
+            logged. `False`: silence. A mapping sets thresholds or silences causes:
+            `{"dead_groups": {"share": 0.9, "steps": 50}, "kl": False}`; see `recipes/diagnostics.md`.
 
         > Process rewards, in effect when the trainer has `step_reward_funcs`
 

@@ -7,6 +7,7 @@ private methods that matter, calls `super()` exactly once in each, and hands wha
 Importing this module imports TRL's trainer (6-10 s); a TRL outside the supported range is refused before that.
 """
 
+import math
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
@@ -95,6 +96,7 @@ class GRPOSeams(Hooks, GRPOTrainer):
     _train_sampler: Any = None
     _limit_put_off: int | None = None  # save_total_limit, while a checkpoint is being written
     _uploads_put_off = False
+    _logged_before_step: dict[str, int] = {}  # noqa: RUF012  # replaced, never changed
     _uploads_reported: Sequence[Any] = ()  # futures whose end was looked at
     scores_rollouts = False  # whether a generation batch is being made: old and reference log-probabilities fall due
 
@@ -327,6 +329,19 @@ class GRPOSeams(Hooks, GRPOTrainer):
             self._metrics[mode][name].append(sum(values) / len(values))
         for column in sorted({column for _, each in everyone for column in each}):
             self._logs["extra"][column].extend(value for _, each in everyone for value in each[column])
+
+    def mark_step(self) -> None:
+        """An optimizer step begins: `step_metrics` counts from here."""
+        self._logged_before_step = {name: len(values) for name, values in self._metrics["train"].items()}
+
+    def step_metrics(self) -> dict[str, float]:
+        """The metrics of the optimizer step that ends, averaged as TRL averages them over a logging interval."""
+        result = {}
+        for name, values in self._metrics["train"].items():
+            new = [value for value in values[self._logged_before_step.get(name, 0) :] if not math.isnan(value)]
+            if new:
+                result[name] = sum(new) / len(new)
+        return result
 
     def replace_logged_advantages(self, advantages: list[float]) -> None:
         """Correct the advantages of the newest rows in the table of logged completions; each rank gives its own."""

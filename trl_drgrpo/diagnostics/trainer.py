@@ -40,7 +40,7 @@ class DiagnosedTrainer(CreditTrainer):
         dataset_name (`str`, *optional*): What the run log calls the data; its builder's name by default.
         right_rule ([`RightRule`], *optional*): Which completions are right; `None` where there is no outcome reward.
         run_log ([`RunLog`], *optional*): On the main process, unless switched off.
-        run_warnings ([`RunWarnings`]): Watches the logs of the main process.
+        run_warnings ([`RunWarnings`]): Watches the optimizer steps, on the main process.
     """
 
     dataset_name: str | None = None
@@ -96,6 +96,8 @@ class DiagnosedTrainer(CreditTrainer):
         """An optimizer step is done."""
         self.phases.step_ends(self._new_tokens)
         self._new_tokens = 0
+        if self.accelerator.is_main_process:
+            self.run_warnings.observe(self.state.global_step, self.step_metrics())
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if self.model.training:
@@ -148,7 +150,7 @@ class DiagnosedTrainer(CreditTrainer):
         step = self.state.global_step
         if self.run_log is not None:
             self.run_log.metrics(step, self.state.epoch, logs)
-        self.run_warnings.observe(step, logs)
+        self.run_warnings.observe_log(step, logs)
 
     def on_run_began(self) -> None:
         """Training begins, anew or from a checkpoint; on the main process."""
@@ -157,7 +159,7 @@ class DiagnosedTrainer(CreditTrainer):
 
     def on_run_ended(self) -> None:
         """Training has come to its end; on the main process."""
-        self.run_warnings.finish(self.state.global_step)
+        self.run_warnings.finish()
         if self.run_log is not None:
             self.run_log.end(self.state.global_step, "finished")
 
@@ -207,6 +209,7 @@ class DiagnosticsCallback(TrainerCallback):
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.trainer.phases.step_begins()
+        self.trainer.mark_step()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.trainer.on_step_ended()
