@@ -37,6 +37,9 @@ def score(reward, completion, gold):
         (r"\boxed{\frac{1}{\sqrt{3}}}", r"\frac{\sqrt{3}}{3}", 1.0),
         (r"\boxed{2}", r"\frac{", None),
         (r"\boxed{\frac{}", r"\frac{", None),  # unscorable, whatever the completion says
+        (r"\boxed{\sum_{k=1}^n k}", r"\sum_{k=1}^n k", 1.0),
+        ("The answer is 3. Or it could be 4.", "3", 0.0),
+        ("The answer is 0.5. Or 1/2.", "0.5", 1.0),
         (r"\boxed{2}", None, None),
         (r"\boxed{2}", "", None),
         (r"\boxed{\frac{}}", "2", 0.0),

@@ -26,7 +26,7 @@ _LABEL = re.compile(
 _DENIAL = re.compile(r"(?i)\b(?:not|never|no|or|if|than|there|wrong|false|neither|nor|isn|unless|without)\b|n't")
 _LETTER_IN_TEXT = re.compile(r"(?<=.)\\text\{([a-zA-Z])\}")
 _DANGLING = re.compile(r"(?:\\(?:frac|sqrt)|[\^_=+\\-])\s*$|\\frac(?!\{)")
-_PLAIN_INDEX = re.compile(r"\\text\{(\w+)\}|\\(max|min)")
+_PLAIN_INDEX = re.compile(r"_\{(?:\\text\{(\w+)\}|\\(max|min))\}")
 _MAX_PROSE = 6  # words; a longer text is no answer that can be compared
 
 
@@ -65,7 +65,7 @@ def unreadable(gold: str) -> str | None:
 
     ```python
     >>> unreadable(r"\frac{1}{"), unreadable(r"\frac{1}{2}")
-    ('a bracket is not closed', None)
+    ('a bracket is not closed, or more than 20 are nested', None)
 
     ```
     """
@@ -92,7 +92,7 @@ def read(text: str) -> Answer:
         text = links.text
     if assignment := _ASSIGNMENT.fullmatch(text):
         is_label = re.fullmatch(r"\\text\{[^{}]*\}", assignment[1])  # \text{Area} = 5
-        variable = "" if is_label else _PLAIN_INDEX.sub(r"\1\2", assignment[1])
+        variable = "" if is_label else _PLAIN_INDEX.sub(r"_{\1\2}", assignment[1])
         text = assignment[2]
     text, unit = split_unit(unwrapped(text))
     text = _without_parentheses(text)
