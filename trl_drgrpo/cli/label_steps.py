@@ -11,6 +11,8 @@ from typing import Any
 
 from trl_drgrpo.cli import console
 from trl_drgrpo.errors import InputError
+from trl_drgrpo.folders import check_writable
+from trl_drgrpo.ranges import refuse_out_of_range
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,9 +59,13 @@ def run(args: argparse.Namespace) -> int:
     from trl_drgrpo.rewards.columns import check_columns, check_ready
     from trl_drgrpo.rewards.registry import resolve_reward
 
-    for field in ("rollouts", "completions"):
+    refuse_out_of_range(vars(args))
+    for field in ("rollouts", "completions", "max_new_tokens", "batch_size"):
         if getattr(args, field) < 1:
             raise InputError(field, str(getattr(args, field)), "at least 1", "Give a positive number.")
+    check_writable("output", str(Path(args.output).parent))
+    if Path(args.output).is_dir():
+        raise InputError("output", f"{args.output}, a folder", "a JSON Lines file to write", "Name a file in it.")
     rows = read_json_lines(args.data)  # before anything heavy is imported
     reward = resolve_reward(args.reward)
     check_columns(reward, [name for name in rows[0] if name not in ("steps", "labels", "values")], args.reward)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trl_drgrpo.errors import InputError
+from trl_drgrpo.hub import hub_errors
 
 _ADAPTER_FILE = "adapter_config.json"
 
@@ -61,11 +62,8 @@ def base_config(base: str, revision: str | None, trust_remote_code: bool) -> Any
     """The base's configuration; an `InputError` where it cannot be had or its weights are quantised."""
     from transformers import AutoConfig
 
-    try:
+    with hub_errors("base", base, "a folder, or a Hub id that can be reached"):
         config = AutoConfig.from_pretrained(base, revision=revision, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError) as error:
-        remedy = f"{type(error).__name__}: {str(error).strip().splitlines()[0].rstrip('.')}."
-        raise InputError("base", base, "a folder, or a Hub id that can be reached", remedy) from error
     if getattr(config, "quantization_config", None) is not None:
         remedy = "Merging into quantised weights changes the model: name the original with --base (base=...)."
         raise InputError("base", f"{base}, whose weights are quantised", "weights in full precision", remedy)

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from trl_drgrpo.errors import InputError
+from trl_drgrpo.hub import hub_errors
 from trl_drgrpo.single_gpu.memory.setup import Adapter, Setup
 from trl_drgrpo.single_gpu.memory.stand_ins import AdaptedLinear, EightBitLinear, FourBitLinear, Precision
 
@@ -44,11 +45,8 @@ def read_config(name: str) -> tuple[Any, bool]:
         raise InputError("--model", f"{name}, which does not exist", "a model's folder or Hub id", remedy)
     from transformers import AutoConfig
 
-    try:
+    with hub_errors("--model", name, "a model that transformers knows"):
         config = AutoConfig.from_pretrained(str(path) if path.is_dir() else name)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0].rstrip('.')}."
-        raise InputError("--model", name, "a model that transformers knows", reason) from error
     text = config.get_text_config(decoder=True)
     return text, text is not config
 
