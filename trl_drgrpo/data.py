@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote
 
 from trl_drgrpo.errors import InputError
-from trl_drgrpo.hub import hub_reason, quiet_retries
+from trl_drgrpo.hub_errors import hub_reason, quiet_retries
 from trl_drgrpo.rows import check_prompt_values
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from transformers import AttentionInterface, AutoConfig, PreTrainedConfig, PreTr
 
 from trl_drgrpo.errors import InputError
 from trl_drgrpo.extras import require_package
-from trl_drgrpo.hub import hub_errors
+from trl_drgrpo.hub_errors import hub_errors
 from trl_drgrpo.single_gpu.adapters import HEAD, check_adapter
 from trl_drgrpo.weight_sync import refuse_unsendable
 

@@ -6,7 +6,6 @@ cheapest first.
 """
 
 import copy
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from trl_drgrpo.checkpoints import require_complete
 from trl_drgrpo.cli import console, flags
 from trl_drgrpo.errors import InputError
 from trl_drgrpo.folders import check_writable
+from trl_drgrpo.hub_errors import check_local
 from trl_drgrpo.prompts import check_prompting, prompted
 from trl_drgrpo.ranges import refuse_out_of_range
 from trl_drgrpo.rewards.registry import resolve_reward
@@ -97,16 +97,7 @@ def _check_model(name: str | None) -> None:
         raise InputError("model_name_or_path", "none", "a Hub id or a local folder", remedy)
     if name.startswith("trl_drgrpo:") and name != DEMO_MODEL:
         raise InputError("model_name_or_path", name, DEMO_MODEL, f"Did you mean {DEMO_MODEL}?")
-    path = Path(model_path(name))
-    if path.is_dir():
-        if not (path / "config.json").is_file():
-            remedy = "Name the folder that save_pretrained wrote."
-            if (path / "adapter_config.json").is_file():
-                remedy = "It holds an adapter: merge it into its base model first."
-            raise InputError("model_name_or_path", f"{name}, a folder without config.json", "a model", remedy)
-    elif name == DEMO_MODEL or path.is_absolute() or name.startswith(".") or name.count("/") > 1:
-        remedy = f"Relative paths start at the current directory, {os.getcwd()}."
-        raise InputError("model_name_or_path", f"{name}, which does not exist", "a model's folder or Hub id", remedy)
+    check_local("model_name_or_path", model_path(name))
 
 
 def _check_checkpoint(given: dict[str, Any]) -> None:

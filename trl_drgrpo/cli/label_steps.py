@@ -12,7 +12,9 @@ from typing import Any
 from trl_drgrpo.cli import console
 from trl_drgrpo.errors import InputError
 from trl_drgrpo.folders import check_writable
+from trl_drgrpo.hub_errors import check_local
 from trl_drgrpo.ranges import refuse_out_of_range
+from trl_drgrpo.rows import prompt_problem
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -66,8 +68,13 @@ def run(args: argparse.Namespace) -> int:
     check_writable("output", str(Path(args.output).parent))
     if Path(args.output).is_dir():
         raise InputError("output", f"{args.output}, a folder", "a JSON Lines file to write", "Name a file in it.")
+    check_local("--model", args.model)
     rows = read_json_lines(args.data)  # before anything heavy is imported
-    reward = resolve_reward(args.reward)
+    reward = resolve_reward(args.reward, "--reward")
+    for number, row in enumerate(rows):
+        if problem := prompt_problem(row.get("prompt")):
+            expected = "a text that is not empty, or a list of messages with role and content"
+            raise InputError(f"{args.data}, row {number} (from 0)", f"{problem} as the prompt", expected, "Mend it.")
     check_columns(reward, [name for name in rows[0] if name not in ("steps", "labels", "values")], args.reward)
     check_ready(reward)
     labelled = _label(args, rows, reward)

@@ -71,7 +71,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     commands = parser.add_subparsers(dest="command", metavar="{" + ",".join(SUBCOMMANDS) + "}")
     chosen = next((token for token in arguments if not token.startswith("-")), None)
     if chosen is not None and chosen not in SUBCOMMANDS:
-        near = get_close_matches(chosen, SUBCOMMANDS, n=1, cutoff=0.5)
+        near = get_close_matches(chosen, SUBCOMMANDS, n=1, cutoff=0.6)
         remedy = f"Did you mean `trl-drgrpo {near[0]}`?" if near else "`trl-drgrpo --help` describes them."
         raise InputError("command", repr(chosen), f"one of {', '.join(SUBCOMMANDS)}", remedy)
     subparsers = {

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from trl_drgrpo.errors import InputError
-from trl_drgrpo.hub import hub_errors
+from trl_drgrpo.hub_errors import hub_errors
 
 
 def load_tokenizer(model: Any, tokenizer: Any, trust_remote_code: bool = False) -> Any:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from trl_drgrpo.errors import InputError
-from trl_drgrpo.hub import hub_errors
+from trl_drgrpo.hub_errors import hub_errors
 from trl_drgrpo.process_rewards.encoding import encode_piecewise
 from trl_drgrpo.process_rewards.loading import load_tokenizer
 from trl_drgrpo.process_rewards.stepwise_data import checked_rows

@@ -1,12 +1,39 @@
 """Failures to load from the Hugging Face Hub: one reason in one line, without the client's log of its retries."""
 
 import logging
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from trl_drgrpo.errors import InputError
 
 _RETRIES = "huggingface_hub.utils._http"
+
+
+def check_local(field: str, name: str) -> None:
+    """
+    Refuse the name of a folder that is not there, of a file, and of a folder that holds no model. Loads nothing.
+
+    Args:
+        field (`str`): What error messages call the setting.
+        name (`str`): A folder or a Hub id; what could be an id passes.
+
+    Raises:
+        [`~trl_drgrpo.errors.InputError`]: Says what is there instead.
+    """
+    path = Path(name).expanduser()
+    expected = "a model's folder or Hub id"
+    if path.is_file():
+        raise InputError(field, f"{name}, a file", expected, "Name the folder that save_pretrained wrote.")
+    if path.is_dir() and not (path / "config.json").is_file():
+        remedy = "Name the folder that save_pretrained wrote."
+        if (path / "adapter_config.json").is_file():
+            remedy = "It holds an adapter: name the model under it, or merge it into that first (`trl-drgrpo merge`)."
+        raise InputError(field, f"{name}, a folder without config.json", expected, remedy)
+    if not path.is_dir() and (path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1):
+        remedy = f"Relative paths start at the current directory, {os.getcwd()}."
+        raise InputError(field, f"{name}, which does not exist", expected, remedy)
 
 
 @contextmanager
