@@ -223,7 +223,10 @@ def test_the_flags_mean_what_they_mean_to_trl(recipe):
         ({"lr_scheduler_type": "linaer"}, "lr_scheduler_type: got 'linaer'; expected one of linear, "),
         ({"learning_rate": -1e-6}, "learning_rate: got -1e-06; expected a finite number, at least 0"),
         ({"lora_r": 0}, "lora_r: got 0; expected a whole number, at least 1"),
-        ({"max_completion_length": 512}, "max_completion_length: got 512; expected less than the model's context of"),
+        (
+            {"max_completion_length": 1024},
+            "max_completion_length: got 1024; expected less than the model's context of",
+        ),
         ({"model_init_kwargs": {"use_cach": False}}, "model_init_kwargs: got the key 'use_cach'"),
         ({"attn_implementation": "sdp"}, "attn_implementation: got 'sdp'"),
         ({"use_peft": True, "lora_target_modules": ["q_prj"]}, "Did you mean q_proj?"),

@@ -33,8 +33,8 @@ def adapter(targets):
         ({"init": {"devicemap": None}}, "Did you mean device_map?"),
         ({"init": {"attn_implementation": "sdp"}}, "attn_implementation: got 'sdp'; .*Did you mean sdpa?"),
         (
-            {"max_completion_length": 512},
-            "max_completion_length: got 512; .* the model's context of 512",
+            {"max_completion_length": 1024},
+            "max_completion_length: got 1024; .* the model's context of 1024",
         ),
         ({"peft_config": adapter(["q_prj"])}, "target_modules .*got q_prj, which no layer .*Did you mean q_proj?"),
         ({"peft_config": adapter(r".*\.q_prj")}, "which no layer of Qwen2ForCausalLM is called"),
@@ -54,7 +54,7 @@ def test_what_the_configuration_knows(saved_model, options, message):
         {"init": {"attn_implementation": "eager"}},
         {"init": {"revision": None, "trust_remote_code": False, "attn_implementation": None}},
         {"init": {"max_position_embeddings": 2048}, "max_completion_length": 1024},
-        {"max_completion_length": 511},
+        {"max_completion_length": 1023},
         {"max_completion_length": None},
         {"peft_config": adapter(["q_proj", "not_in_this_model"])},
         {"peft_config": adapter(r".*\.(q|v)_proj")},
@@ -68,8 +68,8 @@ def test_what_works_passes(saved_model, options):
 
 def test_a_model_that_is_loaded_already(model):
     check(model)
-    with pytest.raises(InputError, match="less than the model's context of 512"):
-        check(model, max_completion_length=600)
+    with pytest.raises(InputError, match="less than the model's context of 1024"):
+        check(model, max_completion_length=2000)
     with pytest.raises(InputError, match="got q_prj, which no layer"):
         check(model, peft_config=adapter(["q_prj"]))
 

@@ -5,6 +5,7 @@ class of TRL to use for the other objective.
 """
 
 import os
+from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
@@ -94,10 +95,12 @@ _SWITCHES = (
 
 def _refuse_bad_values(config: "DrGRPOConfig") -> None:
     """Types and ranges that would otherwise fail deep inside, or train something nobody asked for."""
-    values = vars(config)
-    if config.use_vllm and config.top_k == -1:  # vLLM's way to switch it off, beside 0
-        values = {**values, "top_k": 0}
-    refuse_out_of_range(values)
+    refuse_out_of_range(_as_zero(vars(config), config.use_vllm))
+    if isinstance(config.generation_kwargs, dict):  # what overrides the fields of the same names
+        try:
+            refuse_out_of_range(_as_zero(config.generation_kwargs, config.use_vllm))
+        except InputError as error:
+            raise error.under(f"generation_kwargs: {error.field}") from None
     for name in ("reward_weights", "step_reward_weights"):
         weights = getattr(config, name)
         if weights is not None and not (isinstance(weights, (list, tuple)) and all(map(Range().allows, weights))):
@@ -115,10 +118,15 @@ def _refuse_bad_values(config: "DrGRPOConfig") -> None:
             raise InputError(name, repr(value), f"one of {', '.join(allowed)}", remedy)
 
 
+def _as_zero(values: Mapping[str, Any], use_vllm: bool) -> Mapping[str, Any]:
+    """`top_k=-1`, vLLM's way to switch it off, as the 0 that is everybody's."""
+    return {**values, "top_k": 0} if use_vllm and values.get("top_k") == -1 else values
+
+
 def _choices() -> dict[str, tuple[str, ...]]:
     """The values of fields that take one of a few texts. What transformers names itself is asked there."""
     from transformers.trainer_utils import HubStrategy, IntervalStrategy, SaveStrategy, SchedulerType
-    from transformers.training_args import OptimizerNames
+    from transformers.training_args import OptimizerNames, trainer_log_levels
 
     enumerations: dict[str, Any] = {
         "lr_scheduler_type": SchedulerType,
@@ -136,6 +144,8 @@ def _choices() -> dict[str, tuple[str, ...]]:
         "step_credit": STEP_CREDITS,
         "step_baseline": STEP_BASELINES,
         "importance_sampling_level": ("token", "sequence"),
+        "log_level": tuple(trainer_log_levels),
+        "log_level_replica": tuple(trainer_log_levels),
         "vllm_mode": ("server", "colocate"),
         "vllm_importance_sampling_mode": ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask"),
         **{name: tuple(str(member.value) for member in values) for name, values in enumerations.items()},

@@ -2,7 +2,7 @@
 
 One name, `dataset_name` in a recipe, stands for a dataset on the Hub, a local folder or file, or a task that is
 generated on the spot. Local and generated data need no network, also with `HF_HUB_OFFLINE=1`. The columns are checked
-here, before a model loads: `prompt` must exist, and be text or messages.
+here, before a model loads: `prompt` must exist, and be text or messages in every row.
 """
 
 import importlib

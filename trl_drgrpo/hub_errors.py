@@ -32,7 +32,9 @@ def check_local(field: str, name: str) -> None:
             remedy = "It holds an adapter: name the model under it, or merge it into that first (`trl-drgrpo merge`)."
         raise InputError(field, f"{name}, a folder without config.json", expected, remedy)
     if not path.is_dir() and (path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1):
-        remedy = f"Relative paths start at the current directory, {os.getcwd()}."
+        remedy = (
+            "Check it." if path.is_absolute() else f"Relative paths start at the current directory, {os.getcwd()}."
+        )
         raise InputError(field, f"{name}, which does not exist", expected, remedy)
 
 

@@ -47,6 +47,7 @@ def check_model(args: Any, model: Any, reward_funcs: list[Any], quantization_con
     if args.use_vllm:
         require_package("vllm", "use_vllm", "True", "vllm")
     init: dict[str, Any] = dict(args.model_init_kwargs or {})
+    check_adapter(model, peft_config, quantization_config, init)
     config = getattr(model, "config", None)
     if isinstance(model, str):
         config = _checked_config(model, {"trust_remote_code": args.trust_remote_code, **init})
@@ -55,7 +56,6 @@ def check_model(args: Any, model: Any, reward_funcs: list[Any], quantization_con
             with hub_errors("reward_funcs", reward, "a local folder, or the id of a reward model on the Hub"):
                 AutoConfig.from_pretrained(reward, trust_remote_code=args.trust_remote_code)
     refuse_unsendable(args, model, quantization_config, peft_config)
-    check_adapter(model, peft_config, quantization_config, init)
     if isinstance(config, PreTrainedConfig):
         _check_context(args.max_completion_length, config)
         named = model if isinstance(model, nn.Module) else _without_weights(config, init, peft_config)

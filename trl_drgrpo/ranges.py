@@ -60,7 +60,8 @@ class Range:
         low = None if self.lowest is None else f"{'above' if self.above else 'at least'} {self.lowest}"
         high = None if self.highest is None else f"{'below' if self.below else 'at most'} {self.highest}"
         bounds = " and ".join(filter(None, (low, high)))
-        return f"{kind}, {bounds}" if bounds else kind
+        others = "".join(f", or {value}" for value in self.also if value != math.inf)
+        return (f"{kind}, {bounds}" if bounds else kind) + others
 
 
 def whole(lowest: int | None, highest: int | None = None, **more: Any) -> Range:

@@ -156,7 +156,7 @@ def _build(name: str, given: dict[str, Any]) -> Any:
         return flags.import_dataclass(name)(**values)
     except InputError:
         raise
-    except (ValueError, ImportError, NotImplementedError) as error:
+    except (ValueError, ImportError, NotImplementedError, OSError) as error:
         remedy = f"{str(error).rstrip('.')}."
         raise InputError("configuration", f"values that {name} refuses", "values that fit together", remedy) from error
 

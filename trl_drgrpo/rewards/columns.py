@@ -92,8 +92,6 @@ def check_ready(reward_func: Any) -> None:
     own_check = _own(reward_func, "check")
     if own_check is not None and _takes(own_check):
         own_check()
-    if getattr(reward_func, "__module__", None) == _ACCURACY_REWARDS:  # these fail at their first call
-        require_package("math_verify", "reward_funcs", f"TRL's {reward_func.__name__}", "math")
 
 
 def check_own_columns(reward_func: Any, columns: Iterable[str]) -> None:
@@ -128,8 +126,6 @@ def check_values(reward_func: Any, values: Mapping[str, ColumnValues]) -> None:
     own_check = _own(reward_func, "check_values")
     if own_check is not None and _takes(own_check, values):
         own_check(values)
-    if getattr(reward_func, "__module__", None) == _ACCURACY_REWARDS:
-        require_kind(reward_func.__name__, "solution", values, ("text",))
 
 
 def require_kind(
@@ -185,12 +181,28 @@ def pass_on_checks(wrapper: Any, reward_func: Any) -> None:
             setattr(wrapper, name, own_check)
 
 
+def _has_math_verify(name: str) -> None:
+    """Without it TRL's accuracy rewards fail at their first call."""
+    require_package("math_verify", "reward_funcs", f"TRL's {name}", "math")
+
+
+def _has_texts(name: str, values: Mapping[str, ColumnValues]) -> None:
+    """A solution that is no text gets `None` from TRL's accuracy rewards, in every row."""
+    require_kind(name, "solution", values, ("text",))
+
+
+# What TRL's accuracy rewards would say if they could.
+_TRLS_CHECKS: dict[str, Callable] = {"check": _has_math_verify, "check_values": _has_texts}
+
+
 def _own(reward_func: Any, name: str) -> Callable | None:
     """The method of that name of a reward, behind partials; a model's methods are its own affair."""
     while isinstance(reward_func, functools.partial):
         reward_func = reward_func.func
     if isinstance(reward_func, str) or not callable(reward_func) or _is_module(reward_func):
         return None
+    if getattr(reward_func, "__module__", None) == _ACCURACY_REWARDS and name in _TRLS_CHECKS:
+        return functools.partial(_TRLS_CHECKS[name], reward_func.__name__)
     found = getattr(reward_func, name, None)
     return found if callable(found) else None
 
