@@ -37,6 +37,9 @@ def folder(tmp_path, monkeypatch):
     for split in ("train", "test"):
         rows = [{"question": f"{i}+{i}=", "answer": str(2 * i)} for i in range(8)]
         (tmp_path / "data" / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for name, row in {"nulls": {"question": None, "answer": "1"}, "gaps": {"question": "1", "answer": None}}.items():
+        lines = [row if i == 5 else {"question": f"{i}+{i}=", "answer": str(2 * i)} for i in range(8)]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (tmp_path / "mine.py").write_text(REWARD)
     return tmp_path
 
@@ -200,7 +203,7 @@ def test_the_flags_mean_what_they_mean_to_trl(recipe):
         ({"model_name_or_path": "data"}, "model_name_or_path: got data, a folder without config.json"),
         (
             {"model_name_or_path": "some/name"},
-            "a local folder, or the id of a model that is in the local cache (offline",
+            "model_name_or_path: got some/name, which is not in the local cache (offline mode, HF_HUB_OFFLINE=1)",
         ),
         ({"model_name_or_path": "trl_drgrpo:big"}, "model_name_or_path: got trl_drgrpo:big; expected trl_drgrpo:demo"),
         ({"dataset_name": None}, "dataset_name: got none"),
@@ -217,7 +220,23 @@ def test_the_flags_mean_what_they_mean_to_trl(recipe):
         ({"loss_type": "dapo"}, "loss_type: got 'dapo'; expected 'dr_grpo'"),
         ({"scale_rewards": "group"}, "scale_rewards: got 'group'"),
         ({"scale_rewards": True}, "scale_rewards: got True"),
-        ({"lr_scheduler_type": "linaer"}, "linaer is not a valid SchedulerType"),
+        ({"lr_scheduler_type": "linaer"}, "lr_scheduler_type: got 'linaer'; expected one of linear, "),
+        ({"learning_rate": -1e-6}, "learning_rate: got -1e-06; expected a finite number, at least 0"),
+        ({"lora_r": 0}, "lora_r: got 0; expected a whole number, at least 1"),
+        (
+            {"max_completion_length": 1024},
+            "max_completion_length: got 1024; expected less than the model's context of",
+        ),
+        ({"model_init_kwargs": {"use_cach": False}}, "model_init_kwargs: got the key 'use_cach'"),
+        ({"attn_implementation": "sdp"}, "attn_implementation: got 'sdp'"),
+        ({"use_peft": True, "lora_target_modules": ["q_prj"]}, "Did you mean q_proj?"),
+        ({"report_to": "wandbb"}, "report_to: got wandbb; expected one of "),
+        ({"prompt_template": "{prompt} {anser}"}, "prompt_template: got the slot {anser}"),
+        ({"dataset_name": "nulls.jsonl"}, "prompt: got null as the prompt in row 5 (the first is 0) of nulls.jsonl"),
+        (
+            {"reward_funcs": ["list_sum_reward"], "dataset_name": "gaps.jsonl"},
+            "reward list_sum_reward: got null in 1 of 8 rows of the column 'answer', first in row 5 (from 0)",
+        ),
         ({"load_in_4bit": True, "load_in_8bit": True}, "configuration: got values that ModelConfig refuses"),
         ({"resume_from_checkpoint": "nowhere"}, "resume_from_checkpoint: got nowhere, but it does not exist"),
         ({"dataset_name": None, "datasets": [{"path": "some/name"}]}, "datasets: got a mixture of some/name"),

@@ -183,3 +183,69 @@ def test_the_score_command_looks_first(tmp_path, monkeypatch, capsys):
     assert main(["score", "--rewards", "{clipped: {reward: mine.py:reward}}", *argv]) == 2
     assert "sandbox: got no bubblewrap" in capsys.readouterr().err
     assert not (tmp_path / "scored.jsonl").exists()
+
+
+# The values of columns
+
+
+def data_of(answers, column="answer"):
+    return Dataset.from_dict({"prompt": ["p"] * len(answers), column: answers})
+
+
+@pytest.mark.parametrize(
+    ("name", "column", "answers", "message"),
+    [
+        (
+            "list_sum_reward",
+            "answer",
+            ["1", None] * 4,
+            "got null in 4 of 8 rows of the column 'answer', first in row 1",
+        ),
+        ("accuracy_reward", "solution", [3] * 8, "got a column 'solution' that holds number; expected text in every"),
+        ("accuracy_reward", "solution", [None] * 8, "a column 'solution' that holds null"),
+        ("math_reward", "solution", [{"a": 1}] * 8, "holds mapping; expected text or number or list in every row"),
+        ("numeric_reward", "answer", [[1]] * 8, "holds list; expected text or number"),
+        ("exact_match_reward", "answer", [None] * 8, "holds null"),
+    ],
+)
+@pytest.mark.parametrize("around", [name for name in AROUND if name != "checked_reward"])  # the trainer's own, later
+def test_a_gold_column_that_no_row_could_be_scored_by(name, column, answers, message, around, settings):
+    reward = AROUND[around](resolve_reward(name))
+    good = data_of(["1"] * 8, column)
+    for train, held_out in ((data_of(answers, column), None), (good, {"held_out": data_of(answers, column)})):
+        with pytest.raises(InputError, match=f"^reward {name}: .*{message}"):
+            check_inputs(DrGRPOConfig(**settings), [reward], train, eval_dataset=held_out)
+    check_inputs(DrGRPOConfig(**settings), [reward], good)
+
+
+def test_nulls_that_a_reward_may_handle_are_said_once(settings, caplog):
+    def own(completions, answer, **kwargs):
+        return [0.0] * len(completions)
+
+    rewards, data = [own, resolve_reward("exact_match_reward")], data_of(["1", "2", None, None] * 2)
+    with caplog.at_level("WARNING", logger="trl_drgrpo"):
+        for _ in range(2):
+            check_inputs(DrGRPOConfig(**settings), rewards, data)
+    (line,) = [record.getMessage() for record in caplog.records if "null" in record.getMessage()]
+    assert "the column answer is null in 4 of 8 rows, first in row 2 (from 0). own, exact_match_reward" in line
+
+
+@pytest.mark.parametrize("answers", [[1, 2], ["a", None], [[1], [2]], [0.5, 1.0]])
+def test_math_reads_texts_numbers_and_lists(answers, settings):
+    check_inputs(DrGRPOConfig(**settings), [resolve_reward("math_reward")], data_of(answers * 4, "solution"))
+
+
+# What a tracker and a folder need
+
+
+def test_trackers_and_folders_that_are_not_there(settings, monkeypatch, reward, prompts):
+    monkeypatch.setattr("transformers.integrations.get_available_reporting_integrations", list)
+    cases = [
+        ({"report_to": "tensorboard"}, "report_to: got tensorboard, but tensorboard is not installed"),
+        ({"report_to": ["wandbb"]}, r"report_to: got wandbb; .*Did you mean wandb\?"),
+        ({"output_dir": __file__}, "output_dir: got .* is a file"),
+    ]
+    for fields, message in cases:
+        with pytest.raises(InputError, match=message):
+            check_inputs(DrGRPOConfig(**{**settings, **fields}), [reward], prompts)
+    check_inputs(DrGRPOConfig(**{**settings, "report_to": "none"}), [reward], prompts)

@@ -285,9 +285,9 @@ def test_an_environment_needs_no_prompt_column(settings, reward):
 @pytest.mark.parametrize(
     ("column", "message"),
     [
-        ([1] * 8, "int 1 as the first prompt"),
-        ([[]] * 8, r"list \[\] as the first prompt"),
-        ([""] * 8, "str '' as the"),
+        ([1] * 8, "int 1 as the prompt in row 0"),
+        ([[]] * 8, "an empty list as the prompt in row 0"),
+        ([""] * 8, "an empty text as the prompt"),
     ],
 )
 def test_prompts_of_another_kind_are_named(column, message, settings, prompts, reward):

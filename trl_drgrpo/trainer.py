@@ -23,18 +23,18 @@ from trl_drgrpo.advantages import RunningRewardScale
 from trl_drgrpo.config import DrGRPOConfig
 from trl_drgrpo.diagnostics.trainer import DiagnosedTrainer
 from trl_drgrpo.errors import InputError
-from trl_drgrpo.extras import require_package
+from trl_drgrpo.model_checks import check_model
 from trl_drgrpo.preflight import check_inputs
 from trl_drgrpo.process_supervision import StepRewardFunc, StepScorer, process_only
 from trl_drgrpo.resume import StepBoundary
 from trl_drgrpo.rewards.contract import checked_reward
 from trl_drgrpo.seams import require_seams
-from trl_drgrpo.single_gpu.adapters import check_adapter, choose_quantization, prepare_adapters
+from trl_drgrpo.single_gpu.adapters import choose_quantization, prepare_adapters
 from trl_drgrpo.single_gpu.memory.warning import MemoryWatch
 from trl_drgrpo.single_gpu.movement import MovementWatch
 from trl_drgrpo.steps import StepSegmenter
 from trl_drgrpo.steps import step_segmenter as build_segmenter
-from trl_drgrpo.weight_sync import refuse_unsendable, sync_merged_layers
+from trl_drgrpo.weight_sync import sync_merged_layers
 
 
 class DrGRPOTrainer(DiagnosedTrainer):
@@ -142,10 +142,7 @@ class DrGRPOTrainer(DiagnosedTrainer):
         )
         init: Any = args.model_init_kwargs
         quantization_config = choose_quantization(model, peft_config, quantization_config, init)
-        refuse_unsendable(args, model, quantization_config, peft_config)
-        if args.use_vllm:
-            require_package("vllm", "use_vllm", "True", "vllm")
-        check_adapter(model, peft_config, quantization_config, init)
+        check_model(args, model, reward_funcs, quantization_config, peft_config)
         self.step_scorer: StepScorer | None = None
         if step_reward_funcs:
             segmenter = step_segmenter or build_segmenter(args.step_spec)

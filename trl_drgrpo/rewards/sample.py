@@ -9,10 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from trl_drgrpo.errors import InputError
+from trl_drgrpo.rewards.columns import require_kind
 from trl_drgrpo.rewards.contract import check_column, check_name, check_on_error
 from trl_drgrpo.rewards.isolation.isolated import Limits, scored_in_workers
 from trl_drgrpo.rewards.signatures import signature_of
 from trl_drgrpo.rewards.text import completion_text
+from trl_drgrpo.rows import ColumnValues
 
 
 class SampleReward:
@@ -31,6 +33,8 @@ class SampleReward:
             that are no `Limits`.
     """
 
+    truths: tuple[str, ...] = ()  # kinds of values that the first column may hold; any, if there are none here
+
     def __init__(
         self, name: str, columns: Sequence[str] = (), limits: Limits | None = None, on_error: str = "unscorable"
     ):
@@ -46,6 +50,11 @@ class SampleReward:
         self.limits = limits
         self.on_error = on_error
         self.__signature__ = signature_of(self.columns)
+
+    def check_values(self, values: Mapping[str, ColumnValues]) -> None:
+        """Raises [`~trl_drgrpo.errors.InputError`] if the first column holds what no row could be scored by."""
+        if self.columns and self.truths:
+            require_kind(self.__name__, self.columns[0], values, self.truths)
 
     def score(self, completion: str, **columns: Any) -> float | None:
         """Reward of one completion; `None` where it cannot be scored. `columns`: this row's values."""

@@ -75,6 +75,8 @@ class CodeReward(SampleReward):
     ```
     """
 
+    truths = ("text", "list", "mapping")
+
     def __init__(
         self,
         tests: str = "tests",

@@ -17,7 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from trl_drgrpo.errors import InputError, RewardError
-from trl_drgrpo.rewards.columns import check_own_columns, check_ready
+from trl_drgrpo.rewards.columns import check_own_columns, check_ready, check_values
 from trl_drgrpo.rewards.contract import check_flag, check_on_error, reward_name
 from trl_drgrpo.rewards.isolation.batch import Call, Failure
 from trl_drgrpo.rewards.isolation.calling import RewardCaller, SampleScorer, Scored
@@ -25,6 +25,7 @@ from trl_drgrpo.rewards.isolation.limits import Limits
 from trl_drgrpo.rewards.isolation.pickling import original, pickled, portable
 from trl_drgrpo.rewards.isolation.workers import pool_for
 from trl_drgrpo.rewards.registry import resolve_reward
+from trl_drgrpo.rows import ColumnValues
 
 logger = logging.getLogger(__name__)
 
@@ -143,6 +144,10 @@ class IsolatedReward:
     def check_columns(self, columns: Sequence[str]) -> None:
         """What the function itself says about the columns."""
         check_own_columns(original(self.reward), columns)
+
+    def check_values(self, values: Mapping[str, ColumnValues]) -> None:
+        """What the function itself says about the values of its columns."""
+        check_values(original(self.reward), values)
 
     def _pickled(self, loggers: tuple[str, ...]) -> bytes:
         return pickled(RewardCaller(self.reward, self.__name__, loggers), self.__name__)

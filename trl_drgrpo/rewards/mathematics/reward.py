@@ -59,6 +59,8 @@ class MathReward(SampleReward):
     ```
     """
 
+    truths = ("text", "number", "list")
+
     def __init__(
         self,
         answer_format: str = "auto",

@@ -38,6 +38,8 @@ class ChoiceReward(SampleReward):
     ```
     """
 
+    truths = ("text", "number")
+
     def __init__(
         self,
         column: str = "answer",

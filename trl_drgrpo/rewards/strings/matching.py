@@ -75,6 +75,8 @@ class ExactMatchReward(SampleReward):
     ```
     """
 
+    truths = ("text", "number", "boolean", "list", "mapping")
+
     def __init__(
         self,
         column: str = "answer",
@@ -140,6 +142,8 @@ class NumericReward(SampleReward):
 
     ```
     """
+
+    truths = ("text", "number")
 
     def __init__(
         self,
