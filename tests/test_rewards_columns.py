@@ -31,6 +31,23 @@ def wants_environments(completions, environments, **kwargs): ...
 async def asynchronous(completions, answer, **kwargs): ...
 
 
+class ORM: ...
+
+
+class Accuracy(ORM):
+    def __call__(self, completions, solution, **kwargs): ...
+
+
+class Rubric: ...
+
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None): ...
+def reward_func(queries, prompts, labels): ...
+def boxed_reward_fn(model_response, gt_answer, fast=False): ...
+def correct(completion, answer, **kwargs): ...
+def score_answer(answer, entry): ...
+
+
 class Instance:
     def __call__(self, completions, solution, **kwargs): ...
 
@@ -52,6 +69,16 @@ def test_rewards_that_fit(reward):  # models, and a built-in without a signature
         (no_kwargs, "does not name completion_ids, trainer_state, log_extra, log_metric; .*Add \\*\\*kwargs"),
         (positional, "the positional-only parameter 'completions'; .*remove the `/`"),
         (wants_environments, "expected a column 'environments'"),
+        # Of another stack: its adapter is named.
+        (compute_score, "It has the form of verl: pass trl_drgrpo.rewards.from_verl\\(compute_score\\)"),
+        (functools.partial(compute_score, data_source="x"), "from_verl\\(compute_score\\)"),
+        (reward_func, "from_openrlhf\\(reward_func\\)"),
+        (boxed_reward_fn, "from_r1_zero"),
+        (correct, "from_verifiers"),
+        (score_answer, "from_reasoning_gym"),
+        (Accuracy, "got the class Accuracy; expected .* pass trl_drgrpo.rewards.from_swift\\(Accuracy\\)"),
+        (Rubric(), "got Rubric; expected .*from_verifiers"),
+        (Instance, "got the class Instance; .*Pass an instance: Instance"),
     ],
 )
 def test_rewards_that_do_not_fit(reward, message):
@@ -183,3 +210,13 @@ def test_the_score_command_looks_first(tmp_path, monkeypatch, capsys):
     assert main(["score", "--rewards", "{clipped: {reward: mine.py:reward}}", *argv]) == 2
     assert "sandbox: got no bubblewrap" in capsys.readouterr().err
     assert not (tmp_path / "scored.jsonl").exists()
+
+
+def test_the_adapters_that_are_named_are_there():
+    from trl_drgrpo import rewards
+    from trl_drgrpo.rewards.foreign import _BY_CLASS, _BY_PARAMETERS
+    from trl_drgrpo.rewards.spec import REWARDS
+
+    for _, adapter, *_ in (*_BY_PARAMETERS, *_BY_CLASS.values()):
+        assert callable(getattr(rewards, adapter))
+        assert REWARDS[adapter.removeprefix("from_")].factory == adapter

@@ -22,9 +22,9 @@ What cannot be tested and is scored `None`: tests that pass objects of their own
 or add objects of the completion's own class (its `__eq__` could say yes to everything) or of a library; classes of
 tests (`unittest`), coroutines, pytest's fixtures and parameters; tests in which nothing is asserted or nothing is
 asked of the completion; names and modules that the tests use and that are not there. What counts as failed: a test
-that used the completion and came to none of its asserts; an assert that fails, though an `except` of the test swallows it; an
-object where plain data is due; processes (`subprocess`, `multiprocessing`) and sockets in the code; packages that
-`python` does not have.
+that used the completion and came to none of its asserts; an assert that fails, though an `except` of the test
+swallows it; an object where plain data is due; processes (`subprocess`, `multiprocessing`) and sockets in the code;
+packages that `python` does not have.
 """
 
 from collections.abc import Callable, Sequence
