@@ -487,6 +487,7 @@ POINT = "from dataclasses import dataclass\n@dataclass(order=True)\nclass Point:
 NAMED = "from collections import namedtuple\nPoint = namedtuple('Point', 'x y')\n"
 COLOR = "from enum import Enum\nclass Color(Enum):\n    RED = 1\n    BLUE = 2\n"
 YES = "    def __eq__(self, other): return True\n    __lt__ = __add__ = __eq__\n    def __getattr__(self, name): return Point()\n"
+KEYED = "class Keyed:\n    def __init__(self, x): self.x = x\n    def is_at(self, x): return self.x == x and self.zero\n    @property\n    def zero(self): return self.x != 0\n    def __eq__(self, other): return other.is_at(self.x)\n"
 COMPLETION_NAMED = (
     "from typing import NamedTuple\nclass P(NamedTuple):\n    x: int\n    def twice(self): return 2 * self.x\n"
 )
@@ -504,6 +505,8 @@ VECTOR = "class Vector:\n    def __init__(self, x): self.x = x\n    def __add__(
         ),
         ("", [POINT + "assert f() == Point(Point(1))"], {POINT + "def f(): return Point(Point(1))": 1.0, POINT + "def f(): return Point(Point(2))": 0.0}),
         (POINT.replace("order", "frozen"), ["assert f() == {Point(1)}"], {"def f(): return {Point(1)}": 1.0, "def f(): return {Point(2)}": 0.0}),
+        # Not even where the comparison asks the other object.
+        (KEYED, ["assert Keyed(1) == f()"], {"def f(): return Keyed(1)": 1.0, "def f(): return Keyed(2)": 0.0, "class Keyed:\n    x = 1\n    def __init__(self, x): self.x = 2\n    def is_at(self, x): return True\n    def __getattribute__(self, n): return 0 if n == 'x' else object.__getattribute__(self, n)\ndef f(): return Keyed(3)": 0.0}),
         (COLOR, ["assert f(Color.BLUE) is Color.RED"], {"def f(c): return Color.RED if c is Color.BLUE else 0": 1.0, "def f(c): return Color.BLUE": 0.0, "def f(c): return 1": 0.0}),
         # Names of items travel.
         (NAMED, ["assert f(Point(1, 2)) == Point(2, 1)", "assert f(Point(1, 2)).y == 1"], {"def f(p): return Point(p.y, p.x)": 1.0, "def f(p): return p": 0.0, "def f(p): return (2, 1)": 0.0}),
@@ -518,7 +521,7 @@ VECTOR = "class Vector:\n    def __init__(self, x): self.x = x\n    def __add__(
         ("class Node: pass", ["assert f() == Node()"], {"def f(): return Node()": None}),
         ("from pathlib import Path", ["assert f() == Path('x')"], {"def f(): return Path('x')": None}),
         # What the tests can use of an object.
-        ("", ["v = Vector(1)\nassert v.x == 1 and repr(v) == 'V' and isinstance(v, Vector)"], {VECTOR: 1.0}),
+        ("", ["v = Vector(1)\nassert v != None and v.x == 1 and repr(v) == 'V' and isinstance(v, Vector)"], {VECTOR: 1.0}),
         # A completion has no way to make good tests unscorable.
         ("", ["assert f(1) + f(2) == 3"], {f"class Point:\n{YES}def f(x): return Point()": 0.0, "def f(x): return x": 1.0}),
     ],

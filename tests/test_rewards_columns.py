@@ -12,11 +12,12 @@ from trl_drgrpo.errors import InputError
 from trl_drgrpo.preflight import check_inputs
 from trl_drgrpo.rewards.adapters import from_trl
 from trl_drgrpo.rewards.code import CodeReward, Sandbox
-from trl_drgrpo.rewards.columns import check_columns, check_own_columns, check_ready
+from trl_drgrpo.rewards.columns import check_columns, check_own_columns, check_ready, row_problem
 from trl_drgrpo.rewards.composition import cached, clipped, gated, noted_if_not_binary, weighted_sum
 from trl_drgrpo.rewards.contract import checked_reward
 from trl_drgrpo.rewards.isolation import isolate
 from trl_drgrpo.rewards.registry import resolve_reward
+from trl_drgrpo.rewards.strings import choice_reward, numeric_reward
 
 COLUMNS = ["prompt", "answer"]
 
@@ -220,3 +221,14 @@ def test_the_adapters_that_are_named_are_there():
     for _, adapter, *_ in (*_BY_PARAMETERS, *_BY_CLASS.values()):
         assert callable(getattr(rewards, adapter))
         assert REWARDS[adapter.removeprefix("from_")].factory == adapter
+
+
+def test_what_a_reward_says_of_a_row_is_passed_on():
+    said = "column 'answer' holds 'x', which is not one number"
+    for reward in (numeric_reward, isolate(numeric_reward), checked_reward(numeric_reward)):
+        assert row_problem(reward, {"answer": "x"}) == said
+        assert row_problem(reward, {"answer": "1"}) is None
+    assert row_problem(choice_reward, {"answer": "both"}) == (
+        "column 'answer' holds 'both', which is not one of ABCDE or a position from 0"
+    )
+    assert row_problem(takes_all, {"answer": "x"}) is None

@@ -146,7 +146,7 @@ def row_problem(reward_func: Any, columns: Mapping[str, Any]) -> str | None:
         `str`, or `None` where nothing speaks against the row.
     """
     own_check = _own(reward_func, "check_row")
-    return own_check(**columns) if own_check is not None else None
+    return own_check(**columns) if own_check is not None and _takes(own_check, **columns) else None
 
 
 def pass_on_checks(wrapper: Any, reward_func: Any) -> None:
@@ -172,10 +172,10 @@ def _own(reward_func: Any, name: str) -> Callable | None:
     return found if callable(found) else None
 
 
-def _takes(function: Callable, *args: Any) -> bool:
+def _takes(function: Callable, *args: Any, **kwargs: Any) -> bool:
     """Whether it is the method meant here, and not one of the user's that happens to have its name."""
     try:
-        inspect.signature(function).bind(*args)
+        inspect.signature(function).bind(*args, **kwargs)
     except (TypeError, ValueError):
         return False
     return True

@@ -12,6 +12,8 @@ own `__eq__` is never asked, for it could say yes to everything:
 import collections
 import enum
 import functools
+import inspect
+import sys
 import types
 
 from trl_drgrpo.rewards.code import wire
@@ -111,7 +113,8 @@ class Channel:
         own = self._class_of_tests(kind)
         if isinstance(own, enum.EnumMeta):
             return own[member]
-        return Remote(self, number, own)
+        is_plain = own is not None and issubclass(own, wire.PLAIN)  # such an object would have come as plain data
+        return Remote(self, number, None if is_plain else own)
 
     def _class_of_tests(self, name):
         """The class of that name in the tests or their setup; `None` if it is the completion's own."""
@@ -179,6 +182,10 @@ class Remote:
     def __getattr__(self, name):
         if name.startswith("__"):
             raise AttributeError(name)
+        own = _of(self, "_own")
+        if own is not None and hasattr(own, name) and _is_method_of(sys._getframe(1).f_code, own):
+            attribute = inspect.getattr_static(own, name)  # `other.key()` in a `__eq__`: not to be the completion's
+            return attribute.__get__(self, own) if hasattr(attribute, "__get__") else attribute
         return _operate(self, "getattr", (name,))
 
     def __setattr__(self, name, value):
@@ -220,6 +227,8 @@ def _binary(operation):
             return getattr(own, operation)(self, other)  # of the tests
         if self is other and operation == "__eq__":
             return True
+        if other is None:
+            return NotImplemented
         is_comparison = operation.strip("_") in _COMPARISONS
         both = (self, other) if type(other) is Remote else (self,)
         if any(_of(remote, "_is_made") for remote in both) or (is_comparison and len(both) == 2):
@@ -245,7 +254,11 @@ def _can_differ(value):
     """Whether it is known of a value that no object of the completion is equal to it."""
     kind = type(value)
     is_compared_by_tests = kind.__module__ == "tests" and kind.__eq__ is not object.__eq__
-    return value is None or isinstance(value, wire.PLAIN) or is_compared_by_tests
+    return isinstance(value, wire.PLAIN) or is_compared_by_tests
+
+
+def _is_method_of(code, own):
+    return any(getattr(code, "co_qualname", "").startswith(f"{base.__qualname__}.") for base in own.__mro__)
 
 
 class _Named:

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from trl_drgrpo.errors import InputError, RewardError
-from trl_drgrpo.rewards.columns import check_own_columns, check_ready
+from trl_drgrpo.rewards.columns import check_own_columns, check_ready, row_problem
 from trl_drgrpo.rewards.contract import check_flag, check_on_error, reward_name
 from trl_drgrpo.rewards.isolation.batch import Call, Failure
 from trl_drgrpo.rewards.isolation.calling import RewardCaller, SampleScorer, Scored
@@ -143,6 +143,10 @@ class IsolatedReward:
     def check_columns(self, columns: Sequence[str]) -> None:
         """What the function itself says about the columns."""
         check_own_columns(original(self.reward), columns)
+
+    def check_row(self, **columns: Any) -> str | None:
+        """What the function itself says about a row."""
+        return row_problem(original(self.reward), columns)
 
     def _pickled(self, loggers: tuple[str, ...]) -> bytes:
         return pickled(RewardCaller(self.reward, self.__name__, loggers), self.__name__)
