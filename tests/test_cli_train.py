@@ -21,6 +21,10 @@ def varied(completion_ids, **kwargs):
     (here / "keywords.txt").write_text(" ".join(sorted(["completion_ids", *kwargs])))
     return [float(sum(ids) % 3) for ids in completion_ids]
 def needs_solution(completions, solution, **kwargs): ...
+calls = []
+def short_later(completions, **kwargs):
+    calls.append(1)
+    return [float(len(c)) for c in completions][: 1 if len(calls) == 2 else None]
 """
 
 
@@ -251,6 +255,14 @@ def test_bad_input_is_one_line_before_a_model_loads(changes, message, recipe, mo
     error = err.splitlines()[-1]
     assert error.startswith("error: ")
     assert message in error
+
+
+def test_a_reward_that_breaks_its_contract_is_one_line_and_the_run_is_saved(recipe, folder, capsys):
+    assert main(recipe(reward_funcs=["mine.py:short_later"])) == 2
+    err = capsys.readouterr().err
+    assert "Traceback" not in err
+    assert err.splitlines()[-1].startswith("error: reward function 'short_later': got 1 rewards; expected a list of 8")
+    assert (folder / "out" / "checkpoint-1").exists()
 
 
 @pytest.mark.slow

@@ -12,11 +12,12 @@ from trl_drgrpo.errors import InputError
 from trl_drgrpo.preflight import check_inputs
 from trl_drgrpo.rewards.adapters import from_trl
 from trl_drgrpo.rewards.code import CodeReward, Sandbox
-from trl_drgrpo.rewards.columns import check_columns, check_own_columns, check_ready
+from trl_drgrpo.rewards.columns import check_columns, check_own_columns, check_ready, row_problem
 from trl_drgrpo.rewards.composition import cached, clipped, gated, noted_if_not_binary, weighted_sum
 from trl_drgrpo.rewards.contract import checked_reward
 from trl_drgrpo.rewards.isolation import isolate
 from trl_drgrpo.rewards.registry import resolve_reward
+from trl_drgrpo.rewards.strings import choice_reward, numeric_reward
 
 COLUMNS = ["prompt", "answer"]
 
@@ -29,6 +30,23 @@ def names_everything(prompts, completions, completion_ids, trainer_state, log_ex
 def positional(completions, answer, /, **kwargs): ...
 def wants_environments(completions, environments, **kwargs): ...
 async def asynchronous(completions, answer, **kwargs): ...
+
+
+class ORM: ...
+
+
+class Accuracy(ORM):
+    def __call__(self, completions, solution, **kwargs): ...
+
+
+class Rubric: ...
+
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None): ...
+def reward_func(queries, prompts, labels): ...
+def boxed_reward_fn(model_response, gt_answer, fast=False): ...
+def correct(completion, answer, **kwargs): ...
+def score_answer(answer, entry): ...
 
 
 class Instance:
@@ -52,6 +70,16 @@ def test_rewards_that_fit(reward):  # models, and a built-in without a signature
         (no_kwargs, "does not name completion_ids, trainer_state, log_extra, log_metric; .*Add \\*\\*kwargs"),
         (positional, "the positional-only parameter 'completions'; .*remove the `/`"),
         (wants_environments, "expected a column 'environments'"),
+        # Of another stack: its adapter is named.
+        (compute_score, "It has the form of verl: pass trl_drgrpo.rewards.from_verl\\(compute_score\\)"),
+        (functools.partial(compute_score, data_source="x"), "from_verl\\(compute_score\\)"),
+        (reward_func, "from_openrlhf\\(reward_func\\)"),
+        (boxed_reward_fn, "from_r1_zero"),
+        (correct, "from_verifiers"),
+        (score_answer, "from_reasoning_gym"),
+        (Accuracy, "got the class Accuracy; expected .* pass trl_drgrpo.rewards.from_swift\\(Accuracy\\)"),
+        (Rubric(), "got Rubric; expected .*from_verifiers"),
+        (Instance, "got the class Instance; .*Pass an instance: Instance"),
     ],
 )
 def test_rewards_that_do_not_fit(reward, message):
@@ -249,3 +277,24 @@ def test_trackers_and_folders_that_are_not_there(settings, monkeypatch, reward, 
         with pytest.raises(InputError, match=message):
             check_inputs(DrGRPOConfig(**{**settings, **fields}), [reward], prompts)
     check_inputs(DrGRPOConfig(**{**settings, "report_to": "none"}), [reward], prompts)
+
+
+def test_the_adapters_that_are_named_are_there():
+    from trl_drgrpo import rewards
+    from trl_drgrpo.rewards.foreign import _BY_CLASS, _BY_PARAMETERS
+    from trl_drgrpo.rewards.spec import REWARDS
+
+    for _, adapter, *_ in (*_BY_PARAMETERS, *_BY_CLASS.values()):
+        assert callable(getattr(rewards, adapter))
+        assert REWARDS[adapter.removeprefix("from_")].factory == adapter
+
+
+def test_what_a_reward_says_of_a_row_is_passed_on():
+    said = "column 'answer' holds 'x', which is not one number"
+    for reward in (numeric_reward, isolate(numeric_reward), checked_reward(numeric_reward)):
+        assert row_problem(reward, {"answer": "x"}) == said
+        assert row_problem(reward, {"answer": "1"}) is None
+    assert row_problem(choice_reward, {"answer": "both"}) == (
+        "column 'answer' holds 'both', which is not one of ABCDE or a position from 0"
+    )
+    assert row_problem(takes_all, {"answer": "x"}) is None

@@ -15,7 +15,7 @@ from trl_drgrpo.config import DrGRPOConfig
 from trl_drgrpo.diagnostics.right import RightRule
 from trl_drgrpo.errors import InputError
 from trl_drgrpo.folders import check_writable
-from trl_drgrpo.rewards.columns import check_columns, check_ready, check_values, gold_columns
+from trl_drgrpo.rewards.columns import check_columns, check_form, check_ready, check_values, gold_columns
 from trl_drgrpo.rewards.contract import reward_name
 from trl_drgrpo.rows import check_prompt_values, column_values
 
@@ -53,13 +53,18 @@ def check_inputs(
             batch, a reward function that asks for a column the data does not have, or for a program that is not there.
     """
     if not reward_funcs and not step_reward_funcs and environment_factory is None:
-        remedy = "Pass reward_funcs, step_reward_funcs, or an environment_factory whose environment has get_reward."
+        # The sentence before the comma is TRL's, for those who search for it.
+        remedy = (
+            "No reward source provided. Pass `reward_funcs`, or an `environment_factory` whose environment defines a "
+            "`get_reward` method, or `step_reward_funcs`."
+        )
         raise InputError("reward_funcs", "none", "at least one reward function", remedy)
     for index, reward_func in enumerate(reward_funcs):
-        if not isinstance(reward_func, (str, nn.Module)) and not callable(reward_func):
-            got = f"{type(reward_func).__name__} at position {index}"
-            expected = "a function, a reward model or the id of one"
-            raise InputError("reward_funcs", got, expected, "Pass the function itself.")
+        try:
+            check_form(reward_func, "")
+        except InputError as error:
+            got = f"{error.got} at position {index}"
+            raise InputError("reward_funcs", got, error.expected, error.remedy) from None
     weights = args.reward_weights
     if weights is not None and len(weights) != len(reward_funcs):
         expected = f"{len(reward_funcs)}, one per reward function"

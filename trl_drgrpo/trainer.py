@@ -22,12 +22,12 @@ from trl import GRPOConfig
 from trl_drgrpo.advantages import RunningRewardScale
 from trl_drgrpo.config import DrGRPOConfig
 from trl_drgrpo.diagnostics.trainer import DiagnosedTrainer
-from trl_drgrpo.errors import InputError
+from trl_drgrpo.errors import InputError, RewardError
 from trl_drgrpo.model_checks import check_model
 from trl_drgrpo.preflight import check_inputs
 from trl_drgrpo.process_supervision import StepRewardFunc, StepScorer, process_only
 from trl_drgrpo.resume import StepBoundary
-from trl_drgrpo.rewards.contract import checked_reward
+from trl_drgrpo.rewards.contract import checked_reward, without_frames
 from trl_drgrpo.seams import require_seams
 from trl_drgrpo.single_gpu.adapters import choose_quantization, prepare_adapters
 from trl_drgrpo.single_gpu.memory.warning import MemoryWatch
@@ -188,6 +188,18 @@ class DrGRPOTrainer(DiagnosedTrainer):
         self.start_diagnostics()
         if args.max_completion_length is None and not self.use_vllm:
             self._fill_the_context()
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().train(resume_from_checkpoint, *args, **kwargs)
+        except RewardError as error:
+            raise without_frames(error) from error.__cause__
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        try:
+            return super().evaluate(*args, **kwargs)
+        except RewardError as error:
+            raise without_frames(error) from error.__cause__
 
     def on_built(self, trainable_values: dict[str, torch.Tensor]) -> None:
         prepare_adapters(self.model, trainable_values, self.args.adapter_dtype)

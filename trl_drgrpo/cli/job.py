@@ -74,7 +74,10 @@ def check_given(given: dict[str, Any]) -> None:
     check_prompting(given.get("prompt_template"), given.get("system_prompt"))
     rewards = [*filter(None, [given.get("reward_model_name_or_path")]), *(given.get("reward_funcs") or [])]
     if not rewards and not given.get("step_reward_funcs"):
-        remedy = "Add for example `reward_funcs: [accuracy_reward]`; `trl-drgrpo train --help` says what can be named."
+        remedy = (
+            "No reward source provided. Add for example `reward_funcs: [accuracy_reward]`; `trl-drgrpo train --help` "
+            "says what can be named."
+        )
         raise InputError("reward_funcs", "none", "at least one reward, or step_reward_funcs", remedy)
     weights = given.get("reward_weights")
     if weights is not None and len(weights) != len(rewards):

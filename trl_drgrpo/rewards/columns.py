@@ -2,9 +2,10 @@
 
 Why: a reward whose column is missing fails after the model has loaded and the first batch has been generated.
 `check_columns` compares its signature with the columns beforehand. A reward that knows more than its signature says
-has some of three methods: `check_columns(columns)` (one of several columns is needed), `check_values(values)` (what a
-column must hold) and `check()` (a program or a server has to be there); all raise
-[`~trl_drgrpo.errors.InputError`]. What is put around such a reward passes the question on, see [`pass_on_checks`].
+has methods that do. Three raise [`~trl_drgrpo.errors.InputError`]: `check_columns(columns)` (one of several columns is
+needed), `check_values(values)` (the kind of values in a column) and `check()` (a program or a server has to be there).
+`check_row(**columns)` says of one row why nothing can be scored by it (a gold answer that cannot be read), or returns
+`None`. What is put around such a reward passes the question on, see [`pass_on_checks`].
 """
 
 import functools
@@ -16,6 +17,7 @@ from typing import Any
 
 from trl_drgrpo.errors import InputError
 from trl_drgrpo.extras import require_package
+from trl_drgrpo.rewards.foreign import adapter_hint
 from trl_drgrpo.rows import ColumnValues
 
 # What TRL passes to every reward function (`GRPOTrainer._calculate_rewards`), next to the dataset's columns; the first
@@ -58,6 +60,7 @@ def check_columns(reward_func: Callable | Any, columns: Iterable[str], name: str
 
     ```
     """
+    check_form(reward_func, name)
     parameters = _parameters(reward_func)
     if parameters is None:
         return
@@ -75,8 +78,29 @@ def check_columns(reward_func: Callable | Any, columns: Iterable[str], name: str
                 "TRL passes everything by keyword: remove the `/` from the signature.",
             )
         if _is_required(parameter) and parameter.name not in available:
-            raise _missing_column(name, parameter.name, names, passed_columns)
-    _check_accepts([*ALWAYS_PASSED, *passed_columns], parameters, name)
+            raise _missing_column(name, parameter.name, names, passed_columns, adapter_hint(reward_func))
+    _check_accepts([*ALWAYS_PASSED, *passed_columns], parameters, name, adapter_hint(reward_func))
+
+
+def check_form(reward_func: Any, name: str) -> None:
+    """
+    Refuses a class, which TRL would call and take the instance for the rewards, and what cannot be called.
+
+    Args:
+        reward_func (`Any`): A reward, a model, or the id of one.
+        name (`str`): What to call the reward in the message.
+
+    Raises:
+        [`~trl_drgrpo.errors.InputError`]: If it is one of these; the remedy names the adapter of its stack.
+    """
+    if inspect.isclass(reward_func):
+        got, default = f"the class {reward_func.__name__}", f"Pass an instance: {reward_func.__name__}(...)."
+    elif not isinstance(reward_func, str) and not callable(reward_func):
+        got, default = type(reward_func).__name__, "Pass the function itself."
+    else:
+        return
+    expected = "a function, a reward model or the id of one"
+    raise InputError(f"reward {name}", got, expected, adapter_hint(reward_func) or default)
 
 
 def check_ready(reward_func: Any) -> None:
@@ -168,6 +192,21 @@ def gold_columns(reward_func: Any, columns: Iterable[str]) -> list[str]:
     return [p.name for p in _parameters(reward_func) or [] if _is_required(p) and p.name in passed]
 
 
+def row_problem(reward_func: Any, columns: Mapping[str, Any]) -> str | None:
+    """
+    Why no completion of a row can be scored: a gold answer that cannot be read, tests that cannot be run.
+
+    Args:
+        reward_func (`Any`): A reward; one without a method `check_row(**columns)` has nothing to say.
+        columns (`Mapping[str, Any]`): Values of the row, by column.
+
+    Returns:
+        `str`, or `None` where nothing speaks against the row.
+    """
+    own_check = _own(reward_func, "check_row")
+    return own_check(**columns) if own_check is not None and _takes(own_check, **columns) else None
+
+
 def pass_on_checks(wrapper: Any, reward_func: Any) -> None:
     """
     Gives a function that is put around a reward that reward's own checks.
@@ -176,7 +215,7 @@ def pass_on_checks(wrapper: Any, reward_func: Any) -> None:
         wrapper (`Any`): The function around it; gets the attributes.
         reward_func (`Any`): The reward; without such methods nothing happens.
     """
-    for name in ("check", "check_columns", "check_values"):
+    for name in ("check", "check_columns", "check_values", "check_row"):
         if (own_check := _own(reward_func, name)) is not None:
             setattr(wrapper, name, own_check)
 
@@ -207,10 +246,10 @@ def _own(reward_func: Any, name: str) -> Callable | None:
     return found if callable(found) else None
 
 
-def _takes(function: Callable, *args: Any) -> bool:
+def _takes(function: Callable, *args: Any, **kwargs: Any) -> bool:
     """Whether it is the method meant here, and not one of the user's that happens to have its name."""
     try:
-        inspect.signature(function).bind(*args)
+        inspect.signature(function).bind(*args, **kwargs)
     except (TypeError, ValueError):
         return False
     return True
@@ -248,7 +287,7 @@ def _check_no_collision(columns: list[str], name: str) -> None:
         )
 
 
-def _missing_column(name: str, missing: str, columns: list[str], passed_columns: list[str]) -> InputError:
+def _missing_column(name: str, missing: str, columns: list[str], passed_columns: list[str], hint: str) -> InputError:
     remedy = f"Rename the column that holds it to {missing!r} (`rename_columns: [<column>={missing}]` in a recipe)"
     if missing in NEVER_PASSED:
         remedy = f"TRL passes it as {NEVER_PASSED[missing]!r}: rename the parameter"
@@ -258,11 +297,11 @@ def _missing_column(name: str, missing: str, columns: list[str], passed_columns:
         f"reward {name}",
         f"a dataset with the columns {', '.join(columns) or '(none)'}",
         f"a column {missing!r}, which the function requires",
-        f"{remedy}, or give the parameter a default.",
+        hint or f"{remedy}, or give the parameter a default.",
     )
 
 
-def _check_accepts(keywords: list[str], parameters: list[inspect.Parameter], name: str) -> None:
+def _check_accepts(keywords: list[str], parameters: list[inspect.Parameter], name: str, hint: str) -> None:
     if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
         return
     named = {p.name for p in parameters if p.kind is not inspect.Parameter.POSITIONAL_ONLY}
@@ -272,5 +311,5 @@ def _check_accepts(keywords: list[str], parameters: list[inspect.Parameter], nam
             f"reward {name}",
             f"a function without **kwargs that does not name {', '.join(refused)}",
             "a function that accepts every keyword TRL passes",
-            "Add **kwargs to its parameters.",
+            hint or "Add **kwargs to its parameters.",
         )

@@ -8,7 +8,7 @@ alike, and runs the scoring in killable workers where `limits` are given.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from trl_drgrpo.errors import InputError
+from trl_drgrpo.errors import InputError, UnscorableError
 from trl_drgrpo.rewards.columns import require_kind
 from trl_drgrpo.rewards.contract import check_column, check_name, check_on_error
 from trl_drgrpo.rewards.isolation.isolated import Limits, scored_in_workers
@@ -69,6 +69,17 @@ class SampleReward:
         return scored_in_workers(
             self.score, calls, name=self.__name__, limits=self.limits, on_error=self.on_error, log_metric=log_metric
         )
+
+
+def why_unreadable(read: Callable[[Any], Any], truth: Any) -> str | None:
+    """What a reader of gold answers says of one that it refuses; `None` for one that it reads, or that is missing."""
+    if truth is None:
+        return None
+    try:
+        read(truth)
+    except UnscorableError as error:
+        return str(error)
+    return None
 
 
 def column_values(kwargs: Mapping[str, Any], column: str, count: int, name: str) -> Sequence[Any]:
