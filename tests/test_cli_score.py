@@ -152,6 +152,15 @@ def test_golds_that_cannot_be_read_are_named(here, capsys, batch_size):
     assert "row 3: answer" not in out
 
 
+def test_a_gold_that_math_cannot_read_is_named(here, capsys):
+    rows = [{"prompt": "q", "completion": "#### 4", "solution": gold} for gold in ("4", "x +")]
+    write_json_lines("golds.jsonl", rows)
+    _, found = report(capsys, "--rewards", "math_reward", "--data", "golds.jsonl")
+    (one,) = found["rewards"]["math_reward"]["unscored"]
+    assert (one["row"], one["columns"]) == (2, {"solution": "x +"})
+    assert one["reason"]
+
+
 @pytest.mark.parametrize(("batch_size", "failures"), [("1", [2]), ("4", [])])
 def test_what_a_reward_counts_as_failed_is_failed(here, capsys, batch_size, failures):
     argv = ("--rewards", "mine.py:counting", "--data", "rows.jsonl", "--batch_size", batch_size)
@@ -348,8 +357,8 @@ def test_bad_files_are_one_line_and_exit_code_2(here, capsys, name, content, mes
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--rewards", "mine.py:exact"], "required: --data"),
-        (["--data", "rows.jsonl"], "required: --rewards"),
+        (["--rewards", "mine.py:exact"], "--data: got nothing; expected a value"),
+        (["--data", "rows.jsonl"], "--rewards: got nothing; expected a value"),
         (["--rewards", "acuracy_reward", "--data", "rows.jsonl"], "Did you mean accuracy_reward"),
         (
             ["--rewards", "mine.py:exact", "mine.py:exact", "--data", "rows.jsonl"],

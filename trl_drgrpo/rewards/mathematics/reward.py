@@ -92,6 +92,10 @@ class MathReward(SampleReward):
         """Reward of one completion, with algebra where it is needed."""
         return self._graded(completion, columns[self.answer_column], deep=True)[1]
 
+    def check_row(self, **columns: Any) -> str | None:
+        """Why the row's gold answer cannot be read."""
+        return unreadable_gold(columns[self.answer_column])
+
     def warm_up(self) -> None:
         """Loads sympy and the parser in a new worker: seconds, which are not to count as the first completion's."""
         equivalent("x + 1", "1 + x")
