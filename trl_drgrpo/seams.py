@@ -76,7 +76,11 @@ SEAMS = (
         ("unwrapped_model.generate(",),
     ),
     Seam("_get_train_sampler", ("dataset",), ("RepeatSampler(",)),
-    Seam("log", ("logs", "start_time"), ('self._logs["extra"]', "self._metrics[mode]")),
+    Seam(
+        "log",
+        ("logs", "start_time"),
+        ('self._logs["extra"]', "super().log(logs, start_time)\n        self._metrics[mode].clear()"),
+    ),
     Seam("_save_checkpoint", ("model", "trial")),
     Seam("_save", ("output_dir", "state_dict"), ("torch.save(self.args,",)),
     Seam("_push_from_checkpoint", ("checkpoint_folder",), ("torch.save(self.args,", "self.push_in_progress")),
