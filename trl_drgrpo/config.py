@@ -342,7 +342,7 @@ class DrGRPOConfig(GRPOConfig):
         """Without an accelerator: CPU and float32, so that a script written for a GPU starts on a laptop."""
         if not self.use_cpu and not torch.accelerator.is_available():
             chosen = [f"{name}=True" for name in ("bf16", "fp16", "tf32") if getattr(self, name)]
-            overridden = f" {' and '.join(chosen)} is overridden." if chosen else ""
+            overridden = f" Overridden: {', '.join(chosen)}." if chosen else ""
             logger.warning("No accelerator found: training on the CPU in float32.%s", overridden)
             self.use_cpu = True
             self.bf16 = self.fp16 = False

@@ -30,6 +30,7 @@ from trl.models.utils import disable_gradient_checkpointing  # noqa: E402
 from trl_drgrpo.description import DescriptionGuard  # noqa: E402
 from trl_drgrpo.hooks import Hooks, ScoredBatch, ScoredTokens, TokenBatch  # noqa: E402
 from trl_drgrpo.publishing.secrets import without_secrets  # noqa: E402
+from trl_drgrpo.translated_weights import load_translated  # noqa: E402
 
 
 @contextmanager
@@ -108,6 +109,7 @@ class GRPOSeams(Hooks, GRPOTrainer):
     _train_sampler: Any = None
     _limit_put_off: int | None = None  # save_total_limit, while a checkpoint is being written
     _uploads_put_off = False
+    _loads_from: str | None = None  # the checkpoint whose weights are being loaded
     _uploads_reported: Sequence[Any] = ()  # futures whose end was looked at
     scores_rollouts = False  # whether a generation batch is being made: old and reference log-probabilities fall due
 
@@ -277,6 +279,19 @@ class GRPOSeams(Hooks, GRPOTrainer):
         self._uploads_reported = done
         if errors := [error for job in new if (error := job.exception()) is not None]:
             self.on_failed_uploads(errors)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
+        with swapped(self, _loads_from=resume_from_checkpoint):
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+
+    def _load_best_model(self):
+        with swapped(self, _loads_from=self.state.best_model_checkpoint):
+            super()._load_best_model()
+
+    def _issue_warnings_after_load(self, load_result):
+        if load_result.unexpected_keys and self._loads_from:
+            load_result = load_translated(self.model, Path(self._loads_from)) or load_result
+        super()._issue_warnings_after_load(load_result)
 
     def _load_optimizer_and_scheduler(self, checkpoint):
         super()._load_optimizer_and_scheduler(checkpoint)
