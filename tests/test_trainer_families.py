@@ -61,8 +61,13 @@ def test_experts_resume_bit_for_bit(settings, prompts, tokenizer):
     resumed = DrGRPOTrainer(
         tiny("Qwen3Moe", tokenizer), length_reward, whole.args, prompts, processing_class=tokenizer
     )
-    resumed.train(resume_from_checkpoint=str(Path(settings["output_dir"]) / "checkpoint-1"))
+    checkpoint = str(Path(settings["output_dir"]) / "checkpoint-1")
+    resumed.train(resume_from_checkpoint=checkpoint)
     assert_same_weights(weights(whole), weights(resumed))
+    resumed.state.best_model_checkpoint = checkpoint  # as load_best_model_at_end=True leaves it
+    resumed._load_best_model()
+    best = AutoModelForCausalLM.from_pretrained(checkpoint)
+    assert_same_weights(weights(resumed), dict(best.named_parameters()))
 
 
 @slow
