@@ -79,7 +79,14 @@ def build(output, processes, mode):
     if trainer.accelerator.num_processes != processes:
         raise SystemExit(f"{trainer.accelerator.num_processes} processes, expected {processes}")
     use_plain_lm_head(model)
+    if mode == "blind" and trainer.accelerator.process_index == 1:
+        for name in ("_look_at", "_plan_metrics"):
+            setattr(trainer, name, fails)
     return trainer
+
+
+def fails(*arguments):
+    raise RuntimeError("broken on purpose")
 
 
 def main(output, processes, mode):
@@ -92,6 +99,7 @@ def main(output, processes, mode):
         "start": start,
         "weights": dict(trainer.model.named_parameters()),
         "scale": trainer.reward_scale.state_dict(),
+        "failures": trainer.describing.failures,
     }
     if mode == "resume":  # once more, from the middle of a generation batch
         resumed = build(output, processes, mode)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from peft import PromptTuningConfig, get_peft_model
 from runs import train
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
@@ -215,8 +216,13 @@ def test_the_trainer_warns_when_the_plan_does_not_fit(
         assert len(warning.splitlines()) == 2
 
 
-def test_what_cannot_be_planned_never_stops_a_run(caplog, tmp_path):
+def test_what_cannot_be_planned_never_stops_a_run(caplog, tmp_path, model):
     args = DrGRPOConfig(output_dir=str(tmp_path), use_cpu=True)
-    with caplog.at_level(logging.DEBUG, logger="trl_drgrpo.single_gpu"):
+    virtual = get_peft_model(model, PromptTuningConfig(num_virtual_tokens=2, task_type="CAUSAL_LM"))
+    with caplog.at_level(logging.DEBUG, logger="trl_drgrpo"):
+        MemoryWatch(memory=2**20).on_train_begin(args, None, None, model=virtual)
         MemoryWatch(memory=2**20).on_train_begin(args, None, None, model=torch.nn.Linear(2, 2))
-    assert [(r.levelname, "No memory plan" in r.getMessage()) for r in caplog.records] == [("DEBUG", True)]
+    said = [(r.levelname, r.getMessage()) for r in caplog.records if r.name.startswith("trl_drgrpo")]
+    assert [level for level, _ in said] == ["DEBUG", "WARNING"]
+    assert said[0][1].startswith("No memory plan for this run: NotImplementedError")
+    assert said[1][1].startswith("MemoryWatch.on_train_begin failed: the run goes on without it.")

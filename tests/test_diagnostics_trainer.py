@@ -240,6 +240,7 @@ def test_a_damaged_state_costs_no_run(settings, prompts, tokenizer, caplog):
     for content in ("{", "{}", "[]", '{"right_is_binary": true, "warnings": []}'):
         (checkpoint / STATE_FILE).write_text(content)
         caplog.clear()
+        trainer.describing.failures.clear()
         trainer.on_checkpoint_loaded(checkpoint)
         assert "warnings may be repeated" in caplog.text
     (checkpoint / STATE_FILE).unlink()  # a run of plain TRL, or of an earlier version

@@ -74,3 +74,11 @@ def test_two_processes_with_different_numbers_of_live_rows(tmp_path):
     assert difference(two["weights"], one["weights"]) < 1e-12
     assert min(entry["drgrpo/micro_batches"] for entry in two["log"]) < 3  # some slots ran nothing
     assert [entry["drgrpo/rows_skipped_frac"] >= 2 / 3 for entry in two["log"]] == [True] * 4
+
+
+@pytest.mark.slow
+def test_a_process_that_cannot_describe_its_rows_holds_up_nobody(tmp_path):
+    one, two = run(1, tmp_path / "one.pt", "group_mean"), run(2, tmp_path / "two.pt", "blind")
+    assert difference(two["weights"], one["weights"]) < 1e-12
+    assert two["failures"] == {"The statistics of a batch": 4}
+    assert not [name for entry in two["log"] for name in entry if name.startswith("difficulty/")]

@@ -431,3 +431,32 @@ def test_advantages_are_divided_by_the_running_scale(settings, prompts, tokenize
     for rewards, advantages, std in seen:
         assert abs(std - 1) > 0.05
         assert torch.allclose(advantages * std, group_advantages(rewards, 4))
+
+
+def test_what_is_assigned_after_the_constructor_is_refused_when_training_starts(settings, prompts, tokenizer, reward):
+    trainer = DrGRPOTrainer(
+        tiny_model(tokenizer), reward, DrGRPOConfig(**settings), prompts, processing_class=tokenizer
+    )
+    late = {
+        "loss_type": ("dapo", "^loss_type: got 'dapo'; expected 'dr_grpo'"),
+        "scale_rewards": ("group", "^scale_rewards: got 'group'; expected 'none'"),
+        "beta": (0.1, "^beta: got 0.1, assigned after the trainer was built; expected 0.0, as then"),
+        "epsilon": (0.3, "^epsilon: got 0.3, assigned after the trainer was built; expected 0.2, as then"),
+        "epsilon_high": (0.3, "^epsilon_high: got 0.3, assigned after"),
+        "max_completion_length": (8, "^max_completion_length: got 8, assigned after"),
+        "loss_normalizer": (8, "^loss_normalizer: got 8, assigned after"),
+        "num_generations": (2, "^num_generations: got 2, assigned after"),
+        "reward_weights": ([2.0], "^reward_weights: got .2.0., assigned after"),
+        "run_log": (False, "^run_log: got False, assigned after"),
+    }
+    for name, (value, message) in late.items():
+        before = getattr(trainer.args, name)
+        setattr(trainer.args, name, value)
+        with pytest.raises(InputError, match=message):
+            trainer.train()
+        setattr(trainer.args, name, before)
+    # What TRL reads when it is needed, and what agrees with the copy, is no contradiction.
+    trainer.args.max_steps, trainer.args.delta, trainer.args.reward_weights = 1, 3.0, [1.0]
+    trainer.args.temperature = trainer.temperature = 0.9
+    trainer.train()
+    assert trainer.state.global_step == 1

@@ -24,6 +24,7 @@ from trl_drgrpo.contradictions import (
     REWARD_ERROR_POLICIES,
     refuse,
     refuse_partial_groups,
+    refuse_stale_batch,
 )
 from trl_drgrpo.publishing.secrets import is_saving, scrubbed
 from trl_drgrpo.step_credit import STEP_BASELINES, STEP_CREDITS
@@ -269,6 +270,19 @@ class DrGRPOConfig(GRPOConfig):
         self._fall_back_to_cpu()
         super().__post_init__()
 
+    def check(self) -> None:
+        """Refuse what the constructor refuses, in a configuration whose fields were assigned to since.
+
+        The trainer calls it when it takes the configuration, and again when training starts.
+
+        Raises:
+            `InputError`: As in the constructor.
+        """
+        self._spell_out()
+        refuse(self)
+        refuse_partial_groups(self)
+        refuse_stale_batch(self)
+
     @classmethod
     def from_grpo_config(cls, config: GRPOConfig) -> "DrGRPOConfig":
         """A plain `GRPOConfig` read as a Dr. GRPO run: what is at TRL's default takes ours, the rest stays.
@@ -301,7 +315,7 @@ class DrGRPOConfig(GRPOConfig):
                 changed.append(f"{own.name} {getattr(config, own.name)!r} -> {own.default!r}")
                 setattr(converted, own.name, own.default)
         logger.warning("A plain GRPOConfig is read as a Dr. GRPO run: %s.", ", ".join(changed) or "nothing to change")
-        refuse(converted)
+        converted.check()
         return converted
 
     def to_dict(self) -> dict[str, Any]:
@@ -328,7 +342,9 @@ class DrGRPOConfig(GRPOConfig):
     def _fall_back_to_cpu(self) -> None:
         """Without an accelerator: CPU and float32, so that a script written for a GPU starts on a laptop."""
         if not self.use_cpu and not torch.accelerator.is_available():
-            logger.warning("No accelerator found: training on the CPU in float32.")
+            chosen = [f"{name}=True" for name in ("bf16", "fp16", "tf32") if getattr(self, name)]
+            overridden = f" Overridden: {', '.join(chosen)}." if chosen else ""
+            logger.warning("No accelerator found: training on the CPU in float32.%s", overridden)
             self.use_cpu = True
             self.bf16 = self.fp16 = False
             self.tf32 = None

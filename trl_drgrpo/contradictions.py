@@ -1,7 +1,8 @@
 """Values of a configuration that contradict Dr. GRPO or each other: one error each, before a model loads.
 
-`refuse` is called by `DrGRPOConfig` when it is built. Messages name the bias that a value would bring back and the
-class of TRL to use for the other objective.
+`DrGRPOConfig` calls `refuse` when it is built and, as its fields may be assigned to, when a trainer takes it and when
+training starts. Messages name the bias that a value would bring back and the class of TRL to use for the other
+objective.
 """
 
 import os
@@ -205,4 +206,25 @@ def refuse_partial_groups(config: "DrGRPOConfig") -> None:
             "a divisor of the generation batch",
             "Every prompt needs all its completions in the batch: change gradient_accumulation_steps or "
             "per_device_train_batch_size so that the product is a multiple of num_generations.",
+        )
+
+
+def refuse_stale_batch(config: "DrGRPOConfig") -> None:
+    """A generation batch that was worked out before a field behind it was assigned to: groups would be cut in two.
+
+    Args:
+        config ([`DrGRPOConfig`]): With the batch sizes that TRL's constructor fills in.
+
+    Raises:
+        `InputError`: The sizes do not fit each other any more.
+    """
+    batch, steps = config.per_device_train_batch_size, config.steps_per_generation or 1
+    rows = batch * config.world_size * steps
+    if config.generation_batch_size != rows:
+        raise InputError(
+            "generation_batch_size",
+            f"{config.generation_batch_size}, worked out when the configuration was built",
+            f"{rows}: per_device_train_batch_size {batch} x {config.world_size} processes x steps_per_generation "
+            f"{steps}",
+            "Give batch sizes to DrGRPOConfig(...), or assign generation_batch_size and steps_per_generation, too.",
         )

@@ -76,11 +76,22 @@ SEAMS = (
         ("unwrapped_model.generate(",),
     ),
     Seam("_get_train_sampler", ("dataset",), ("RepeatSampler(",)),
-    Seam("log", ("logs", "start_time"), ('self._logs["extra"]', "self._metrics[mode]")),
+    Seam(
+        "log",
+        ("logs", "start_time"),
+        ('self._logs["extra"]', "super().log(logs, start_time)\n        self._metrics[mode].clear()"),
+    ),
     Seam("_save_checkpoint", ("model", "trial")),
     Seam("_save", ("output_dir", "state_dict"), ("torch.save(self.args,",)),
     Seam("_push_from_checkpoint", ("checkpoint_folder",), ("torch.save(self.args,", "self.push_in_progress")),
     Seam("_finish_current_push", (), ("self.push_in_progress.wait_until_done()",)),
+    Seam(
+        "_load_from_checkpoint",
+        ("resume_from_checkpoint", "model"),
+        ("load_result = model.load_state_dict(state_dict, False)", "self._issue_warnings_after_load(load_result)"),
+    ),
+    Seam("_load_best_model", (), ("self._issue_warnings_after_load(load_result)",)),
+    Seam("_issue_warnings_after_load", ("load_result",), ("load_result.missing_keys",)),
     Seam("_load_optimizer_and_scheduler", ("checkpoint",)),
 )
 

@@ -190,6 +190,15 @@ class DrGRPOTrainer(DiagnosedTrainer):
             self._fill_the_context()
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+        """As in TRL; a configuration that was assigned to since the constructor is checked again.
+
+        Raises:
+            `InputError`: Before the first step: a value that contradicts Dr. GRPO, or that comes too late.
+        """
+        self.args.check()
+        for name, (then, now) in self.changed_too_late().items():
+            remedy = "The trainer has copied it: assign it before, or build the trainer anew."
+            raise InputError(name, f"{now!r}, assigned after the trainer was built", f"{then!r}, as then", remedy)
         try:
             return super().train(resume_from_checkpoint, *args, **kwargs)
         except RewardError as error:
@@ -205,13 +214,17 @@ class DrGRPOTrainer(DiagnosedTrainer):
         prepare_adapters(self.model, trainable_values, self.args.adapter_dtype)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        if self.args.beta_warmup_steps and self.model.training:
-            logs["drgrpo/beta"] = self.beta_at(self.state.global_step - 1)  # the step that was just finished
-        if self.args.scale_by_running_std and self.model.training:
-            logs["drgrpo/reward_scale"] = self.reward_scale.std
         if self.model.training:
-            logs.update(self.movement_watch.logged_once())
+            logs |= self.describing.value("The numbers of a step", self._numbers, otherwise={})
         super().log(logs, start_time)
+
+    def _numbers(self) -> dict[str, float]:
+        numbers = self.movement_watch.logged_once()
+        if self.args.beta_warmup_steps:
+            numbers["drgrpo/beta"] = self.beta_at(self.state.global_step - 1)  # the step that was just finished
+        if self.args.scale_by_running_std:
+            numbers["drgrpo/reward_scale"] = self.reward_scale.std
+        return numbers
 
     # Generation
 
@@ -225,6 +238,7 @@ class DrGRPOTrainer(DiagnosedTrainer):
 
 def _dr_grpo_config(args: GRPOConfig | None, model: Any) -> DrGRPOConfig:
     if isinstance(args, DrGRPOConfig):
+        args.check()
         return args
     if isinstance(args, GRPOConfig):
         return DrGRPOConfig.from_grpo_config(args)

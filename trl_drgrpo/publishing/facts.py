@@ -112,7 +112,7 @@ def training_rows(trainer: Any) -> Rows:
         ("epochs", f"{state.epoch:.3g}" if state.epoch is not None else None),
         ("prompt and completion tokens seen", f"{seen:,}" if seen else None),
         *_optimizer_rows(trainer),
-        ("gradient norm clipped at", f"{args.max_grad_norm:g}"),
+        ("gradient norm clipped at", f"{args.max_grad_norm:g}" if args.max_grad_norm else None),
         ("completions per prompt, G", args.num_generations),
         (
             "rows per optimizer step, B",
