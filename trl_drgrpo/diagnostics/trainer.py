@@ -103,7 +103,8 @@ class DiagnosedTrainer(CreditTrainer):
         self.phases.step_ends(self._new_tokens)
         self._new_tokens = 0
         if self.accelerator.is_main_process:
-            self.run_warnings.observe(self.state.global_step, self.step_metrics())
+            with self.describing(_WARNINGS):
+                self.run_warnings.observe(self.state.global_step, self.step_metrics())
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if self.model.training:
