@@ -153,10 +153,11 @@ class ResumableTrainer(PublishingTrainer):
 
     def _say_what_changed(self, state: RunState, checkpoint: Path) -> None:
         """Another objective in the middle of a run is allowed, but never silent."""
+        before = state.objective or {}  # release 0.1.0 noted none
         changed = [
-            f"{name} {_in_words(state.objective[name])} -> {_in_words(value)}"
+            f"{name} {_in_words(before[name])} -> {_in_words(value)}"
             for name, value in objective_facts(self).items()
-            if name in (state.objective or {}) and state.objective[name] != value
+            if name in before and before[name] != value
         ]
         if changed:
             message = "The objective is another one than in %s: %s. The run goes on with the new one."
