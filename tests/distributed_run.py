@@ -14,6 +14,7 @@ from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
 from trl_drgrpo.check.plain_head import use_plain_lm_head
 from trl_drgrpo.check.record import DEFAULTS
 from trl_drgrpo.check.tiny import in_double_precision, tiny_model, tiny_tokenizer
+from trl_drgrpo.errors import InputError
 
 LOGGING = {"logging_strategy": "steps", "logging_steps": 1}
 
@@ -89,6 +90,21 @@ def fails(*arguments):
     raise RuntimeError("broken on purpose")
 
 
+def refusals(trainer, checkpoint):
+    """What this rank is told of a folder in use, and of a checkpoint that only the main process reads."""
+    said = []
+    for resume in (None, checkpoint):
+        if resume and trainer.accelerator.is_main_process:
+            with open(f"{resume}/optimizer.pt", "r+b") as file:
+                file.seek(100)
+                file.write(bytes(64))
+        try:
+            trainer.train(resume_from_checkpoint=resume)
+        except InputError as error:
+            said.append(str(error))
+    return said
+
+
 def main(output, processes, mode):
     trainer = build(output, processes, mode)
     start = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
@@ -105,6 +121,8 @@ def main(output, processes, mode):
         resumed = build(output, processes, mode)
         resumed.train(resume_from_checkpoint=f"{output}.run/checkpoint-1")
         result["resumed"] = dict(resumed.model.named_parameters())
+        result["run_ids"] = resumed.gathered([trainer.run_id, resumed.run_id])
+        result["refused"] = resumed.gathered(refusals(build(output, processes, mode), f"{output}.run/checkpoint-1"))
     if trainer.accelerator.is_main_process:
         torch.save(result, output)
 

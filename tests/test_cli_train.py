@@ -1,7 +1,9 @@
 """`trl-drgrpo train` end to end on a tiny local model, its dry run, and every input that cannot work."""
 
+import errno
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -118,6 +120,34 @@ def test_train_with_lora_evaluation_checkpoint_and_resume(recipe, capfd):
     assert result["steps"] == 2
     assert {"eval_reward_first", "eval_reward_last"} <= set(result)
     assert "evaluation at step 2" in err
+
+
+def test_a_full_disk_a_second_run_and_a_resumed_one(recipe, monkeypatch, capfd):
+    argv = recipe(save_strategy="steps", save_steps=1)
+    save = torch.save
+
+    def full(content, path, *args, **kwargs):
+        if str(path).endswith("checkpoint-2/optimizer.pt"):
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        return save(content, path, *args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "save", full)
+        assert main(argv) == 1
+    error = capfd.readouterr().err.splitlines()[-1]
+    assert error.startswith("error: disk full: out/checkpoint-2/optimizer.pt could not be written")
+    go_on = re.search(r"--resume_from_checkpoint (\S+)", error)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("trl_drgrpo.cli.job.prepare", lambda given: pytest.fail("refused too late"))
+        assert main(argv) == 2
+        assert "error: output_dir: got out, which holds another run (checkpoint-1);" in capfd.readouterr().err
+        assert main([*argv, "--resume_from_checkpoint", "true", "--overwrite_output_dir", "true"]) == 2
+        assert "overwrite_output_dir: got true beside resume_from_checkpoint true" in capfd.readouterr().err
+    assert main([*argv, *go_on.group().split()]) == 0
+    out, err = capfd.readouterr()
+    assert yaml.safe_load(out)["steps"] == 2
+    assert "starting anew" not in err
 
 
 def test_dry_run_is_a_recipe_and_loads_no_model(recipe, folder, monkeypatch, capsys):

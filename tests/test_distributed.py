@@ -62,6 +62,12 @@ def test_two_processes_resume_bit_for_bit(tmp_path):
     done = run(2, tmp_path / "two.pt", "resume")
     assert difference(done["weights"], done["start"]) > 1e-3
     assert difference(done["resumed"], done["weights"]) == 0.0
+    assert len(done["run_ids"]) == 4
+    assert len(set(done["run_ids"])) == 1
+    used, changed = done["refused"][:2]
+    assert done["refused"] == [used, changed] * 2
+    assert "which holds another run (checkpoint-4 and 3 more checkpoints)" in used
+    assert "optimizer.pt was changed after it was written" in changed
 
 
 @pytest.mark.slow

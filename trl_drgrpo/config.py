@@ -60,6 +60,10 @@ class DrGRPOConfig(GRPOConfig):
             completion, does to the run. `"raise"`: the run saves a checkpoint and stops with one clear error.
             `"unscorable"`: the call's completions count as unscorable (advantage 0), the first traceback is logged,
             and `rewards/<name>/failed_frac` counts. NaN and `None` always mean unscorable.
+        overwrite_output_dir (`bool`, *optional*, defaults to `False`):
+            Train also where `output_dir` holds another run, which is refused otherwise. When training begins, with
+            model and data loaded, the older run's checkpoints and run log are deleted; its saved model stays until
+            this run's takes its place.
         adapter_dtype (`str`, *optional*, defaults to `"float32"`):
             The dtype of adapters on a base that bitsandbytes has quantised. `"float32"`: adapters train and are saved
             in float32. `"upstream"`: TRL casts them to bfloat16, in which small updates are rounded away: of the
@@ -173,7 +177,13 @@ class DrGRPOConfig(GRPOConfig):
             "choices": list(REWARD_ERROR_POLICIES),
         },
     )
-
+    overwrite_output_dir: bool = field(
+        default=False,
+        metadata={
+            "help": "Train also where output_dir holds another run, which is refused otherwise: its checkpoints and "
+            "run log are deleted when training begins, its saved model when this run's takes its place."
+        },
+    )
     adapter_dtype: str = field(
         default="float32",
         metadata={

@@ -54,3 +54,7 @@ class UpstreamError(RuntimeError):
 
 class PushError(RuntimeError):
     """A finished model could not be uploaded. The message says where it is saved and how to push it later."""
+
+
+class DiskFullError(RuntimeError):
+    """No room for a checkpoint or a model. The message says which file, what is safe, and how to go on."""

@@ -243,13 +243,15 @@ class GRPOSeams(Hooks, GRPOTrainer):
 
     def _save_checkpoint(self, model, trial):
         folder = self.checkpoint_folder(trial)
-        self.on_checkpoint_begun(folder)
         # Uploads begin and older checkpoints go only when this one is complete with what the hook adds: a run that is
         # killed in between must find one of them, and what is uploaded must resume.
         limit = self.args.save_total_limit
-        with swapped(self, _limit_put_off=limit, _uploads_put_off=True), swapped(self.args, save_total_limit=None):
-            super()._save_checkpoint(model, trial)
-        self.on_checkpoint_saved(folder)
+        put_off = swapped(self, _limit_put_off=limit, _uploads_put_off=True)
+        with self.writing(folder):
+            self.on_checkpoint_begun(folder)
+            with put_off, swapped(self.args, save_total_limit=None):
+                super()._save_checkpoint(model, trial)
+            self.on_checkpoint_saved(folder)
         if self.args.push_to_hub:
             self._push_from_checkpoint(str(folder))
         if self.args.should_save:

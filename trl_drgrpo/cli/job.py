@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from trl_drgrpo import data
-from trl_drgrpo.checkpoints import require_complete
+from trl_drgrpo.checkpoints import checkpoint_folders
 from trl_drgrpo.cli import console, flags
 from trl_drgrpo.errors import InputError
 from trl_drgrpo.folders import check_writable
@@ -19,6 +19,7 @@ from trl_drgrpo.hub_errors import check_local
 from trl_drgrpo.prompts import check_prompting, prompted
 from trl_drgrpo.ranges import refuse_out_of_range
 from trl_drgrpo.rewards.registry import resolve_reward
+from trl_drgrpo.run_folder import choose_start
 from trl_drgrpo.single_gpu.presets import check_preset, preset_values
 
 DEMO_MODEL = "trl_drgrpo:demo"
@@ -83,8 +84,9 @@ def check_given(given: dict[str, Any]) -> None:
     if weights is not None and len(weights) != len(rewards):
         expected = f"{len(rewards)}, one per reward"
         raise InputError("reward_weights", f"{len(weights)} weights", expected, "Give one number per reward.")
-    _check_checkpoint(given)
-    check_writable("output_dir", given.get("output_dir") or "trainer_output")
+    output_dir = given.get("output_dir") or "trainer_output"
+    check_writable("output_dir", output_dir)
+    _check_start(given, Path(output_dir))
 
 
 def model_path(name: str) -> str:
@@ -103,12 +105,14 @@ def _check_model(name: str | None) -> None:
     check_local("model_name_or_path", model_path(name))
 
 
-def _check_checkpoint(given: dict[str, Any]) -> None:
+def _check_start(given: dict[str, Any], output_dir: Path) -> None:
     resume = given.get("resume_from_checkpoint")
     if isinstance(resume, str) and resume.lower() in ("true", "false"):  # from the command line it comes as text
         resume = given["resume_from_checkpoint"] = resume.lower() == "true"
-    if isinstance(resume, str):
-        require_complete(Path(resume))
+    overwrite = bool(given.get("overwrite_output_dir"))
+    if resume is True and not overwrite and checkpoint_folders(output_dir):
+        return  # which is the newest is found out when the run starts, once
+    choose_start(output_dir, resume, overwrite, checksums=console.is_main_process())
 
 
 # Put together --------------------------------------------------------------------------------------------------------
@@ -269,9 +273,10 @@ def train(job: Job) -> dict[str, Any]:
     # Only a Hub id belongs into the model card's metadata.
     name = job.script.dataset_name
     dataset_name = name if name and data.is_hub_id(name) else None
-    with swapped(job.training, push_to_hub=False):  # saving does not push: that comes next, and once
-        trainer.save_model(job.training.output_dir)
-    trainer.create_model_card(dataset_name=dataset_name)
+    with trainer.writing(Path(job.training.output_dir)):
+        with swapped(job.training, push_to_hub=False):  # saving does not push: that comes next, and once
+            trainer.save_model(job.training.output_dir)
+        trainer.create_model_card(dataset_name=dataset_name)
     trainer.accelerator.print(f"Model saved to {job.training.output_dir}.")
     if job.training.push_to_hub:
         trainer.push_to_hub(dataset_name=dataset_name)

@@ -16,7 +16,7 @@ from difflib import get_close_matches
 
 from trl_drgrpo import __version__
 from trl_drgrpo.cli import console
-from trl_drgrpo.errors import InputError, PushError, UpstreamError
+from trl_drgrpo.errors import DiskFullError, InputError, PushError, UpstreamError
 
 SUBCOMMANDS = {
     "train": "train a model with Dr. GRPO from a YAML recipe and flags",
@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (InputError, UpstreamError) as error:
         console.report_error(error)
         return console.EXIT_INPUT_ERROR
-    except PushError as error:  # the run is done and saved
+    except (PushError, DiskFullError) as error:  # nothing wrong with the input
         console.report_error(error)
         return 1
     except KeyboardInterrupt:
