@@ -11,7 +11,7 @@ VLLM_PIP = $(VLLM_VENV)/bin/python -m pip install --quiet --constraint constrain
 VLLM_TESTS = $(addprefix tests/test_,$(addsuffix .py,upstream config trainer trainer_process fast_path decoding packing \
 	resume process_rewards_trainer check cli_train weight_sync vllm_server vllm_colocate))
 
-.PHONY: setup demo check test test-slow test-vllm notebooks bench bench-overhead dist lint format clean
+.PHONY: setup demo check test test-programs test-slow test-vllm notebooks bench bench-overhead dist lint format clean
 
 setup: $(VENV)/.dev
 
@@ -47,8 +47,13 @@ PYTEST = $(OFFLINE) $(VENV)/bin/python -m pytest --numprocesses $(WORKERS) --dis
 test: $(VENV)/.dev build/foreign_stacks/.done
 	$(PYTEST) -m "not slow and not gpu"
 
+# Those of `make test` that it skips where bubblewrap, chromium and chromedriver are not installed.
+test-programs: $(VENV)/.dev
+	$(PYTEST) -m "needs_program and not slow and not gpu"
+
+# Properties are tested here with more examples than in `make test`.
 test-slow: $(VENV)/.dev build/foreign_stacks/.done
-	$(PYTEST) -m "slow and not gpu"
+	$(PYTEST) -m "(slow or hypothesis) and not gpu" --hypothesis-profile thorough
 
 # The trainer's tests on the older transformers that vLLM takes, in an environment of their own. vLLM itself is not
 # installed: its place is taken by tests/vllm_stub.py.

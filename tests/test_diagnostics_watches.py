@@ -196,7 +196,7 @@ def test_a_run_without_any_signal_says_so_at_its_end():
     assert nothing_logged.causes == []
 
 
-RUNS = int(os.environ.get("FALSE_ALARM_RUNS", "40"))
+RUNS = int(os.environ.get("FALSE_ALARM_RUNS", "20"))
 
 
 # The false-alarm rate on stationary noise: runs of 300 logged steps with all causes watched at once, the noise of a
