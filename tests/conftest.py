@@ -45,7 +45,7 @@ def imports_are_not_collected():
 
 @pytest.fixture(scope="session", autouse=True)
 def metadata_is_read_once():
-    """Each step of accelerate and each model card asks for versions of packages, which Python reads anew every time."""
+    """Each step of accelerate and each model card asks for versions of packages, which Python reads anew each time."""
     found = importlib.metadata.Distribution
     found.from_name = functools.cache(found.from_name)
     found.metadata = property(functools.cache(found.metadata.fget))
