@@ -307,6 +307,7 @@ class TestRun:
             assert ours[name], name
             assert grpo[name], name
 
+    @pytest.mark.slow
     def test_it_runs_again_into_its_own_folder_and_without_matplotlib(self, tmp_path, monkeypatch):
         import transformers
 

@@ -153,7 +153,7 @@ def test_layers_that_differ_are_run_at_full_depth():
 @pytest.mark.parametrize(
     "config",
     [
-        LlamaConfig(vocab_size=300, num_hidden_layers=4, **SMALL),
+        pytest.param(LlamaConfig(vocab_size=300, num_hidden_layers=4, **SMALL), marks=pytest.mark.slow),
         Gemma2Config(vocab_size=300, num_hidden_layers=4, head_dim=16, **SMALL),
         GPT2Config(n_layer=4, n_embd=64, n_head=4, vocab_size=300, n_positions=256),
         Qwen3MoeConfig(
