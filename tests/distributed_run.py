@@ -1,11 +1,16 @@
-"""Run by `torchrun --nproc_per_node N`: trains the tiny model and saves its weights. Not a test by itself.
+"""Trains the tiny model in several processes and saves its weights. Not a test by itself.
+
+Takes jobs, `OUTPUT:PROCESSES:MODE`. Under `torchrun` each process is a rank; by itself it imports once and forks the
+ranks of one job after the other.
 
 The completions are fixed by the prompt and the row's place in its group, so that one process and two train on the same
 rows: three groups of 6 per step, so that with 9 rows per rank the second group straddles the ranks.
 """
 
 import os
+import socket
 import sys
+import traceback
 
 import torch
 from datasets import Dataset
@@ -127,5 +132,32 @@ def main(output, processes, mode):
         torch.save(result, output)
 
 
+def fork_ranks(output, processes, mode):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        ranks = {"WORLD_SIZE": processes, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free.getsockname()[1]}
+    children = []
+    for rank in range(processes):
+        child = os.fork()
+        if child:
+            children.append(child)
+            continue
+        code = 1
+        try:
+            if processes > 1:
+                ranks |= {"RANK": rank, "LOCAL_RANK": rank}
+                os.environ.update({name: str(value) for name, value in ranks.items()})
+            main(output, processes, mode)
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(code)
+    if any(os.waitpid(child, 0)[1] for child in children):
+        raise SystemExit(f"{mode}: a rank of {processes} failed")
+
+
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), sys.argv[3])
+    for job in sys.argv[1:]:
+        output, processes, mode = job.split(":")
+        (main if "RANK" in os.environ else fork_ranks)(output, int(processes), mode)

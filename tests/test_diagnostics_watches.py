@@ -341,7 +341,7 @@ def test_what_is_in_logs_only_is_judged_by_at_least_three_logs():
     assert Told(logging_steps=10).feed(**series).finish().causes == []
 
 
-RUNS = int(os.environ.get("FALSE_ALARM_RUNS", "40"))
+RUNS = int(os.environ.get("FALSE_ALARM_RUNS", "20"))
 
 
 # The false-alarm rate on stationary noise: runs of 300 steps with all causes watched at once, the noise of a

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from runs import short_run
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
 from trl_drgrpo.check.tiny import tiny_model
@@ -45,7 +46,12 @@ GEOMETRIES = {
 }
 
 
-@pytest.mark.parametrize("extra", GEOMETRIES.values(), ids=GEOMETRIES)
+RARE = ("one generation per step", "two iterations")
+
+
+@pytest.mark.parametrize(
+    "extra", [pytest.param(GEOMETRIES[n], id=n, marks=[pytest.mark.slow] * (n in RARE)) for n in GEOMETRIES]
+)
 def test_a_resumed_run_ends_like_an_uninterrupted_one(extra, settings, prompts, tokenizer, reward):
     settings = {**settings, "max_steps": 7, "save_strategy": "steps", "save_steps": 1, **extra}
     whole = build(settings, prompts, tokenizer, reward)
@@ -120,7 +126,7 @@ def failing(call):
     [{}, {"steps_per_generation": 4}, {"steps_per_generation": 3, "num_generations": 6}, {"steps_per_generation": 1}],
     ids=["per step", "two steps per generation", "misaligned", "two generations per step"],
 )
-@pytest.mark.parametrize("call", [2, 3])
+@pytest.mark.parametrize("call", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_run_whose_reward_failed_is_resumed_as_if_it_had_not(extra, call, settings, prompts, tokenizer, reward):
     settings = {**settings, "max_steps": 5, **extra}
     if call == 2 and extra.get("steps_per_generation") == 1:
@@ -172,12 +178,28 @@ def test_a_stale_checkpoint_of_an_older_run_is_no_excuse(settings, prompts, toke
     assert f"resume from {stale}" in caplog.text
 
 
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, prompts, tokenizer, reward):
+    """Trains once with these fields, and puts a copy of what the run has left where it is wanted."""
+    runs = {}
+
+    def copy(fields, output_dir):
+        key = json.dumps(fields, sort_keys=True)
+        if key not in runs:
+            runs[key] = tmp_path_factory.mktemp("finished")
+            build({**short_run(runs[key]), **fields}, prompts, tokenizer, reward).train()
+        shutil.copytree(runs[key], output_dir)
+        return Path(output_dir) / "checkpoint-1"
+
+    return copy
+
+
 @pytest.fixture
-def half_way(settings, prompts, tokenizer, reward):
+def half_way(settings, finished):
     """A checkpoint between two generations, with pending rollouts."""
-    settings |= {"steps_per_generation": 4, "max_steps": 4, "save_strategy": "steps", "save_steps": 1}
-    build(settings, prompts, tokenizer, reward).train()
-    return Path(settings["output_dir"]) / "checkpoint-1"
+    fields = {"steps_per_generation": 4, "max_steps": 4, "save_strategy": "steps", "save_steps": 1}
+    settings |= fields
+    return finished(fields, settings["output_dir"])
 
 
 @pytest.mark.parametrize(
@@ -237,10 +259,10 @@ def test_a_checkpoint_half_written_is_skipped(half_way, settings, prompts, token
 
 
 @pytest.fixture
-def checkpoint(settings, prompts, tokenizer, reward):
-    settings.update(max_steps=2, save_strategy="steps", save_steps=1)
-    build(settings, prompts, tokenizer, reward).train()
-    return Path(settings["output_dir"]) / "checkpoint-1"
+def checkpoint(settings, finished):
+    fields = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1}
+    settings |= fields
+    return finished(fields, settings["output_dir"])
 
 
 def test_L_stays_what_it_was(checkpoint, settings, prompts, tokenizer, reward, caplog):

@@ -25,7 +25,6 @@ from trl_drgrpo.rewards.code.running import SandboxError
 from trl_drgrpo.rewards.code.sandbox import Sandbox
 from trl_drgrpo.rewards.columns import check_columns
 
-KIND = "none" if REASON else "bwrap"
 # Without the sandbox the same things hold; where there is one, `make test` asks only with it.
 KINDS = [pytest.param("bwrap", marks=needs_bwrap), pytest.param("none", marks=() if REASON else pytest.mark.slow)]
 pytestmark = pytest.mark.filterwarnings('ignore:sandbox="none"')
@@ -177,19 +176,21 @@ QUICK = (
 )
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in FORGERIES])
-def test_forgeries_fail(name):
+def test_forgeries_fail(name, kind):
     tests = [f"assert f(1) == {SECRET!r}", f"assert f(2) == {SECRET!r}"]
     for form in (tests, f"def test_one():\n    assert {SECRET!r} == f(1)"):
-        assert scored(FORGERIES[name], form, KIND, timeout=5) == 0.0
+        assert scored(FORGERIES[name], form, kind, timeout=5) == 0.0
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     "name", ["leaves before the asserts", "leaves at once", "prints a verdict", "searches its memory"]
 )
-def test_forgeries_of_programs_fail(name):
+def test_forgeries_of_programs_fail(name, kind):
     code = FORGERIES[name].replace("def f(x):", "def f(x=1):") + "\ntry: print(f())\nexcept NameError: pass"
-    assert scored(code, [{"input": "x", "output": SECRET}], KIND, timeout=5) == 0.0
+    assert scored(code, [{"input": "x", "output": SECRET}], kind, timeout=5) == 0.0
 
 
 def test_the_secret_would_have_been_enough_and_would_have_been_found():
@@ -558,7 +559,10 @@ def test_it_is_a_reward_function_of_trl():
     check_columns(CodeReward("a", "b", "c"), ["prompt", "a", "b", "c"], "code")
 
 
-def test_nothing_starts_before_the_first_call(monkeypatch):
+def test_nothing_starts_before_the_first_call(monkeypatch, tmp_path):
+    (tmp_path / "bwrap").touch(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+
     def popen(*args, **kwargs):
         raise RuntimeError("started a process")
 
