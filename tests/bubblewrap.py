@@ -2,8 +2,8 @@
 
 import pytest
 
-from trl_drgrpo.errors import InputError
-from trl_drgrpo.rewards.code.sandbox import Sandbox
+from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.rewards.functions.code.sandbox import Sandbox
 
 
 def why_not() -> str:

@@ -11,7 +11,7 @@ from datasets import Dataset
 from hypothesis import HealthCheck, settings
 from runs import length_reward, short_run
 
-from trl_drgrpo.check.tiny import tiny_model, tiny_tokenizer
+from trl_drgrpo.labs.check.tiny import tiny_model, tiny_tokenizer
 
 # Machines are noisy, so no deadlines; and what CI judges is the change, so the same examples every time.
 settings.register_profile("here", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -11,9 +11,9 @@ import torch
 from datasets import Dataset
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
-from trl_drgrpo.check.plain_head import use_plain_lm_head
-from trl_drgrpo.check.record import DEFAULTS
-from trl_drgrpo.check.tiny import in_double_precision, tiny_model, tiny_tokenizer
+from trl_drgrpo.labs.check.plain_head import use_plain_lm_head
+from trl_drgrpo.labs.check.record import DEFAULTS
+from trl_drgrpo.labs.check.tiny import in_double_precision, tiny_model, tiny_tokenizer
 
 LOGGING = {"logging_strategy": "steps", "logging_steps": 1}
 

@@ -10,7 +10,7 @@ from datasets import Dataset
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
-from trl_drgrpo.upstream import swapped
+from trl_drgrpo.upstream.host import swapped
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 import torch
 
-from trl_drgrpo.check.tiny import tiny_model
+from trl_drgrpo.labs.check.tiny import tiny_model
 
 
 def length_reward(completion_ids, **kwargs):

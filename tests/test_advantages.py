@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trl_drgrpo.advantages import RunningRewardScale, combine_rewards, group_advantages
+from trl_drgrpo.objective.advantages import RunningRewardScale, combine_rewards, group_advantages
 
 NAN = float("nan")
 baselines = st.sampled_from(["group_mean", "leave_one_out"])

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from trl_drgrpo import DrGRPOTrainer
-from trl_drgrpo.check.parity import CONTROL_FLOOR, TOLERANCE, Case, cases, run_case
 from trl_drgrpo.cli import main as cli
+from trl_drgrpo.labs.check.parity import CONTROL_FLOOR, TOLERANCE, Case, cases, run_case
 
 CASES = {f"{case.name} [{i}]": case for i, case in enumerate(cases())}
 
@@ -92,7 +92,7 @@ def test_a_broken_objective_turns_the_check_red(broken):
 
 def test_a_run_without_gradient_proves_nothing(monkeypatch):
     monkeypatch.setattr(
-        "trl_drgrpo.check.record.completion_reward", lambda completion_ids: [1.0] * len(completion_ids)
+        "trl_drgrpo.labs.check.record.completion_reward", lambda completion_ids: [1.0] * len(completion_ids)
     )
     assert not run_case(Case("constant reward")).passed
 
@@ -100,7 +100,7 @@ def test_a_run_without_gradient_proves_nothing(monkeypatch):
 @pytest.fixture
 def short_matrix(monkeypatch):
     short = [cases()[0], cases()[-1]]
-    monkeypatch.setattr("trl_drgrpo.check.parity.cases", lambda full=False: short)
+    monkeypatch.setattr("trl_drgrpo.labs.check.parity.cases", lambda full=False: short)
 
 
 def test_the_command_prints_a_table_and_exits_0(short_matrix, capsys):

@@ -12,8 +12,9 @@ from runs import short_run
 from transformers.trainer_callback import TrainerState
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer, checkpoints
-from trl_drgrpo.check.tiny import tiny_model
-from trl_drgrpo.checkpoints import (
+from trl_drgrpo.cli.job import check_given
+from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.features.resume.checkpoints import (
     PART_FILE,
     STATE_FILE,
     begin_checkpoint,
@@ -23,8 +24,7 @@ from trl_drgrpo.checkpoints import (
     require_complete,
     why_incomplete,
 )
-from trl_drgrpo.cli.job import check_given
-from trl_drgrpo.errors import InputError
+from trl_drgrpo.labs.check.tiny import tiny_model
 
 
 @pytest.fixture
@@ -215,7 +215,7 @@ def test_a_failing_reward_does_not_write_the_resumed_checkpoint_again(run, setti
 
 def raising(func, errors):
     def reward(**kwargs):
-        from trl_drgrpo.errors import RewardError
+        from trl_drgrpo.common.errors import RewardError
 
         error = next(errors, None)
         if error is not None:

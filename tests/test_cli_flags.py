@@ -11,7 +11,7 @@ import pytest
 
 from trl_drgrpo.cli import flags, train
 from trl_drgrpo.cli.main import SUBCOMMANDS, main
-from trl_drgrpo.errors import UpstreamError
+from trl_drgrpo.common.errors import UpstreamError
 
 HEAVY = ("torch", "transformers", "trl", "datasets", "accelerate", "peft")
 

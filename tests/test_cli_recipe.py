@@ -7,7 +7,7 @@ from trl_drgrpo.cli.flags import read_flags
 from trl_drgrpo.cli.main import main
 from trl_drgrpo.cli.recipe import read_recipe
 from trl_drgrpo.cli.values import coerce
-from trl_drgrpo.errors import InputError, RewardError
+from trl_drgrpo.common.errors import InputError, RewardError
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 from pyarrow import parquet
 
 from trl_drgrpo.cli.main import main
-from trl_drgrpo.errors import InputError
+from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.rewards.scoring.saved import read_rows, renamed, with_columns_of
 from trl_drgrpo.rewards.scoring.table import disagreements, score_rows
 

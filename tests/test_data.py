@@ -6,8 +6,8 @@ import logging
 import pytest
 from datasets import Dataset, DatasetDict, IterableDataset
 
-from trl_drgrpo.data import check_prompts, check_source, is_hub_id, load_data, rename_columns, take_split
-from trl_drgrpo.errors import InputError
+from trl_drgrpo.cli.data import check_prompts, check_source, is_hub_id, load_data, rename_columns, take_split
+from trl_drgrpo.common.errors import InputError
 
 ROWS = [{"prompt": f"{i}+1", "answer": str(i + 1)} for i in range(4)]
 

@@ -6,9 +6,9 @@ from runs import train
 from transformers import GenerationConfig
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
-from trl_drgrpo.check.tiny import tiny_model
-from trl_drgrpo.fast_path import decoding
-from trl_drgrpo.fast_path.decoding import shared_prefill
+from trl_drgrpo.features.fast_path import decoding
+from trl_drgrpo.features.fast_path.decoding import shared_prefill
+from trl_drgrpo.labs.check.tiny import tiny_model
 
 GREEDY = {"do_sample": False}
 SAMPLING = [

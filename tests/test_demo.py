@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from trl_drgrpo.cli import demo as demo_command
-from trl_drgrpo.demo import task
-from trl_drgrpo.demo.build import MODEL_DIR, build
-from trl_drgrpo.demo.tokenizer import build_tokenizer
-from trl_drgrpo.errors import InputError
+from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.labs.demo import task
+from trl_drgrpo.labs.demo.build import MODEL_DIR, build
+from trl_drgrpo.labs.demo.tokenizer import build_tokenizer
 
 problems = st.lists(st.integers(1, 9), min_size=2, max_size=8)
 seeds = st.integers(0, 2**32)
@@ -218,7 +218,7 @@ class TestShippedModel:
         assert tokenizer.chat_template == build_tokenizer().chat_template
 
     def test_it_starts_fluent_and_faulty(self, shipped):
-        from trl_drgrpo.demo.evaluate import evaluate
+        from trl_drgrpo.labs.demo.evaluate import evaluate
 
         drawn = task.make_problems(128, "held_out")
         evaluation = evaluate(*shipped, drawn, sample=True)
@@ -238,7 +238,7 @@ class TestShippedModel:
 
 class TestEvaluate:
     def test_numbers(self, shipped):
-        from trl_drgrpo.demo.evaluate import evaluate
+        from trl_drgrpo.labs.demo.evaluate import evaluate
 
         model, tokenizer = shipped
         drawn = task.make_problems(20, "held_out")
@@ -277,7 +277,7 @@ class TestRun:
 
     def test_stock_grpo_beside_it(self, tmp_path):
         """The same prompts at the first step, another objective, both runs in one report."""
-        from trl_drgrpo.demo.run import run_demo
+        from trl_drgrpo.labs.demo.run import run_demo
         from trl_drgrpo.report import write_report
 
         with open(tmp_path / "log", "w", encoding="utf-8") as log:
@@ -301,7 +301,7 @@ class TestRun:
     def test_it_runs_again_into_its_own_folder_and_without_matplotlib(self, tmp_path, monkeypatch):
         import transformers
 
-        from trl_drgrpo.demo.run import run_demo
+        from trl_drgrpo.labs.demo.run import run_demo
 
         monkeypatch.setitem(sys.modules, "matplotlib.figure", None)  # makes its import an ImportError
         for _ in range(2):
@@ -312,7 +312,7 @@ class TestRun:
         transformers.AutoModelForCausalLM.from_pretrained(result.model_dir)
 
     def test_interrupted_run_keeps_what_it_has(self, tmp_path, monkeypatch, capsys):
-        from trl_drgrpo.demo import run
+        from trl_drgrpo.labs.demo import run
 
         def interrupt(*arguments):
             raise KeyboardInterrupt
@@ -327,7 +327,7 @@ class TestRun:
 
     @pytest.mark.parametrize("name", ["results.json", "model", "curves.png", "report.html", "grpo"])
     def test_files_of_another_origin_are_not_touched(self, tmp_path, name):
-        from trl_drgrpo.demo.run import run_demo
+        from trl_drgrpo.labs.demo.run import run_demo
 
         (tmp_path / name).write_text("mine")
         with pytest.raises(InputError, match=f"holds {name} of another origin"):
@@ -340,14 +340,14 @@ class TestRun:
         [({"steps": 0}, "steps: got 0"), ({"seed": -1}, "seed: got -1"), ({"eval_size": 0}, "size: got 0")],
     )
     def test_bad_settings(self, tmp_path, setting, message):
-        from trl_drgrpo.demo.run import run_demo
+        from trl_drgrpo.labs.demo.run import run_demo
 
         with pytest.raises(InputError, match=message):
             run_demo(tmp_path / "out", **setting)
         assert not (tmp_path / "out").exists()
 
     def test_output_dir_is_a_file(self, tmp_path):
-        from trl_drgrpo.demo.run import run_demo
+        from trl_drgrpo.labs.demo.run import run_demo
 
         (tmp_path / "file").touch()
         with pytest.raises(InputError, match="output_dir: got"):

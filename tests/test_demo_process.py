@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trl_drgrpo.cli import demo as demo_command
-from trl_drgrpo.demo import task
-from trl_drgrpo.demo.process import PROCESS_SETTINGS, line_is_right, line_reward, step_numbers
-from trl_drgrpo.demo.tokenizer import IM_END, build_tokenizer
-from trl_drgrpo.steps import step_segmenter
+from trl_drgrpo.labs.demo import task
+from trl_drgrpo.labs.demo.process import PROCESS_SETTINGS, line_is_right, line_reward, step_numbers
+from trl_drgrpo.labs.demo.tokenizer import IM_END, build_tokenizer
+from trl_drgrpo.process_rewards.steps import step_segmenter
 
 problems = st.lists(st.integers(1, 9), min_size=2, max_size=8)
 
@@ -103,7 +103,7 @@ class TestRun:
             assert 3 < numbers[stage]["sampled"]["steps_mean"] < 8
 
     def test_the_plain_demo_says_nothing_of_steps(self, tmp_path, capsys):
-        from trl_drgrpo.demo.run import run_demo
+        from trl_drgrpo.labs.demo.run import run_demo
 
         result = run_demo(tmp_path, steps=1, eval_size=8)
         numbers = json.loads((tmp_path / "results.json").read_text())

@@ -7,7 +7,7 @@ from transformers import PrinterCallback
 from transformers.trainer_callback import ProgressCallback as TqdmCallback
 
 import trl_drgrpo
-from trl_drgrpo.diagnostics.progress import ProgressCallback, show_progress, spoken_time, status_line
+from trl_drgrpo.features.diagnostics.progress import ProgressCallback, show_progress, spoken_time, status_line
 
 LOGS = {
     "reward": 0.6,

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trl_drgrpo.diagnostics.records import (
+from trl_drgrpo.features.diagnostics.records import (
     RecordedRow,
     group_records,
     prompt_text,
@@ -12,7 +12,7 @@ from trl_drgrpo.diagnostics.records import (
     row_record,
     short_text,
 )
-from trl_drgrpo.steps.alignment import Aligner
+from trl_drgrpo.process_rewards.steps.alignment import Aligner
 
 
 def row(ids, advantages, trained=None, ends=(), step_rewards=(), **fields):

@@ -4,8 +4,8 @@ import math
 import pytest
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
-from trl_drgrpo.diagnostics.right import RightRule
-from trl_drgrpo.errors import InputError
+from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.features.diagnostics.right import RightRule
 
 NAN = math.nan
 

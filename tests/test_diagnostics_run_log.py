@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from trl_drgrpo.diagnostics.run_log import RunLog, to_json
+from trl_drgrpo.features.diagnostics.run_log import RunLog, to_json
 
 
 def lines(path):
@@ -71,7 +71,7 @@ def test_a_damaged_run_file_is_written_anew(log, content):
 
 def test_a_full_disk_is_said_once_and_ends_the_log(log, caplog, monkeypatch):
     log.start(0, {}, {})
-    monkeypatch.setattr("trl_drgrpo.diagnostics.run_log._append", full_disk)
+    monkeypatch.setattr("trl_drgrpo.features.diagnostics.run_log._append", full_disk)
     for step in range(3):
         log.metrics(step, None, {"reward": 1.0})
     log.end(3, "finished")

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trl_drgrpo.diagnostics.statistics import BUCKETS, BatchRows, batch_statistics
+from trl_drgrpo.features.diagnostics.statistics import BUCKETS, BatchRows, batch_statistics
 
 NAN = math.nan
 

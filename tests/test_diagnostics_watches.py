@@ -4,10 +4,10 @@ import random
 
 import pytest
 
-from trl_drgrpo.diagnostics.run_warnings import DEFAULTS, RunWarnings, warning_thresholds
-from trl_drgrpo.diagnostics.series import distance_from_usual, moved
-from trl_drgrpo.diagnostics.watches import looks_hacked
-from trl_drgrpo.errors import InputError
+from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.features.diagnostics.run_warnings import DEFAULTS, RunWarnings, warning_thresholds
+from trl_drgrpo.features.diagnostics.series import distance_from_usual, moved
+from trl_drgrpo.features.diagnostics.watches import looks_hacked
 
 G = 8
 

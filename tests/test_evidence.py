@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from trl_drgrpo.cli.study import STUDIES
-from trl_drgrpo.study import tabular_report, trajectory_report
-from trl_drgrpo.study.rungs import RUNGS
+from trl_drgrpo.labs.study import tabular_report, trajectory_report
+from trl_drgrpo.labs.study.rungs import RUNGS
 
 ROOT = Path(__file__).parent.parent
 RESULTS = {study: ROOT / "recipes" / "results" / f"length_bias_{study}.json" for study in STUDIES}

@@ -7,8 +7,8 @@ from transformers import BitsAndBytesConfig
 from trl.rewards import accuracy_reward, think_format_reward
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer, extras
-from trl_drgrpo.errors import InputError
-from trl_drgrpo.extras import require_for_quantization, require_package
+from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.extras import require_for_quantization, require_package
 
 
 @pytest.fixture(params=["bitsandbytes", "math_verify", "vllm"])

@@ -10,10 +10,10 @@ from transformers import AutoModelForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
-from trl_drgrpo.check.record import DEFAULTS, LONG_PROMPTS, PROMPTS, completion_reward, record
-from trl_drgrpo.check.tiny import tiny_model
-from trl_drgrpo.errors import InputError
-from trl_drgrpo.fast_path.window import PLAN
+from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.features.fast_path.window import PLAN
+from trl_drgrpo.labs.check.record import DEFAULTS, LONG_PROMPTS, PROMPTS, completion_reward, record
+from trl_drgrpo.labs.check.tiny import tiny_model
 
 STOCK = {"loss_type": "dr_grpo", "scale_rewards": "none"}
 EXACT = 1e-12  # relative, float64
@@ -377,7 +377,7 @@ def test_a_policy_that_has_diverged_stops_the_run(settings, prompts, tokenizer, 
 def test_rotary_angles_that_depend_on_the_batch_keep_trls_micro_batches():
     from transformers import Qwen2Config
 
-    from trl_drgrpo.fast_path.sharing import rope_depends_on_width
+    from trl_drgrpo.features.fast_path.sharing import rope_depends_on_width
 
     assert not rope_depends_on_width(Qwen2Config())
     dynamic = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}

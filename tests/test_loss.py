@@ -4,8 +4,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trl_drgrpo.advantages import group_advantages
-from trl_drgrpo.loss import dr_grpo_loss, k3_divergence
+from trl_drgrpo.objective.advantages import group_advantages
+from trl_drgrpo.objective.loss import dr_grpo_loss, k3_divergence
 
 LENGTHS = torch.tensor([2, 4, 3, 6])
 MASK = torch.arange(6) < LENGTHS.unsqueeze(1)

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trl_drgrpo.fast_path.window import windows
-from trl_drgrpo.microbatch import Budget, Costs, Row, pack_length, plan_window, processed_tokens
+from trl_drgrpo.features.fast_path.planner import Budget, Costs, Row, pack_length, plan_window, processed_tokens
+from trl_drgrpo.features.fast_path.window import windows
 
 
 @st.composite

@@ -4,9 +4,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from trl_drgrpo.check.tiny import in_double_precision, tiny_model
-from trl_drgrpo.fast_path.packing import pack_rows, scored_only
-from trl_drgrpo.fast_path.sharing import attention_pair_cost, why_not_shared
+from trl_drgrpo.features.fast_path.packing import pack_rows, scored_only
+from trl_drgrpo.features.fast_path.sharing import attention_pair_cost, why_not_shared
+from trl_drgrpo.labs.check.tiny import in_double_precision, tiny_model
 
 PROMPTS = [[40, 41, 42, 43], [40, 41, 42, 43], [50], [40, 41, 42, 43]]
 COMPLETIONS = [[60, 61, 62], [63], [64, 65, 66, 67, 68], [69, 70]]

@@ -18,8 +18,8 @@ from transformers import (
 )
 
 import trl_drgrpo.process_rewards as process_rewards
-from trl_drgrpo.check.tiny import tiny_tokenizer
-from trl_drgrpo.errors import InputError, RewardError
+from trl_drgrpo.common.errors import InputError, RewardError
+from trl_drgrpo.labs.check.tiny import tiny_tokenizer
 from trl_drgrpo.process_rewards import (
     ChatTurnScorer,
     MathShepherdScorer,

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from trl_drgrpo.errors import InputError, RewardError
+from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.process_rewards import MonteCarloScorer, TransformersRollouts
 
 # How the scripted policy goes on from each prefix; the verifier accepts what ends in "!".

@@ -8,9 +8,9 @@ import torch
 from safetensors.torch import load_file
 from transformers import Qwen2Config, Qwen2ForTokenClassification
 
-from trl_drgrpo.check.tiny import tiny_tokenizer
 from trl_drgrpo.cli.main import main
-from trl_drgrpo.errors import InputError
+from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.labs.check.tiny import tiny_tokenizer
 from trl_drgrpo.process_rewards import TokenClassificationScorer
 from trl_drgrpo.rewards.registry import resolve_reward
 

@@ -6,7 +6,7 @@ from runs import train
 from transformers import Qwen2Config, Qwen2ForTokenClassification
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
-from trl_drgrpo.errors import InputError
+from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.process_rewards import (
     MonteCarloScorer,
     TokenClassificationScorer,

@@ -3,8 +3,8 @@
 import pytest
 from datasets import Dataset
 
-from trl_drgrpo.errors import InputError
-from trl_drgrpo.prompts import TEMPLATES, prompted, template_text
+from trl_drgrpo.cli.prompts import TEMPLATES, prompted, template_text
+from trl_drgrpo.common.errors import InputError
 
 
 @pytest.fixture

@@ -16,13 +16,13 @@ from runs import short_run, train
 from tiny_bases import nf4
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
-from trl_drgrpo.check.tiny import tiny_model
-from trl_drgrpo.publishing import facts
-from trl_drgrpo.publishing.objective import objective_of
-from trl_drgrpo.publishing.plots import curves, draw_curves
-from trl_drgrpo.publishing.secrets import is_secret, redacted, scrubbed
-from trl_drgrpo.publishing.text import code, fenced, plain, without_paths
-from trl_drgrpo.steps import step_segmenter
+from trl_drgrpo.common.secrets import is_secret, redacted, scrubbed
+from trl_drgrpo.features.model_card import facts
+from trl_drgrpo.features.model_card.objective import objective_of
+from trl_drgrpo.features.model_card.plots import curves, draw_curves
+from trl_drgrpo.features.model_card.text import code, fenced, plain, without_paths
+from trl_drgrpo.labs.check.tiny import tiny_model
+from trl_drgrpo.process_rewards.steps import step_segmenter
 
 
 def step_reward(completion_ids, step_ends, **kwargs):

@@ -73,7 +73,7 @@ def test_what_the_migrating_page_says_of_a_plain_configuration(fields, becomes):
     from trl import GRPOConfig
 
     from trl_drgrpo import DrGRPOConfig
-    from trl_drgrpo.errors import InputError
+    from trl_drgrpo.common.errors import InputError
 
     plain = GRPOConfig(use_cpu=True, bf16=False, report_to="none", **fields)
     if becomes is None:

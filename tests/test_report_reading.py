@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from report_runs import START, about, group_line, write_lines, write_run_log
 
-from trl_drgrpo.diagnostics.run_log import RunLog
-from trl_drgrpo.errors import InputError
+from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.features.diagnostics.run_log import RunLog
 from trl_drgrpo.report.json_lines import JsonLines
 from trl_drgrpo.report.reading import read_run, read_runs
 from trl_drgrpo.report.recorded import RecordedCompletions, group_of

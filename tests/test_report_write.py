@@ -11,7 +11,7 @@ from report_runs import HOSTILE, write_hostile, write_run_log
 
 from trl_drgrpo import write_report
 from trl_drgrpo.cli.main import main
-from trl_drgrpo.errors import InputError
+from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.report.contents import report_contents
 from trl_drgrpo.report.curves import curves_of
 from trl_drgrpo.report.figure import smoothed

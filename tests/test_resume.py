@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
-from trl_drgrpo.check.tiny import tiny_model
-from trl_drgrpo.checkpoints import STATE_FILE, newest_complete_checkpoint
-from trl_drgrpo.errors import InputError, RewardError
-from trl_drgrpo.runstate import RunState, load_rollouts, newest_loss_normalizer, save_rollouts
+from trl_drgrpo.common.errors import InputError, RewardError
+from trl_drgrpo.features.resume.checkpoints import STATE_FILE, newest_complete_checkpoint
+from trl_drgrpo.features.resume.run_state import RunState, load_rollouts, newest_loss_normalizer, save_rollouts
+from trl_drgrpo.labs.check.tiny import tiny_model
 
 
 def build(settings, prompts, tokenizer, reward, **arguments):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from trl_drgrpo.checkpoints import newest_complete_checkpoint
+from trl_drgrpo.features.resume.checkpoints import newest_complete_checkpoint
 
 WORKER = Path(__file__).with_name("kill_worker.py")
 FIRST = 5  # the step whose checkpoint is interrupted: two passes into the second generation batch

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trl_drgrpo.rewards.mathematics.answers import (
+from trl_drgrpo.rewards.functions.mathematics.answers import (
     boxed_answer,
     extract_answer,
     final_line_answer,

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trl_drgrpo.errors import InputError
-from trl_drgrpo.rewards.strings import ChoiceReward, choice_reward
+from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.rewards.functions.strings import ChoiceReward, choice_reward
 
 
 @pytest.mark.parametrize(

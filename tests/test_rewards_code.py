@@ -17,12 +17,18 @@ from bubblewrap import REASON, needs_bwrap
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trl_drgrpo.errors import InputError, RewardError
-from trl_drgrpo.rewards.code import CodeReward, code_reward, judge, wire
-from trl_drgrpo.rewards.code.problems import FunctionTests, ProgramTests, fenced_code, parse_tests, same_output
-from trl_drgrpo.rewards.code.running import SandboxError
-from trl_drgrpo.rewards.code.sandbox import Sandbox
+from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.rewards.columns import check_columns
+from trl_drgrpo.rewards.functions.code import CodeReward, code_reward, judge, wire
+from trl_drgrpo.rewards.functions.code.problems import (
+    FunctionTests,
+    ProgramTests,
+    fenced_code,
+    parse_tests,
+    same_output,
+)
+from trl_drgrpo.rewards.functions.code.running import SandboxError
+from trl_drgrpo.rewards.functions.code.sandbox import Sandbox
 
 KIND = "none" if REASON else "bwrap"
 # Without the sandbox the same things hold; where there is one, `make test` asks only with it.

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from trl_drgrpo.errors import RewardError
+from trl_drgrpo.common.errors import RewardError
 from trl_drgrpo.rewards.contract import checked_reward, reward_name, validate_rewards
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trl_drgrpo.rewards.mathematics.equivalence import equivalent, is_readable
+from trl_drgrpo.rewards.functions.mathematics.equivalence import equivalent, is_readable
 
 SAME = [
     # fractions, decimals, mixed numbers

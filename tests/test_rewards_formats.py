@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trl_drgrpo.errors import InputError, RewardError
+from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.rewards.columns import check_columns
-from trl_drgrpo.rewards.strings import FormatReward, RegexReward, format_reward
+from trl_drgrpo.rewards.functions.strings import FormatReward, RegexReward, format_reward
 
 RIGHT = "<think>2+2 is 4</think> <answer>4</answer>"
 INSIDE = RIGHT.removeprefix("<think>")

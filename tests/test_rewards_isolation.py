@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from misbehaving import MISDEEDS, misbehave
 
-from trl_drgrpo.errors import InputError, RewardError
+from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.rewards.columns import check_columns
 from trl_drgrpo.rewards.contract import checked_reward, reward_name
 from trl_drgrpo.rewards.isolation import Limits, isolate, scored_in_workers

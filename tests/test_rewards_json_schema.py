@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trl_drgrpo.errors import InputError
-from trl_drgrpo.rewards.strings import JsonSchemaReward, json_schema_reward
+from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.rewards.functions.strings import JsonSchemaReward, json_schema_reward
 
 PERSON = {
     "type": "object",

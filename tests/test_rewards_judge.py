@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trl_drgrpo.errors import InputError, RewardError
+from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.rewards.columns import check_columns
 from trl_drgrpo.rewards.contract import checked_reward
-from trl_drgrpo.rewards.judge import JudgeReward
-from trl_drgrpo.rewards.judge.score import ScoreReader
+from trl_drgrpo.rewards.functions.judge import JudgeReward
+from trl_drgrpo.rewards.functions.judge.score import ScoreReader
 
 KEY = "sk-very-secret-0123456789"
 

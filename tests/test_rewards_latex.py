@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trl_drgrpo.rewards.mathematics.latex import group_end, is_cheap, is_well_formed, tidy, unwrapped
+from trl_drgrpo.rewards.functions.mathematics.latex import group_end, is_cheap, is_well_formed, tidy, unwrapped
 
 
 @pytest.mark.parametrize(

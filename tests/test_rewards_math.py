@@ -6,10 +6,10 @@ import threading
 import cloudpickle
 import pytest
 
-from trl_drgrpo.errors import InputError
+from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.rewards.columns import check_columns
+from trl_drgrpo.rewards.functions.mathematics import MathReward, math_reward
 from trl_drgrpo.rewards.isolation import Limits
-from trl_drgrpo.rewards.mathematics import MathReward, math_reward
 
 
 @pytest.fixture
@@ -136,7 +136,7 @@ def test_only_algebra_goes_to_the_workers_and_the_share_is_one_of_the_call(monke
             log_metric(f"rewards/{name}/failed_frac", 1 / len(calls))
         return [None, *(score(*args, **kwargs) for args, kwargs in calls[1:])][: len(calls)]
 
-    monkeypatch.setattr("trl_drgrpo.rewards.mathematics.reward.scored_in_workers", workers)
+    monkeypatch.setattr("trl_drgrpo.rewards.functions.mathematics.reward.scored_in_workers", workers)
     completions = [r"\boxed{1}", r"\boxed{x+\sqrt{2}}", r"\boxed{3}", r"\boxed{y+x}", "none"]
     golds = ["1", r"\sqrt{2}+x+0", "4", "x+y", "x"]
     rewards = math_reward(
@@ -156,9 +156,7 @@ def test_it_needs_no_main_thread(here):
 
 
 def test_a_worker_loads_sympy_before_its_first_completion():
-    code = (
-        "import sys; from trl_drgrpo.rewards.mathematics import math_reward as m; assert 'sympy' not in sys.modules; "
-    )
+    code = "import sys; from trl_drgrpo.rewards.functions.mathematics import math_reward as m; assert 'sympy' not in sys.modules; "
     code += "m(completions=['#### 1'], solution=['1']); assert 'sympy' not in sys.modules; "
     code += "m.warm_up(); assert 'sympy' in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

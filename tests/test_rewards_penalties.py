@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trl.rewards import get_repetition_penalty_reward, get_soft_overlong_punishment
 
-from trl_drgrpo.errors import InputError
+from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.rewards.columns import check_columns
-from trl_drgrpo.rewards.strings import length_penalty, overlong_penalty, repetition_penalty
+from trl_drgrpo.rewards.functions.strings import length_penalty, overlong_penalty, repetition_penalty
 
 IDS = [[1, 2, 3, 1, 2, 3], [7] * 10, [], [1, 2], list(range(95)), list(range(200))]
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trl_drgrpo.rewards.mathematics.latex import tidy
-from trl_drgrpo.rewards.mathematics.quantities import (
+from trl_drgrpo.rewards.functions.mathematics.latex import tidy
+from trl_drgrpo.rewards.functions.mathematics.quantities import (
     Number,
     exact_number,
     numbers_equal,

@@ -4,8 +4,8 @@ import time
 
 import pytest
 
-from trl_drgrpo.errors import InputError
-from trl_drgrpo.rewards.reasoning_gym import extract_answer, make_splits, reasoning_gym_reward
+from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.rewards.functions.reasoning_gym import extract_answer, make_splits, reasoning_gym_reward
 from trl_drgrpo.rewards.registry import REGISTRY, resolve_reward
 
 

@@ -13,11 +13,11 @@ import uuid
 import pytest
 from bubblewrap import needs_bwrap
 
-from trl_drgrpo.errors import InputError
-from trl_drgrpo.rewards.code import sandbox as sandbox_module
-from trl_drgrpo.rewards.code import seccomp
-from trl_drgrpo.rewards.code.running import SandboxError
-from trl_drgrpo.rewards.code.sandbox import Sandbox
+from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.rewards.functions.code import sandbox as sandbox_module
+from trl_drgrpo.rewards.functions.code import seccomp
+from trl_drgrpo.rewards.functions.code.running import SandboxError
+from trl_drgrpo.rewards.functions.code.sandbox import Sandbox
 
 
 def run(body: str, sandbox: Sandbox | None = None, seconds: float = 20, cap: int = 100_000) -> tuple[str, str]:
@@ -349,7 +349,7 @@ def test_rights_cannot_be_won_back():
 def test_a_killed_trainer_takes_its_sandboxes_along():
     marker = uuid.uuid4().hex
     script = (
-        "import time; from trl_drgrpo.rewards.code.sandbox import Sandbox\n"
+        "import time; from trl_drgrpo.rewards.functions.code.sandbox import Sandbox\n"
         f"running = Sandbox().start({{'m': 'def main(): import time; time.sleep(100)  # {marker}'}}, 'main', seconds=9)\n"
         "running.wait_ready(); print('ready', flush=True); time.sleep(100)"
     )

@@ -7,16 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trl_drgrpo.errors import InputError, RewardError
+from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.rewards.columns import check_columns
-from trl_drgrpo.rewards.reasoning_gym import extract_answer
-from trl_drgrpo.rewards.strings import (
+from trl_drgrpo.rewards.functions.reasoning_gym import extract_answer
+from trl_drgrpo.rewards.functions.strings import (
     ExactMatchReward,
     NumericReward,
     exact_match_reward,
     numeric_reward,
 )
-from trl_drgrpo.rewards.strings.matching import answer_text
+from trl_drgrpo.rewards.functions.strings.matching import answer_text
 
 
 def score(reward, completion, truth):

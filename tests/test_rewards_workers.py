@@ -25,7 +25,7 @@ from misbehaving import (
     start_processes,
 )
 
-from trl_drgrpo.errors import InputError
+from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.rewards.isolation.limits import Limits, available_workers
 from trl_drgrpo.rewards.isolation.processes import NurseryHandle
 from trl_drgrpo.rewards.isolation.workers import Failure, WorkerPool, close_pools, pool_for

@@ -9,10 +9,10 @@ from tiny_bases import load, nf4, save_base
 from transformers import BitsAndBytesConfig
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer, lora_preset
-from trl_drgrpo.errors import InputError
+from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.single_gpu.adapters import keep_4bit_layout
 from trl_drgrpo.single_gpu.movement import MovementWatch
-from trl_drgrpo.upstream import GRPOSeams
+from trl_drgrpo.upstream.host import GRPOSeams
 
 
 @pytest.fixture(scope="module")

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from torch import nn
 from transformers import Gemma2Config, GPT2Config, LlamaConfig, Qwen2Config, Qwen3MoeConfig
 
-from trl_drgrpo.errors import InputError
-from trl_drgrpo.fast_path.sharing import attention_pair_cost, forward_cost
-from trl_drgrpo.microbatch import Budget, Costs, Row, plan_window, processed_tokens
+from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.features.fast_path.planner import Budget, Costs, Row, plan_window, processed_tokens
+from trl_drgrpo.features.fast_path.sharing import attention_pair_cost, forward_cost
 from trl_drgrpo.single_gpu.memory import Adapter, Planner, Setup, estimate, parse_memory
 from trl_drgrpo.single_gpu.memory import phases as phase_room
 from trl_drgrpo.single_gpu.memory.ledger import Ledger

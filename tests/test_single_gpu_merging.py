@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer, lora_preset
 from trl_drgrpo.cli.main import main
-from trl_drgrpo.errors import InputError
+from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.single_gpu import merging
 from trl_drgrpo.single_gpu.merging import merge_adapter
 

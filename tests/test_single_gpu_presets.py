@@ -13,7 +13,7 @@ from transformers import BitsAndBytesConfig
 from trl import GRPOConfig, GRPOTrainer, ModelConfig, get_peft_config, get_quantization_config
 
 from trl_drgrpo import DrGRPOConfig, lora_preset, preset_arguments
-from trl_drgrpo.errors import InputError
+from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.single_gpu.presets import PRESETS, preset_values
 
 SIZES = {

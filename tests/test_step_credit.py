@@ -6,7 +6,7 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from trl_drgrpo.step_credit import (
+from trl_drgrpo.objective.step_advantages import (
     STEP_BASELINES,
     STEP_CREDITS,
     spread_over_tokens,

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
-from trl_drgrpo.errors import InputError
-from trl_drgrpo.steps import Steps, StepSegmenter, one_step_frac, step_segmenter
-from trl_drgrpo.steps.alignment import CONTEXT, Aligner
+from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.process_rewards.steps import Steps, StepSegmenter, one_step_frac, step_segmenter
+from trl_drgrpo.process_rewards.steps.alignment import CONTEXT, Aligner
 
 EOS = "<|end|>"
 
@@ -529,7 +529,7 @@ def test_a_decode_that_changes_on_the_way_is_cut_up_to_there():
 
 
 def test_the_files_are_pure():
-    code = "import sys, trl_drgrpo.steps; print({'torch', 'trl', 'transformers', 'accelerate'} & sys.modules.keys())"
+    code = "import sys, trl_drgrpo.process_rewards.steps; print({'torch', 'trl', 'transformers', 'accelerate'} & sys.modules.keys())"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
 
 

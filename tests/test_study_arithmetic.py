@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("reasoning_gym")
 
-from trl_drgrpo.study.arithmetic import (
+from trl_drgrpo.labs.study.arithmetic import (
     CHECK,
     CHECK_PROBABILITY,
     _batches,
@@ -20,9 +20,9 @@ from trl_drgrpo.study.arithmetic import (
     make_prompts,
     warm_start,
 )
-from trl_drgrpo.study.rungs import ARITHMETIC
-from trl_drgrpo.study.trajectories import RunSettings, run_arm
-from trl_drgrpo.study.trajectory_report import run_study
+from trl_drgrpo.labs.study.rungs import ARITHMETIC
+from trl_drgrpo.labs.study.trajectories import RunSettings, run_arm
+from trl_drgrpo.labs.study.trajectory_report import run_study
 
 SMALL = RunSettings(steps=2, prompts=2, num_generations=4)
 

@@ -5,10 +5,10 @@ import json
 import numpy as np
 import pytest
 
-from trl_drgrpo.errors import InputError
+from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.labs.study.counterfactual import counterfactual_weights
+from trl_drgrpo.labs.study.objectives import OBJECTIVES, STD_FLOOR
 from trl_drgrpo.report.reading import read_run
-from trl_drgrpo.study.counterfactual import counterfactual_weights
-from trl_drgrpo.study.objectives import OBJECTIVES, STD_FLOOR
 
 REWARDS, LENGTHS = (1.0, 0.0, 0.0, 1.0), (2, 4, 3, 6)
 

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from trl_drgrpo.errors import InputError
-from trl_drgrpo.study.direction import QUANTITIES, Rollouts, changes_per_step, measure
-from trl_drgrpo.study.objectives import OBJECTIVES
-from trl_drgrpo.study.tabular import expected_length, length_scores
+from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.labs.study.direction import QUANTITIES, Rollouts, changes_per_step, measure
+from trl_drgrpo.labs.study.objectives import OBJECTIVES
+from trl_drgrpo.labs.study.tabular import expected_length, length_scores
 
 GROUP, LONGEST, LOGITS = 8, 64, np.array([-2.0, -2.0])  # of the right and of the wrong state
 P_RIGHT = 0.4

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trl_drgrpo.errors import InputError
-from trl_drgrpo.study.group import ExampleGroup
-from trl_drgrpo.study.objectives import OBJECTIVES
+from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.labs.study.group import ExampleGroup
+from trl_drgrpo.labs.study.objectives import OBJECTIVES
 
 lengths = st.integers(1, 400)
 

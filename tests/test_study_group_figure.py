@@ -4,9 +4,9 @@ import sys
 
 import pytest
 
-from trl_drgrpo.study import group_figure
-from trl_drgrpo.study.group import ExampleGroup
-from trl_drgrpo.study.group_figure import draw_groups, group_widget, has_reader, show_group_widget
+from trl_drgrpo.labs.study import group_figure
+from trl_drgrpo.labs.study.group import ExampleGroup
+from trl_drgrpo.labs.study.group_figure import draw_groups, group_widget, has_reader, show_group_widget
 
 pytest.importorskip("matplotlib")
 
@@ -77,7 +77,7 @@ def test_a_real_kernel_shows_it_to_a_front_end_that_takes_input(reader):
     try:
         messages = []
         client.execute_interactive(
-            "from trl_drgrpo.study.group_figure import show_group_widget; show_group_widget()",
+            "from trl_drgrpo.labs.study.group_figure import show_group_widget; show_group_widget()",
             allow_stdin=reader,
             timeout=60,
             output_hook=messages.append,

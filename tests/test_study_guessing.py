@@ -6,7 +6,7 @@ import statistics
 
 import pytest
 
-from trl_drgrpo.study.guessing import (
+from trl_drgrpo.labs.study.guessing import (
     MAX_COMMENT,
     RIGHT_PROBABILITY,
     START_LENGTH,
@@ -16,8 +16,8 @@ from trl_drgrpo.study.guessing import (
     verdict_reward,
     warm_start,
 )
-from trl_drgrpo.study.rungs import GUESSING
-from trl_drgrpo.study.trajectories import ARMS, RunSettings, run_arm
+from trl_drgrpo.labs.study.rungs import GUESSING
+from trl_drgrpo.labs.study.trajectories import ARMS, RunSettings, run_arm
 
 SMALL = RunSettings(steps=3, prompts=4, num_generations=4, learning_rate=3e-2)
 RUNG = dataclasses.replace(GUESSING, settings=SMALL)

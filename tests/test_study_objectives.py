@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trl_drgrpo import dr_grpo_loss, group_advantages
-from trl_drgrpo.errors import InputError
-from trl_drgrpo.study.objectives import OBJECTIVES, STD_FLOOR, gradient_mass
+from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.labs.study.objectives import OBJECTIVES, STD_FLOOR, gradient_mass
 
 REWARDS, LENGTHS = np.array([1.0, 0.0, 0.0, 1.0]), np.array([2, 4, 3, 6])
 

@@ -8,9 +8,9 @@ from peft import LoraConfig
 from runs import length_reward
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer, dr_grpo_loss
-from trl_drgrpo.errors import InputError
-from trl_drgrpo.study.objectives import OBJECTIVES
-from trl_drgrpo.study.probe import _sampled, measure_model, score_sums
+from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.labs.study.objectives import OBJECTIVES
+from trl_drgrpo.labs.study.probe import _sampled, measure_model, score_sums
 
 
 @pytest.fixture
@@ -116,7 +116,7 @@ def test_a_sampler_that_is_not_the_policy_is_refused(build, changes, message):
 def test_too_few_batches_and_too_many_parameters_are_refused(build, monkeypatch):
     with pytest.raises(InputError, match="batches: got 2"):
         measure_model(build(), 2)
-    monkeypatch.setattr("trl_drgrpo.study.probe.MEMORY_LIMIT", 1000)
+    monkeypatch.setattr("trl_drgrpo.labs.study.probe.MEMORY_LIMIT", 1000)
     with pytest.raises(InputError, match="trainable parameters: got .* Measure with LoRA"):
         measure_model(build(), 3)
 

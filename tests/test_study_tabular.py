@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from trl_drgrpo.cli.main import main
-from trl_drgrpo.study.intervals import interval
-from trl_drgrpo.study.tabular import TabularTask, expected_length, length_scores, run_tabular
-from trl_drgrpo.study.tabular_report import tabular_study
+from trl_drgrpo.labs.study.intervals import interval
+from trl_drgrpo.labs.study.tabular import TabularTask, expected_length, length_scores, run_tabular
+from trl_drgrpo.labs.study.tabular_report import tabular_study
 
 
 @pytest.mark.parametrize("stop", [0.01, 0.2, 0.9])

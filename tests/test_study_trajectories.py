@@ -7,10 +7,10 @@ import math
 import numpy as np
 import pytest
 
-from trl_drgrpo.study import trajectory_report
-from trl_drgrpo.study.objectives import OBJECTIVES
-from trl_drgrpo.study.rungs import ARITHMETIC, GUESSING
-from trl_drgrpo.study.trajectories import LAST, RunSettings, Trajectory
+from trl_drgrpo.labs.study import trajectory_report
+from trl_drgrpo.labs.study.objectives import OBJECTIVES
+from trl_drgrpo.labs.study.rungs import ARITHMETIC, GUESSING
+from trl_drgrpo.labs.study.trajectories import LAST, RunSettings, Trajectory
 
 
 @pytest.fixture

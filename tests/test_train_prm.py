@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-import trl_drgrpo.demo
+import trl_drgrpo.labs.demo
 from trl_drgrpo.cli.main import main
-from trl_drgrpo.demo.task import list_sum_reward, make_problems, prompt_of
-from trl_drgrpo.errors import InputError
+from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.labs.demo.task import list_sum_reward, make_problems, prompt_of
 from trl_drgrpo.process_rewards import (
     TokenClassificationScorer,
     convert_math_shepherd,
@@ -20,7 +20,7 @@ from trl_drgrpo.process_rewards import (
 from trl_drgrpo.process_rewards.stepwise_data import checked_rows, read_labelled_steps
 from trl_drgrpo.process_rewards.training import tokenize_rows
 
-DEMO_MODEL = str(Path(trl_drgrpo.demo.__file__).parent / "model")
+DEMO_MODEL = str(Path(trl_drgrpo.labs.demo.__file__).parent / "model")
 
 
 def separable(size, seed, name="steps"):

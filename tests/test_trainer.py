@@ -11,9 +11,9 @@ from transformers import AutoModelForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer, group_advantages
-from trl_drgrpo.check.tiny import tiny_model
-from trl_drgrpo.checkpoints import STATE_FILE
-from trl_drgrpo.errors import InputError, RewardError
+from trl_drgrpo.common.errors import InputError, RewardError
+from trl_drgrpo.features.resume.checkpoints import STATE_FILE
+from trl_drgrpo.labs.check.tiny import tiny_model
 
 STOCK = {"loss_type": "dr_grpo", "scale_rewards": "none", "use_cpu": True, "bf16": False}
 
@@ -274,7 +274,7 @@ class Env:
 
 
 def test_an_environment_needs_no_prompt_column(settings, reward):
-    from trl_drgrpo.preflight import check_inputs
+    from trl_drgrpo.config.preflight import check_inputs
 
     dataset = Dataset.from_dict({"environment": ["a"] * 8})
     check_inputs(DrGRPOConfig(**settings), [reward], dataset, environment_factory={"a": Env})

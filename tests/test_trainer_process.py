@@ -9,9 +9,9 @@ from peft import LoraConfig
 from runs import assert_same_weights, length_reward, train, weights
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
-from trl_drgrpo.check.tiny import tiny_model
-from trl_drgrpo.errors import InputError, RewardError
-from trl_drgrpo.step_credit import STEP_BASELINES, STEP_CREDITS
+from trl_drgrpo.common.errors import InputError, RewardError
+from trl_drgrpo.labs.check.tiny import tiny_model
+from trl_drgrpo.objective.step_advantages import STEP_BASELINES, STEP_CREDITS
 
 
 def parity(steps, step_ends, completion_ids, **kwargs):
@@ -234,7 +234,7 @@ class TestInputsAreCheckedBeforeAModelLoads:
             self.build(settings, prompts, rule)
 
     def test_step_settings_without_step_rewards_are_said_to_do_nothing(self, settings, prompts, caplog):
-        from trl_drgrpo.preflight import check_inputs
+        from trl_drgrpo.config.preflight import check_inputs
 
         check_inputs(DrGRPOConfig(**settings), [length_reward], prompts)
         assert "no effect" not in caplog.text

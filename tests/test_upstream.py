@@ -4,24 +4,24 @@ import inspect
 import pytest
 from trl import GRPOTrainer
 
-import trl_drgrpo.diagnostics.trainer
-import trl_drgrpo.fast_path.trainer
-import trl_drgrpo.publishing.trainer
-import trl_drgrpo.resume
+import trl_drgrpo.features.diagnostics.feature
+import trl_drgrpo.features.fast_path.feature
+import trl_drgrpo.features.model_card.feature
+import trl_drgrpo.features.resume.feature
 import trl_drgrpo.trainer
-import trl_drgrpo.upstream
+import trl_drgrpo.upstream.host
 from trl_drgrpo import DrGRPOTrainer
-from trl_drgrpo.errors import UpstreamError
-from trl_drgrpo.seams import SEAMS, check_upstream, require_seams
-from trl_drgrpo.upstream import GRPOSeams, swapped
-from trl_drgrpo.versions import TRL_SUPPORTED, require_supported_trl
+from trl_drgrpo.common.errors import UpstreamError
+from trl_drgrpo.upstream.host import GRPOSeams, swapped
+from trl_drgrpo.upstream.seams import SEAMS, check_upstream, require_seams
+from trl_drgrpo.upstream.versions import TRL_SUPPORTED, require_supported_trl
 
 MODULES = [
-    trl_drgrpo.upstream,
-    trl_drgrpo.publishing.trainer,
-    trl_drgrpo.resume,
-    trl_drgrpo.fast_path.trainer,
-    trl_drgrpo.diagnostics.trainer,
+    trl_drgrpo.upstream.host,
+    trl_drgrpo.features.model_card.feature,
+    trl_drgrpo.features.resume.feature,
+    trl_drgrpo.features.fast_path.feature,
+    trl_drgrpo.features.diagnostics.feature,
     trl_drgrpo.trainer,
 ]
 

@@ -10,10 +10,10 @@ from runs import length_reward
 from transformers import BitsAndBytesConfig
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
-from trl_drgrpo.check.tiny import tiny_model
 from trl_drgrpo.cli import job
-from trl_drgrpo.errors import InputError, UpstreamError
-from trl_drgrpo.weight_sync import merged_while_read, refuse_unsendable
+from trl_drgrpo.common.errors import InputError, UpstreamError
+from trl_drgrpo.labs.check.tiny import tiny_model
+from trl_drgrpo.upstream.weight_sync import merged_while_read, refuse_unsendable
 
 ADAPTERS = {
     "linear": {"target_modules": "all-linear"},

@@ -11,14 +11,14 @@ from typing import Any, cast
 
 import torch
 
-from trl_drgrpo.advantages import AdvantageBaseline, combine_rewards, group_advantages
-from trl_drgrpo.config import DrGRPOConfig
-from trl_drgrpo.diagnostics.steps import step_statistics
-from trl_drgrpo.errors import RewardError
-from trl_drgrpo.fast_path.trainer import FastPathTrainer
-from trl_drgrpo.hooks import ScoredBatch
-from trl_drgrpo.process_supervision import StepScorer, StepScores
-from trl_drgrpo.step_credit import StepBaseline, StepCredit, spread_over_tokens, step_advantages
+from trl_drgrpo.common.errors import RewardError
+from trl_drgrpo.config.config import DrGRPOConfig
+from trl_drgrpo.features.diagnostics.steps import step_statistics
+from trl_drgrpo.features.fast_path.feature import FastPathTrainer
+from trl_drgrpo.objective.advantages import AdvantageBaseline, combine_rewards, group_advantages
+from trl_drgrpo.objective.step_advantages import StepBaseline, StepCredit, spread_over_tokens, step_advantages
+from trl_drgrpo.process_rewards.calling import StepScorer, StepScores
+from trl_drgrpo.upstream.hooks import ScoredBatch
 
 
 @dataclass(frozen=True)

@@ -19,22 +19,22 @@ from transformers import (
 )
 from trl import GRPOConfig
 
-from trl_drgrpo.advantages import RunningRewardScale
-from trl_drgrpo.config import DrGRPOConfig
-from trl_drgrpo.diagnostics.trainer import DiagnosedTrainer
-from trl_drgrpo.errors import InputError
-from trl_drgrpo.extras import require_package
-from trl_drgrpo.preflight import check_inputs
-from trl_drgrpo.process_supervision import StepRewardFunc, StepScorer, process_only
-from trl_drgrpo.resume import StepBoundary
+from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.extras import require_package
+from trl_drgrpo.config.config import DrGRPOConfig
+from trl_drgrpo.config.preflight import check_inputs
+from trl_drgrpo.features.diagnostics.feature import DiagnosedTrainer
+from trl_drgrpo.features.resume.feature import StepBoundary
+from trl_drgrpo.objective.advantages import RunningRewardScale
+from trl_drgrpo.process_rewards.calling import StepRewardFunc, StepScorer, process_only
+from trl_drgrpo.process_rewards.steps import StepSegmenter
+from trl_drgrpo.process_rewards.steps import step_segmenter as build_segmenter
 from trl_drgrpo.rewards.contract import checked_reward
-from trl_drgrpo.seams import require_seams
 from trl_drgrpo.single_gpu.adapters import check_adapter, choose_quantization, prepare_adapters
 from trl_drgrpo.single_gpu.memory.warning import MemoryWatch
 from trl_drgrpo.single_gpu.movement import MovementWatch
-from trl_drgrpo.steps import StepSegmenter
-from trl_drgrpo.steps import step_segmenter as build_segmenter
-from trl_drgrpo.weight_sync import refuse_unsendable, sync_merged_layers
+from trl_drgrpo.upstream.seams import require_seams
+from trl_drgrpo.upstream.weight_sync import refuse_unsendable, sync_merged_layers
 
 
 class DrGRPOTrainer(DiagnosedTrainer):
@@ -53,13 +53,13 @@ class DrGRPOTrainer(DiagnosedTrainer):
         model, reward_funcs, args, train_dataset, eval_dataset, processing_class, reward_processing_classes, callbacks,
         optimizers, quantization_config, peft_config, tools, rollout_func, environment_factory:
             As in [`trl.GRPOTrainer`]. `args` is a [`DrGRPOConfig`]; a plain [`trl.GRPOConfig`] is converted with
-            [`DrGRPOConfig.from_grpo_config`]. `peft_config` may be a [`~trl_drgrpo.single_gpu.lora_preset`].
+            [`DrGRPOConfig.from_grpo_config`]. `peft_config` may be a [`lora_preset`].
         step_reward_funcs (`Callable` or list of them, *optional*, keyword only):
             Process rewards. Each is called as `f(prompts=, completions=, steps=, completion_ids=, step_ends=,
             trainer_state=, log_metric=, log_extra=, <dataset columns>)`, synchronous or asynchronous, and returns one
             list of floats (or `None` entries) per completion, one per step. They work beside `reward_funcs` or alone;
             `args` says how they become advantages (`step_credit`, `step_baseline`, the weights).
-        step_segmenter ([`~trl_drgrpo.steps.StepSegmenter`], *optional*, keyword only):
+        step_segmenter ([`StepSegmenter`], *optional*, keyword only):
             Cuts completions into steps; built from `args.step_separator` by default.
         parent_kwargs:
             Arguments that a newer TRL may add to `GRPOTrainer`, passed on as they are.

@@ -27,9 +27,9 @@ from transformers.trainer_callback import ProgressCallback
 
 from trl_drgrpo import DrGRPOTrainer
 from trl_drgrpo.credit import CreditTrainer
-from trl_drgrpo.demo.build import MODEL_DIR
-from trl_drgrpo.demo.run import training_arguments
-from trl_drgrpo.demo.task import list_sum_reward, make_dataset
+from trl_drgrpo.labs.demo.build import MODEL_DIR
+from trl_drgrpo.labs.demo.run import training_arguments
+from trl_drgrpo.labs.demo.task import list_sum_reward, make_dataset
 
 HOOKS = ("on_credit", "on_logged", "on_run_began", "on_run_ended", "on_step_ended")
 

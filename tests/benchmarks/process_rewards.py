@@ -29,13 +29,13 @@ from datasets.utils import disable_progress_bars
 from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback
 
 from trl_drgrpo import DrGRPOTrainer
-from trl_drgrpo.demo.build import MODEL_DIR
-from trl_drgrpo.demo.evaluate import evaluate
-from trl_drgrpo.demo.process import line_reward, step_numbers
-from trl_drgrpo.demo.run import training_arguments
-from trl_drgrpo.demo.task import check_steps, demonstrate, list_sum_reward, make_dataset, make_problems, prompt_of
+from trl_drgrpo.labs.demo.build import MODEL_DIR
+from trl_drgrpo.labs.demo.evaluate import evaluate
+from trl_drgrpo.labs.demo.process import line_reward, step_numbers
+from trl_drgrpo.labs.demo.run import training_arguments
+from trl_drgrpo.labs.demo.task import check_steps, demonstrate, list_sum_reward, make_dataset, make_problems, prompt_of
 from trl_drgrpo.process_rewards import TokenClassificationScorer, train_prm
-from trl_drgrpo.versions import installed_versions
+from trl_drgrpo.upstream.versions import installed_versions
 
 WINDOW, SHOWN = 10, (20, 40)
 CURVES = {

@@ -11,7 +11,7 @@ import traceback
 from difflib import get_close_matches
 from typing import NoReturn
 
-from trl_drgrpo.errors import InputError, RewardError
+from trl_drgrpo.common.errors import InputError, RewardError
 
 EXIT_INPUT_ERROR = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it

@@ -61,9 +61,9 @@ def run(args: argparse.Namespace) -> int:
         stay_offline_and_quiet()
         from rich.console import Console
 
-        from trl_drgrpo.demo.report import print_report
-        from trl_drgrpo.demo.result import REQUIRED_GAIN_POINTS
-        from trl_drgrpo.demo.run import run_demo
+        from trl_drgrpo.labs.demo.report import print_report
+        from trl_drgrpo.labs.demo.result import REQUIRED_GAIN_POINTS
+        from trl_drgrpo.labs.demo.run import run_demo
 
         results, progress = Console(), Console(stderr=True)
         progress.print("loading libraries and model ...")

@@ -18,7 +18,7 @@ from inspect import get_annotations
 from pathlib import Path
 from typing import Any
 
-from trl_drgrpo.errors import UpstreamError
+from trl_drgrpo.common.errors import UpstreamError
 
 # The four dataclasses of the command, in the order in which they are built, and what --help calls each.
 DATACLASSES = {

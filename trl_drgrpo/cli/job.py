@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from trl_drgrpo import data
-from trl_drgrpo.checkpoints import require_complete
 from trl_drgrpo.cli import console, flags
-from trl_drgrpo.errors import InputError
-from trl_drgrpo.prompts import check_prompting, prompted
+from trl_drgrpo.cli.prompts import check_prompting, prompted
+from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.features.resume.checkpoints import require_complete
 from trl_drgrpo.rewards.registry import resolve_reward
 from trl_drgrpo.single_gpu.presets import check_preset, preset_values
 
@@ -150,13 +150,13 @@ def prepare(given: dict[str, Any]) -> Job:
     job.reward_funcs += [resolve_reward(spec) for spec in job.script.reward_funcs or []]
     job.step_reward_funcs += [resolve_reward(s, "step_reward_funcs") for s in job.script.step_reward_funcs or []]
     _load_datasets(job)
-    from trl_drgrpo.preflight import check_inputs
+    from trl_drgrpo.config.preflight import check_inputs
 
     check_inputs(job.training, job.reward_funcs, job.train_dataset, step_reward_funcs=job.step_reward_funcs)
     from trl import get_peft_config, get_quantization_config  # pyright: ignore[reportPrivateImportUsage]
 
     from trl_drgrpo.single_gpu.adapters import check_adapter
-    from trl_drgrpo.weight_sync import refuse_unsendable
+    from trl_drgrpo.upstream.weight_sync import refuse_unsendable
 
     init: Any = job.training.model_init_kwargs
     name, quantization_config = job.model.model_name_or_path, get_quantization_config(job.model)
@@ -249,7 +249,7 @@ def build_trainer(job: Job) -> Any:
         job ([`Job`]): What [`prepare`] put together.
 
     Returns:
-        [`~trl_drgrpo.DrGRPOTrainer`].
+        [`DrGRPOTrainer`].
     """
     from trl import get_peft_config, get_quantization_config  # pyright: ignore[reportPrivateImportUsage]
 
@@ -291,8 +291,8 @@ def train(job: Job) -> dict[str, Any]:
     import transformers
     from packaging.version import Version
 
-    from trl_drgrpo.diagnostics.progress import show_progress
-    from trl_drgrpo.upstream import swapped
+    from trl_drgrpo.features.diagnostics.progress import show_progress
+    from trl_drgrpo.upstream.host import swapped
 
     trainer = build_trainer(job)
     with show_progress(trainer):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trl_drgrpo.cli import console
-from trl_drgrpo.errors import InputError
+from trl_drgrpo.common.errors import InputError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -15,7 +15,7 @@ import yaml
 
 from trl_drgrpo.cli import values
 from trl_drgrpo.cli.flags import Flag
-from trl_drgrpo.errors import InputError
+from trl_drgrpo.common.errors import InputError
 
 # Keys that recipes for earlier releases hold, and where they went.
 _GONE = {

@@ -12,7 +12,7 @@ import yaml
 
 from trl_drgrpo.cli import flags
 from trl_drgrpo.cli.job import Job
-from trl_drgrpo.publishing.secrets import scrubbed
+from trl_drgrpo.common.secrets import scrubbed
 from trl_drgrpo.rewards.contract import reward_name
 from trl_drgrpo.rewards.registry import origin
 

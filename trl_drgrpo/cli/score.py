@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from trl_drgrpo.cli import console
-from trl_drgrpo.errors import InputError
+from trl_drgrpo.common.errors import InputError
 
 _LOGGED = "logged "  # in front of the name of a reward whose value is in the file
 

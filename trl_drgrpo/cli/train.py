@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
         `int`: 0.
 
     Raises:
-        [`~trl_drgrpo.errors.InputError`]: If an input does not fit.
+        [`InputError`]: If an input does not fit.
     """
     given = read_given(args)
     from trl_drgrpo.cli import job as jobs
@@ -117,7 +117,7 @@ def read_given(args: argparse.Namespace) -> dict[str, Any]:
         `dict[str, Any]`: Field name to value.
 
     Raises:
-        [`~trl_drgrpo.errors.InputError`]: If the recipe cannot be read, or a value is of the wrong type.
+        [`InputError`]: If the recipe cannot be read, or a value is of the wrong type.
     """
     known = read_flags()
     given: dict[str, Any] = {}

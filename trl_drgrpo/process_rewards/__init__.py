@@ -10,7 +10,7 @@ Names resolve on first use: importing this package loads neither torch nor trans
 
 from typing import TYPE_CHECKING
 
-from trl_drgrpo.lazy import lazy_names
+from trl_drgrpo.common.lazy import lazy_names
 
 if TYPE_CHECKING:
     from trl_drgrpo.process_rewards.labelling import label_steps as label_steps

@@ -9,7 +9,7 @@ verifier right: a step from which the model merely guesses the answer counts as 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from trl_drgrpo.errors import InputError
+from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.process_rewards.monte_carlo import MonteCarloScorer
 from trl_drgrpo.process_rewards.texts import split_into_steps
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from trl_drgrpo.errors import InputError
+from trl_drgrpo.common.errors import InputError
 
 _HUB_REMEDY = "Pass a folder saved by `save_pretrained`, or the id of a model on the Hub that is reachable from here."
 

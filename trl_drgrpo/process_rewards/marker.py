@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from trl_drgrpo.errors import InputError
+from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.process_rewards.encoding import ScoringInput, encode_whole, single_token_id
 from trl_drgrpo.process_rewards.loading import load_model, load_tokenizer
 from trl_drgrpo.process_rewards.scorer import PRMScorer

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from trl_drgrpo.errors import InputError
+from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.process_rewards.encoding import ScoringInput
 from trl_drgrpo.process_rewards.texts import END_TOKENS, Cleaner, message_text, prompt_text, texts_of
 

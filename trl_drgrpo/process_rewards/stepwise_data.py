@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from trl_drgrpo.errors import InputError
+from trl_drgrpo.common.errors import InputError
 
 Row = dict[str, Any]
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from trl_drgrpo.errors import InputError
+from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.process_rewards.encoding import encode_piecewise
 from trl_drgrpo.process_rewards.loading import load_tokenizer
 from trl_drgrpo.process_rewards.stepwise_data import checked_rows

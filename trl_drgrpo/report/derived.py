@@ -8,7 +8,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Sequence
 
-from trl_drgrpo.diagnostics.statistics import BUCKETS, bucket_index
+from trl_drgrpo.features.diagnostics.statistics import BUCKETS, bucket_index
 from trl_drgrpo.report.records import Completions, Group, Row
 
 
@@ -17,7 +17,7 @@ def derived_metrics(completions: Completions) -> tuple[dict[int, dict[str, float
     Metrics per logged step, and notes that say where they come from.
 
     Args:
-        completions ([`~trl_drgrpo.report.records.Completions`]): Of a run of plain TRL.
+        completions ([`Completions`]): Of a run of plain TRL.
 
     Returns:
         `tuple[dict[int, dict[str, float]], list[str]]`: Nothing, and why, where a reward is neither 0 nor 1.

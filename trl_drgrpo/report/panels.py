@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from trl_drgrpo.diagnostics.statistics import BUCKETS
+from trl_drgrpo.features.diagnostics.statistics import BUCKETS
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from trl_drgrpo.errors import InputError
+from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.report.json_lines import JsonLines
 from trl_drgrpo.report.recorded import RecordedCompletions
 from trl_drgrpo.report.records import Logged, Run, Warned, mapping, number, text, whole
@@ -55,7 +55,7 @@ def read_run(folder: str | Path) -> Run:
         folder (`str` or `Path`): The `output_dir` of a run, its `_drgrpo` folder, or one of its checkpoints.
 
     Returns:
-        [`~trl_drgrpo.report.records.Run`].
+        [`Run`].
 
     Raises:
         [`InputError`]: As `read_runs`.
@@ -89,7 +89,7 @@ def read_run_log(log: Path) -> Run:
         log (`Path`): `<output_dir>/_drgrpo`.
 
     Returns:
-        [`~trl_drgrpo.report.records.Run`].
+        [`Run`].
 
     Raises:
         [`InputError`]: `run.json` was written in another format.

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from trl_drgrpo.diagnostics.statistics import STD_FLOOR
+from trl_drgrpo.features.diagnostics.statistics import STD_FLOOR
 
 
 @dataclass

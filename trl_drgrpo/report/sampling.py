@@ -46,7 +46,7 @@ def sample_groups(completions: Completions | None, budget: int, max_groups: int 
     Chooses groups that fit into a number of bytes.
 
     Args:
-        completions ([`~trl_drgrpo.report.records.Completions`] or `None`): Where they are.
+        completions ([`Completions`] or `None`): Where they are.
         budget (`int`): Bytes that the groups may take as JSON.
         max_groups (`int`, *optional*): At most so many groups.
 

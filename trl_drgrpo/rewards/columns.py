@@ -3,7 +3,7 @@
 Why: a reward whose column is missing fails after the model has loaded and the first batch has been generated.
 `check_columns` compares its signature with the columns beforehand. A reward that knows more than its signature says
 has one or both of two methods: `check_columns(columns)` (one of several columns is needed) and `check()` (a program or
-a server has to be there); both raise [`~trl_drgrpo.errors.InputError`]. What is put around such a reward passes the
+a server has to be there); both raise [`InputError`]. What is put around such a reward passes the
 question on, see [`pass_on_checks`].
 """
 
@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from typing import Any
 
-from trl_drgrpo.errors import InputError
-from trl_drgrpo.extras import require_package
+from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.extras import require_package
 
 # What TRL passes to every reward function (`GRPOTrainer._calculate_rewards`), next to the dataset's columns; the first
 # three once per call, the others as one value per completion.
@@ -43,7 +43,7 @@ def check_columns(reward_func: Callable | Any, columns: Iterable[str], name: str
             What to call the reward in the message.
 
     Raises:
-        [`~trl_drgrpo.errors.InputError`]: If a required parameter is neither passed by TRL nor a column, if a keyword
+        [`InputError`]: If a required parameter is neither passed by TRL nor a column, if a keyword
             that TRL passes would be refused, or if a column has the name of one of TRL's own keywords.
 
     Example:
@@ -84,7 +84,7 @@ def check_ready(reward_func: Any) -> None:
         reward_func (`Any`): A reward; one without a method `check()` is taken to need nothing, and so is a model.
 
     Raises:
-        [`~trl_drgrpo.errors.InputError`]: From that method; or TRL's accuracy rewards without Math-Verify.
+        [`InputError`]: From that method; or TRL's accuracy rewards without Math-Verify.
     """
     own_check = _own(reward_func, "check")
     if own_check is not None and _takes(own_check):
@@ -102,7 +102,7 @@ def check_own_columns(reward_func: Any, columns: Iterable[str]) -> None:
         columns (`Iterable[str]`): Column names of the dataset.
 
     Raises:
-        [`~trl_drgrpo.errors.InputError`]: From that method.
+        [`InputError`]: From that method.
     """
     names = list(columns)
     own_check = _own(reward_func, "check_columns")

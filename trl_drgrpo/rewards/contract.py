@@ -15,7 +15,7 @@ import numbers
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from trl_drgrpo.errors import InputError, RewardError
+from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.rewards.columns import PER_CALL, pass_on_checks
 
 logger = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ def check_on_error(on_error: Any) -> None:
     Refuses an `on_error` that means nothing.
 
     Raises:
-        [`~trl_drgrpo.errors.InputError`]: If it is neither `"unscorable"` nor `"raise"`.
+        [`InputError`]: If it is neither `"unscorable"` nor `"raise"`.
     """
     if not isinstance(on_error, str) or on_error not in ("unscorable", "raise"):
         remedy = '"unscorable" leaves the completion out of its group, "raise" ends the run.'
@@ -84,7 +84,7 @@ def check_name(name: Any, field: str = "name") -> None:
     Refuses a name under which nothing could be logged.
 
     Raises:
-        [`~trl_drgrpo.errors.InputError`]: If it is no text, or an empty one.
+        [`InputError`]: If it is no text, or an empty one.
     """
     if not isinstance(name, str) or not name.strip():
         raise InputError(field, _short(name), "a text that is not empty", "Metrics are called rewards/<name>/mean.")
@@ -95,7 +95,7 @@ def check_column(column: Any, field: str = "column") -> None:
     Refuses what TRL could not pass to a reward function as one value per completion.
 
     Raises:
-        [`~trl_drgrpo.errors.InputError`]: If it is no Python name, or one that TRL uses for something else.
+        [`InputError`]: If it is no Python name, or one that TRL uses for something else.
     """
     is_name = isinstance(column, str) and column.isidentifier() and not keyword.iskeyword(column)
     if not is_name or column in _NO_COLUMNS:
@@ -108,7 +108,7 @@ def check_flag(field: str, value: Any) -> None:
     Refuses what only looks like yes or no.
 
     Raises:
-        [`~trl_drgrpo.errors.InputError`]: If it is neither `True` nor `False`.
+        [`InputError`]: If it is neither `True` nor `False`.
     """
     if not isinstance(value, bool):
         raise InputError(field, _short(value), "true or false", "Write it without quotes.")
@@ -121,7 +121,7 @@ def finite_number(
     A number that was given as an option, numpy's included, as a float.
 
     Raises:
-        [`~trl_drgrpo.errors.InputError`]: If it is none, a boolean, infinite, or NaN.
+        [`InputError`]: If it is none, a boolean, infinite, or NaN.
     """
     if isinstance(value, numbers.Real) and not isinstance(value, bool):
         with contextlib.suppress(OverflowError):

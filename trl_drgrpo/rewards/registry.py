@@ -20,7 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from trl_drgrpo.errors import InputError
+from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.rewards.spec import REWARDS, default_reward, resolve_mapping
 
 # What running the top level of a user's module may raise: anything, and `sys.exit()` must not end the caller silently.
@@ -68,7 +68,7 @@ def resolve_reward(spec: str | Mapping[str, Any], field: str = "reward_funcs") -
         `Callable`: The reward function, called by TRL as `f(prompts=..., completions=..., <columns>, ...)`.
 
     Raises:
-        [`~trl_drgrpo.errors.InputError`]: If there is no such name, module, file or function, if the module fails to
+        [`InputError`]: If there is no such name, module, file or function, if the module fails to
             import (its own error is the cause), if what was found cannot be called, or if an option does not fit.
     """
     if isinstance(spec, Mapping):
@@ -95,7 +95,7 @@ def resolve_object(path: str, field: str) -> Any:
         `Any`: The object.
 
     Raises:
-        [`~trl_drgrpo.errors.InputError`]: If there is no such module, file or name, or if the module fails to import.
+        [`InputError`]: If there is no such module, file or name, or if the module fails to import.
     """
     try:
         found = _at_path(path)
@@ -171,7 +171,7 @@ def module_from_file(spec: str, path: str) -> ModuleType:
         `ModuleType`: The module, which is run once per process.
 
     Raises:
-        [`~trl_drgrpo.errors.InputError`]: If there is no such file, or if it fails to run (the cause is its error).
+        [`InputError`]: If there is no such file, or if it fails to run (the cause is its error).
     """
     file = Path(path).expanduser()
     if not file.is_file():

@@ -17,7 +17,7 @@ from difflib import get_close_matches
 from functools import partial
 from typing import Any, NamedTuple
 
-from trl_drgrpo.errors import InputError
+from trl_drgrpo.common.errors import InputError
 
 
 class RewardSpec:
@@ -48,21 +48,21 @@ REWARDS: dict[str, Entry] = {
     "get_repetition_penalty_reward": Entry("trl.rewards", None, "get_repetition_penalty_reward"),
     "get_cosine_scaled_reward": Entry("trl.rewards", None, "get_cosine_scaled_reward"),
     # The demo's
-    "list_sum_reward": Entry("trl_drgrpo.demo.task", "list_sum_reward"),
-    "list_sum_line_reward": Entry("trl_drgrpo.demo.process", "line_reward"),
+    "list_sum_reward": Entry("trl_drgrpo.labs.demo.task", "list_sum_reward"),
+    "list_sum_line_reward": Entry("trl_drgrpo.labs.demo.process", "line_reward"),
     # Ours
-    "math_reward": Entry("trl_drgrpo.rewards.mathematics", "math_reward", "MathReward"),
-    "code_reward": Entry("trl_drgrpo.rewards.code", "code_reward", "CodeReward"),
-    "format_reward": Entry("trl_drgrpo.rewards.strings", "format_reward", "FormatReward"),
-    "exact_match_reward": Entry("trl_drgrpo.rewards.strings", "exact_match_reward", "ExactMatchReward"),
-    "numeric_reward": Entry("trl_drgrpo.rewards.strings", "numeric_reward", "NumericReward"),
-    "choice_reward": Entry("trl_drgrpo.rewards.strings", "choice_reward", "ChoiceReward"),
-    "regex_reward": Entry("trl_drgrpo.rewards.strings", None, "RegexReward"),
-    "json_schema_reward": Entry("trl_drgrpo.rewards.strings", "json_schema_reward", "JsonSchemaReward"),
-    "judge_reward": Entry("trl_drgrpo.rewards.judge", None, "JudgeReward"),
-    "repetition_penalty": Entry("trl_drgrpo.rewards.strings", None, "repetition_penalty"),
-    "overlong_penalty": Entry("trl_drgrpo.rewards.strings", None, "overlong_penalty"),
-    "length_penalty": Entry("trl_drgrpo.rewards.strings", None, "length_penalty"),
+    "math_reward": Entry("trl_drgrpo.rewards.functions.mathematics", "math_reward", "MathReward"),
+    "code_reward": Entry("trl_drgrpo.rewards.functions.code", "code_reward", "CodeReward"),
+    "format_reward": Entry("trl_drgrpo.rewards.functions.strings", "format_reward", "FormatReward"),
+    "exact_match_reward": Entry("trl_drgrpo.rewards.functions.strings", "exact_match_reward", "ExactMatchReward"),
+    "numeric_reward": Entry("trl_drgrpo.rewards.functions.strings", "numeric_reward", "NumericReward"),
+    "choice_reward": Entry("trl_drgrpo.rewards.functions.strings", "choice_reward", "ChoiceReward"),
+    "regex_reward": Entry("trl_drgrpo.rewards.functions.strings", None, "RegexReward"),
+    "json_schema_reward": Entry("trl_drgrpo.rewards.functions.strings", "json_schema_reward", "JsonSchemaReward"),
+    "judge_reward": Entry("trl_drgrpo.rewards.functions.judge", None, "JudgeReward"),
+    "repetition_penalty": Entry("trl_drgrpo.rewards.functions.strings", None, "repetition_penalty"),
+    "overlong_penalty": Entry("trl_drgrpo.rewards.functions.strings", None, "overlong_penalty"),
+    "length_penalty": Entry("trl_drgrpo.rewards.functions.strings", None, "length_penalty"),
     # Process reward models, for step_reward_funcs
     "token_classification_prm": Entry("trl_drgrpo.process_rewards.named", None, "token_classification_prm"),
     "math_shepherd_prm": Entry("trl_drgrpo.process_rewards.named", None, "math_shepherd_prm"),
@@ -97,7 +97,7 @@ def check_spec(spec: Any, field: str = "reward_funcs") -> None:
         field (`str`, *optional*, defaults to `"reward_funcs"`): What error messages call the setting.
 
     Raises:
-        [`~trl_drgrpo.errors.InputError`]: If it is neither text nor a mapping with one known name, or if its options
+        [`InputError`]: If it is neither text nor a mapping with one known name, or if its options
             are those of nothing.
     """
     if isinstance(spec, str) and spec.strip():
@@ -119,7 +119,7 @@ def resolve_mapping(spec: Mapping[str, Any], field: str = "reward_funcs") -> Cal
             One name and its options: a mapping of them, or the first option alone (`verl: my_rewards.py:f`). The
             options `reward` and `gate` are rewards themselves, written in any of these ways; `rewards` and `parts`
             hold several, as a list of rewards or of pairs `[reward, weight]`, or as a mapping `{name: weight}` or
-            `{name: [reward, weight]}`. A mapping under `limits` becomes [`~trl_drgrpo.rewards.isolation.Limits`].
+            `{name: [reward, weight]}`. A mapping under `limits` becomes [`Limits`].
         field (`str`, *optional*, defaults to `"reward_funcs"`):
             What error messages call the setting.
 
@@ -127,7 +127,7 @@ def resolve_mapping(spec: Mapping[str, Any], field: str = "reward_funcs") -> Cal
         `Callable`: The reward function.
 
     Raises:
-        [`~trl_drgrpo.errors.InputError`]: For an unknown name or option, a missing one, or a value that the reward
+        [`InputError`]: For an unknown name or option, a missing one, or a value that the reward
             refuses.
     """
     check_spec(spec, field)
@@ -175,7 +175,7 @@ def default_reward(name: str) -> Callable:
 
     Raises:
         `ImportError`: If its module does not import.
-        [`~trl_drgrpo.errors.InputError`]: If it needs options.
+        [`InputError`]: If it needs options.
     """
     entry = REWARDS[name]
     if entry.default is None:

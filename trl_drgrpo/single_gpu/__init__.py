@@ -5,7 +5,7 @@ Names resolve on first use, so importing this package loads neither torch nor pe
 
 from typing import TYPE_CHECKING
 
-from trl_drgrpo.lazy import lazy_names
+from trl_drgrpo.common.lazy import lazy_names
 
 if TYPE_CHECKING:
     from trl_drgrpo.single_gpu.merging import MergeReport as MergeReport

@@ -7,7 +7,7 @@ adapters stay empty, or some of their weights have no place.
 from pathlib import Path
 from typing import Any
 
-from trl_drgrpo.errors import InputError
+from trl_drgrpo.common.errors import InputError
 
 _ADAPTER_FILE = "adapter_config.json"
 

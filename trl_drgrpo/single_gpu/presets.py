@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
-from trl_drgrpo.errors import InputError
-from trl_drgrpo.extras import require_package
+from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.extras import require_package
 
 if TYPE_CHECKING:
     from peft import LoraConfig

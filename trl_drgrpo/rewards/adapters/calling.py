@@ -15,7 +15,7 @@ from typing import Any
 
 import cloudpickle
 
-from trl_drgrpo.errors import InputError, RewardError
+from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.rewards.adapters.samples import Sample, read_samples
 from trl_drgrpo.rewards.contract import (
     check_name,
@@ -47,7 +47,7 @@ class Convention:
         return result
 
     def check_columns(self, columns: Sequence[str], reward: str) -> None:
-        """Raises [`~trl_drgrpo.errors.InputError`] if the dataset lacks a column that a call needs."""
+        """Raises [`InputError`] if the dataset lacks a column that a call needs."""
 
 
 class PerCompletion:
@@ -87,7 +87,7 @@ class PerCompletion:
         self._has_logged = False
 
     def check_columns(self, columns: Sequence[str]) -> None:
-        """Raises [`~trl_drgrpo.errors.InputError`] if the dataset lacks a column that a call needs."""
+        """Raises [`InputError`] if the dataset lacks a column that a call needs."""
         self.convention.check_columns(columns, self.__name__)
 
     def __call__(
@@ -193,7 +193,7 @@ def _weighted(row: Sequence[float | None], weights: Sequence[float]) -> float | 
 
 
 def check_options(timeout: float | None, on_error: str) -> None:
-    """Raises [`~trl_drgrpo.errors.InputError`] for a time limit or an `on_error` that means nothing."""
+    """Raises [`InputError`] for a time limit or an `on_error` that means nothing."""
     if timeout is not None:
         expected, remedy = "a number of seconds above 0", "Leave it out for no limit."
         if finite_number("timeout", timeout, expected, remedy) <= 0:
@@ -214,7 +214,7 @@ def check_takes(function: Callable, option: str, form: str, count: int, keywords
         keywords (`Sequence[str]`, *optional*): Keywords that it gets where it names them.
 
     Raises:
-        [`~trl_drgrpo.errors.InputError`]: If it takes fewer arguments, or needs others.
+        [`InputError`]: If it takes fewer arguments, or needs others.
     """
     try:
         signature = inspect.signature(function)
@@ -237,7 +237,7 @@ def loaded(function: Any, option: str, what: str = "a function, or the path of o
         what (`str`, *optional*): What is expected, for the message.
 
     Raises:
-        [`~trl_drgrpo.errors.InputError`]: If a path leads nowhere, or what is there cannot be called.
+        [`InputError`]: If a path leads nowhere, or what is there cannot be called.
     """
     found = resolve_object(function, option) if isinstance(function, str) else function
     if not callable(found):

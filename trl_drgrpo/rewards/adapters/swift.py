@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from trl_drgrpo.errors import InputError
+from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.rewards import signatures
 from trl_drgrpo.rewards.adapters import calling, outward
 from trl_drgrpo.rewards.adapters.samples import NOT_COLUMNS, as_messages
@@ -40,7 +40,7 @@ def from_swift(
         `AsyncORM`.
 
     Raises:
-        [`~trl_drgrpo.errors.InputError`]: If `orm` cannot be called, or cannot be made from `args`.
+        [`InputError`]: If `orm` cannot be called, or cannot be made from `args`.
     """
     found: Any = calling.loaded(orm, "orm", "an ORM class, an instance, or the path of one")
     title = name or reward_name(found)

@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from trl_drgrpo.errors import InputError
+from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.rewards import signatures
 from trl_drgrpo.rewards.adapters import calling, outward
 from trl_drgrpo.rewards.adapters.calling import Call, Convention
@@ -56,7 +56,7 @@ def from_verifiers(
         `Callable`: `f(completions, prompts=, <columns>) -> list[float | None]`; `async` if a function is.
 
     Raises:
-        [`~trl_drgrpo.errors.InputError`]: For no function, weights of another number, or a function that scores a
+        [`InputError`]: For no function, weights of another number, or a function that scores a
             group of completions at once.
 
     Example:
@@ -160,7 +160,7 @@ def to_verifiers(reward: Callable, *, unscorable: float = 0.0) -> Callable:
         `Callable`: `async f(prompt, completion, answer="", info=None, **kwargs) -> float`, named like the reward.
 
     Raises:
-        [`~trl_drgrpo.errors.InputError`]: If the reward needs token ids, which a rubric does not pass.
+        [`InputError`]: If the reward needs token ids, which a rubric does not pass.
     """
     outward.refuse_token_ids(reward, "verifiers")
 

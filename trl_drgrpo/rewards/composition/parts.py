@@ -13,7 +13,7 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trl_drgrpo.errors import InputError, RewardError
+from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.rewards.columns import PER_CALL, check_own_columns, check_ready
 from trl_drgrpo.rewards.contract import check_name, innermost, reward_name, validate_rewards
 from trl_drgrpo.rewards.registry import resolve_reward
@@ -30,7 +30,7 @@ class Part:
         field (`str`): What error messages call the setting.
 
     Raises:
-        [`~trl_drgrpo.errors.InputError`]: Something that is no reward function; a model cannot be a part.
+        [`InputError`]: Something that is no reward function; a model cannot be a part.
     """
 
     def __init__(self, reward_func: Any, field: str):

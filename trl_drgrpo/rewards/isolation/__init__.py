@@ -7,7 +7,7 @@ process that forks and kills), `worker` and `calling` (what runs there), `pickli
 
 from typing import TYPE_CHECKING
 
-from trl_drgrpo.lazy import lazy_names
+from trl_drgrpo.common.lazy import lazy_names
 
 if TYPE_CHECKING:
     from trl_drgrpo.rewards.isolation.isolated import IsolatedReward as IsolatedReward

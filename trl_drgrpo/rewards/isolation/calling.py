@@ -9,7 +9,7 @@ import inspect
 from dataclasses import dataclass
 from typing import Any
 
-from trl_drgrpo.errors import RewardError
+from trl_drgrpo.common.errors import RewardError
 from trl_drgrpo.rewards.contract import validate_rewards
 
 

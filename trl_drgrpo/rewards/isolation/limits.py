@@ -5,7 +5,7 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from trl_drgrpo.errors import InputError
+from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.rewards.contract import finite_number
 
 _MOST_SECONDS = 10**6  # some eleven days; what waits for sockets takes no more than twice that
@@ -31,7 +31,7 @@ class Limits:
         calls_per_worker (`int`, *optional*, defaults to `1000`): A worker is replaced after that many.
 
     Raises:
-        [`~trl_drgrpo.errors.InputError`]: A value outside its range.
+        [`InputError`]: A value outside its range.
     """
 
     timeout: float = 5.0

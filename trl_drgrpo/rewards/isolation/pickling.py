@@ -15,7 +15,7 @@ from typing import Any
 
 import cloudpickle
 
-from trl_drgrpo.errors import InputError
+from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.rewards.registry import FILE_PREFIX, module_from_file, resolve_reward
 
 
@@ -40,7 +40,7 @@ def pickled(worker_function: Any, name: str) -> bytes:
         name (`str`): Name of the reward, for the message.
 
     Raises:
-        [`~trl_drgrpo.errors.InputError`]: It refers to something that no other process can have, such as a lock, an
+        [`InputError`]: It refers to something that no other process can have, such as a lock, an
             open file or a client.
     """
     try:

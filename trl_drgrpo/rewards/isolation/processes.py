@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from trl_drgrpo.errors import InputError
+from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.rewards.isolation.worker import COMMAND, ENDED, LENGTH
 
 _PROGRAM = "import sys; sys.path[:] = sys.argv[3:]; from trl_drgrpo.rewards.isolation.nursery import main; main()"
@@ -58,7 +58,7 @@ class NurseryHandle:
     """The trainer's side of the nursery: one subprocess, started with exec, never by a plain fork.
 
     Raises:
-        [`~trl_drgrpo.errors.InputError`]: On a system without `fork`.
+        [`InputError`]: On a system without `fork`.
     """
 
     def __init__(self):

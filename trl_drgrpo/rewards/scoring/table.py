@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from trl_drgrpo.errors import InputError
+from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.rewards.contract import validate_rewards
 
 Row = dict[str, Any]
@@ -98,7 +98,7 @@ def score_rows(
         [`RewardScores`]
 
     Raises:
-        [`~trl_drgrpo.errors.InputError`]: What a reward raises for bad configuration; it is no failure of a row.
+        [`InputError`]: What a reward raises for bad configuration; it is no failure of a row.
     """
     scores = RewardScores(name)
     for start in range(0, len(rows), batch_size):

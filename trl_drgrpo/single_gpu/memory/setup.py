@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trl_drgrpo.errors import InputError
+from trl_drgrpo.common.errors import InputError
 
 LOADED_IN = ("float32", "bfloat16", "float16")
 

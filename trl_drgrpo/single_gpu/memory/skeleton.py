@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from trl_drgrpo.errors import InputError
+from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.single_gpu.memory.setup import Adapter, Setup
 from trl_drgrpo.single_gpu.memory.stand_ins import AdaptedLinear, EightBitLinear, FourBitLinear, Precision
 

@@ -51,7 +51,7 @@ def what_does_not_fit(args: Any, model: Any, memory: int) -> str | None:
     """The warning for a run.
 
     Args:
-        args ([`~trl_drgrpo.DrGRPOConfig`]): The run's configuration.
+        args ([`DrGRPOConfig`]): The run's configuration.
         model ([`~transformers.PreTrainedModel`] or its PEFT wrapper): The policy.
         memory (`int`): Bytes of the device.
 
@@ -82,7 +82,7 @@ def setup_of(args: Any, model: Any) -> Setup:
     """The setup of a trainer's run.
 
     Args:
-        args ([`~trl_drgrpo.DrGRPOConfig`]): Its configuration.
+        args ([`DrGRPOConfig`]): Its configuration.
         model ([`~transformers.PreTrainedModel`] or its PEFT wrapper): Its policy.
 
     Returns:

@@ -1,0 +1,340 @@
+r"""Whether two mathematical answers are the same: by spelling, by value, by structure, and only then by algebra.
+
+Math-Verify reads the LaTeX and compares what is left for it, such as `\frac{\sqrt{3}}{3}` and `\frac{1}{\sqrt{3}}`.
+It is not asked what the cheap steps before it decide, which are most samples of a run, and neither what it gets wrong:
+small numbers (it rounds to six places), bases (`52_8` counts as 52), `\frac12`, units, the order in `(2, 1)`.
+Tuples, intervals, sets, unions and matrices are taken apart here and compared entry by entry.
+
+`deep=False` leaves algebra out; what remains is bounded, and quick. Bounding algebra is the business of the caller.
+"""
+
+import functools
+import re
+from itertools import chain
+from typing import Any, NamedTuple
+
+from trl_drgrpo.rewards.functions.mathematics.algebra import algebraically_equal
+from trl_drgrpo.rewards.functions.mathematics.brackets import bracketed, collection, is_relation, matrix
+from trl_drgrpo.rewards.functions.mathematics.latex import is_cheap, is_well_formed, tidy, unwrapped
+from trl_drgrpo.rewards.functions.mathematics.quantities import (
+    ANGLE_FUNCTION,
+    PERCENT,
+    Number,
+    exact_number,
+    numbers_equal,
+    percent_equal,
+    split_scale,
+    split_unit,
+    units_agree,
+)
+from trl_drgrpo.rewards.functions.mathematics.relations import by_name, choice, interval, spread, union
+from trl_drgrpo.rewards.functions.mathematics.relations import chain as links_of
+
+_CACHE = 4096
+_NAME = r"(?:[a-zA-Z]|\\[a-zA-Z]+)(?:_\{\w+\}|'+)?(?:\([a-z]\))?"
+# Left sides that only name what is given: x, x_1, f(3), m\angle ABC; none that calculates.
+_LEFT_SIDE = rf"{_NAME}|\\text\{{[^{{}}]*\}}|[a-zA-Z]\([^()=]*\)|[^=<>\d+*/^,{{}}-]{{1,40}}?"
+_ASSIGNMENT = re.compile(rf"({_LEFT_SIDE}) ?(?:=|\\in(?![a-zA-Z])) ?([^=<>]+)")
+_BASED = re.compile(r"([\dA-Za-z]+)_\{?(?:\\text\{[a-z]+\}|\d+)\}?")
+_WORD = re.compile(r"[A-Za-z][A-Za-z' -]{3,}|(?i:yes|no)|\([A-Z]\)|[A-Z]")
+_CALL = re.compile(r"[a-zA-Z](?:_\{\w+\}|'+)?\([^()=]*\)")
+_LETTER_IN_TEXT = re.compile(r"(?<=.)\\text\{([a-zA-Z])\}")
+_PRIMED = re.compile(r"([a-zA-Z])('+)")
+_OF_LETTERS = re.compile(r"\\(?:gcd|lcm)(?![a-zA-Z])[^)]*[a-zA-Z]|(?:gcd|lcm)\}? ?\([^)]*[a-zA-Z]")
+_DEGREES = re.compile(r"(\d+(?:\.\d+)?|[a-zA-Z]) ?\\degree ?")
+_NUMBER_AND_LETTER = re.compile(r"(.*[\d}]) ([a-zA-Z])")
+_MAX_ENTRIES = 30  # of a set; in a longer one only spelling is compared
+_MAX_PROSE = 6  # words; a longer text is no answer that can be compared
+
+
+class Answer(NamedTuple):
+    """An answer, read as far as that is cheap.
+
+    Args:
+        text (`str`): The tidied answer without unit and without `x =`.
+        unit (`str`): In one spelling; empty where there is none.
+        variable (`str`): The left side of `x = 5` or `x \\in [0, 1]`; empty where there is none.
+        number (`Number`, *optional*): The exact value, where it is a number.
+    """
+
+    text: str
+    unit: str
+    variable: str
+    number: Number | None
+
+    @property
+    def equation(self) -> str:
+        """The answer with its left side."""
+        return f"{self.variable} = {self.text}" if self.variable else self.text
+
+
+# Public --------------------------------------------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=_CACHE)
+def is_readable(gold: str) -> bool:
+    """Whether a gold answer can be compared with anything: balanced, of bounded size and cost, and no prose."""
+    if not is_well_formed(gold):
+        return False
+    text = tidy(gold)
+    words = re.findall(r"[A-Za-z]{2,}", re.sub(r"\\[A-Za-z]+", " ", text))
+    has_dangling = re.search(r"(?:\\(?:frac|sqrt)|[\^_=+\\-])\s*$|\\frac(?!\{)", text)
+    return bool(re.search(r"\w|\\", text)) and is_cheap(text) and len(words) <= _MAX_PROSE and not has_dangling
+
+
+def equivalent(gold: str, answer: str, deep: bool = True) -> bool | None:
+    r"""Whether `answer` says the same as `gold`.
+
+    Args:
+        gold (`str`): A readable gold answer.
+        answer (`str`): What was extracted from a completion.
+        deep (`bool`, *optional*, defaults to `True`): Whether algebra may be used. It may take as long as it takes.
+
+    Returns:
+        `bool` or `None`: `None` only with `deep=False`: cheap means do not decide it.
+
+    Example:
+
+    ```python
+    >>> equivalent(r"\frac12", "0.5"), equivalent(r"12\text{ m}", r"12\text{ g}"), equivalent("3+c", "3+d", deep=False)
+    (True, False, None)
+
+    ```
+    """
+    if (letter := choice(answer)) and re.fullmatch(r"[A-J]", _words(tidy(gold)) or ""):
+        return letter == _words(tidy(gold))
+    if not is_well_formed(answer):
+        return False
+    return _same(tidy(union(gold)), tidy(union(answer)), deep)
+
+
+# By spelling, value and structure ------------------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=_CACHE)
+def read(text: str) -> Answer:
+    """Variable, value and unit of a tidied answer."""
+    exact, _, rounded = text.partition(r"\approx")
+    if rounded:  # \frac{22}{7} \approx 3.14, but x \approx 3.14
+        text = rounded.strip() if re.fullmatch(_NAME, exact.strip()) else exact.strip()
+    variable = ""
+    if links := links_of(text):
+        text = links.text
+    if assignment := _ASSIGNMENT.fullmatch(text):
+        variable, text = assignment[1], assignment[2]
+        if variable.startswith(r"\text"):
+            variable = ""  # a label: \text{Area} = 5
+    text, unit = split_unit(unwrapped(text))
+    text = _without_parentheses(text)
+    number, (factor, unit) = exact_number(text), split_scale(unit)
+    if factor > 1:  # 5 million dollars
+        text = rf"({text})\cdot {factor}"
+        number = Number(number.value * factor) if number else None
+    text = text if unit else _LETTER_IN_TEXT.sub(r"\1", text)
+    return Answer(text, unit, variable, number)
+
+
+def _without_parentheses(text: str) -> str:
+    """`(x+1)` and `\\{5\\}` without brackets; pairs and sets keep theirs."""
+    parts = bracketed(text)
+    return parts.items[0] if parts and len(parts.items) == 1 and parts.brackets in ("()", "{}") else text
+
+
+def _same(gold: str, answer: str, deep: bool) -> bool | None:
+    # From the cheapest to the dearest: each step either decides or leaves the pair to the next.
+    if gold == answer:
+        return True
+    if links := links_of(answer):
+        agreed = _all_same([links.last] * len(links.links), links.links, deep)
+        verdict = agreed if agreed is False else _same(gold, links.text, deep)
+        return verdict if not verdict or agreed else None
+    a, b = read(gold), read(answer)
+    if not units_agree(a.unit, b.unit) and PERCENT not in (a.unit, b.unit):
+        return False
+    if a.variable != b.variable and (a.variable and b.variable):
+        if _CALL.fullmatch(a.variable) or _CALL.fullmatch(b.variable):
+            return False  # f(2) = 5 against f(3) = 5
+        are_names = re.fullmatch(_NAME, a.variable) and re.fullmatch(_NAME, b.variable)
+        return False if are_names and a.number and b.number else _by_algebra(a.equation, b.equation, deep)
+    if a.number and b.number:
+        return _same_numbers(a, b)
+    if _unit_in_letter(a, b) or _unit_in_letter(b, a):
+        return True
+    if PERCENT in (a.unit, b.unit) and a.unit != b.unit:
+        return False
+    if a.text == b.text:
+        return True
+    if (verdict := _same_intervals(a.text, b.text, deep)) is not _UNDECIDED:
+        return verdict
+    if (verdict := _same_words(a.text, b.text)) is not _UNDECIDED:
+        return verdict
+    if (verdict := _same_collections(spread(a.text), spread(b.text), deep)) is not _UNDECIDED:
+        return verdict
+    if a.number and not a.unit and _is_plain_number_with_letter(b):
+        return _same_numbers(a, read(b.text[:-2]))
+    if is_relation(a.text) != is_relation(b.text):
+        return _relation_against_other(a, b, deep)
+    return _by_algebra(a.text, b.text, deep)
+
+
+_UNDECIDED = object()
+
+
+def _same_numbers(a: Answer, b: Answer) -> bool:
+    if a.number is None or b.number is None:
+        return False
+    if (a.unit == PERCENT) == (b.unit == PERCENT):
+        return numbers_equal(a.number, b.number)
+    percent, plain = (a, b) if a.unit == PERCENT else (b, a)
+    if plain.unit or percent.number is None or plain.number is None:
+        return False
+    return percent_equal(percent.number, plain.number)
+
+
+def _unit_in_letter(with_unit: Answer, bare: Answer) -> bool:
+    r"""`12 \text{ m}` against `12 m`, the same with the unit set as a variable."""
+    return len(with_unit.unit) == 1 and not bare.unit and bare.text.replace(" ", "") == with_unit.text + with_unit.unit
+
+
+def _is_plain_number_with_letter(answer: Answer) -> bool:
+    """`12 m` where 12 is asked for: the space makes it a unit. Only in answers: a gold `12 m` may be a product."""
+    match = _NUMBER_AND_LETTER.fullmatch(answer.text)
+    return bool(match) and match[2] in "mgshLl" and read(match[1]).number is not None
+
+
+def _same_words(gold: str, answer: str) -> Any:
+    if _BASED.fullmatch(gold) or _BASED.fullmatch(answer):
+        if gold[:1].isdigit() or answer[:1].isdigit():
+            return gold.replace(r"\text{", "").replace("}", "") == answer.replace(r"\text{", "").replace("}", "")
+        return _UNDECIDED
+    if ":" in gold or ":" in answer:  # times and ratios: 8:30 is no quotient
+        return _letters(gold) == _letters(answer)
+    a, b = _words(gold), _words(answer)
+    if a is None and b is None:
+        return _UNDECIDED
+    if a is None or b is None:
+        return False if len(a or b or "") > 1 else _UNDECIDED
+    if len(a) == len(b) == 1:
+        return a == b
+    return a.casefold() == b.casefold()
+
+
+def _letters(text: str) -> str:
+    return re.sub(r"\\text|[{}\s.]", "", text).casefold()
+
+
+def _words(text: str) -> str | None:
+    """The text of an answer in words or of a choice, without its wrapper; `None` for mathematics."""
+    plain = re.sub(r"\s+", " ", re.sub(r"\\text\{([^{}]*)\}", r" \1 ", text)).strip().rstrip(".")
+    if plain == "DNE":
+        return "does not exist"
+    return plain.strip("()") if _WORD.fullmatch(plain) else None
+
+
+def _same_intervals(gold: str, answer: str, deep: bool) -> Any:
+    one, other = interval(gold), interval(answer)
+    if one and other and one[0] == other[0]:
+        return _same(one[1], other[1], deep)
+    if one is None and (r"\infty" in gold or bracketed(gold)):
+        one = "", gold
+    elif other is None and (r"\infty" in answer or bracketed(answer)):
+        other = "", answer
+    else:
+        return _UNDECIDED
+    return (
+        _same_collections(one[1], other[1], deep)
+        if one and other and (one[1], other[1]) != (gold, answer)
+        else _UNDECIDED
+    )
+
+
+def _same_collections(gold: str, answer: str, deep: bool) -> Any:
+    a, b = matrix(gold), matrix(answer)
+    if a or b:
+        same_shape = a and b and [len(row) for row in a] == [len(row) for row in b]
+        if a and b:
+            return _all_same(list(chain(*a)), list(chain(*b)), deep) if same_shape else False
+        rows, other = a or b, bracketed(answer if a else gold)
+        if not rows or not other or other.brackets != "()" or {1} != {len(row) for row in rows}:
+            return False
+        column = [row[0] for row in rows]  # a column is a vector, as a tuple is
+        return _all_same(column, other.items, deep) if len(column) == len(other.items) else False
+    # 100,200 is a number; 100, 200 is a list.
+    one, other = (None if exact_number(text) else collection(text) for text in (gold, answer))
+    if one is None or other is None:
+        if one is None and other is None:
+            return _UNDECIDED
+        return _UNDECIDED if is_relation(gold) or is_relation(answer) else False
+    if len(one.items) != len(other.items):
+        return False
+    kinds = {one.brackets, other.brackets}
+    if kinds <= {"", "()"} and bool(names := by_name(one.items)) != bool(others := by_name(other.items)):
+        return _all_same(names or one.items, others or other.items, deep)
+    if kinds <= {"", "{}"} or kinds == {"U"}:
+        return _same_in_any_order(one.items, other.items, deep)
+    if kinds == {"", "()"} or len(kinds) == 1:
+        return _all_same(one.items, other.items, deep)
+    return False
+
+
+def _all_same(gold: Any, answer: Any, deep: bool) -> bool | None:
+    # The cheap look at all entries first: one that differs spares the algebra for the others.
+    verdicts = [_same(a, b, False) for a, b in zip(gold, answer, strict=True)]
+    if False in verdicts:
+        return False
+    if not deep:
+        return None if None in verdicts else True
+    return all(v or _same(a, b, True) for v, a, b in zip(verdicts, gold, answer, strict=True))
+
+
+def _same_in_any_order(gold: tuple[str, ...], answer: tuple[str, ...], deep: bool) -> bool | None:
+    if len(gold) > _MAX_ENTRIES:
+        return sorted(gold) == sorted(answer)
+    # Sameness is an equivalence, so each entry may take the first partner that fits.
+    rest, open_entries = list(answer), []
+    for entry in gold:
+        partner = next((other for other in rest if _same(entry, other, False)), None)
+        if partner is None:
+            open_entries.append(entry)
+        else:
+            rest.remove(partner)
+    if not open_entries:
+        return True
+    if any(all(_same(entry, other, False) is False for other in rest) for entry in open_entries):
+        return False
+    if not deep:
+        return None
+    for entry in open_entries:
+        partner = next((other for other in rest if _same(entry, other, True)), None)
+        if partner is None:
+            return False
+        rest.remove(partner)
+    return True
+
+
+def _relation_against_other(a: Answer, b: Answer, deep: bool) -> bool | None:
+    """`x > 5` says the same as `(5, \\infty)`; no other relation is the same as something that is none."""
+    relation, other = (a.text, b.text) if is_relation(a.text) else (b.text, a.text)
+    if other.startswith(("(", "[")) and "=" not in relation:
+        return _by_algebra(relation, other, deep)
+    name = a.variable or b.variable
+    if name and "=" in relation:  # y = 2x against y - 2x = 0
+        return _by_algebra(a.equation, b.equation, deep)
+    return False
+
+
+def _by_algebra(gold: str, answer: str, deep: bool) -> bool | None:
+    if not (is_cheap(gold) and is_cheap(answer)):
+        return False
+    gold, answer = _for_algebra(gold), _for_algebra(answer)
+    # What the parser drops or computes away: 5', gcd(a, b).
+    if any("'" in text or _OF_LETTERS.search(text) for text in (gold, answer)):
+        return False
+    return algebraically_equal(gold, answer) if deep else None
+
+
+def _for_algebra(text: str) -> str:
+    """`text` with primes as indices and, in the argument of a function, degrees as radians: the parser drops both."""
+    if r"\degree" in text and ANGLE_FUNCTION.search(text):
+        text = _DEGREES.sub(r"(\\frac{\1\\pi}{180})", text)
+    return _PRIMED.sub(lambda match: f"{match[1]}_{{9{len(match[2])}}}", text)

@@ -1,0 +1,344 @@
+"""The one place that touches the inside of TRL.
+
+TRL's GRPO files change weekly, so the rest of the package never touches a private name: `GRPOSeams` overrides the few
+private methods that matter, calls `super()` exactly once in each, and hands what comes back to a public hook
+(`hooks.py`). What each override relies on stands in `seams.py`, which compares it with the TRL that is installed.
+
+Importing this module imports TRL's trainer (6-10 s); a TRL outside the supported range is refused before that.
+"""
+
+import sys
+from collections import defaultdict
+from collections.abc import Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from trl_drgrpo.upstream.versions import require_supported_trl
+
+require_supported_trl()
+
+import torch  # noqa: E402  # the version is judged before anything heavy loads
+from accelerate.utils import gather_object  # noqa: E402
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints  # noqa: E402
+from trl import GRPOTrainer  # noqa: E402
+from trl.models.utils import disable_gradient_checkpointing  # noqa: E402
+
+from trl_drgrpo.common.secrets import without_secrets  # noqa: E402
+from trl_drgrpo.upstream.hooks import Hooks, ScoredBatch, ScoredTokens, TokenBatch  # noqa: E402
+
+
+@contextmanager
+def swapped(owner: Any, **values: Any):
+    """Attributes of `owner` replaced inside the block, restored after it; what came from its class does so again."""
+    before = {name: vars(owner)[name] for name in values if name in vars(owner)}
+    for name, value in values.items():
+        setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        for name in values:
+            if name in before:
+                setattr(owner, name, before[name])
+            else:
+                delattr(owner, name)
+
+
+@contextmanager
+def _item_swapped(owner: dict, key: Any, value: Any):
+    before = owner[key]
+    owner[key] = value
+    try:
+        yield
+    finally:
+        owner[key] = before
+
+
+@contextmanager
+def _trainable_values(model: Any):
+    """The values of trainable parameters as they are before TRL's constructor casts those on a quantised base.
+
+    Args:
+        model (`str` or `torch.nn.Module`): As given to the constructor, which runs inside the block.
+
+    Yields:
+        `dict[str, torch.Tensor]`: By parameter name, complete at the end of the block. No copies: TRL gives a cast
+        parameter other memory, and this holds on to the first.
+    """
+    values: dict[str, torch.Tensor] = {}
+    trl_module: Any = sys.modules[GRPOTrainer.__module__]
+    original = trl_module.get_peft_model
+
+    def note(holder: torch.nn.Module) -> None:
+        values.update({name: p.data for name, p in holder.named_parameters() if p.requires_grad})
+
+    def get_peft_model(*args: Any, **kwargs: Any) -> Any:
+        wrapped = original(*args, **kwargs)
+        values.clear()
+        note(wrapped)
+        return wrapped
+
+    if isinstance(model, torch.nn.Module):
+        note(model)
+    with swapped(trl_module, get_peft_model=get_peft_model):
+        yield values
+
+
+class GRPOSeams(Hooks, GRPOTrainer):
+    """`GRPOTrainer` with public hooks where this package steps in. With the hooks as they are, it is `GRPOTrainer`.
+
+    Each override calls `super()` once and edits what comes back; none copies a parent's body.
+    """
+
+    args: Any  # declared optional or wider by transformers, set by the time a method runs
+    model: Any
+    _train_sampler: Any = None
+    _limit_put_off: int | None = None  # save_total_limit, while a checkpoint is being written
+    _uploads_put_off = False
+    _uploads_reported: Sequence[Any] = ()  # futures whose end was looked at
+    scores_rollouts = False  # whether a generation batch is being made: old and reference log-probabilities fall due
+
+    def __init__(self, model, *args, **kwargs):
+        with _trainable_values(model) as values:
+            super().__init__(model, *args, **kwargs)
+        self.on_built(values)
+
+    def score_tokens(self, model: Any, tokens: TokenBatch) -> ScoredTokens:
+        """Log-probabilities and entropies of completion tokens."""
+        return self.score_as_trl(model, tokens)
+
+    # The seams themselves.
+
+    def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
+        with self.scoring():
+            return super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+
+    def _generate_and_score_completions(self, inputs):
+        calculate: Any = self._calculate_rewards  # a subclass's, where it has one: what it returns is what TRL gets
+
+        def calculate_and_show(inputs, prompts, completions, completion_ids_list):
+            rewards_per_func = calculate(inputs, prompts, completions, completion_ids_list)
+            self.on_rewards(ScoredBatch(rewards_per_func, inputs, prompts, completions, completion_ids_list))
+            return rewards_per_func
+
+        with swapped(self, scores_rollouts=True, _calculate_rewards=calculate_and_show):
+            rollouts = super()._generate_and_score_completions(inputs)
+        return self.on_rollouts(rollouts)
+
+    def _generate(self, prompts):
+        with self.rolling_out():
+            return super()._generate(prompts)
+
+    def _generate_single_turn(self, prompt_ids, images, multimodal_fields, num_generations, *args, **kwargs):
+        with self.generating():
+            return super()._generate_single_turn(
+                prompt_ids, images, multimodal_fields, num_generations, *args, **kwargs
+            )
+
+    def _prepare_inputs(self, generation_batch):
+        inputs = super()._prepare_inputs(generation_batch)
+        return self.on_micro_batch(inputs) if self.model.training else inputs
+
+    def _get_per_token_logps_and_entropies(
+        self, model, input_ids, attention_mask, logits_to_keep, batch_size=None, compute_entropy=False, **options
+    ):
+        tokens = TokenBatch(input_ids, attention_mask, logits_to_keep, batch_size, compute_entropy, options)
+        return self.score_tokens(model, tokens)
+
+    def score_as_trl(self, model: Any, tokens: TokenBatch) -> ScoredTokens:
+        """TRL's own way to compute log-probabilities and entropies of completion tokens."""
+        return super()._get_per_token_logps_and_entropies(
+            model,
+            tokens.input_ids,
+            tokens.attention_mask,
+            tokens.completion_width,
+            batch_size=tokens.batch_size,
+            compute_entropy=tokens.compute_entropy,
+            **tokens.options,
+        )
+
+    @property
+    def own_losses(self) -> list[str]:
+        """Methods of TRL's loss that a subclass has put its own in the place of."""
+        names = ("_compute_loss", "_get_per_token_logps_and_entropies")
+        return [name for name in names if getattr(type(self), name) is not getattr(GRPOSeams, name)]
+
+    def completion_log_probs(self, inputs: dict[str, Any]) -> torch.Tensor:
+        """Log-probabilities of a micro-batch's completion tokens under the policy, `(B, T)`, without gradient."""
+        tokens = TokenBatch(
+            torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1),
+            torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1),
+            inputs["completion_ids"].size(1),
+        )
+        checkpointing = disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs)
+        with torch.no_grad(), checkpointing:
+            return self.score_tokens(self.model, tokens)[0]
+
+    def _compute_loss(self, model, inputs):
+        loss = self.loss_without_forward(inputs)
+        if loss is not None:
+            return loss
+        mode = "train" if self.model.training else "eval"
+        logged: Any = defaultdict(list)
+        with swapped(self, **self.loss_constants(inputs)), _item_swapped(self._metrics, mode, logged):
+            loss = super()._compute_loss(model, inputs)
+        for name, values in self.loss_metrics(inputs, logged).items():
+            self._metrics[mode][name].extend(values)
+        return loss
+
+    def _get_train_sampler(self, dataset=None):
+        self._train_sampler = super()._get_train_sampler(dataset)
+        return self._train_sampler
+
+    def _save_checkpoint(self, model, trial):
+        folder = self.checkpoint_folder(trial)
+        self.on_checkpoint_begun(folder)
+        # Uploads begin and older checkpoints go only when this one is complete with what the hook adds: a run that is
+        # killed in between must find one of them, and what is uploaded must resume.
+        limit = self.args.save_total_limit
+        with swapped(self, _limit_put_off=limit, _uploads_put_off=True), swapped(self.args, save_total_limit=None):
+            super()._save_checkpoint(model, trial)
+        self.on_checkpoint_saved(folder)
+        if self.args.push_to_hub:
+            self._push_from_checkpoint(str(folder))
+        if self.args.should_save:
+            best = self.state.best_model_checkpoint
+            rotate_checkpoints(str(folder.parent), limit, best_model_checkpoint=best, use_mtime=True)
+
+    def _save(self, output_dir=None, state_dict=None):
+        # TRL's limit, where it is put off, belongs into the arguments that are saved with the model.
+        limit = {"save_total_limit": self._limit_put_off} if self._limit_put_off else {}
+        with without_secrets(), swapped(self.args, **limit):
+            super()._save(output_dir, state_dict)
+
+    def _push_from_checkpoint(self, checkpoint_folder):
+        if self._uploads_put_off:
+            return
+        self._report_failed_uploads()
+        with without_secrets():
+            super()._push_from_checkpoint(checkpoint_folder)
+
+    def _finish_current_push(self):
+        super()._finish_current_push()
+        self._report_failed_uploads()
+
+    def _report_failed_uploads(self) -> None:
+        """transformers waits for uploads, but never looks at how they ended."""
+        uploads = getattr(self, "push_in_progress", None)
+        done = [job for job in uploads.jobs if job.done()] if uploads else []
+        new = [job for job in done if job not in self._uploads_reported]
+        self._uploads_reported = done
+        if errors := [error for job in new if (error := job.exception()) is not None]:
+            self.on_failed_uploads(errors)
+
+    def _load_optimizer_and_scheduler(self, checkpoint):
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is not None:
+            self.on_checkpoint_loaded(Path(checkpoint))
+
+    # Private state of TRL, read and written under public names.
+
+    def checkpoint_folder(self, trial: Any = None) -> Path:
+        """Folder of a checkpoint at the current optimizer step."""
+        return Path(self._get_output_dir(trial=trial)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+
+    def save_checkpoint_now(self) -> None:
+        """Write a checkpoint outside the schedule."""
+        self._save_checkpoint(self.model, trial=None)
+
+    @property
+    def micro_step(self) -> int:
+        """Micro-batches processed so far: TRL decides by it when to generate and which slice of a batch is due."""
+        return self._step
+
+    @micro_step.setter
+    def micro_step(self, value: int) -> None:
+        self._step = value
+
+    @property
+    def pad_token_id(self) -> int:
+        """What TRL pads with."""
+        tokenizer: Any = self._tokenizer
+        return tokenizer.pad_token_id
+
+    @property
+    def generate_every(self) -> int:
+        """Micro-batches that one generation batch serves."""
+        return self.args.steps_per_generation * self.num_iterations
+
+    @property
+    def pending_rollouts(self) -> list[dict[str, Any]] | None:
+        """Micro-batches of the current generation batch; `None` when the next step generates anyway."""
+        return None if self._step % self.generate_every == 0 else self._buffered_inputs
+
+    @pending_rollouts.setter
+    def pending_rollouts(self, micro_batches: list[dict[str, Any]] | None) -> None:
+        self._buffered_inputs = micro_batches
+
+    @property
+    def buffered_rollouts(self) -> list[dict[str, Any]]:
+        """Micro-batches of the current generation batch, also those that are done."""
+        return self._buffered_inputs or []
+
+    def sample_completions(self, prompt_ids: list[list[int]], num_generations: int) -> list[list[int]]:
+        """Sample from the policy with the trainer's own backend and settings, outside a generation batch.
+
+        Args:
+            prompt_ids (`list[list[int]]`): Token ids of each row; equal prompts are consecutive.
+            num_generations (`int`): How often each prompt stands there.
+
+        Returns:
+            `list[list[int]]`: Completion ids, one list per row.
+        """
+        return self._generate_single_turn(prompt_ids, None, {}, num_generations)[0]
+
+    def sample_rollouts(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        """A generation batch, sampled and scored as in training, outside of it.
+
+        Args:
+            inputs (`list[dict]`): Rows of the data, each prompt as often as there are generations: what the training
+                data loader yields.
+
+        Returns:
+            `dict[str, Any]`: What TRL trains on, `prompt_ids`, `completion_ids`, their masks and `advantages`.
+        """
+        return self._generate_and_score_completions(inputs)
+
+    def gathered(self, values: list[Any]) -> list[Any]:
+        """A list of Python objects of every rank, in the order of ranks."""
+        return gather_object(values)
+
+    @property
+    def stop_token_ids(self) -> set[int]:
+        """Tokens that end a completion, as TRL counts them; one that ends in none of them was cut off."""
+        return {*self.eos_token_ids, self.pad_token_id}
+
+    def log_batch(self, metrics: dict[str, list[float]], columns: dict[str, list[Any]]) -> None:
+        """Log what was seen in the newest generation batch. Called by every rank, each with its own rows.
+
+        Args:
+            metrics (`dict[str, list[float]]`): Values per name; logged is their mean over ranks.
+            columns (`dict[str, list]`): One value per row, added to the table of logged completions.
+        """
+        everyone = self.gathered([(metrics, columns)])
+        mode = "train" if self.model.training else "eval"
+        for name in sorted({name for each, _ in everyone for name in each}):
+            values = [value for each, _ in everyone for value in each.get(name, [])]
+            self._metrics[mode][name].append(sum(values) / len(values))
+        for column in sorted({column for _, each in everyone for column in each}):
+            self._logs["extra"][column].extend(value for _, each in everyone for value in each[column])
+
+    def replace_logged_advantages(self, advantages: list[float]) -> None:
+        """Correct the advantages of the newest rows in the table of logged completions; each rank gives its own."""
+        advantages = self.gathered(advantages)
+        logged = self._logs["advantages"]
+        for _ in range(min(len(advantages), len(logged))):
+            logged.pop()
+        logged.extend(advantages)
+
+    def advance_train_sampler(self, epochs: int) -> None:
+        """Move the prompt order past `epochs` finished epochs: TRL's sampler starts over after a resume."""
+        sampler = self._train_sampler
+        if sampler is not None and getattr(sampler, "shuffle", False):
+            for _ in range(epochs):
+                torch.randperm(sampler.num_samples, generator=sampler.generator)
