@@ -11,9 +11,10 @@ import transformers.modeling_utils
 from runs import short_run
 from transformers.trainer_callback import TrainerState
 
-from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer, checkpoints
+from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
 from trl_drgrpo.cli.job import check_given
 from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.features.resume import checkpoints
 from trl_drgrpo.features.resume.checkpoints import (
     PART_FILE,
     STATE_FILE,

@@ -137,7 +137,7 @@ def test_dry_run_is_a_recipe_and_loads_no_model(recipe, folder, monkeypatch, cap
 
 @pytest.mark.parametrize(("source", "named"), [("data", None), ("some/name", "some/name")])
 def test_push_to_hub_names_only_a_hub_dataset(recipe, monkeypatch, capsys, source, named):
-    from trl_drgrpo import data
+    from trl_drgrpo.cli import data
     from trl_drgrpo.trainer import DrGRPOTrainer
 
     calls = []

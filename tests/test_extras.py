@@ -6,7 +6,8 @@ import pytest
 from transformers import BitsAndBytesConfig
 from trl.rewards import accuracy_reward, think_format_reward
 
-from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer, extras
+from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
+from trl_drgrpo.common import extras
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.extras import require_for_quantization, require_package
 

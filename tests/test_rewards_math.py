@@ -156,7 +156,7 @@ def test_it_needs_no_main_thread(here):
 
 
 def test_a_worker_loads_sympy_before_its_first_completion():
-    code = "import sys; from trl_drgrpo.rewards.functions.mathematics import math_reward as m; assert 'sympy' not in sys.modules; "
+    code = "import sys; from trl_drgrpo.rewards import math_reward as m; assert 'sympy' not in sys.modules; "
     code += "m(completions=['#### 1'], solution=['1']); assert 'sympy' not in sys.modules; "
     code += "m.warm_up(); assert 'sympy' in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

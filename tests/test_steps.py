@@ -529,7 +529,8 @@ def test_a_decode_that_changes_on_the_way_is_cut_up_to_there():
 
 
 def test_the_files_are_pure():
-    code = "import sys, trl_drgrpo.process_rewards.steps; print({'torch', 'trl', 'transformers', 'accelerate'} & sys.modules.keys())"
+    code = "import sys, trl_drgrpo.process_rewards.steps; "
+    code += "print({'torch', 'trl', 'transformers', 'accelerate'} & sys.modules.keys())"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
 
 

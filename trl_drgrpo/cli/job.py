@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trl_drgrpo import data
-from trl_drgrpo.cli import console, flags
+from trl_drgrpo.cli import console, data, flags
 from trl_drgrpo.cli.prompts import check_prompting, prompted
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.features.resume.checkpoints import require_complete
@@ -85,7 +84,7 @@ def check_given(given: dict[str, Any]) -> None:
 def model_path(name: str) -> str:
     """The path or Hub id behind a model's name: `trl_drgrpo:demo` is the model that comes with the package."""
     if name == DEMO_MODEL:
-        return str(Path(__file__).parents[1] / "demo" / "model")
+        return str(Path(__file__).parents[1] / "labs" / "demo" / "model")
     return str(Path(name).expanduser()) if name.startswith("~") else name
 
 
@@ -249,7 +248,7 @@ def build_trainer(job: Job) -> Any:
         job ([`Job`]): What [`prepare`] put together.
 
     Returns:
-        [`DrGRPOTrainer`].
+        [`~trl_drgrpo.DrGRPOTrainer`].
     """
     from trl import get_peft_config, get_quantization_config  # pyright: ignore[reportPrivateImportUsage]
 

@@ -12,9 +12,9 @@ import os
 import sys
 from collections.abc import Sequence
 
-from trl_drgrpo import __version__
 from trl_drgrpo.cli import console
 from trl_drgrpo.common.errors import InputError, PushError, UpstreamError
+from trl_drgrpo.common.version import __version__
 
 SUBCOMMANDS = {
     "train": "train a model with Dr. GRPO from a YAML recipe and flags",

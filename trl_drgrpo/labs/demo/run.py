@@ -16,8 +16,8 @@ import torch
 from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
 from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.config import DrGRPOConfig
 from trl_drgrpo.features.diagnostics.progress import show_progress
 from trl_drgrpo.labs.demo.build import MODEL_DIR
 from trl_drgrpo.labs.demo.compare import train_with_grpo
@@ -36,6 +36,7 @@ from trl_drgrpo.labs.demo.result import (
 from trl_drgrpo.labs.demo.task import list_sum_reward, make_dataset, make_problems
 from trl_drgrpo.labs.demo.tokenizer import build_tokenizer
 from trl_drgrpo.report import write_report
+from trl_drgrpo.trainer import DrGRPOTrainer
 
 _PROMPTS_PER_STEP, _NUM_GENERATIONS, _MAX_COMPLETION_LENGTH = 8, 8, 128  # P, G, T
 _LEARNING_RATE = 3e-4

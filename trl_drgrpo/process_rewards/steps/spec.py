@@ -57,7 +57,7 @@ def step_segmenter(spec: StepSpec, field: str = "step_separator") -> StepSegment
     StepSegmenter(['\\n\\n', '###'])
     >>> step_segmenter("token:64")
     Traceback (most recent call last):
-    trl_drgrpo.common.errors.InputError: step_separator: got 'token:64'; expected a separator, ... Did you mean 'tokens'? ...
+    trl_drgrpo.common.errors.InputError: step_separator: got 'token:64'; expected a separator, ... Did you mean ...
 
     ```
     """

@@ -1,7 +1,7 @@
 """reasoning-gym: `score_answer(answer, entry)` for datasets that other programs wrote.
 
-Rows that [`trl_drgrpo.rewards.functions.reasoning_gym.make_splits`] wrote are scored by the reward `reasoning_gym`, which knows
-the task of every row. Here the task is named once, and the entry is put together from the columns `question`,
+Rows that `make_splits` of `rewards/functions/reasoning_gym.py` wrote are scored by the reward `reasoning_gym`, which
+knows the task of every row. Here the task is named once, and the entry is put together from the columns `question`,
 `answer` and `metadata` that reasoning-gym's own exports have. The final answer is extracted in the same way.
 """
 
