@@ -16,7 +16,6 @@ from transformers import HfArgumentParser, TrainerCallback
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
 from trl_drgrpo.cli import flags, values
 from trl_drgrpo.common.errors import InputError, RewardError
-from trl_drgrpo.credit import CreditedBatch
 from trl_drgrpo.features.diagnostics.feature import STATE_FILE
 from trl_drgrpo.features.diagnostics.run_warnings import DEFAULTS
 from trl_drgrpo.features.diagnostics.snapshot import BatchSnapshot
@@ -24,7 +23,7 @@ from trl_drgrpo.features.diagnostics.statistics import BUCKETS
 from trl_drgrpo.labs.check.tiny import tiny_model
 from trl_drgrpo.process_rewards.steps import step_segmenter
 from trl_drgrpo.report.reading import read_run
-from trl_drgrpo.upstream.hooks import ScoredBatch
+from trl_drgrpo.upstream.hooks import CreditedBatch, ScoredBatch
 
 HAIR_TRIGGER = {"truncation": {"share": 0.0, "steps": 1}}
 

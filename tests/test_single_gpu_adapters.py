@@ -10,9 +10,9 @@ from transformers import BitsAndBytesConfig
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer, lora_preset
 from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.features.diagnostics.movement import MovementWatch
 from trl_drgrpo.single_gpu.adapters import keep_4bit_layout
-from trl_drgrpo.single_gpu.movement import MovementWatch
-from trl_drgrpo.upstream.host import GRPOSeams
+from trl_drgrpo.upstream.host import HostTrainer
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def test_the_preset_alone_makes_it_qlora(base, settings, prompts, tokenizer, rew
     before, start = adapter(trainer), logits(trainer.model, IDS)
     trainer.model.train()
     trainer.train()
-    assert trainer.plans  # the fast path is on
+    assert trainer.fast_path.plans  # the fast path is on
     after = adapter(trainer)
     assert {p.dtype for p in after.values()} == {torch.float32}
     assert all(not torch.equal(before[name], after[name]) for name in before)
@@ -285,7 +285,7 @@ def logits_without_packing(model):
 @pytest.fixture
 def loading_fails(monkeypatch):
     """Nothing may load: the error comes before."""
-    monkeypatch.setattr(GRPOSeams, "__init__", lambda *args, **kwargs: pytest.fail("a model was about to load"))
+    monkeypatch.setattr(HostTrainer, "__init__", lambda *args, **kwargs: pytest.fail("a model was about to load"))
 
 
 @pytest.mark.usefixtures("loading_fails")

@@ -242,7 +242,7 @@ def test_what_an_op_gave_before_is_what_it_gives():
 
 
 def test_the_watch_over_movement_is_counted():
-    from trl_drgrpo.single_gpu.movement import MovementWatch, _sample
+    from trl_drgrpo.features.diagnostics.movement import MovementWatch, _sample
 
     assert MovementWatch().__init__.__defaults__[1] == estimate.WATCHED  # type: ignore[union-attr]
     model = torch.nn.Sequential(torch.nn.Linear(400, 300), torch.nn.Linear(300, 7, dtype=torch.bfloat16))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from runs import train
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
-from trl_drgrpo.single_gpu.movement import MovementWatch
+from trl_drgrpo.features.diagnostics.movement import MovementWatch
 
 
 class Model(torch.nn.Module):

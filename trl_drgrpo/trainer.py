@@ -1,43 +1,48 @@
-"""`DrGRPOTrainer`: TRL's `GRPOTrainer` with the objective of Dr. GRPO. Glue only.
+"""`DrGRPOTrainer`: TRL's `GRPOTrainer` with the objective of Dr. GRPO. The way of a reward to the optimizer:
 
-Data's way: prompts -> (TRL) completions -> rewards, checked -> advantages (`credit.py`) -> planned micro-batches
-(`fast_path/`) -> (TRL) forward and loss, with L as the divisor -> optimizer step. What this relies on inside TRL is in
-`upstream.py`.
+1. reward functions, checked (`rewards/contract.py`), are called by TRL: `on_rewards` keeps what they gave;
+2. `on_rollouts`: `r_i - baseline` (`objective/advantages.py`), with step rewards also `A_it`
+   (`process_rewards/calling.py`, `objective/step_advantages.py`);
+3. `features/fast_path/` plans the micro-batches of each optimizer step: same gradient, less work;
+4. `loss_constants`: TRL's loss divides by `B * L` and weighs KL by `beta` (`objective/loss.py` is its specification);
+5. the optimizer step is TRL's. `upstream/host.py` has the hooks; `features/` plug into them.
 """
 
 import textwrap
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
 from typing import Any
 
 import torch
 from datasets import Dataset, DatasetDict, IterableDataset, IterableDatasetDict
-from transformers import (
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    ProcessorMixin,
-    TrainerCallback,
-)
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin, TrainerCallback
 from trl import GRPOConfig
 
-from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.errors import RewardError
 from trl_drgrpo.common.extras import require_package
-from trl_drgrpo.config.config import DrGRPOConfig
+from trl_drgrpo.config.config import DrGRPOConfig, dr_grpo_config
 from trl_drgrpo.config.preflight import check_inputs
-from trl_drgrpo.features.diagnostics.feature import DiagnosedTrainer
-from trl_drgrpo.features.resume.feature import StepBoundary
-from trl_drgrpo.objective.advantages import RunningRewardScale
-from trl_drgrpo.process_rewards.calling import StepRewardFunc, StepScorer, process_only
+from trl_drgrpo.features.diagnostics.feature import Diagnostics
+from trl_drgrpo.features.diagnostics.movement import MovementWatch
+from trl_drgrpo.features.fast_path.feature import FastPath
+from trl_drgrpo.features.model_card.feature import ModelCard
+from trl_drgrpo.features.resume.feature import Resume
+from trl_drgrpo.objective.advantages import RunningRewardScale, combine_rewards, group_advantages
+from trl_drgrpo.objective.step_advantages import spread_over_tokens, step_advantages
+from trl_drgrpo.process_rewards.calling import RaggedRewards, StepRewardFunc, StepScorer, StepScores, process_only
 from trl_drgrpo.process_rewards.steps import StepSegmenter
 from trl_drgrpo.process_rewards.steps import step_segmenter as build_segmenter
 from trl_drgrpo.rewards.contract import checked_reward
 from trl_drgrpo.single_gpu.adapters import check_adapter, choose_quantization, prepare_adapters
 from trl_drgrpo.single_gpu.memory.warning import MemoryWatch
-from trl_drgrpo.single_gpu.movement import MovementWatch
+from trl_drgrpo.upstream.hooks import CreditedBatch, ScoredBatch, ScoredTokens, TokenBatch
+from trl_drgrpo.upstream.host import HostTrainer
 from trl_drgrpo.upstream.seams import require_seams
 from trl_drgrpo.upstream.weight_sync import refuse_unsendable, sync_merged_layers
 
 
-class DrGRPOTrainer(DiagnosedTrainer):
+class DrGRPOTrainer(HostTrainer):
     """
     Trainer for Dr. GRPO ([Understanding R1-Zero-Like Training](https://huggingface.co/papers/2503.20783)).
 
@@ -100,6 +105,8 @@ class DrGRPOTrainer(DiagnosedTrainer):
             }"""),
     }
     args: DrGRPOConfig
+    dataset_name: str | None = None  # what the run log calls the data; its builder's name by default
+    _batch: Any = None  # the newest ScoredBatch
 
     def __init__(
         self,
@@ -128,7 +135,7 @@ class DrGRPOTrainer(DiagnosedTrainer):
         **parent_kwargs: Any,
     ):
         require_seams()
-        args = _dr_grpo_config(args, model)
+        args = dr_grpo_config(args, model)
         reward_funcs, step_reward_funcs = _as_list(reward_funcs), _as_list(step_reward_funcs)
         check_inputs(
             args,
@@ -153,9 +160,13 @@ class DrGRPOTrainer(DiagnosedTrainer):
             if not reward_funcs and environment_factory is None:
                 reward_funcs = [process_only]
         self.reward_scale = RunningRewardScale()
-        self.given_optimizers = optimizers
+        self.given_optimizers = optimizers  # where not made from the arguments
         # The config has made sure that one of the two is set.
         self.loss_normalizer = int(args.loss_normalizer or args.max_completion_length or 0)
+        self.diagnostics, self.fast_path = Diagnostics(self), FastPath(self)
+        self.resume, self.model_card = Resume(self), ModelCard(self)
+        self.movement_watch = MovementWatch(self)
+        self.features = [self.diagnostics, self.fast_path, self.resume, self.model_card]
         super().__init__(
             model=model,
             reward_funcs=[
@@ -180,29 +191,170 @@ class DrGRPOTrainer(DiagnosedTrainer):
             name = self.reward_func_names[i]
             reward_func: Any = self.reward_funcs[i]
             self.reward_funcs[i] = checked_reward(reward_func, args.on_reward_error, name)
-        if self.use_vllm and not self._in_lockstep:
+        if self.use_vllm and not self.in_lockstep:
             sync_merged_layers(self.vllm_generation)
-        self.step_boundary = StepBoundary(self)
-        self.add_callback(self.step_boundary)
-        self.movement_watch = MovementWatch()
-        if not self.shards_gradients:
-            self.add_callback(self.movement_watch)
+        if not self.in_lockstep:  # there, a process may hold a part of each gradient only
+            self.features.append(self.movement_watch)
+        for feature in self.features:
+            self.add_callback(feature)
+            feature.on_trainer_built()
         self.add_callback(MemoryWatch())
-        self.start_diagnostics()
         if args.max_completion_length is None and not self.use_vllm:
             self._fill_the_context()
 
     def on_built(self, trainable_values: dict[str, torch.Tensor]) -> None:
         prepare_adapters(self.model, trainable_values, self.args.adapter_dtype)
 
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+        """As [`trl.GRPOTrainer.train`], with three differences.
+
+        When a reward function fails, a checkpoint is saved before the error; `resume_from_checkpoint=True` takes the
+        newest checkpoint that was written to its end, or starts the run and says so; the path of one that was not is
+        an `InputError`.
+        """
+        checkpoint = self.resume.checkpoint(resume_from_checkpoint)
+        with ExitStack() as running:
+            for feature in self.features:
+                running.enter_context(feature.around_train())
+            return super().train(checkpoint, *args, **kwargs)
+
+    # Rewards become advantages
+
+    def on_rewards(self, batch: ScoredBatch) -> None:
+        """Keep the batch. Infinite rewards are caught here, whoever gave them: a model, an environment, a function."""
+        for i, name in enumerate(self.reward_func_names):
+            self._refuse_infinite(batch.rewards_per_func[:, i], f"reward function '{name}'")
+        self._batch = batch
+
+    def on_rollouts(self, rollouts: dict[str, Any]) -> dict[str, Any]:
+        """Replace the advantages of a scored generation batch by those of Dr. GRPO."""
+        rewards = combine_rewards(self._batch.rewards_per_func, self.reward_weights)  # (B,) over all ranks
+        self._refuse_infinite(rewards, "weighted sum of the rewards")
+        outcome = group_advantages(rewards, self.group_size, self.args.advantage_baseline)  # (B,)
+        if self.args.scale_by_running_std:
+            if self.model.training:
+                self.reward_scale.update(rewards)
+            outcome = outcome / self.reward_scale.std
+        mask = rollouts["completion_mask"]
+        trained = mask * rollouts.get("tool_mask", 1)  # (b, T), this rank's rows
+        advantages, steps, step_rewards = outcome[self.own_rows], None, None  # (b,)
+        if self.step_scorer:
+            steps = self._score_steps(self.step_scorer, rollouts)
+            step_rewards = self.gathered(steps.rewards)  # all ranks: a group may straddle them
+            process = self._process_advantages(step_rewards, steps, trained)  # (b, T)
+            advantages = self.args.outcome_weight * advantages.unsqueeze(1) + self.args.process_weight * process
+            advantages = advantages.masked_fill(~trained.bool(), 0.0)
+        rollouts["advantages"] = advantages
+        batch = CreditedBatch(
+            self._batch, rewards, outcome, advantages, mask, trained, self.group_size, steps, step_rewards
+        )
+        self.replace_logged_advantages(batch.row_advantages)
+        self.on_credit(batch)
+        return rollouts
+
+    @property
+    def own_rows(self) -> slice:
+        """This rank's rows of the newest generation batch among those of all ranks."""
+        rows, rank = len(self._batch.prompts), self.accelerator.process_index
+        return slice(rank * rows, (rank + 1) * rows)
+
+    def _score_steps(self, scorer: StepScorer, rollouts: dict[str, Any]) -> StepScores:
+        tool_mask = rollouts["tool_mask"].tolist() if "tool_mask" in rollouts else None
+        with self.scoring():
+            steps, metrics, columns = scorer.score_batch(self._batch, tool_mask, self.text_tokenizer, self.state)
+        self.log_batch(metrics, columns)
+        return steps
+
+    def _process_advantages(
+        self, step_rewards: RaggedRewards, steps: StepScores, trained: torch.Tensor
+    ) -> torch.Tensor:
+        credits = step_advantages(
+            step_rewards,
+            self.group_size,
+            self.args.step_credit,
+            self.args.step_baseline,
+            deepseekmath_std=self.args.deepseekmath_step_std,
+        )
+        return spread_over_tokens(credits[self.own_rows], [each.ends for each in steps.steps], trained)
+
+    def _refuse_infinite(self, rewards: torch.Tensor, field: str) -> None:
+        """An error, or NaN in place of the value (in place, `rewards` is a view) for those who opted in."""
+        infinite = rewards.isinf()
+        if not infinite.any():
+            return
+        if self.args.on_reward_error == "raise":
+            row = int(infinite.nonzero()[0])
+            got = f"{rewards[row].item()} in float32 for row {row} of the batch"
+            raise RewardError(field, got, "numbers that float32 can hold", "Clip it, or return None.")
+        rewards[infinite] = torch.nan
+
+    # Advantages become a loss
+
+    def loss_constants(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """The objective's two constants, under the names by which TRL's loss reads them.
+
+        TRL divides the summed token losses by its rows times `self.max_completion_length`, and weighs KL by
+        `self.beta`: here by `B * L`, with the rows of a stock micro-batch as B, and by the warmed-up beta.
+        """
+        return {
+            "max_completion_length": self.loss_normalizer / self.fast_path.rows_per_nominal_row(inputs),
+            "beta": self.beta_at(self.state.global_step),
+        }
+
+    def beta_at(self, step: int) -> float:
+        """KL weight of an optimizer step, counted from 0: `beta * min(1, (step + 1) / beta_warmup_steps)`."""
+        warmup_steps = self.args.beta_warmup_steps
+        return self.beta * min(1.0, (step + 1) / warmup_steps) if warmup_steps else self.beta
+
+    # Asked of the fast path: it owns micro-batches, scoring and generation
+
+    def score_tokens(self, model: Any, tokens: TokenBatch) -> ScoredTokens:
+        return self.fast_path.score_tokens(model, tokens)
+
+    def generating(self) -> AbstractContextManager[Any]:
+        return self.fast_path.generating()
+
+    def on_micro_batch(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        return self.fast_path.micro_batch(inputs)
+
+    def computing_loss(self, inputs: dict[str, Any]) -> AbstractContextManager[Any]:
+        return self.fast_path.computing_loss(inputs)
+
+    def loss_without_forward(self, inputs: dict[str, Any]) -> torch.Tensor | None:
+        return self.fast_path.loss_without_forward(inputs)
+
+    def loss_metrics(self, inputs: dict[str, Any], metrics: dict[str, list[float]]) -> dict[str, list[float]]:
+        return self.fast_path.loss_metrics(inputs, metrics)
+
+    # Asked of the model card: it owns card and upload
+
+    def writing_card(self, given: dict[str, Any]) -> AbstractContextManager[dict[str, Any]]:
+        return self.model_card.writing_card(given)
+
+    def on_model_saved(self, folder: Path) -> None:
+        self.model_card.on_model_saved(folder)
+
+    def opening_repository(self) -> AbstractContextManager[Any]:
+        return self.model_card.opening_repository()
+
+    def pushing(self) -> AbstractContextManager[Any]:
+        return self.model_card.pushing()
+
+    def on_failed_uploads(self, errors: list[BaseException]) -> None:
+        self.model_card.on_failed_uploads(errors)
+
+    # What is logged and saved
+
+    def add_to_log(self, logs: dict[str, Any]) -> None:
         if self.args.beta_warmup_steps and self.model.training:
             logs["drgrpo/beta"] = self.beta_at(self.state.global_step - 1)  # the step that was just finished
         if self.args.scale_by_running_std and self.model.training:
             logs["drgrpo/reward_scale"] = self.reward_scale.std
-        if self.model.training:
-            logs.update(self.movement_watch.logged_once())
-        super().log(logs, start_time)
+        super().add_to_log(logs)
+
+    def on_checkpoint_saved(self, checkpoint: Path) -> None:
+        super().on_checkpoint_saved(checkpoint)
+        self.resume.complete(checkpoint)  # the one order that matters: its state file lists all the others
 
     # Generation
 
@@ -212,17 +364,6 @@ class DrGRPOTrainer(DiagnosedTrainer):
             return
         context = self.model.config.get_text_config().max_position_embeddings
         self.generation_config.max_length = self.generation_kwargs["max_length"] = context
-
-
-def _dr_grpo_config(args: GRPOConfig | None, model: Any) -> DrGRPOConfig:
-    if isinstance(args, DrGRPOConfig):
-        return args
-    if isinstance(args, GRPOConfig):
-        return DrGRPOConfig.from_grpo_config(args)
-    if args is None:
-        model_name = model if isinstance(model, str) else model.config._name_or_path
-        return DrGRPOConfig(f"{model_name.rstrip('/').split('/')[-1] or 'model'}-DrGRPO")
-    raise InputError("args", type(args).__name__, "a DrGRPOConfig", "Build it with trl_drgrpo.DrGRPOConfig(...).")
 
 
 def _as_list(reward_funcs: Any) -> list[Any]:

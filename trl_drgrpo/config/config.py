@@ -17,6 +17,7 @@ import logging
 from dataclasses import MISSING, dataclass, field
 from typing import Any
 
+from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.secrets import is_saving, scrubbed
 from trl_drgrpo.config.validation import (
     ADAPTER_DTYPES,
@@ -333,3 +334,15 @@ class DrGRPOConfig(GRPOConfig):
             self.tf32 = None
         elif self.use_cpu and self.bf16 is None:
             self.bf16 = False
+
+
+def dr_grpo_config(args: GRPOConfig | None, model: Any) -> DrGRPOConfig:
+    """A trainer's configuration as ours; `None`: the defaults, with an `output_dir` named after the model."""
+    if isinstance(args, DrGRPOConfig):
+        return args
+    if isinstance(args, GRPOConfig):
+        return DrGRPOConfig.from_grpo_config(args)
+    if args is None:
+        model_name = model if isinstance(model, str) else model.config._name_or_path
+        return DrGRPOConfig(f"{model_name.rstrip('/').split('/')[-1] or 'model'}-DrGRPO")
+    raise InputError("args", type(args).__name__, "a DrGRPOConfig", "Build it with trl_drgrpo.DrGRPOConfig(...).")

@@ -8,6 +8,7 @@ import inspect
 import logging
 import math
 import numbers
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -115,6 +116,47 @@ class StepScorer:
             for name, output in zip(self.names, _call_all(self.funcs, call), strict=True)
         ]
         return StepScores(steps, _weighted_sum(per_func, self.weights, steps), per_func)
+
+    def score_batch(
+        self, batch: Any, tool_mask: list[list[int]] | None, tokenizer: Any, trainer_state: Any
+    ) -> tuple[StepScores, dict[str, list[float]], dict[str, list[Any]]]:
+        """As `score`, for a generation batch of the trainer.
+
+        Args:
+            batch ([`ScoredBatch`]): This rank's rows, as the reward functions got them.
+            tool_mask (`list[list[int]]`, *optional*): For each row 0 on tool results, 1 elsewhere; may be padded.
+            tokenizer ([`~transformers.PreTrainedTokenizerBase`]): Decodes completions.
+            trainer_state ([`~transformers.TrainerState`]): For the functions.
+
+        Returns:
+            `tuple`: The [`StepScores`]; values per metric; columns for the table of logged completions.
+
+        Raises:
+            `RewardError`: As in `score`.
+        """
+        metrics: dict[str, list[float]] = defaultdict(list)
+        columns: dict[str, list[Any]] = defaultdict(list)
+        keys = [key for key in batch.inputs[0] if key not in ("prompt", "completion", "completion_ids")]
+        masks: list[Any] = [None] * len(batch.prompts)
+        if tool_mask is not None:
+            masks = [mask[: len(ids)] for mask, ids in zip(tool_mask, batch.completion_ids, strict=True)]
+        scores = self.score(
+            [list(ids) for ids in batch.completion_ids],
+            masks,
+            tokenizer,
+            lambda name, value: metrics[name].append(value),
+            log_extra=lambda column, values: columns[column].extend(values),
+            prompts=batch.prompts,
+            completions=batch.completions,
+            trainer_state=trainer_state,
+            **{key: [example[key] for example in batch.inputs] for key in keys},
+        )
+        for name, rewards in zip(self.names, scores.rewards_per_func, strict=True):
+            if scored := [s for row in rewards for s in row if s is not None]:
+                metrics[f"process_rewards/{name}/mean"].append(sum(scored) / len(scored))
+        columns["steps"] = [list(steps.texts) for steps in scores.steps]
+        columns["step_rewards"] = scores.rewards
+        return scores, metrics, columns
 
     def _settle(self, name: str, output: Any, steps: list[Steps], log_metric: Callable) -> RaggedRewards:
         """The rewards of one function, checked; or what its failure costs."""

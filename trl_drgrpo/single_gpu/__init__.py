@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from trl_drgrpo.common.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from trl_drgrpo.features.diagnostics.movement import MovementWatch as MovementWatch
     from trl_drgrpo.single_gpu.merging import MergeReport as MergeReport
     from trl_drgrpo.single_gpu.merging import merge_adapter as merge_adapter
-    from trl_drgrpo.single_gpu.movement import MovementWatch as MovementWatch
     from trl_drgrpo.single_gpu.presets import lora_preset as lora_preset
     from trl_drgrpo.single_gpu.presets import preset_arguments as preset_arguments
 

@@ -1,7 +1,7 @@
-"""The one place that touches the inside of TRL.
+"""`GRPOTrainer` with public hooks.
 
-TRL's GRPO files change weekly, so the rest of the package never touches a private name: `GRPOSeams` overrides the few
-private methods that matter, calls `super()` exactly once in each, and hands what comes back to a public hook
+TRL's GRPO files change weekly, so the rest of the package never touches a private name: `HostTrainer` overrides the
+few private methods that matter, calls `super()` exactly once in each, and hands what comes back to a public hook
 (`hooks.py`). What each override relies on stands in `seams.py`, which compares it with the TRL that is installed.
 
 Importing this module imports TRL's trainer (6-10 s); a TRL outside the supported range is refused before that.
@@ -19,39 +19,14 @@ from trl_drgrpo.upstream.versions import require_supported_trl
 require_supported_trl()
 
 import torch  # noqa: E402  # the version is judged before anything heavy loads
-from accelerate.utils import gather_object  # noqa: E402
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints  # noqa: E402
+from transformers.trainer_utils import rotate_checkpoints  # noqa: E402
 from trl import GRPOTrainer  # noqa: E402
 from trl.models.utils import disable_gradient_checkpointing  # noqa: E402
 
 from trl_drgrpo.common.secrets import without_secrets  # noqa: E402
 from trl_drgrpo.upstream.hooks import Hooks, ScoredBatch, ScoredTokens, TokenBatch  # noqa: E402
-
-
-@contextmanager
-def swapped(owner: Any, **values: Any):
-    """Attributes of `owner` replaced inside the block, restored after it; what came from its class does so again."""
-    before = {name: vars(owner)[name] for name in values if name in vars(owner)}
-    for name, value in values.items():
-        setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        for name in values:
-            if name in before:
-                setattr(owner, name, before[name])
-            else:
-                delattr(owner, name)
-
-
-@contextmanager
-def _item_swapped(owner: dict, key: Any, value: Any):
-    before = owner[key]
-    owner[key] = value
-    try:
-        yield
-    finally:
-        owner[key] = before
+from trl_drgrpo.upstream.private_state import PrivateState  # noqa: E402
+from trl_drgrpo.upstream.swapping import item_swapped, swapped  # noqa: E402
 
 
 @contextmanager
@@ -84,15 +59,12 @@ def _trainable_values(model: Any):
         yield values
 
 
-class GRPOSeams(Hooks, GRPOTrainer):
+class HostTrainer(Hooks, PrivateState):
     """`GRPOTrainer` with public hooks where this package steps in. With the hooks as they are, it is `GRPOTrainer`.
 
     Each override calls `super()` once and edits what comes back; none copies a parent's body.
     """
 
-    args: Any  # declared optional or wider by transformers, set by the time a method runs
-    model: Any
-    _train_sampler: Any = None
     _limit_put_off: int | None = None  # save_total_limit, while a checkpoint is being written
     _uploads_put_off = False
     _uploads_reported: Sequence[Any] = ()  # futures whose end was looked at
@@ -161,7 +133,7 @@ class GRPOSeams(Hooks, GRPOTrainer):
     def own_losses(self) -> list[str]:
         """Methods of TRL's loss that a subclass has put its own in the place of."""
         names = ("_compute_loss", "_get_per_token_logps_and_entropies")
-        return [name for name in names if getattr(type(self), name) is not getattr(GRPOSeams, name)]
+        return [name for name in names if getattr(type(self), name) is not getattr(HostTrainer, name)]
 
     def completion_log_probs(self, inputs: dict[str, Any]) -> torch.Tensor:
         """Log-probabilities of a micro-batch's completion tokens under the policy, `(B, T)`, without gradient."""
@@ -180,15 +152,22 @@ class GRPOSeams(Hooks, GRPOTrainer):
             return loss
         mode = "train" if self.model.training else "eval"
         logged: Any = defaultdict(list)
-        with swapped(self, **self.loss_constants(inputs)), _item_swapped(self._metrics, mode, logged):
+        constants = swapped(self, **self.loss_constants(inputs))
+        with self.computing_loss(inputs), constants, item_swapped(self._metrics, mode, logged):
             loss = super()._compute_loss(model, inputs)
         for name, values in self.loss_metrics(inputs, logged).items():
             self._metrics[mode][name].extend(values)
         return loss
 
+    def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
+        """As in transformers, but a finished run that is resumed is finished: there it trains one more step."""
+        if self.state.global_step >= self.state.max_steps:
+            return [], None
+        return super().get_batch_samples(*args, **kwargs)
+
     def _get_train_sampler(self, dataset=None):
-        self._train_sampler = super()._get_train_sampler(dataset)
-        return self._train_sampler
+        self.train_sampler = super()._get_train_sampler(dataset)
+        return self.train_sampler
 
     def _save_checkpoint(self, model, trial):
         folder = self.checkpoint_folder(trial)
@@ -236,109 +215,46 @@ class GRPOSeams(Hooks, GRPOTrainer):
         if checkpoint is not None:
             self.on_checkpoint_loaded(Path(checkpoint))
 
-    # Private state of TRL, read and written under public names.
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        self.add_to_log(logs)
+        super().log(logs, start_time)
 
-    def checkpoint_folder(self, trial: Any = None) -> Path:
-        """Folder of a checkpoint at the current optimizer step."""
-        return Path(self._get_output_dir(trial=trial)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+    # The model's way out.
 
-    def save_checkpoint_now(self) -> None:
-        """Write a checkpoint outside the schedule."""
-        self._save_checkpoint(self.model, trial=None)
-
-    @property
-    def micro_step(self) -> int:
-        """Micro-batches processed so far: TRL decides by it when to generate and which slice of a batch is due."""
-        return self._step
-
-    @micro_step.setter
-    def micro_step(self, value: int) -> None:
-        self._step = value
-
-    @property
-    def pad_token_id(self) -> int:
-        """What TRL pads with."""
-        tokenizer: Any = self._tokenizer
-        return tokenizer.pad_token_id
-
-    @property
-    def generate_every(self) -> int:
-        """Micro-batches that one generation batch serves."""
-        return self.args.steps_per_generation * self.num_iterations
-
-    @property
-    def pending_rollouts(self) -> list[dict[str, Any]] | None:
-        """Micro-batches of the current generation batch; `None` when the next step generates anyway."""
-        return None if self._step % self.generate_every == 0 else self._buffered_inputs
-
-    @pending_rollouts.setter
-    def pending_rollouts(self, micro_batches: list[dict[str, Any]] | None) -> None:
-        self._buffered_inputs = micro_batches
-
-    @property
-    def buffered_rollouts(self) -> list[dict[str, Any]]:
-        """Micro-batches of the current generation batch, also those that are done."""
-        return self._buffered_inputs or []
-
-    def sample_completions(self, prompt_ids: list[list[int]], num_generations: int) -> list[list[int]]:
-        """Sample from the policy with the trainer's own backend and settings, outside a generation batch.
+    def create_model_card(
+        self,
+        model_name: str | None = None,
+        dataset_name: str | None = None,
+        tags: str | list[str] | None = None,
+    ) -> None:
+        """As [`trl.GRPOTrainer.create_model_card`], with a text that states the objective, data, rewards and results.
 
         Args:
-            prompt_ids (`list[list[int]]`): Token ids of each row; equal prompts are consecutive.
-            num_generations (`int`): How often each prompt stands there.
-
-        Returns:
-            `list[list[int]]`: Completion ids, one list per row.
+            model_name, dataset_name, tags:
+                As in TRL. What is left out is what an earlier call gave.
         """
-        return self._generate_single_turn(prompt_ids, None, {}, num_generations)[0]
+        with self.writing_card({"model_name": model_name, "dataset_name": dataset_name, "tags": tags}) as given:
+            super().create_model_card(**given)
 
-    def sample_rollouts(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        """A generation batch, sampled and scored as in training, outside of it.
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """As in transformers, with the run's card beside an adapter, in the place of PEFT's."""
+        super().save_model(output_dir, _internal_call)
+        self.on_model_saved(Path(output_dir or self.args.output_dir))
 
-        Args:
-            inputs (`list[dict]`): Rows of the data, each prompt as often as there are generations: what the training
-                data loader yields.
+    def init_hf_repo(self, *args: Any, **kwargs: Any) -> None:
+        """As in transformers; a Hub that cannot be reached, or refuses, is one clear error.
 
-        Returns:
-            `dict[str, Any]`: What TRL trains on, `prompt_ids`, `completion_ids`, their masks and `advantages`.
+        Raises:
+            `InputError`: Before anything was trained.
         """
-        return self._generate_and_score_completions(inputs)
+        with self.opening_repository():
+            super().init_hf_repo(*args, **kwargs)
 
-    def gathered(self, values: list[Any]) -> list[Any]:
-        """A list of Python objects of every rank, in the order of ranks."""
-        return gather_object(values)
+    def push_to_hub(self, *args: Any, **kwargs: Any) -> Any:
+        """As in transformers; whatever goes wrong, the model is saved locally.
 
-    @property
-    def stop_token_ids(self) -> set[int]:
-        """Tokens that end a completion, as TRL counts them; one that ends in none of them was cut off."""
-        return {*self.eos_token_ids, self.pad_token_id}
-
-    def log_batch(self, metrics: dict[str, list[float]], columns: dict[str, list[Any]]) -> None:
-        """Log what was seen in the newest generation batch. Called by every rank, each with its own rows.
-
-        Args:
-            metrics (`dict[str, list[float]]`): Values per name; logged is their mean over ranks.
-            columns (`dict[str, list]`): One value per row, added to the table of logged completions.
+        Raises:
+            `PushError`: Says where the model is and how to push it later.
         """
-        everyone = self.gathered([(metrics, columns)])
-        mode = "train" if self.model.training else "eval"
-        for name in sorted({name for each, _ in everyone for name in each}):
-            values = [value for each, _ in everyone for value in each.get(name, [])]
-            self._metrics[mode][name].append(sum(values) / len(values))
-        for column in sorted({column for _, each in everyone for column in each}):
-            self._logs["extra"][column].extend(value for _, each in everyone for value in each[column])
-
-    def replace_logged_advantages(self, advantages: list[float]) -> None:
-        """Correct the advantages of the newest rows in the table of logged completions; each rank gives its own."""
-        advantages = self.gathered(advantages)
-        logged = self._logs["advantages"]
-        for _ in range(min(len(advantages), len(logged))):
-            logged.pop()
-        logged.extend(advantages)
-
-    def advance_train_sampler(self, epochs: int) -> None:
-        """Move the prompt order past `epochs` finished epochs: TRL's sampler starts over after a resume."""
-        sampler = self._train_sampler
-        if sampler is not None and getattr(sampler, "shuffle", False):
-            for _ in range(epochs):
-                torch.randperm(sampler.num_samples, generator=sampler.generator)
+        with self.pushing():
+            return super().push_to_hub(*args, **kwargs)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from trl_drgrpo.features.diagnostics.right import RightRule
 from trl_drgrpo.features.model_card.objective import objective_of
 from trl_drgrpo.process_rewards.steps import step_segmenter
 from trl_drgrpo.upstream.versions import LIBRARIES, installed_versions
@@ -73,11 +74,12 @@ def start_facts(trainer: Any) -> dict[str, Any]:
     }
 
 
-def run_facts(trainer: Any) -> dict[str, Any]:
+def run_facts(trainer: Any, right: RightRule | None) -> dict[str, Any]:
     """What belongs to the run.
 
     Args:
         trainer ([`DrGRPOTrainer`]): The trainer, about to train.
+        right ([`RightRule`], *optional*): Which completions are right.
 
     Returns:
         `dict[str, Any]`: JSON-ready.
@@ -88,7 +90,6 @@ def run_facts(trainer: Any) -> dict[str, Any]:
     if scorer and scorer.segmenter.name != step_segmenter(args.step_spec).name:
         objective["step_separator"] = scorer.segmenter.name  # the trainer was given a segmenter of its own
     objective |= _fields(args, _WEIGHTS)
-    right = trainer.right_rule
     return {
         "trainer": type(trainer).__name__,
         "max_steps": trainer.state.max_steps,

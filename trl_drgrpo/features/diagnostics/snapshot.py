@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from trl_drgrpo.credit import CreditedBatch
 from trl_drgrpo.features.diagnostics.records import RecordedRow
+from trl_drgrpo.upstream.hooks import CreditedBatch
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,11 @@ All of it is exact for this package's objective and no other, so each step stand
 """
 
 import logging
-from contextlib import AbstractContextManager
-from functools import cached_property
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
-from accelerate.utils import DistributedType
 
 from trl_drgrpo.features.fast_path.decoding import shared_prefill
 from trl_drgrpo.features.fast_path.metrics import WindowMetrics
@@ -27,97 +26,87 @@ from trl_drgrpo.features.fast_path.sharing import (
     why_not_shared,
 )
 from trl_drgrpo.features.fast_path.window import PLAN, Window, rows_of, unknown_keys, windows
-from trl_drgrpo.features.resume.feature import ResumableTrainer
-from trl_drgrpo.upstream.hooks import ScoredTokens, TokenBatch
-from trl_drgrpo.upstream.host import swapped
+from trl_drgrpo.upstream.hooks import CreditedBatch, Feature, ScoredTokens, TokenBatch
+from trl_drgrpo.upstream.swapping import swapped
 
 logger = logging.getLogger(__name__)
 
-# Where every process takes part in every forward and backward, none may leave one out.
-_LOCKSTEP = (DistributedType.DEEPSPEED, DistributedType.FSDP, DistributedType.MEGATRON_LM)
 
+class FastPath(Feature):
+    """Plans micro-batches, scores tokens in packs and generates from one run of each prompt.
 
-class FastPathTrainer(ResumableTrainer):
-    """`ResumableTrainer` with planned micro-batches, unless `args.micro_batching` says otherwise."""
+    The one owner of these three: the trainer asks it, and it does as TRL does where `args.micro_batching` says so.
+    """
 
-    _packs: MicroBatch | None = None  # of the micro-batch whose loss is being computed
-    _rollouts_are_new = False
-    _old_log_probs_are_due = False
-    _window_metrics: WindowMetrics | None = None
+    def __init__(self, trainer: Any):
+        super().__init__(trainer)
+        self._packs: MicroBatch | None = None  # of the micro-batch whose loss is being computed
+        self._rollouts_are_new = False
+        self._old_log_probs_are_due = False
+        self._window_metrics: WindowMetrics | None = None
+        self._costs: dict[int, Costs] = {}  # by the identity of a model
+        self._said: set[str] = set()
 
     # What may be done
 
     @property
     def plans(self) -> bool:
         """Whether micro-batches are planned: the loss must be a plain sum over tokens with a constant divisor."""
-        return self.args.micro_batching == "exact" and self._why_not_planned() is None
+        return self.trainer.args.micro_batching == "exact" and self._why_not_planned() is None
 
     @property
     def skips(self) -> bool:
         """Whether rows without signal are left out: nothing but the advantage may give them a gradient."""
-        return self.plans and self.beta == 0
+        return self.plans and self.trainer.beta == 0
 
     def _why_not_planned(self) -> str | None:
-        if self.args.entropy_coef != 0 or self.args.use_adaptive_entropy:
+        if self.trainer.args.entropy_coef != 0 or self.trainer.args.use_adaptive_entropy:
             return "the entropy bonus is a mean over the tokens of a micro-batch"
-        if self.args.top_entropy_quantile < 1:
+        if self.trainer.args.top_entropy_quantile < 1:
             return "top_entropy_quantile compares the tokens of a micro-batch"
-        if self.aux_loss_enabled:
+        if self.trainer.aux_loss_enabled:
             return "the load-balancing loss is a mean over the tokens of a micro-batch"
-        peft = getattr(self.accelerator.unwrap_model(self.model), "active_peft_config", None)
+        peft = getattr(self.trainer.accelerator.unwrap_model(self.trainer.model), "active_peft_config", None)
         if peft is not None and peft.is_prompt_learning:
             return "its adapter puts virtual tokens in front of a row"
-        if self.args.torch_compile:
+        if self.trainer.args.torch_compile:
             return "torch.compile would compile each shape anew"
-        if rope_depends_on_width(self.model.config):
+        if rope_depends_on_width(self.trainer.model.config):
             return "the model's rotary angles depend on the width of a batch"
-        if self.own_losses:
-            return f"{type(self).__name__} has its own {' and '.join(self.own_losses)}"
+        if self.trainer.own_losses:
+            return f"{type(self.trainer).__name__} has its own {' and '.join(self.trainer.own_losses)}"
         return None
 
-    @property
-    def _in_lockstep(self) -> bool:
-        return self.accelerator.distributed_type in _LOCKSTEP
-
-    @property
-    def shards_gradients(self) -> bool:
-        """Whether a process may hold only a part of each gradient."""
-        return self._in_lockstep
-
-    @cached_property
-    def _costs(self) -> dict[int, Costs]:
-        return {}
-
-    def train(self, *args: Any, **kwargs: Any) -> Any:
-        if self.args.micro_batching == "exact" and (reason := self._why_not_planned()):
+    @contextmanager
+    def around_train(self) -> Iterator[None]:
+        if self.trainer.args.micro_batching == "exact" and (reason := self._why_not_planned()):
             logger.warning("Micro-batches stay as TRL makes them: %s.", reason)
-        self._window_metrics = WindowMetrics(self.skips, self.importance_sampling_level == "sequence")
-        return super().train(*args, **kwargs)
+        self._window_metrics = WindowMetrics(self.skips, self.trainer.importance_sampling_level == "sequence")
+        yield
 
     # Planning
 
-    def on_rollouts(self, rollouts: dict[str, Any]) -> dict[str, Any]:
-        self._rollouts_are_new = self.model.training
-        return super().on_rollouts(rollouts)
+    def on_credit(self, batch: CreditedBatch) -> None:
+        self._rollouts_are_new = self.trainer.model.training
 
-    def on_micro_batch(self, inputs: dict[str, Any]) -> dict[str, Any]:
+    def micro_batch(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """Plan the micro-batches of a new generation batch, and give the one that is due."""
         if not self._rollouts_are_new:
             return inputs
         self._rollouts_are_new = False
-        buffered = self.buffered_rollouts
+        buffered = self.trainer.buffered_rollouts
         if self.plans and self._can_be_planned(buffered):
             buffered[:] = self._planned(buffered)
         if self._old_log_probs_are_due:
             self._score_old(buffered)
-        return buffered[self.micro_step % len(buffered)]
+        return buffered[self.trainer.micro_step % len(buffered)]
 
     def _can_be_planned(self, micro_batches: list[dict[str, Any]]) -> bool:
         unknown = unknown_keys(micro_batches[0])
         if unknown:
             self._say_once(f"Micro-batches with {', '.join(unknown)} stay as TRL makes them.")
         has_prompts = all(batch["prompt_mask"].any(dim=1).all().item() for batch in micro_batches)
-        return all(self.gathered([not unknown and has_prompts]))
+        return all(self.trainer.gathered([not unknown and has_prompts]))
 
     def _planned(self, micro_batches: list[dict[str, Any]]) -> list[dict[str, Any]]:
         costs = self._plan_costs()
@@ -125,13 +114,13 @@ class FastPathTrainer(ResumableTrainer):
             Window(
                 [micro_batches[slot] for slot in slots], skip=self.skips, budget=_budget(micro_batches), costs=costs
             )
-            for slots in windows(len(micro_batches), self.args.gradient_accumulation_steps)
+            for slots in windows(len(micro_batches), self.trainer.args.gradient_accumulation_steps)
         ]
-        everyone = self.gathered([[window.summary() for window in planned]])
+        everyone = self.trainer.gathered([[window.summary() for window in planned]])
         batches = [
             batch
             for number, window in enumerate(planned)
-            for batch in window.micro_batches([summaries[number] for summaries in everyone], self._in_lockstep)
+            for batch in window.micro_batches([summaries[number] for summaries in everyone], self.trainer.in_lockstep)
         ]
         self._log_plan([window.statistics() for window in planned], batches)
         return batches
@@ -139,7 +128,7 @@ class FastPathTrainer(ResumableTrainer):
     def _log_plan(self, statistics: list[dict[str, float]], micro_batches: list[dict[str, Any]]) -> None:
         total = {name: sum(each[name] for each in statistics) for name in statistics[0]}
         forwards = sum(batch[PLAN]["rows"] > 0 for batch in micro_batches)
-        steps = len(micro_batches) / self.args.gradient_accumulation_steps  # optimizer steps of one pass
+        steps = len(micro_batches) / self.trainer.args.gradient_accumulation_steps  # optimizer steps of one pass
         metrics = {
             "drgrpo/rows_skipped_frac": 1 - total["run"] / total["rows"],
             "drgrpo/micro_batches": forwards / steps,
@@ -147,33 +136,33 @@ class FastPathTrainer(ResumableTrainer):
         }
         if total["processed"]:
             metrics["drgrpo/useful_token_frac"] = total["useful"] / total["processed"]
-        self.log_batch({name: [value] for name, value in metrics.items()}, {})
+        self.trainer.log_batch({name: [value] for name, value in metrics.items()}, {})
 
     def _plan_costs(self, model: Any = None) -> Costs:
-        """What a plan for this model is judged by; the policy by default. A reference may be made otherwise."""
-        model = self.model if model is None else model
+        """Cost model for the plans of a model; the policy by default. A reference may be made otherwise."""
+        model = self.trainer.model if model is None else model
         if id(model) not in self._costs:
             self._costs[id(model)] = Costs(
                 pair=attention_pair_cost(model.config),
-                forward=forward_cost(self.accelerator.device.type),
-                share_prompts=self.args.share_prompts and self._can_share_prompts(model),
+                forward=forward_cost(self.trainer.accelerator.device.type),
+                share_prompts=self.trainer.args.share_prompts and self._can_share_prompts(model),
                 multiple=self._multiple,
             )
         return self._costs[id(model)]
 
     @property
     def _multiple(self) -> int:
-        return int(self.pad_to_multiple_of or 1)
+        return int(self.trainer.pad_to_multiple_of or 1)
 
     def _can_share_prompts(self, model: Any) -> bool:
         def log_probs(packed: Packed) -> torch.Tensor:
             return self._score_packed(model, packed, False)[0]
 
-        reduced = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.accelerator.mixed_precision)
+        reduced = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.trainer.accelerator.mixed_precision)
         if getattr(model, "is_quantized", False):
             reduced = reduced or torch.bfloat16  # weights are rounded anew in every product
-        unwrapped = self.accelerator.unwrap_model(model)
-        reason = "the model is sharded" if self._in_lockstep else why_not_shared(unwrapped, log_probs, reduced)
+        unwrapped = self.trainer.accelerator.unwrap_model(model)
+        reason = "the model is sharded" if self.trainer.in_lockstep else why_not_shared(unwrapped, log_probs, reduced)
         if reason:
             self._say_once(f"Completions do not share the forward of their prompt: {reason}.")
         return reason is None
@@ -182,21 +171,21 @@ class FastPathTrainer(ResumableTrainer):
 
     def score_tokens(self, model: Any, tokens: TokenBatch) -> ScoredTokens:
         """Run rows left-aligned and cut to their own extent, in packs; give the values where TRL expects them."""
-        if not (self.plans and self.model.training and tokens.is_text_only):
-            return self.score_as_trl(model, tokens)
+        if not (self.plans and self.trainer.model.training and tokens.is_text_only):
+            return self.trainer.score_as_trl(model, tokens)
         if self._may_wait(model):
             self._old_log_probs_are_due = True
             return torch.zeros_like(tokens.input_ids[:, -tokens.completion_width :], dtype=torch.float32), None, None
         if self._packs is not None:
             return self._score_packs(model, tokens, self._packs)
-        if self.scores_rollouts:
+        if self.trainer.scores_rollouts:
             return self._score_rollouts(model, tokens)
-        return self.score_as_trl(model, tokens)  # a micro-batch that was not planned
+        return self.trainer.score_as_trl(model, tokens)  # a micro-batch that was not planned
 
     def _may_wait(self, model: Any) -> bool:
         """Old log-probabilities that nothing needs before the plan says which rows are trained on."""
-        corrects_sampling = self.use_vllm and self.vllm_importance_sampling_correction
-        return self.scores_rollouts and self.skips and not corrects_sampling and model is self.model
+        corrects_sampling = self.trainer.use_vllm and self.trainer.vllm_importance_sampling_correction
+        return self.trainer.scores_rollouts and self.skips and not corrects_sampling and model is self.trainer.model
 
     def _score_old(self, micro_batches: list[dict[str, Any]]) -> None:
         """The old log-probabilities that had to wait, micro-batch by micro-batch, of the rows that are run."""
@@ -205,7 +194,7 @@ class FastPathTrainer(ResumableTrainer):
             if PLAN in inputs and not inputs[PLAN]["rows"]:
                 continue
             with swapped(self, _packs=_packs(inputs)):
-                inputs["old_per_token_logps"] = self.completion_log_probs(inputs)
+                inputs["old_per_token_logps"] = self.trainer.completion_log_probs(inputs)
 
     def _score_rollouts(self, model: Any, tokens: TokenBatch) -> ScoredTokens:
         """All rows of a generation batch, in as many forwards as their lengths ask for."""
@@ -216,8 +205,8 @@ class FastPathTrainer(ResumableTrainer):
             "completion_mask": tokens.attention_mask[:, -width:],
         }
         rows = rows_of(split, [True] * len(tokens.input_ids))
-        if self._in_lockstep or not all(row.prompt_length for row in rows):
-            return self.score_as_trl(model, tokens)
+        if self.trainer.in_lockstep or not all(row.prompt_length for row in rows):
+            return self.trainer.score_as_trl(model, tokens)
         budget = Budget(tokens.batch_size or len(rows), tokens.input_ids.size(1))
         log_probs = tokens.input_ids.new_zeros(len(rows), width, dtype=torch.float32)
         entropies = torch.zeros_like(log_probs) if tokens.compute_entropy else None
@@ -234,7 +223,7 @@ class FastPathTrainer(ResumableTrainer):
             tokens.attention_mask,
             tokens.completion_width,
             packs,
-            self.pad_token_id,
+            self.trainer.pad_token_id,
             self._multiple,
         )
         log_probs, entropies, _ = self._score_packed(model, packed, tokens.compute_entropy)
@@ -244,32 +233,33 @@ class FastPathTrainer(ResumableTrainer):
         """Values of the targets, `(1, n)`."""
         ids = packed.targets.new_zeros(1, packed.targets.size(1) + 1)  # of the shape that TRL is to expect
         tokens = TokenBatch(ids, torch.ones_like(ids), packed.targets.size(1), None, compute_entropy)
-        return self.score_as_trl(_PackedModel(model, self._backbone(model), packed), tokens)
+        return self.trainer.score_as_trl(_PackedModel(model, self._backbone(model), packed), tokens)
 
     def _backbone(self, model: Any) -> Any:
-        unwrapped = self.accelerator.unwrap_model(model)
+        unwrapped = self.trainer.accelerator.unwrap_model(model)
         return (unwrapped.get_base_model() if hasattr(unwrapped, "get_base_model") else unwrapped).base_model
 
     # Loss
 
     def loss_without_forward(self, inputs: dict[str, Any]) -> torch.Tensor | None:
+        """As in [`Hooks`]: a slot that the plan left empty."""
         if PLAN not in inputs or inputs[PLAN]["rows"]:
             return None
-        return torch.zeros((), device=self.accelerator.device, requires_grad=True)
+        return torch.zeros((), device=self.trainer.accelerator.device, requires_grad=True)
 
-    def loss_constants(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        """TRL divides by its rows times `self.max_completion_length`: here L, and the rows of a stock micro-batch."""
-        constants = super().loss_constants(inputs)
-        if PLAN not in inputs:
-            return {**constants, "max_completion_length": self.loss_normalizer}
-        plan = inputs[PLAN]
-        normalizer = self.loss_normalizer * plan["nominal_rows"] / plan["rows"]
-        return {**constants, "max_completion_length": normalizer, "_packs": _packs(inputs)}
+    def computing_loss(self, inputs: dict[str, Any]) -> AbstractContextManager[Any]:
+        """As in [`Hooks`]: the rows of a planned micro-batch are scored in its packs."""
+        return swapped(self, _packs=_packs(inputs)) if PLAN in inputs else nullcontext()
+
+    def rows_per_nominal_row(self, inputs: dict[str, Any]) -> float:
+        """Rows of a micro-batch over those of a stock one: TRL divides by the first, the objective by the second."""
+        return inputs[PLAN]["rows"] / inputs[PLAN]["nominal_rows"] if PLAN in inputs else 1.0
 
     def loss_metrics(self, inputs: dict[str, Any], metrics: dict[str, list[float]]) -> dict[str, list[float]]:
+        """As in [`Hooks`]: summed over an optimizer step, so that their meaning is that of stock micro-batches."""
         if PLAN not in inputs or self._window_metrics is None:
-            return super().loss_metrics(inputs, metrics)
-        self._window_metrics.add(inputs[PLAN], metrics, self.accelerator.num_processes)
+            return metrics
+        self._window_metrics.add(inputs[PLAN], metrics, self.trainer.accelerator.num_processes)
         window = inputs[PLAN].get("window")
         return self._window_metrics.finish(window) if window else {}
 
@@ -277,16 +267,15 @@ class FastPathTrainer(ResumableTrainer):
 
     def generating(self) -> AbstractContextManager[Any]:
         """Prompts run once and finished rows are dropped, where transformers' own loop would generate."""
-        fast = self.args.micro_batching == "exact" and self.args.fast_generation
-        elsewhere = self.use_vllm or self.use_transformers_continuous_batching
-        if not fast or elsewhere or self._in_lockstep or self.args.torch_compile:
-            return super().generating()
-        return shared_prefill(self.accelerator.unwrap_model(self.model_wrapped))
+        fast = self.trainer.args.micro_batching == "exact" and self.trainer.args.fast_generation
+        elsewhere = self.trainer.use_vllm or self.trainer.use_transformers_continuous_batching
+        if not fast or elsewhere or self.trainer.in_lockstep or self.trainer.args.torch_compile:
+            return nullcontext()
+        return shared_prefill(self.trainer.accelerator.unwrap_model(self.trainer.model_wrapped))
 
     def _say_once(self, message: str) -> None:
-        said = self.__dict__.setdefault("_said", set())
-        if message not in said:
-            said.add(message)
+        if message not in self._said:
+            self._said.add(message)
             logger.warning(message)
 
 

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trl_drgrpo.config.config import DrGRPOConfig
-
 
 @dataclass(frozen=True)
 class Objective:
@@ -33,7 +31,7 @@ def objective_of(trainer: Any) -> Objective:
     Returns:
         [`Objective`].
     """
-    args: DrGRPOConfig = trainer.args
+    args: Any = trainer.args
     has_steps = trainer.step_scorer is not None
     formula = [
         f"loss = 1 / (B * L) * sum over rows i and tokens t of l_it      L = {trainer.loss_normalizer} tokens",
@@ -54,7 +52,7 @@ def objective_of(trainer: Any) -> Objective:
     return Objective([line for line in formula if line], notes)
 
 
-def _token_loss(args: DrGRPOConfig, advantage: str) -> str:
+def _token_loss(args: Any, advantage: str) -> str:
     low, high = args.epsilon, args.epsilon if args.epsilon_high is None else args.epsilon_high
     ratio = "rho_it" if args.importance_sampling_level == "token" else "rho_i"
     capped = ratio if args.delta is None else f"min({ratio}, {args.delta:g})"
@@ -65,13 +63,13 @@ def _token_loss(args: DrGRPOConfig, advantage: str) -> str:
     return loss
 
 
-def _ratio(args: DrGRPOConfig) -> str:
+def _ratio(args: Any) -> str:
     if args.importance_sampling_level == "token":
         return "exp(logp_it - old_logp_it)"
     return "exp(mean over t of (logp_it - old_logp_it)), one ratio per completion"
 
 
-def _advantages(args: DrGRPOConfig, has_steps: bool) -> list[str]:
+def _advantages(args: Any, has_steps: bool) -> list[str]:
     baseline = {
         "group_mean": f"mean of its group's {args.num_generations} rewards",
         "leave_one_out": f"mean of the other {(args.num_generations or 1) - 1} rewards of its group",
@@ -92,7 +90,7 @@ def _weighted_sum(symbol: str, names: Sequence[str], weights: Sequence[float]) -
     return f"{symbol:<4} = {' + '.join(terms)}"
 
 
-def _credit(args: DrGRPOConfig) -> str:
+def _credit(args: Any) -> str:
     reference = "" if args.step_baseline == "none" else " - b"
     credit = {
         "return_to_go": f"sum over steps k that end at or after t of (s_ik{reference})",
@@ -102,7 +100,7 @@ def _credit(args: DrGRPOConfig) -> str:
     return f"({credit}) / group std" if args.deepseekmath_step_std else credit
 
 
-def _policy_notes(trainer: Any, args: DrGRPOConfig) -> list[str]:
+def _policy_notes(trainer: Any, args: Any) -> list[str]:
     on_policy = args.gradient_accumulation_steps % trainer.generate_every == 0
     notes = [
         f"Passes over each generation batch: {args.num_iterations}; micro-batches in it: {args.steps_per_generation}; "
@@ -121,7 +119,7 @@ def _policy_notes(trainer: Any, args: DrGRPOConfig) -> list[str]:
     return notes
 
 
-def _kl_notes(trainer: Any, args: DrGRPOConfig) -> list[str]:
+def _kl_notes(trainer: Any, args: Any) -> list[str]:
     if not args.beta:
         return ["No KL term (beta = 0): nothing holds the policy to a reference."]
     reference = "the starting weights, frozen"
@@ -136,7 +134,7 @@ def _kl_notes(trainer: Any, args: DrGRPOConfig) -> list[str]:
     return [note + "."]
 
 
-def _step_notes(args: DrGRPOConfig, segmenter: str) -> list[str]:
+def _step_notes(args: Any, segmenter: str) -> list[str]:
     notes = [f"Process rewards s_ik per step; step credit {args.step_credit}; steps are cut by {segmenter}."]
     if args.step_credit != "min_to_go":
         notes.append(f"Step baseline b: {args.step_baseline}.")
@@ -145,7 +143,7 @@ def _step_notes(args: DrGRPOConfig, segmenter: str) -> list[str]:
     return notes
 
 
-def _further_notes(trainer: Any, args: DrGRPOConfig) -> list[str]:
+def _further_notes(trainer: Any, args: Any) -> list[str]:
     """What else of TRL changes the objective, where it is on."""
     notes = []
     if args.entropy_coef or args.use_adaptive_entropy:

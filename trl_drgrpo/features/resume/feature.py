@@ -1,17 +1,16 @@
-"""A trainer whose checkpoints hold what a resumed run needs to be the same run, and that saves before it fails.
+"""Checkpoints hold what a resumed run needs to be the same run, and one is saved before a run fails.
 
 What TRL and transformers restore is enough only between two generation batches of the first epoch. Added here: the
 completions not trained on yet, the count of micro-batches, the prompt order of later epochs, L, the reward scale.
 """
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from transformers import TrainerCallback
-
 from trl_drgrpo.common.errors import InputError, RewardError
-from trl_drgrpo.features.model_card.feature import PublishingTrainer
 from trl_drgrpo.features.resume.checkpoints import begin_checkpoint, newest_complete_checkpoint, require_complete
 from trl_drgrpo.features.resume.run_state import (
     RandomState,
@@ -20,60 +19,90 @@ from trl_drgrpo.features.resume.run_state import (
     newest_loss_normalizer,
     save_rollouts,
 )
-from trl_drgrpo.objective.advantages import RunningRewardScale
+from trl_drgrpo.upstream.hooks import Feature
 
 logger = logging.getLogger(__name__)
 
 
-class ResumableTrainer(PublishingTrainer):
-    """`PublishingTrainer` with exact resume. A subclass sets `loss_normalizer` and `reward_scale`."""
+class Resume(Feature):
+    """Exact resume, and a checkpoint before an error. Notes the state between two optimizer steps."""
 
-    loss_normalizer: int  # L, in tokens
-    reward_scale: RunningRewardScale
-    step_boundary: "StepBoundary"
+    def __init__(self, trainer: Any):
+        super().__init__(trainer)
+        self._checkpoints_of_this_run: set[Path] = set()
+        self._micro_step = 0  # micro-batches processed when the newest step began or ended
+        self._random_state: RandomState | None = None
 
-    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
-        """As [`trl.GRPOTrainer.train`], with three differences.
+    def checkpoint(self, resume_from_checkpoint: str | bool | None) -> str | None:
+        """The checkpoint that `train()` shall resume from.
 
-        When a reward function fails, a checkpoint is saved before the error; `resume_from_checkpoint=True` takes the
-        newest checkpoint that was written to its end, or starts the run and says so; the path of one that was not is
-        an `InputError`.
+        Args:
+            resume_from_checkpoint (`str` or `bool`, *optional*): As in [`trl.GRPOTrainer.train`]. `True`: the newest
+                that was written to its end; where there is none the run starts anew, and the log says so.
+
+        Raises:
+            `InputError`: The path of one that was not written to its end.
         """
         if resume_from_checkpoint is True:
-            checkpoint = newest_complete_checkpoint(Path(self.args.output_dir))
-            if checkpoint is None:
-                logger.warning("No checkpoint in %s to resume from: starting anew.", self.args.output_dir)
-            resume_from_checkpoint = str(checkpoint) if checkpoint else None
+            newest = newest_complete_checkpoint(Path(self.trainer.args.output_dir))
+            if newest is None:
+                logger.warning("No checkpoint in %s to resume from: starting anew.", self.trainer.args.output_dir)
+            resume_from_checkpoint = str(newest) if newest else None
         elif resume_from_checkpoint:
             require_complete(Path(resume_from_checkpoint))
         # The one that is resumed from holds its step already: written again, it would be gone if the run died then.
         self._checkpoints_of_this_run = {Path(resume_from_checkpoint).resolve()} if resume_from_checkpoint else set()
+        return resume_from_checkpoint or None
+
+    @contextmanager
+    def around_train(self) -> Iterator[None]:
+        """When a reward function fails, a checkpoint is saved before the error."""
         try:
-            return super().train(resume_from_checkpoint, *args, **kwargs)
+            yield
         except RewardError:
             self._save_what_was_computed()
             raise
 
-    def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
-        """As in transformers, but a finished run that is resumed is finished: there it trains one more step."""
-        if self.state.global_step >= self.state.max_steps:
-            return [], None
-        return super().get_batch_samples(*args, **kwargs)
+    # The boundary between two optimizer steps, at which an interrupted one can be repeated as it would be.
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._note_boundary()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._note_boundary()  # an evaluation that fails must not count as part of the step
+
+    def _note_boundary(self) -> None:
+        self._micro_step = self.trainer.micro_step
+        self._random_state = RandomState()
+
+    def _rewind(self) -> None:
+        """Put the trainer back to the boundary, as far as a checkpoint records it."""
+        trainer = self.trainer
+        if trainer.micro_step > self._micro_step:
+            newest = (trainer.micro_step - 1) // trainer.generate_every
+            if newest != self._micro_step // trainer.generate_every:
+                trainer.pending_rollouts = None  # those at hand are newer than the step that the run resumes from
+        trainer.micro_step = self._micro_step
+        if self._random_state is not None:
+            self._random_state.restore()
+
+    # Checkpoints
 
     def on_checkpoint_begun(self, checkpoint: Path) -> None:
-        if self.args.should_save:
+        if self.trainer.args.should_save:
             begin_checkpoint(checkpoint)
-        self.accelerator.wait_for_everyone()  # no rank writes into a folder that still counts as complete
+        self.trainer.accelerator.wait_for_everyone()  # no rank writes into a folder that still counts as complete
 
-    def on_checkpoint_saved(self, checkpoint: Path) -> None:
-        pending = self.pending_rollouts
-        save_rollouts(checkpoint, self.accelerator.process_index, pending)
-        self.accelerator.wait_for_everyone()  # the state file says that all of it is there
-        if self.args.should_save:
+    def complete(self, checkpoint: Path) -> None:
+        """Write what is missing, the state file last: with it the checkpoint counts as complete."""
+        pending = self.trainer.pending_rollouts
+        save_rollouts(checkpoint, self.trainer.accelerator.process_index, pending)
+        self.trainer.accelerator.wait_for_everyone()  # the state file says that all of it is there
+        if self.trainer.args.should_save:
             RunState(
-                self.loss_normalizer,
-                self.micro_step,
-                self.reward_scale.state_dict(),
+                self.trainer.loss_normalizer,
+                self.trainer.micro_step,
+                self.trainer.reward_scale.state_dict(),
                 self._geometry(),
                 has_rollouts=pending is not None,
             ).save(checkpoint)
@@ -87,20 +116,20 @@ class ResumableTrainer(PublishingTrainer):
         if state is None:
             self._say_what_is_missing(checkpoint)
             return
-        if self.args.loss_normalizer not in (None, state.loss_normalizer):
+        if self.trainer.args.loss_normalizer not in (None, state.loss_normalizer):
             raise InputError(
                 "loss_normalizer",
-                str(self.args.loss_normalizer),
+                str(self.trainer.args.loss_normalizer),
                 f"{state.loss_normalizer}, with which the run in {checkpoint} was started",
                 "Another L is another step size in the middle of a run: leave loss_normalizer out, or start anew.",
             )
-        if state.loss_normalizer != self.loss_normalizer:
+        if state.loss_normalizer != self.trainer.loss_normalizer:
             message = "Keeping L = %d of the resumed run (max_completion_length is now %d)."
-            logger.warning(message, state.loss_normalizer, self.loss_normalizer)
-        self.loss_normalizer = state.loss_normalizer
-        self.reward_scale.load_state_dict(state.reward_scale)
+            logger.warning(message, state.loss_normalizer, self.trainer.loss_normalizer)
+        self.trainer.loss_normalizer = state.loss_normalizer
+        self.trainer.reward_scale.load_state_dict(state.reward_scale)
         self._resume_position(state, checkpoint)
-        self.advance_train_sampler(int((self.state.epoch or 0.0) + 1e-6))
+        self.trainer.advance_train_sampler(int((self.trainer.state.epoch or 0.0) + 1e-6))
 
     def _say_what_is_missing(self, checkpoint: Path) -> None:
         """A checkpoint of plain TRL, in a run that it began or, where another checkpoint is ours, has continued."""
@@ -109,10 +138,10 @@ class ResumableTrainer(PublishingTrainer):
             "the optimizer's moments are those of that run: after another objective than Dr. GRPO its first hundreds "
             "of steps are smaller here. A new run from its weights has no such moments.",
             checkpoint,
-            self.loss_normalizer,
+            self.trainer.loss_normalizer,
         )
         ours = newest_loss_normalizer(checkpoint.parent)
-        if ours not in (None, self.loss_normalizer):
+        if ours not in (None, self.trainer.loss_normalizer):
             remedy = f"Set loss_normalizer={ours} to keep it."
             logger.warning("Other checkpoints in %s were trained with L = %d. %s", checkpoint.parent, ours, remedy)
 
@@ -126,23 +155,23 @@ class ResumableTrainer(PublishingTrainer):
             message = "Batch geometry changed (%s): completions not trained on yet are generated anew."
             logger.warning(message, ", ".join(changed))
             return
-        self.micro_step = state.micro_step
+        self.trainer.micro_step = state.micro_step
         if not state.has_rollouts:
             return
-        rollouts = load_rollouts(checkpoint, self.accelerator.process_index, self.accelerator.device)
+        rollouts = load_rollouts(checkpoint, self.trainer.accelerator.process_index, self.trainer.accelerator.device)
         # All ranks or none: one that generates alone waits forever.
-        if not all(self.gathered([rollouts is not None])):
+        if not all(self.trainer.gathered([rollouts is not None])):
             logger.warning("Completions not trained on yet are generated anew: the run goes on, but not bit for bit.")
         elif missing := self._needed_in_rollouts().difference(*(rollouts or [])):
             message = "Completions not trained on yet hold no %s, which the run needs now: they are generated anew."
             logger.warning(message, " and ".join(sorted(missing)))
         else:
-            self.pending_rollouts = rollouts
+            self.trainer.pending_rollouts = rollouts
 
     def _needed_in_rollouts(self) -> set[str]:
         """What the loss reads from a micro-batch because of settings that may have changed since it was made."""
-        needed = {"ref_per_token_logps"} if self.args.beta else set()
-        if self.args.use_vllm and self.args.vllm_importance_sampling_correction:
+        needed = {"ref_per_token_logps"} if self.trainer.args.beta else set()
+        if self.trainer.args.use_vllm and self.trainer.args.vllm_importance_sampling_correction:
             needed.add("importance_sampling_ratio")
         return needed
 
@@ -154,46 +183,19 @@ class ResumableTrainer(PublishingTrainer):
             "num_iterations",
             "num_generations",
         )
-        return {name: getattr(self.args, name) for name in fields} | {"num_processes": self.accelerator.num_processes}
+        return {name: getattr(self.trainer.args, name) for name in fields} | {
+            "num_processes": self.trainer.accelerator.num_processes
+        }
 
     def _save_what_was_computed(self) -> None:
         """A checkpoint at the last finished optimizer step, for a run that is about to end with an error."""
-        if self.accelerator.num_processes > 1:
+        if self.trainer.accelerator.num_processes > 1:
             logger.error("A reward function failed. With several processes no checkpoint is saved at this point.")
             return
-        if self.state.global_step == 0:
+        if self.trainer.state.global_step == 0:
             return
-        folder = self.checkpoint_folder()
+        folder = self.trainer.checkpoint_folder()
         if folder.resolve() not in self._checkpoints_of_this_run:
-            self.step_boundary.rewind(self)
-            self.save_checkpoint_now()
+            self._rewind()
+            self.trainer.save_checkpoint_now()
         logger.error("A reward function failed. The run up to here is saved: resume from %s.", folder)
-
-
-class StepBoundary(TrainerCallback):
-    """Notes the state between two optimizer steps, so that an interrupted step can be repeated as it would be."""
-
-    def __init__(self, trainer: ResumableTrainer):
-        self.trainer = trainer
-        self.micro_step = 0  # micro-batches processed when the newest step began or ended
-        self.random_state: RandomState | None = None
-
-    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._note()
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._note()  # an evaluation that fails must not count as part of the step
-
-    def _note(self) -> None:
-        self.micro_step = self.trainer.micro_step
-        self.random_state = RandomState()
-
-    def rewind(self, trainer: ResumableTrainer) -> None:
-        """Put the trainer back to the boundary, as far as a checkpoint records it."""
-        if trainer.micro_step > self.micro_step:
-            newest = (trainer.micro_step - 1) // trainer.generate_every
-            if newest != self.micro_step // trainer.generate_every:
-                trainer.pending_rollouts = None  # those at hand are newer than the step that the run resumes from
-        trainer.micro_step = self.micro_step
-        if self.random_state is not None:
-            self.random_state.restore()

@@ -14,12 +14,11 @@ import numpy as np
 import torch
 
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.credit import CreditedBatch
 from trl_drgrpo.labs.study.direction import QUANTITIES, Changes, Rollouts, ScoreSums, measure
 from trl_drgrpo.labs.study.objectives import OBJECTIVES
 from trl_drgrpo.trainer import DrGRPOTrainer
-from trl_drgrpo.upstream.hooks import TokenBatch
-from trl_drgrpo.upstream.host import swapped
+from trl_drgrpo.upstream.hooks import CreditedBatch, TokenBatch
+from trl_drgrpo.upstream.swapping import swapped
 
 MEMORY_LIMIT = 16 * 2**30  # bytes for the gradients of all batches, on the CPU
 _BYTES = 4
@@ -117,7 +116,7 @@ def _reduced(batch: CreditedBatch, mask: torch.Tensor, right: np.ndarray, loss_n
 
 def _right(trainer: DrGRPOTrainer, batch: CreditedBatch) -> np.ndarray:
     """Which rows are right, `(B,)`; those without a reward are refused elsewhere."""
-    rule = trainer.right_rule
+    rule = trainer.diagnostics.right_rule
     judged = rule.judge(batch.scored.rewards_per_func[:, rule.index].tolist()) if rule else None
     if judged is None:
         expected = "a reward of 0 or 1, or the value from which on a completion is right"

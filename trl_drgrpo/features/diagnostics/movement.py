@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import TrainerCallback
+
+from trl_drgrpo.upstream.hooks import Feature
 
 logger = logging.getLogger(__name__)
 
@@ -56,17 +57,19 @@ class _Sample:
         return values.reshape(-1)[self.index]
 
 
-class MovementWatch(TrainerCallback):
+class MovementWatch(Feature):
     """
     Warns once when parameters with a gradient do not move in the first optimizer steps.
 
     Args:
+        trainer ([`DrGRPOTrainer`], *optional*): The trainer it belongs to.
         steps (`int`, *optional*, defaults to `10`): Optimizer steps with signal after which it looks.
         elements (`int`, *optional*, defaults to `100_000`): Elements that are sampled, over all parameters.
         least_share (`float`, *optional*, defaults to `0.5`): Share of a group's elements below which it warns.
     """
 
-    def __init__(self, steps: int = 10, elements: int = 100_000, least_share: float = 0.5):
+    def __init__(self, trainer: Any = None, steps: int = 10, elements: int = 100_000, least_share: float = 0.5):
+        super().__init__(trainer)
         self.steps, self.elements, self.least_share = steps, elements, least_share
         self.movements: list[Movement] = []  # what was found; empty until then
         self._samples: list[_Sample] = []
@@ -74,12 +77,11 @@ class MovementWatch(TrainerCallback):
         self._learning_rate = 0.0
         self._is_logged = False
 
-    def logged_once(self) -> dict[str, float]:
-        """What goes into the log: `drgrpo/moved_frac`, the smallest share over the groups, the first time only."""
-        if not self.movements or self._is_logged:
-            return {}
-        self._is_logged = True
-        return {"drgrpo/moved_frac": min(movement.share for movement in self.movements)}
+    def add_to_log(self, logs: dict[str, Any]) -> None:
+        """Adds `drgrpo/moved_frac`, the smallest share over the groups, the first time that it is known."""
+        if self.movements and not self._is_logged and self.trainer.model.training:
+            self._is_logged = True
+            logs["drgrpo/moved_frac"] = min(movement.share for movement in self.movements)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
         self._samples = [] if self.movements else _sample(model, self.elements)
