@@ -26,9 +26,9 @@ from misbehaving import (
 )
 
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.rewards.isolation.limits import Limits, available_workers
 from trl_drgrpo.rewards.isolation.processes import NurseryHandle
 from trl_drgrpo.rewards.isolation.workers import Failure, WorkerPool, close_pools, pool_for
+from trl_drgrpo.rewards.limits import Limits, available_workers
 
 
 def calls(*arguments):

@@ -6,6 +6,7 @@ Importing this package is cheap: names resolve on first use, so `import trl_drgr
 from typing import TYPE_CHECKING
 
 from trl_drgrpo.common.lazy import lazy_names
+from trl_drgrpo.common.moved import find_moved_modules
 from trl_drgrpo.common.version import __version__
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from trl_drgrpo.trainer import DrGRPOTrainer as DrGRPOTrainer
     from trl_drgrpo.upstream.seams import check_upstream as check_upstream
 
+find_moved_modules()
 __getattr__, __dir__ = lazy_names(
     __name__,
     {

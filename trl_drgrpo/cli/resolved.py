@@ -14,7 +14,7 @@ from trl_drgrpo.cli import flags
 from trl_drgrpo.cli.job import Job
 from trl_drgrpo.common.secrets import scrubbed
 from trl_drgrpo.rewards.contract import reward_name
-from trl_drgrpo.rewards.registry import origin
+from trl_drgrpo.rewards.paths import origin
 
 OBJECTIVE = ("loss_type", "scale_rewards", "beta", "loss_normalizer", "advantage_baseline", "num_generations")
 _SECRET = ("hub_token",)

@@ -17,6 +17,7 @@ import yaml
 
 from trl_drgrpo.cli import flags
 from trl_drgrpo.cli.flags import Flag
+from trl_drgrpo.cli.strict_yaml import Loader
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.rewards.spec import check_spec
 
@@ -262,8 +263,6 @@ def reward_spec(value: Any, name: str) -> Any:
         [`InputError`]: If it is neither, or names what does not exist.
     """
     if isinstance(value, str) and value.lstrip().startswith("{"):
-        from trl_drgrpo.cli.recipe import Loader  # it reads recipes by means of this module
-
         try:
             value = yaml.load(value, Loader)
         except yaml.YAMLError as error:

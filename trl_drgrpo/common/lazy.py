@@ -11,7 +11,8 @@ def lazy_names(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], 
 
     Args:
         package (`str`): The package's `__name__`.
-        homes (`Mapping[str, str]`): Per name, the module below the package that defines it.
+        homes (`Mapping[str, str]`): Per name, the module that defines it, relative to the package: `"room"`, or
+            `".room"` for one beside the package.
 
     Returns:
         `tuple[Callable, Callable]`: To be assigned to `__getattr__` and `__dir__` at the package's top level.
@@ -19,7 +20,7 @@ def lazy_names(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], 
 
     def resolve(name: str) -> Any:
         if name in homes:
-            return getattr(import_module(f"{package}.{homes[name]}"), name)
+            return getattr(import_module(f".{homes[name]}", package), name)
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
     def listed() -> list[str]:

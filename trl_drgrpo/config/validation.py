@@ -6,16 +6,13 @@ class of TRL to use for the other objective.
 
 import math
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.features.diagnostics.run_warnings import warning_thresholds
 from trl_drgrpo.objective.advantages import ADVANTAGE_BASELINES
 from trl_drgrpo.objective.step_advantages import STEP_BASELINES, STEP_CREDITS, check_choices
 from trl_drgrpo.process_rewards.steps import step_segmenter
-
-if TYPE_CHECKING:
-    from trl_drgrpo.config.config import DrGRPOConfig
 
 REWARD_ERROR_POLICIES = ("raise", "unscorable")
 MICRO_BATCHINGS = ("exact", "upstream")
@@ -31,7 +28,7 @@ _BIAS_OF_LOSS = {
 _ANOTHER_OBJECTIVE = "It is another objective than Dr. GRPO."
 
 
-def refuse(config: "DrGRPOConfig") -> None:
+def refuse(config: Any) -> None:
     """Refuse what makes a run something else than Dr. GRPO, and values that do not fit each other.
 
     Args:
@@ -46,7 +43,7 @@ def refuse(config: "DrGRPOConfig") -> None:
     _refuse_contradictory_credit(config)
 
 
-def _refuse_other_objectives(config: "DrGRPOConfig") -> None:
+def _refuse_other_objectives(config: Any) -> None:
     """Values under which the run would not be Dr. GRPO any more."""
     if config.loss_type != "dr_grpo":
         bias = _BIAS_OF_LOSS.get(config.loss_type, _ANOTHER_OBJECTIVE)
@@ -128,7 +125,7 @@ _REMEDIES = {
 }
 
 
-def _refuse_bad_numbers(config: "DrGRPOConfig") -> None:
+def _refuse_bad_numbers(config: Any) -> None:
     """Types and ranges that would otherwise fail deep inside, or train something nobody asked for."""
     for name in (*_WHOLE, *_NUMBERS):
         value = getattr(config, name)
@@ -156,7 +153,7 @@ def _is_finite(value: Any, whole: bool = False, lowest: float | None = None) -> 
     return lowest is None or value >= lowest
 
 
-def _refuse_bad_fields(config: "DrGRPOConfig") -> None:
+def _refuse_bad_fields(config: Any) -> None:
     """Our own fields, and values that do not fit each other."""
     warning_thresholds(config.run_warnings)
     if config.right_reward is not None and not isinstance(config.right_reward, str):
@@ -190,7 +187,7 @@ def _refuse_bad_fields(config: "DrGRPOConfig") -> None:
         )
 
 
-def _refuse_contradictory_credit(config: "DrGRPOConfig") -> None:
+def _refuse_contradictory_credit(config: Any) -> None:
     """Process rewards: the choices must fit each other, and the separator must be one."""
     if not isinstance(config.step_separator, (list, tuple)):
         got = repr(config.step_separator)
@@ -199,7 +196,7 @@ def _refuse_contradictory_credit(config: "DrGRPOConfig") -> None:
     check_choices(config.step_credit, config.step_baseline, config.deepseekmath_step_std, prefix="step_")
 
 
-def refuse_partial_groups(config: "DrGRPOConfig") -> None:
+def refuse_partial_groups(config: Any) -> None:
     """A generation batch that would cut a prompt's group in two."""
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     steps = config.steps_per_generation or config.gradient_accumulation_steps

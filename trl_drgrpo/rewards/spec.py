@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.rewards.limits import Limits
 
 
 class RewardSpec:
@@ -110,7 +111,7 @@ def check_spec(spec: Any, field: str = "reward_funcs") -> None:
         _map_specs(option, value, partial(check_spec, field=f"{field}: {name}.{option}"))
 
 
-def resolve_mapping(spec: Mapping[str, Any], field: str = "reward_funcs") -> Callable:
+def resolve_mapping(spec: Mapping[str, Any], field: str, resolve: Callable[..., Callable]) -> Callable:
     """
     Builds the reward that a mapping describes.
 
@@ -120,8 +121,8 @@ def resolve_mapping(spec: Mapping[str, Any], field: str = "reward_funcs") -> Cal
             options `reward` and `gate` are rewards themselves, written in any of these ways; `rewards` and `parts`
             hold several, as a list of rewards or of pairs `[reward, weight]`, or as a mapping `{name: weight}` or
             `{name: [reward, weight]}`. A mapping under `limits` becomes [`Limits`].
-        field (`str`, *optional*, defaults to `"reward_funcs"`):
-            What error messages call the setting.
+        field (`str`): What error messages call the setting.
+        resolve (`Callable`): From a reward inside an option to the reward: [`resolve_reward`].
 
     Returns:
         `Callable`: The reward function.
@@ -137,11 +138,9 @@ def resolve_mapping(spec: Mapping[str, Any], field: str = "reward_funcs") -> Cal
     parameters = inspect.signature(factory).parameters
     given = _as_options(name, options, parameters, field)
     _check_options(given, parameters, f"{field}: {name}")
-    from trl_drgrpo.rewards.registry import resolve_reward
-
     try:
         arguments = {
-            option: _map_specs(option, value, partial(resolve_reward, field=f"{field}: {name}.{option}"))
+            option: _map_specs(option, value, partial(resolve, field=f"{field}: {name}.{option}"))
             for option, value in given.items()
         }
         if isinstance(given.get("limits"), Mapping):
@@ -159,8 +158,6 @@ def resolve_mapping(spec: Mapping[str, Any], field: str = "reward_funcs") -> Cal
 
 
 def _limits(options: Mapping[str, Any], field: str) -> Any:
-    from trl_drgrpo.rewards.isolation.isolated import Limits
-
     given = dict(options)
     _check_options(given, inspect.signature(Limits).parameters, field)
     try:

@@ -27,7 +27,7 @@ from trl_drgrpo.rewards.contract import (
     validate_rewards,
 )
 from trl_drgrpo.rewards.isolation.isolated import Limits, scored_in_workers
-from trl_drgrpo.rewards.registry import FILE_PREFIX, resolve_object
+from trl_drgrpo.rewards.paths import FILE_PREFIX, resolve_object
 from trl_drgrpo.rewards.signatures import signature_of
 
 logger = logging.getLogger(__name__)

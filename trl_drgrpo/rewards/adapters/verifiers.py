@@ -16,7 +16,7 @@ from trl_drgrpo.rewards.adapters import calling, outward
 from trl_drgrpo.rewards.adapters.calling import Call, Convention
 from trl_drgrpo.rewards.adapters.samples import Sample, decoded
 from trl_drgrpo.rewards.contract import reward_name
-from trl_drgrpo.rewards.registry import resolve_object
+from trl_drgrpo.rewards.paths import resolve_object
 
 _OFFERED = ("prompt", "completion", "answer", "state", "info", "task", "parser")
 # By these a rubric tells a function that scores a whole group of rollouts.

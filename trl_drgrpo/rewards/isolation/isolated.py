@@ -21,9 +21,9 @@ from trl_drgrpo.rewards.columns import check_own_columns, check_ready
 from trl_drgrpo.rewards.contract import check_flag, check_on_error, reward_name
 from trl_drgrpo.rewards.isolation.batch import Call, Failure
 from trl_drgrpo.rewards.isolation.calling import RewardCaller, SampleScorer, Scored
-from trl_drgrpo.rewards.isolation.limits import Limits
 from trl_drgrpo.rewards.isolation.pickling import original, pickled, portable
 from trl_drgrpo.rewards.isolation.workers import pool_for
+from trl_drgrpo.rewards.limits import Limits
 from trl_drgrpo.rewards.registry import resolve_reward
 
 logger = logging.getLogger(__name__)

@@ -16,7 +16,8 @@ from typing import Any
 import cloudpickle
 
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.rewards.registry import FILE_PREFIX, module_from_file, resolve_reward
+from trl_drgrpo.rewards.paths import FILE_PREFIX, module_from_file
+from trl_drgrpo.rewards.registry import resolve_reward
 
 
 def portable(reward: Callable | str) -> Any:
