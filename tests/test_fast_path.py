@@ -11,6 +11,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
 from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.features.fast_path.feature import FastPath
 from trl_drgrpo.features.fast_path.window import PLAN
 from trl_drgrpo.labs.check.record import DEFAULTS, LONG_PROMPTS, PROMPTS, completion_reward, record
 from trl_drgrpo.labs.check.tiny import tiny_model
@@ -178,12 +179,15 @@ class TokenNormalizer(DrGRPOTrainer):
 
 
 class PlansWhatItMustNot(DrGRPOTrainer):
-    def _why_not_planned(self):
-        return None
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.fast_path._why_not_planned = lambda: None
 
 
 class SkipsInSpiteOfKL(DrGRPOTrainer):
-    skips = True
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.fast_path.__class__ = type("Skipping", (FastPath,), {"skips": True})
 
 
 @pytest.mark.parametrize(
@@ -362,7 +366,9 @@ def test_a_reference_with_another_attention_is_tested_by_itself(settings, prompt
         return trainer, [entry["kl"] for entry in trainer.state.log_history if "kl" in entry]
 
     (ours, kl), (_, upstream_kl) = run("exact"), run("upstream")
-    shares = {ours.model is model: ours._plan_costs(model).share_prompts for model in (ours.model, ours.ref_model)}
+    shares = {
+        ours.model is model: ours.fast_path._plan_costs(model).share_prompts for model in (ours.model, ours.ref_model)
+    }
     assert shares == {True: True, False: False}
     assert kl == pytest.approx(upstream_kl, rel=1e-3, abs=1e-6)
 
