@@ -18,7 +18,7 @@ __getattr__, __dir__ = lazy_names(
     __name__,
     {
         "MergeReport": "merging",
-        "MovementWatch": "movement",
+        "MovementWatch": ".features.diagnostics.movement",
         "lora_preset": "presets",
         "merge_adapter": "merging",
         "preset_arguments": "presets",
