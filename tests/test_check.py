@@ -128,7 +128,7 @@ def test_the_command_exits_1_when_the_loss_weight_is_broken(short_matrix, monkey
 
 
 def test_the_command_exits_1_when_a_seam_moved(monkeypatch, capsys):
-    from trl_drgrpo import seams
+    from trl_drgrpo.upstream import seams
 
     moved = dataclasses.replace(seams.SEAMS[0], parameters=("model", "another"))
     monkeypatch.setattr(seams, "SEAMS", (moved,))

@@ -145,7 +145,7 @@ def test_the_run_log_names_the_segmenter_that_was_used(settings, prompts, tokeni
 def test_an_outcome_reward_that_is_none_says_nothing_about_right(settings, prompts, tokenizer):
     arguments = {"step_reward_funcs": step_reward}
     trainer = run(settings, prompts, tokenizer, None, arguments, max_steps=1, step_separator=["tokens:3"])
-    assert trainer.right_rule is None
+    assert trainer.diagnostics.right_rule is None
     assert "drgrpo/pass_rate" not in trainer.state.log_history[0]
     assert trainer.state.log_history[0]["drgrpo/zero_signal_frac"] < 1  # the steps do have a signal
 
@@ -228,7 +228,7 @@ def test_what_was_seen_of_a_reward_survives_a_resume(settings, prompts, tokenize
     resumed = DrGRPOTrainer(tiny_model(tokenizer), reward, DrGRPOConfig(**fields), prompts, processing_class=tokenizer)
     caplog.clear()
     resumed.train(resume_from_checkpoint=str(checkpoint))
-    assert resumed.right_rule.is_binary is False
+    assert resumed.diagnostics.right_rule.is_binary is False
     assert "right_threshold" not in caplog.text
 
 
@@ -239,10 +239,10 @@ def test_a_damaged_state_costs_no_run(settings, prompts, tokenizer, caplog):
     for content in ("{", "{}", "[]", '{"right_is_binary": true, "warnings": []}'):
         (checkpoint / STATE_FILE).write_text(content)
         caplog.clear()
-        trainer.on_checkpoint_loaded(checkpoint)
+        trainer.diagnostics.on_checkpoint_loaded(checkpoint)
         assert "warnings may be repeated" in caplog.text
     (checkpoint / STATE_FILE).unlink()  # a run of plain TRL, or of an earlier version
-    trainer.on_checkpoint_loaded(checkpoint)
+    trainer.diagnostics.on_checkpoint_loaded(checkpoint)
 
 
 def test_warnings_reach_log_and_file_and_can_be_silenced(settings, prompts, tokenizer, caplog, tmp_path):
