@@ -102,7 +102,8 @@ class CreditTrainer(FastPathTrainer):
         batch = CreditedBatch(
             self._batch, rewards, advantages, rollouts["advantages"], mask, trained, num_generations, steps
         )
-        self.replace_logged_advantages(_row_means(batch))
+        means = self.describing.value("The table of completions", lambda: _row_means(batch), otherwise=[])
+        self.replace_logged_advantages(means)
         self.on_credit(batch)
         return super().on_rollouts(rollouts)
 
@@ -130,7 +131,10 @@ class CreditTrainer(FastPathTrainer):
             deepseekmath_std=self.args.deepseekmath_step_std,
         )
         process = spread_over_tokens(credits[self._own_rows()], [steps.ends for steps in scores.steps], mask)
-        self.log_batch({name: [value] for name, value in step_statistics(step_rewards, rewards.tolist()).items()}, {})
+        metrics = self.describing.value(
+            "The statistics of the steps", lambda: step_statistics(step_rewards, rewards.tolist()), otherwise={}
+        )
+        self.log_batch({name: [value] for name, value in metrics.items()}, {})
         advantages = self.args.outcome_weight * outcome.unsqueeze(1) + self.args.process_weight * process
         return advantages.masked_fill(~mask.bool(), 0.0)
 

@@ -19,8 +19,7 @@ from transformers import (
 )
 from trl import GRPOConfig
 
-from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.common.extras import require_package
+from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.config.config import DrGRPOConfig
 from trl_drgrpo.config.preflight import check_inputs
 from trl_drgrpo.features.diagnostics.feature import DiagnosedTrainer
@@ -29,12 +28,13 @@ from trl_drgrpo.objective.advantages import RunningRewardScale
 from trl_drgrpo.process_rewards.calling import StepRewardFunc, StepScorer, process_only
 from trl_drgrpo.process_rewards.steps import StepSegmenter
 from trl_drgrpo.process_rewards.steps import step_segmenter as build_segmenter
-from trl_drgrpo.rewards.contract import checked_reward
-from trl_drgrpo.single_gpu.adapters import check_adapter, choose_quantization, prepare_adapters
+from trl_drgrpo.rewards.contract import checked_reward, without_frames
+from trl_drgrpo.single_gpu.adapters import choose_quantization, prepare_adapters
 from trl_drgrpo.single_gpu.memory.warning import MemoryWatch
+from trl_drgrpo.single_gpu.model_checks import check_model
 from trl_drgrpo.single_gpu.movement import MovementWatch
 from trl_drgrpo.upstream.seams import require_seams
-from trl_drgrpo.upstream.weight_sync import refuse_unsendable, sync_merged_layers
+from trl_drgrpo.upstream.weight_sync import sync_merged_layers
 
 
 class DrGRPOTrainer(DiagnosedTrainer):
@@ -142,10 +142,7 @@ class DrGRPOTrainer(DiagnosedTrainer):
         )
         init: Any = args.model_init_kwargs
         quantization_config = choose_quantization(model, peft_config, quantization_config, init)
-        refuse_unsendable(args, model, quantization_config, peft_config)
-        if args.use_vllm:
-            require_package("vllm", "use_vllm", "True", "vllm")
-        check_adapter(model, peft_config, quantization_config, init)
+        check_model(args, model, reward_funcs, quantization_config, peft_config)
         self.step_scorer: StepScorer | None = None
         if step_reward_funcs:
             segmenter = step_segmenter or build_segmenter(args.step_spec)
@@ -192,17 +189,42 @@ class DrGRPOTrainer(DiagnosedTrainer):
         if args.max_completion_length is None and not self.use_vllm:
             self._fill_the_context()
 
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+        """As in TRL; a configuration that was assigned to since the constructor is checked again.
+
+        Raises:
+            `InputError`: Before the first step: a value that contradicts Dr. GRPO, or that comes too late.
+        """
+        self.args.check()
+        for name, (then, now) in self.changed_too_late().items():
+            remedy = "The trainer has copied it: assign it before, or build the trainer anew."
+            raise InputError(name, f"{now!r}, assigned after the trainer was built", f"{then!r}, as then", remedy)
+        try:
+            return super().train(resume_from_checkpoint, *args, **kwargs)
+        except RewardError as error:
+            raise without_frames(error) from error.__cause__
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        try:
+            return super().evaluate(*args, **kwargs)
+        except RewardError as error:
+            raise without_frames(error) from error.__cause__
+
     def on_built(self, trainable_values: dict[str, torch.Tensor]) -> None:
         prepare_adapters(self.model, trainable_values, self.args.adapter_dtype)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        if self.args.beta_warmup_steps and self.model.training:
-            logs["drgrpo/beta"] = self.beta_at(self.state.global_step - 1)  # the step that was just finished
-        if self.args.scale_by_running_std and self.model.training:
-            logs["drgrpo/reward_scale"] = self.reward_scale.std
         if self.model.training:
-            logs.update(self.movement_watch.logged_once())
+            logs |= self.describing.value("The numbers of a step", self._numbers, otherwise={})
         super().log(logs, start_time)
+
+    def _numbers(self) -> dict[str, float]:
+        numbers = self.movement_watch.logged_once()
+        if self.args.beta_warmup_steps:
+            numbers["drgrpo/beta"] = self.beta_at(self.state.global_step - 1)  # the step that was just finished
+        if self.args.scale_by_running_std:
+            numbers["drgrpo/reward_scale"] = self.reward_scale.std
+        return numbers
 
     # Generation
 
@@ -216,6 +238,7 @@ class DrGRPOTrainer(DiagnosedTrainer):
 
 def _dr_grpo_config(args: GRPOConfig | None, model: Any) -> DrGRPOConfig:
     if isinstance(args, DrGRPOConfig):
+        args.check()
         return args
     if isinstance(args, GRPOConfig):
         return DrGRPOConfig.from_grpo_config(args)

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import TrainerCallback
+
+from trl_drgrpo.upstream.description import DescribingCallback
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +57,7 @@ class _Sample:
         return values.reshape(-1)[self.index]
 
 
-class MovementWatch(TrainerCallback):
+class MovementWatch(DescribingCallback):
     """
     Warns once when parameters with a gradient do not move in the first optimizer steps.
 

@@ -98,6 +98,10 @@ class Hooks:
         """Entered around each call of the reward functions."""
         return nullcontext()
 
+    def writing(self, folder: Path) -> AbstractContextManager[Any]:
+        """Entered around all that is written into a checkpoint, on every rank."""
+        return nullcontext()
+
     def on_checkpoint_begun(self, checkpoint: Path) -> None:
         """Called on every rank before anything of a checkpoint is written."""
 

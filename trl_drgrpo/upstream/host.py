@@ -7,11 +7,14 @@ private methods that matter, calls `super()` exactly once in each, and hands wha
 Importing this module imports TRL's trainer (6-10 s); a TRL outside the supported range is refused before that.
 """
 
+import math
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
+from traceback import walk_tb
 from typing import Any
 
 from trl_drgrpo.upstream.versions import require_supported_trl
@@ -20,12 +23,15 @@ require_supported_trl()
 
 import torch  # noqa: E402  # the version is judged before anything heavy loads
 from accelerate.utils import gather_object  # noqa: E402
+from transformers import Trainer  # noqa: E402
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints  # noqa: E402
 from trl import GRPOTrainer  # noqa: E402
 from trl.models.utils import disable_gradient_checkpointing  # noqa: E402
 
 from trl_drgrpo.common.secrets import without_secrets  # noqa: E402
+from trl_drgrpo.upstream.description import DescriptionGuard  # noqa: E402
 from trl_drgrpo.upstream.hooks import Hooks, ScoredBatch, ScoredTokens, TokenBatch  # noqa: E402
+from trl_drgrpo.upstream.translated_weights import load_translated  # noqa: E402
 
 
 @contextmanager
@@ -84,6 +90,15 @@ def _trainable_values(model: Any):
         yield values
 
 
+def _passed(error: BaseException, function: Any) -> bool:
+    """Whether an error came up through a function."""
+    return any(frame.f_code is function.__code__ for frame, _ in walk_tb(error.__traceback__))
+
+
+# Arguments whose copy in TRL's trainer has another name.
+_COPIED_AS = {"epsilon": "epsilon_low"}
+
+
 class GRPOSeams(Hooks, GRPOTrainer):
     """`GRPOTrainer` with public hooks where this package steps in. With the hooks as they are, it is `GRPOTrainer`.
 
@@ -95,13 +110,39 @@ class GRPOSeams(Hooks, GRPOTrainer):
     _train_sampler: Any = None
     _limit_put_off: int | None = None  # save_total_limit, while a checkpoint is being written
     _uploads_put_off = False
+    _logged_before_step: dict[str, int] = {}  # noqa: RUF012  # replaced, never changed
+    _loads_from: str | None = None  # the checkpoint whose weights are being loaded
     _uploads_reported: Sequence[Any] = ()  # futures whose end was looked at
     scores_rollouts = False  # whether a generation batch is being made: old and reference log-probabilities fall due
 
     def __init__(self, model, *args, **kwargs):
         with _trainable_values(model) as values:
             super().__init__(model, *args, **kwargs)
+        self._built_with = dict(vars(self.args))
         self.on_built(values)
+
+    @cached_property
+    def describing(self) -> DescriptionGuard:
+        """Guards what describes the run, see `description.py`."""
+        return DescriptionGuard()
+
+    def changed_too_late(self) -> dict[str, tuple[Any, Any]]:
+        """Arguments assigned after the constructor, of which the trainer uses a copy that it made there.
+
+        Returns:
+            `dict[str, tuple]`: Name of the argument to its value then and its value now.
+        """
+        changed = {}
+        for name, then in self._built_with.items():
+            copied_as = _COPIED_AS.get(name, name)
+            if copied_as not in vars(self):
+                continue
+            copied, now = vars(self)[copied_as], getattr(self.args, name)
+            if isinstance(copied, torch.Tensor):
+                copied = copied.tolist()
+            if now != then and now != copied:
+                changed[name] = (then, now)
+        return changed
 
     def score_tokens(self, model: Any, tokens: TokenBatch) -> ScoredTokens:
         """Log-probabilities and entropies of completion tokens."""
@@ -182,9 +223,19 @@ class GRPOSeams(Hooks, GRPOTrainer):
         logged: Any = defaultdict(list)
         with swapped(self, **self.loss_constants(inputs)), _item_swapped(self._metrics, mode, logged):
             loss = super()._compute_loss(model, inputs)
-        for name, values in self.loss_metrics(inputs, logged).items():
-            self._metrics[mode][name].extend(values)
+        with self.describing("The metrics of the loss"):
+            for name, values in self.loss_metrics(inputs, logged).items():
+                self._metrics[mode][name].extend(values)
         return loss
+
+    def log(self, logs, start_time=None):
+        try:
+            super().log(logs, start_time)
+        except Exception as error:
+            if _passed(error, Trainer.log):
+                raise  # from a callback, which may mean it
+            self.describing.failed("The table of completions", error)
+            self._metrics["train" if self.model.training else "eval"].clear()
 
     def _get_train_sampler(self, dataset=None):
         self._train_sampler = super()._get_train_sampler(dataset)
@@ -192,13 +243,15 @@ class GRPOSeams(Hooks, GRPOTrainer):
 
     def _save_checkpoint(self, model, trial):
         folder = self.checkpoint_folder(trial)
-        self.on_checkpoint_begun(folder)
         # Uploads begin and older checkpoints go only when this one is complete with what the hook adds: a run that is
         # killed in between must find one of them, and what is uploaded must resume.
         limit = self.args.save_total_limit
-        with swapped(self, _limit_put_off=limit, _uploads_put_off=True), swapped(self.args, save_total_limit=None):
-            super()._save_checkpoint(model, trial)
-        self.on_checkpoint_saved(folder)
+        put_off = swapped(self, _limit_put_off=limit, _uploads_put_off=True)
+        with self.writing(folder):
+            self.on_checkpoint_begun(folder)
+            with put_off, swapped(self.args, save_total_limit=None):
+                super()._save_checkpoint(model, trial)
+            self.on_checkpoint_saved(folder)
         if self.args.push_to_hub:
             self._push_from_checkpoint(str(folder))
         if self.args.should_save:
@@ -230,6 +283,19 @@ class GRPOSeams(Hooks, GRPOTrainer):
         self._uploads_reported = done
         if errors := [error for job in new if (error := job.exception()) is not None]:
             self.on_failed_uploads(errors)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
+        with swapped(self, _loads_from=resume_from_checkpoint):
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+
+    def _load_best_model(self):
+        with swapped(self, _loads_from=self.state.best_model_checkpoint):
+            super()._load_best_model()
+
+    def _issue_warnings_after_load(self, load_result):
+        if load_result.unexpected_keys and self._loads_from:
+            load_result = load_translated(self.model, Path(self._loads_from)) or load_result
+        super()._issue_warnings_after_load(load_result)
 
     def _load_optimizer_and_scheduler(self, checkpoint):
         super()._load_optimizer_and_scheduler(checkpoint)
@@ -322,11 +388,26 @@ class GRPOSeams(Hooks, GRPOTrainer):
         """
         everyone = self.gathered([(metrics, columns)])
         mode = "train" if self.model.training else "eval"
-        for name in sorted({name for each, _ in everyone for name in each}):
-            values = [value for each, _ in everyone for value in each.get(name, [])]
-            self._metrics[mode][name].append(sum(values) / len(values))
-        for column in sorted({column for _, each in everyone for column in each}):
-            self._logs["extra"][column].extend(value for _, each in everyone for value in each[column])
+        with self.describing("The metrics of a batch"):
+            for name in sorted({name for each, _ in everyone for name in each}):
+                values = [value for each, _ in everyone for value in each.get(name, [])]
+                self._metrics[mode][name].append(sum(values) / len(values))
+        with self.describing("The table of completions"):
+            for column in sorted({column for _, each in everyone for column in each}):
+                self._logs["extra"][column].extend(value for _, each in everyone for value in each.get(column, []))
+
+    def mark_step(self) -> None:
+        """An optimizer step begins: `step_metrics` counts from here."""
+        self._logged_before_step = {name: len(values) for name, values in self._metrics["train"].items()}
+
+    def step_metrics(self) -> dict[str, float]:
+        """The metrics of the optimizer step that ends, averaged as TRL averages them over a logging interval."""
+        result = {}
+        for name, values in self._metrics["train"].items():
+            new = [value for value in values[self._logged_before_step.get(name, 0) :] if not math.isnan(value)]
+            if new:
+                result[name] = sum(new) / len(new)
+        return result
 
     def replace_logged_advantages(self, advantages: list[float]) -> None:
         """Correct the advantages of the newest rows in the table of logged completions; each rank gives its own."""

@@ -3,17 +3,15 @@
 Everything is seen through hooks of the rooms below: `on_credit` after the advantages are made, `rolling_out` and
 `scoring` around the phases, callbacks for steps and logs. Ranks exchange a few numbers per row and the recorded rows,
 once per generation batch; the main process writes. Nothing here touches a random generator or a tensor that is trained
-on.
+on, and nothing here ends a run (`description.py`).
 """
 
 import json
-import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from transformers import TrainerCallback
 
 from trl_drgrpo.credit import CreditedBatch, CreditTrainer
 from trl_drgrpo.features.diagnostics.facts import run_facts, start_facts
@@ -27,8 +25,10 @@ from trl_drgrpo.features.diagnostics.statistics import BatchRows, batch_statisti
 from trl_drgrpo.process_rewards.calling import process_only
 from trl_drgrpo.process_rewards.steps.alignment import Aligner
 from trl_drgrpo.rewards.contract import reward_name
+from trl_drgrpo.upstream.description import METRIC, DescribingCallback
 
-logger = logging.getLogger(__name__)
+# Places, as the guard names them.
+_STATISTICS, _WARNINGS, _PHASES = "The statistics of a batch", "The watch for warnings", "The clock of the phases"
 
 STATE_FILE = "drgrpo_diagnostics.json"  # in every checkpoint
 
@@ -40,7 +40,7 @@ class DiagnosedTrainer(CreditTrainer):
         dataset_name (`str`, *optional*): What the run log calls the data; its builder's name by default.
         right_rule ([`RightRule`], *optional*): Which completions are right; `None` where there is no outcome reward.
         run_log ([`RunLog`], *optional*): On the main process, unless switched off.
-        run_warnings ([`RunWarnings`]): Watches the logs of the main process.
+        run_warnings ([`RunWarnings`]): Watches the optimizer steps, on the main process.
     """
 
     dataset_name: str | None = None
@@ -69,13 +69,16 @@ class DiagnosedTrainer(CreditTrainer):
         )  # a processor's, for images
         self._aligner = Aligner(tokenizer)
         self.add_callback(DiagnosticsCallback(self))
+        self.describing.tell = self._record_failure
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
+        for callback in self.callback_handler.callbacks:
+            if isinstance(callback, DescribingCallback):
+                callback.describing = self.describing  # one count, whoever added it
         try:
             return super().train(*args, **kwargs)
         except BaseException as error:
-            if self.run_log is not None:
-                self.run_log.end(self.state.global_step, f"failed: {type(error).__name__}")
+            self._end_run_log(f"failed: {type(error).__name__}")
             raise
 
     # Phases
@@ -83,23 +86,31 @@ class DiagnosedTrainer(CreditTrainer):
     @contextmanager
     def rolling_out(self) -> Iterator[None]:
         """Timed as generation."""
-        with self.phases.phase(GENERATE), super().rolling_out():
+        with self._timed(GENERATE), super().rolling_out():
             yield
 
     @contextmanager
     def scoring(self) -> Iterator[None]:
         """Timed as scoring."""
-        with self.phases.phase(SCORE), super().scoring():
+        with self._timed(SCORE), super().scoring():
             yield
+
+    def _timed(self, phase: str) -> AbstractContextManager[None]:
+        return self.describing.around(_PHASES, lambda: self.phases.phase(phase))
 
     def on_step_ended(self) -> None:
         """An optimizer step is done."""
         self.phases.step_ends(self._new_tokens)
         self._new_tokens = 0
+        if self.accelerator.is_main_process:
+            with self.describing(_WARNINGS):
+                self.run_warnings.observe(self.state.global_step, self.step_metrics())
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if self.model.training:
-            logs |= self.phases.read()
+            logs |= self.describing.value(_PHASES, self.phases.read, otherwise={})
+            if self.describing.failures:
+                logs[METRIC] = self.describing.total
         super().log(logs, start_time)
 
     # Batches
@@ -107,33 +118,47 @@ class DiagnosedTrainer(CreditTrainer):
     def on_credit(self, batch: CreditedBatch) -> None:
         """Statistics of the batch go to the log, some of its groups to the run log."""
         super().on_credit(batch)
-        trains = self.model.training
+        seen = self.describing.value(_STATISTICS, lambda: self._look_at(batch), otherwise=None)
+        everyone = self.gathered([(seen.batch.own, seen.records) if seen else None])
+        metrics = self.describing.value(_STATISTICS, lambda: self._described(seen, everyone), otherwise={})
+        self.log_batch({name: [value] for name, value in metrics.items()}, {})
+
+    def _look_at(self, batch: CreditedBatch) -> "_Seen":
+        """This rank's part."""
         wanted = self.args.record_groups if self.args.run_log and self.state.max_steps else 0
-        groups = len(batch.rewards) // batch.num_generations
-        recorded = recorded_groups(groups, wanted)
+        recorded = recorded_groups(len(batch.rewards) // batch.num_generations, wanted)
         seen = BatchSnapshot(batch, self._own_rows().start, self.stop_token_ids, set(recorded))
         right = self.right_rule.judge(seen.per_func[self.right_rule.index]) if self.right_rule else None
         records = [row_record(row, self._aligner) for row in seen.recorded_rows(self.reward_func_names, right)]
-        everyone = self.gathered([(seen.own, records)])
+        return _Seen(seen, right, records)
+
+    def _described(self, seen: "_Seen | None", everyone: list[Any]) -> dict[str, float]:
+        """The batch's metrics, from what the ranks have seen; the main process writes down what they recorded."""
+        if seen is None:
+            return {}  # said already
+        if None in everyone:
+            raise RuntimeError("another process could not describe its rows; its log says why")
         own = [row for rows, _ in everyone for row in rows]  # of all ranks, in their order
         rows = BatchRows(
-            num_generations=batch.num_generations,
-            rewards=seen.rewards,
+            num_generations=seen.batch.batch.num_generations,
+            rewards=seen.batch.rewards,
             lengths=[row.length for row in own],
             trained=[row.trained for row in own],
             masses=[row.mass for row in own],
             truncated=[row.truncated for row in own],
             texts=[row.text for row in own],
-            right=right,
+            right=seen.right,
         )
-        self.log_batch({name: [value] for name, value in batch_statistics(rows, trains).items()}, {})
+        trains = self.model.training
         if trains:
             self._new_tokens += sum(rows.lengths)
         mode, step = ("train", self.state.global_step + 1) if trains else ("eval", self.state.global_step)
-        first_group = self._groups_before(mode, step, groups)
-        if self.run_log is not None and recorded:
-            gathered = [record for _, each in everyone for record in each]
-            self.run_log.completions(group_records(gathered, batch.num_generations, step, mode, first_group))
+        first_group = self._groups_before(mode, step, len(rows.groups))
+        records = [record for _, each in everyone for record in each]
+        if self.run_log is not None and records:
+            with self.describing("The run log's completions"):
+                self.run_log.completions(group_records(records, rows.num_generations, step, mode, first_group))
+        return batch_statistics(rows, trains)
 
     def _groups_before(self, mode: str, step: int, groups: int) -> int:
         """Groups in earlier batches of the step: one that accumulates, and an evaluation, may generate several."""
@@ -147,51 +172,78 @@ class DiagnosedTrainer(CreditTrainer):
         """What was logged, as callbacks get it; on the main process."""
         step = self.state.global_step
         if self.run_log is not None:
-            self.run_log.metrics(step, self.state.epoch, logs)
-        self.run_warnings.observe(step, logs)
+            with self.describing("The run log's metrics"):
+                self.run_log.metrics(step, self.state.epoch, logs)
+        with self.describing(_WARNINGS):
+            self.run_warnings.observe_log(step, logs)
 
     def on_run_began(self) -> None:
         """Training begins, anew or from a checkpoint; on the main process."""
-        if self.run_log is not None:
-            self.run_log.start(self.state.global_step, start_facts(self), run_facts(self))
+        if self.run_log is None:
+            return
+        start = self.describing.value("The facts of the start", lambda: start_facts(self), otherwise={})
+        facts = self.describing.value("The facts of the run", lambda: run_facts(self), otherwise={})
+        with self.describing("The start of the run log"):
+            self.run_log.start(self.state.global_step, start, facts)
 
     def on_run_ended(self) -> None:
         """Training has come to its end; on the main process."""
-        self.run_warnings.finish(self.state.global_step)
+        with self.describing(_WARNINGS):
+            self.run_warnings.finish()
+        self._end_run_log("finished")
+
+    def _end_run_log(self, how: str) -> None:
         if self.run_log is not None:
-            self.run_log.end(self.state.global_step, "finished")
+            with self.describing("The end of the run log"):
+                self.run_log.end(self.state.global_step, how)
 
     def _record_warning(self, step: int, cause: str, message: str) -> None:
         if self.run_log is not None:
-            self.run_log.warning(step, cause, message)
+            with self.describing("The run log's warnings"):
+                self.run_log.warning(step, cause, message)
+
+    def _record_failure(self, place: str, error: Exception) -> None:
+        message = f"{place} failed ({type(error).__name__}): the run goes on without it. The traceback is in the log."
+        self._record_warning(self.state.global_step, "description", message)
 
     # Checkpoints
 
     def on_checkpoint_saved(self, checkpoint: Path) -> None:
         if self.args.should_save:
-            state = {
-                "right_is_binary": self.right_rule.is_binary if self.right_rule else None,
-                "warnings": self.run_warnings.state_dict(),
-            }
-            (checkpoint / STATE_FILE).write_text(json.dumps(state) + "\n", encoding="utf-8")
+            with self.describing(f"{STATE_FILE} of a checkpoint"):
+                self._save_state(checkpoint / STATE_FILE)
         super().on_checkpoint_saved(checkpoint)  # behind it the checkpoint counts as complete
+
+    def _save_state(self, file: Path) -> None:
+        state = {
+            "right_is_binary": self.right_rule.is_binary if self.right_rule else None,
+            "warnings": self.run_warnings.state_dict(),
+        }
+        file.write_text(json.dumps(state) + "\n", encoding="utf-8")
 
     def on_checkpoint_loaded(self, checkpoint: Path) -> None:
         super().on_checkpoint_loaded(checkpoint)
         file = checkpoint / STATE_FILE
-        if not file.exists():
-            return
-        try:
-            state = json.loads(file.read_text(encoding="utf-8"))
-            if self.right_rule is not None:
-                self.right_rule.is_binary = state["right_is_binary"] is not False
-            self.run_warnings.load_state_dict(state["warnings"])
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            message = "%s cannot be read (%s): warnings may be repeated."
-            logger.warning(message, file, type(error).__name__)
+        if file.exists():
+            with self.describing(f"Reading {file} (warnings may be repeated)"):
+                self._load_state(json.loads(file.read_text(encoding="utf-8")))
+
+    def _load_state(self, state: dict[str, Any]) -> None:
+        if self.right_rule is not None:
+            self.right_rule.is_binary = state["right_is_binary"] is not False
+        self.run_warnings.load_state_dict(state["warnings"])
 
 
-class DiagnosticsCallback(TrainerCallback):
+@dataclass(frozen=True)
+class _Seen:
+    """What one rank has seen of a generation batch: all rewards, which rows are right, and its recorded rows."""
+
+    batch: BatchSnapshot
+    right: list[bool | None] | None
+    records: list[dict[str, Any]]
+
+
+class DiagnosticsCallback(DescribingCallback):
     """Tells a [`DiagnosedTrainer`] about steps and logs.
 
     Args:
@@ -207,6 +259,7 @@ class DiagnosticsCallback(TrainerCallback):
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.trainer.phases.step_begins()
+        self.trainer.mark_step()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.trainer.on_step_ended()

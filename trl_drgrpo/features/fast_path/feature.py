@@ -133,10 +133,14 @@ class FastPathTrainer(ResumableTrainer):
             for number, window in enumerate(planned)
             for batch in window.micro_batches([summaries[number] for summaries in everyone], self._in_lockstep)
         ]
-        self._log_plan([window.statistics() for window in planned], batches)
+        metrics = self.describing.value(
+            "The metrics of the plan", lambda: self._plan_metrics(planned, batches), otherwise={}
+        )
+        self.log_batch({name: [value] for name, value in metrics.items()}, {})
         return batches
 
-    def _log_plan(self, statistics: list[dict[str, float]], micro_batches: list[dict[str, Any]]) -> None:
+    def _plan_metrics(self, planned: list[Window], micro_batches: list[dict[str, Any]]) -> dict[str, float]:
+        statistics = [window.statistics() for window in planned]
         total = {name: sum(each[name] for each in statistics) for name in statistics[0]}
         forwards = sum(batch[PLAN]["rows"] > 0 for batch in micro_batches)
         steps = len(micro_batches) / self.args.gradient_accumulation_steps  # optimizer steps of one pass
@@ -147,7 +151,7 @@ class FastPathTrainer(ResumableTrainer):
         }
         if total["processed"]:
             metrics["drgrpo/useful_token_frac"] = total["useful"] / total["processed"]
-        self.log_batch({name: [value] for name, value in metrics.items()}, {})
+        return metrics
 
     def _plan_costs(self, model: Any = None) -> Costs:
         """What a plan for this model is judged by; the policy by default. A reference may be made otherwise."""

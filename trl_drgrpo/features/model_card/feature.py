@@ -20,6 +20,8 @@ from trl_drgrpo.upstream.host import GRPOSeams, swapped
 
 logger = logging.getLogger(__name__)
 
+_CARD = "The model card"
+
 
 class PublishingTrainer(GRPOSeams):
     """`GRPOSeams` with model card and upload. A subclass sets what the card states, see `publishing/card.py`."""
@@ -44,12 +46,14 @@ class PublishingTrainer(GRPOSeams):
         given = {key: value for key, value in given.items() if value is not None}
         default = {"model_name": Path(self.args.output_dir).absolute().name}
         self._card = {**default, **(self._card or {}), **given}
-        # TRL writes elsewhere: an upload that runs beside the training may be reading the card.
-        with tempfile.TemporaryDirectory() as folder, swapped(self.args, output_dir=folder):
-            super().create_model_card(**self._card)
-            metadata: Any = ModelCard.load(Path(folder) / "README.md").data if self.is_world_process_zero() else None
-        if metadata is not None:
-            write_card(self, metadata, self._readme, self._card.get("dataset_name"))
+        with self.describing(_CARD):
+            # TRL writes elsewhere: an upload that runs beside the training may be reading the card.
+            with tempfile.TemporaryDirectory() as folder, swapped(self.args, output_dir=folder):
+                super().create_model_card(**self._card)
+                is_main = self.is_world_process_zero()
+                metadata: Any = ModelCard.load(Path(folder) / "README.md").data if is_main else None
+            if metadata is not None:
+                write_card(self, metadata, self._readme, self._card.get("dataset_name"))
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """As in TRL; a card that was written while the run was going is brought up to date."""
@@ -62,9 +66,11 @@ class PublishingTrainer(GRPOSeams):
         """As in transformers, with the run's card beside an adapter, in the place of PEFT's."""
         super().save_model(output_dir, _internal_call)
         self._model_was_saved = True
-        if not self.is_world_process_zero() or not hasattr(self.accelerator.unwrap_model(self.model), "peft_config"):
-            return
-        folder = Path(output_dir or self.args.output_dir)
+        if self.is_world_process_zero() and hasattr(self.accelerator.unwrap_model(self.model), "peft_config"):
+            with self.describing(_CARD):
+                self._put_card_into(Path(output_dir or self.args.output_dir))
+
+    def _put_card_into(self, folder: Path) -> None:
         self.create_model_card()
         if folder.absolute() != self._readme.parent.absolute() and folder.is_dir():
             shutil.copyfile(self._readme, folder / self._readme.name)

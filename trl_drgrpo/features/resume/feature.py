@@ -5,14 +5,19 @@ completions not trained on yet, the count of micro-batches, the prompt order of 
 """
 
 import logging
+import uuid
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback
 
-from trl_drgrpo.common.errors import InputError, RewardError
+from trl_drgrpo.common.disk import room_needed
+from trl_drgrpo.common.errors import DiskFullError, InputError, RewardError
+from trl_drgrpo.features.diagnostics.facts import objective_facts
 from trl_drgrpo.features.model_card.feature import PublishingTrainer
-from trl_drgrpo.features.resume.checkpoints import begin_checkpoint, newest_complete_checkpoint, require_complete
+from trl_drgrpo.features.resume.checkpoints import begin_checkpoint, why_incomplete
+from trl_drgrpo.features.resume.run_folder import choose_start, delete_run
 from trl_drgrpo.features.resume.run_state import (
     RandomState,
     RunState,
@@ -31,34 +36,80 @@ class ResumableTrainer(PublishingTrainer):
     loss_normalizer: int  # L, in tokens
     reward_scale: RunningRewardScale
     step_boundary: "StepBoundary"
+    run_id = ""  # of the run that trains or has trained last; kept when it is resumed
+    _has_begun = False  # whether what is in the output folder is this trainer's
+    _checkpoints_of_this_run: frozenset[Path] = frozenset()
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
-        """As [`trl.GRPOTrainer.train`], with three differences.
+        """As [`trl.GRPOTrainer.train`], with four differences.
 
-        When a reward function fails, a checkpoint is saved before the error; `resume_from_checkpoint=True` takes the
-        newest checkpoint that was written to its end, or starts the run and says so; the path of one that was not is
-        an `InputError`.
+        A run begins only in a folder that holds no other one, unless `overwrite_output_dir` is set; when a reward
+        function fails, a checkpoint is saved before the error; `resume_from_checkpoint=True` takes the newest
+        complete checkpoint of the run that wrote last, or starts the run and says so; the path of one that is not
+        complete, or was changed since it was written, is an `InputError`.
         """
-        if resume_from_checkpoint is True:
-            checkpoint = newest_complete_checkpoint(Path(self.args.output_dir))
-            if checkpoint is None:
-                logger.warning("No checkpoint in %s to resume from: starting anew.", self.args.output_dir)
-            resume_from_checkpoint = str(checkpoint) if checkpoint else None
-        elif resume_from_checkpoint:
-            require_complete(Path(resume_from_checkpoint))
+        checkpoint, self.run_id = self._agreed_start(resume_from_checkpoint or None)
+        if checkpoint is None and resume_from_checkpoint:
+            logger.warning("No checkpoint in %s to resume from: starting anew.", self.args.output_dir)
         # The one that is resumed from holds its step already: written again, it would be gone if the run died then.
-        self._checkpoints_of_this_run = {Path(resume_from_checkpoint).resolve()} if resume_from_checkpoint else set()
+        self._checkpoints_of_this_run = frozenset([checkpoint.resolve()] if checkpoint else [])
         try:
-            return super().train(resume_from_checkpoint, *args, **kwargs)
+            return super().train(str(checkpoint) if checkpoint else None, *args, **kwargs)
         except RewardError:
             self._save_what_was_computed()
             raise
+
+    def _agreed_start(self, resume: str | bool | None) -> tuple[Path | None, str]:
+        """Checkpoint to go on from, and the id of a run that begins anew: the main process decides for all."""
+        decision: Any = None
+        if self.is_world_process_zero():
+            output_dir, overwrite = Path(self.args.output_dir), self.args.overwrite_output_dir
+            try:
+                if self._has_begun:  # by an earlier call
+                    decision = choose_start(output_dir, resume, overwrite=False) if resume else None
+                else:
+                    decision = choose_start(output_dir, resume, overwrite)
+            except (InputError, OSError) as error:
+                decision = error
+        decision, run_id = self.gathered([(decision, uuid.uuid4().hex[:12])])[0]
+        if isinstance(decision, Exception):
+            raise decision
+        return decision, run_id
+
+    def on_run_begins(self) -> None:
+        """Everything is loaded, and the first step comes next."""
+        if self.args.overwrite_output_dir and not self._has_begun and self.args.should_save:
+            delete_run(Path(self.args.output_dir))
+        self._has_begun = True
 
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
         """As in transformers, but a finished run that is resumed is finished: there it trains one more step."""
         if self.state.global_step >= self.state.max_steps:
             return [], None
         return super().get_batch_samples(*args, **kwargs)
+
+    def writing(self, folder: Path) -> AbstractContextManager[Any]:
+        """A full disk is one error, of a checkpoint and of the model."""
+        return room_needed(folder, self._what_is_saved)
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """As in transformers; a full disk is one clear error.
+
+        Raises:
+            `DiskFullError`: Says what is saved, and how to go on.
+        """
+        with self.writing(Path(output_dir or self.args.output_dir)):
+            super().save_model(output_dir, _internal_call)
+
+    def _what_is_saved(self) -> str:
+        whole = [path for path in self._checkpoints_of_this_run if not why_incomplete(path, checksums=False)]
+        if not whole:
+            return "No checkpoint of this run is saved. Make room, then start it again."
+        newest = max(whole, key=lambda path: path.stat().st_mtime_ns)
+        return (
+            f"The run up to {newest} is saved. Make room, then go on with --resume_from_checkpoint {newest} "
+            f'(in Python trainer.train(resume_from_checkpoint="{newest}")).'
+        )
 
     def on_checkpoint_begun(self, checkpoint: Path) -> None:
         if self.args.should_save:
@@ -76,8 +127,10 @@ class ResumableTrainer(PublishingTrainer):
                 self.reward_scale.state_dict(),
                 self._geometry(),
                 has_rollouts=pending is not None,
+                run_id=self.run_id,
+                objective=objective_facts(self),
             ).save(checkpoint)
-        self._checkpoints_of_this_run.add(checkpoint.resolve())
+        self._checkpoints_of_this_run |= {checkpoint.resolve()}
 
     def on_checkpoint_loaded(self, checkpoint: Path) -> None:
         if not any(checkpoint.rglob("*optim*")):  # of transformers, FSDP or DeepSpeed
@@ -98,9 +151,23 @@ class ResumableTrainer(PublishingTrainer):
             message = "Keeping L = %d of the resumed run (max_completion_length is now %d)."
             logger.warning(message, state.loss_normalizer, self.loss_normalizer)
         self.loss_normalizer = state.loss_normalizer
+        self.run_id = state.run_id or self.run_id
+        self._say_what_changed(state, checkpoint)
         self.reward_scale.load_state_dict(state.reward_scale)
         self._resume_position(state, checkpoint)
         self.advance_train_sampler(int((self.state.epoch or 0.0) + 1e-6))
+
+    def _say_what_changed(self, state: RunState, checkpoint: Path) -> None:
+        """Another objective in the middle of a run is allowed, but never silent."""
+        before = state.objective or {}  # release 0.1.0 noted none
+        changed = [
+            f"{name} {_in_words(before[name])} -> {_in_words(value)}"
+            for name, value in objective_facts(self).items()
+            if name in before and before[name] != value
+        ]
+        if changed:
+            message = "The objective is another one than in %s: %s. The run goes on with the new one."
+            logger.warning(message, checkpoint, "; ".join(changed))
 
     def _say_what_is_missing(self, checkpoint: Path) -> None:
         """A checkpoint of plain TRL, in a run that it began or, where another checkpoint is ours, has continued."""
@@ -129,7 +196,7 @@ class ResumableTrainer(PublishingTrainer):
         self.micro_step = state.micro_step
         if not state.has_rollouts:
             return
-        rollouts = load_rollouts(checkpoint, self.accelerator.process_index, self.accelerator.device)
+        rollouts = load_rollouts(checkpoint, self.accelerator.process_index, self.accelerator.device, state.files)
         # All ranks or none: one that generates alone waits forever.
         if not all(self.gathered([rollouts is not None])):
             logger.warning("Completions not trained on yet are generated anew: the run goes on, but not bit for bit.")
@@ -166,7 +233,11 @@ class ResumableTrainer(PublishingTrainer):
         folder = self.checkpoint_folder()
         if folder.resolve() not in self._checkpoints_of_this_run:
             self.step_boundary.rewind(self)
-            self.save_checkpoint_now()
+            try:
+                self.save_checkpoint_now()
+            except DiskFullError as error:
+                logger.error("A reward function failed, and the run up to here cannot be saved. %s", error)
+                return
         logger.error("A reward function failed. The run up to here is saved: resume from %s.", folder)
 
 
@@ -177,6 +248,9 @@ class StepBoundary(TrainerCallback):
         self.trainer = trainer
         self.micro_step = 0  # micro-batches processed when the newest step began or ended
         self.random_state: RandomState | None = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.trainer.on_run_begins()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._note()
@@ -197,3 +271,7 @@ class StepBoundary(TrainerCallback):
         trainer.micro_step = self.micro_step
         if self.random_state is not None:
             self.random_state.restore()
+
+
+def _in_words(value: Any) -> str:
+    return (" + ".join(map(str, value)) or "none") if isinstance(value, list) else str(value)
