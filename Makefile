@@ -6,12 +6,12 @@ PIP_ARGS ?=
 PIP = $(VENV)/bin/python -m pip install --quiet --constraint constraints.txt $(PIP_ARGS)
 OFFLINE = HF_HUB_OFFLINE=1
 
-VLLM_VENV ?= .venv-vllm
-VLLM_PIP = $(VLLM_VENV)/bin/python -m pip install --quiet --constraint constraints-vllm.txt $(PIP_ARGS)
-VLLM_TESTS = $(addprefix tests/test_,$(addsuffix .py,upstream config trainer trainer_process fast_path decoding packing \
+OLDEST_VENV ?= .venv-oldest
+OLDEST_PIP = $(OLDEST_VENV)/bin/python -m pip install --quiet --constraint constraints-oldest.txt $(PIP_ARGS)
+OLDEST_TESTS = $(addprefix tests/test_,$(addsuffix .py,upstream config trainer trainer_process fast_path decoding packing \
 	resume process_rewards_trainer check cli_train weight_sync vllm_server vllm_colocate))
 
-.PHONY: setup demo check test test-slow test-vllm notebooks bench bench-overhead dist lint format clean
+.PHONY: setup demo check test test-programs test-slow test-oldest notebooks bench bench-overhead dist lint format clean
 
 setup: $(VENV)/.dev
 
@@ -47,19 +47,24 @@ PYTEST = $(OFFLINE) $(VENV)/bin/python -m pytest --numprocesses $(WORKERS) --dis
 test: $(VENV)/.dev build/foreign_stacks/.done
 	$(PYTEST) -m "not slow and not gpu"
 
-test-slow: $(VENV)/.dev build/foreign_stacks/.done
-	$(PYTEST) -m "slow and not gpu"
+# Those of `make test` that it skips where bubblewrap, chromium and chromedriver are not installed.
+test-programs: $(VENV)/.dev
+	$(PYTEST) -m "needs_program and not slow and not gpu"
 
-# The trainer's tests on the older transformers that vLLM takes, in an environment of their own. vLLM itself is not
-# installed: its place is taken by tests/vllm_stub.py.
-$(VLLM_VENV)/.dev: pyproject.toml constraints-vllm.txt
-	$(PYTHON) -m venv $(VLLM_VENV)
-	$(VLLM_PIP) torch
-	$(VLLM_PIP) --editable ".[dev]"
+# Properties are tested here with more examples than in `make test`.
+test-slow: $(VENV)/.dev build/foreign_stacks/.done
+	$(PYTEST) -m "(slow or hypothesis) and not gpu" --hypothesis-profile thorough
+
+# The trainer's tests on the oldest supported libraries, which are also those that vLLM takes, in an environment of their
+# own. vLLM itself is not installed: its place is taken by tests/vllm_stub.py.
+$(OLDEST_VENV)/.dev: pyproject.toml constraints-oldest.txt
+	$(PYTHON) -m venv $(OLDEST_VENV)
+	$(OLDEST_PIP) torch
+	$(OLDEST_PIP) --editable ".[dev]"
 	touch $@
 
-test-vllm: $(VLLM_VENV)/.dev
-	$(OFFLINE) $(VLLM_VENV)/bin/python -m pytest -m "not slow and not gpu" $(VLLM_TESTS)
+test-oldest: $(OLDEST_VENV)/.dev
+	$(OFFLINE) $(OLDEST_VENV)/bin/python -m pytest -m "not slow and not gpu" $(OLDEST_TESTS)
 
 # Runs the notebooks and writes their outputs into them.
 notebooks: $(VENV)/.dev
@@ -90,4 +95,4 @@ format: $(VENV)/.dev
 	$(VENV)/bin/ruff format .
 
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) dist build .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(OLDEST_VENV) dist build .pytest_cache .ruff_cache .hypothesis

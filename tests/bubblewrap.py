@@ -16,4 +16,4 @@ def why_not() -> str:
 
 
 REASON = why_not()
-needs_bwrap = pytest.mark.skipif(bool(REASON), reason=f"no working bubblewrap: {REASON}")
+needs_bwrap = pytest.mark.needs_program("a working bubblewrap (Debian: apt-get install bubblewrap)", missing=REASON)

@@ -1,43 +1,92 @@
-"""A tiny model, a tokenizer and a configuration that trains in a second; no network for anybody."""
+"""A tiny model, a tokenizer and a configuration that trains in a second; no network for anybody.
 
+What is heavy is imported where it is used: the process that hands the tests to the workers has no need of it.
+"""
+
+import functools
+import gc
+import importlib.metadata
 import os
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 
-import pytest
-import torch
-from datasets import Dataset
-from hypothesis import HealthCheck, settings
-from runs import length_reward, short_run
+from collections import Counter
 
-from trl_drgrpo.labs.check.tiny import tiny_model, tiny_tokenizer
+import pytest
+from hypothesis import HealthCheck, settings
 
 # Machines are noisy, so no deadlines; and what CI judges is the change, so the same examples every time.
-settings.register_profile("here", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("ci", settings.get_profile("here"), derandomize=True)
-settings.load_profile("ci" if os.environ.get("CI") else "here")
+settings.register_profile(
+    "quick",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    derandomize=bool(os.environ.get("CI")),
+    max_examples=30,
+)
+settings.register_profile("thorough", settings.get_profile("quick"), max_examples=200)
+settings.load_profile("quick")
 
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread():
     """The matrices are tiny: more threads only wait for each other."""
+    import torch
+
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def imports_are_not_collected():
+    """Every run of transformers' trainer collects garbage twice: 0.15 s each over what is imported for good."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def metadata_is_read_once():
+    """Each step of accelerate and each model card asks for versions of packages, which Python reads anew each time."""
+    found = importlib.metadata.Distribution
+    found.from_name = functools.cache(found.from_name)
+    found.metadata = property(functools.cache(found.metadata.fget))
+
+
+def pytest_runtest_setup(item):
+    for mark in item.iter_markers("needs_program"):
+        if mark.kwargs["missing"]:
+            pytest.skip(f"needs {mark.args[0]}")
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_terminal_summary(terminalreporter):
+    """One line behind everything else: what was skipped, and how to get it."""
+    yield
+    skipped = terminalreporter.stats.get("skipped", [])
+    reasons = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in skipped)
+    if reasons:
+        parts = (f"{count} x {reason}" for reason, count in reasons.most_common())
+        terminalreporter.write_line(f"skipped: {'; '.join(parts)}")
 
 
 @pytest.fixture(scope="session")
 def tokenizer():
+    from trl_drgrpo.labs.check.tiny import tiny_tokenizer
+
     return tiny_tokenizer()
 
 
 @pytest.fixture
 def model(tokenizer):
+    from trl_drgrpo.labs.check.tiny import tiny_model
+
     return tiny_model(tokenizer)
 
 
 @pytest.fixture(scope="session")
 def saved_model(tokenizer, tmp_path_factory):
     """A folder that `from_pretrained` loads."""
+    from trl_drgrpo.labs.check.tiny import tiny_model
+
     folder = tmp_path_factory.mktemp("tiny-model")
     tiny_model(tokenizer).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -46,15 +95,21 @@ def saved_model(tokenizer, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def prompts():
+    from datasets import Dataset
+
     return Dataset.from_dict({"prompt": [f"{i}+{i * i}=" for i in range(16)], "answer": [str(i) for i in range(16)]})
 
 
 @pytest.fixture(name="settings")
 def run_settings(tmp_path):
     """Fields of a configuration for a run of a second, see `short_run`."""
+    from runs import short_run
+
     return short_run(tmp_path / "run")
 
 
 @pytest.fixture(scope="session")
 def reward():
+    from runs import length_reward
+
     return length_reward

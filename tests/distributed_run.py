@@ -1,16 +1,22 @@
-"""Run by `torchrun --nproc_per_node N`: trains the tiny model and saves its weights. Not a test by itself.
+"""Trains the tiny model in several processes and saves its weights. Not a test by itself.
+
+Takes jobs, `OUTPUT:PROCESSES:MODE`. Under `torchrun` each process is a rank; by itself it imports once and forks the
+ranks of one job after the other.
 
 The completions are fixed by the prompt and the row's place in its group, so that one process and two train on the same
 rows: three groups of 6 per step, so that with 9 rows per rank the second group straddles the ranks.
 """
 
 import os
+import socket
 import sys
+import traceback
 
 import torch
 from datasets import Dataset
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
+from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.labs.check.plain_head import use_plain_lm_head
 from trl_drgrpo.labs.check.record import DEFAULTS
 from trl_drgrpo.labs.check.tiny import in_double_precision, tiny_model, tiny_tokenizer
@@ -79,7 +85,29 @@ def build(output, processes, mode):
     if trainer.accelerator.num_processes != processes:
         raise SystemExit(f"{trainer.accelerator.num_processes} processes, expected {processes}")
     use_plain_lm_head(model)
+    if mode == "blind" and trainer.accelerator.process_index == 1:
+        for name in ("_look_at", "_plan_metrics"):
+            setattr(trainer, name, fails)
     return trainer
+
+
+def fails(*arguments):
+    raise RuntimeError("broken on purpose")
+
+
+def refusals(trainer, checkpoint):
+    """What this rank is told of a folder in use, and of a checkpoint that only the main process reads."""
+    said = []
+    for resume in (None, checkpoint):
+        if resume and trainer.accelerator.is_main_process:
+            with open(f"{resume}/optimizer.pt", "r+b") as file:
+                file.seek(100)
+                file.write(bytes(64))
+        try:
+            trainer.train(resume_from_checkpoint=resume)
+        except InputError as error:
+            said.append(str(error))
+    return said
 
 
 def main(output, processes, mode):
@@ -92,14 +120,44 @@ def main(output, processes, mode):
         "start": start,
         "weights": dict(trainer.model.named_parameters()),
         "scale": trainer.reward_scale.state_dict(),
+        "failures": trainer.describing.failures,
     }
     if mode == "resume":  # once more, from the middle of a generation batch
         resumed = build(output, processes, mode)
         resumed.train(resume_from_checkpoint=f"{output}.run/checkpoint-1")
         result["resumed"] = dict(resumed.model.named_parameters())
+        result["run_ids"] = resumed.gathered([trainer.run_id, resumed.run_id])
+        result["refused"] = resumed.gathered(refusals(build(output, processes, mode), f"{output}.run/checkpoint-1"))
     if trainer.accelerator.is_main_process:
         torch.save(result, output)
 
 
+def fork_ranks(output, processes, mode):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        ranks = {"WORLD_SIZE": processes, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free.getsockname()[1]}
+    children = []
+    for rank in range(processes):
+        child = os.fork()
+        if child:
+            children.append(child)
+            continue
+        code = 1
+        try:
+            if processes > 1:
+                ranks |= {"RANK": rank, "LOCAL_RANK": rank}
+                os.environ.update({name: str(value) for name, value in ranks.items()})
+            main(output, processes, mode)
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(code)
+    if any(os.waitpid(child, 0)[1] for child in children):
+        raise SystemExit(f"{mode}: a rank of {processes} failed")
+
+
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), sys.argv[3])
+    for job in sys.argv[1:]:
+        output, processes, mode = job.split(":")
+        (main if "RANK" in os.environ else fork_ranks)(output, int(processes), mode)

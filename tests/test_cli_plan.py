@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from peft import PromptTuningConfig, get_peft_model
 from runs import train
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
@@ -124,6 +125,7 @@ def test_bad_input(seven, tmp_path, capsys):
         assert "Traceback" not in err
 
 
+@pytest.mark.slow
 def test_a_7b_plan_takes_seconds_of_one_core_and_imports_no_trainer(seven):
     import resource
 
@@ -168,9 +170,7 @@ def test_every_recipe_for_a_gpu_is_planned():
     assert recipes - {"cpu_quickstart"} == set(RECIPES)
 
 
-@pytest.mark.parametrize(
-    "name", [n if n in ("gsm8k_lora", "qlora_7b") else pytest.param(n, marks=pytest.mark.slow) for n in RECIPES]
-)
+@pytest.mark.parametrize("name", [n if n == "qlora_7b" else pytest.param(n, marks=pytest.mark.slow) for n in RECIPES])
 def test_a_recipe_fits_the_hardware_that_it_names(name, tmp_path, capsys):
     shape, memory, prompt = RECIPES[name]
     (tmp_path / "config.json").write_text(json.dumps(shape))
@@ -190,7 +190,7 @@ def test_a_recipe_fits_the_hardware_that_it_names(name, tmp_path, capsys):
 
 def test_a_flag_wins_over_the_preset_of_a_recipe(seven, tmp_path, capsys):
     (tmp_path / "r.yaml").write_text(f"model_name_or_path: {seven}\npreset: qlora\nlora_r: 4\n")
-    for flags, bits, rank in [((), True, 4), (("--preset", "lora"), None, 4), (("--lora_r", "2"), True, 2)]:
+    for flags, bits, rank in [(("--preset", "lora"), None, 4), (("--lora_r", "2"), True, 2)]:
         code, out, _ = plan(capsys, "--config", str(tmp_path / "r.yaml"), "--memory", "80", "--json", *flags)
         recipe = json.loads(out)["recipe"]
         assert (code, recipe.get("load_in_4bit"), recipe["lora_r"]) == (0, bits, rank)
@@ -215,8 +215,13 @@ def test_the_trainer_warns_when_the_plan_does_not_fit(
         assert len(warning.splitlines()) == 2
 
 
-def test_what_cannot_be_planned_never_stops_a_run(caplog, tmp_path):
+def test_what_cannot_be_planned_never_stops_a_run(caplog, tmp_path, model):
     args = DrGRPOConfig(output_dir=str(tmp_path), use_cpu=True)
-    with caplog.at_level(logging.DEBUG, logger="trl_drgrpo.single_gpu"):
+    virtual = get_peft_model(model, PromptTuningConfig(num_virtual_tokens=2, task_type="CAUSAL_LM"))
+    with caplog.at_level(logging.DEBUG, logger="trl_drgrpo"):
+        MemoryWatch(memory=2**20).on_train_begin(args, None, None, model=virtual)
         MemoryWatch(memory=2**20).on_train_begin(args, None, None, model=torch.nn.Linear(2, 2))
-    assert [(r.levelname, "No memory plan" in r.getMessage()) for r in caplog.records] == [("DEBUG", True)]
+    said = [(r.levelname, r.getMessage()) for r in caplog.records if r.name.startswith("trl_drgrpo")]
+    assert [level for level, _ in said] == ["DEBUG", "WARNING"]
+    assert said[0][1].startswith("No memory plan for this run: NotImplementedError")
+    assert said[1][1].startswith("MemoryWatch.on_train_begin failed: the run goes on without it.")

@@ -124,6 +124,43 @@ def test_a_failure_costs_its_row_and_is_exit_code_1(here, capsys):
     assert "Traceback" not in out
 
 
+def test_a_broken_contract_is_one_line_and_no_traceback(here, capsys):
+    assert score("--rewards", "mine.py:text", "--data", "rows.jsonl", "--show", "1") == 1
+    out, err = capsys.readouterr()
+    assert "row 1: RewardError: reward function 'text': got str '1.0'; expected a list" in out
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("batch_size", ["1", "4"])
+def test_golds_that_cannot_be_read_are_named(here, capsys, batch_size):
+    long = "1 and " * 50
+    answers = ["4", "x", long, None]
+    write_json_lines("golds.jsonl", [{**row, "answer": gold} for row, gold in zip(ROWS, answers, strict=True)])
+    argv = ("--rewards", "numeric_reward", "mine.py:exact", "--data", "golds.jsonl", "--batch_size", batch_size)
+    _, found = report(capsys, *argv)
+    unscored = found["rewards"]["numeric_reward"]["unscored"]
+    assert [one["row"] for one in unscored] == [2, 3, 4]
+    assert unscored[0]["columns"] == {"answer": "x"}
+    assert unscored[0]["reason"] == "column 'answer' holds 'x', which is not one number"
+    assert (unscored[2]["columns"], unscored[2]["reason"]) == ({"answer": "None"}, None)
+    assert len(unscored[1]["columns"]["answer"]) == 80
+    # A function without a method to ask: the columns that it names.
+    assert found["rewards"]["exact"]["unscored"] == [{"row": 4, "reason": None, "columns": {"answer": "None"}}]
+    score(*argv, "--show", "1")
+    out = capsys.readouterr().out
+    assert "numeric_reward gave None to 3 of 4 rows; what it was to score them by:\n  row 2: answer x (column" in out
+    assert "row 3: answer" not in out
+
+
+def test_a_gold_that_math_cannot_read_is_named(here, capsys):
+    rows = [{"prompt": "q", "completion": "#### 4", "solution": gold} for gold in ("4", "x +")]
+    write_json_lines("golds.jsonl", rows)
+    _, found = report(capsys, "--rewards", "math_reward", "--data", "golds.jsonl")
+    (one,) = found["rewards"]["math_reward"]["unscored"]
+    assert (one["row"], one["columns"]) == (2, {"solution": "x +"})
+    assert one["reason"]
+
+
 @pytest.mark.parametrize(("batch_size", "failures"), [("1", [2]), ("4", [])])
 def test_what_a_reward_counts_as_failed_is_failed(here, capsys, batch_size, failures):
     argv = ("--rewards", "mine.py:counting", "--data", "rows.jsonl", "--batch_size", batch_size)
@@ -320,8 +357,8 @@ def test_bad_files_are_one_line_and_exit_code_2(here, capsys, name, content, mes
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--rewards", "mine.py:exact"], "required: --data"),
-        (["--data", "rows.jsonl"], "required: --rewards"),
+        (["--rewards", "mine.py:exact"], "--data: got nothing; expected a value"),
+        (["--data", "rows.jsonl"], "--rewards: got nothing; expected a value"),
         (["--rewards", "acuracy_reward", "--data", "rows.jsonl"], "Did you mean accuracy_reward"),
         (
             ["--rewards", "mine.py:exact", "mine.py:exact", "--data", "rows.jsonl"],

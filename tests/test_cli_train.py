@@ -1,7 +1,9 @@
 """`trl-drgrpo train` end to end on a tiny local model, its dry run, and every input that cannot work."""
 
+import errno
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +23,10 @@ def varied(completion_ids, **kwargs):
     (here / "keywords.txt").write_text(" ".join(sorted(["completion_ids", *kwargs])))
     return [float(sum(ids) % 3) for ids in completion_ids]
 def needs_solution(completions, solution, **kwargs): ...
+calls = []
+def short_later(completions, **kwargs):
+    calls.append(1)
+    return [float(len(c)) for c in completions][: 1 if len(calls) == 2 else None]
 """
 
 
@@ -37,6 +43,9 @@ def folder(tmp_path, monkeypatch):
     for split in ("train", "test"):
         rows = [{"question": f"{i}+{i}=", "answer": str(2 * i)} for i in range(8)]
         (tmp_path / "data" / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for name, row in {"nulls": {"question": None, "answer": "1"}, "gaps": {"question": "1", "answer": None}}.items():
+        lines = [row if i == 5 else {"question": f"{i}+{i}=", "answer": str(2 * i)} for i in range(8)]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (tmp_path / "mine.py").write_text(REWARD)
     return tmp_path
 
@@ -111,6 +120,34 @@ def test_train_with_lora_evaluation_checkpoint_and_resume(recipe, capfd):
     assert result["steps"] == 2
     assert {"eval_reward_first", "eval_reward_last"} <= set(result)
     assert "evaluation at step 2" in err
+
+
+def test_a_full_disk_a_second_run_and_a_resumed_one(recipe, monkeypatch, capfd):
+    argv = recipe(save_strategy="steps", save_steps=1)
+    save = torch.save
+
+    def full(content, path, *args, **kwargs):
+        if str(path).endswith("checkpoint-2/optimizer.pt"):
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        return save(content, path, *args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "save", full)
+        assert main(argv) == 1
+    error = capfd.readouterr().err.splitlines()[-1]
+    assert error.startswith("error: disk full: out/checkpoint-2/optimizer.pt could not be written")
+    go_on = re.search(r"--resume_from_checkpoint (\S+)", error)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("trl_drgrpo.cli.job.prepare", lambda given: pytest.fail("refused too late"))
+        assert main(argv) == 2
+        assert "error: output_dir: got out, which holds another run (checkpoint-1);" in capfd.readouterr().err
+        assert main([*argv, "--resume_from_checkpoint", "true", "--overwrite_output_dir", "true"]) == 2
+        assert "overwrite_output_dir: got true beside resume_from_checkpoint true" in capfd.readouterr().err
+    assert main([*argv, *go_on.group().split()]) == 0
+    out, err = capfd.readouterr()
+    assert yaml.safe_load(out)["steps"] == 2
+    assert "starting anew" not in err
 
 
 def test_dry_run_is_a_recipe_and_loads_no_model(recipe, folder, monkeypatch, capsys):
@@ -200,7 +237,7 @@ def test_the_flags_mean_what_they_mean_to_trl(recipe):
         ({"model_name_or_path": "data"}, "model_name_or_path: got data, a folder without config.json"),
         (
             {"model_name_or_path": "some/name"},
-            "a local folder, or the id of a model that is in the local cache (offline",
+            "model_name_or_path: got some/name, which is not in the local cache (offline mode, HF_HUB_OFFLINE=1)",
         ),
         ({"model_name_or_path": "trl_drgrpo:big"}, "model_name_or_path: got trl_drgrpo:big; expected trl_drgrpo:demo"),
         ({"dataset_name": None}, "dataset_name: got none"),
@@ -217,7 +254,23 @@ def test_the_flags_mean_what_they_mean_to_trl(recipe):
         ({"loss_type": "dapo"}, "loss_type: got 'dapo'; expected 'dr_grpo'"),
         ({"scale_rewards": "group"}, "scale_rewards: got 'group'"),
         ({"scale_rewards": True}, "scale_rewards: got True"),
-        ({"lr_scheduler_type": "linaer"}, "linaer is not a valid SchedulerType"),
+        ({"lr_scheduler_type": "linaer"}, "lr_scheduler_type: got 'linaer'; expected one of linear, "),
+        ({"learning_rate": -1e-6}, "learning_rate: got -1e-06; expected a finite number, at least 0"),
+        ({"lora_r": 0}, "lora_r: got 0; expected a whole number, at least 1"),
+        (
+            {"max_completion_length": 1024},
+            "max_completion_length: got 1024; expected less than the model's context of",
+        ),
+        ({"model_init_kwargs": {"use_cach": False}}, "model_init_kwargs: got the key 'use_cach'"),
+        ({"attn_implementation": "sdp"}, "attn_implementation: got 'sdp'"),
+        ({"use_peft": True, "lora_target_modules": ["q_prj"]}, "Did you mean q_proj?"),
+        ({"report_to": "wandbb"}, "report_to: got wandbb; expected one of "),
+        ({"prompt_template": "{prompt} {anser}"}, "prompt_template: got the slot {anser}"),
+        ({"dataset_name": "nulls.jsonl"}, "prompt: got null as the prompt in row 5 (the first is 0) of nulls.jsonl"),
+        (
+            {"reward_funcs": ["list_sum_reward"], "dataset_name": "gaps.jsonl"},
+            "reward list_sum_reward: got null in 1 of 8 rows of the column 'answer', first in row 5 (from 0)",
+        ),
         ({"load_in_4bit": True, "load_in_8bit": True}, "configuration: got values that ModelConfig refuses"),
         ({"resume_from_checkpoint": "nowhere"}, "resume_from_checkpoint: got nowhere, but it does not exist"),
         ({"dataset_name": None, "datasets": [{"path": "some/name"}]}, "datasets: got a mixture of some/name"),
@@ -232,6 +285,14 @@ def test_bad_input_is_one_line_before_a_model_loads(changes, message, recipe, mo
     error = err.splitlines()[-1]
     assert error.startswith("error: ")
     assert message in error
+
+
+def test_a_reward_that_breaks_its_contract_is_one_line_and_the_run_is_saved(recipe, folder, capsys):
+    assert main(recipe(reward_funcs=["mine.py:short_later"])) == 2
+    err = capsys.readouterr().err
+    assert "Traceback" not in err
+    assert err.splitlines()[-1].startswith("error: reward function 'short_later': got 1 rewards; expected a list of 8")
+    assert (folder / "out" / "checkpoint-1").exists()
 
 
 @pytest.mark.slow

@@ -3,7 +3,8 @@ import dataclasses
 import pytest
 from trl import GRPOConfig
 
-from trl_drgrpo import DrGRPOConfig
+from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
+from trl_drgrpo.common.errors import InputError
 
 no_accelerator = pytest.mark.skipif("__import__('torch').accelerator.is_available()", reason="has an accelerator")
 
@@ -83,15 +84,56 @@ def test_contradictions_are_errors_before_a_model_loads(fields, message):
     assert str(error.value).startswith(message)
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("loss_type", "grpo", "loss_type: got 'grpo'"),
+        ("scale_rewards", "group", "scale_rewards: got 'group'"),
+        ("scale_rewards", True, "scale_rewards: got True"),
+        ("multi_objective_aggregation", "normalize_then_sum", "multi_objective_aggregation: got"),
+        ("sync_ref_model", True, "sync_ref_model: got True"),
+        ("beta", -0.1, "beta: got -0.1"),
+        ("step_credit", "later", "step_credit: got 'later'"),
+        ("num_generations", 3, "num_generations: got 3 for a generation batch of 8 rows"),
+        ("per_device_train_batch_size", 4, "generation_batch_size: got 8, worked out when"),
+        ("steps_per_generation", 2, "generation_batch_size: got 8, worked out when"),
+    ],
+)
+def test_what_is_assigned_later_is_refused_where_the_trainer_takes_it(field, value, message):
+    config = DrGRPOConfig(use_cpu=True)
+    setattr(config, field, value)
+    with pytest.raises(InputError) as error:
+        DrGRPOTrainer("nobody/no-such-model", len, config)
+    assert str(error.value).startswith(message)
+
+
+@pytest.mark.parametrize("field", ["gradient_accumulation_steps", "learning_rate", "max_steps", "temperature"])
+def test_what_fits_may_be_assigned_later(field):
+    config = DrGRPOConfig(use_cpu=True)
+    setattr(config, field, 2)
+    config.scale_rewards = False
+    config.check()
+    assert config.scale_rewards == "none"
+
+
 def test_a_missing_length_limit_needs_an_explicit_normalizer():
     config = DrGRPOConfig(max_completion_length=None, loss_normalizer=1000)
     assert (config.max_completion_length, config.loss_normalizer) == (None, 1000)
 
 
 @no_accelerator
-@pytest.mark.parametrize("fields", [{}, {"bf16": True}, {"fp16": True}, {"tf32": True}])
-def test_a_gpu_script_starts_on_a_laptop(fields):
+@pytest.mark.parametrize(
+    ("fields", "overridden"),
+    [
+        ({}, ""),
+        ({"bf16": False}, ""),
+        ({"bf16": True}, " Overridden: bf16=True."),
+        ({"fp16": True, "tf32": True}, " Overridden: fp16=True, tf32=True."),
+    ],
+)
+def test_a_gpu_script_starts_on_a_laptop_and_says_what_it_overrides(fields, overridden, caplog):
     config = DrGRPOConfig(**fields)
+    assert caplog.messages[0] == f"No accelerator found: training on the CPU in float32.{overridden}"
     assert (config.use_cpu, config.bf16, config.fp16) == (True, False, False)
     assert config.device.type == "cpu"
 
@@ -129,6 +171,12 @@ class TestFromGRPOConfig:
             DrGRPOConfig.from_grpo_config(GRPOConfig(loss_type="grpo", **self.plain))
         with pytest.raises(ValueError, match="^scale_rewards: got 'batch'"):
             DrGRPOConfig.from_grpo_config(GRPOConfig(scale_rewards="batch", **self.plain))
+
+    def test_batch_sizes_that_were_assigned_later_are_refused(self):
+        config = GRPOConfig(**self.plain)
+        config.per_device_train_batch_size = 4
+        with pytest.raises(InputError, match="^generation_batch_size: got 8, worked out when"):
+            DrGRPOConfig.from_grpo_config(config)
 
     def test_equals_a_config_built_directly(self):
         fields = {**self.plain, "gradient_accumulation_steps": 4, "num_generations": 4, "output_dir": "somewhere"}

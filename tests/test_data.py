@@ -146,9 +146,12 @@ def test_list_sum():
             r"question, answer; .*rename it with `rename_columns: \[question=prompt",
         ),
         ({"a": ["a"]}, r"columns a; expected a column prompt. Rename the one .*\[<column>=prompt\]"),
-        ({"prompt": [1]}, "prompt: got 1 in the first row of x; expected text, or a list of messages"),
-        ({"prompt": [""]}, "prompt: got ''"),
-        ({"prompt": [["a"]]}, r"prompt: got \['a'\]"),
+        (
+            {"prompt": [1]},
+            r"prompt: got int 1 as the prompt in row 0 \(the first is 0\) of x; expected a text that",
+        ),
+        ({"prompt": [""]}, "prompt: got an empty text"),
+        ({"prompt": [["a"]]}, "prompt: got 'a', which is no message"),
     ],
 )
 def test_prompts_that_are_none(columns, message):

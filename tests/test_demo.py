@@ -252,7 +252,16 @@ class TestEvaluate:
         assert sampled.texts != evaluate(model, tokenizer, drawn, sample=True, seed=6).texts
 
 
+@pytest.fixture
+def few_problems(monkeypatch):
+    """Evaluations on 32 problems instead of 512."""
+    from trl_drgrpo.labs.demo import run
+
+    monkeypatch.setattr(run, "make_problems", lambda size, *split: task.make_problems(32, *split))
+
+
 class TestRun:
+    @pytest.mark.usefixtures("few_problems")
     def test_two_steps_from_end_to_end(self, tmp_path, capsys):
         assert demo_command.run(parse("--output_dir", str(tmp_path / "out"), "--steps", "2")) == 1
         captured = capsys.readouterr()
@@ -298,6 +307,7 @@ class TestRun:
             assert ours[name], name
             assert grpo[name], name
 
+    @pytest.mark.slow
     def test_it_runs_again_into_its_own_folder_and_without_matplotlib(self, tmp_path, monkeypatch):
         import transformers
 
@@ -311,6 +321,7 @@ class TestRun:
             assert 'pip install "trl-drgrpo[report]"' in (tmp_path / "log").read_text(encoding="utf-8")
         transformers.AutoModelForCausalLM.from_pretrained(result.model_dir)
 
+    @pytest.mark.usefixtures("few_problems")
     def test_interrupted_run_keeps_what_it_has(self, tmp_path, monkeypatch, capsys):
         from trl_drgrpo.labs.demo import run
 

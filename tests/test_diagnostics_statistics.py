@@ -134,6 +134,7 @@ def test_without_knowing_what_is_right_nothing_is_said_about_it():
         "completions/unique_frac",
         "drgrpo/zero_signal_frac",
         "drgrpo/effective_group_size",
+        "drgrpo/reward_min",
     }
 
 
@@ -142,7 +143,13 @@ def test_an_evaluation_says_nothing_about_the_gradient():
     assert {name.split("/")[1] for name in stats if name.startswith("difficulty/")} == {"groups_frac"}
     assert "drgrpo/zero_signal_frac" not in stats
     one_each = batch_statistics(replace(GOLDEN, num_generations=1), trains=False)
-    assert set(one_each) == {n for n in stats if "length" in n or "truncated" in n} | {"drgrpo/pass_rate"}
+    names = {"drgrpo/pass_rate", "drgrpo/reward_min"}
+    assert set(one_each) == {n for n in stats if "length" in n or "truncated" in n} | names
+
+
+def test_the_lowest_reward():
+    assert batch_statistics(batch([NAN, -1.0, 2.0, 3.0], [1] * 4, 2))["drgrpo/reward_min"] == -1.0
+    assert "drgrpo/reward_min" not in batch_statistics(batch([NAN] * 4, [1] * 4, 2))
 
 
 def oracle(rewards, lengths, size):
@@ -205,4 +212,5 @@ def test_invariants(drawn, random):
     assert shuffled == pytest.approx(stats)
     # Twice the reward is no other difficulty: neither share changes (GRPO's but for the 1e-4).
     double = batch([2 * r for r in rewards], lengths, size)
-    assert batch_statistics(double) == pytest.approx(stats, abs=1e-3)
+    lowest = {"drgrpo/reward_min": 2 * min(rewards)}
+    assert batch_statistics(double) == pytest.approx(stats | lowest, abs=1e-3)

@@ -17,7 +17,7 @@ from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
 from trl_drgrpo.cli import flags, values
 from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.features.diagnostics.feature import STATE_FILE
-from trl_drgrpo.features.diagnostics.run_warnings import DEFAULTS
+from trl_drgrpo.features.diagnostics.run_warnings import DEFAULTS, RunWarnings
 from trl_drgrpo.features.diagnostics.snapshot import BatchSnapshot
 from trl_drgrpo.features.diagnostics.statistics import BUCKETS
 from trl_drgrpo.labs.check.tiny import tiny_model
@@ -239,6 +239,7 @@ def test_a_damaged_state_costs_no_run(settings, prompts, tokenizer, caplog):
     for content in ("{", "{}", "[]", '{"right_is_binary": true, "warnings": []}'):
         (checkpoint / STATE_FILE).write_text(content)
         caplog.clear()
+        trainer.describing.failures.clear()
         trainer.diagnostics.on_checkpoint_loaded(checkpoint)
         assert "warnings may be repeated" in caplog.text
     (checkpoint / STATE_FILE).unlink()  # a run of plain TRL, or of an earlier version
@@ -255,6 +256,33 @@ def test_warnings_reach_log_and_file_and_can_be_silenced(settings, prompts, toke
     run(fields, prompts, tokenizer, lambda completions, **kwargs: [0.0] * len(completions), max_steps=6)
     assert "No group" not in caplog.text
     assert not (tmp_path / "silent" / "_drgrpo" / "warnings.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("fields", "generating"), [({"num_iterations": 2}, [1, 3]), ({"steps_per_generation": 1}, [1, 2, 3])]
+)
+def test_the_watches_see_every_optimizer_step_however_seldom_it_is_logged(
+    settings, prompts, tokenizer, monkeypatch, fields, generating
+):
+    observed = []
+    observe = RunWarnings.observe
+    monkeypatch.setattr(
+        RunWarnings,
+        "observe",
+        lambda self, step, metrics: (observed.append((step, metrics)), observe(self, step, metrics)),
+    )
+    fields = {**fields, "max_steps": 3, "record_groups": -1, "run_warnings": HAIR_TRIGGER}
+    trainer = run(settings, prompts, tokenizer, logging_steps=2, **fields)
+    assert [entry["step"] for entry in trainer.state.log_history[:-1]] == [2]
+    assert [step for step, _ in observed] == [1, 2, 3]
+    assert all("step_time" in metrics for _, metrics in observed)
+    assert [step for step, metrics in observed if "reward" in metrics] == generating
+    groups = read(settings, "completions.jsonl")
+    for step, metrics in observed:
+        rewards = [row["reward"] for group in groups if group["step"] == step for row in group["rows"]]
+        assert metrics.get("reward") == (pytest.approx(statistics.fmean(rewards)) if rewards else None)
+        assert metrics.get("drgrpo/reward_min") == (0.0 if 0.0 in rewards else 1.0 if rewards else None)
+    assert [(w["step"], w["cause"]) for w in read(settings, "warnings.jsonl")] == [(1, "truncation")]
 
 
 def test_settings_from_the_command_line_and_from_recipes(monkeypatch):

@@ -1,6 +1,7 @@
 """Planned micro-batches against stock TRL: the same gradients, and controls that must not be."""
 
 import math
+from itertools import product
 
 import pytest
 import torch
@@ -94,19 +95,35 @@ SETTINGS = {
 }
 
 
+# Left to the slow tests: settings that another one has too, together with more.
+CONTAINED = ("one batch", "accumulation", "steps per generation", "two generations per step", "gradient checkpointing")
+
+
 @pytest.mark.parametrize(
     "lora", [pytest.param(False, id="full"), pytest.param(True, id="lora", marks=pytest.mark.slow)]
 )
-@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+@pytest.mark.parametrize(
+    "settings", [pytest.param(SETTINGS[n], id=n, marks=[pytest.mark.slow] * (n in CONTAINED)) for n in SETTINGS]
+)
 def test_gradients_are_those_of_stock_trl(settings, lora):
     ours = gradients(Watching, settings, lora=lora)
     assert difference(ours, gradients(GRPOTrainer, settings, lora=lora)) <= EXACT
     assert all(Watching.plans_seen)
 
 
-@pytest.mark.parametrize("settings", [{}, {"beta": 0.1, "use_bias_correction_kl": False}], ids=["policy", "KL"])
-@pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
-@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize(
+    ("settings", "lora", "checkpointing"),
+    [
+        pytest.param(
+            {"beta": 0.1, "use_bias_correction_kl": False} if kl else {},
+            lora,
+            checkpointing,
+            id=f"{'KL' if kl else 'policy'}-{'lora' if lora else 'full'}-{checkpointing}",
+            marks=[] if kl == lora == checkpointing else pytest.mark.slow,
+        )
+        for kl, lora, checkpointing in product([False, True], repeat=3)
+    ],
+)
 def test_gradients_are_those_of_stock_trl_when_prompts_are_shared(settings, lora, checkpointing):
     settings = {
         **settings,

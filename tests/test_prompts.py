@@ -54,8 +54,19 @@ def test_streams_are_mapped_as_they_come(problems):
 
 def test_other_columns_have_their_slots_and_lists_their_lines():
     dataset = Dataset.from_dict({"prompt": ["Add."], "tests": [["assert f(1)", "assert f(2)"]], "level": [3]})
-    template = "{prompt} Level {level}, {unknown}.\n{tests}"
-    assert prompted(dataset, template)[0]["prompt"] == "Add. Level 3, {unknown}.\nassert f(1)\nassert f(2)"
+    template = "{prompt} Level {level}, {{unknown}}, \\boxed{x}, x^{n}, {1,2}.\n{tests}"
+    prompt = prompted(dataset, template)[0]["prompt"]
+    assert prompt == "Add. Level 3, {unknown}, \\boxed{x}, x^{n}, {1,2}.\nassert f(1)\nassert f(2)"
+    assert prompted(dataset, "{prompt} {{level}}")[0]["prompt"] == "Add. {3}"
+
+
+def test_a_slot_that_is_no_column_is_refused(problems):
+    message = (
+        r"^prompt_template: got the slot \{soluton\}; .* the columns prompt, solution. Did you mean \{solution\}\?"
+    )
+    for dataset in (problems, problems.to_iterable_dataset()):
+        with pytest.raises(InputError, match=message):
+            prompted(dataset, "{prompt} {soluton}")
 
 
 def test_with_a_system_prompt_a_template_of_ones_own_is_the_users_message(problems):

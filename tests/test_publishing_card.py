@@ -1,5 +1,6 @@
 """The card states what was run, runs what it shows, and breaks at no name."""
 
+import dataclasses
 import re
 import struct
 from pathlib import Path
@@ -17,12 +18,16 @@ from tiny_bases import nf4
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
 from trl_drgrpo.common.secrets import is_secret, redacted, scrubbed
+from trl_drgrpo.features.diagnostics.facts import run_facts
 from trl_drgrpo.features.model_card import facts
+from trl_drgrpo.features.model_card.card import card_text
 from trl_drgrpo.features.model_card.objective import objective_of
 from trl_drgrpo.features.model_card.plots import curves, draw_curves
 from trl_drgrpo.features.model_card.text import code, fenced, plain, without_paths
 from trl_drgrpo.labs.check.tiny import tiny_model
 from trl_drgrpo.process_rewards.steps import step_segmenter
+from trl_drgrpo.single_gpu.memory.warning import setup_of
+from trl_drgrpo.upstream.host import swapped
 
 
 def step_reward(completion_ids, step_ends, **kwargs):
@@ -195,6 +200,17 @@ def test_what_else_changes_the_objective(settings, prompts, tokenizer, reward):
     credit = "A_it(process) = (sum over steps k that end at or after t of (s_ik - b)) / group std"
     assert credit in objective.formula
     assert "s_ik = 1 * step_reward + 1 * step_reward" in objective.formula
+
+
+def test_fields_of_trl_that_are_none_break_no_description(plain_card, tmp_path):
+    trainer, _ = plain_card
+    filled_in = ("num_generations", "generation_batch_size", "steps_per_generation", "output_dir")  # never None there
+    fields = [field.name for field in dataclasses.fields(trainer.args) if "None" in str(field.type)]
+    for name in {*fields, "max_grad_norm"}.difference(filled_in):
+        with swapped(trainer.args, **{name: None}):
+            card_text(trainer, trainer.model, False, tmp_path, None)
+            run_facts(trainer)
+            setup_of(trainer.args, trainer.model)
 
 
 def test_a_quantised_base_is_stated(model):

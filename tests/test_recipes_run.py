@@ -2,13 +2,13 @@
 
 import json
 import os
-import shutil
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
 from accelerate.commands.config.config_args import load_config_from_file
+from bubblewrap import needs_bwrap
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2ForTokenClassification
 
 from trl_drgrpo.cli.flags import read_flags
@@ -72,12 +72,16 @@ def tiny(tmp_path_factory):
     return folders
 
 
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, marks=needs_bwrap if "code_reward" in path.read_text() else (), id=path.stem)
+        for path in RECIPES
+    ],
+)
 def test_two_steps_on_a_tiny_model(path, tiny, tmp_path, monkeypatch):
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
     given = read_recipe(str(path), read_flags()).values
-    if any("code_reward" in reward for reward in given["reward_funcs"]) and not shutil.which("bwrap"):
-        pytest.skip("bubblewrap is not installed")
     changes = {**SMALL, "model_name_or_path": tiny["policy"], "output_dir": str(tmp_path / "out")}
     if given["dataset_name"] in ROWS:
         data = tmp_path / "train.jsonl"

@@ -10,8 +10,8 @@ from report_runs import HOSTILE, write_hostile, write_run_log
 from trl_drgrpo.report import write_report
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
-pytestmark = pytest.mark.skipif(
-    not (CHROMIUM and DRIVER), reason="needs chromium and chromedriver (Debian: apt-get install chromium-driver)"
+pytestmark = pytest.mark.needs_program(
+    "chromium and chromedriver (Debian: apt-get install chromium-driver)", missing=not (CHROMIUM and DRIVER)
 )
 FLAGS = (
     "--headless=new --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "

@@ -1,14 +1,22 @@
 """A run that is stopped and resumed ends with the weights of one that was not, bit for bit."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
+from runs import short_run
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
 from trl_drgrpo.common.errors import InputError, RewardError
-from trl_drgrpo.features.resume.checkpoints import STATE_FILE, newest_complete_checkpoint
+from trl_drgrpo.features.resume.checkpoints import (
+    STATE_FILE,
+    begin_checkpoint,
+    finish_checkpoint,
+    newest_complete_checkpoint,
+    read_state,
+)
 from trl_drgrpo.features.resume.run_state import RunState, load_rollouts, newest_loss_normalizer, save_rollouts
 from trl_drgrpo.labs.check.tiny import tiny_model
 
@@ -38,7 +46,12 @@ GEOMETRIES = {
 }
 
 
-@pytest.mark.parametrize("extra", GEOMETRIES.values(), ids=GEOMETRIES)
+RARE = ("one generation per step", "two iterations")
+
+
+@pytest.mark.parametrize(
+    "extra", [pytest.param(GEOMETRIES[n], id=n, marks=[pytest.mark.slow] * (n in RARE)) for n in GEOMETRIES]
+)
 def test_a_resumed_run_ends_like_an_uninterrupted_one(extra, settings, prompts, tokenizer, reward):
     settings = {**settings, "max_steps": 7, "save_strategy": "steps", "save_steps": 1, **extra}
     whole = build(settings, prompts, tokenizer, reward)
@@ -113,7 +126,7 @@ def failing(call):
     [{}, {"steps_per_generation": 4}, {"steps_per_generation": 3, "num_generations": 6}, {"steps_per_generation": 1}],
     ids=["per step", "two steps per generation", "misaligned", "two generations per step"],
 )
-@pytest.mark.parametrize("call", [2, 3])
+@pytest.mark.parametrize("call", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_run_whose_reward_failed_is_resumed_as_if_it_had_not(extra, call, settings, prompts, tokenizer, reward):
     settings = {**settings, "max_steps": 5, **extra}
     if call == 2 and extra.get("steps_per_generation") == 1:
@@ -165,12 +178,28 @@ def test_a_stale_checkpoint_of_an_older_run_is_no_excuse(settings, prompts, toke
     assert f"resume from {stale}" in caplog.text
 
 
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, prompts, tokenizer, reward):
+    """Trains once with these fields, and puts a copy of what the run has left where it is wanted."""
+    runs = {}
+
+    def copy(fields, output_dir):
+        key = json.dumps(fields, sort_keys=True)
+        if key not in runs:
+            runs[key] = tmp_path_factory.mktemp("finished")
+            build({**short_run(runs[key]), **fields}, prompts, tokenizer, reward).train()
+        shutil.copytree(runs[key], output_dir)
+        return Path(output_dir) / "checkpoint-1"
+
+    return copy
+
+
 @pytest.fixture
-def half_way(settings, prompts, tokenizer, reward):
+def half_way(settings, finished):
     """A checkpoint between two generations, with pending rollouts."""
-    settings |= {"steps_per_generation": 4, "max_steps": 4, "save_strategy": "steps", "save_steps": 1}
-    build(settings, prompts, tokenizer, reward).train()
-    return Path(settings["output_dir"]) / "checkpoint-1"
+    fields = {"steps_per_generation": 4, "max_steps": 4, "save_strategy": "steps", "save_steps": 1}
+    settings |= fields
+    return finished(fields, settings["output_dir"])
 
 
 @pytest.mark.parametrize(
@@ -197,23 +226,24 @@ def test_a_kl_term_that_is_new_needs_new_completions(
 
 def test_a_checkpoint_without_optimizer_is_taken_with_a_word(half_way, settings, prompts, tokenizer, reward, caplog):
     (half_way / "optimizer.pt").unlink()
-    state = half_way / STATE_FILE
-    content = json.loads(state.read_text())
-    del content["files"]  # as save_only_model leaves it, and as checkpoints were before sizes were noted
-    state.write_text(json.dumps(content))
+    content = read_state(half_way)
+    del content["files"]["optimizer.pt"]  # as save_only_model leaves it
+    finish_checkpoint(half_way, content)
     trainer = build({**settings, "max_steps": 2}, prompts, tokenizer, reward)
     trainer.train(resume_from_checkpoint=str(half_way))
     assert trainer.state.global_step == 2
     assert f"{half_way} holds no optimizer state (save_only_model)" in caplog.text
 
 
-@pytest.mark.parametrize("damage", ["missing", "empty", "truncated"])
+@pytest.mark.parametrize("damage", ["missing", "empty", "truncated", "changed"])
 def test_rollouts_that_cannot_be_read_are_generated_anew(
     damage, half_way, settings, prompts, tokenizer, reward, caplog
 ):
     file = half_way / "drgrpo_rollouts_0.pt"
     content = file.read_bytes()
-    file.unlink() if damage == "missing" else file.write_bytes(b"" if damage == "empty" else content[:100])
+    changed = content.replace(b"PK", b"KP", 1)
+    left = {"empty": b"", "truncated": content[:100], "changed": changed}
+    file.unlink() if damage == "missing" else file.write_bytes(left[damage])
     trainer = build(settings, prompts, tokenizer, reward)
     trainer.train(resume_from_checkpoint=str(half_way))
     assert trainer.state.global_step == 4
@@ -222,17 +252,17 @@ def test_rollouts_that_cannot_be_read_are_generated_anew(
 
 def test_a_checkpoint_half_written_is_skipped(half_way, settings, prompts, tokenizer, reward, caplog):
     newest = half_way.with_name("checkpoint-4")
-    (newest / STATE_FILE).unlink()
+    begin_checkpoint(newest)
     assert newest_complete_checkpoint(half_way.parent) == half_way.with_name("checkpoint-3")
     assert f"{newest} is skipped: it was not written to its end" in caplog.text
     assert newest_complete_checkpoint(half_way.parent / "nowhere") is None
 
 
 @pytest.fixture
-def checkpoint(settings, prompts, tokenizer, reward):
-    settings.update(max_steps=2, save_strategy="steps", save_steps=1)
-    build(settings, prompts, tokenizer, reward).train()
-    return Path(settings["output_dir"]) / "checkpoint-1"
+def checkpoint(settings, finished):
+    fields = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1}
+    settings |= fields
+    return finished(fields, settings["output_dir"])
 
 
 def test_L_stays_what_it_was(checkpoint, settings, prompts, tokenizer, reward, caplog):
@@ -242,6 +272,77 @@ def test_L_stays_what_it_was(checkpoint, settings, prompts, tokenizer, reward, c
     assert trainer.loss_normalizer == 12
     assert trainer.loss_constants({})["max_completion_length"] == 12
     assert "Keeping L = 12 of the resumed run" in caplog.text
+
+
+def test_another_objective_is_said_in_one_warning(checkpoint, settings, prompts, tokenizer, reward, caplog):
+    def another_reward(completion_ids, **kwargs):
+        return [float(len(ids)) for ids in completion_ids]
+
+    changed = {
+        "advantage_baseline": "leave_one_out",
+        "epsilon_high": 0.3,
+        "temperature": 0.9,
+        "reward_weights": [1, 2],
+    }
+    trainer = build({**settings, **changed}, prompts, tokenizer, [reward, another_reward])
+    trainer.train(resume_from_checkpoint=str(checkpoint))
+    assert trainer.state.global_step == 2
+    said = [record.message for record in caplog.records if "objective" in record.message]
+    assert said == [
+        f"The objective is another one than in {checkpoint}: advantage_baseline group_mean -> leave_one_out; "
+        "epsilon_high None -> 0.3; rewards 1 * length_reward -> 1 * length_reward + 2 * another_reward; "
+        "temperature 1.0 -> 0.9. The run goes on with the new one."
+    ]
+
+
+def test_a_run_keeps_its_id_and_says_nothing_of_an_objective_that_is_the_same(
+    checkpoint, settings, prompts, tokenizer, reward, caplog
+):
+    first = RunState.load(checkpoint)
+    trainer = build(settings, prompts, tokenizer, reward)
+    trainer.train(resume_from_checkpoint=str(checkpoint))
+    second = RunState.load(checkpoint.with_name("checkpoint-2"))
+    assert first.run_id == second.run_id == trainer.run_id
+    log = json.loads((checkpoint.parent / "_drgrpo" / "run.json").read_text())
+    assert [start["run_id"] for start in log["starts"]] == [first.run_id] * 2
+    assert "objective" not in caplog.text
+
+
+# Release 0.1.0: a checkpoint of its own code, of the tiny model with one attention layer trained. Its batch of
+# rollouts is half used, and it notes neither run nor objective nor checksums.
+
+OLD = Path(__file__).parent / "data" / "checkpoint_0_1_0"
+
+
+def test_a_checkpoint_of_release_0_1_0_is_resumed(settings, prompts, tokenizer, reward, tmp_path, caplog):
+    shutil.copytree(OLD, tmp_path / "run" / "checkpoint-1")
+    model = tiny_model(tokenizer)
+    model.requires_grad_(False)
+    model.model.layers[1].self_attn.requires_grad_(True)
+    calls = []
+
+    def counted(**kwargs):
+        calls.append(1)
+        return reward(**kwargs)
+
+    settings |= {"steps_per_generation": 4, "scale_by_running_std": True, "save_strategy": "steps", "save_steps": 1}
+    trainer = build({**settings, "max_completion_length": 20}, prompts, tokenizer, counted, model=model)
+    trainer.train(resume_from_checkpoint=True)
+    assert (trainer.state.global_step, trainer.loss_normalizer) == (3, 12)
+    assert trainer.reward_scale.state_dict()["count"] == 32  # 16 of the checkpoint
+    assert len(calls) == 1  # step 2 trains on the checkpoint's completions, step 3 on new ones
+    assert RunState.load(OLD).run_id is None
+    states = [RunState.load(tmp_path / "run" / f"checkpoint-{step}") for step in (2, 3)]
+    assert [state.run_id for state in states] == [trainer.run_id] * 2
+    assert newest_complete_checkpoint(tmp_path / "run").name == "checkpoint-3"
+    assert "objective" not in caplog.text
+    assert "skipped" not in caplog.text
+
+
+def test_the_arguments_of_release_0_1_0_load():
+    args = torch.load(OLD / "training_args.bin", weights_only=False)
+    assert isinstance(args, DrGRPOConfig)
+    assert (args.scale_by_running_std, args.overwrite_output_dir) == (True, False)
 
 
 def test_another_L_in_so_many_words_is_refused(checkpoint, settings, prompts, tokenizer, reward):
@@ -282,7 +383,7 @@ def test_a_run_of_ours_that_plain_trl_continued_names_its_L(checkpoint, settings
         ('{"loss_normalizer": 12, "format": 1}', "unreadable content"),
         ('{"loss_normalizer": null, "micro_step": 1, "reward_scale": {}, "geometry": {}, "format": 1}', "KeyError"),
         ("[]", "unreadable content"),
-        ('{"loss_normalizer": 1, "micro_step": 1, "reward_scale": {}, "format": 99}', "format 99; expected format 1"),
+        ('{"loss_normalizer": 1, "micro_step": 1, "reward_scale": {}, "format": 99}', "format 99; expected format 2"),
     ],
 )
 def test_a_damaged_state_is_one_clear_error(tmp_path, content, message):

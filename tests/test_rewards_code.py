@@ -8,6 +8,7 @@ import subprocess
 import time
 import uuid
 from collections import Counter, OrderedDict, deque, namedtuple
+from datetime import UTC
 from decimal import Decimal
 from enum import IntEnum
 from fractions import Fraction
@@ -30,7 +31,6 @@ from trl_drgrpo.rewards.functions.code.problems import (
 from trl_drgrpo.rewards.functions.code.running import SandboxError
 from trl_drgrpo.rewards.functions.code.sandbox import Sandbox
 
-KIND = "none" if REASON else "bwrap"
 # Without the sandbox the same things hold; where there is one, `make test` asks only with it.
 KINDS = [pytest.param("bwrap", marks=needs_bwrap), pytest.param("none", marks=() if REASON else pytest.mark.slow)]
 pytestmark = pytest.mark.filterwarnings('ignore:sandbox="none"')
@@ -182,19 +182,21 @@ QUICK = (
 )
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in FORGERIES])
-def test_forgeries_fail(name):
+def test_forgeries_fail(name, kind):
     tests = [f"assert f(1) == {SECRET!r}", f"assert f(2) == {SECRET!r}"]
     for form in (tests, f"def test_one():\n    assert {SECRET!r} == f(1)"):
-        assert scored(FORGERIES[name], form, KIND, timeout=5) == 0.0
+        assert scored(FORGERIES[name], form, kind, timeout=5) == 0.0
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     "name", ["leaves before the asserts", "leaves at once", "prints a verdict", "searches its memory"]
 )
-def test_forgeries_of_programs_fail(name):
+def test_forgeries_of_programs_fail(name, kind):
     code = FORGERIES[name].replace("def f(x):", "def f(x=1):") + "\ntry: print(f())\nexcept NameError: pass"
-    assert scored(code, [{"input": "x", "output": SECRET}], KIND, timeout=5) == 0.0
+    assert scored(code, [{"input": "x", "output": SECRET}], kind, timeout=5) == 0.0
 
 
 def test_the_secret_would_have_been_enough_and_would_have_been_found():
@@ -438,14 +440,103 @@ def test_leetcode():
         (["assert Counter([f(1)]) == Counter([1])"], None),
         (["assert f(1) == EXPECTED"], None),
         (["assert f(1) == other(1)"], "f"),
+        # A helper that nobody defines: with it the completion would judge itself.
+        (["assert same(f(1), 1)"], None),
+        (["x = f(1)\nassert same(x, 1)"], None),
+        ("expected = other(1)\nassert f(1) == expected", None),
+        ("def test_a():\n    assert f(1) == E\ndef test_b():\n    assert other(1) == 1\nE = other(1)", None),
+        (["from solution import f\nassert same(f(1), 1)"], None),
+        (["from solution import *\nassert same(f(1), 1)"], None),
+        (["import solution\nassert same(solution.f(1), 1)"], None),
+        ("def check(candidate):\n    assert same(candidate(1), 1)", "f"),
     ],
 )
 def test_tests_that_check_nothing_or_belong_to_nobody_are_unscorable(tests, entry_point):
     forged = (
         "class Yes:\n    allclose = staticmethod(lambda *a: True)\n    approx = staticmethod(lambda x: 0)\n"
-        "np = pytest = Yes\napprox = Counter = other = lambda x: 0\nEXPECTED = 0\ndef f(x): return 0"
+        "np = pytest = Yes\napprox = Counter = other = lambda x: 0\nEXPECTED = 0\ndef f(x): return 0\n"
+        "def same(*args): return True"
     )
     assert right_and_wrong(tests, entry_point, (RIGHT, WRONG, forged)) == [None, None, None]
+
+
+def test_the_helper_that_nobody_defines_is_named(caplog):
+    reward = CodeReward(sandbox="none", name="helper_reward")
+    assert reward(completions=[fenced(RIGHT)] * 2, tests=[["assert same(f(1), 1)"]] * 2) == [None, None]
+    assert caplog.text.count("the tests use f, same together, and nobody defines them") == 1
+
+
+@pytest.mark.parametrize(
+    ("tests", "setup", "entry_point", "names"),
+    [
+        (["assert f(1) == 1", "assert g(1) == 2"], "", None, ["f", "g"]),
+        ("def test_a():\n    assert f(1) == 1\ndef test_b():\n    assert g(1) == 2", "", None, ["f", "g"]),
+        ("r = f(1)\nassert r == 1\nr = g(1)\nassert r == 2", "", None, ["f", "g"]),
+        ("import math\nassert math.isclose(f(1), 1)\nassert math.isclose(g(1), 2)", "", None, ["f", "g"]),
+        (["assert f(g(1)) == 1"], "", "f, g", ["f", "g"]),
+        ("def check(one, other):\n    assert other(one(1)) == 1", "", "f, g", ["f", "g"]),
+        (["same(1, 1)"], "def same(x, y): assert f(x) == y", None, ["f"]),
+        (["assert same(f(1), 1)"], "def same(x, y): return x == y", None, ["f"]),
+    ],
+)
+def test_several_names_are_asked_for_where_none_can_judge_another(tests, setup, entry_point, names):
+    assert judge.prepare(tests, setup, entry_point)[2] == names
+
+
+def test_a_helper_that_the_setup_calls_and_nobody_defines_is_not_asked_for():
+    with pytest.raises(ValueError, match="the tests use f, same together"):
+        judge.prepare(["compare(1, 1)"], "def compare(x, y): assert same(f(x), y)", None)
+
+
+# Results that are no plain data.
+
+POINT = "from dataclasses import dataclass\n@dataclass(order=True)\nclass Point:\n    x: object\n    y: int = 2\n"
+NAMED = "from collections import namedtuple\nPoint = namedtuple('Point', 'x y')\n"
+COLOR = "from enum import Enum\nclass Color(Enum):\n    RED = 1\n    BLUE = 2\n"
+YES = "    def __eq__(self, other): return True\n    __lt__ = __add__ = __eq__\n    def __getattr__(self, name): return Point()\n"
+KEYED = "class Keyed:\n    def __init__(self, x): self.x = x\n    def is_at(self, x): return self.x == x and self.zero\n    @property\n    def zero(self): return self.x != 0\n    def __eq__(self, other): return other.is_at(self.x)\n"
+COMPLETION_NAMED = (
+    "from typing import NamedTuple\nclass P(NamedTuple):\n    x: int\n    def twice(self): return 2 * self.x\n"
+)
+VECTOR = "class Vector:\n    def __init__(self, x): self.x = x\n    def __add__(self, o): return Vector(self.x + o.x)\n    def __eq__(self, o): return self.x == getattr(o, 'x', o)\n    def __repr__(self): return 'V'\n"
+
+
+@pytest.mark.parametrize(
+    ("setup", "tests", "codes"),
+    [
+        # A class that the tests know compares, whoever made the object.
+        (
+            POINT,
+            ["assert f() == Point(1, 2)", "assert Point(1) == f() and [f()] == [Point(1)]", "assert isinstance(f(), Point) and f().x == 1 and f() < Point(3)", "assert repr(f()) == 'Point(x=1, y=2)' and f() == f()"],
+            {"def f(): return Point(1)": 1.0, POINT + "def f(): return Point(1)": 1.0, "def f(): return Point(2)": 0.0, "def f(): return 1": 0.0, f"class Point:\n{YES}def f(): return Point()": 0.0, f"class Other:\n{YES}def f(): return Other()": 0.0},
+        ),
+        ("", [POINT + "assert f() == Point(Point(1))"], {POINT + "def f(): return Point(Point(1))": 1.0, POINT + "def f(): return Point(Point(2))": 0.0}),
+        (POINT.replace("order", "frozen"), ["assert f() == {Point(1)}"], {"def f(): return {Point(1)}": 1.0, "def f(): return {Point(2)}": 0.0}),
+        # Not even where the comparison asks the other object.
+        (KEYED, ["assert Keyed(1) == f()"], {"def f(): return Keyed(1)": 1.0, "def f(): return Keyed(2)": 0.0, "class Keyed:\n    x = 1\n    def __init__(self, x): self.x = 2\n    def is_at(self, x): return True\n    def __getattribute__(self, n): return 0 if n == 'x' else object.__getattribute__(self, n)\ndef f(): return Keyed(3)": 0.0}),
+        (COLOR, ["assert f(Color.BLUE) is Color.RED"], {"def f(c): return Color.RED if c is Color.BLUE else 0": 1.0, "def f(c): return Color.BLUE": 0.0, "def f(c): return 1": 0.0}),
+        # Names of items travel.
+        (NAMED, ["assert f(Point(1, 2)) == Point(2, 1)", "assert f(Point(1, 2)).y == 1"], {"def f(p): return Point(p.y, p.x)": 1.0, "def f(p): return p": 0.0, "def f(p): return (2, 1)": 0.0}),
+        ("", ["p = f()\nassert p == (1,) and p.x == 1 and p.twice() == 2 and repr(p) == 'P(x=1)'"], {COMPLETION_NAMED + "def f(): return P(1)": 1.0, COMPLETION_NAMED + "def f(): return P(2)": 0.0}),
+        # Dates and deques.
+        ("import datetime as d", ["assert f(d.date(2020, 1, 1)) == d.date(2020, 1, 2)"], {"def f(x): return x + d.timedelta(days=1)": 1.0, "def f(x): return x": 0.0}),
+        ("from collections import deque", ["x = deque([1], maxlen=2)\nassert f(x) == deque([1, 2]) == x"], {"def f(x):\n    x.append(2)\n    return x": 1.0, "def f(x): return x": 0.0}),
+        # Nobody here can compare: the tests are no good, whatever the completion.
+        ("", ["assert Vector(1) + Vector(2) == Vector(3)"], {VECTOR: None, f"class Point:\n{YES}class Vector(Point):\n    def __init__(self, x): pass": None}),
+        ("", ["assert Vector(1) == 1"], {VECTOR: None}),
+        ("", ["assert f() == f()"], {"def f(): return object()": None}),
+        ("class Node: pass", ["assert f() == Node()"], {"def f(): return Node()": None}),
+        ("from pathlib import Path", ["assert f() == Path('x')"], {"def f(): return Path('x')": None}),
+        # What the tests can use of an object.
+        ("", ["v = Vector(1)\nassert v != None and v.x == 1 and repr(v) == 'V' and isinstance(v, Vector)"], {VECTOR: 1.0}),
+        # A completion has no way to make good tests unscorable.
+        ("", ["assert f(1) + f(2) == 3"], {f"class Point:\n{YES}def f(x): return Point()": 0.0, "def f(x): return x": 1.0}),
+    ],
+)  # fmt: skip
+def test_results_that_are_no_plain_data(setup, tests, codes):
+    reward = CodeReward(setup="setup", sandbox="none", timeout=20, total_timeout=60)
+    columns = {"tests": [tests] * len(codes), "setup": [setup] * len(codes)}
+    assert reward(completions=list(map(fenced, codes)), **columns) == list(codes.values())
 
 
 @pytest.mark.parametrize("code", ["y = 1", "f = 3", "def f(x): return []", "def f(x): raise TypeError"])
@@ -474,7 +565,10 @@ def test_it_is_a_reward_function_of_trl():
     check_columns(CodeReward("a", "b", "c"), ["prompt", "a", "b", "c"], "code")
 
 
-def test_nothing_starts_before_the_first_call(monkeypatch):
+def test_nothing_starts_before_the_first_call(monkeypatch, tmp_path):
+    (tmp_path / "bwrap").touch(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+
     def popen(*args, **kwargs):
         raise RuntimeError("started a process")
 
@@ -590,11 +684,12 @@ def test_what_counts_as_the_same_output(output, expected, tolerance, same):
 
 plain = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary()
+    | st.datetimes(timezones=st.just(UTC)) | st.datetimes() | st.dates() | st.times() | st.timedeltas()
     | st.complex_numbers(allow_nan=False) | st.fractions() | st.decimals(allow_nan=False) | st.binary().map(bytearray)
     | st.builds(range, st.integers(-9, 9), st.integers(), st.integers(1, 9)),
     lambda inner: st.lists(inner, max_size=4) | st.lists(inner, max_size=4).map(tuple)
     | st.dictionaries(st.integers() | st.text(), inner, max_size=4)
-    | st.frozensets(st.text() | st.integers(), max_size=4) | st.sets(st.text() | st.integers(), max_size=4),
+    | st.lists(inner, max_size=4).map(lambda items: deque(items, maxlen=9)) | st.frozensets(st.text() | st.integers(), max_size=4) | st.sets(st.text() | st.integers(), max_size=4),
     max_leaves=12,
 )  # fmt: skip
 
@@ -626,16 +721,15 @@ def test_special_values_cross():
 def test_what_derives_from_plain_data_arrives_as_such():
     numpy = pytest.importorskip("numpy")
     Point = namedtuple("Point", "x y")
-    values = [Point(1, 2), OrderedDict(a=1), Counter("aab"), IntEnum("E", "A B").B, numpy.float32(0.5), numpy.int64(3)]
+    values = [OrderedDict(a=1), Counter("aab"), IntEnum("E", "A B").B, numpy.float32(0.5), numpy.int64(3)]
     assert [(type(across(v)), across(v)) for v in values] == [
-        (tuple, (1, 2)),
         (dict, {"a": 1}),
         (dict, {"a": 2, "b": 1}),
         (int, 2),
         (float, 0.5),
         (int, 3),
     ]
-    for other in (deque([1]), object(), numpy.zeros(2), len):
+    for other in (Point(1, 2), object(), numpy.zeros(2), len):
         with pytest.raises(ValueError, match="not plain data"):
             across(other)
     assert (across(Fraction(1, 3)), across(Decimal("0.10"))) == (Fraction(1, 3), Decimal("0.1"))
@@ -690,7 +784,6 @@ def test_expected_values_of_calls_are_never_names():
 @pytest.mark.parametrize(
     ("tests", "names"),
     [
-        (["assert f(g(1)) == 2"], ["f", "g"]),
         (["assert abs(f(1)) == len([x for x in range(3)])"], ["f"]),
         (["import math as m\nassert m.isclose(f(1), 2)"], ["f"]),
         ("def help(a, *b, c=1, **d):\n    return f(a, b, c, d)\nassert help(1)", ["f"]),

@@ -11,10 +11,11 @@ from trl_drgrpo.cli.main import main
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.config.preflight import check_inputs
 from trl_drgrpo.rewards.adapters import from_trl
-from trl_drgrpo.rewards.columns import check_columns, check_own_columns, check_ready
+from trl_drgrpo.rewards.columns import check_columns, check_own_columns, check_ready, row_problem
 from trl_drgrpo.rewards.composition import cached, clipped, gated, noted_if_not_binary, weighted_sum
 from trl_drgrpo.rewards.contract import checked_reward
 from trl_drgrpo.rewards.functions.code import CodeReward, Sandbox
+from trl_drgrpo.rewards.functions.strings import choice_reward, numeric_reward
 from trl_drgrpo.rewards.isolation import isolate
 from trl_drgrpo.rewards.registry import resolve_reward
 
@@ -29,6 +30,23 @@ def names_everything(prompts, completions, completion_ids, trainer_state, log_ex
 def positional(completions, answer, /, **kwargs): ...
 def wants_environments(completions, environments, **kwargs): ...
 async def asynchronous(completions, answer, **kwargs): ...
+
+
+class ORM: ...
+
+
+class Accuracy(ORM):
+    def __call__(self, completions, solution, **kwargs): ...
+
+
+class Rubric: ...
+
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None): ...
+def reward_func(queries, prompts, labels): ...
+def boxed_reward_fn(model_response, gt_answer, fast=False): ...
+def correct(completion, answer, **kwargs): ...
+def score_answer(answer, entry): ...
 
 
 class Instance:
@@ -52,6 +70,16 @@ def test_rewards_that_fit(reward):  # models, and a built-in without a signature
         (no_kwargs, "does not name completion_ids, trainer_state, log_extra, log_metric; .*Add \\*\\*kwargs"),
         (positional, "the positional-only parameter 'completions'; .*remove the `/`"),
         (wants_environments, "expected a column 'environments'"),
+        # Of another stack: its adapter is named.
+        (compute_score, "It has the form of verl: pass trl_drgrpo.rewards.from_verl\\(compute_score\\)"),
+        (functools.partial(compute_score, data_source="x"), "from_verl\\(compute_score\\)"),
+        (reward_func, "from_openrlhf\\(reward_func\\)"),
+        (boxed_reward_fn, "from_r1_zero"),
+        (correct, "from_verifiers"),
+        (score_answer, "from_reasoning_gym"),
+        (Accuracy, "got the class Accuracy; expected .* pass trl_drgrpo.rewards.from_swift\\(Accuracy\\)"),
+        (Rubric(), "got Rubric; expected .*from_verifiers"),
+        (Instance, "got the class Instance; .*Pass an instance: Instance"),
     ],
 )
 def test_rewards_that_do_not_fit(reward, message):
@@ -183,3 +211,90 @@ def test_the_score_command_looks_first(tmp_path, monkeypatch, capsys):
     assert main(["score", "--rewards", "{clipped: {reward: mine.py:reward}}", *argv]) == 2
     assert "sandbox: got no bubblewrap" in capsys.readouterr().err
     assert not (tmp_path / "scored.jsonl").exists()
+
+
+# The values of columns
+
+
+def data_of(answers, column="answer"):
+    return Dataset.from_dict({"prompt": ["p"] * len(answers), column: answers})
+
+
+@pytest.mark.parametrize(
+    ("name", "column", "answers", "message"),
+    [
+        (
+            "list_sum_reward",
+            "answer",
+            ["1", None] * 4,
+            "got null in 4 of 8 rows of the column 'answer', first in row 1",
+        ),
+        ("accuracy_reward", "solution", [3] * 8, "got a column 'solution' that holds number; expected text in every"),
+        ("accuracy_reward", "solution", [None] * 8, "a column 'solution' that holds null"),
+        ("math_reward", "solution", [{"a": 1}] * 8, "holds mapping; expected text or number or list in every row"),
+        ("numeric_reward", "answer", [[1]] * 8, "holds list; expected text or number"),
+        ("exact_match_reward", "answer", [None] * 8, "holds null"),
+    ],
+)
+@pytest.mark.parametrize("around", [name for name in AROUND if name != "checked_reward"])  # the trainer's own, later
+def test_a_gold_column_that_no_row_could_be_scored_by(name, column, answers, message, around, settings):
+    reward = AROUND[around](resolve_reward(name))
+    good = data_of(["1"] * 8, column)
+    for train, held_out in ((data_of(answers, column), None), (good, {"held_out": data_of(answers, column)})):
+        with pytest.raises(InputError, match=f"^reward {name}: .*{message}"):
+            check_inputs(DrGRPOConfig(**settings), [reward], train, eval_dataset=held_out)
+    check_inputs(DrGRPOConfig(**settings), [reward], good)
+
+
+def test_nulls_that_a_reward_may_handle_are_said_once(settings, caplog):
+    def own(completions, answer, **kwargs):
+        return [0.0] * len(completions)
+
+    rewards, data = [own, resolve_reward("exact_match_reward")], data_of(["1", "2", None, None] * 2)
+    with caplog.at_level("WARNING", logger="trl_drgrpo"):
+        for _ in range(2):
+            check_inputs(DrGRPOConfig(**settings), rewards, data)
+    (line,) = [record.getMessage() for record in caplog.records if "null" in record.getMessage()]
+    assert "the column answer is null in 4 of 8 rows, first in row 2 (from 0). own, exact_match_reward" in line
+
+
+@pytest.mark.parametrize("answers", [[1, 2], ["a", None], [[1], [2]], [0.5, 1.0]])
+def test_math_reads_texts_numbers_and_lists(answers, settings):
+    check_inputs(DrGRPOConfig(**settings), [resolve_reward("math_reward")], data_of(answers * 4, "solution"))
+
+
+# What a tracker and a folder need
+
+
+def test_trackers_and_folders_that_are_not_there(settings, monkeypatch, reward, prompts):
+    monkeypatch.setattr("transformers.integrations.get_available_reporting_integrations", list)
+    cases = [
+        ({"report_to": "tensorboard"}, "report_to: got tensorboard, but tensorboard is not installed"),
+        ({"report_to": ["wandbb"]}, r"report_to: got wandbb; .*Did you mean wandb\?"),
+        ({"output_dir": __file__}, "output_dir: got .* is a file"),
+    ]
+    for fields, message in cases:
+        with pytest.raises(InputError, match=message):
+            check_inputs(DrGRPOConfig(**{**settings, **fields}), [reward], prompts)
+    check_inputs(DrGRPOConfig(**{**settings, "report_to": "none"}), [reward], prompts)
+
+
+def test_the_adapters_that_are_named_are_there():
+    from trl_drgrpo import rewards
+    from trl_drgrpo.rewards.foreign import _BY_CLASS, _BY_PARAMETERS
+    from trl_drgrpo.rewards.spec import REWARDS
+
+    for _, adapter, *_ in (*_BY_PARAMETERS, *_BY_CLASS.values()):
+        assert callable(getattr(rewards, adapter))
+        assert REWARDS[adapter.removeprefix("from_")].factory == adapter
+
+
+def test_what_a_reward_says_of_a_row_is_passed_on():
+    said = "column 'answer' holds 'x', which is not one number"
+    for reward in (numeric_reward, isolate(numeric_reward), checked_reward(numeric_reward)):
+        assert row_problem(reward, {"answer": "x"}) == said
+        assert row_problem(reward, {"answer": "1"}) is None
+    assert row_problem(choice_reward, {"answer": "both"}) == (
+        "column 'answer' holds 'both', which is not one of ABCDE or a position from 0"
+    )
+    assert row_problem(takes_all, {"answer": "x"}) is None

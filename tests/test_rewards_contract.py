@@ -1,11 +1,12 @@
 import asyncio
 import functools
+import traceback
 
 import numpy as np
 import pytest
 import torch
 
-from trl_drgrpo.common.errors import RewardError
+from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.rewards.contract import checked_reward, reward_name, validate_rewards
 
 
@@ -46,6 +47,59 @@ def test_whatever_holds_numbers_is_accepted(output):
 def test_nonsense_is_one_error_that_names_the_function(output, message):
     with pytest.raises(RewardError, match=f"^reward function 'f': {message}"):
         validate_rewards(output, 2, "f")
+
+
+def test_nonsense_is_raised_without_a_chain():
+    with pytest.raises(RewardError) as error:
+        call(lambda completions, **kwargs: [1.0])
+    assert (error.value.__cause__, error.value.__context__) == (None, None)
+    text = "".join(traceback.format_exception(error.value))
+    assert text.count("Traceback") == 1
+
+
+def test_nonsense_is_logged_without_a_traceback(caplog):
+    assert call(lambda completions, **kwargs: [1.0], on_error="unscorable") == [None, None]
+    [record] = caplog.records
+    assert record.exc_info is None
+    assert "got 1 rewards; expected a list of 2" in record.getMessage()
+
+
+def test_a_function_of_another_stack_is_pointed_to_its_adapter():
+    def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+        return 1.0
+
+    with pytest.raises(RewardError, match="has the form of verl: pass trl_drgrpo.rewards.from_verl"):
+        call(compute_score)
+
+
+def prompts_first(prompts, completions, **kwargs):
+    return [float(prompt == completion) for prompt, completion in zip(prompts, completions, strict=True)]
+
+
+def columns_first(answer, completions, **kwargs):
+    return [float(one == completion) for one, completion in zip(answer, completions, strict=True)]
+
+
+def completions_only(completions, **kwargs):
+    return [float("prompts" in kwargs)] * len(completions)
+
+
+def test_a_call_by_hand_may_be_by_position():
+    assert checked_reward(prompts_first)(["a", "b"], ["a", "c"]) == [1.0, 0.0]
+    assert checked_reward(columns_first)(["a", "b"], ["a", "c"]) == [1.0, 0.0]  # in the function's own order
+    assert checked_reward(columns_first)(["a", "b"], completions=["a", "c"]) == [1.0, 0.0]
+    assert checked_reward(completions_only)(["a", "b"]) == [0.0, 0.0]
+    assert checked_reward(completions_only)(["p", "p"], ["a", "b"]) == [1.0, 1.0]
+    assert asyncio.run(checked_reward(judge)(["a", "b"])) == [1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs"),
+    [((), {}), ((), {"prompts": ["a"]}), ((["a"],), {"completions": ["a"]}), ((["a"], ["b"], ["c"]), {})],
+)
+def test_a_call_by_hand_that_cannot_be_read_is_one_error(args, kwargs):
+    with pytest.raises(InputError, match="^reward function 'completions_only': got a call with"):
+        checked_reward(completions_only)(*args, **kwargs)
 
 
 def test_an_exception_names_the_function_and_keeps_its_cause():

@@ -37,6 +37,9 @@ def score(reward, completion, gold):
         (r"\boxed{\frac{1}{\sqrt{3}}}", r"\frac{\sqrt{3}}{3}", 1.0),
         (r"\boxed{2}", r"\frac{", None),
         (r"\boxed{\frac{}", r"\frac{", None),  # unscorable, whatever the completion says
+        (r"\boxed{\sum_{k=1}^n k}", r"\sum_{k=1}^n k", 1.0),
+        ("The answer is 3. Or it could be 4.", "3", 0.0),
+        ("The answer is 0.5. Or 1/2.", "0.5", 1.0),
         (r"\boxed{2}", None, None),
         (r"\boxed{2}", "", None),
         (r"\boxed{\frac{}}", "2", 0.0),
@@ -142,7 +145,7 @@ def test_only_algebra_goes_to_the_workers_and_the_share_is_one_of_the_call(monke
     rewards = math_reward(
         completions=completions, solution=golds, log_metric=lambda name, value: metrics.append((name, value))
     )
-    assert rewards == [1.0, None, 0.0, 1.0, 0.0]
+    assert rewards == [1.0, 0.0, 0.0, 1.0, 0.0]  # a failure is no way out of a wrong answer
     assert [call[0][0] for call in sent] == [completions[1], completions[3]]
     assert metrics == [("rewards/math_reward/failed_frac", 1 / 5)]
 

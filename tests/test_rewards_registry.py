@@ -27,6 +27,7 @@ def modules(tmp_path, monkeypatch):
         "def score(completions, **kwargs):\n    return [1.0 for _ in completions]\n\n\nconstant = 3\n\n\n"
         "class Scorer:\n    def __call__(self, **kwargs): ...\n"
     )
+    (tmp_path / "orm_for_test.py").write_text("class ORM: ...\n")
     (tmp_path / "broken_for_test.py").write_text("import a_module_that_is_not_there\n")
     (tmp_path / "failing_for_test.py").write_text("x = 1 / 0\n")
     (tmp_path / "unfinished_for_test.py").write_text("def f(:\n")
@@ -52,6 +53,7 @@ def test_paths(modules, spec):
         ("my_rewards_for_test.py:zzz", "Its functions: Scorer, score"),
         ("my_rewards_for_test.constant", "which is a int; expected a function"),
         ("my_rewards_for_test.Scorer", "which is a class; .*Make an instance"),
+        ("orm_for_test.ORM", "which is a class; .* pass trl_drgrpo.rewards.from_swift"),
         ("broken_for_test.f", "failed with ModuleNotFoundError: No module named 'a_module_that_is_not_there'"),
         ("broken_for_test.py:f", "failed with ModuleNotFoundError: No module named 'a_module_that_is_not_there'"),
         ("failing_for_test.f", "failed with ZeroDivisionError: division by zero"),

@@ -461,7 +461,14 @@ def scribble(text):
     return 1
 
 
-@pytest.mark.parametrize("text", [(8).to_bytes(8, "little") + b"8 bytes.", b"x", b"a line of text\n" * 9], ids=repr)
+@pytest.mark.parametrize(
+    "text",
+    [
+        (8).to_bytes(8, "little") + b"8 bytes.",
+        *[pytest.param(text, marks=pytest.mark.slow) for text in (b"x", b"a line of text\n" * 9)],
+    ],
+    ids=repr,
+)
 def test_what_a_reward_writes_to_its_channel_costs_its_row_only(new_pool, text):
     pool = new_pool(timeout=2.0, workers=1)
     function = pickle.dumps(scribble)

@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from transformers import Gemma2Config, GPT2Config, LlamaConfig, Qwen2Config, Qwen3MoeConfig
@@ -153,7 +153,7 @@ def test_layers_that_differ_are_run_at_full_depth():
 @pytest.mark.parametrize(
     "config",
     [
-        LlamaConfig(vocab_size=300, num_hidden_layers=4, **SMALL),
+        pytest.param(LlamaConfig(vocab_size=300, num_hidden_layers=4, **SMALL), marks=pytest.mark.slow),
         Gemma2Config(vocab_size=300, num_hidden_layers=4, head_dim=16, **SMALL),
         GPT2Config(n_layer=4, n_embd=64, n_head=4, vocab_size=300, n_positions=256),
         Qwen3MoeConfig(
@@ -266,7 +266,6 @@ def test_models_that_cannot_share_prompts_are_planned_without():
     assert not shares_prompts(Gemma2Config(vocab_size=300, num_hidden_layers=4, head_dim=16, **SMALL), Setup())
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_no_window_holds_more_than_planned(data):
     """Whatever lengths a generation holds: no micro-batch has more tokens than the largest planned one, but for what

@@ -211,7 +211,7 @@ def test_a_base_that_has_moved(base, adapter, tmp_path, capsys):
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert error == (
         "error: base: got /gone/base, which does not exist; expected a model's folder or Hub id. "
-        "If it has moved, name where it is now with --base (base=...)."
+        "Check it. If it has moved, name where it is now with --base (base=...)."
     )
     assert merge_adapter(copy, tmp_path / "m", base=base).base == base
 
@@ -233,7 +233,7 @@ def test_bad_input_is_one_clear_error_and_leaves_nothing(base, adapter, tokenize
     assert f"output: got {tmp_path}/full, which exists" in refused(adapter, tmp_path / "full")
     assert "dtype: got 'int8'" in refused(adapter, dtype="int8")
     assert "a folder without config.json" in refused(adapter, base=str(tmp_path / "empty"))
-    assert "base: got some/model;" in refused(adapter, base="some/model")
+    assert "base: got some/model, which is not in the local cache" in refused(adapter, base="some/model")
     named = tmp_path / "named"
     shutil.copytree(adapter, named / "first")
     shutil.copytree(adapter, named / "second")

@@ -4,7 +4,7 @@ import sys
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
@@ -420,7 +420,6 @@ def random_ids(tokenizer):
 
 @pytest.mark.parametrize("name", TOKENIZERS)
 @given(data=st.data())
-@settings(max_examples=60, deadline=None)
 def test_random_tokens_are_partitioned(name, data):
     tokenizer = TOKENIZERS[name]
     ids = data.draw(random_ids(tokenizer))
@@ -430,7 +429,6 @@ def test_random_tokens_are_partitioned(name, data):
 
 @pytest.mark.parametrize("name", KINDS)
 @given(text=TEXTS.filter(bool), spec=SPECS)
-@settings(max_examples=60, deadline=None)
 def test_random_text_is_partitioned(name, text, spec):
     ids = encode(TOKENIZERS[name], text)
     if ids:
@@ -438,7 +436,6 @@ def test_random_text_is_partitioned(name, text, spec):
 
 
 @given(text=TEXTS.filter(bool))
-@settings(max_examples=100, deadline=None)
 def test_characters_stay_whole(text):
     # each byte is at most one token: cutting after every token gives the characters, or tokens of several
     steps = step_segmenter(lambda decoded: list(range(1, len(decoded) + 1)))(encode(BYTES, text), BYTES)
@@ -458,7 +455,6 @@ def test_characters_stay_whole(text):
     leading=st.booleans(),
     trailing=st.sampled_from(["", EOS, "\n\n", f"\n\n{EOS}", f" {EOS}<|pad|>"]),
 )
-@settings(max_examples=100, deadline=None)
 @pytest.mark.parametrize("tokenizer", [BYTES, PIECES], ids=["byte_level", "sentencepiece"])
 def test_steps_are_what_was_joined(tokenizer, stretches, breaks, leading, trailing):
     trailing = trailing if tokenizer is BYTES else trailing.replace(EOS, "</s>").replace("<|pad|>", "")
@@ -484,7 +480,6 @@ def slow_cuts(tokenizer, ids):
 
 @pytest.mark.parametrize("name", TOKENIZERS)
 @given(data=st.data())
-@settings(max_examples=100, deadline=None)
 def test_the_windows_give_what_decoding_every_prefix_gives(name, data):
     tokenizer = TOKENIZERS[name]
     ids = data.draw(st.lists(st.integers(0, len(tokenizer) - 1), min_size=1, max_size=60))

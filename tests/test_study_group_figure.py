@@ -67,24 +67,24 @@ def test_without_ipywidgets_nothing_is_shown(monkeypatch):
         group_widget()
 
 
-@pytest.mark.parametrize("reader", [True, False])
-def test_a_real_kernel_shows_it_to_a_front_end_that_takes_input(reader):
+def test_a_real_kernel_shows_it_to_a_front_end_that_takes_input():
     pytest.importorskip("ipykernel")
     pytest.importorskip("ipywidgets")
     from jupyter_client.manager import start_new_kernel
 
     manager, client = start_new_kernel()
     try:
-        messages = []
-        client.execute_interactive(
-            "from trl_drgrpo.labs.study.group_figure import show_group_widget; show_group_widget()",
-            allow_stdin=reader,
-            timeout=60,
-            output_hook=messages.append,
-        )
+        for reader in (True, False):
+            messages = []
+            client.execute_interactive(
+                "from trl_drgrpo.labs.study.group_figure import show_group_widget; show_group_widget()",
+                allow_stdin=reader,
+                timeout=60,
+                output_hook=messages.append,
+            )
+            shown = [message["content"]["data"] for message in messages if message["msg_type"] == "display_data"]
+            assert ["application/vnd.jupyter.widget-view+json" in data for data in shown] == [True] * reader
+            assert [message["content"] for message in messages if message["msg_type"] == "error"] == []
     finally:
         client.stop_channels()
         manager.shutdown_kernel(now=True)
-    shown = [message["content"]["data"] for message in messages if message["msg_type"] == "display_data"]
-    assert ["application/vnd.jupyter.widget-view+json" in data for data in shown] == [True] * reader
-    assert [message["content"] for message in messages if message["msg_type"] == "error"] == []

@@ -240,7 +240,7 @@ class TestInputsAreCheckedBeforeAModelLoads:
             self.build(settings, prompts, needs_solution)
 
     def test_no_reward(self, settings, prompts):
-        with pytest.raises(InputError, match="^reward_funcs: got none"):
+        with pytest.raises(InputError, match="^reward_funcs: got none; .* No reward source provided. Pass `reward_f"):
             self.build(settings, prompts, None)
 
     def test_a_reward_that_is_no_function(self, settings, prompts):
@@ -285,9 +285,9 @@ def test_an_environment_needs_no_prompt_column(settings, reward):
 @pytest.mark.parametrize(
     ("column", "message"),
     [
-        ([1] * 8, "int 1 as the first prompt"),
-        ([[]] * 8, r"list \[\] as the first prompt"),
-        ([""] * 8, "str '' as the"),
+        ([1] * 8, "int 1 as the prompt in row 0"),
+        ([[]] * 8, "an empty list as the prompt in row 0"),
+        ([""] * 8, "an empty text as the prompt"),
     ],
 )
 def test_prompts_of_another_kind_are_named(column, message, settings, prompts, reward):
@@ -344,8 +344,11 @@ class TestAnInfiniteRewardOfAnySource:
             calls.append(1)
             return [value if len(calls) == 3 else float(sum(ids) % 3) for ids in completion_ids]
 
-        with pytest.raises(RewardError, match="reward function 'overflows': got -?inf in float32 for row 0"):
+        with pytest.raises(RewardError, match="reward function 'overflows': got -?inf in float32 for row 0") as error:
             train(DrGRPOTrainer, DrGRPOConfig, settings, prompts, tokenizer, overflows)
+        # One of them is that of the trainer: the training loop's frames say nothing about the reward.
+        assert [frame.name for frame in error.traceback][1:] == ["train", "train"]
+        assert error.value.__cause__ is None
         assert (Path(settings["output_dir"]) / "checkpoint-2").exists()
 
     def test_is_unscorable_for_those_who_opted_in(self, settings, prompts, tokenizer):
@@ -428,3 +431,32 @@ def test_advantages_are_divided_by_the_running_scale(settings, prompts, tokenize
     for rewards, advantages, std in seen:
         assert abs(std - 1) > 0.05
         assert torch.allclose(advantages * std, group_advantages(rewards, 4))
+
+
+def test_what_is_assigned_after_the_constructor_is_refused_when_training_starts(settings, prompts, tokenizer, reward):
+    trainer = DrGRPOTrainer(
+        tiny_model(tokenizer), reward, DrGRPOConfig(**settings), prompts, processing_class=tokenizer
+    )
+    late = {
+        "loss_type": ("dapo", "^loss_type: got 'dapo'; expected 'dr_grpo'"),
+        "scale_rewards": ("group", "^scale_rewards: got 'group'; expected 'none'"),
+        "beta": (0.1, "^beta: got 0.1, assigned after the trainer was built; expected 0.0, as then"),
+        "epsilon": (0.3, "^epsilon: got 0.3, assigned after the trainer was built; expected 0.2, as then"),
+        "epsilon_high": (0.3, "^epsilon_high: got 0.3, assigned after"),
+        "max_completion_length": (8, "^max_completion_length: got 8, assigned after"),
+        "loss_normalizer": (8, "^loss_normalizer: got 8, assigned after"),
+        "num_generations": (2, "^num_generations: got 2, assigned after"),
+        "reward_weights": ([2.0], "^reward_weights: got .2.0., assigned after"),
+        "run_log": (False, "^run_log: got False, assigned after"),
+    }
+    for name, (value, message) in late.items():
+        before = getattr(trainer.args, name)
+        setattr(trainer.args, name, value)
+        with pytest.raises(InputError, match=message):
+            trainer.train()
+        setattr(trainer.args, name, before)
+    # What TRL reads when it is needed, and what agrees with the copy, is no contradiction.
+    trainer.args.max_steps, trainer.args.delta, trainer.args.reward_weights = 1, 3.0, [1.0]
+    trainer.args.temperature = trainer.temperature = 0.9
+    trainer.train()
+    assert trainer.state.global_step == 1

@@ -158,7 +158,7 @@ def test_evaluation_scores_steps_too(settings, prompts, tokenizer):
 
 
 def test_a_resumed_run_ends_like_an_uninterrupted_one(settings, prompts, tokenizer):
-    settings = {**settings, "steps_per_generation": 4, "max_steps": 4, "save_strategy": "steps", "save_steps": 1}
+    settings = {**settings, "steps_per_generation": 4, "max_steps": 2, "save_strategy": "steps", "save_steps": 1}
     whole = process(settings, prompts, tokenizer)
     resumed = DrGRPOTrainer(
         tiny_model(tokenizer),

@@ -217,7 +217,7 @@ def watching():
     Watching.plans_seen = []
 
 
-RARE = ("KL", "sequence ratios", "truncated rows masked")
+RARE = ("sequence_truncate", "token_mask", "iterations", "KL", "sequence ratios", "truncated rows masked")
 
 
 @pytest.mark.parametrize(

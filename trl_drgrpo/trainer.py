@@ -19,8 +19,7 @@ from datasets import Dataset, DatasetDict, IterableDataset, IterableDatasetDict
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin, TrainerCallback
 from trl import GRPOConfig
 
-from trl_drgrpo.common.errors import RewardError
-from trl_drgrpo.common.extras import require_package
+from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.config.config import DrGRPOConfig, dr_grpo_config
 from trl_drgrpo.config.preflight import check_inputs
 from trl_drgrpo.features.diagnostics.feature import Diagnostics
@@ -33,13 +32,14 @@ from trl_drgrpo.objective.step_advantages import spread_over_tokens, step_advant
 from trl_drgrpo.process_rewards.calling import RaggedRewards, StepRewardFunc, StepScorer, StepScores, process_only
 from trl_drgrpo.process_rewards.steps import StepSegmenter
 from trl_drgrpo.process_rewards.steps import step_segmenter as build_segmenter
-from trl_drgrpo.rewards.contract import checked_reward
-from trl_drgrpo.single_gpu.adapters import check_adapter, choose_quantization, prepare_adapters
+from trl_drgrpo.rewards.contract import checked_reward, without_frames
+from trl_drgrpo.single_gpu.adapters import choose_quantization, prepare_adapters
 from trl_drgrpo.single_gpu.memory.warning import MemoryWatch
+from trl_drgrpo.single_gpu.model_checks import check_model
 from trl_drgrpo.upstream.hooks import CreditedBatch, ScoredBatch, ScoredTokens, TokenBatch
 from trl_drgrpo.upstream.host import HostTrainer
 from trl_drgrpo.upstream.seams import require_seams
-from trl_drgrpo.upstream.weight_sync import refuse_unsendable, sync_merged_layers
+from trl_drgrpo.upstream.weight_sync import sync_merged_layers
 
 
 class DrGRPOTrainer(HostTrainer):
@@ -149,10 +149,7 @@ class DrGRPOTrainer(HostTrainer):
         )
         init: Any = args.model_init_kwargs
         quantization_config = choose_quantization(model, peft_config, quantization_config, init)
-        refuse_unsendable(args, model, quantization_config, peft_config)
-        if args.use_vllm:
-            require_package("vllm", "use_vllm", "True", "vllm")
-        check_adapter(model, peft_config, quantization_config, init)
+        check_model(args, model, reward_funcs, quantization_config, peft_config)
         self.step_scorer: StepScorer | None = None
         if step_reward_funcs:
             segmenter = step_segmenter or build_segmenter(args.step_spec)
@@ -206,17 +203,33 @@ class DrGRPOTrainer(HostTrainer):
         prepare_adapters(self.model, trainable_values, self.args.adapter_dtype)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
-        """As [`trl.GRPOTrainer.train`], with three differences.
+        """As [`trl.GRPOTrainer.train`], with these differences.
 
-        When a reward function fails, a checkpoint is saved before the error; `resume_from_checkpoint=True` takes the
-        newest checkpoint that was written to its end, or starts the run and says so; the path of one that was not is
-        an `InputError`.
+        A run begins only in a folder that holds no other one, unless `overwrite_output_dir` is set; when a reward
+        function fails, a checkpoint is saved before the error; `resume_from_checkpoint=True` takes the newest
+        complete checkpoint of the run that wrote last, or starts the run and says so; the path of one that is not
+        complete, or was changed since it was written, is an `InputError`. So is a configuration that contradicts
+        Dr. GRPO by now, or a field that was assigned too late.
         """
+        self.args.check()
+        for name, (then, now) in self.changed_too_late().items():
+            remedy = "The trainer has copied it: assign it before, or build the trainer anew."
+            raise InputError(name, f"{now!r}, assigned after the trainer was built", f"{then!r}, as then", remedy)
         checkpoint = self.resume.checkpoint(resume_from_checkpoint)
-        with ExitStack() as running:
-            for feature in self.features:
-                running.enter_context(feature.around_train())
-            return super().train(checkpoint, *args, **kwargs)
+        try:
+            with ExitStack() as running:
+                for feature in self.features:
+                    running.enter_context(feature.around_train())
+                return super().train(checkpoint, *args, **kwargs)
+        except RewardError as error:
+            raise without_frames(error) from error.__cause__
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """As in TRL."""
+        try:
+            return super().evaluate(*args, **kwargs)
+        except RewardError as error:
+            raise without_frames(error) from error.__cause__
 
     # Rewards become advantages
 
@@ -248,7 +261,8 @@ class DrGRPOTrainer(HostTrainer):
         batch = CreditedBatch(
             self._batch, rewards, outcome, advantages, mask, trained, self.group_size, steps, step_rewards
         )
-        self.replace_logged_advantages(batch.row_advantages)
+        means = self.describing.value("The table of completions", lambda: batch.row_advantages, otherwise=[])
+        self.replace_logged_advantages(means)
         self.on_credit(batch)
         return rollouts
 
@@ -344,6 +358,9 @@ class DrGRPOTrainer(HostTrainer):
         self.model_card.on_failed_uploads(errors)
 
     # What is logged and saved
+
+    def writing(self, folder: Path) -> AbstractContextManager[Any]:
+        return self.resume.writing(folder)
 
     def add_to_log(self, logs: dict[str, Any]) -> None:
         if self.args.beta_warmup_steps and self.model.training:

@@ -6,6 +6,7 @@ process of each machine prints errors in the input.
 
 import argparse
 import os
+import re
 import sys
 import traceback
 from difflib import get_close_matches
@@ -25,8 +26,23 @@ class Parser(argparse.ArgumentParser):
         super().__init__(**{"allow_abbrev": False, **kwargs})
 
     def error(self, message: str) -> NoReturn:
-        remedy = f"{message[0].upper()}{message[1:]}. `{self.prog} --help` says what can be given."
-        raise InputError("command line", "a call that cannot be read", "flags with their values", remedy)
+        remedy = f"`{self.prog} --help` says what can be given."
+        if missing := re.fullmatch(r"the following arguments are required: (.+)", message):
+            raise InputError(missing[1], "nothing", "a value", remedy)
+        field, colon, problem = message.removeprefix("argument ").partition(": ")
+        if choice := re.fullmatch(r"invalid choice: (.+) \(choose from (.+)\)", problem):
+            choices = [name.strip("' ") for name in choice[2].split(",")]
+            near = get_close_matches(choice[1].strip("'"), choices, n=1, cutoff=0.5)
+            raise InputError(
+                field, choice[1], f"one of {', '.join(choices)}", f"Did you mean {near[0]}?" if near else remedy
+            )
+        if value := re.fullmatch(r"invalid (int|float) value: (.+)", problem):
+            expected = {"int": "a whole number", "float": "a number"}[value[1]]
+            raise InputError(field, value[2], expected, remedy)
+        if problem.startswith("expected"):
+            raise InputError(field, "no value behind it", problem.removeprefix("expected "), remedy)
+        got = f"a call that cannot be read ({message})" if not colon else problem
+        raise InputError(field if colon else "command line", got, "flags with their values", remedy)
 
 
 def refuse_unknown(unknown: list[str], parser: argparse.ArgumentParser) -> None:

@@ -2,7 +2,7 @@
 
 One name, `dataset_name` in a recipe, stands for a dataset on the Hub, a local folder or file, or a task that is
 generated on the spot. Local and generated data need no network, also with `HF_HUB_OFFLINE=1`. The columns are checked
-here, before a model loads: `prompt` must exist, and be text or messages.
+here, before a model loads: `prompt` must exist, and be text or messages in every row.
 """
 
 import importlib
@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote
 
 from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.hub_errors import hub_reason, quiet_retries
+from trl_drgrpo.common.rows import check_prompt_values
 
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict, IterableDataset, IterableDatasetDict
@@ -103,8 +105,8 @@ def check_prompts(dataset: "Dataset | IterableDataset", source: str) -> list[str
     Checks that a dataset has prompts that TRL can read: a column `prompt` of text or of messages.
 
     Args:
-        dataset ([`~datasets.Dataset`] or [`~datasets.IterableDataset`]): One split with at least one row; the first
-            row is looked at.
+        dataset ([`~datasets.Dataset`] or [`~datasets.IterableDataset`]): One split with at least one row. Every row is
+            looked at; of a stream, those that [`check_prompt_values`] reads.
         source (`str`): Where it comes from, for the message.
 
     Returns:
@@ -126,15 +128,7 @@ def check_prompts(dataset: "Dataset | IterableDataset", source: str) -> list[str
             f"{remedy} it with `rename_columns: [{near[0] if near else '<column>'}=prompt]` in a recipe, or with "
             "dataset.rename_column in Python.",
         )
-    prompt = row.get("prompt")
-    messages = isinstance(prompt, list) and prompt and all(isinstance(m, dict) and "role" in m for m in prompt)
-    if not (messages or (isinstance(prompt, str) and prompt)):
-        raise InputError(
-            "prompt",
-            f"{prompt!r:.80} in the first row of {source}",
-            "text, or a list of messages with role and content",
-            'A message is {"role": "user", "content": "..."}.',
-        )
+    check_prompt_values(dataset, "prompt", f" of {source}")
     return columns
 
 
@@ -282,7 +276,8 @@ def _load(path: str, name: str | None, streaming: bool, source: str, **kwargs: A
     from datasets.exceptions import DatasetsError
 
     try:
-        return datasets.load_dataset(path, name=name, streaming=streaming, **kwargs)
+        with quiet_retries():
+            return datasets.load_dataset(path, name=name, streaming=streaming, **kwargs)
     except StopIteration as error:  # what the reader of JSON files raises for a file without a row
         raise _empty(source) from error
     except (OSError, ValueError, RuntimeError, DatasetsError) as error:
@@ -294,7 +289,7 @@ def _empty(source: str) -> InputError:
 
 
 def _not_loaded(source: str, error: Exception) -> InputError:
-    reason = f"{type(error.__cause__ or error).__name__}: {error.__cause__ or error}"
+    reason = f"{type(error.__cause__ or error).__name__}: {error.__cause__ or error}".rstrip(".")
     if _is_local(source):
         expected = f"data that can be read: {', '.join(FILE_TYPES)} files, or a folder from save_to_disk"
         return InputError("dataset_name", f"{source}, which could not be read", expected, f"{reason:.300}.")
@@ -305,9 +300,10 @@ def _not_loaded(source: str, error: Exception) -> InputError:
             "a local path, or a Hub dataset loaded once before",
             "Unset HF_HUB_OFFLINE to download it, or correct the path.",
         )
+    expected = "a dataset that exists and that you may read, or a local path"
+    if (found := hub_reason(error)) is not None:
+        return InputError("dataset_name", f"{source}, {found[0]}", expected, found[1])
+    remedy = "Check the id, the network and `hf auth login`; dataset_config names its configuration."
     return InputError(
-        "dataset_name",
-        f"{source}, which could not be loaded from the Hub ({reason:.300})",
-        "a dataset that exists and that you may read, or a local path",
-        "Check the id, the network and `hf auth login`; dataset_config names its configuration.",
+        "dataset_name", f"{source}, which could not be loaded from the Hub ({reason:.300})", expected, remedy
     )

@@ -6,7 +6,6 @@ cheapest first.
 """
 
 import copy
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,11 @@ from typing import Any
 from trl_drgrpo.cli import console, data, flags
 from trl_drgrpo.cli.prompts import check_prompting, prompted
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.features.resume.checkpoints import require_complete
+from trl_drgrpo.common.folders import check_writable
+from trl_drgrpo.common.hub_errors import check_local
+from trl_drgrpo.common.ranges import refuse_out_of_range
+from trl_drgrpo.features.resume.checkpoints import checkpoint_folders
+from trl_drgrpo.features.resume.run_folder import choose_start
 from trl_drgrpo.rewards.registry import resolve_reward
 from trl_drgrpo.single_gpu.presets import check_preset, preset_values
 
@@ -71,14 +74,18 @@ def check_given(given: dict[str, Any]) -> None:
     check_prompting(given.get("prompt_template"), given.get("system_prompt"))
     rewards = [*filter(None, [given.get("reward_model_name_or_path")]), *(given.get("reward_funcs") or [])]
     if not rewards and not given.get("step_reward_funcs"):
-        remedy = "Add for example `reward_funcs: [accuracy_reward]`; `trl-drgrpo train --help` says what can be named."
+        remedy = (
+            "No reward source provided. Add for example `reward_funcs: [accuracy_reward]`; `trl-drgrpo train --help` "
+            "says what can be named."
+        )
         raise InputError("reward_funcs", "none", "at least one reward, or step_reward_funcs", remedy)
     weights = given.get("reward_weights")
     if weights is not None and len(weights) != len(rewards):
         expected = f"{len(rewards)}, one per reward"
         raise InputError("reward_weights", f"{len(weights)} weights", expected, "Give one number per reward.")
-    _check_checkpoint(given)
-    _check_output_dir(given.get("output_dir") or "trainer_output")
+    output_dir = given.get("output_dir") or "trainer_output"
+    check_writable("output_dir", output_dir)
+    _check_start(given, Path(output_dir))
 
 
 def model_path(name: str) -> str:
@@ -94,32 +101,17 @@ def _check_model(name: str | None) -> None:
         raise InputError("model_name_or_path", "none", "a Hub id or a local folder", remedy)
     if name.startswith("trl_drgrpo:") and name != DEMO_MODEL:
         raise InputError("model_name_or_path", name, DEMO_MODEL, f"Did you mean {DEMO_MODEL}?")
-    path = Path(model_path(name))
-    if path.is_dir():
-        if not (path / "config.json").is_file():
-            remedy = "Name the folder that save_pretrained wrote."
-            if (path / "adapter_config.json").is_file():
-                remedy = "It holds an adapter: merge it into its base model first."
-            raise InputError("model_name_or_path", f"{name}, a folder without config.json", "a model", remedy)
-    elif name == DEMO_MODEL or path.is_absolute() or name.startswith(".") or name.count("/") > 1:
-        remedy = f"Relative paths start at the current directory, {os.getcwd()}."
-        raise InputError("model_name_or_path", f"{name}, which does not exist", "a model's folder or Hub id", remedy)
+    check_local("model_name_or_path", model_path(name))
 
 
-def _check_checkpoint(given: dict[str, Any]) -> None:
+def _check_start(given: dict[str, Any], output_dir: Path) -> None:
     resume = given.get("resume_from_checkpoint")
     if isinstance(resume, str) and resume.lower() in ("true", "false"):  # from the command line it comes as text
         resume = given["resume_from_checkpoint"] = resume.lower() == "true"
-    if isinstance(resume, str):
-        require_complete(Path(resume))
-
-
-def _check_output_dir(name: str) -> None:
-    path = Path(name).absolute()
-    existing = next(parent for parent in (path, *path.parents) if parent.exists())
-    if not existing.is_dir() or not os.access(existing, os.W_OK):
-        what = "cannot be written to" if existing.is_dir() else "is a file"
-        raise InputError("output_dir", f"{name}, but {existing} {what}", "a folder to write to", "Choose another one.")
+    overwrite = bool(given.get("overwrite_output_dir"))
+    if resume is True and not overwrite and checkpoint_folders(output_dir):
+        return  # which is the newest is found out when the run starts, once
+    choose_start(output_dir, resume, overwrite, checksums=console.is_main_process())
 
 
 # Put together --------------------------------------------------------------------------------------------------------
@@ -143,7 +135,8 @@ def prepare(given: dict[str, Any]) -> Job:
     preset = preset_values(given["preset"], given) if given.get("preset") is not None else {}
     job = Job(given, *(_build(name, {**preset, **given}) for name in flags.DATACLASSES), preset=preset)
     job.model.model_name_or_path = model_path(job.model.model_name_or_path)
-    _check_model_on_hub(job)
+    refuse_out_of_range(vars(job.model))
+    _complete_init(job)
     if job.script.reward_model_name_or_path:
         job.reward_funcs.append(job.script.reward_model_name_or_path)
     job.reward_funcs += [resolve_reward(spec) for spec in job.script.reward_funcs or []]
@@ -154,14 +147,10 @@ def prepare(given: dict[str, Any]) -> Job:
     check_inputs(job.training, job.reward_funcs, job.train_dataset, step_reward_funcs=job.step_reward_funcs)
     from trl import get_peft_config, get_quantization_config  # pyright: ignore[reportPrivateImportUsage]
 
-    from trl_drgrpo.single_gpu.adapters import check_adapter
-    from trl_drgrpo.upstream.weight_sync import refuse_unsendable
+    from trl_drgrpo.single_gpu.model_checks import check_model
 
-    init: Any = job.training.model_init_kwargs
-    name, quantization_config = job.model.model_name_or_path, get_quantization_config(job.model)
-    peft_config = get_peft_config(job.model)
-    refuse_unsendable(job.training, name, quantization_config, peft_config)
-    check_adapter(name, peft_config, quantization_config, init)
+    quantization_config, peft_config = get_quantization_config(job.model), get_peft_config(job.model)
+    check_model(job.training, job.model.model_name_or_path, job.reward_funcs, quantization_config, peft_config)
     return job
 
 
@@ -173,29 +162,20 @@ def _build(name: str, given: dict[str, Any]) -> Any:
         return flags.import_dataclass(name)(**values)
     except InputError:
         raise
-    except (ValueError, ImportError, NotImplementedError) as error:
+    except (ValueError, ImportError, NotImplementedError, OSError) as error:
         remedy = f"{str(error).rstrip('.')}."
         raise InputError("configuration", f"values that {name} refuses", "values that fit together", remedy) from error
 
 
-def _check_model_on_hub(job: Job) -> None:
-    """Fetches the configuration, a small file, of a model that is not local: TRL asks for it first, too."""
-    name = job.model.model_name_or_path
-    if Path(name).is_dir():
-        return
-    from huggingface_hub import constants
-    from transformers import AutoConfig
-
-    try:
-        trust = job.training.trust_remote_code
-        AutoConfig.from_pretrained(name, revision=job.model.model_revision, trust_remote_code=trust)
-    except (OSError, ValueError) as error:
-        where = (
-            "is in the local cache (offline mode, HF_HUB_OFFLINE=1)" if constants.HF_HUB_OFFLINE else "is on the Hub"
-        )
-        expected = f"a local folder, or the id of a model that {where}"
-        remedy = f"{type(error).__name__}: {str(error).strip().splitlines()[0].rstrip('.')}."
-        raise InputError("model_name_or_path", name, expected, remedy) from error
+def _complete_init(job: Job) -> None:
+    """What the keys of a recipe say about loading the model, beside `model_init_kwargs`, which win."""
+    job.training.model_init_kwargs = {
+        "revision": job.model.model_revision,
+        "trust_remote_code": job.training.trust_remote_code,
+        "attn_implementation": job.model.attn_implementation,
+        "dtype": job.model.dtype,
+        **(job.training.model_init_kwargs or {}),
+    }
 
 
 def _load_datasets(job: Job) -> None:
@@ -254,13 +234,6 @@ def build_trainer(job: Job) -> Any:
 
     from trl_drgrpo.trainer import DrGRPOTrainer
 
-    job.training.model_init_kwargs = {
-        "revision": job.model.model_revision,
-        "trust_remote_code": job.training.trust_remote_code,
-        "attn_implementation": job.model.attn_implementation,
-        "dtype": job.model.dtype,
-        **(job.training.model_init_kwargs or {}),
-    }
     trainer = DrGRPOTrainer(
         model=job.model.model_name_or_path,
         reward_funcs=job.reward_funcs,
@@ -299,9 +272,10 @@ def train(job: Job) -> dict[str, Any]:
     # Only a Hub id belongs into the model card's metadata.
     name = job.script.dataset_name
     dataset_name = name if name and data.is_hub_id(name) else None
-    with swapped(job.training, push_to_hub=False):  # saving does not push: that comes next, and once
-        trainer.save_model(job.training.output_dir)
-    trainer.create_model_card(dataset_name=dataset_name)
+    with trainer.writing(Path(job.training.output_dir)):
+        with swapped(job.training, push_to_hub=False):  # saving does not push: that comes next, and once
+            trainer.save_model(job.training.output_dir)
+        trainer.create_model_card(dataset_name=dataset_name)
     trainer.accelerator.print(f"Model saved to {job.training.output_dir}.")
     if job.training.push_to_hub:
         trainer.push_to_hub(dataset_name=dataset_name)

@@ -11,6 +11,10 @@ from typing import Any
 
 from trl_drgrpo.cli import console
 from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.folders import check_writable
+from trl_drgrpo.common.hub_errors import check_local
+from trl_drgrpo.common.ranges import refuse_out_of_range
+from trl_drgrpo.common.rows import prompt_problem
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,11 +61,20 @@ def run(args: argparse.Namespace) -> int:
     from trl_drgrpo.rewards.columns import check_columns, check_ready
     from trl_drgrpo.rewards.registry import resolve_reward
 
-    for field in ("rollouts", "completions"):
+    refuse_out_of_range(vars(args))
+    for field in ("rollouts", "completions", "max_new_tokens", "batch_size"):
         if getattr(args, field) < 1:
             raise InputError(field, str(getattr(args, field)), "at least 1", "Give a positive number.")
+    check_writable("output", str(Path(args.output).parent))
+    if Path(args.output).is_dir():
+        raise InputError("output", f"{args.output}, a folder", "a JSON Lines file to write", "Name a file in it.")
+    check_local("--model", args.model)
     rows = read_json_lines(args.data)  # before anything heavy is imported
-    reward = resolve_reward(args.reward)
+    reward = resolve_reward(args.reward, "--reward")
+    for number, row in enumerate(rows):
+        if problem := prompt_problem(row.get("prompt")):
+            expected = "a text that is not empty, or a list of messages with role and content"
+            raise InputError(f"{args.data}, row {number} (from 0)", f"{problem} as the prompt", expected, "Mend it.")
     check_columns(reward, [name for name in rows[0] if name not in ("steps", "labels", "values")], args.reward)
     check_ready(reward)
     labelled = _label(args, rows, reward)

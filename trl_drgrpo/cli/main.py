@@ -3,7 +3,8 @@
 Every subcommand is a module `trl_drgrpo/cli/<name>.py` (`_` for `-`) with `add_arguments(parser)` and
 `run(args) -> int`. Top-level `--help` and `--version` import none of them.
 
-Exit codes: what the subcommand returns (0: done, 1: ran and found something wrong), 2: bad input, 130: Ctrl-C.
+Exit codes: what the subcommand returns (0: done, 1: ran and found something wrong), 2: bad input or no subcommand (its
+help goes to stderr), 130: Ctrl-C.
 """
 
 import argparse
@@ -11,9 +12,10 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 
 from trl_drgrpo.cli import console
-from trl_drgrpo.common.errors import InputError, PushError, UpstreamError
+from trl_drgrpo.common.errors import DiskFullError, InputError, PushError, UpstreamError
 from trl_drgrpo.common.version import __version__
 
 SUBCOMMANDS = {
@@ -48,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (InputError, UpstreamError) as error:
         console.report_error(error)
         return console.EXIT_INPUT_ERROR
-    except PushError as error:  # the run is done and saved
+    except (PushError, DiskFullError) as error:  # nothing wrong with the input
         console.report_error(error)
         return 1
     except KeyboardInterrupt:
@@ -65,8 +67,13 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         description="Dr. GRPO for Hugging Face TRL. `trl-drgrpo <command> --help` describes a command.",
     )
     parser.add_argument("--version", action="version", version=f"trl-drgrpo {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="{" + ",".join(SUBCOMMANDS) + "}")
+    parser.set_defaults(run=lambda args: _help(parser))
+    commands = parser.add_subparsers(dest="command", metavar="{" + ",".join(SUBCOMMANDS) + "}")
     chosen = next((token for token in arguments if not token.startswith("-")), None)
+    if chosen is not None and chosen not in SUBCOMMANDS:
+        near = get_close_matches(chosen, SUBCOMMANDS, n=1, cutoff=0.6)
+        remedy = f"Did you mean `trl-drgrpo {near[0]}`?" if near else "`trl-drgrpo --help` describes them."
+        raise InputError("command", repr(chosen), f"one of {', '.join(SUBCOMMANDS)}", remedy)
     subparsers = {
         name: commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
         for name, text in SUBCOMMANDS.items()
@@ -76,8 +83,14 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         module.add_arguments(subparsers[chosen])
         subparsers[chosen].set_defaults(run=module.run)
     args, unknown = parser.parse_known_args(arguments)
-    console.refuse_unknown(unknown, subparsers[args.command])
+    console.refuse_unknown(unknown, subparsers.get(args.command, parser))
     return args
+
+
+def _help(parser: argparse.ArgumentParser) -> int:
+    """A call without a command does nothing, which is no success: help on stderr, as stdout is for results."""
+    parser.print_help(sys.stderr)
+    return console.EXIT_INPUT_ERROR
 
 
 if __name__ == "__main__":

@@ -14,7 +14,9 @@ from typing import Any
 from trl_drgrpo.common.errors import InputError
 
 SLOT = "{prompt}"
-_SLOTS = re.compile(r"\{([^{}]+)\}")
+_SLOTS = re.compile(r"\{\{([A-Za-z_]\w*)\}\}|\{([^{}]+)\}")
+# A name in braces by itself. Behind a letter, a brace, `^` or `_` it is LaTeX: `\boxed{x}`, `\frac{a}{b}`, `x^{n}`.
+_NAMES = re.compile(r"(?<![\w\\^{}\]])\{([A-Za-z_]\w*)\}(?!\})")
 TEMPLATES = {
     "qwen_math": (
         "<|im_start|>system\nPlease reason step by step, and put your final answer within \\boxed{}.<|im_end|>\n"
@@ -35,7 +37,8 @@ def template_text(template: str) -> str:
 
     Args:
         template (`str`): `"qwen_math"`, `"r1"`, or a text of one's own in which `{prompt}` stands for the problem, and
-            the name of any other column in braces for its value (of a list, one value per line).
+            the name of any other column in braces for its value (of a list, one value per line). Doubled braces
+            around any other name are a name in braces, as text.
 
     Returns:
         `str`: With `{prompt}` in it. Other braces, those of `\boxed{}` for example, are text.
@@ -91,12 +94,25 @@ def prompted(dataset: Any, prompt_template: str | None = None, system_prompt: st
     """
     check_prompting(prompt_template, system_prompt)
     if prompt_template is not None:
+        _check_slots(dataset, template_text(prompt_template))
         _try_on_first_row(dataset, _from_template, template_text(prompt_template))
         dataset = dataset.map(_from_template, fn_kwargs={"text": template_text(prompt_template)})
     if system_prompt is not None:
         _try_on_first_row(dataset, _with_system_prompt, system_prompt)
         dataset = dataset.map(_with_system_prompt, fn_kwargs={"system_prompt": system_prompt})
     return dataset
+
+
+def _check_slots(dataset: Any, text: str) -> None:
+    """Names in braces that are no column: a slip of the pen would stand in every prompt as it is."""
+    columns = list(dataset.column_names or next(iter(dataset), {}))
+    for name in _NAMES.findall(text):
+        if name not in columns:
+            near = get_close_matches(name, columns, n=1, cutoff=0.6)
+            remedy = f"Did you mean {{{near[0]}}}? " if near else ""
+            remedy += f"If it is meant as text, double the braces: {{{{{name}}}}}."
+            got = f"the slot {{{name}}}"
+            raise InputError("prompt_template", got, f"one of the columns {', '.join(columns)}", remedy.strip())
 
 
 def _try_on_first_row(dataset: Any, apply: Callable[[Mapping[str, Any], str], Any], text: str) -> None:
@@ -115,8 +131,12 @@ def _from_template(row: Mapping[str, Any], text: str) -> dict[str, str]:
 
 def _value(row: Mapping[str, Any], slot: re.Match) -> str:
     """What stands in a slot: the column's value, or the slot's own text where there is no such column."""
-    value = row.get(slot[1], slot[0])
-    return "\n".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    doubled, name = slot[1], slot[2]
+    if doubled and doubled not in row:
+        return f"{{{doubled}}}"
+    value = row.get(doubled or name, slot[0])
+    text = "\n".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    return f"{{{text}}}" if doubled else text
 
 
 def _with_system_prompt(row: Mapping[str, Any], system_prompt: str) -> dict[str, Any]:

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from trl_drgrpo.cli import console
+from trl_drgrpo.cli.score_report import LOGGED, print_json, print_tables
 from trl_drgrpo.common.errors import InputError
-
-_LOGGED = "logged "  # in front of the name of a reward whose value is in the file
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -73,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     from trl_drgrpo.cli.values import reward_spec
     from trl_drgrpo.rewards.contract import reward_name
     from trl_drgrpo.rewards.registry import resolve_reward
-    from trl_drgrpo.rewards.scoring.table import disagreements, score_rows
+    from trl_drgrpo.rewards.scoring.table import disagreements, score_rows, unscored_rows
 
     if args.output is not None:
         _check_output(args.output, [args.data] if args.dataset is None else [args.data, args.dataset])
@@ -97,6 +96,7 @@ def run(args: argparse.Namespace) -> int:
             score_rows(reward, rows, name, args.batch_size, _progress(name, len(rows)))
             for name, reward in rewards.items()
         ]
+        unscored = {each.name: unscored_rows(rewards[each.name], rows, each) for each in scores}
     for each in scores:
         if each.traceback:
             console.log(f"{each.name}, its first failure:\n{each.traceback.rstrip()}")
@@ -104,14 +104,14 @@ def run(args: argparse.Namespace) -> int:
     for each in scores:
         if each.name in logged:
             # A log holds float32.
-            graders = {each.name: each.rewards, _LOGGED + each.name: logged[each.name]}
+            graders = {each.name: each.rewards, LOGGED + each.name: logged[each.name]}
             pairs += disagreements(graders, max(args.tolerance, 1e-4))
     if args.output is not None:
         _write(args.output, rows, scores)
     if args.json:
-        _print_json(scores, pairs, args.show)
+        print_json(scores, unscored, pairs, args.show)
     else:
-        _print_tables(scores, pairs, rows, logged, args.show)
+        print_tables(scores, unscored, pairs, rows, logged, args.show)
     return int(any(each.num_failed for each in scores))
 
 
@@ -219,75 +219,3 @@ def _write(path: str, rows: list[dict[str, Any]], scores: list[Any]) -> None:
             line = {**row, "scores": given, "seconds": seconds, **({"failures": failed} if failed else {})}
             file.write(json.dumps(line, ensure_ascii=False, default=str) + "\n")
     os.replace(partial, path)
-
-
-def _print_json(scores: list[Any], pairs: list[Any], show: int) -> None:
-    report = {
-        "rewards": {
-            each.name: {
-                **each.summary(),
-                "slowest": [{"row": row + 1, "seconds": each.seconds[row]} for row in each.slowest(show)],
-                "failures": [{"row": row + 1, "reason": reason} for row, reason in sorted(each.failures.items())],
-            }
-            for each in scores
-        },
-        "disagreements": [
-            {"first": pair.first, "second": pair.second, "count": len(pair.rows), "rows": [r + 1 for r in pair.rows]}
-            for pair in pairs
-        ],
-    }
-    json.dump(report, sys.stdout, indent=2)
-    print()
-
-
-def _print_tables(scores: list[Any], pairs: list[Any], rows: list, logged: dict[str, list], show: int) -> None:
-    width = max(len("reward"), *(len(each.name) for each in scores))
-    print(
-        f"{'reward':{width}} {'rows':>6} {'mean':>8} {'std':>8} {'None':>7} {'failed':>6} {'ms/row':>9} {'slowest':>9}"
-    )
-    for each in scores:
-        found = each.summary()
-        print(
-            f"{each.name:{width}} {found['rows']:6} {_number(found['mean'])} {_number(found['std'])} "
-            f"{found['none_frac']:7.1%} {found['failed']:6} {1e3 * found['seconds_mean']:9.2f} "
-            f"{1e3 * found['seconds_max']:9.2f}"
-        )
-    for each in scores:
-        for metric, value in each.summary()["metrics"].items():
-            if not metric.endswith("/failed_frac"):  # has a column of its own
-                print(f"  {metric} {value:g}")
-    for each in scores:
-        if each.failures:
-            print(f"\n{each.name} failed on {len(each.failures)} rows")
-        for row, reason in sorted(each.failures.items())[:show]:
-            print(f"  row {row + 1}: {_line(reason)}")
-        if show:
-            slowest = ", ".join(f"{row + 1} ({1e3 * each.seconds[row]:.1f} ms)" for row in each.slowest(show))
-            print(f"\n{each.name}, slowest rows: {slowest}")
-    values = {each.name: each.rewards for each in scores} | {_LOGGED + name: given for name, given in logged.items()}
-    for pair in pairs:
-        print(f"\n{pair.first} and {pair.second} differ on {len(pair.rows)} of {len(rows)} rows")
-        for row in pair.rows[:show]:
-            one, two = values[pair.first][row], values[pair.second][row]
-            print(f"  row {row + 1}: {_value(one)} and {_value(two)}: {_ending(rows[row])}")
-
-
-def _number(value: float | None) -> str:
-    return f"{'-':>8}" if value is None else f"{value:8.4f}"
-
-
-def _value(value: float | None) -> str:
-    return "None" if value is None else f"{value:g}"
-
-
-def _line(text: str) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= 200 else text[:197] + "..."
-
-
-def _ending(row: dict[str, Any]) -> str:
-    """The end of a completion, where its answer is, as one line."""
-    from trl_drgrpo.rewards.text import completion_text
-
-    text = " ".join(completion_text(row["completion"])[-400:].split())
-    return text if len(text) <= 100 else "..." + text[-97:]

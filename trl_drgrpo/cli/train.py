@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--dry_run",
         "--dry-run",
         action="store_true",
-        help="Check everything but the model, print the resolved configuration, and stop.",
+        help="Check everything but the model's weights, print the resolved configuration, and stop.",
     )
     flags = read_flags().values()
     owners = {owner for group in _GROUPS.values() for owner in group}

@@ -9,6 +9,11 @@ import contextlib
 import sys
 from typing import Any
 
+from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.folders import check_writable
+from trl_drgrpo.common.hub_errors import check_local
+from trl_drgrpo.common.ranges import refuse_out_of_range
+
 FORMATS = ("stepwise", "prm800k", "math_shepherd")  # of process_rewards.stepwise_data, which is imported later
 
 
@@ -58,6 +63,11 @@ def run(args: argparse.Namespace) -> int:
     """
     from trl_drgrpo.process_rewards.stepwise_data import read_labelled_steps
 
+    refuse_out_of_range(vars(args))
+    if args.max_length < 1:
+        raise InputError("max_length", str(args.max_length), "at least 1", "Give a positive number of tokens.")
+    check_local("--model", args.model)
+    check_writable("output_dir", args.output_dir)
     rows = read_labelled_steps(args.data, args.format)  # before anything heavy is imported
     eval_rows = read_labelled_steps(args.eval_data, args.format) if args.eval_data else None
     from trl_drgrpo.process_rewards.training import train_prm

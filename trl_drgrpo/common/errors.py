@@ -39,9 +39,22 @@ class RewardError(InputError):
     """A reward function broke its contract: wrong number of rewards, wrong type, or an exception of its own."""
 
 
+class UnscorableError(ValueError):
+    """A completion that nobody can score, for a reason in its row. The message says all: no traceback is shown."""
+
+
+def speaks_for_itself(error: BaseException) -> bool:
+    """Whether the message of an error says all there is, so that a traceback through this package would be noise."""
+    return isinstance(error, (InputError, UnscorableError)) and error.__cause__ is None
+
+
 class UpstreamError(RuntimeError):
     """The installed TRL is outside the supported range, or a seam this package relies on has moved."""
 
 
 class PushError(RuntimeError):
     """A finished model could not be uploaded. The message says where it is saved and how to push it later."""
+
+
+class DiskFullError(RuntimeError):
+    """No room for a checkpoint or a model. The message says which file, what is safe, and how to go on."""

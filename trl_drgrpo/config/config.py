@@ -25,6 +25,7 @@ from trl_drgrpo.config.validation import (
     REWARD_ERROR_POLICIES,
     refuse,
     refuse_partial_groups,
+    refuse_stale_batch,
 )
 from trl_drgrpo.objective.advantages import ADVANTAGE_BASELINES
 from trl_drgrpo.objective.step_advantages import STEP_BASELINES, STEP_CREDITS
@@ -60,6 +61,10 @@ class DrGRPOConfig(GRPOConfig):
             completion, does to the run. `"raise"`: the run saves a checkpoint and stops with one clear error.
             `"unscorable"`: the call's completions count as unscorable (advantage 0), the first traceback is logged,
             and `rewards/<name>/failed_frac` counts. NaN and `None` always mean unscorable.
+        overwrite_output_dir (`bool`, *optional*, defaults to `False`):
+            Train also where `output_dir` holds another run, which is refused otherwise. When training begins, with
+            model and data loaded, the older run's checkpoints and run log are deleted; its saved model stays until
+            this run's takes its place.
         adapter_dtype (`str`, *optional*, defaults to `"float32"`):
             The dtype of adapters on a base that bitsandbytes has quantised. `"float32"`: adapters train and are saved
             in float32. `"upstream"`: TRL casts them to bfloat16, in which small updates are rounded away: of the
@@ -93,8 +98,9 @@ class DrGRPOConfig(GRPOConfig):
         record_groups (`int`, *optional*, defaults to `4`):
             Groups of each generation batch whose completions are recorded there. `0`: none, `-1`: all.
         run_warnings (`dict` or `bool`, *optional*, defaults to `True`):
-            Warn, once per cause, of what goes wrong in the metrics. `False`: silence. A mapping sets thresholds or
-            silences causes: `{"dead_groups": {"share": 0.9, "steps": 50}, "kl": False}`; see `recipes/diagnostics.md`.
+            Warn, once per cause, of what goes wrong in the metrics of the optimizer steps, however seldom they are
+            logged. `False`: silence. A mapping sets thresholds or silences causes:
+            `{"dead_groups": {"share": 0.9, "steps": 50}, "kl": False}`; see `recipes/diagnostics.md`.
 
         > Process rewards, in effect when the trainer has `step_reward_funcs`
 
@@ -172,7 +178,13 @@ class DrGRPOConfig(GRPOConfig):
             "choices": list(REWARD_ERROR_POLICIES),
         },
     )
-
+    overwrite_output_dir: bool = field(
+        default=False,
+        metadata={
+            "help": "Train also where output_dir holds another run, which is refused otherwise: its checkpoints and "
+            "run log are deleted when training begins, its saved model when this run's takes its place."
+        },
+    )
     adapter_dtype: str = field(
         default="float32",
         metadata={
@@ -269,6 +281,19 @@ class DrGRPOConfig(GRPOConfig):
         self._fall_back_to_cpu()
         super().__post_init__()
 
+    def check(self) -> None:
+        """Refuse what the constructor refuses, in a configuration whose fields were assigned to since.
+
+        The trainer calls it when it takes the configuration, and again when training starts.
+
+        Raises:
+            `InputError`: As in the constructor.
+        """
+        self._spell_out()
+        refuse(self)
+        refuse_partial_groups(self)
+        refuse_stale_batch(self)
+
     @classmethod
     def from_grpo_config(cls, config: GRPOConfig) -> "DrGRPOConfig":
         """A plain `GRPOConfig` read as a Dr. GRPO run: what is at TRL's default takes ours, the rest stays.
@@ -301,7 +326,7 @@ class DrGRPOConfig(GRPOConfig):
                 changed.append(f"{own.name} {getattr(config, own.name)!r} -> {own.default!r}")
                 setattr(converted, own.name, own.default)
         logger.warning("A plain GRPOConfig is read as a Dr. GRPO run: %s.", ", ".join(changed) or "nothing to change")
-        refuse(converted)
+        converted.check()
         return converted
 
     def to_dict(self) -> dict[str, Any]:
@@ -328,7 +353,9 @@ class DrGRPOConfig(GRPOConfig):
     def _fall_back_to_cpu(self) -> None:
         """Without an accelerator: CPU and float32, so that a script written for a GPU starts on a laptop."""
         if not self.use_cpu and not torch.accelerator.is_available():
-            logger.warning("No accelerator found: training on the CPU in float32.")
+            chosen = [f"{name}=True" for name in ("bf16", "fp16", "tf32") if getattr(self, name)]
+            overridden = f" Overridden: {', '.join(chosen)}." if chosen else ""
+            logger.warning("No accelerator found: training on the CPU in float32.%s", overridden)
             self.use_cpu = True
             self.bf16 = self.fp16 = False
             self.tf32 = None
@@ -339,6 +366,7 @@ class DrGRPOConfig(GRPOConfig):
 def dr_grpo_config(args: GRPOConfig | None, model: Any) -> DrGRPOConfig:
     """A trainer's configuration as ours; `None`: the defaults, with an `output_dir` named after the model."""
     if isinstance(args, DrGRPOConfig):
+        args.check()
         return args
     if isinstance(args, GRPOConfig):
         return DrGRPOConfig.from_grpo_config(args)

@@ -1,21 +1,28 @@
 """What can be known to fail before a model loads, said then and not ten minutes later."""
 
 import dataclasses
+import functools
 import inspect
 import logging
 from dataclasses import MISSING
+from difflib import get_close_matches
 from typing import Any
 
 from datasets import Dataset, IterableDataset
 from torch import nn
 
 from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.folders import check_writable
+from trl_drgrpo.common.rows import check_prompt_values, column_values
 from trl_drgrpo.config.config import DrGRPOConfig
 from trl_drgrpo.features.diagnostics.right import RightRule
-from trl_drgrpo.rewards.columns import check_columns, check_ready
+from trl_drgrpo.rewards.columns import check_columns, check_form, check_ready, check_values, gold_columns
 from trl_drgrpo.rewards.contract import reward_name
 
 logger = logging.getLogger(__name__)
+
+# Trackers that nothing but their package of the same name can be missing for.
+_TRACKERS = ("clearml", "codecarbon", "dvclive", "mlflow", "neptune", "swanlab", "tensorboard", "trackio", "wandb")
 
 
 def check_inputs(
@@ -46,13 +53,18 @@ def check_inputs(
             batch, a reward function that asks for a column the data does not have, or for a program that is not there.
     """
     if not reward_funcs and not step_reward_funcs and environment_factory is None:
-        remedy = "Pass reward_funcs, step_reward_funcs, or an environment_factory whose environment has get_reward."
+        # The sentence before the comma is TRL's, for those who search for it.
+        remedy = (
+            "No reward source provided. Pass `reward_funcs`, or an `environment_factory` whose environment defines a "
+            "`get_reward` method, or `step_reward_funcs`."
+        )
         raise InputError("reward_funcs", "none", "at least one reward function", remedy)
     for index, reward_func in enumerate(reward_funcs):
-        if not isinstance(reward_func, (str, nn.Module)) and not callable(reward_func):
-            got = f"{type(reward_func).__name__} at position {index}"
-            expected = "a function, a reward model or the id of one"
-            raise InputError("reward_funcs", got, expected, "Pass the function itself.")
+        try:
+            check_form(reward_func, "")
+        except InputError as error:
+            got = f"{error.got} at position {index}"
+            raise InputError("reward_funcs", got, error.expected, error.remedy) from None
     weights = args.reward_weights
     if weights is not None and len(weights) != len(reward_funcs):
         expected = f"{len(reward_funcs)}, one per reward function"
@@ -60,6 +72,8 @@ def check_inputs(
     if args.max_completion_length is None and (tools or environment_factory is not None):
         remedy = "TRL stops a conversation with tools by this limit: set max_completion_length."
         raise InputError("max_completion_length", "None together with tools", "a number of tokens", remedy)
+    check_writable("output_dir", str(args.output_dir))
+    _check_trackers(args.report_to)
     for func in step_reward_funcs or []:
         _refuse_bare_rule(func)
     for func in [*reward_funcs, *(step_reward_funcs or [])]:
@@ -85,6 +99,26 @@ def check_inputs(
         if dataset.column_names is not None and rollout_func is None and environment_factory is None:
             _check_columns(reward_funcs, dataset.column_names)
             _check_columns(step_reward_funcs or [], [*dataset.column_names, "steps", "step_ends"])
+            _check_golds([*reward_funcs, *(step_reward_funcs or [])], field, dataset)
+
+
+def _check_trackers(given: Any) -> None:
+    """Trackers that transformers does not know, and those that it says are not installed."""
+    from transformers.integrations import get_available_reporting_integrations
+    from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
+
+    available = get_available_reporting_integrations()
+    names = [given] if isinstance(given, str) else given or []
+    for name in names:
+        if name in ("all", "none"):
+            continue
+        if name not in INTEGRATION_TO_CALLBACK:
+            near = get_close_matches(name, INTEGRATION_TO_CALLBACK, n=1, cutoff=0.6)
+            remedy = f"Did you mean {near[0]}?" if near else "report_to: none reports to nobody."
+            raise InputError("report_to", name, f"one of {', '.join(INTEGRATION_TO_CALLBACK)}, or none", remedy)
+        if name in _TRACKERS and name not in available:
+            remedy = f"Install it with `pip install {name}`, or leave it out of report_to."
+            raise InputError("report_to", f"{name}, but {name} is not installed", f"the package {name}", remedy)
 
 
 def _reward_names(reward_funcs: list[Any]) -> list[str]:
@@ -102,6 +136,27 @@ def _check_columns(funcs: list[Any], columns: list[str]) -> None:
     for func in funcs:
         if callable(func) and not isinstance(func, nn.Module):
             check_columns(func, columns, reward_name(func))
+
+
+def _check_golds(funcs: list[Any], field: str, dataset: Any) -> None:
+    """The values of the columns that reward functions require."""
+    needed = {reward_name(func): gold_columns(func, dataset.column_names) for func in funcs if callable(func)}
+    values = column_values(dataset, list(dict.fromkeys(name for names in needed.values() for name in names)))
+    for func in funcs:
+        check_values(func, values)
+    for column, found in values.items():
+        if found.nulls:
+            readers = ", ".join(name for name, columns in needed.items() if column in columns)
+            _warn_once(
+                f"{field}: the column {column} is null in {found.nulls} of {found.rows} rows, first in row "
+                f"{found.first_null} (from 0). {readers} is given None there; this package's own rewards leave such "
+                "rows unscored."
+            )
+
+
+@functools.cache
+def _warn_once(message: str) -> None:
+    logger.warning(message)
 
 
 def _changed_step_settings(args: DrGRPOConfig) -> list[str]:
@@ -143,17 +198,10 @@ def _check_size(args: DrGRPOConfig, dataset: Any) -> None:
 
 
 def _check_prompts(field: str, dataset: Any) -> None:
-    """The column, and the first row's prompt."""
+    """The column, and what it holds."""
     columns = dataset.column_names
     if columns is not None and "prompt" not in columns:
         likely = [c for c in ("question", "problem", "instruction", "query", "input") if c in columns]
         rename = f'dataset.rename_column("{(likely or columns or ["question"])[0]}", "prompt")'
         raise InputError(field, f"columns {columns}", "a column 'prompt'", f"Rename yours: {rename}.")
-    if not isinstance(dataset, Dataset) or len(dataset) == 0:
-        return
-    prompt = dataset[0]["prompt"]
-    is_chat = isinstance(prompt, list) and prompt and all(isinstance(m, dict) and "role" in m for m in prompt)
-    if not is_chat and not (isinstance(prompt, str) and prompt):
-        got = f"{type(prompt).__name__} {repr(prompt)[:60]} as the first prompt"
-        expected = 'a text that is not empty, or messages such as [{"role": "user", "content": "..."}]'
-        raise InputError(field, got, expected, "Convert the column with dataset.map.")
+    check_prompt_values(dataset, f"{field}, column prompt")

@@ -1,14 +1,17 @@
 """Values of a configuration that contradict Dr. GRPO or each other: one error each, before a model loads.
 
-`refuse` is called by `DrGRPOConfig` when it is built. Messages name the bias that a value would bring back and the
-class of TRL to use for the other objective.
+`DrGRPOConfig` calls `refuse` when it is built and, as its fields may be assigned to, when a trainer takes it and when
+training starts. Messages name the bias that a value would bring back and the class of TRL to use for the other
+objective.
 """
 
-import math
 import os
+from collections.abc import Mapping
+from difflib import get_close_matches
 from typing import Any
 
 from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.ranges import Range, refuse_out_of_range
 from trl_drgrpo.features.diagnostics.run_warnings import warning_thresholds
 from trl_drgrpo.objective.advantages import ADVANTAGE_BASELINES
 from trl_drgrpo.objective.step_advantages import STEP_BASELINES, STEP_CREDITS, check_choices
@@ -38,7 +41,7 @@ def refuse(config: Any) -> None:
         `InputError`: Names the field, and what to do.
     """
     _refuse_other_objectives(config)
-    _refuse_bad_numbers(config)
+    _refuse_bad_values(config)
     _refuse_bad_fields(config)
     _refuse_contradictory_credit(config)
 
@@ -77,39 +80,6 @@ def _refuse_other_objectives(config: Any) -> None:
         )
 
 
-# Whole numbers with the smallest that makes sense, and numbers with theirs (`None`: any finite one). Those in
-# `_OPTIONAL` may be left `None`.
-_WHOLE = {
-    "num_generations": 2,
-    "num_generations_eval": 1,
-    "num_iterations": 1,
-    "steps_per_generation": 1,
-    "generation_batch_size": 1,
-    "per_device_train_batch_size": 1,
-    "gradient_accumulation_steps": 1,
-    "max_completion_length": 1,
-    "loss_normalizer": 1,
-    "beta_warmup_steps": 0,
-    "record_groups": -1,
-}
-_NUMBERS: dict[str, float | None] = {
-    "beta": 0.0,
-    "epsilon": 0.0,
-    "epsilon_high": 0.0,
-    "temperature": 0.0,
-    "outcome_weight": None,
-    "process_weight": None,
-    "right_threshold": None,
-}
-_OPTIONAL = (
-    "num_generations_eval",
-    "steps_per_generation",
-    "generation_batch_size",
-    "max_completion_length",
-    "loss_normalizer",
-    "epsilon_high",
-    "right_threshold",
-)
 _SWITCHES = (
     "scale_by_running_std",
     "deepseekmath_step_std",
@@ -119,38 +89,65 @@ _SWITCHES = (
     "fast_generation",
     "run_log",
 )
-_REMEDIES = {
-    "num_generations": "A group of one has no baseline, so its advantage is always 0. 8 is the usual size.",
-    "beta": "A negative weight would reward drifting away from the reference.",
-}
 
 
-def _refuse_bad_numbers(config: Any) -> None:
+def _refuse_bad_values(config: Any) -> None:
     """Types and ranges that would otherwise fail deep inside, or train something nobody asked for."""
-    for name in (*_WHOLE, *_NUMBERS):
-        value = getattr(config, name)
-        if value is None and name in _OPTIONAL:
-            continue
-        lowest = _WHOLE.get(name, _NUMBERS.get(name))
-        if not _is_finite(value, whole=name in _WHOLE, lowest=lowest):
-            kind = "a whole number" if name in _WHOLE else "a finite number"
-            expected = kind if lowest is None else f"{kind}, at least {lowest:g}"
-            raise InputError(name, repr(value), expected, _REMEDIES.get(name, "Leave it out for the default."))
+    refuse_out_of_range(_as_zero(vars(config), config.use_vllm))
+    if isinstance(config.generation_kwargs, dict):  # what overrides the fields of the same names
+        try:
+            refuse_out_of_range(_as_zero(config.generation_kwargs, config.use_vllm))
+        except InputError as error:
+            raise error.under(f"generation_kwargs: {error.field}") from None
     for name in ("reward_weights", "step_reward_weights"):
         weights = getattr(config, name)
-        if weights is not None and not (isinstance(weights, (list, tuple)) and all(map(_is_finite, weights))):
+        if weights is not None and not (isinstance(weights, (list, tuple)) and all(map(Range().allows, weights))):
             raise InputError(name, repr(weights), "a list of finite numbers", "Give one number per function.")
     for name in _SWITCHES:
         if not isinstance(getattr(config, name), bool):
             raise InputError(
                 name, repr(getattr(config, name)), "True or False", "A text such as 'false' counts as true."
             )
+    for name, allowed in _choices().items():
+        value = getattr(config, name)
+        if value not in allowed:
+            near = get_close_matches(str(value), allowed, n=1, cutoff=0.6)
+            remedy = f"Did you mean {near[0]!r}?" if near else "Pick one of them."
+            raise InputError(name, repr(value), f"one of {', '.join(allowed)}", remedy)
 
 
-def _is_finite(value: Any, whole: bool = False, lowest: float | None = None) -> bool:
-    if not isinstance(value, int if whole else (int, float)) or isinstance(value, bool) or not math.isfinite(value):
-        return False
-    return lowest is None or value >= lowest
+def _as_zero(values: Mapping[str, Any], use_vllm: bool) -> Mapping[str, Any]:
+    """`top_k=-1`, vLLM's way to switch it off, as the 0 that is everybody's."""
+    return {**values, "top_k": 0} if use_vllm and values.get("top_k") == -1 else values
+
+
+def _choices() -> dict[str, tuple[str, ...]]:
+    """The values of fields that take one of a few texts. What transformers names itself is asked there."""
+    from transformers.trainer_utils import HubStrategy, IntervalStrategy, SaveStrategy, SchedulerType
+    from transformers.training_args import OptimizerNames, trainer_log_levels
+
+    enumerations: dict[str, Any] = {
+        "lr_scheduler_type": SchedulerType,
+        "optim": OptimizerNames,
+        "logging_strategy": IntervalStrategy,
+        "eval_strategy": IntervalStrategy,
+        "save_strategy": SaveStrategy,
+        "hub_strategy": HubStrategy,
+    }
+    return {
+        "advantage_baseline": ADVANTAGE_BASELINES,
+        "on_reward_error": REWARD_ERROR_POLICIES,
+        "micro_batching": MICRO_BATCHINGS,
+        "adapter_dtype": ADAPTER_DTYPES,
+        "step_credit": STEP_CREDITS,
+        "step_baseline": STEP_BASELINES,
+        "importance_sampling_level": ("token", "sequence"),
+        "log_level": tuple(trainer_log_levels),
+        "log_level_replica": tuple(trainer_log_levels),
+        "vllm_mode": ("server", "colocate"),
+        "vllm_importance_sampling_mode": ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask"),
+        **{name: tuple(str(member.value) for member in values) for name, values in enumerations.items()},
+    }
 
 
 def _refuse_bad_fields(config: Any) -> None:
@@ -159,17 +156,9 @@ def _refuse_bad_fields(config: Any) -> None:
     if config.right_reward is not None and not isinstance(config.right_reward, str):
         remedy = "Leave it out for the first reward."
         raise InputError("right_reward", repr(config.right_reward), "a reward function's name", remedy)
-    choices = {
-        "advantage_baseline": ADVANTAGE_BASELINES,
-        "on_reward_error": REWARD_ERROR_POLICIES,
-        "micro_batching": MICRO_BATCHINGS,
-        "adapter_dtype": ADAPTER_DTYPES,
-        "step_credit": STEP_CREDITS,
-        "step_baseline": STEP_BASELINES,
-    }
-    for name, allowed in choices.items():
-        if getattr(config, name) not in allowed:
-            raise InputError(name, repr(getattr(config, name)), f"one of {', '.join(allowed)}", "Pick one of them.")
+    if config.logging_strategy == "steps" and config.logging_steps == 0:
+        remedy = "logging_strategy='no' switches logging off."
+        raise InputError("logging_steps", "0", "a number above 0 with logging_strategy 'steps'", remedy)
     if config.max_completion_length is None and config.loss_normalizer is None:
         raise InputError(
             "loss_normalizer",
@@ -178,6 +167,11 @@ def _refuse_bad_fields(config: Any) -> None:
             "Without a length limit there is no natural constant to divide by: set loss_normalizer, say to "
             "the length you expect at most.",
         )
+    context, longest = config.vllm_max_model_length, config.max_completion_length
+    if config.use_vllm and context is not None and longest is not None and longest >= context:
+        remedy = "Prompt and completion share that length: raise it, or lower max_completion_length."
+        got = f"{longest} with vllm_max_model_length={context}"
+        raise InputError("max_completion_length", got, f"less than {context}", remedy)
     if config.beta_warmup_steps > 0 and config.beta == 0:
         raise InputError(
             "beta_warmup_steps",
@@ -209,4 +203,25 @@ def refuse_partial_groups(config: Any) -> None:
             "a divisor of the generation batch",
             "Every prompt needs all its completions in the batch: change gradient_accumulation_steps or "
             "per_device_train_batch_size so that the product is a multiple of num_generations.",
+        )
+
+
+def refuse_stale_batch(config: Any) -> None:
+    """A generation batch that was worked out before a field behind it was assigned to: groups would be cut in two.
+
+    Args:
+        config ([`DrGRPOConfig`]): With the batch sizes that TRL's constructor fills in.
+
+    Raises:
+        `InputError`: The sizes do not fit each other any more.
+    """
+    batch, steps = config.per_device_train_batch_size, config.steps_per_generation or 1
+    rows = batch * config.world_size * steps
+    if config.generation_batch_size != rows:
+        raise InputError(
+            "generation_batch_size",
+            f"{config.generation_batch_size}, worked out when the configuration was built",
+            f"{rows}: per_device_train_batch_size {batch} x {config.world_size} processes x steps_per_generation "
+            f"{steps}",
+            "Give batch sizes to DrGRPOConfig(...), or assign generation_batch_size and steps_per_generation, too.",
         )

@@ -172,6 +172,8 @@ class StepScorer:
         if error is None:
             return rewards
         if self.on_error == "raise":
+            if isinstance(error, RewardError):
+                raise error from error.__cause__
             raise _as_reward_error(name, error) from error
         if name not in self._logged_failures:
             self._logged_failures.add(name)
@@ -282,8 +284,6 @@ async def _gather(calls: list[Any]) -> list[Any]:
 
 
 def _as_reward_error(name: str, error: Exception) -> RewardError:
-    if isinstance(error, RewardError):
-        return error
     return RewardError(
         f"step reward function '{name}'",
         f"{type(error).__name__}: {error}",

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 
 from trl_drgrpo.common.errors import InputError
-
-_HUB_REMEDY = "Pass a folder saved by `save_pretrained`, or the id of a model on the Hub that is reachable from here."
+from trl_drgrpo.common.hub_errors import hub_errors
 
 
 def load_tokenizer(model: Any, tokenizer: Any, trust_remote_code: bool = False) -> Any:
@@ -36,10 +35,8 @@ def load_tokenizer(model: Any, tokenizer: Any, trust_remote_code: bool = False) 
     if isinstance(tokenizer, (str, os.PathLike)):
         from transformers import AutoTokenizer
 
-        try:
+        with hub_errors("tokenizer", str(tokenizer), "a folder or the id of a tokenizer on the Hub"):
             tokenizer = AutoTokenizer.from_pretrained(tokenizer, trust_remote_code=trust_remote_code)
-        except (OSError, ValueError) as error:
-            raise InputError("tokenizer", _quoted(tokenizer, error), "a tokenizer that loads", _HUB_REMEDY) from error
     if not getattr(tokenizer, "is_fast", False):
         remedy = "Load it with `AutoTokenizer` and the `tokenizers` library installed."
         raise InputError("tokenizer", type(tokenizer).__name__, "a fast tokenizer, which knows offsets", remedy)
@@ -91,7 +88,7 @@ def load_model(
     }
     if quantization_config is not None:
         options |= {"quantization_config": quantization_config, "device_map": {"": device}}
-    try:
+    with hub_errors("model", str(model), f"a folder or Hub id that {auto_class} loads"):
         loader: Any = getattr(transformers, auto_class)
         if not trust_remote_code and _is_qwen_prm(model):
             from trl_drgrpo.process_rewards.qwen2_prm import Qwen2ForProcessRewardModel
@@ -99,8 +96,6 @@ def load_model(
             loader = Qwen2ForProcessRewardModel
             del options["trust_remote_code"]
         loaded, info = loader.from_pretrained(model, **options)
-    except (OSError, ValueError) as error:
-        raise InputError("model", _quoted(model, error), "a process reward model that loads", _HUB_REMEDY) from error
     if missing := sorted(info["missing_keys"]):
         got = f"{str(model)!r}, a checkpoint without {', '.join(missing[:3])}"
         remedy = "The head would be random: pass a trained process reward model (`trl-drgrpo train-prm` makes one)."
@@ -121,8 +116,3 @@ def _dtype(dtype: Any) -> torch.dtype | None:
 
 def _default_device() -> str:
     return f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if torch.cuda.is_available() else "cpu"
-
-
-def _quoted(source: Any, error: BaseException) -> str:
-    reason = str(error).strip().split("\n")[0]
-    return f"{str(source)!r} ({type(error).__name__}: {reason[:200]})"

@@ -145,8 +145,13 @@ def read_json_lines(path: str | Path) -> list[Row]:
     if not file.is_file():
         raise InputError("data", f"{str(path)!r}, which is no file", "a JSON Lines file", "Check the path.")
     records: list[Row] = []
-    with file.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, start=1):
+    with file.open("rb") as lines:
+        for number, encoded in enumerate(lines, start=1):
+            try:
+                line = encoded.decode("utf-8")
+            except UnicodeDecodeError as error:
+                got, remedy = f"bytes that are no text ({error.reason})", "Save the file as UTF-8 text."
+                raise InputError(f"{path}, line {number}", got, "a JSON object", remedy) from error
             if not line.strip():
                 continue
             try:

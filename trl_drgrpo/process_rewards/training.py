@@ -14,6 +14,8 @@ from typing import Any
 import torch
 
 from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.hub_errors import hub_errors
+from trl_drgrpo.common.ranges import refuse_out_of_range
 from trl_drgrpo.process_rewards.encoding import encode_piecewise
 from trl_drgrpo.process_rewards.loading import load_tokenizer
 from trl_drgrpo.process_rewards.stepwise_data import checked_rows
@@ -60,6 +62,7 @@ def train_prm(
     Raises:
         `InputError`: Rows that do not fit, no row that can be trained on, labels of one kind only.
     """
+    refuse_out_of_range(arguments or {})
     from transformers import DataCollatorForTokenClassification, Trainer
 
     tokenizer = load_tokenizer(model, tokenizer)
@@ -173,7 +176,7 @@ def _with_head(model: Any, seed: int) -> Any:
     from transformers import AutoModelForTokenClassification, set_seed
 
     set_seed(seed)
-    try:
+    with hub_errors("model", str(model), "a folder or the id of a language model on the Hub"):
         return AutoModelForTokenClassification.from_pretrained(
             model,
             num_labels=2,
@@ -181,9 +184,6 @@ def _with_head(model: Any, seed: int) -> Any:
             label2id={name: index for index, name in LABEL_NAMES.items()},
             dtype=torch.float32,
         )
-    except (OSError, ValueError) as error:
-        got = f"{str(model)!r} ({type(error).__name__}: {str(error).splitlines()[0][:200]})"
-        raise InputError("model", got, "a language model that loads", "Pass a folder or a Hub id.") from error
 
 
 def _padding_right(tokenizer: Any) -> Any:

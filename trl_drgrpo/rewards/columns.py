@@ -2,20 +2,23 @@
 
 Why: a reward whose column is missing fails after the model has loaded and the first batch has been generated.
 `check_columns` compares its signature with the columns beforehand. A reward that knows more than its signature says
-has one or both of two methods: `check_columns(columns)` (one of several columns is needed) and `check()` (a program or
-a server has to be there); both raise [`InputError`]. What is put around such a reward passes the
-question on, see [`pass_on_checks`].
+has methods that do. Three raise [`InputError`]: `check_columns(columns)` (one of several columns is
+needed), `check_values(values)` (the kind of values in a column) and `check()` (a program or a server has to be there).
+`check_row(**columns)` says of one row why nothing can be scored by it (a gold answer that cannot be read), or returns
+`None`. What is put around such a reward passes the question on, see [`pass_on_checks`].
 """
 
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.extras import require_package
+from trl_drgrpo.common.rows import ColumnValues
+from trl_drgrpo.rewards.foreign import adapter_hint
 
 # What TRL passes to every reward function (`GRPOTrainer._calculate_rewards`), next to the dataset's columns; the first
 # three once per call, the others as one value per completion.
@@ -23,6 +26,8 @@ PER_CALL = ("trainer_state", "log_extra", "log_metric")
 ALWAYS_PASSED = ("prompts", "completions", "completion_ids", *PER_CALL)
 # Dataset columns that TRL leaves out of the keywords: their batched form is passed instead.
 NEVER_PASSED = {"prompt": "prompts", "completion": "completions", "completion_ids": "completion_ids"}
+
+_ACCURACY_REWARDS = "trl.rewards.accuracy_rewards"
 
 
 def check_columns(reward_func: Callable | Any, columns: Iterable[str], name: str) -> None:
@@ -55,6 +60,7 @@ def check_columns(reward_func: Callable | Any, columns: Iterable[str], name: str
 
     ```
     """
+    check_form(reward_func, name)
     parameters = _parameters(reward_func)
     if parameters is None:
         return
@@ -72,8 +78,29 @@ def check_columns(reward_func: Callable | Any, columns: Iterable[str], name: str
                 "TRL passes everything by keyword: remove the `/` from the signature.",
             )
         if _is_required(parameter) and parameter.name not in available:
-            raise _missing_column(name, parameter.name, names, passed_columns)
-    _check_accepts([*ALWAYS_PASSED, *passed_columns], parameters, name)
+            raise _missing_column(name, parameter.name, names, passed_columns, adapter_hint(reward_func))
+    _check_accepts([*ALWAYS_PASSED, *passed_columns], parameters, name, adapter_hint(reward_func))
+
+
+def check_form(reward_func: Any, name: str) -> None:
+    """
+    Refuses a class, which TRL would call and take the instance for the rewards, and what cannot be called.
+
+    Args:
+        reward_func (`Any`): A reward, a model, or the id of one.
+        name (`str`): What to call the reward in the message.
+
+    Raises:
+        [`InputError`]: If it is one of these; the remedy names the adapter of its stack.
+    """
+    if inspect.isclass(reward_func):
+        got, default = f"the class {reward_func.__name__}", f"Pass an instance: {reward_func.__name__}(...)."
+    elif not isinstance(reward_func, str) and not callable(reward_func):
+        got, default = type(reward_func).__name__, "Pass the function itself."
+    else:
+        return
+    expected = "a function, a reward model or the id of one"
+    raise InputError(f"reward {name}", got, expected, adapter_hint(reward_func) or default)
 
 
 def check_ready(reward_func: Any) -> None:
@@ -89,8 +116,6 @@ def check_ready(reward_func: Any) -> None:
     own_check = _own(reward_func, "check")
     if own_check is not None and _takes(own_check):
         own_check()
-    if getattr(reward_func, "__module__", None) == "trl.rewards.accuracy_rewards":  # these fail at their first call
-        require_package("math_verify", "reward_funcs", f"TRL's {reward_func.__name__}", "math")
 
 
 def check_own_columns(reward_func: Any, columns: Iterable[str]) -> None:
@@ -110,17 +135,103 @@ def check_own_columns(reward_func: Any, columns: Iterable[str]) -> None:
         own_check(names)
 
 
+def check_values(reward_func: Any, values: Mapping[str, ColumnValues]) -> None:
+    """
+    What a reward itself says about the values of its columns.
+
+    Args:
+        reward_func (`Any`): A reward; one without a method `check_values(values)` has nothing to say.
+        values (`Mapping[str, ColumnValues]`): What the columns hold that were looked at.
+
+    Raises:
+        [`InputError`]: From that method; or TRL's accuracy rewards with solutions that are no text,
+            for which they give `None` in every row.
+    """
+    own_check = _own(reward_func, "check_values")
+    if own_check is not None and _takes(own_check, values):
+        own_check(values)
+
+
+def require_kind(
+    reward: str, column: str, values: Mapping[str, ColumnValues], kinds: tuple[str, ...], nulls: bool = True
+) -> None:
+    """
+    Refuse a column that holds something else than a reward reads.
+
+    Args:
+        reward (`str`): The reward's name, for the message.
+        column (`str`): The column; one that was not looked at passes.
+        values (`Mapping[str, ColumnValues]`): What the columns hold.
+        kinds (`tuple[str, ...]`): What the reward reads, of the kinds of [`ColumnValues`]; a column
+            of several kinds passes.
+        nulls (`bool`, *optional*, defaults to `True`): Whether some rows may be null.
+
+    Raises:
+        [`InputError`]: Another kind, nothing but nulls, or a null where none may be.
+    """
+    found = values.get(column)
+    if found is None:
+        return
+    expected = f"{' or '.join(kinds)} in every row"
+    if found.nulls and not nulls:
+        got = f"null in {found.nulls} of {found.rows} rows of the column {column!r}, first in row {found.first_null}"
+        raise InputError(f"reward {reward}", f"{got} (from 0)", expected, "Take such rows out, or fill them.")
+    if found.kind not in (*kinds, "other"):
+        remedy = "Convert the column with dataset.map, or name another one."
+        raise InputError(f"reward {reward}", f"a column {column!r} that holds {found.kind}", expected, remedy)
+
+
+def gold_columns(reward_func: Any, columns: Iterable[str]) -> list[str]:
+    """The dataset's columns that a reward's signature requires.
+
+    Args:
+        reward_func (`Any`): A reward; a model requires none.
+        columns (`Iterable[str]`): Column names of the dataset.
+    """
+    passed = {column for column in columns if column not in NEVER_PASSED}
+    return [p.name for p in _parameters(reward_func) or [] if _is_required(p) and p.name in passed]
+
+
+def row_problem(reward_func: Any, columns: Mapping[str, Any]) -> str | None:
+    """
+    Why no completion of a row can be scored: a gold answer that cannot be read, tests that cannot be run.
+
+    Args:
+        reward_func (`Any`): A reward; one without a method `check_row(**columns)` has nothing to say.
+        columns (`Mapping[str, Any]`): Values of the row, by column.
+
+    Returns:
+        `str`, or `None` where nothing speaks against the row.
+    """
+    own_check = _own(reward_func, "check_row")
+    return own_check(**columns) if own_check is not None and _takes(own_check, **columns) else None
+
+
 def pass_on_checks(wrapper: Any, reward_func: Any) -> None:
     """
-    Gives a function that is put around a reward that reward's own `check` and `check_columns`.
+    Gives a function that is put around a reward that reward's own checks.
 
     Args:
         wrapper (`Any`): The function around it; gets the attributes.
         reward_func (`Any`): The reward; without such methods nothing happens.
     """
-    for name in ("check", "check_columns"):
+    for name in ("check", "check_columns", "check_values", "check_row"):
         if (own_check := _own(reward_func, name)) is not None:
             setattr(wrapper, name, own_check)
+
+
+def _has_math_verify(name: str) -> None:
+    """Without it TRL's accuracy rewards fail at their first call."""
+    require_package("math_verify", "reward_funcs", f"TRL's {name}", "math")
+
+
+def _has_texts(name: str, values: Mapping[str, ColumnValues]) -> None:
+    """A solution that is no text gets `None` from TRL's accuracy rewards, in every row."""
+    require_kind(name, "solution", values, ("text",))
+
+
+# What TRL's accuracy rewards would say if they could.
+_TRLS_CHECKS: dict[str, Callable] = {"check": _has_math_verify, "check_values": _has_texts}
 
 
 def _own(reward_func: Any, name: str) -> Callable | None:
@@ -129,14 +240,16 @@ def _own(reward_func: Any, name: str) -> Callable | None:
         reward_func = reward_func.func
     if isinstance(reward_func, str) or not callable(reward_func) or _is_module(reward_func):
         return None
+    if getattr(reward_func, "__module__", None) == _ACCURACY_REWARDS and name in _TRLS_CHECKS:
+        return functools.partial(_TRLS_CHECKS[name], reward_func.__name__)
     found = getattr(reward_func, name, None)
     return found if callable(found) else None
 
 
-def _takes(function: Callable, *args: Any) -> bool:
+def _takes(function: Callable, *args: Any, **kwargs: Any) -> bool:
     """Whether it is the method meant here, and not one of the user's that happens to have its name."""
     try:
-        inspect.signature(function).bind(*args)
+        inspect.signature(function).bind(*args, **kwargs)
     except (TypeError, ValueError):
         return False
     return True
@@ -174,7 +287,7 @@ def _check_no_collision(columns: list[str], name: str) -> None:
         )
 
 
-def _missing_column(name: str, missing: str, columns: list[str], passed_columns: list[str]) -> InputError:
+def _missing_column(name: str, missing: str, columns: list[str], passed_columns: list[str], hint: str) -> InputError:
     remedy = f"Rename the column that holds it to {missing!r} (`rename_columns: [<column>={missing}]` in a recipe)"
     if missing in NEVER_PASSED:
         remedy = f"TRL passes it as {NEVER_PASSED[missing]!r}: rename the parameter"
@@ -184,11 +297,11 @@ def _missing_column(name: str, missing: str, columns: list[str], passed_columns:
         f"reward {name}",
         f"a dataset with the columns {', '.join(columns) or '(none)'}",
         f"a column {missing!r}, which the function requires",
-        f"{remedy}, or give the parameter a default.",
+        hint or f"{remedy}, or give the parameter a default.",
     )
 
 
-def _check_accepts(keywords: list[str], parameters: list[inspect.Parameter], name: str) -> None:
+def _check_accepts(keywords: list[str], parameters: list[inspect.Parameter], name: str, hint: str) -> None:
     if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
         return
     named = {p.name for p in parameters if p.kind is not inspect.Parameter.POSITIONAL_ONLY}
@@ -198,5 +311,5 @@ def _check_accepts(keywords: list[str], parameters: list[inspect.Parameter], nam
             f"reward {name}",
             f"a function without **kwargs that does not name {', '.join(refused)}",
             "a function that accepts every keyword TRL passes",
-            "Add **kwargs to its parameters.",
+            hint or "Add **kwargs to its parameters.",
         )

@@ -15,8 +15,10 @@ import numbers
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from trl_drgrpo.common.errors import InputError, RewardError
+from trl_drgrpo.common.errors import InputError, RewardError, speaks_for_itself
 from trl_drgrpo.rewards.columns import PER_CALL, pass_on_checks
+from trl_drgrpo.rewards.foreign import adapter_hint
+from trl_drgrpo.rewards.signatures import parameters
 
 logger = logging.getLogger(__name__)
 
@@ -48,14 +50,16 @@ def checked_reward(reward_func: Callable, on_error: str = "raise", name: str | N
     Returns:
         `Callable`: Same call, same name; returns one finite float or `None` per completion.
     """
-    guard = _Guard(name or reward_name(reward_func), on_error)
+    guard = _Guard(name or reward_name(reward_func), on_error, adapter_hint(reward_func))
 
-    async def scored_later(**kwargs):
+    async def scored_later(*args, **kwargs):
+        kwargs = _by_name(reward_func, args, kwargs, guard.name)
         with guard.call(kwargs) as call:
             call.rewards = await reward_func(**kwargs)
         return call.rewards
 
-    def scored_now(**kwargs):
+    def scored_now(*args, **kwargs):
+        kwargs = _by_name(reward_func, args, kwargs, guard.name)
         with guard.call(kwargs) as call:
             call.rewards = reward_func(**kwargs)
         return call.rewards
@@ -194,11 +198,30 @@ def innermost(func: Callable) -> Callable:
     return func if inspect.isroutine(func) else type(func).__call__
 
 
+def without_frames(error: RewardError) -> RewardError:
+    """The error without the dozens of frames of the training loop that it came through; its cause keeps its own."""
+    return error.with_traceback(None)
+
+
+def _by_name(reward_func: Callable, args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> dict[str, Any]:
+    """Keywords of a call made by hand: in the order of the function's parameters, or `(prompts, completions)`."""
+    by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    own = [parameter.name for parameter in parameters(reward_func) or () if parameter.kind in by_position]
+    names = own if len(args) <= len(own) else ["prompts", "completions"]
+    given = dict(zip(names, args, strict=False))
+    if len(args) > len(names) or given.keys() & kwargs or "completions" not in {**given, **kwargs}:
+        got = f"a call with {len(args)} arguments by position and {', '.join(kwargs) or 'none'} by name"
+        expected = "prompts, completions and columns, each once"
+        raise InputError(f"reward function '{name}'", got, expected, "Pass them by name, as the trainer does.")
+    return {**given, **kwargs}
+
+
 class _Guard:
     """Per reward function: how failures are treated, and whether one was logged already."""
 
-    def __init__(self, name: str, on_error: str):
+    def __init__(self, name: str, on_error: str, hint: str = ""):
         self.name = name
+        self.hint = hint  # for a function of another stack
         self.raises = on_error == "raise"
         self.has_logged = False
         self.metric = f"rewards/{name}/failed_frac"
@@ -241,25 +264,29 @@ class _Call:
             self._count(failed=0.0)
             return True
         if self.guard.raises:
+            if isinstance(error, RewardError):
+                raise error from error.__cause__
             raise self._as_reward_error(error) from error
         if not self.guard.has_logged:
             self.guard.has_logged = True
             message = (
                 "Reward function '%s' failed; its completions count as unscorable. Further failures are only counted."
             )
-            logger.error(message, self.guard.name, exc_info=error)
+            if speaks_for_itself(error):
+                logger.error(f"{message} %s", self.guard.name, error)
+            else:
+                logger.error(message, self.guard.name, exc_info=error)
         self.rewards = [None] * self.num_completions
         self._count(failed=1.0)
         return True
 
     def _as_reward_error(self, error: BaseException) -> RewardError:
-        if isinstance(error, RewardError):
-            return error
+        remedy = 'Mend the function (its traceback is above), or set on_reward_error="unscorable" to go on without it.'
         return RewardError(
             f"reward function '{self.guard.name}'",
             f"{type(error).__name__}: {error}",
             "a list of rewards",
-            'Mend the function (its traceback is above), or set on_reward_error="unscorable" to go on without it.',
+            (self.guard.hint if isinstance(error, TypeError) else "") or remedy,
         )
 
     def _count(self, failed: float) -> None:

@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.rewards.foreign import adapter_hint
 from trl_drgrpo.rewards.paths import at_path, import_failed, public_names, write_path
 from trl_drgrpo.rewards.spec import REWARDS, default_reward, resolve_mapping
 
@@ -96,13 +97,14 @@ def _callable(module: ModuleType, found: Any, spec: str) -> Callable:
             "reward_funcs",
             f"{spec!r}, which is a {type(found).__name__}",
             "a function `f(completions, **kwargs) -> list[float]`",
-            f"Its functions: {', '.join(public_names(module)) or 'none'}.",
+            adapter_hint(found) or f"Its functions: {', '.join(public_names(module)) or 'none'}.",
         )
     if inspect.isclass(found):
         raise InputError(
             "reward_funcs",
             f"{spec!r}, which is a class",
             "a function or an instance with `__call__`",
-            f"Make an instance in the module (`my_reward = {found.__name__}(...)`) and name that.",
+            adapter_hint(found)
+            or f"Make an instance in the module (`my_reward = {found.__name__}(...)`) and name that.",
         )
     return found

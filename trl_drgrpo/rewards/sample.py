@@ -8,7 +8,9 @@ alike, and runs the scoring in killable workers where `limits` are given.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.errors import InputError, UnscorableError
+from trl_drgrpo.common.rows import ColumnValues
+from trl_drgrpo.rewards.columns import require_kind
 from trl_drgrpo.rewards.contract import check_column, check_name, check_on_error
 from trl_drgrpo.rewards.isolation.isolated import Limits, scored_in_workers
 from trl_drgrpo.rewards.signatures import signature_of
@@ -31,6 +33,8 @@ class SampleReward:
             that are no `Limits`.
     """
 
+    truths: tuple[str, ...] = ()  # kinds of values that the first column may hold; any, if there are none here
+
     def __init__(
         self, name: str, columns: Sequence[str] = (), limits: Limits | None = None, on_error: str = "unscorable"
     ):
@@ -47,6 +51,11 @@ class SampleReward:
         self.on_error = on_error
         self.__signature__ = signature_of(self.columns)
 
+    def check_values(self, values: Mapping[str, ColumnValues]) -> None:
+        """Raises [`InputError`] if the first column holds what no row could be scored by."""
+        if self.columns and self.truths:
+            require_kind(self.__name__, self.columns[0], values, self.truths)
+
     def score(self, completion: str, **columns: Any) -> float | None:
         """Reward of one completion; `None` where it cannot be scored. `columns`: this row's values."""
         raise NotImplementedError
@@ -60,6 +69,17 @@ class SampleReward:
         return scored_in_workers(
             self.score, calls, name=self.__name__, limits=self.limits, on_error=self.on_error, log_metric=log_metric
         )
+
+
+def why_unreadable(read: Callable[[Any], Any], truth: Any) -> str | None:
+    """What a reader of gold answers says of one that it refuses; `None` for one that it reads, or that is missing."""
+    if truth is None:
+        return None
+    try:
+        read(truth)
+    except UnscorableError as error:
+        return str(error)
+    return None
 
 
 def column_values(kwargs: Mapping[str, Any], column: str, count: int, name: str) -> Sequence[Any]:

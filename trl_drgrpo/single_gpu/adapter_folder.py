@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.hub_errors import check_local, hub_errors
 
 _ADAPTER_FILE = "adapter_config.json"
 
@@ -17,7 +18,8 @@ def check_adapter_dir(adapter: Path) -> None:
     if (adapter / _ADAPTER_FILE).is_file():
         return
     if not adapter.is_dir():
-        raise InputError("adapter", f"{adapter}, which does not exist", "an adapter's folder", "Check the path.")
+        what = "a file" if adapter.exists() else "which does not exist"
+        raise InputError("adapter", f"{adapter}, {what}", "an adapter's folder", "Check the path.")
     inner = sorted(str(path.parent) for path in adapter.glob(f"*/{_ADAPTER_FILE}"))
     if inner:
         got = f"{adapter}, which holds no adapter itself, but {len(inner)} in folders"
@@ -46,26 +48,21 @@ def base_of(adapter: Path, base: str | None) -> tuple[str, str | None]:
     if not name:
         remedy = "Name it with --base (base=...)."
         raise InputError("base", "none: the adapter does not name its base model", "a folder or a Hub id", remedy)
+    try:
+        check_local("base", name)
+    except InputError as error:
+        remedy = f"{error.remedy} If it has moved, name where it is now with --base (base=...)."
+        raise InputError("base", error.got, error.expected, remedy) from None
     path = Path(name).expanduser()
-    if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise InputError("base", f"{name}, a folder without config.json", "a model's folder", "Check the path.")
-        return str(path), revision
-    if path.is_absolute() or name.startswith(".") or name.count("/") > 1:
-        remedy = "If it has moved, name where it is now with --base (base=...)."
-        raise InputError("base", f"{name}, which does not exist", "a model's folder or Hub id", remedy)
-    return name, revision
+    return (str(path) if path.is_dir() else name), revision
 
 
 def base_config(base: str, revision: str | None, trust_remote_code: bool) -> Any:
     """The base's configuration; an `InputError` where it cannot be had or its weights are quantised."""
     from transformers import AutoConfig
 
-    try:
+    with hub_errors("base", base, "a folder, or a Hub id that can be reached"):
         config = AutoConfig.from_pretrained(base, revision=revision, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError) as error:
-        remedy = f"{type(error).__name__}: {str(error).strip().splitlines()[0].rstrip('.')}."
-        raise InputError("base", base, "a folder, or a Hub id that can be reached", remedy) from error
     if getattr(config, "quantization_config", None) is not None:
         remedy = "Merging into quantised weights changes the model: name the original with --base (base=...)."
         raise InputError("base", f"{base}, whose weights are quantised", "weights in full precision", remedy)

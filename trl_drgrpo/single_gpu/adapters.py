@@ -18,9 +18,10 @@ from torch import nn
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.extras import require_for_quantization
+from trl_drgrpo.common.ranges import refuse_bad_adapter
 
 ADAPTER_TASKS = ("CAUSAL_LM", "FEATURE_EXTRACTION")  # those that put no other head onto the model
-_HEAD = "lm_head"
+HEAD = "lm_head"
 
 
 def choose_quantization(model: Any, peft_config: Any, quantization_config: Any, init: Mapping[str, Any] | None) -> Any:
@@ -89,17 +90,15 @@ def _check_config(config: Any) -> None:
     if config.inference_mode:
         remedy = "Pass inference_mode=False; an adapter read from disk says True."
         raise InputError("peft_config.inference_mode", "True", "False", f"It freezes the adapter. {remedy}")
-    rank = getattr(config, "r", None)
-    if isinstance(rank, int) and rank < 1:
-        raise InputError("peft_config.r", str(rank), "at least 1", "An adapter of rank 0 would train nothing.")
+    refuse_bad_adapter(vars(config), "peft_config.")
     task = getattr(config.task_type, "value", config.task_type)
     if task is not None and task not in ADAPTER_TASKS:
         raise InputError("peft_config.task_type", str(task), "CAUSAL_LM", "The policy is a causal language model.")
     targets = getattr(config, "target_modules", None)
     names = [targets] if isinstance(targets, str) else list(targets or [])
-    if any(name.rpartition(".")[2] == _HEAD for name in names):
+    if any(name.rpartition(".")[2] == HEAD for name in names):
         remedy = "TRL multiplies by lm_head.weight itself, so an adapter there is never trained: leave it out."
-        raise InputError("peft_config.target_modules", f"{_HEAD} among them", "other layers", remedy)
+        raise InputError("peft_config.target_modules", f"{HEAD} among them", "other layers", remedy)
 
 
 def _no_adapter(got: str) -> InputError:

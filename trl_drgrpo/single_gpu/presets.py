@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.extras import require_package
+from trl_drgrpo.common.ranges import refuse_bad_adapter
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -189,6 +190,4 @@ def _check_overrides(overrides: Mapping[str, Any], fields: list[str]) -> None:
             near = get_close_matches(name, fields, n=1, cutoff=0.6)
             remedy = f"Did you mean {near[0]}?" if near else "Training arguments go into preset_arguments(...)."
             raise InputError(name, "an unknown field", "a field of peft.LoraConfig", remedy)
-    rank = overrides.get("r", 1)
-    if not isinstance(rank, int) or isinstance(rank, bool) or rank < 1:
-        raise InputError("r", repr(rank), "a whole number, at least 1", "An adapter of rank 0 would train nothing.")
+    refuse_bad_adapter(overrides)

@@ -159,6 +159,10 @@ class Hooks:
 
     # Logs, checkpoints and the Hub
 
+    def writing(self, folder: Path) -> AbstractContextManager[Any]:
+        """Entered around all that is written into a folder, a checkpoint's or the model's, on every rank."""
+        return nullcontext()
+
     def add_to_log(self, logs: dict[str, Any]) -> None:
         """May add to what is about to be logged."""
         for feature in self.features:
@@ -209,7 +213,7 @@ class Feature(TrainerCallback):
         trainer ([`DrGRPOTrainer`]): The trainer it belongs to; not built yet.
     """
 
-    def __init__(self, trainer: Any):
+    def __init__(self, trainer: Any = None):
         self.trainer = trainer
 
     def on_trainer_built(self) -> None:

@@ -11,7 +11,9 @@ import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
+from traceback import walk_tb
 from typing import Any
 
 from trl_drgrpo.upstream.versions import require_supported_trl
@@ -19,14 +21,17 @@ from trl_drgrpo.upstream.versions import require_supported_trl
 require_supported_trl()
 
 import torch  # noqa: E402  # the version is judged before anything heavy loads
+from transformers import Trainer  # noqa: E402
 from transformers.trainer_utils import rotate_checkpoints  # noqa: E402
 from trl import GRPOTrainer  # noqa: E402
 from trl.models.utils import disable_gradient_checkpointing  # noqa: E402
 
 from trl_drgrpo.common.secrets import without_secrets  # noqa: E402
+from trl_drgrpo.upstream.description import CARD, DescriptionGuard  # noqa: E402
 from trl_drgrpo.upstream.hooks import Hooks, ScoredBatch, ScoredTokens, TokenBatch  # noqa: E402
 from trl_drgrpo.upstream.private_state import PrivateState  # noqa: E402
 from trl_drgrpo.upstream.swapping import item_swapped, swapped  # noqa: E402
+from trl_drgrpo.upstream.translated_weights import load_translated  # noqa: E402
 
 
 @contextmanager
@@ -59,6 +64,11 @@ def _trainable_values(model: Any):
         yield values
 
 
+def _passed(error: BaseException, function: Any) -> bool:
+    """Whether an error came up through a function."""
+    return any(frame.f_code is function.__code__ for frame, _ in walk_tb(error.__traceback__))
+
+
 class HostTrainer(Hooks, PrivateState):
     """`GRPOTrainer` with public hooks where this package steps in. With the hooks as they are, it is `GRPOTrainer`.
 
@@ -67,13 +77,20 @@ class HostTrainer(Hooks, PrivateState):
 
     _limit_put_off: int | None = None  # save_total_limit, while a checkpoint is being written
     _uploads_put_off = False
+    _loads_from: str | None = None  # the checkpoint whose weights are being loaded
     _uploads_reported: Sequence[Any] = ()  # futures whose end was looked at
     scores_rollouts = False  # whether a generation batch is being made: old and reference log-probabilities fall due
 
     def __init__(self, model, *args, **kwargs):
         with _trainable_values(model) as values:
             super().__init__(model, *args, **kwargs)
+        self.built_with = dict(vars(self.args))
         self.on_built(values)
+
+    @cached_property
+    def describing(self) -> DescriptionGuard:
+        """Guards what describes the run, see `description.py`."""
+        return DescriptionGuard()
 
     def score_tokens(self, model: Any, tokens: TokenBatch) -> ScoredTokens:
         """Log-probabilities and entropies of completion tokens."""
@@ -155,8 +172,9 @@ class HostTrainer(Hooks, PrivateState):
         constants = swapped(self, **self.loss_constants(inputs))
         with self.computing_loss(inputs), constants, item_swapped(self._metrics, mode, logged):
             loss = super()._compute_loss(model, inputs)
-        for name, values in self.loss_metrics(inputs, logged).items():
-            self._metrics[mode][name].extend(values)
+        with self.describing("The metrics of the loss"):
+            for name, values in self.loss_metrics(inputs, logged).items():
+                self._metrics[mode][name].extend(values)
         return loss
 
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
@@ -171,13 +189,15 @@ class HostTrainer(Hooks, PrivateState):
 
     def _save_checkpoint(self, model, trial):
         folder = self.checkpoint_folder(trial)
-        self.on_checkpoint_begun(folder)
         # Uploads begin and older checkpoints go only when this one is complete with what the hook adds: a run that is
         # killed in between must find one of them, and what is uploaded must resume.
         limit = self.args.save_total_limit
-        with swapped(self, _limit_put_off=limit, _uploads_put_off=True), swapped(self.args, save_total_limit=None):
-            super()._save_checkpoint(model, trial)
-        self.on_checkpoint_saved(folder)
+        put_off = swapped(self, _limit_put_off=limit, _uploads_put_off=True)
+        with self.writing(folder):
+            self.on_checkpoint_begun(folder)
+            with put_off, swapped(self.args, save_total_limit=None):
+                super()._save_checkpoint(model, trial)
+            self.on_checkpoint_saved(folder)
         if self.args.push_to_hub:
             self._push_from_checkpoint(str(folder))
         if self.args.should_save:
@@ -210,6 +230,19 @@ class HostTrainer(Hooks, PrivateState):
         if errors := [error for job in new if (error := job.exception()) is not None]:
             self.on_failed_uploads(errors)
 
+    def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
+        with swapped(self, _loads_from=resume_from_checkpoint):
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+
+    def _load_best_model(self):
+        with swapped(self, _loads_from=self.state.best_model_checkpoint):
+            super()._load_best_model()
+
+    def _issue_warnings_after_load(self, load_result):
+        if load_result.unexpected_keys and self._loads_from:
+            load_result = load_translated(self.model, Path(self._loads_from)) or load_result
+        super()._issue_warnings_after_load(load_result)
+
     def _load_optimizer_and_scheduler(self, checkpoint):
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is not None:
@@ -217,7 +250,13 @@ class HostTrainer(Hooks, PrivateState):
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         self.add_to_log(logs)
-        super().log(logs, start_time)
+        try:
+            super().log(logs, start_time)
+        except Exception as error:
+            if _passed(error, Trainer.log):
+                raise  # from a callback, which may mean it
+            self.describing.failed("The table of completions", error)
+            self._metrics["train" if self.model.training else "eval"].clear()
 
     # The model's way out.
 
@@ -233,13 +272,20 @@ class HostTrainer(Hooks, PrivateState):
             model_name, dataset_name, tags:
                 As in TRL. What is left out is what an earlier call gave.
         """
-        with self.writing_card({"model_name": model_name, "dataset_name": dataset_name, "tags": tags}) as given:
-            super().create_model_card(**given)
+        given = {"model_name": model_name, "dataset_name": dataset_name, "tags": tags}
+        with self.describing(CARD), self.writing_card(given) as arguments:
+            super().create_model_card(**arguments)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """As in transformers, with the run's card beside an adapter, in the place of PEFT's."""
-        super().save_model(output_dir, _internal_call)
-        self.on_model_saved(Path(output_dir or self.args.output_dir))
+        """As in transformers, with the run's card beside an adapter, in the place of PEFT's.
+
+        Raises:
+            `DiskFullError`: Says what is saved, and how to go on.
+        """
+        folder = Path(output_dir or self.args.output_dir)
+        with self.writing(folder):
+            super().save_model(output_dir, _internal_call)
+            self.on_model_saved(folder)
 
     def init_hf_repo(self, *args: Any, **kwargs: Any) -> None:
         """As in transformers; a Hub that cannot be reached, or refuses, is one clear error.

@@ -1,5 +1,6 @@
 """Private state of TRL, read and written under public names. No method of TRL is overridden here."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,14 @@ from accelerate.utils import DistributedType, gather_object  # noqa: E402
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR  # noqa: E402
 from trl import GRPOTrainer  # noqa: E402
 
+from trl_drgrpo.upstream.description import DescriptionGuard  # noqa: E402
+
 # Where every process takes part in every forward and backward, none may leave one out.
 _LOCKSTEP = (DistributedType.DEEPSPEED, DistributedType.FSDP, DistributedType.MEGATRON_LM)
+
+
+# Arguments whose copy in TRL's trainer has another name.
+_COPIED_AS = {"epsilon": "epsilon_low"}
 
 
 class PrivateState(GRPOTrainer):
@@ -22,6 +29,9 @@ class PrivateState(GRPOTrainer):
     args: Any  # declared optional or wider by transformers, set by the time a method runs
     model: Any
     train_sampler: Any = None  # the newest that TRL made
+    built_with: dict[str, Any]  # the arguments as they were when the trainer was built
+    describing: DescriptionGuard
+    _logged_before_step: dict[str, int] = {}  # noqa: RUF012  # replaced, never changed
 
     @property
     def in_lockstep(self) -> bool:
@@ -50,6 +60,24 @@ class PrivateState(GRPOTrainer):
     @micro_step.setter
     def micro_step(self, value: int) -> None:
         self._step = value
+
+    def changed_too_late(self) -> dict[str, tuple[Any, Any]]:
+        """Arguments assigned after the constructor, of which the trainer uses a copy that it made there.
+
+        Returns:
+            `dict[str, tuple]`: Name of the argument to its value then and its value now.
+        """
+        changed = {}
+        for name, then in self.built_with.items():
+            copied_as = _COPIED_AS.get(name, name)
+            if copied_as not in vars(self):
+                continue
+            copied, now = vars(self)[copied_as], getattr(self.args, name)
+            if isinstance(copied, torch.Tensor):
+                copied = copied.tolist()
+            if now != then and now != copied:
+                changed[name] = (then, now)
+        return changed
 
     @property
     def text_tokenizer(self) -> Any:
@@ -123,11 +151,26 @@ class PrivateState(GRPOTrainer):
         """
         everyone = self.gathered([(metrics, columns)])
         mode = "train" if self.model.training else "eval"
-        for name in sorted({name for each, _ in everyone for name in each}):
-            values = [value for each, _ in everyone for value in each.get(name, [])]
-            self._metrics[mode][name].append(sum(values) / len(values))
-        for column in sorted({column for _, each in everyone for column in each}):
-            self._logs["extra"][column].extend(value for _, each in everyone for value in each[column])
+        with self.describing("The metrics of a batch"):
+            for name in sorted({name for each, _ in everyone for name in each}):
+                values = [value for each, _ in everyone for value in each.get(name, [])]
+                self._metrics[mode][name].append(sum(values) / len(values))
+        with self.describing("The table of completions"):
+            for column in sorted({column for _, each in everyone for column in each}):
+                self._logs["extra"][column].extend(value for _, each in everyone for value in each.get(column, []))
+
+    def mark_step(self) -> None:
+        """An optimizer step begins: `step_metrics` counts from here."""
+        self._logged_before_step = {name: len(values) for name, values in self._metrics["train"].items()}
+
+    def step_metrics(self) -> dict[str, float]:
+        """The metrics of the optimizer step that ends, averaged as TRL averages them over a logging interval."""
+        result = {}
+        for name, values in self._metrics["train"].items():
+            new = [value for value in values[self._logged_before_step.get(name, 0) :] if not math.isnan(value)]
+            if new:
+                result[name] = sum(new) / len(new)
+        return result
 
     def replace_logged_advantages(self, advantages: list[float]) -> None:
         """Correct the advantages of the newest rows in the table of logged completions; each rank gives its own."""

@@ -3,6 +3,7 @@
 Settings are picked by name, never copied as a whole, so that no token and no local secret gets into the file.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -23,11 +24,20 @@ _OBJECTIVE = (
     "importance_sampling_level",
     "use_bias_correction_kl",
     "entropy_coef",
+    "use_adaptive_entropy",
     "top_entropy_quantile",
     "mask_truncated_completions",
+    "off_policy_mask_threshold",
+)
+_VLLM_OBJECTIVE = (
+    "vllm_importance_sampling_correction",
+    "vllm_importance_sampling_mode",
+    "vllm_importance_sampling_clip_min",
+    "vllm_importance_sampling_clip_max",
 )
 _STEP_OBJECTIVE = ("step_credit", "step_baseline", "step_separator", "deepseekmath_step_std")
 _WEIGHTS = ("outcome_weight", "process_weight")
+_SAMPLING = ("num_generations", "temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _SETTINGS = (
     "learning_rate",
     "lr_scheduler_type",
@@ -40,14 +50,9 @@ _SETTINGS = (
     "steps_per_generation",
     "generation_batch_size",
     "num_iterations",
-    "num_generations",
     "num_generations_eval",
     "max_completion_length",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
+    *_SAMPLING,
     "use_vllm",
     "vllm_mode",
     "seed",
@@ -64,10 +69,11 @@ _SETTINGS = (
 
 
 def start_facts(trainer: Any) -> dict[str, Any]:
-    """What belongs to one start of a run: versions, device, number of processes."""
+    """What belongs to one start of a run: which run it is, versions, device, number of processes."""
     device = trainer.accelerator.device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     return {
+        "run_id": trainer.resume.run_id,
         "versions": installed_versions([*LIBRARIES, "peft", "accelerate"]),
         "device": name,
         "processes": trainer.accelerator.num_processes,
@@ -85,11 +91,6 @@ def run_facts(trainer: Any, right: RightRule | None) -> dict[str, Any]:
         `dict[str, Any]`: JSON-ready.
     """
     args, scorer = trainer.args, trainer.step_scorer
-    objective = {"loss_normalizer": trainer.loss_normalizer} | _fields(args, _OBJECTIVE)
-    objective |= {name: getattr(args, name) if scorer else None for name in _STEP_OBJECTIVE}
-    if scorer and scorer.segmenter.name != step_segmenter(args.step_spec).name:
-        objective["step_separator"] = scorer.segmenter.name  # the trainer was given a segmenter of its own
-    objective |= _fields(args, _WEIGHTS)
     return {
         "trainer": type(trainer).__name__,
         "max_steps": trainer.state.max_steps,
@@ -97,12 +98,45 @@ def run_facts(trainer: Any, right: RightRule | None) -> dict[str, Any]:
         "adapter": _adapter(trainer.accelerator.unwrap_model(trainer.model)),
         "dataset": trainer.dataset_name or _dataset_name(trainer.train_dataset),
         "formula": objective_of(trainer).formula,
-        "objective": objective,
+        "objective": _objective(trainer),
         "settings": _fields(args, _SETTINGS),
         "rewards": {"names": list(trainer.reward_func_names), "weights": trainer.reward_weights.tolist()},
         "step_rewards": {"names": list(scorer.names), "weights": list(scorer.weights)} if scorer else None,
         "right": {"reward": right.name, "threshold": right.threshold} if right else None,
     }
+
+
+def objective_facts(trainer: Any) -> dict[str, Any]:
+    """What a change of makes another objective, in one flat mapping: a resumed run compares it.
+
+    Args:
+        trainer ([`DrGRPOTrainer`]): The trainer, about to train.
+
+    Returns:
+        `dict[str, Any]`: JSON-ready: the objective of `run_facts`, rewards with their weights, how completions are
+            sampled.
+    """
+    scorer = trainer.step_scorer
+    return {
+        **_objective(trainer),
+        "rewards": _weighted(trainer.reward_func_names, trainer.reward_weights.tolist()),
+        "step_rewards": _weighted(scorer.names, scorer.weights) if scorer else [],
+        **_fields(trainer.args, _SAMPLING),
+    }
+
+
+def _objective(trainer: Any) -> dict[str, Any]:
+    args, scorer = trainer.args, trainer.step_scorer
+    objective = {"loss_normalizer": trainer.loss_normalizer} | _fields(args, _OBJECTIVE)
+    objective |= {name: value if args.use_vllm else None for name, value in _fields(args, _VLLM_OBJECTIVE).items()}
+    objective |= {name: getattr(args, name) if scorer else None for name in _STEP_OBJECTIVE}
+    if scorer and scorer.segmenter.name != step_segmenter(args.step_spec).name:
+        objective["step_separator"] = scorer.segmenter.name  # the trainer was given a segmenter of its own
+    return objective | _fields(args, _WEIGHTS)
+
+
+def _weighted(names: Sequence[str], weights: Sequence[float]) -> list[str]:
+    return [f"{weight:g} * {name}" for name, weight in zip(names, weights, strict=True)]
 
 
 def _fields(args: Any, names: tuple[str, ...]) -> dict[str, Any]:

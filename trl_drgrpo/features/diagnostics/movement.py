@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from trl_drgrpo.upstream.hooks import Feature
+from trl_drgrpo.upstream.description import DescribingFeature
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class _Sample:
         return values.reshape(-1)[self.index]
 
 
-class MovementWatch(Feature):
+class MovementWatch(DescribingFeature):
     """
     Warns once when parameters with a gradient do not move in the first optimizer steps.
 

@@ -14,11 +14,13 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-from transformers import PrinterCallback, TrainerCallback
+from transformers import PrinterCallback
 from transformers.trainer_callback import ProgressCallback as TqdmCallback
 
+from trl_drgrpo.upstream.description import DescribingCallback
 
-class ProgressCallback(TrainerCallback):
+
+class ProgressCallback(DescribingCallback):
     """Shows the progress of a training run; `trl-drgrpo train` adds it by itself.
 
     ```python
@@ -128,7 +130,8 @@ def show_progress(trainer: Any, progress: ProgressCallback | None = None) -> Ite
     try:
         yield
     finally:
-        progress.close()
+        with progress.describing("The progress line"):
+            progress.close()
 
 
 def status_line(logs: Mapping[str, Any]) -> str:

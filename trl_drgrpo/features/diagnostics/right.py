@@ -66,7 +66,7 @@ class RightRule:
             if other is None:
                 return [None if math.isnan(reward) else reward == 1.0 for reward in rewards]
             self.is_binary = False
-            logger.warning(
+            logger.info(
                 "The reward %r gave %g, so it is not known from which value on a completion is right: pass rate and "
                 "lengths of right and wrong completions are not logged. Set right_threshold (and right_reward, for "
                 "another reward).",

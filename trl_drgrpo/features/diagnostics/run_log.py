@@ -5,18 +5,15 @@ A folder `_drgrpo` in the output folder (the underscore keeps it out of `push_to
 infinity are written as null. A resumed run appends: every line carries its time, and `starts` in `run.json` the times
 and steps at which the run began or began again, so that a reader can tell what was lost with a crash and done again.
 
-Logging never ends a run: when a file cannot be written, the log says so once and stops.
+When a file cannot be written, that is one error, and the log ends: nothing comes behind a line that may be cut short.
 """
 
 import json
-import logging
 import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
-
-logger = logging.getLogger(__name__)
 
 FOLDER = "_drgrpo"
 RUN, METRICS, COMPLETIONS, WARNINGS = "run.json", "metrics.jsonl", "completions.jsonl", "warnings.jsonl"
@@ -26,7 +23,8 @@ FORMAT = 1
 class RunLog:
     """Writes the run log of one process, the main one.
 
-    Nothing is written before `start`, so that an evaluation without training leaves no folder behind.
+    Nothing is written before `start`, so that an evaluation without training leaves no folder behind. Each method that
+    writes raises `OSError` when the first file cannot be written; nothing is written after that.
 
     Args:
         output_dir (`Path`): Folder of the run.
@@ -50,7 +48,7 @@ class RunLog:
         self._content = {"format": FORMAT, "made_by": "trl-drgrpo", **facts, "starts": starts, "ended": None}
         self._write_run()
         for name in (METRICS, COMPLETIONS, WARNINGS):
-            self._guard(lambda name=name: _end_last_line(self.folder / name))
+            self._write(lambda name=name: _end_last_line(self.folder / name))
 
     def end(self, step: int, how: str) -> None:
         """Note that the run has ended.
@@ -96,13 +94,12 @@ class RunLog:
         now = self._clock()
         # Step, time, mode and group come first: the report reads large files by the heads of their lines.
         lines = [to_json({"step": entry["step"], "time": now, **entry}) + "\n" for entry in entries]
-        self._guard(lambda: _append(self.folder / name, "".join(lines)))
+        self._write(lambda: _append(self.folder / name, "".join(lines)))
 
     def _write_run(self) -> None:
-        self._guard(lambda: _replace(self.folder / RUN, to_json(self._content, indent=1) + "\n"))
+        self._write(lambda: _replace(self.folder / RUN, to_json(self._content, indent=1) + "\n"))
 
-    def _guard(self, write: Callable[[], None]) -> None:
-        """Try to write; a failure is said once and ends the log."""
+    def _write(self, write: Callable[[], None]) -> None:
         if self._content is None:
             return
         try:
@@ -110,12 +107,10 @@ class RunLog:
             write()
         except OSError as error:
             self._content = None
-            logger.warning(
-                "The run log in %s cannot be written (%s): the run goes on without it, and `trl-drgrpo report` will "
-                "end here. Make room, or set run_log=False.",
-                self.folder,
-                error.strerror or error,
-            )
+            raise OSError(
+                f"{self.folder} cannot be written ({error.strerror or error}): the run log ends here, and with it "
+                "`trl-drgrpo report`. Make room, or set run_log=False."
+            ) from error
 
 
 def to_json(value: Any, indent: int | None = None) -> str:

@@ -12,7 +12,8 @@ from difflib import get_close_matches
 from typing import Any
 
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.features.diagnostics.watches import WATCHES, Logs, Watch
+from trl_drgrpo.features.diagnostics.watch import Metrics, Watch
+from trl_drgrpo.features.diagnostics.watches import WATCHES
 
 logger = logging.getLogger(__name__)
 
@@ -105,7 +106,7 @@ def _check_value(cause: str, name: str, value: Any) -> None:
 
 
 class RunWarnings:
-    """Watches the logged metrics of a run and warns, once per cause.
+    """Watches the metrics of a run, optimizer step by optimizer step, and warns, once per cause.
 
     Args:
         thresholds (`dict[str, dict[str, float]]`): From [`warning_thresholds`].
@@ -123,55 +124,87 @@ class RunWarnings:
         self.thresholds = thresholds
         self.tell = tell
         self.said: dict[str, int] = {}  # cause -> step
-        self.logged_steps = self.dead_steps = 0  # those that say something about signal, those without any
-        self._watches: dict[str, Watch] = {
-            watch.cause: watch(thresholds[watch.cause], num_generations)
-            for watch in WATCHES
-            if watch.cause in thresholds
-        }
+        self.step = 0  # the last one that was observed
+        self.signal_steps = self.dead_steps = 0  # those that say something about signal, those without any
+        self._newest: dict[str, Any] = {}  # newest value of each metric
+        self._watches = [
+            watch(thresholds[watch.cause], num_generations) for watch in WATCHES if watch.cause in thresholds
+        ]
 
-    def observe(self, step: int, logs: Logs) -> None:
-        """Take in what was logged at an optimizer step; evaluations (`eval_...`) say nothing here."""
-        dead = logs.get("drgrpo/zero_signal_frac")
+    def observe(self, step: int, metrics: Metrics) -> None:
+        """Take in an optimizer step.
+
+        Args:
+            step (`int`): Its number; one that is not above the last one starts another run.
+            metrics (`Mapping[str, float]`): Its metrics, whether they are logged at this step or not.
+        """
+        if step <= self.step:
+            self.signal_steps = self.dead_steps = 0
+            for watch in self._watches:
+                watch.forget()
+        self.step = step
+        self._newest.update(metrics)
+        dead = metrics.get("drgrpo/zero_signal_frac")
         if dead is not None:
-            self.logged_steps += 1
+            self.signal_steps += 1
             self.dead_steps += dead >= 1
-        for cause, watch in self._watches.items():
-            if cause not in self.said and (message := watch.observe(logs)):
-                self._say(step, cause, message)
+        self._judge((watch, watch.observe(step, metrics)) for watch in self._watches if not watch.from_logs)
 
-    def finish(self, step: int) -> None:
-        """The run is over: a run in which no group had a signal says so."""
-        if ALL_DEAD not in self.thresholds or ALL_DEAD in self.said:
-            return
-        if self.logged_steps >= self.thresholds[ALL_DEAD]["steps"] and self.dead_steps == self.logged_steps:
+    def observe_log(self, step: int, logs: Metrics) -> None:
+        """Take in what was logged at an optimizer step; evaluations (`eval_...`) say nothing here."""
+        logs = {**logs, **self._newest}  # of the step, not a mean since the last log
+        self._judge((watch, watch.observe(step, logs)) for watch in self._watches if watch.from_logs)
+
+    def finish(self) -> None:
+        """The run is over: judge what was too short for a window, and a run in which no group had a signal."""
+        explained: tuple[str, ...] = ()
+        enough = ALL_DEAD in self.thresholds and self.signal_steps >= self.thresholds[ALL_DEAD]["steps"]
+        if enough and self.dead_steps == self.signal_steps:
+            explained = ("all_wrong", "dead_groups")
             self._say(
-                step,
                 ALL_DEAD,
-                "No group of the whole run had a signal: every group's rewards were equal, so nothing was learnt from "
-                "them. Check the reward on a few completions (`trl-drgrpo score`), the difficulty of the prompts, and "
-                "that sampling is on.",
+                "No group of the whole run had a signal: every group's rewards were equal, so nothing was learned "
+                "from them. Check the reward on a few completions (`trl-drgrpo score`), the difficulty of the "
+                "prompts, and that sampling is on.",
             )
+        self._judge(((watch, watch.conclude()) for watch in self._watches), explained)
 
-    def _say(self, step: int, cause: str, message: str) -> None:
-        self.said[cause] = step
+    def _judge(self, judged: Iterable[tuple[Watch, str | None]], explained: tuple[str, ...] = ()) -> None:
+        """Say what is not said yet, and is not explained by a cause that was said and still holds."""
+        for watch, message in judged:
+            if message is None or watch.cause in explained:
+                continue
+            self._say(watch.cause, message)
+            explained += watch.explains
+
+    def _say(self, cause: str, message: str) -> None:
+        if cause in self.said:
+            return
+        self.said[cause] = self.step
         logger.warning("%s (%s; run_warnings={%r: False} silences this)", message, cause, cause)
         if self.tell is not None:
-            self.tell(step, cause, message)
+            self.tell(self.step, cause, message)
 
     def state_dict(self) -> dict[str, Any]:
         """What was said and seen, JSON-ready."""
         return {
             "said": self.said,
-            "logged_steps": self.logged_steps,
+            "step": self.step,
+            "signal_steps": self.signal_steps,
             "dead_steps": self.dead_steps,
-            "history": {cause: watch.history for cause, watch in self._watches.items()},
+            "seen": {watch.cause: watch.seen for watch in self._watches},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned; causes that are watched anew start from nothing."""
+        """Restore what `state_dict` returned; causes that are watched anew start from nothing.
+
+        So do all where release 0.1.0 wrote the state: its readings were logs.
+        """
         self.said = dict(state["said"])
-        self.logged_steps, self.dead_steps = state["logged_steps"], state["dead_steps"]
-        for cause, history in state["history"].items():
-            if cause in self._watches and isinstance(history, type(self._watches[cause].history)):
-                self._watches[cause].history = history
+        self.step = state.get("step", 0)
+        self.signal_steps = state["signal_steps"] if "signal_steps" in state else state["logged_steps"]
+        self.dead_steps = state["dead_steps"]
+        seen = state.get("seen", {})
+        for watch in self._watches:
+            if seen.get(watch.cause, {}).keys() == watch.seen.keys():
+                watch.seen = seen[watch.cause]

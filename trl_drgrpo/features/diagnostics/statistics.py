@@ -59,9 +59,12 @@ def batch_statistics(rows: BatchRows, trains: bool = True) -> dict[str, float]:
 
     Returns:
         `dict[str, float]`: Metric to value; one that has nothing to be computed from is left out. Shares are between 0
-        and 1, lengths in tokens. See [`length_statistics`], [`group_statistics`], [`difficulty_statistics`].
+        and 1, lengths in tokens. `drgrpo/reward_min`: the lowest outcome reward of a scorable row. See
+        [`length_statistics`], [`group_statistics`], [`difficulty_statistics`].
     """
-    return length_statistics(rows) | group_statistics(rows, trains) | difficulty_statistics(rows, trains)
+    scored = [reward for reward in rows.rewards if not math.isnan(reward)]
+    lowest = {"drgrpo/reward_min": min(scored)} if scored else {}
+    return lowest | length_statistics(rows) | group_statistics(rows, trains) | difficulty_statistics(rows, trains)
 
 
 def length_statistics(rows: BatchRows) -> dict[str, float]:

@@ -122,10 +122,14 @@ class FastPath(Feature):
             for number, window in enumerate(planned)
             for batch in window.micro_batches([summaries[number] for summaries in everyone], self.trainer.in_lockstep)
         ]
-        self._log_plan([window.statistics() for window in planned], batches)
+        metrics = self.trainer.describing.value(
+            "The metrics of the plan", lambda: self._plan_metrics(planned, batches), otherwise={}
+        )
+        self.trainer.log_batch({name: [value] for name, value in metrics.items()}, {})
         return batches
 
-    def _log_plan(self, statistics: list[dict[str, float]], micro_batches: list[dict[str, Any]]) -> None:
+    def _plan_metrics(self, planned: list[Window], micro_batches: list[dict[str, Any]]) -> dict[str, float]:
+        statistics = [window.statistics() for window in planned]
         total = {name: sum(each[name] for each in statistics) for name in statistics[0]}
         forwards = sum(batch[PLAN]["rows"] > 0 for batch in micro_batches)
         steps = len(micro_batches) / self.trainer.args.gradient_accumulation_steps  # optimizer steps of one pass
@@ -136,7 +140,7 @@ class FastPath(Feature):
         }
         if total["processed"]:
             metrics["drgrpo/useful_token_frac"] = total["useful"] / total["processed"]
-        self.trainer.log_batch({name: [value] for name, value in metrics.items()}, {})
+        return metrics
 
     def _plan_costs(self, model: Any = None) -> Costs:
         """Cost model for the plans of a model; the policy by default. A reference may be made otherwise."""

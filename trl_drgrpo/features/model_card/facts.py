@@ -24,7 +24,7 @@ Rows = list[tuple[str, Any]]
 # Of the machine or of the run's surroundings: no part of what others need to repeat it.
 _SURROUNDINGS = ("output_dir", "run_name", "report_to", "disable_tqdm", "do_eval", "debug", "use_cpu", "tf32")
 _SURROUNDINGS_START = ("hub_", "push_to_hub", "log_", "logging_", "trackio_", "save_", "resume_", "ddp_", "local_rank")
-_SURROUNDINGS_START += ("dataloader_", "accelerator_config", "deepspeed", "fsdp", "vllm_server_")
+_SURROUNDINGS_START += ("overwrite_", "dataloader_", "accelerator_config", "deepspeed", "fsdp", "vllm_server_")
 _PACKAGES = (
     "trl-drgrpo",
     "trl",
@@ -112,7 +112,7 @@ def training_rows(trainer: Any) -> Rows:
         ("epochs", f"{state.epoch:.3g}" if state.epoch is not None else None),
         ("prompt and completion tokens seen", f"{seen:,}" if seen else None),
         *_optimizer_rows(trainer),
-        ("gradient norm clipped at", f"{args.max_grad_norm:g}"),
+        ("gradient norm clipped at", f"{args.max_grad_norm:g}" if args.max_grad_norm else None),
         ("completions per prompt, G", args.num_generations),
         (
             "rows per optimizer step, B",

@@ -18,6 +18,7 @@ from huggingface_hub import ModelCard as HubCard
 
 from trl_drgrpo.common.errors import InputError, PushError
 from trl_drgrpo.features.model_card.card import write_card
+from trl_drgrpo.upstream.description import CARD
 from trl_drgrpo.upstream.hooks import Feature
 from trl_drgrpo.upstream.swapping import swapped
 
@@ -58,13 +59,16 @@ class ModelCard(Feature):
         self._model_was_saved = True
         if not trainer.is_world_process_zero():
             return
-        if not hasattr(trainer.accelerator.unwrap_model(trainer.model), "peft_config"):
-            return
-        trainer.create_model_card()
+        if hasattr(trainer.accelerator.unwrap_model(trainer.model), "peft_config"):
+            with trainer.describing(CARD):
+                self._put_card_into(folder)
+
+    def _put_card_into(self, folder: Path) -> None:
+        self.trainer.create_model_card()
         if folder.absolute() != self._readme.parent.absolute() and folder.is_dir():
             shutil.copyfile(self._readme, folder / self._readme.name)
             picture = self._readme.parent / "card"
-            if picture.is_dir() and not trainer.is_in_train:
+            if picture.is_dir() and not self.trainer.is_in_train:
                 shutil.copytree(picture, folder / "card", dirs_exist_ok=True)
 
     @contextmanager

@@ -159,7 +159,7 @@ def _further_notes(trainer: Any, args: Any) -> list[str]:
         threshold = f"{args.off_policy_mask_threshold:g}"
         notes.append(f"Completions with a negative advantage that are off-policy beyond {threshold} are masked.")
     if trainer.aux_loss_enabled:
-        notes.append(f"Plus the router's load-balancing loss, weight {args.router_aux_loss_coef:g}.")
+        notes.append(f"Plus the router's load-balancing loss, weight {trainer.router_aux_loss_coef:g}.")
     if args.use_vllm and args.vllm_importance_sampling_correction:
         low, high = args.vllm_importance_sampling_clip_min, args.vllm_importance_sampling_clip_max
         bounds = f"{'-inf' if low is None else f'{low:g}'} to {'inf' if high is None else f'{high:g}'}"

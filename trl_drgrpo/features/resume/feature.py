@@ -5,13 +5,17 @@ completions not trained on yet, the count of micro-batches, the prompt order of 
 """
 
 import logging
+import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
-from trl_drgrpo.common.errors import InputError, RewardError
-from trl_drgrpo.features.resume.checkpoints import begin_checkpoint, newest_complete_checkpoint, require_complete
+from trl_drgrpo.common.disk import room_needed
+from trl_drgrpo.common.errors import DiskFullError, InputError, RewardError
+from trl_drgrpo.features.diagnostics.facts import objective_facts
+from trl_drgrpo.features.resume.checkpoints import begin_checkpoint, why_incomplete
+from trl_drgrpo.features.resume.run_folder import choose_start, delete_run
 from trl_drgrpo.features.resume.run_state import (
     RandomState,
     RunState,
@@ -25,34 +29,53 @@ logger = logging.getLogger(__name__)
 
 
 class Resume(Feature):
-    """Exact resume, and a checkpoint before an error. Notes the state between two optimizer steps."""
+    """Exact resume, and a checkpoint before an error. Notes the state between two optimizer steps.
+
+    Attributes:
+        run_id (`str`): Of the run that trains or has trained last; kept when it is resumed.
+    """
 
     def __init__(self, trainer: Any):
         super().__init__(trainer)
-        self._checkpoints_of_this_run: set[Path] = set()
+        self.run_id = ""
+        self._has_begun = False  # whether the files in the output folder are this trainer's
+        self._checkpoints_of_this_run: frozenset[Path] = frozenset()
         self._micro_step = 0  # micro-batches processed when the newest step began or ended
         self._random_state: RandomState | None = None
 
     def checkpoint(self, resume_from_checkpoint: str | bool | None) -> str | None:
-        """The checkpoint that `train()` shall resume from.
+        """The checkpoint that `train()` shall resume from, the same on all ranks.
 
         Args:
             resume_from_checkpoint (`str` or `bool`, *optional*): As in [`trl.GRPOTrainer.train`]. `True`: the newest
-                that was written to its end; where there is none the run starts anew, and the log says so.
+                complete one of the run that wrote last; where there is no run one starts, and the log says so.
 
         Raises:
-            `InputError`: The path of one that was not written to its end.
+            `InputError`: The folder holds another run, or the checkpoint is not complete, or was changed since.
         """
-        if resume_from_checkpoint is True:
-            newest = newest_complete_checkpoint(Path(self.trainer.args.output_dir))
-            if newest is None:
-                logger.warning("No checkpoint in %s to resume from: starting anew.", self.trainer.args.output_dir)
-            resume_from_checkpoint = str(newest) if newest else None
-        elif resume_from_checkpoint:
-            require_complete(Path(resume_from_checkpoint))
+        checkpoint, self.run_id = self._agreed_start(resume_from_checkpoint or None)
+        if checkpoint is None and resume_from_checkpoint:
+            logger.warning("No checkpoint in %s to resume from: starting anew.", self.trainer.args.output_dir)
         # The one that is resumed from holds its step already: written again, it would be gone if the run died then.
-        self._checkpoints_of_this_run = {Path(resume_from_checkpoint).resolve()} if resume_from_checkpoint else set()
-        return resume_from_checkpoint or None
+        self._checkpoints_of_this_run = frozenset([checkpoint.resolve()] if checkpoint else [])
+        return str(checkpoint) if checkpoint else None
+
+    def _agreed_start(self, resume: str | bool | None) -> tuple[Path | None, str]:
+        """Checkpoint to go on from, and the id of a run that begins anew: the main process decides for all."""
+        decision: Any = None
+        if self.trainer.is_world_process_zero():
+            output_dir, overwrite = Path(self.trainer.args.output_dir), self.trainer.args.overwrite_output_dir
+            try:
+                if self._has_begun:  # by an earlier call
+                    decision = choose_start(output_dir, resume, overwrite=False) if resume else None
+                else:
+                    decision = choose_start(output_dir, resume, overwrite)
+            except (InputError, OSError) as error:
+                decision = error
+        decision, run_id = self.trainer.gathered([(decision, uuid.uuid4().hex[:12])])[0]
+        if isinstance(decision, Exception):
+            raise decision
+        return decision, run_id
 
     @contextmanager
     def around_train(self) -> Iterator[None]:
@@ -62,6 +85,12 @@ class Resume(Feature):
         except RewardError:
             self._save_what_was_computed()
             raise
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Everything is loaded, and the first step comes next."""
+        if args.overwrite_output_dir and not self._has_begun and args.should_save:
+            delete_run(Path(args.output_dir))
+        self._has_begun = True
 
     # The boundary between two optimizer steps, at which an interrupted one can be repeated as it would be.
 
@@ -88,6 +117,20 @@ class Resume(Feature):
 
     # Checkpoints
 
+    def writing(self, folder: Path) -> AbstractContextManager[Any]:
+        """As in [`Hooks`]: a full disk is one error, of a checkpoint and of the model."""
+        return room_needed(folder, self._what_is_saved)
+
+    def _what_is_saved(self) -> str:
+        whole = [path for path in self._checkpoints_of_this_run if not why_incomplete(path, checksums=False)]
+        if not whole:
+            return "No checkpoint of this run is saved. Make room, then start it again."
+        newest = max(whole, key=lambda path: path.stat().st_mtime_ns)
+        return (
+            f"The run up to {newest} is saved. Make room, then go on with --resume_from_checkpoint {newest} "
+            f'(in Python trainer.train(resume_from_checkpoint="{newest}")).'
+        )
+
     def on_checkpoint_begun(self, checkpoint: Path) -> None:
         if self.trainer.args.should_save:
             begin_checkpoint(checkpoint)
@@ -105,8 +148,10 @@ class Resume(Feature):
                 self.trainer.reward_scale.state_dict(),
                 self._geometry(),
                 has_rollouts=pending is not None,
+                run_id=self.run_id,
+                objective=objective_facts(self.trainer),
             ).save(checkpoint)
-        self._checkpoints_of_this_run.add(checkpoint.resolve())
+        self._checkpoints_of_this_run |= {checkpoint.resolve()}
 
     def on_checkpoint_loaded(self, checkpoint: Path) -> None:
         if not any(checkpoint.rglob("*optim*")):  # of transformers, FSDP or DeepSpeed
@@ -127,9 +172,23 @@ class Resume(Feature):
             message = "Keeping L = %d of the resumed run (max_completion_length is now %d)."
             logger.warning(message, state.loss_normalizer, self.trainer.loss_normalizer)
         self.trainer.loss_normalizer = state.loss_normalizer
+        self.run_id = state.run_id or self.run_id
+        self._say_what_changed(state, checkpoint)
         self.trainer.reward_scale.load_state_dict(state.reward_scale)
         self._resume_position(state, checkpoint)
         self.trainer.advance_train_sampler(int((self.trainer.state.epoch or 0.0) + 1e-6))
+
+    def _say_what_changed(self, state: RunState, checkpoint: Path) -> None:
+        """Another objective in the middle of a run is allowed, but never silent."""
+        before = state.objective or {}  # release 0.1.0 noted none
+        changed = [
+            f"{name} {_in_words(before[name])} -> {_in_words(value)}"
+            for name, value in objective_facts(self.trainer).items()
+            if name in before and before[name] != value
+        ]
+        if changed:
+            message = "The objective is another one than in %s: %s. The run goes on with the new one."
+            logger.warning(message, checkpoint, "; ".join(changed))
 
     def _say_what_is_missing(self, checkpoint: Path) -> None:
         """A checkpoint of plain TRL, in a run that it began or, where another checkpoint is ours, has continued."""
@@ -158,7 +217,8 @@ class Resume(Feature):
         self.trainer.micro_step = state.micro_step
         if not state.has_rollouts:
             return
-        rollouts = load_rollouts(checkpoint, self.trainer.accelerator.process_index, self.trainer.accelerator.device)
+        rank, device = self.trainer.accelerator.process_index, self.trainer.accelerator.device
+        rollouts = load_rollouts(checkpoint, rank, device, state.files)
         # All ranks or none: one that generates alone waits forever.
         if not all(self.trainer.gathered([rollouts is not None])):
             logger.warning("Completions not trained on yet are generated anew: the run goes on, but not bit for bit.")
@@ -197,5 +257,13 @@ class Resume(Feature):
         folder = self.trainer.checkpoint_folder()
         if folder.resolve() not in self._checkpoints_of_this_run:
             self._rewind()
-            self.trainer.save_checkpoint_now()
+            try:
+                self.trainer.save_checkpoint_now()
+            except DiskFullError as error:
+                logger.error("A reward function failed, and the run up to here cannot be saved. %s", error)
+                return
         logger.error("A reward function failed. The run up to here is saved: resume from %s.", folder)
+
+
+def _in_words(value: Any) -> str:
+    return (" + ".join(map(str, value)) or "none") if isinstance(value, list) else str(value)

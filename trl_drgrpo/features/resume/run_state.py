@@ -4,15 +4,16 @@ Two kinds of file per checkpoint folder:
 
 - `drgrpo_rollouts_<rank>.pt`: the completions that were generated but not trained on yet. TRL forgets them, so a stock
   run that is interrupted between two generations resumes with other completions. Absent when the next step generates;
-- `drgrpo_state.json`: L, the count of micro-batches, the batch geometry, the running reward scale. Written after
-  everything else and over all ranks: with it the checkpoint is complete, see `checkpoints.py`.
+- `drgrpo_state.json`: L, the count of micro-batches, the batch geometry, the running reward scale, and what tells this
+  run from others: its id and objective. Written after everything else and over all ranks: with it the checkpoint is
+  complete, see `checkpoints.py`.
 """
 
 import contextlib
-import json
 import logging
 import os
 import random
+import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,12 +22,22 @@ import numpy as np
 import torch
 
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.features.resume.checkpoints import STATE_FILE, checkpoint_folders, file_sizes, finish_checkpoint
+from trl_drgrpo.features.resume.checkpoints import (
+    STATE_FILE,
+    checkpoint_folders,
+    file_marks,
+    finish_checkpoint,
+    read_state,
+    saved_at,
+    state_or_none,
+    why_changed,
+)
 from trl_drgrpo.objective.advantages import RunningRewardScale
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 1
+FORMAT = 2
+_READABLE = (1, 2)  # 1: of release 0.1.0, without run, objective, time and checksums
 
 
 @dataclass(frozen=True)
@@ -39,7 +50,11 @@ class RunState:
         reward_scale (`dict[str, float]`): State of [`RunningRewardScale`].
         geometry (`dict[str, int]`): Batch sizes and process count, by which `micro_step` and rollouts make sense.
         has_rollouts (`bool`): Whether every rank left a file of pending rollouts.
-        files (`dict[str, int]`): Bytes of the other files of the checkpoint, filled in by `save`.
+        run_id (`str`, *optional*): Of the run, the same from its beginning on.
+        objective (`dict`, *optional*): What it optimises, see
+            [`objective_facts`].
+        files (`dict[str, dict]`): Size and checksum of the other files of the checkpoint, filled in by `save`.
+        saved_at (`float`): Unix time, later than that of every checkpoint beside it; filled in by `save`.
         format (`int`): Version of the file's layout.
     """
 
@@ -48,12 +63,17 @@ class RunState:
     reward_scale: dict[str, float]
     geometry: dict[str, int]
     has_rollouts: bool = False
-    files: dict[str, int] = field(default_factory=dict, compare=False)
+    run_id: str | None = None
+    objective: dict[str, Any] | None = None
+    files: dict[str, Any] = field(default_factory=dict, compare=False)
+    saved_at: float = field(default=0.0, compare=False)
     format: int = FORMAT
 
     def save(self, checkpoint: Path) -> None:
         """Write the state into a checkpoint folder, whole or not at all, as the last of its files."""
-        finish_checkpoint(checkpoint, {**asdict(self), "files": file_sizes(checkpoint)})
+        others = [saved_at(state_or_none(path) or {}) for path in checkpoint_folders(checkpoint.parent)]
+        now = max([time.time(), *(moment + 1 for moment in others)])  # clocks differ, and may be put back
+        finish_checkpoint(checkpoint, {**asdict(self), "files": file_marks(checkpoint), "saved_at": now})
 
     @classmethod
     def load(cls, checkpoint: Path) -> "RunState | None":
@@ -63,11 +83,11 @@ class RunState:
             `InputError`: The file is damaged, or of a format this version does not know.
         """
         source = checkpoint / STATE_FILE
-        if not source.exists():
-            return None
         try:
-            content = json.loads(source.read_text(encoding="utf-8"))
-            if content.get("format") != FORMAT:
+            content = read_state(checkpoint)
+            if content is None:
+                return None
+            if content.get("format") not in _READABLE:
                 remedy = "Resume with the trl-drgrpo version that wrote it."
                 raise InputError(str(source), f"format {content.get('format')}", f"format {FORMAT}", remedy)
             state = cls(**content)
@@ -111,9 +131,21 @@ def save_rollouts(checkpoint: Path, rank: int, micro_batches: list[dict[str, Any
     part.replace(target)
 
 
-def load_rollouts(checkpoint: Path, rank: int, device: torch.device) -> list[dict[str, Any]] | None:
-    """This rank's pending micro-batches on `device`; `None`, and the reason in the log, when they cannot be read."""
+def load_rollouts(
+    checkpoint: Path, rank: int, device: torch.device, files: dict[str, Any] | None = None
+) -> list[dict[str, Any]] | None:
+    """This rank's pending micro-batches on `device`; `None`, and the reason in the log, when they cannot be read.
+
+    Args:
+        checkpoint (`Path`): The folder.
+        rank (`int`): Of this process.
+        device (`torch.device`): Where the tensors go.
+        files (`dict[str, dict]`, *optional*): Sizes and checksums, as the checkpoint's [`RunState`] lists them.
+    """
     source = _rollouts_file(checkpoint, rank)
+    if (mark := (files or {}).get(source.name)) and (reason := why_changed(checkpoint, source.name, mark)):
+        logger.warning("Completions not trained on yet in %s are not used: %s.", checkpoint, reason)
+        return None
     try:
         micro_batches = torch.load(source, map_location="cpu", weights_only=True)
     except (OSError, EOFError, RuntimeError, ValueError) as error:

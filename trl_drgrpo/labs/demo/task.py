@@ -20,10 +20,12 @@ Pure Python; only `make_dataset` imports `datasets`, when it is called.
 import random
 import re
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.rows import ColumnValues
+from trl_drgrpo.rewards.columns import require_kind
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -172,6 +174,13 @@ def list_sum_reward(completions: Sequence[Any], answer: Sequence[str | int], **k
     texts = [completion if isinstance(completion, str) else completion[-1]["content"] for completion in completions]
     boxed = [_BOXED.findall(text)[-1:] for text in texts]
     return [float(_same(digits, int(target))) for digits, target in zip(boxed, answer, strict=True)]
+
+
+def _check_values(values: Mapping[str, ColumnValues]) -> None:
+    require_kind("list_sum_reward", "answer", values, ("text", "number"), nulls=False)
+
+
+list_sum_reward.check_values = _check_values  # pyright: ignore[reportFunctionMemberAccess]
 
 
 def check_steps(numbers: Sequence[int], text: str) -> list[bool]:

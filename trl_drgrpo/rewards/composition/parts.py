@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from trl_drgrpo.common.errors import InputError, RewardError
-from trl_drgrpo.rewards.columns import PER_CALL, check_own_columns, check_ready
+from trl_drgrpo.common.rows import ColumnValues
+from trl_drgrpo.rewards.columns import PER_CALL, check_own_columns, check_ready, check_values
 from trl_drgrpo.rewards.contract import check_name, innermost, reward_name, validate_rewards
 from trl_drgrpo.rewards.registry import resolve_reward
 from trl_drgrpo.rewards.signatures import required, select, signature_of
@@ -111,6 +112,11 @@ class Composed:
         """What the parts themselves say about the columns."""
         for part in self.rule.parts:
             check_own_columns(part.reward_func, columns)
+
+    def check_values(self, values: Mapping[str, ColumnValues]) -> None:
+        """What the parts themselves say about the values of their columns."""
+        for part in self.rule.parts:
+            check_values(part.reward_func, values)
 
 
 class AsyncComposed(Composed):

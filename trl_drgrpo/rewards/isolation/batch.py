@@ -18,7 +18,7 @@ class Failure:
 
     Args:
         reason (`str`): In a few words: `ValueError: ...`, `no result within 5 s`, `the worker died (signal 11)`.
-        traceback (`str`): As text, where the call raised.
+        traceback (`str`): As text, where the call raised and its message does not say all.
     """
 
     reason: str

@@ -11,17 +11,18 @@ Workers protect a run from accidents. They are no sandbox: they may do whatever 
 import inspect
 import logging
 import threading
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 from trl_drgrpo.common.errors import InputError, RewardError
-from trl_drgrpo.rewards.columns import check_own_columns, check_ready
+from trl_drgrpo.common.rows import ColumnValues
+from trl_drgrpo.rewards.columns import check_own_columns, check_ready, check_values, row_problem
 from trl_drgrpo.rewards.contract import check_flag, check_on_error, reward_name
 from trl_drgrpo.rewards.isolation.batch import Call, Failure
 from trl_drgrpo.rewards.isolation.calling import RewardCaller, SampleScorer, Scored
 from trl_drgrpo.rewards.isolation.pickling import original, pickled, portable
+from trl_drgrpo.rewards.isolation.worker import failure_of
 from trl_drgrpo.rewards.isolation.workers import pool_for
 from trl_drgrpo.rewards.limits import Limits
 from trl_drgrpo.rewards.registry import resolve_reward
@@ -144,6 +145,14 @@ class IsolatedReward:
         """What the function itself says about the columns."""
         check_own_columns(original(self.reward), columns)
 
+    def check_values(self, values: Mapping[str, ColumnValues]) -> None:
+        """What the function itself says about the values of its columns."""
+        check_values(original(self.reward), values)
+
+    def check_row(self, **columns: Any) -> str | None:
+        """What the function itself says about a row."""
+        return row_problem(original(self.reward), columns)
+
     def _pickled(self, loggers: tuple[str, ...]) -> bytes:
         return pickled(RewardCaller(self.reward, self.__name__, loggers), self.__name__)
 
@@ -195,7 +204,7 @@ def _run_here(function: Callable[..., Any], calls: Sequence[Call], stop_at_failu
         try:
             outcomes.append(function(*args, **kwargs))
         except (Exception, SystemExit) as error:  # sys.exit() in a reward is its failure, as it is in a worker
-            outcomes.append(Failure(f"{type(error).__name__}: {error}", traceback.format_exc()))
+            outcomes.append(Failure(*failure_of(error)))
             if stop_at_failure:
                 break
     return outcomes
@@ -227,10 +236,10 @@ def _settled(
         if _is_first_failure(name):
             message = (
                 "Reward function '%s' failed for %d of %d completions, which count as unscorable. Further failures "
-                "are only counted. The first, at %s: %s\n%s"
+                "are only counted. The first, at %s: %s%s"
             )
             counts = len(failed) * size, len(outcomes) * size
-            logger.error(message, name, *counts, where, failure.reason, failure.traceback)
+            logger.error(message, name, *counts, where, failure.reason, failure.traceback and "\n" + failure.traceback)
     if outcomes and on_error != "raise" and log_metric is not None:
         log_metric(f"rewards/{name}/failed_frac", len(failed) / len(outcomes))
     return [None if isinstance(outcome, Failure) else outcome for outcome in outcomes]

@@ -23,6 +23,8 @@ from collections.abc import Callable
 from io import BufferedReader
 from typing import Any, NoReturn
 
+from trl_drgrpo.common.errors import RewardError, speaks_for_itself
+
 LENGTH = struct.Struct("<Q")
 # To and from the nursery, which does not unpickle anything.
 # kind (`F`ork, with the worker's end of its channel attached; `K`ill), number of the worker, memory in MB or 0.
@@ -81,7 +83,7 @@ def _load(functions: dict[bytes, Callable[..., Any]], key: bytes, path: list[str
         if callable(warm_up):
             warm_up()
     except BaseException as error:  # SystemExit of a module included: it is the function that failed, not the worker
-        return _failure(error)
+        return failure_of(error)
     return None
 
 
@@ -92,7 +94,7 @@ def _answer(function: Callable[..., Any], call: bytes) -> tuple[Any, ...]:
         args, kwargs = pickle.loads(call)
         result = pickle.dumps(function(*args, **kwargs), pickle.HIGHEST_PROTOCOL)
     except BaseException as error:  # sys.exit() in a reward is a failed call, as any other exception
-        failure = _failure(error)
+        failure = failure_of(error)
         retire = isinstance(error, MemoryError)  # what filled the memory may still be referenced somewhere
     finally:
         # An alarm that the reward left armed would interrupt a later, innocent call.
@@ -100,8 +102,12 @@ def _answer(function: Callable[..., Any], call: bytes) -> tuple[Any, ...]:
     return "done", result, failure, time.perf_counter() - started, retire
 
 
-def _failure(error: BaseException) -> tuple[str, str]:
+def failure_of(error: BaseException) -> tuple[str, str]:
+    """Reason and traceback of a failed call; no traceback where the message says all."""
     try:
+        if speaks_for_itself(error):
+            reason = error.got if isinstance(error, RewardError) else f"{type(error).__name__}: {error}"
+            return reason[:_TEXT_LIMIT], ""
         reason = "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]
         text = "".join(traceback.format_exception(error))
     except BaseException:  # an exception whose own text cannot be made

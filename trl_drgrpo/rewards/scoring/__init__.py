@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from trl_drgrpo.rewards.scoring.saved import read_rows as read_rows
     from trl_drgrpo.rewards.scoring.table import disagreements as disagreements
     from trl_drgrpo.rewards.scoring.table import score_rows as score_rows
+    from trl_drgrpo.rewards.scoring.table import unscored_rows as unscored_rows
 
 __getattr__, __dir__ = lazy_names(
     __name__,
@@ -19,6 +20,7 @@ __getattr__, __dir__ = lazy_names(
         "disagreements": "table",
         "read_rows": "saved",
         "score_rows": "table",
+        "unscored_rows": "table",
     },
 )
 
@@ -26,4 +28,5 @@ __all__ = [
     "disagreements",
     "read_rows",
     "score_rows",
+    "unscored_rows",
 ]

@@ -14,10 +14,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.errors import InputError, speaks_for_itself
+from trl_drgrpo.rewards.columns import row_problem
 from trl_drgrpo.rewards.contract import validate_rewards
+from trl_drgrpo.rewards.signatures import parameters
 
 Row = dict[str, Any]
+_OWN_COUNT = "counted as failed by the reward itself; it says why in the log above"
 
 
 @dataclass
@@ -70,6 +73,23 @@ class RewardScores:
 
 
 @dataclass(frozen=True)
+class Unscored:
+    """
+    A row to which a reward gave `None`.
+
+    Args:
+        row (`int`): Index of the row.
+        columns (`dict[str, Any]`): What the reward reads of it: mostly the gold answer.
+        reason (`str`, *optional*): What the reward itself says of these, see
+            [`row_problem`].
+    """
+
+    row: int
+    columns: Row
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
 class Disagreement:
     """Rows that two graders score differently; a row that one of them could not score counts too."""
 
@@ -116,7 +136,8 @@ def score_rows(
             rewards = [None] * len(batch)
             reason = f"{type(error).__name__}: {error}"
             scores.failures |= dict.fromkeys(range(start, start + len(batch)), reason)
-            scores.traceback = scores.traceback or traceback.format_exc()
+            if not speaks_for_itself(error):
+                scores.traceback = scores.traceback or traceback.format_exc()
         seconds = (time.perf_counter() - begun) / len(batch)
         scores.rewards += rewards
         scores.seconds += [seconds] * len(batch)
@@ -124,7 +145,7 @@ def score_rows(
         failed_fracs = [values[-1] for metric, values in logged.items() if metric.endswith("/failed_frac")]
         if start not in scores.failures and (failed_frac := max(failed_fracs, default=0.0)) > 0:
             if len(batch) == 1:
-                scores.failures[start] = "counted as failed by the reward itself; it says why in the log above"
+                scores.failures[start] = _OWN_COUNT
             else:
                 scores.reported += failed_frac * len(batch)
         for metric, values in logged.items():
@@ -132,6 +153,25 @@ def score_rows(
         if on_progress is not None:
             on_progress(start + len(batch))
     return scores
+
+
+def unscored_rows(reward_func: Callable, rows: Sequence[Row], scores: RewardScores) -> list[Unscored]:
+    """The rows that a reward could not score, with what it was given to score them by.
+
+    Args:
+        reward_func (`Callable`): The reward.
+        rows (`Sequence[dict]`): `N` rows.
+        scores ([`RewardScores`]): What [`score_rows`] made of them. Rows for which the call raised are not meant.
+
+    Returns:
+        `list[Unscored]`: In the order of the rows.
+    """
+    read = {parameter.name for parameter in parameters(reward_func) or ()} - {"completion_ids"}
+    return [
+        Unscored(index, {name: row[name] for name in row if name in read}, row_problem(reward_func, _columns(row)))
+        for index, (row, reward) in enumerate(zip(rows, scores.rewards, strict=True))
+        if reward is None and scores.failures.get(index, _OWN_COUNT) == _OWN_COUNT
+    ]
 
 
 def disagreements(graders: dict[str, Sequence[float | None]], tolerance: float) -> list[Disagreement]:
@@ -168,8 +208,7 @@ def _differ(one: float | None, two: float | None, tolerance: float) -> bool:
 
 def _keywords(batch: Sequence[Row], logged: dict[str, list[float]]) -> dict[str, Any]:
     """The keywords of TRL's call; `trainer_state` is `None`, there being no trainer."""
-    columns = [name for name in batch[0] if name not in ("prompt", "completion")]
-    keywords = {name: [row[name] for row in batch] for name in columns}
+    keywords = {name: [row[name] for row in batch] for name in _columns(batch[0])}
     return {
         "completion_ids": [None] * len(batch),
         **keywords,
@@ -179,6 +218,10 @@ def _keywords(batch: Sequence[Row], logged: dict[str, list[float]]) -> dict[str,
         "log_extra": lambda column, values: None,
         "log_metric": lambda metric, value: logged.setdefault(metric, []).append(float(value)),
     }
+
+
+def _columns(row: Row) -> Row:
+    return {name: value for name, value in row.items() if name not in ("prompt", "completion")}
 
 
 async def _result(awaitable: Any) -> Any:

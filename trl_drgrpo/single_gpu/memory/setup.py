@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.ranges import refuse_out_of_range
 
 LOADED_IN = ("float32", "bfloat16", "float16")
 
@@ -118,13 +119,11 @@ def from_keys(values: Mapping[str, Any], prompt: int, device: str = "cuda") -> S
         `InputError`: A number that is none, or quantised weights without an adapter.
     """
 
+    refuse_out_of_range(values)
+
     def whole(name: str, default: int) -> int:
         value = values.get(name)
-        if value is None:
-            return default
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise InputError(name, repr(value), "a whole number, at least 1", "Leave it out for the default.")
-        return value
+        return default if value is None else value
 
     bits = 4 if values.get("load_in_4bit") else 8 if values.get("load_in_8bit") else 0
     adapter = None

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.hub_errors import check_local, hub_errors
 from trl_drgrpo.single_gpu.memory.setup import Adapter, Setup
 from trl_drgrpo.single_gpu.memory.stand_ins import AdaptedLinear, EightBitLinear, FourBitLinear, Precision
 
@@ -33,22 +34,12 @@ def read_config(name: str) -> tuple[Any, bool]:
     Raises:
         `InputError`: No such folder, no `config.json` in it, or an architecture that transformers does not know.
     """
+    check_local("--model", name)
     path = Path(name).expanduser()
-    if path.is_dir() and not (path / "config.json").is_file():
-        remedy = "Name the folder that save_pretrained wrote."
-        if (path / "adapter_config.json").is_file():
-            remedy = "It holds an adapter: name the model under it."
-        raise InputError("--model", f"{name}, a folder without config.json", "a model's folder or Hub id", remedy)
-    if not path.is_dir() and (path.is_absolute() or name.startswith(".") or name.count("/") > 1):
-        remedy = "A folder with nothing but config.json is enough."
-        raise InputError("--model", f"{name}, which does not exist", "a model's folder or Hub id", remedy)
     from transformers import AutoConfig
 
-    try:
+    with hub_errors("--model", name, "a model that transformers knows"):
         config = AutoConfig.from_pretrained(str(path) if path.is_dir() else name)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0].rstrip('.')}."
-        raise InputError("--model", name, "a model that transformers knows", reason) from error
     text = config.get_text_config(decoder=True)
     return text, text is not config
 

@@ -1,19 +1,19 @@
 """Before training: a warning when the plan of the run does not fit the device, with settings that would.
 
-It never stops a run: a model that cannot be planned, or a device that does not say how much memory it has, is noted in
-the debug log and left alone.
+It never stops a run: what cannot be planned is noted in the debug log and left alone.
 """
 
 import logging
 from typing import Any
 
 import torch
-from transformers import TrainerCallback
 
+from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.single_gpu.memory.estimate import Estimate, Planner
 from trl_drgrpo.single_gpu.memory.proposal import propose
 from trl_drgrpo.single_gpu.memory.setup import LOADED_IN, Setup, from_keys
 from trl_drgrpo.single_gpu.memory.units import readable
+from trl_drgrpo.upstream.description import DescribingCallback
 
 logger = logging.getLogger(__name__)
 
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 ASSUMED_PROMPT = 512
 
 
-class MemoryWatch(TrainerCallback):
+class MemoryWatch(DescribingCallback):
     """Warns when training begins.
 
     Args:
@@ -32,10 +32,10 @@ class MemoryWatch(TrainerCallback):
         self.memory = memory
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        memory = self.memory if self.memory is not None else device_memory(args.device)
         try:
-            memory = self.memory if self.memory is not None else device_memory(args.device)
             message = what_does_not_fit(args, model, memory) if memory else None
-        except Exception as error:  # whatever a model or a driver does: planning is no reason for a run to stop
+        except (InputError, NotImplementedError) as error:
             logger.debug("No memory plan for this run: %s: %s", type(error).__name__, error)
             return
         if message and args.process_index == 0:

@@ -5,6 +5,8 @@ say what the value of a call is. It is never told which value is due.
 """
 
 import builtins
+import collections
+import enum
 import operator
 import os
 import sys
@@ -23,6 +25,8 @@ _OPERATIONS = {
     "iter": iter,
     "next": next,
     "str": str,
+    "repr": repr,
+    "isinstance": lambda kind, value: isinstance(value, kind),
 }
 
 
@@ -95,19 +99,33 @@ class Candidate:
 
     def changed(self, args, before):
         """Containers that the call changed, by position, so that `f(items)` may sort in place."""
-        containers = (list, dict, set, bytearray)
+        containers = (list, dict, set, bytearray, collections.deque)
         after = [wire.encode(arg, self.keep) if isinstance(arg, containers) else None for arg in args]
         return {str(at): form for at, form in enumerate(after) if form is not None and form != before[at]}
 
     def keep(self, value):
+        """An object by its number, with what tells its kind on the other side: names, never a claim of equality."""
         self.objects.append(value)
-        return {"object": len(self.objects) - 1}
+        number, kind = len(self.objects) - 1, type(value).__name__
+        if wire.is_namedtuple(value):
+            items = [wire.encode(item, self.keep) for item in tuple.__iter__(value)]
+            return {"namedtuple": [number, kind, list(type(value)._fields), items]}
+        member = value._name_ if isinstance(value, enum.Enum) else None
+        return {"object": [number, kind, member]}
 
     def theirs(self, tag, content):
         if tag == "object":
             return self.objects[content]
         if tag == "type":
             return getattr(builtins, content)
+        if tag == "enum":
+            return getattr(self.module, content[0])[content[1]]
+        if tag == "namedtuple":
+            kind, fields, items = content
+            own = getattr(self.module, kind, None)
+            if own is None or getattr(own, "_fields", None) != tuple(fields):
+                own = collections.namedtuple(kind, fields)
+            return own._make(wire.decode(item, self.theirs) for item in items)
         return lambda *args: self.call_back(content, args)
 
     def call_back(self, number, args):

@@ -1,36 +1,18 @@
-"""What is a test in a text, and what it asks of the completion. Standard library only: it runs inside.
+"""What is a test in a text. Standard library only: it runs inside.
 
-What looks like a test and cannot be run, and a name that nobody defines, raise `ValueError`: such tests are broken,
-whatever the completion, and are not to pass it.
+What looks like a test and cannot be run raises `ValueError`: such tests are broken, whatever the completion, and are
+not to pass it.
 """
 
 import ast
-import builtins
-import collections
-import dis
 import functools
 import importlib.util
 import inspect
-import typing
 
 from trl_drgrpo.rewards.functions.code.checks import MARKS, called
 
-# Test sets of this field use these without importing them.
-_COMMON_MODULES = ("math", "cmath", "collections", "itertools", "re", "random", "functools", "string", "copy")
-# Called by a test that forgot to import them; never to be had from the completion, who would decide with them.
-_LIBRARY = {
-    *dir(builtins),
-    *typing.__all__,
-    *collections.__all__,
-    "approx",
-    "raises",
-    "isclose",
-    "allclose",
-    "array_equal",
-}
 _TAKE_FUNCTIONS = ("check", "map", "filter")
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-_READ = ("LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS")
 
 
 def split_tests(trees, setup, entry_point, is_text):
@@ -71,7 +53,7 @@ def _split(body, calls, defined):
 
 
 def _is_test(node, defined):
-    return not isinstance(node, (*_FUNCTIONS, ast.ClassDef)) and bool(MARKS & _reached([node], defined))
+    return not isinstance(node, (*_FUNCTIONS, ast.ClassDef)) and bool(MARKS & reached([node], defined))
 
 
 def _without_guards(body, defined):
@@ -87,18 +69,18 @@ def _without_guards(body, defined):
 
 def _calls_of_tests(body, defined, entry_point):
     """Calls of the functions that a runner of tests would call."""
-    run = _reached([node for node in body if not isinstance(node, (*_FUNCTIONS, ast.ClassDef))], defined)
+    run = reached([node for node in body if not isinstance(node, (*_FUNCTIONS, ast.ClassDef))], defined)
     calls = []
     for node in body:
         if isinstance(node, ast.ClassDef) and any(name.startswith("test") for name in _methods(node)):
             raise ValueError(f"a class of tests, {node.name}: only functions are run")
-        if isinstance(node, _FUNCTIONS) and node.name not in run and MARKS & _reached([node], defined):
+        if isinstance(node, _FUNCTIONS) and node.name not in run and MARKS & reached([node], defined):
             required = _required(node)
-            if node.name == "check" and entry_point and required == 1:
+            if node.name == "check" and entry_point and required == _count(entry_point):
                 calls.append((node, ast.parse(f"check({entry_point})").body[0]))
             elif node.name.startswith("test") and not required:
                 calls.append((node, ast.parse(f"{node.name}()").body[0]))
-    run |= _reached([node for node, _ in calls], defined) | {node.name for node, _ in calls}
+    run |= reached([node for node, _ in calls], defined) | {node.name for node, _ in calls}
     for node in body:
         if isinstance(node, _FUNCTIONS) and (node.name.startswith("test") or node.name == "check"):
             _check_is_run(node, run)
@@ -123,20 +105,26 @@ def _required(node):
     return len(args.posonlyargs) + len(args.args) - len(args.defaults) + args.kw_defaults.count(None)
 
 
-def _reached(nodes, defined):
+def _count(entry_point):
+    """`encode, decode` are two."""
+    whole = ast.parse(entry_point, mode="eval").body
+    return len(whole.elts) if isinstance(whole, ast.Tuple) else 1
+
+
+def reached(nodes, defined):
     """Names called in the nodes, and in the functions that those call."""
     names, left = set(), list(nodes)
     while left:
-        calls = _used(left.pop())[0]
+        calls = used(left.pop())[0]
         left += [defined[name] for name in calls - names if name in defined]
         names |= calls
     return names
 
 
 @functools.cache
-def _used(node):
-    """Names called, names passed on as functions, and whether the completion is imported as a module."""
-    called_names, passed, imports_solution = set(), set(), False
+def used(node):
+    """Names called, names passed on as functions, and names imported from the completion (`*`: all of them)."""
+    called_names, passed, imported = set(), set(), set()
     left = [node]
     while left:
         inner = left.pop()
@@ -146,11 +134,11 @@ def _used(node):
             if name in _TAKE_FUNCTIONS:
                 passed |= {arg.id for arg in inner.args[:1] if isinstance(arg, ast.Name)}
         elif isinstance(inner, ast.ImportFrom):
-            imports_solution |= inner.module == "solution"
+            imported |= {alias.name for alias in inner.names} if inner.module == "solution" else set()
         elif isinstance(inner, ast.Import):
-            imports_solution |= any(alias.name == "solution" for alias in inner.names)
+            imported |= {alias.name for alias in inner.names} & {"solution"}
         left += [child for child in ast.iter_child_nodes(inner) if not isinstance(child, ast.Constant)]
-    return frozenset(called_names), frozenset(passed), imports_solution
+    return frozenset(called_names), frozenset(passed), frozenset(imported)
 
 
 def _check_imports(nodes):
@@ -163,57 +151,3 @@ def _check_imports(nodes):
                 if root != "solution" and (not root or importlib.util.find_spec(root) is None):
                     raise ValueError(f"the tests import {root!r}, which the sandbox's python does not have")
         _check_imports([inner for inner in ast.iter_child_nodes(node) if isinstance(inner, ast.stmt)])
-
-
-def names_to_ask(split, codes, namespace, entry_point):
-    """Names that the completion is asked for, in order; unimported modules of this field are put in the namespace.
-
-    Args:
-        split, codes: Tests of [`split_tests`], and their code objects.
-        namespace (`dict`): Of the tests, after their setup.
-        entry_point (`str`, *optional*): Where given, no other function is asked for.
-
-    Raises:
-        `ValueError`: A name that is nobody's, or not one of the completion.
-    """
-    used = [_used(node) for part in split for half in part for node in half]
-    read, made = {}, set()
-    for code in codes:
-        _read_and_made(code, read, made)
-    functions = {name for calls, passed, _ in used for name in calls | passed}
-    theirs = _entry_names(entry_point) if entry_point else functions - _LIBRARY
-    asked = []
-    for name in read:
-        if name in made or name in MARKS or (name in namespace and not (entry_point and name in theirs)):
-            continue
-        if name in theirs or name == "Solution":
-            asked.append(name)
-        elif name in _COMMON_MODULES:
-            namespace[name] = __import__(name)
-        elif not hasattr(builtins, name) and not name.startswith("__"):
-            raise ValueError(f"the tests use {name!r}, which they neither import nor call as the completion's")
-    if not asked and not any(is_import for _, _, is_import in used):
-        raise ValueError("the tests use nothing of the completion")
-    return asked
-
-
-def _read_and_made(code, read, made):
-    """Global names in compiled code: the compiler knows best what is local to a function or a comprehension."""
-    is_module = code.co_name == "<module>"
-    is_class = not is_module and not code.co_flags & inspect.CO_OPTIMIZED
-    own = set()
-    for step in dis.get_instructions(code):
-        if step.opname == "STORE_GLOBAL" or (step.opname == "STORE_NAME" and is_module):
-            made.add(step.argval)
-        elif step.opname == "STORE_NAME" and is_class:
-            own.add(step.argval)
-        elif step.opname in _READ and step.argval not in own:
-            read[step.argval] = None
-    for inner in code.co_consts:
-        if inspect.iscode(inner):
-            _read_and_made(inner, read, made)
-
-
-def _entry_names(entry_point):
-    """`Solution().twoSum` is one, too."""
-    return {node.id for node in ast.walk(ast.parse(entry_point, mode="eval")) if isinstance(node, ast.Name)}

@@ -5,16 +5,26 @@ made outside of its process from values that it returned or printed. It never se
 patching `assert` or the interpreter, objects that equal everything, and forged messages gain nothing.
 
 What does not hold, because no test can give it: a completion that knows the expected values by heart (from its
-prompt, say) passes; so does one that is wrong where no test looks. Without an entry point, a function that the tests
-call and nobody defines is asked of the completion, and is shown its arguments. A function's process lives for all its
+prompt, say) passes; so does one that is wrong where no test looks. The completion's code runs behind `setup` and can
+read all of it: expected values or a reference solution in it are given away. A function's process lives for all its
 tests, so earlier calls can influence later ones.
 
-What cannot be tested and is scored `None`: tests that pass objects of their own classes to the code; classes of tests
-(`unittest`), coroutines, pytest's fixtures and parameters; tests in which nothing is asserted or nothing is asked of
-the completion; names and modules that the tests use and that are not there. What counts as failed: a test that used
-the completion and came to none of its asserts; an assert that fails, though an `except` of the test swallows it;
-results to be compared by a `__eq__`, or added by an `__add__`, of the completion's own class; processes
-(`subprocess`, `multiprocessing`) and sockets in the code; packages that `python` does not have.
+What is asked of the completion: the entry point; without one, what the tests import from `solution`; without either,
+the one name that they call and nobody defines. Two such names in tests that belong together (`deep_equal(f(3), [9])`)
+are one too many, for the completion would bring its own judge: define the helper in `setup` or in the tests, or give
+all that is tested as the entry point (`"encode, decode"`).
+
+What results may be: plain data, dates and named tuples; an enumeration or a class that `setup` or the tests define:
+objects are compared by their attributes, as that class of theirs says. Objects of the completion's own classes can be
+used by attributes, methods, `len`, `str` and the like.
+
+What cannot be tested and is scored `None`: tests that pass objects of their own classes to the code, or that compare
+or add objects of the completion's own class (its `__eq__` could say yes to everything) or of a library; classes of
+tests (`unittest`), coroutines, pytest's fixtures and parameters; tests in which nothing is asserted or nothing is
+asked of the completion; names and modules that the tests use and that are not there. What counts as failed: a test
+that used the completion and came to none of its asserts; an assert that fails, though an `except` of the test
+swallows it; an object where plain data is due; processes (`subprocess`, `multiprocessing`) and sockets in the code;
+packages that `python` does not have.
 """
 
 from collections.abc import Callable, Sequence
@@ -43,8 +53,10 @@ class CodeReward(SampleReward):
     Args:
         tests (`str`, *optional*, defaults to `"tests"`): Column with the tests.
         setup (`str`, *optional*): Column with source that goes before code and tests (imports; HumanEval's prompt:
-            `"prompt"`, of which TRL passes the texts as `prompts`).
-        entry_point (`str`, *optional*): Column with the name of the function under test, for `check(candidate)`.
+            `"prompt"`, of which TRL passes the texts as `prompts`). The completion's code can read it: no expected
+            values and no reference solution belong there.
+        entry_point (`str`, *optional*): Column with the name of the function under test, for `check(candidate)`, or
+            with several names (`"encode, decode"`). No other name is asked of the completion.
         partial (`bool`, *optional*, defaults to `False`): Give the fraction of tests passed instead of all or nothing.
             All or nothing stops at the first test that fails.
         require_fence (`bool`, *optional*, defaults to `True`): Without a block of Python the score is 0.0; `False`:
@@ -74,6 +86,8 @@ class CodeReward(SampleReward):
 
     ```
     """
+
+    truths = ("text", "list", "mapping")
 
     def __init__(
         self,

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from trl_drgrpo.common.errors import UnscorableError
 from trl_drgrpo.rewards.functions.code.problems import FunctionTests, ProgramTests, same_output
 from trl_drgrpo.rewards.functions.code.running import Running
 from trl_drgrpo.rewards.functions.code.sandbox import Sandbox, source_of
@@ -30,7 +31,7 @@ class Clock:
     in_all: float
 
 
-class BrokenTests(ValueError):
+class BrokenTests(UnscorableError):
     """The tests cannot be run, whatever the completion."""
 
 
@@ -146,5 +147,5 @@ def _message(judge: Running, deadline: float) -> dict[str, Any] | None:
 
 
 def _sources(module: str) -> dict[str, str]:
-    names = ("wire", "checks", "entries", module) if module == "judge" else ("wire", module)
+    names = ("wire", "remote", "checks", "entries", "names", module) if module == "judge" else ("wire", module)
     return {_PATH + name: source_of(f"{name}.py") for name in names}

@@ -1,12 +1,14 @@
 """Values between the judge and the completion's process, as lines of JSON. Standard library only: it runs inside.
 
-Only plain data crosses: a value arrives as exactly the built-in type it claims to be, so a `__eq__`, `__len__` or
-`__class__` of the completion's own never takes part in a comparison. Anything else stays where it was made and is
-known on the other side by a number.
+Only plain data crosses: a value arrives as exactly the built-in or standard type it claims to be, so a `__eq__`,
+`__len__` or `__class__` of the completion's own never takes part in a comparison. Anything else stays where it was
+made and is known on the other side by a number.
 """
 
 import builtins
+import datetime
 import json
+from collections import deque
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
@@ -25,7 +27,13 @@ _CONVERT = (
     (range, lambda value: {"range": [hex(part) for part in (value.start, value.stop, value.step)]}),
     (Fraction, lambda value: {"Fraction": [hex(value.numerator), hex(value.denominator)]}),
     (Decimal, lambda value: {"Decimal": str(value)}),
+    # datetime before date, which is its base class
+    (datetime.datetime, lambda value: {"datetime": datetime.datetime.isoformat(value)}),
+    (datetime.date, lambda value: {"date": datetime.date.isoformat(value)}),
+    (datetime.time, lambda value: {"time": datetime.time.isoformat(value)}),
+    (datetime.timedelta, lambda value: {"timedelta": [value.days, value.seconds, value.microseconds]}),
 )
+PLAIN = (*(kind for kind, _ in _CONVERT), list, dict, tuple, set, frozenset, deque)
 
 
 def encode(value: Any, other):
@@ -39,6 +47,10 @@ def encode(value: Any, other):
         return [encode(item, other) for item in list.__iter__(value)]
     if isinstance(value, dict):
         return {"dict": [[encode(key, other), encode(item, other)] for key, item in dict.items(value)]}
+    if isinstance(value, deque):
+        return {"deque": [[encode(item, other) for item in deque.__iter__(value)], value.maxlen]}
+    if is_namedtuple(value):
+        return other(value)
     kind: Any
     for kind in (tuple, set, frozenset):
         if isinstance(value, kind):
@@ -46,6 +58,11 @@ def encode(value: Any, other):
     if type(value).__module__ == "numpy" and getattr(value, "shape", None) == () and hasattr(value, "item"):
         return encode(value.item(), other)
     return other(value)
+
+
+def is_namedtuple(value):
+    """Whether the items of a value have names, which `other` has to keep."""
+    return isinstance(value, tuple) and isinstance(getattr(type(value), "_fields", None), tuple)
 
 
 def decode(form, other):
@@ -63,6 +80,8 @@ def decode(form, other):
         return {decode(key, other): decode(item, other) for key, item in content}
     if tag in ("tuple", "set", "frozenset"):
         return getattr(builtins, tag)(decode(item, other) for item in content)
+    if tag == "deque":
+        return deque((decode(item, other) for item in content[0]), content[1])
     if tag in ("bytes", "bytearray"):
         return getattr(builtins, tag).fromhex(content)
     if tag == "complex":
@@ -73,6 +92,10 @@ def decode(form, other):
         return Fraction(*(int(part, 16) for part in content))
     if tag == "Decimal":
         return Decimal(content)
+    if tag in ("datetime", "date", "time"):
+        return getattr(datetime, tag).fromisoformat(content)
+    if tag == "timedelta":
+        return datetime.timedelta(*content)
     return other(tag, content)
 
 

@@ -1,7 +1,8 @@
 """Mathematical answers: where they stand, what they mean, whether two are equal.
 
-[`MathReward`] is the reward. `answers` finds the final answer, `latex` and `brackets` read its spelling, `quantities`
-its numbers and units, `equivalence` compares without algebra where it can, and `algebra` with it where it must.
+[`MathReward`] is the reward. `answers` finds the final answer; `latex`, `brackets` and `relations` read its spelling,
+`quantities` and `units` its numbers and units, `reading` puts them together. `equivalence` compares without algebra
+where it can; where it must, `guards` says what is safe, `formulas` writes it for the parser, and `algebra` decides.
 """
 
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from trl_drgrpo.rewards.functions.mathematics.equivalence import equivalent as equivalent
     from trl_drgrpo.rewards.functions.mathematics.reward import MathReward as MathReward
     from trl_drgrpo.rewards.functions.mathematics.reward import math_reward as math_reward
+    from trl_drgrpo.rewards.functions.mathematics.reward import unreadable_gold as unreadable_gold
 
 __getattr__, __dir__ = lazy_names(
     __name__,
@@ -21,6 +23,7 @@ __getattr__, __dir__ = lazy_names(
         "equivalent": "equivalence",
         "extract_answer": "answers",
         "math_reward": "reward",
+        "unreadable_gold": "reward",
     },
 )
 
@@ -29,4 +32,5 @@ __all__ = [
     "equivalent",
     "extract_answer",
     "math_reward",
+    "unreadable_gold",
 ]

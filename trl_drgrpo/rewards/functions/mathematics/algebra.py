@@ -21,6 +21,7 @@ _CACHE = 4096  # a gold answer is read once for all completions of its group
 _DIGITS = 30
 _MORE_DIGITS = 200  # behind the point, for two values that agree in the first 30
 _MAX_DIGITS = 20_000
+_MAX_STEPS = 10
 
 
 @functools.lru_cache(maxsize=_CACHE)
@@ -53,7 +54,7 @@ def _same_values(a: Any, b: Any) -> bool | None:
     """Whether two expressions agree in all points where both have a value; `None` where there is no such point."""
     symbols = sorted(a.free_symbols | b.free_symbols, key=str)
     agreed = None
-    for point in _points(len(symbols) or 1):
+    for point in _points(len(symbols) or 1, a, b):
         values = dict(zip(symbols, point, strict=False))
         x, y = _value(a, values), _value(b, values)
         if x is None or y is None:
@@ -66,17 +67,27 @@ def _same_values(a: Any, b: Any) -> bool | None:
     return agreed
 
 
-def _points(dimension: int) -> list[list[Any]]:
-    """Fractions of both signs without a pattern, and a point of integers for what jumps there."""
-    from sympy import Rational as rational
+def _points(dimension: int, a: Any, b: Any) -> list[list[Any]]:
+    """Fractions of both signs without a pattern, and points of integers for what jumps there.
 
-    fractions = [[rational(17 * i + 29, 13) / (3 + i), rational(-(11 * i + 5), 7)] for i in range(dimension)]
-    return [
-        [first for first, _ in fractions],
-        [second for _, second in fractions],
-        [pair[i % 2] for i, pair in enumerate(fractions)],
-        [rational(3 + 2 * i) for i in range(dimension)],
+    A sum up to `n` has values at integers only; `\\lfloor n/100 \\rfloor` jumps at 100.
+    """
+    import sympy
+
+    integers = [
+        [sympy.Integer(start + step * i) for i in range(dimension)] for start, step in ((3, 2), (6, 1), (10, 3))
     ]
+    if a.has(sympy.Sum, sympy.Product) or b.has(sympy.Sum, sympy.Product):
+        return integers
+    first = [sympy.Rational(17 * i + 29, 13 * (3 + i)) for i in range(dimension)]
+    second = [sympy.Rational(-(11 * i + 5), 7) for i in range(dimension)]
+    mixed = [pair[i % 2] for i, pair in enumerate(zip(first, second, strict=True))]
+    points = [first, second, mixed, integers[0]]
+    if a.has(sympy.floor, sympy.ceiling, sympy.Mod) or b.has(sympy.floor, sympy.ceiling, sympy.Mod):
+        numbers = a.atoms(sympy.Rational) | b.atoms(sympy.Rational)
+        steps = sorted({abs(part) for number in numbers for part in (number.p, number.q)} | {1009})[-_MAX_STEPS:]
+        points += [[sympy.Integer(step + offset)] * dimension for step in steps for offset in (-1, 0, 1)]
+    return points
 
 
 def _value(expression: Any, values: dict[Any, Any], digits: int = _DIGITS) -> Any:
@@ -116,6 +127,15 @@ def _still_close(a: Any, b: Any, values: dict[Any, Any], x: Any, y: Any) -> bool
     return x is not None and y is not None and _close(x, y, digits - 20)
 
 
+def real_value(text: str) -> Fraction | None:
+    """The value of a formula without variables to 30 digits; `None` where it has none or cannot be read."""
+    import sympy
+
+    parsed = _parsed(text)
+    value = _value(parsed, {}) if isinstance(parsed, sympy.Expr) and not parsed.free_symbols else None
+    return Fraction(str(value)) if value is not None and value.is_real else None
+
+
 def _real_value(expression: Any) -> Any:
     value = _value(expression, {}) if not expression.free_symbols else None
     exact = value is None or not value.is_real or value.is_Rational or expression.is_rational
@@ -143,8 +163,10 @@ def _parsed(text: str) -> Any:
         return None
     if not isinstance(parsed, sympy.Basic):
         return parsed
+    if parsed.has(sympy.zoo, sympy.nan, sympy.Derivative):
+        return None  # of 1/0 any value is as good as another, and the derivative of a letter is no 0
     exact = {number: sympy.Rational(str(number)) for number in parsed.atoms(sympy.Float)}
-    imaginary = {symbol: sympy.I for symbol in parsed.atoms(sympy.Symbol) if str(symbol) == "i"}
+    imaginary = {symbol: sympy.I for symbol in parsed.free_symbols if str(symbol) == "i"}
     return parsed.xreplace({**exact, **imaginary}) if exact or imaginary else parsed
 
 

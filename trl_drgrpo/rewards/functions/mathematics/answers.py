@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from trl_drgrpo.rewards.functions.mathematics.latex import MAX_CHARS
+from trl_drgrpo.rewards.functions.mathematics.guards import MAX_CHARS
 from trl_drgrpo.rewards.text import after_thinking, last_boxed, last_tagged
 
 _STATEMENT = re.compile(
@@ -40,6 +40,16 @@ _BARE_LINE = re.compile(r"\$+[^$]+\$+\.?|\\\(.+\\\)\.?|\\\[.+\\\]|[-+]?[\d.,/]*\
 # Where the sentence that states the answer goes on to something else.
 _SENTENCE_END = re.compile(
     r"(?<=[^\s.])\.(?=\s+[A-Z*(]|\s*$|\*{1,3}(?:\s|$))|\s(?:because|since|which|so that|as required)\b"
+)
+# "The answer is 3. Or it could be 4." says two things, so does "The answer is 3. No, it is 4."
+_IT = r"(?:it|that|this|the (?:\w+ )?answer)"
+_IT_COULD_BE = rf"{_IT} (?:could|may|might|can)(?: also| well| instead| even)* be"
+_ALTERNATIVE = re.compile(
+    r"[\s.,;?!*$)\\]*"
+    rf"(?:(?:or|alternatively|maybe|perhaps|possibly),?(?: {_IT_COULD_BE}| {_IT} is| it's| maybe| perhaps)?|"
+    rf"(?:but |though |and |then again,? )?{_IT_COULD_BE}|(?:(?:wait|no|actually|sorry)[,.]+ ?)+(?:{_IT} is|it's)?)"
+    r"\s*([-+(\[]*[$\\]*[\d.\\(][^\n?!;]{0,60})",
+    re.IGNORECASE,
 )
 _MATH_SPAN = re.compile(r"(\$\$?)(?!\d[\d.,]*(?:\s|$))(.+?)\1(?!\d)|\\\((.+?)\\\)|\\\[(.+?)\\\]")
 
@@ -94,8 +104,15 @@ def _stated(text: str) -> str | None:
         start = statement.end() if statement.end() < len(text) else start
     if start is None:
         return None
-    line = text[start:].lstrip()[:MAX_CHARS]
-    line = line.split("\n", 1)[0] if not line.startswith((r"\[", "$$")) else line
+    rest = text[start:].lstrip()[:MAX_CHARS]
+    answer = _first_stated(rest)
+    other = _ALTERNATIVE.match(rest, rest.find(answer) + len(answer)) if answer and answer in rest else None
+    return f"{answer} or {_first_stated(other[1])}" if other else answer
+
+
+def _first_stated(rest: str) -> str | None:
+    """What the sentence at the beginning of a text says that the answer is."""
+    line = rest.split("\n", 1)[0] if not rest.startswith((r"\[", "$$")) else rest
     line = _plain(_FILLERS.sub("", line, count=1) if _FILLERS.match(line) else line)
     if boxed := boxed_answer(line):
         return boxed

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from trl_drgrpo.rewards.functions.mathematics.latex import tidy
 
 _RELATION = re.compile(r"\\(?:le|ge|ne|in|equiv)(?![a-zA-Z])|[=<>]")
+_INDEX = re.compile(r"_\{[^{}]*\}")  # of a sum
 _MATRIX = re.compile(r"\\begin\{([pbB]?matrix|array)\}(?:\{[^{}]*\})?(.*)\\end\{\1\}", re.DOTALL)
 _BRACKETS = {"(": "()", "[": "[]", r"\{": "{}", r"\langle": "()"}
 
@@ -104,4 +105,4 @@ def _without_array_brackets(text: str) -> str:
 
 def is_relation(text: str) -> bool:
     """Whether it is an equation, an inequality or a membership."""
-    return bool(_RELATION.search(text))
+    return bool(_RELATION.search(_INDEX.sub("", text)))

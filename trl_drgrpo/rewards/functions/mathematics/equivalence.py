@@ -8,78 +8,38 @@ Tuples, intervals, sets, unions and matrices are taken apart here and compared e
 `deep=False` leaves algebra out; what remains is bounded, and quick. Bounding algebra is the business of the caller.
 """
 
-import functools
 import re
+from collections.abc import Iterable
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
-from trl_drgrpo.rewards.functions.mathematics.algebra import algebraically_equal
+from trl_drgrpo.rewards.functions.mathematics.algebra import real_value
 from trl_drgrpo.rewards.functions.mathematics.brackets import bracketed, collection, is_relation, matrix
-from trl_drgrpo.rewards.functions.mathematics.latex import is_cheap, is_well_formed, tidy, unwrapped
-from trl_drgrpo.rewards.functions.mathematics.quantities import (
-    ANGLE_FUNCTION,
-    PERCENT,
-    Number,
-    exact_number,
-    numbers_equal,
-    percent_equal,
-    split_scale,
-    split_unit,
-    units_agree,
+from trl_drgrpo.rewards.functions.mathematics.formulas import for_algebra, same_formula
+from trl_drgrpo.rewards.functions.mathematics.guards import MAX_CHARS, is_cheap, is_well_formed
+from trl_drgrpo.rewards.functions.mathematics.latex import tidy
+from trl_drgrpo.rewards.functions.mathematics.quantities import exact_number, is_near, numbers_equal, percent_equal
+from trl_drgrpo.rewards.functions.mathematics.reading import Answer, read, unlabeled
+from trl_drgrpo.rewards.functions.mathematics.relations import (
+    CALL,
+    NAME,
+    Approximation,
+    approximation,
+    by_name,
+    choice,
+    interval,
+    spread,
+    union,
 )
-from trl_drgrpo.rewards.functions.mathematics.relations import by_name, choice, interval, spread, union
 from trl_drgrpo.rewards.functions.mathematics.relations import chain as links_of
+from trl_drgrpo.rewards.functions.mathematics.units import PERCENT, letter_unit, units_agree
 
-_CACHE = 4096
-_NAME = r"(?:[a-zA-Z]|\\[a-zA-Z]+)(?:_\{\w+\}|'+)?(?:\([a-z]\))?"
-# Left sides that only name what is given: x, x_1, f(3), m\angle ABC; none that calculates.
-_LEFT_SIDE = rf"{_NAME}|\\text\{{[^{{}}]*\}}|[a-zA-Z]\([^()=]*\)|[^=<>\d+*/^,{{}}-]{{1,40}}?"
-_ASSIGNMENT = re.compile(rf"({_LEFT_SIDE}) ?(?:=|\\in(?![a-zA-Z])) ?([^=<>]+)")
 _BASED = re.compile(r"([\dA-Za-z]+)_\{?(?:\\text\{[a-z]+\}|\d+)\}?")
-_WORD = re.compile(r"[A-Za-z][A-Za-z' -]{3,}|(?i:yes|no)|\([A-Z]\)|[A-Z]")
-_CALL = re.compile(r"[a-zA-Z](?:_\{\w+\}|'+)?\([^()=]*\)")
-_LETTER_IN_TEXT = re.compile(r"(?<=.)\\text\{([a-zA-Z])\}")
-_PRIMED = re.compile(r"([a-zA-Z])('+)")
-_OF_LETTERS = re.compile(r"\\(?:gcd|lcm)(?![a-zA-Z])[^)]*[a-zA-Z]|(?:gcd|lcm)\}? ?\([^)]*[a-zA-Z]")
-_DEGREES = re.compile(r"(\d+(?:\.\d+)?|[a-zA-Z]) ?\\degree ?")
-_NUMBER_AND_LETTER = re.compile(r"(.*[\d}]) ([a-zA-Z])")
+_WORD = re.compile(r"[A-Za-z](?:[A-Za-z' ]|-(?=[A-Za-z]{3})){3,}|(?i:yes|no)|\([A-Z]\)|[A-Z]")
 _MAX_ENTRIES = 30  # of a set; in a longer one only spelling is compared
-_MAX_PROSE = 6  # words; a longer text is no answer that can be compared
-
-
-class Answer(NamedTuple):
-    """An answer, read as far as that is cheap.
-
-    Args:
-        text (`str`): The tidied answer without unit and without `x =`.
-        unit (`str`): In one spelling; empty where there is none.
-        variable (`str`): The left side of `x = 5` or `x \\in [0, 1]`; empty where there is none.
-        number (`Number`, *optional*): The exact value, where it is a number.
-    """
-
-    text: str
-    unit: str
-    variable: str
-    number: Number | None
-
-    @property
-    def equation(self) -> str:
-        """The answer with its left side."""
-        return f"{self.variable} = {self.text}" if self.variable else self.text
 
 
 # Public --------------------------------------------------------------------------------------------------------------
-
-
-@functools.lru_cache(maxsize=_CACHE)
-def is_readable(gold: str) -> bool:
-    """Whether a gold answer can be compared with anything: balanced, of bounded size and cost, and no prose."""
-    if not is_well_formed(gold):
-        return False
-    text = tidy(gold)
-    words = re.findall(r"[A-Za-z]{2,}", re.sub(r"\\[A-Za-z]+", " ", text))
-    has_dangling = re.search(r"(?:\\(?:frac|sqrt)|[\^_=+\\-])\s*$|\\frac(?!\{)", text)
-    return bool(re.search(r"\w|\\", text)) and is_cheap(text) and len(words) <= _MAX_PROSE and not has_dangling
 
 
 def equivalent(gold: str, answer: str, deep: bool = True) -> bool | None:
@@ -105,45 +65,22 @@ def equivalent(gold: str, answer: str, deep: bool = True) -> bool | None:
         return letter == _words(tidy(gold))
     if not is_well_formed(answer):
         return False
-    return _same(tidy(union(gold)), tidy(union(answer)), deep)
+    one, other = tidy(union(gold)), tidy(union(answer))
+    return _same(one, other, deep) if len(other) <= 2 * MAX_CHARS else one == other
 
 
 # By spelling, value and structure ------------------------------------------------------------------------------------
-
-
-@functools.lru_cache(maxsize=_CACHE)
-def read(text: str) -> Answer:
-    """Variable, value and unit of a tidied answer."""
-    exact, _, rounded = text.partition(r"\approx")
-    if rounded:  # \frac{22}{7} \approx 3.14, but x \approx 3.14
-        text = rounded.strip() if re.fullmatch(_NAME, exact.strip()) else exact.strip()
-    variable = ""
-    if links := links_of(text):
-        text = links.text
-    if assignment := _ASSIGNMENT.fullmatch(text):
-        variable, text = assignment[1], assignment[2]
-        if variable.startswith(r"\text"):
-            variable = ""  # a label: \text{Area} = 5
-    text, unit = split_unit(unwrapped(text))
-    text = _without_parentheses(text)
-    number, (factor, unit) = exact_number(text), split_scale(unit)
-    if factor > 1:  # 5 million dollars
-        text = rf"({text})\cdot {factor}"
-        number = Number(number.value * factor) if number else None
-    text = text if unit else _LETTER_IN_TEXT.sub(r"\1", text)
-    return Answer(text, unit, variable, number)
-
-
-def _without_parentheses(text: str) -> str:
-    """`(x+1)` and `\\{5\\}` without brackets; pairs and sets keep theirs."""
-    parts = bracketed(text)
-    return parts.items[0] if parts and len(parts.items) == 1 and parts.brackets in ("()", "{}") else text
 
 
 def _same(gold: str, answer: str, deep: bool) -> bool | None:
     # From the cheapest to the dearest: each step either decides or leaves the pair to the next.
     if gold == answer:
         return True
+    gold, answer = unlabeled(gold), unlabeled(answer)
+    if claim := approximation(answer):
+        return _same_as_claimed(gold, claim, deep)
+    if claim := approximation(gold):
+        return _either(_same(side, answer, deep) for side in {*claim})
     if links := links_of(answer):
         agreed = _all_same([links.last] * len(links.links), links.links, deep)
         verdict = agreed if agreed is False else _same(gold, links.text, deep)
@@ -152,13 +89,13 @@ def _same(gold: str, answer: str, deep: bool) -> bool | None:
     if not units_agree(a.unit, b.unit) and PERCENT not in (a.unit, b.unit):
         return False
     if a.variable != b.variable and (a.variable and b.variable):
-        if _CALL.fullmatch(a.variable) or _CALL.fullmatch(b.variable):
+        if re.fullmatch(CALL, a.variable) or re.fullmatch(CALL, b.variable):
             return False  # f(2) = 5 against f(3) = 5
-        are_names = re.fullmatch(_NAME, a.variable) and re.fullmatch(_NAME, b.variable)
-        return False if are_names and a.number and b.number else _by_algebra(a.equation, b.equation, deep)
+        are_names = re.fullmatch(NAME, a.variable) and re.fullmatch(NAME, b.variable)
+        return False if are_names and a.number and b.number else same_formula(a.equation, b.equation, deep)
     if a.number and b.number:
         return _same_numbers(a, b)
-    if _unit_in_letter(a, b) or _unit_in_letter(b, a):
+    if _same_with_letter(a, b) or _same_with_letter(b, a):
         return True
     if PERCENT in (a.unit, b.unit) and a.unit != b.unit:
         return False
@@ -170,11 +107,11 @@ def _same(gold: str, answer: str, deep: bool) -> bool | None:
         return verdict
     if (verdict := _same_collections(spread(a.text), spread(b.text), deep)) is not _UNDECIDED:
         return verdict
-    if a.number and not a.unit and _is_plain_number_with_letter(b):
-        return _same_numbers(a, read(b.text[:-2]))
+    if a.number and not a.unit and (quantity := letter_unit(b.text)):
+        return _same_numbers(a, read(quantity[0]))  # only in answers: a gold `12 m` may be a product
     if is_relation(a.text) != is_relation(b.text):
         return _relation_against_other(a, b, deep)
-    return _by_algebra(a.text, b.text, deep)
+    return same_formula(a.text, b.text, deep)
 
 
 _UNDECIDED = object()
@@ -191,15 +128,34 @@ def _same_numbers(a: Answer, b: Answer) -> bool:
     return percent_equal(percent.number, plain.number)
 
 
-def _unit_in_letter(with_unit: Answer, bare: Answer) -> bool:
+def _same_with_letter(with_unit: Answer, bare: Answer) -> bool:
     r"""`12 \text{ m}` against `12 m`, the same with the unit set as a variable."""
-    return len(with_unit.unit) == 1 and not bare.unit and bare.text.replace(" ", "") == with_unit.text + with_unit.unit
+    quantity = letter_unit(bare.text) if with_unit.unit and not bare.unit else None
+    return bool(quantity) and quantity[1] == with_unit.unit and _same_numbers(with_unit, read(quantity[0]))
 
 
-def _is_plain_number_with_letter(answer: Answer) -> bool:
-    """`12 m` where 12 is asked for: the space makes it a unit. Only in answers: a gold `12 m` may be a product."""
-    match = _NUMBER_AND_LETTER.fullmatch(answer.text)
-    return bool(match) and match[2] in "mgshLl" and read(match[1]).number is not None
+def _same_as_claimed(gold: str, claim: Approximation, deep: bool) -> bool | None:
+    r"""`\sqrt{2} \approx 1.41` is its left side, or its right side if that is precise; neither if it is false."""
+    exact, rounded = read(claim.exact), read(claim.rounded)
+    if claim.exact == claim.rounded or rounded.number is None or rounded.unit not in ("", PERCENT, exact.unit):
+        return _same(gold, claim.exact, deep)
+    value = exact.number.value if exact.number else None
+    if value is None and deep and is_cheap(exact.text):
+        value = real_value(for_algebra(exact.text))
+    if value is None:
+        verdict = _same(gold, claim.exact, deep)
+        return verdict if deep else _either([verdict, _same(gold, claim.rounded, deep)]) and None
+    value *= 100 if rounded.unit == PERCENT != exact.unit else 1
+    if not is_near(rounded.text, value):
+        return False
+    sides = claim if is_near(rounded.text, value, precisely=True) else claim[:1]
+    return _either(_same(gold, side, deep) for side in sides)
+
+
+def _either(verdicts: Iterable[bool | None]) -> bool | None:
+    """`True` if one is, else undecided if one is, else `False`."""
+    verdicts = [*verdicts]
+    return True if True in verdicts else None if None in verdicts else False
 
 
 def _same_words(gold: str, answer: str) -> Any:
@@ -264,6 +220,10 @@ def _same_collections(gold: str, answer: str, deep: bool) -> Any:
     if one is None or other is None:
         if one is None and other is None:
             return _UNDECIDED
+        if other and other.brackets == "" and len(other.items) <= _MAX_ENTRIES:
+            verdict = _all_same([gold] * len(other.items), other.items, deep)  # `0.5 or 1/2` is one answer
+            if verdict is not False:
+                return verdict
         return _UNDECIDED if is_relation(gold) or is_relation(answer) else False
     if len(one.items) != len(other.items):
         return False
@@ -316,25 +276,8 @@ def _relation_against_other(a: Answer, b: Answer, deep: bool) -> bool | None:
     """`x > 5` says the same as `(5, \\infty)`; no other relation is the same as something that is none."""
     relation, other = (a.text, b.text) if is_relation(a.text) else (b.text, a.text)
     if other.startswith(("(", "[")) and "=" not in relation:
-        return _by_algebra(relation, other, deep)
+        return same_formula(relation, other, deep)
     name = a.variable or b.variable
     if name and "=" in relation:  # y = 2x against y - 2x = 0
-        return _by_algebra(a.equation, b.equation, deep)
+        return same_formula(a.equation, b.equation, deep)
     return False
-
-
-def _by_algebra(gold: str, answer: str, deep: bool) -> bool | None:
-    if not (is_cheap(gold) and is_cheap(answer)):
-        return False
-    gold, answer = _for_algebra(gold), _for_algebra(answer)
-    # What the parser drops or computes away: 5', gcd(a, b).
-    if any("'" in text or _OF_LETTERS.search(text) for text in (gold, answer)):
-        return False
-    return algebraically_equal(gold, answer) if deep else None
-
-
-def _for_algebra(text: str) -> str:
-    """`text` with primes as indices and, in the argument of a function, degrees as radians: the parser drops both."""
-    if r"\degree" in text and ANGLE_FUNCTION.search(text):
-        text = _DEGREES.sub(r"(\\frac{\1\\pi}{180})", text)
-    return _PRIMED.sub(lambda match: f"{match[1]}_{{9{len(match[2])}}}", text)

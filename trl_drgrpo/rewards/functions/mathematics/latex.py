@@ -1,32 +1,30 @@
-r"""One spelling for LaTeX answers that look alike, and the cheap checks that keep a hostile one away from algebra.
+r"""One spelling for LaTeX answers that look alike.
 
 `\frac12`, `\dfrac{1}{2}` and `\frac{1}{2}` are one answer in three spellings. After `tidy` most pairs of equal answers
 are equal strings, so that the slow parser and sympy are left with the rest. Nothing here evaluates anything: all
 functions are regular expressions and single passes over a text of bounded length.
-
-`is_well_formed` and `is_cheap` are the two guards: a text that is too long, too deeply nested or unbalanced is no
-answer, and one like `9^{9^{9}}` or `9999999!` is never handed to sympy, which would compute it.
 """
 
 import functools
 import re
+import unicodedata
 
-MAX_CHARS = 1000  # no answer of MATH or GSM8K has more than a tenth of it
-MAX_DEPTH = 20
-_MAX_DIGITS = 300
-_MAX_POWER = 10_000  # product of the numeric exponents: 10^{10000} takes a millisecond, 9^{9^9} takes all day
-_MAX_POWER_OF_SUM = 100  # (a+b+c)^{100} has 5151 terms
-_MAX_FACTORIAL = 1000
-
+_GREEK_FROM_ALPHA = """
+alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi o pi rho varsigma sigma tau upsilon phi
+chi psi omega
+"""
+_GREEK = {chr(0x3B1 + index): name for index, name in enumerate(_GREEK_FROM_ALPHA.split())}
+_GREEK |= {letter.upper(): _GREEK[letter].capitalize() for letter in "γδθλξπσφψω"}
+_GREEK |= {"ϕ": "phi", "ϵ": "epsilon", "\u00b5": "mu", "\u2126": "Omega", "ℓ": "ell", "ħ": "hbar"}
 _UNICODE = str.maketrans(
     {
+        **{letter: rf"\{name} " for letter, name in _GREEK.items()},
         "−": "-",
         "–": "-",
         "×": r"\times ",
         "·": r"\cdot ",
         "⋅": r"\cdot ",
         "÷": "/",
-        "π": r"\pi ",
         "∞": r"\infty ",
         "±": r"\pm ",
         "∪": r"\cup ",
@@ -36,16 +34,27 @@ _UNICODE = str.maketrans(
         "≠": r"\ne ",
         "≈": r"\approx ",
         "°": r"^\circ ",
-        "²": "^2",
-        "³": "^3",
-        "½": r"\frac{1}{2}",
+        "∅": r"\emptyset ",
+        "∩": r"\cap ",
+        "⌊": r"\lfloor ",
+        "⌋": r"\rfloor ",
+        "⌈": r"\lceil ",
+        "⌉": r"\rceil ",
+        "∠": r"\angle ",
+        "∑": r"\sum ",
+        "∫": r"\int ",
+        "∂": r"\partial ",
+        "ℝ": r"\mathbb{R}",
+        "ℤ": r"\mathbb{Z}",
+        "′": "'",
+        "\u212b": "Å",
         "\u00a0": " ",
         "\u202f": " ",
-        "\t": " ",
-        "\n": " ",
-        "\r": " ",
     }
 )
+_RAISED = re.compile("[\u2070\u00b9\u00b2\u00b3\u2074-\u207f]+")
+_LOWERED = re.compile("[\u2080-\u208e\u2090-\u209c]+")
+_VULGAR_FRACTION = re.compile("[\u00bc-\u00be\u2150-\u215e]")
 _WRAPPERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"), ("`", "`"))
 # The row separator `\\` comes first in each alternation, so that `\\ ` is not read as a backslash and a space command.
 _SPACING = re.compile(
@@ -57,13 +66,30 @@ _FONTS = re.compile(r"\\(?:text(?:normal|bf|it|rm|sf|tt|up)?|math(?:rm|bf|it|sf)
 _AND = re.compile(r",?\s*(?:\\text\s*\{\s*,?\s*(?:and|or)\s*,?\s*\}|(?<![a-zA-Z\\{])(?:and|or)(?![a-zA-Z}]))\s*")
 _DOUBLED = re.compile(r"\\\\(?=[a-zA-Z])")
 _ROOT_SIGN = re.compile(r"√\s*(\d+|[a-zA-Z])?")
+_BLANK = re.compile(r"[\t\n\r]")
 _DOLLARS = re.compile(r"(?<!\\)\$")
+_ABOUT = r"(?:approximately|approx\.?|about|roughly|around)"
+ACCENTS = "vec|hat|bar|tilde|dot|ddot|overline|widehat|mathbb|mathbf|mathcal|boldsymbol"
+GREEK_NAMES = "|".join(sorted({*_GREEK.values()} - {"pi"}))
+_GREEK_LETTER = re.compile(rf"\\(?:{GREEK_NAMES})(?![a-zA-Z])")
+_MACRO = re.compile(r"\\[a-zA-Z]+")
+# Between numbers of three digits the space tells a list, `100, 200`, from a number, `100,200`.
+_SPACES = r"(?<![0-9A-Za-z.])(?!(?<=\d,) \d{3}(?!\d)) | (?![0-9A-Za-z.\\])|(?<=[0-9.]) (?=\\)"
 # Patterns and what stands in their place, applied in this order.
 _SPELLINGS = [
     (re.compile(pattern), replacement)
     for pattern, replacement in (
         (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
         (r"\\text\s*\{\s*\}", ""),
+        (r"\\text\s*\{\s*d\s*\}(?=\s*(?:[a-zA-Z]|\^|\\(?!text)))", "d"),
+        (rf"^\s*(?:\\text\s*\{{\s*{_ABOUT}\s*\}}|{_ABOUT}(?![a-zA-Z]))", r"\\approx "),
+        (r"\\(?:simeq|doteq)(?![a-zA-Z])", r"\\approx"),
+        (r"\\var(epsilon|theta|kappa|rho|sigma|phi)(?![a-zA-Z])", r"\\\1"),
+        (r"\\mid(?![a-zA-Z])", "|"),
+        (r"\\AA(?![a-zA-Z])|\\(?:mathring|r)\s*\{A\}", "Å"),
+        (r"\\(?:SI|qty)\s*\{([^{}]*)\}\s*\{([^{}]*)\}", r"\1\\text{\2}"),
+        (r"\\(?:si|unit|rm)\s*(?=\{)", r"\\text"),
+        (r"(?<!\\)\{\s*\\rm(?![a-zA-Z])", r"\\text{"),
         (r"\{:\}", ":"),
         (r"\\(?:text)?color\s*\{[a-zA-Z]+\}|\\underline(?=\s*\{)|\\(?:bf|rm|it|bfseries)(?![a-zA-Z])", ""),
         (r"(?<!\\)\{\s*([^{}]+?)\s*\\choose(?![a-zA-Z])\s*([^{}]+?)\s*\}", r"{\\binom{\1}{\2}}"),
@@ -97,10 +123,12 @@ _TIGHT = [
     (re.compile(pattern), replacement)
     for pattern, replacement in (
         (r"\s+", " "),
-        # Between numbers of three digits the space tells a list, `100, 200`, from a number, `100,200`.
-        (r"(?<![0-9A-Za-z.])(?!(?<=\d,) \d{3}(?!\d)) | (?![0-9A-Za-z.\\])|(?<=[0-9.]) (?=\\)", ""),
+        (_SPACES, ""),
         (r"(\\log)_(\d)", r"\1_{\2}"),
-        (r"([\^_])(-?\d+|[a-zA-Z])", r"\1{\2}"),
+        (rf"([\^_])(-?\d+|[a-zA-Z]|\\(?:{GREEK_NAMES}|pi|infty|max|min)(?![a-zA-Z]))", r"\1{\2}"),
+        (r"(\\(?:cdot|pm|pi|le|ge))\{(\d+|[a-zA-Z])\}", r"\1 \2"),
+        (r"(?<![\\a-zA-Z}\]^_])\{(\d+|[a-zA-Z])\}", r"\1"),  # {10}^{33}
+        (_SPACES, ""),
         (r"\{\.(?=\d)", "{0."),
     )
 ]
@@ -124,7 +152,7 @@ def tidy(text: str) -> str:
 
     ```
     """
-    text = _ROOT_SIGN.sub(lambda m: rf"\sqrt{{{m[1]}}}" if m[1] else r"\sqrt", text.translate(_UNICODE))
+    text = _BLANK.sub(" ", text if text.isascii() else _in_ascii(text))
     text = unwrapped(text)
     if len(_DOLLARS.findall(text)) % 2 == 0:  # $x = 1$ or $x = 2$
         text = _DOLLARS.sub("", text)
@@ -139,6 +167,23 @@ def tidy(text: str) -> str:
     for pattern, replacement in _TIGHT:
         text = pattern.sub(replacement, text)
     return unwrapped(text)
+
+
+def _in_ascii(text: str) -> str:
+    text = _RAISED.sub(lambda m: f"^{{{_compatible(m[0])}}}", text)
+    text = _LOWERED.sub(lambda m: f"_{{{_compatible(m[0])}}}", text)
+    text = _VULGAR_FRACTION.sub(lambda m: r"\frac{{{}}}{{{}}}".format(*_compatible(m[0]).split("\u2044")), text)
+    return _ROOT_SIGN.sub(lambda m: rf"\sqrt{{{m[1]}}}" if m[1] else r"\sqrt", text.translate(_UNICODE))
+
+
+def _compatible(text: str) -> str:
+    """`\u207b\u2078` as `-8`, `\u00be` as 3 and 4 with a fraction slash."""
+    return unicodedata.normalize("NFKC", text).translate(_UNICODE)
+
+
+def letters(text: str) -> set[str]:
+    """The variables in a text, Greek ones by their macros. The names of other macros are none; \\pi is a number."""
+    return {*_GREEK_LETTER.findall(text), *re.findall("[a-zA-Z]", _MACRO.sub(" ", text))}
 
 
 def unwrapped(text: str) -> str:
@@ -175,7 +220,7 @@ def group_end(text: str, start: int) -> int:
 
 
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
-_TAKES_ARGUMENTS = re.compile(r"\\(?:(frac)|sqrt)(?![a-zA-Z])\s*(?:\[[^\[\]]*\])?")
+_TAKES_ARGUMENTS = re.compile(rf"\\(?:(frac)|sqrt|{ACCENTS})(?![a-zA-Z])\s*(?:\[[^\[\]]*\])?")
 _ONE_TOKEN = re.compile(r"\s*(\\[a-zA-Z]+|[0-9a-zA-Z])")
 
 
@@ -200,87 +245,3 @@ def _with_braces(text: str) -> str:
                 position = token.end()
     parts.append(text[position:])
     return "".join(parts)
-
-
-# Guards --------------------------------------------------------------------------------------------------------------
-
-_BRACKET = re.compile(r"\\[{}]|\\\\|\\.|[{}()\[\]]", re.DOTALL)
-_OPENING, _CLOSING = ("{", "(", "[", r"\{"), ("}", ")", "]", r"\}")
-_LONG_NUMBER = re.compile(rf"\d{{{_MAX_DIGITS},}}")
-_UNBOUNDED = re.compile(r"\\(?:sum|prod|i*int|lim|bigcup|bigcap)(?![a-zA-Z])")
-_EXPONENT = re.compile(r"(.)\s*\^\s*")
-_TOWER = re.compile(r"\^\s*(?:\{[^{}]*\}|\w+)\s*\^")
-_INTEGER = re.compile(r"\d+")
-_CHEAP_BINOMIAL = re.compile(r"\\binom\{\d{1,6}\}\{\d{1,2}\}")
-
-
-def is_well_formed(text: str) -> bool:
-    """Whether `text` is short, not deeply nested, and closes every brace it opens (intervals may mix theirs)."""
-    if not text.strip() or len(text) > MAX_CHARS:
-        return False
-    depth = braces = 0
-    for token in _BRACKET.findall(text):
-        depth += (token in _OPENING) - (token in _CLOSING)
-        braces += (token == "{") - (token == "}")
-        if depth > MAX_DEPTH or depth < 0 or braces < 0:
-            return False
-    return depth == 0 and braces == 0
-
-
-def is_cheap(text: str) -> bool:
-    r"""Whether sympy can be trusted with `text`: no towers of powers, huge factorials, sums or integrals.
-
-    Args:
-        text (`str`): A tidied answer.
-
-    Returns:
-        `bool`: `False` means that only its spelling is compared. The limits err on the side of refusing.
-
-    Example:
-
-    ```python
-    >>> is_cheap("2^{100}"), is_cheap("9^{9^{9}}"), is_cheap("9999999!")
-    (True, False, False)
-
-    ```
-    """
-    if _LONG_NUMBER.search(text) or _UNBOUNDED.search(text) or _TOWER.search(text):
-        return False
-    return _powers_are_cheap(text) and _counts_are_cheap(text)
-
-
-def _powers_are_cheap(text: str) -> bool:
-    of_numbers = of_sums = 1
-    for power in _EXPONENT.finditer(text):
-        base, start = power[1], power.end()
-        end = group_end(text, start) if text.startswith("{", start) else -1
-        exponent = text[start:end] if end > 0 else _argument(text, start)
-        sizes = [int(number) for number in _INTEGER.findall(exponent)]
-        if ("^" in exponent and sizes) or "!" in exponent or "binom" in exponent:
-            return False
-        for size in sizes:
-            if base.isdigit():
-                of_numbers *= max(size, 1)
-            elif base in ")}]|":
-                of_sums *= max(size, 1)
-            elif size > _MAX_POWER:
-                return False
-    return of_numbers <= _MAX_POWER and of_sums <= _MAX_POWER_OF_SUM
-
-
-def _argument(text: str, start: int) -> str:
-    """What stands after a `^` without braces: up to the end of a bracket, or of the number."""
-    if text.startswith("(", start):
-        end = text.find(")", start)
-        return text[start:] if end < 0 or "(" in text[start + 1 : end] else text[start:end]
-    return text[start : start + 1 + len(re.match(r"\d*", text[start + 1 :])[0])]  # pyright: ignore[reportOptionalSubscript]
-
-
-def _counts_are_cheap(text: str) -> bool:
-    """Factorials and binomials of small numbers only, and no factorial of a factorial."""
-    text = _CHEAP_BINOMIAL.sub(str(_MAX_FACTORIAL + 1), text)  # the number, so that no factorial of it passes
-    if "!" not in text and "binom" not in text:
-        return True
-    if "!!" in text or (re.search(r"[)}\]]\s*!", text) and (text.count("!") > 1 or "^" in text)):
-        return False
-    return all(int(number) <= _MAX_FACTORIAL for number in _INTEGER.findall(text))

@@ -8,16 +8,25 @@ import re
 from typing import NamedTuple
 
 from trl_drgrpo.rewards.functions.mathematics.brackets import bracketed, split_at
-from trl_drgrpo.rewards.functions.mathematics.latex import tidy
+from trl_drgrpo.rewards.functions.mathematics.latex import ACCENTS, GREEK_NAMES, letters, tidy
 
-_MACRO = re.compile(r"\\[a-zA-Z]+")
-_LETTER = re.compile(r"[a-zA-Z]")
-_NAMED = re.compile(r"([a-zA-Z](?:_\{\w+\})?) ?= ?([^=<>]+)")
+_LETTER = rf"(?:[a-zA-Z]|\\(?:{GREEK_NAMES})(?![a-zA-Z]))"
+_INDEX = r"(?:_\{(?:[^{}]|\{[^{}]*\})*\}|'+)?"
+_VARIABLE = _LETTER + _INDEX
+NAME = rf"(?:{_LETTER}|\\(?:{ACCENTS})\{{\w+\}}){_INDEX}(?:\([a-z]\))?"
+CALL = rf"(?:{_LETTER}|\\mathbb\{{[a-zA-Z]\}}|\\text\{{\w+\}}){_INDEX}(?:\([^()]*\)|\[[^\[\]]*\])"
+# \frac{dy}{dx}, also of higher order and partial
+DERIVATIVE = (
+    rf"\\frac\{{(?:d|\\partial ?)(?:\^\{{\d\}})? ?{_LETTER}(?:\([a-z]\))?\}}"
+    rf"\{{(?:(?:d|\\partial) ?{_LETTER}(?:\^\{{\d\}})? ?)+\}}"
+)
+_NAMED = re.compile(rf"({_VARIABLE}) ?= ?([^=<>]+)")
 _BOUND = r"(-?(?:\\infty|[^<>=|,a-zA-Z\\]*(?:\\(?:frac|sqrt|pi)[^<>=|,a-zA-Z\\]*)*))"
 _SIDE = r" ?(<|>|\\le|\\ge) ?"
-_INEQUALITY = re.compile(rf"(?:{_BOUND}{_SIDE})?([a-zA-Z])(?:{_SIDE}{_BOUND})?")
-_MODULUS = re.compile(r"\|([a-zA-Z])\|(<|>|\\le ?|\\ge ?)(\d+)")
+_INEQUALITY = re.compile(rf"(?:{_BOUND}{_SIDE})?({_LETTER})(?:{_SIDE}{_BOUND})?")
+_MODULUS = re.compile(rf"\|({_LETTER})\|(<|>|\\le ?|\\ge ?)(\d+)")
 _ALL_REALS = re.compile(r"(?:\\mathbb\{R\}|\\mathbb R|\\R|(?:\\text\{)?all ?real(?: ?number)?s\}?)")
+_SET_BUILDER = re.compile(rf"\\\{{ ?({_LETTER})(?: ?\\in ?\\mathbb\{{R\}})? ?[:|] ?(.+)\\\}}")
 _OR = re.compile(r"\\(?:text|mbox|mathrm)\s*\{\s*,?\s*or\s*,?\s*\}|(?<![a-zA-Z\\])or(?![a-zA-Z])|\\lor(?![a-zA-Z])")
 _CHOICE = re.compile(r"\W*?(?:\(([A-J])\)|(?<!\w)([A-J])(?:\)|[.:](?=[\s$\\])))\s*(.*)", re.DOTALL)
 _FONT = re.compile(r"\\(?:text\w*|math(?:rm|bf|sf))\s*\{([^{}]*)\}")
@@ -41,12 +50,12 @@ def chain(text: str) -> Chain | None:
     parts = [part.strip() for part in split_at(text, "=")]
     if len(parts) < 2 or not all(parts):
         return None
-    letters = [set(_LETTER.findall(_MACRO.sub("", part))) for part in parts]
-    head = parts[0] if letters[0] else ""
-    if (head and len(parts) == 2) or (not head and any(letters)):
+    own = [letters(part) for part in parts]
+    head = parts[0] if own[0] else ""
+    if (head and len(parts) == 2) or (not head and any(own)):
         return None
     last = parts[-1]
-    links = tuple(part for part, own in zip(parts[:-1], letters, strict=False) if part != head and own <= letters[-1])
+    links = tuple(part for part, used in zip(parts[:-1], own, strict=False) if part != head and used <= own[-1])
     return Chain(f"{head}={last}" if head else last, links, last)
 
 
@@ -56,7 +65,7 @@ def spread(text: str) -> str:
     names, values = bracketed(left.strip()), bracketed(right.strip())
     if not equals or not names or not values or names.brackets != "()" or values.brackets != "()":
         return text
-    if len(names.items) != len(values.items) or not all(re.fullmatch(r"[a-zA-Z]", name) for name in names.items):
+    if len(names.items) != len(values.items) or not all(re.fullmatch(_VARIABLE, name) for name in names.items):
         return text
     return ",".join(f"{name}={value}" for name, value in zip(names.items, values.items, strict=True))
 
@@ -68,10 +77,36 @@ def by_name(items: tuple[str, ...]) -> tuple[str, ...] | None:
     """
     named = [_NAMED.fullmatch(item) for item in items]
     values = {match[1]: match[2].strip() for match in named if match}
-    letters = {name[0] for name in values}
-    if len(values) < len(items) or len(letters) == 1:
+    bases = {name.partition("_")[0] for name in values}
+    if len(values) < len(items) or len(bases) == 1:
         return None
     return tuple(value for _, value in sorted(values.items()))
+
+
+def condition(text: str) -> str:
+    r"""`x > 1` of `\{x \mid x > 1\}`, where that is an interval; anything else as it is."""
+    match = _SET_BUILDER.fullmatch(text)
+    return match[2] if match and (inside := interval(match[2])) and inside[0] == match[1] else text
+
+
+class Approximation(NamedTuple):
+    """`\\frac{22}{7} \\approx 3.14`: what is meant, and how it was rounded."""
+
+    exact: str
+    rounded: str
+
+
+def approximation(text: str) -> Approximation | None:
+    """The two sides of `\\approx`, also where `x \\approx 3.14` names only one; `None` for any other answer."""
+    if r"\approx" not in text or len(split_at(text, ",")) > 1:
+        return None
+    first, *others = split_at(text, r"\approx")
+    if not others or not all(others):
+        return None
+    if not first or (first != "e" and re.fullmatch(rf"{NAME}|{CALL}", first)):
+        exact = f"{first}={others[0]}" if first else others[0]
+        return Approximation(exact, others[-1])
+    return Approximation(first, others[-1])
 
 
 def interval(text: str) -> tuple[str, str] | None:

@@ -8,7 +8,8 @@ Deltas from TRL's `accuracy_reward`: several places of the answer and several go
 percents compare as people read them; 0.0000672 is not 0.0000674; `9^{9^{9}}` is 0 at once and not after
 seconds. Text is not understood: `is not \boxed{5}` is a box with 5 in it.
 
-The same where TRL has a rule: a gold answer that cannot be read is `None`, a completion without one is 0.
+The same where TRL has a rule: a gold answer that cannot be read is `None`, a completion without one is 0. So is one
+whose algebra exceeds the limits: `None` would be better for it than to be wrong.
 """
 
 import importlib.util
@@ -19,7 +20,8 @@ from typing import Any
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.rewards.columns import ALWAYS_PASSED, NEVER_PASSED
 from trl_drgrpo.rewards.functions.mathematics.answers import ANSWER_FORMATS, extract_answer, gold_answers
-from trl_drgrpo.rewards.functions.mathematics.equivalence import equivalent, is_readable
+from trl_drgrpo.rewards.functions.mathematics.equivalence import equivalent
+from trl_drgrpo.rewards.functions.mathematics.reading import unreadable
 from trl_drgrpo.rewards.isolation.isolated import Limits, scored_in_workers
 from trl_drgrpo.rewards.sample import SampleReward, column_values
 from trl_drgrpo.rewards.text import completion_text
@@ -41,7 +43,8 @@ class MathReward(SampleReward):
         limits ([`Limits`], *optional*):
             Limits of the algebra per completion. `None`: it runs in this process, unbounded.
         on_error (`str`, *optional*, defaults to `"unscorable"`):
-            What a completion gets whose algebra exceeds the limits: `None`, or with `"raise"` an error.
+            What becomes of a completion whose algebra exceeds the limits: it gets 0 and is counted in
+            `rewards/<name>/failed_frac`, or with `"raise"` it is an error.
         name (`str`, *optional*, defaults to `"math_reward"`): Name in logs and metrics.
 
     Raises:
@@ -55,6 +58,8 @@ class MathReward(SampleReward):
 
     ```
     """
+
+    truths = ("text", "number", "list")
 
     def __init__(
         self,
@@ -87,13 +92,17 @@ class MathReward(SampleReward):
         """Reward of one completion, with algebra where it is needed."""
         return self._graded(completion, columns[self.answer_column], deep=True)[1]
 
+    def check_row(self, **columns: Any) -> str | None:
+        """Why the row's gold answer cannot be read."""
+        return unreadable_gold(columns[self.answer_column])
+
     def warm_up(self) -> None:
         """Loads sympy and the parser in a new worker: seconds, which are not to count as the first completion's."""
         equivalent("x + 1", "1 + x")
 
     def _graded(self, completion: str, gold: Any, deep: bool) -> tuple[bool, float | None]:
         """Whether the reward is decided, and the reward."""
-        readable = [answer for answer in gold_answers(gold) if is_readable(answer)]
+        readable = [answer for answer in gold_answers(gold) if not unreadable(answer)]
         if not readable:
             return True, None
         is_unfinished = self.think_opened is True and "</think>" not in completion
@@ -134,8 +143,29 @@ class MathReward(SampleReward):
             log_metric=log_share,
         )
         for row, reward in zip(hard, scored, strict=True):
-            rewards[row] = reward
+            rewards[row] = reward or 0.0  # the gold answer is readable: what fails here is the completion
         return rewards
+
+
+def unreadable_gold(gold: Any) -> str | None:
+    r"""Why [`MathReward`] makes every completion of a problem unscorable: its gold answer cannot be read.
+
+    Args:
+        gold: One value of the answer column, as [`MathReward`] takes it.
+
+    Returns:
+        `str` or `None`: The reason, for the last of several gold answers; `None` if one of them can be read.
+
+    Example:
+
+    ```python
+    >>> unreadable_gold(r"\boxed{\frac{1}{2}}"), unreadable_gold(r"x +"), unreadable_gold(None)
+    (None, 'a formula that breaks off', 'empty')
+
+    ```
+    """
+    reasons = [unreadable(answer) for answer in gold_answers(gold)]
+    return None if None in reasons else (reasons or ["empty"])[-1]
 
 
 # Keywords that TRL passes to every reward function, and columns that it passes under another name.

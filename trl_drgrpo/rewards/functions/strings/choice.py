@@ -7,8 +7,8 @@ a letter decides. A completion that names two choices in that way picks none: it
 import re
 from typing import Any
 
-from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.rewards.sample import SampleReward
+from trl_drgrpo.common.errors import InputError, UnscorableError
+from trl_drgrpo.rewards.sample import SampleReward, why_unreadable
 from trl_drgrpo.rewards.text import after_thinking, marked_answer
 
 
@@ -38,6 +38,8 @@ class ChoiceReward(SampleReward):
     ```
     """
 
+    truths = ("text", "number")
+
     def __init__(
         self,
         column: str = "answer",
@@ -55,7 +57,7 @@ class ChoiceReward(SampleReward):
         self.column, self.letters = column, letters
 
     def score(self, completion: str, **columns: Any) -> float | None:
-        """1.0 or 0.0; `None` for a row without a truth, `ValueError` for a truth that is no choice."""
+        """1.0 or 0.0; `None` for a row without a truth, `UnscorableError` for a truth that is no choice."""
         truth = columns[self.column]
         if truth is None:
             return None
@@ -70,13 +72,17 @@ class ChoiceReward(SampleReward):
             picked = self._by_phrase(text) or self._alone(text) or set(re.findall(rf"\(([{self.letters}])\)", text))
         return picked.pop() if len(picked) == 1 else None
 
+    def check_row(self, **columns: Any) -> str | None:
+        """Why the row's truth is none."""
+        return why_unreadable(self._truth, columns[self.column])
+
     def _truth(self, truth: Any) -> str:
         if isinstance(truth, int) and not isinstance(truth, bool) and 0 <= truth < len(self.letters):
             return self.letters[truth]
         picked = self._in_short(truth) if isinstance(truth, str) else set()
         if len(picked) != 1:
             expected = f"one of {self.letters} or a position from 0"
-            raise ValueError(f"column {self.column!r} holds {truth!r}, which is not {expected}")
+            raise UnscorableError(f"column {self.column!r} holds {truth!r}, which is not {expected}")
         return picked.pop()
 
     def _alone(self, text: str) -> set[str]:

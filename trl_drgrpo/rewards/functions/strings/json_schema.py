@@ -44,6 +44,8 @@ class JsonSchemaReward(SampleReward):
     ```
     """
 
+    truths = ("text", "mapping", "boolean")
+
     def __init__(
         self,
         schema: Mapping[str, Any] | bool | None = None,

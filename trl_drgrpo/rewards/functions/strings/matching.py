@@ -7,15 +7,16 @@ What is ambiguous scores 0: an answer tag with two numbers in it would otherwise
 truth (`None`) is left unscored.
 """
 
+import contextlib
 import math
 import re
 from collections.abc import Iterator, Sequence
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from typing import Any
 
-from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.errors import InputError, UnscorableError
 from trl_drgrpo.rewards.contract import check_flag, finite_number
-from trl_drgrpo.rewards.sample import SampleReward
+from trl_drgrpo.rewards.sample import SampleReward, why_unreadable
 from trl_drgrpo.rewards.text import after_thinking, marked_answer
 
 _WHERE = ("answer", "marked", "whole")
@@ -74,6 +75,8 @@ class ExactMatchReward(SampleReward):
 
     ```
     """
+
+    truths = ("text", "number", "boolean", "list", "mapping")
 
     def __init__(
         self,
@@ -141,6 +144,8 @@ class NumericReward(SampleReward):
     ```
     """
 
+    truths = ("text", "number")
+
     def __init__(
         self,
         column: str = "answer",
@@ -161,7 +166,7 @@ class NumericReward(SampleReward):
         self.abs_tol, self.rel_tol = float(abs_tol), float(rel_tol)
 
     def score(self, completion: str, **columns: Any) -> float | None:
-        """1.0 or 0.0; `None` for a row without a truth, `ValueError` for a truth that is no number."""
+        """1.0 or 0.0; `None` for a row without a truth, `UnscorableError` for a truth that is no number."""
         truth = columns[self.column]
         if truth is None:
             return None
@@ -175,16 +180,21 @@ class NumericReward(SampleReward):
             return 0.0
         return float(self._equal(found[-1], expected))
 
+    def check_row(self, **columns: Any) -> str | None:
+        """Why the row's truth is none."""
+        return why_unreadable(self._truth, columns[self.column])
+
     def _truth(self, truth: Any) -> tuple[Decimal, Decimal]:
         if isinstance(truth, str):
             found = list(self._numbers(truth.rpartition("####")[2]))
             if len(found) == 1:
                 return found[0]
         elif not isinstance(truth, bool):
-            number = Decimal(str(truth))
-            if number.is_finite():
-                return number, Decimal(1)
-        raise ValueError(f"column {self.column!r} holds {truth!r}, which is not one number")
+            with contextlib.suppress(InvalidOperation):
+                number = Decimal(str(truth))
+                if number.is_finite():
+                    return number, Decimal(1)
+        raise UnscorableError(f"column {self.column!r} holds {truth!r}, which is not one number")
 
     def _numbers(self, text: str) -> Iterator[tuple[Decimal, Decimal]]:
         """The numbers of a text, in order, each as numerator and denominator."""

@@ -1,0 +1,36 @@
+"""Random models of the families that TRL trains, each small enough for two steps in a second."""
+
+import torch
+import transformers
+from transformers import AutoModelForCausalLM
+
+DENSE = ("Llama", "Gemma", "Gemma3Text", "GPT2")
+EXPERTS = {
+    "Qwen3Moe": {"moe_intermediate_size": 32, "num_experts": 4, "decoder_sparse_step": 1},
+    "GptOss": {"num_local_experts": 4, "sliding_window": 16},
+    "Mixtral": {"num_local_experts": 4},
+}
+
+
+def tiny(family, tokenizer):
+    """A causal language model of `<family>Config`; the same weights every time."""
+    config = getattr(transformers, f"{family}Config")
+    fields = {
+        "vocab_size": len(tokenizer),
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "initializer_range": 0.2,
+        "bos_token_id": None,
+        "eos_token_id": [tokenizer.eos_token_id, *range(len(tokenizer) // 9)],
+        "pad_token_id": tokenizer.pad_token_id,
+    }
+    if family != "GPT2":
+        fields |= {"intermediate_size": 64, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 512}
+    if family in EXPERTS:
+        fields |= {"num_experts_per_tok": 2, **EXPERTS[family]}
+    if family in ("GptOss", "Gemma3Text"):
+        fields |= {"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"]}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return AutoModelForCausalLM.from_config(config(**fields))

@@ -1,0 +1,27 @@
+"""Weights of a checkpoint whose file calls them by other names than the model does.
+
+When `from_pretrained` loads a model, transformers fuses the experts of a mixture and renames parts of vision-language
+models; when it saves, it undoes that. `Trainer` knows nothing of it when it resumes (transformers 5.23): what it does
+not find under the model's names stays as it was when the model was built.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedModel
+
+
+def load_translated(model: Any, folder: Path) -> Any:
+    """Load all weights of a checkpoint the way `from_pretrained` does.
+
+    Args:
+        model ([`~transformers.PreTrainedModel`]): Gets the weights, in place.
+        folder (`Path`): A checkpoint with full weights.
+
+    Returns:
+        What `load_state_dict` returns; `None` for a model that has no `from_pretrained`.
+    """
+    if not isinstance(model, PreTrainedModel):
+        return None
+    loaded = type(model).from_pretrained(folder, dtype=model.dtype)
+    return model.load_state_dict(loaded.state_dict(), strict=False)
