@@ -23,20 +23,20 @@ BROKEN = {
     f"{ROOMS}.run_log.RunLog.completions": "The run log's completions",
     f"{ROOMS}.run_log.RunLog.warning": "The run log's warnings",
     f"{ROOMS}.run_log.RunLog.end": "The end of the run log",
-    f"{ROOMS}.trainer.start_facts": "The facts of the start",
-    f"{ROOMS}.trainer.run_facts": "The facts of the run",
-    f"{ROOMS}.trainer.batch_statistics": "The statistics of a batch",
+    f"{ROOMS}.feature.start_facts": "The facts of the start",
+    f"{ROOMS}.feature.run_facts": "The facts of the run",
+    f"{ROOMS}.feature.batch_statistics": "The statistics of a batch",
     f"{ROOMS}.run_warnings.RunWarnings.observe": "The watch for warnings",
     f"{ROOMS}.run_warnings.RunWarnings.state_dict": "drgrpo_diagnostics.json of a checkpoint",
     f"{ROOMS}.phases.PhaseClock.phase": "The clock of the phases",
-    f"{ROOMS}.phases.PhaseClock.step_ends": "DiagnosticsCallback.on_step_end",
+    f"{ROOMS}.phases.PhaseClock.step_ends": "Diagnostics.on_step_end",
     f"{ROOMS}.progress.status_line": "ProgressCallback.on_log",
     "trl_drgrpo.single_gpu.memory.warning.device_memory": "MemoryWatch.on_train_begin",
-    "trl_drgrpo.single_gpu.movement._sample": "MovementWatch.on_train_begin",
-    "trl_drgrpo.single_gpu.movement.MovementWatch.logged_once": "The numbers of a step",
+    f"{ROOMS}.movement._sample": "MovementWatch.on_train_begin",
+    f"{ROOMS}.movement.MovementWatch.add_to_log": "The numbers of a step",
     "trl_drgrpo.features.fast_path.metrics.WindowMetrics.add": "The metrics of the loss",
-    "trl_drgrpo.features.fast_path.feature.FastPathTrainer._plan_metrics": "The metrics of the plan",
-    "trl_drgrpo.credit.step_statistics": "The statistics of the steps",
+    "trl_drgrpo.features.fast_path.feature.FastPath._plan_metrics": "The metrics of the plan",
+    f"{ROOMS}.feature.step_statistics": "The statistics of the steps",
     "pandas.DataFrame.to_parquet": "The table of completions",
 }
 
@@ -130,9 +130,9 @@ def test_a_rank_that_cannot_look_at_its_rows_takes_part_in_every_exchange(tmp_pa
     def fails_in_step_2(*args):
         return breaks() if trainer.state.global_step == 1 else look(*args)
 
-    look = trainer._look_at
+    look = trainer.diagnostics._look_at
     monkeypatch.setattr(trainer, "gathered", gathered)
-    monkeypatch.setattr(trainer, "_look_at", fails_in_step_2)
+    monkeypatch.setattr(trainer.diagnostics, "_look_at", fails_in_step_2)
     trainer.train()
     counts = [exchanges.count(step) for step in (1, 2, 3, 4)]
     assert len(set(counts)) == 1

@@ -52,7 +52,7 @@ def test_experts_train_and_save(family, given, weight, settings, prompts, tokeni
     stated = re.search(r"router's load-balancing loss, weight ([\d.]+)\.$", card(settings), re.MULTILINE)
     assert (stated[1] if stated else None) == weight
     assert ("aux_loss" in trainer.state.log_history[0]) == (weight is not None)
-    assert trainer.plans == (weight is None)
+    assert trainer.fast_path.plans == (weight is None)
 
 
 def test_experts_resume_bit_for_bit(settings, prompts, tokenizer):

@@ -267,6 +267,11 @@ class DrGRPOTrainer(HostTrainer):
         return rollouts
 
     @property
+    def run_id(self) -> str:
+        """Id of the run that trains or has trained last; kept when it is resumed."""
+        return self.resume.run_id
+
+    @property
     def own_rows(self) -> slice:
         """This rank's rows of the newest generation batch among those of all ranks."""
         rows, rank = len(self._batch.prompts), self.accelerator.process_index

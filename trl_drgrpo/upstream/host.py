@@ -249,7 +249,8 @@ class HostTrainer(Hooks, PrivateState):
             self.on_checkpoint_loaded(Path(checkpoint))
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        self.add_to_log(logs)
+        with self.describing("The numbers of a step"):
+            self.add_to_log(logs)
         try:
             super().log(logs, start_time)
         except Exception as error:

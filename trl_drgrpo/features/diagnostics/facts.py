@@ -73,7 +73,7 @@ def start_facts(trainer: Any) -> dict[str, Any]:
     device = trainer.accelerator.device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     return {
-        "run_id": trainer.resume.run_id,
+        "run_id": trainer.run_id,
         "versions": installed_versions([*LIBRARIES, "peft", "accelerate"]),
         "device": name,
         "processes": trainer.accelerator.num_processes,

@@ -94,15 +94,15 @@ class Diagnostics(DescribingFeature):
         return self.describing.around(_PHASES, lambda: self.phases.phase(phase))
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.phases.step_begins()
         self.trainer.mark_step()
+        self.phases.step_begins()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.phases.step_ends(self._new_tokens)
-        self._new_tokens = 0
         if state.is_world_process_zero:
             with self.describing(_WARNINGS):
                 self.run_warnings.observe(state.global_step, self.trainer.step_metrics())
+        self.phases.step_ends(self._new_tokens)
+        self._new_tokens = 0
 
     def add_to_log(self, logs: dict[str, Any]) -> None:
         if self.trainer.model.training:
@@ -156,8 +156,10 @@ class Diagnostics(DescribingFeature):
             with self.describing("The run log's completions"):
                 self.run_log.completions(group_records(records, rows.num_generations, step, mode, first_group))
         metrics = batch_statistics(rows, trains)
-        if batch.step_rewards is not None:
-            metrics |= step_statistics(batch.step_rewards, rows.rewards)
+        if (step_rewards := batch.step_rewards) is not None:
+            metrics |= self.describing.value(
+                "The statistics of the steps", lambda: step_statistics(step_rewards, rows.rewards), otherwise={}
+            )
         return metrics
 
     def _groups_before(self, mode: str, step: int, groups: int) -> int:
