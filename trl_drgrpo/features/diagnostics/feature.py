@@ -100,11 +100,11 @@ class DiagnosedTrainer(CreditTrainer):
 
     def on_step_ended(self) -> None:
         """An optimizer step is done."""
-        self.phases.step_ends(self._new_tokens)
-        self._new_tokens = 0
         if self.accelerator.is_main_process:
             with self.describing(_WARNINGS):
                 self.run_warnings.observe(self.state.global_step, self.step_metrics())
+        self.phases.step_ends(self._new_tokens)
+        self._new_tokens = 0
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if self.model.training:
