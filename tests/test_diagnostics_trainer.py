@@ -151,7 +151,8 @@ def test_an_outcome_reward_that_is_none_says_nothing_about_right(settings, promp
 
 
 def test_a_continuous_reward_says_once_what_to_set(settings, prompts, tokenizer, reward, caplog):
-    trainer = run(settings, prompts, tokenizer, reward)
+    with caplog.at_level("INFO", logger="trl_drgrpo"):
+        trainer = run(settings, prompts, tokenizer, reward)
     assert caplog.text.count("Set right_threshold") == 1
     assert not [
         name for entry in trainer.state.log_history for name in entry if "right" in name or "pass_rate" in name

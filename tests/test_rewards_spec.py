@@ -259,6 +259,7 @@ def test_a_recipe_with_mappings_survives_a_dry_run(tmp_path, capsys):
     recipe.write_text(f"""
 model_name_or_path: trl_drgrpo:demo
 dataset_name: trl_drgrpo:list_sum
+max_completion_length: 64
 output_dir: {tmp_path}/out
 use_cpu: true
 bf16: false

@@ -43,6 +43,7 @@ def complete(output_dir, step, run_id, saved_at=1.0):
         ["checkpoint-1/drgrpo_state.part", "checkpoint-1/trainer_state.json"],  # or in the middle of it
         ["checkpoint-1/notes.txt"],
         ["model/model.safetensors", "results.json"],  # a demo's
+        ["model.safetensors", "config.json"],  # a base model
     ],
 )
 def test_a_free_folder(files, tmp_path):
@@ -59,8 +60,8 @@ def test_a_free_folder(files, tmp_path):
         (["checkpoint-1/drgrpo_state.json", "checkpoint-9/trainer_state.json"], "checkpoint-9 and 1 more checkpoint"),
         ([f"checkpoint-{step}/drgrpo_state.json" for step in (8, 9, 10)], "checkpoint-10 and 2 more checkpoints"),
         (["model.safetensors", "training_args.bin"], "a saved model, model.safetensors"),
-        (["model-00001-of-00002.safetensors"], "a saved model, model-00001-of-00002.safetensors"),
-        (["adapter_model.safetensors", "notes.txt"], "a saved model, adapter_model.safetensors"),
+        (["model-00001-of-00002.safetensors", "training_args.bin"], "a saved model, model-00001-of-00002.safetensors"),
+        (["adapter_model.safetensors", "training_args.bin"], "a saved model, adapter_model.safetensors"),
     ],
 )
 def test_a_folder_with_a_run_is_refused_with_the_ways_out(files, found, tmp_path):

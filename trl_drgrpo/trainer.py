@@ -149,13 +149,13 @@ class DrGRPOTrainer(HostTrainer):
         )
         init: Any = args.model_init_kwargs
         quantization_config = choose_quantization(model, peft_config, quantization_config, init)
-        check_model(args, model, reward_funcs, quantization_config, peft_config)
         self.step_scorer: StepScorer | None = None
         if step_reward_funcs:
             segmenter = step_segmenter or build_segmenter(args.step_spec)
             self.step_scorer = StepScorer(step_reward_funcs, segmenter, args.step_reward_weights, args.on_reward_error)
             if not reward_funcs and environment_factory is None:
                 reward_funcs = [process_only]
+        check_model(args, model, reward_funcs, quantization_config, peft_config)
         self.reward_scale = RunningRewardScale()
         self.given_optimizers = optimizers  # where not made from the arguments
         # The config has made sure that one of the two is set.

@@ -138,7 +138,7 @@ RANGES: dict[str, Range] = {
     "adam_beta1": _MOMENT,
     "adam_beta2": _MOMENT,
     "adam_epsilon": Range(0),
-    "max_grad_norm": Range(0, also=(math.inf,), remedy="0 switches clipping off."),
+    "max_grad_norm": Range(0, optional=True, also=(math.inf,), remedy="0 switches clipping off."),
     "label_smoothing_factor": share(),
     "neftune_noise_alpha": Range(0, optional=True),
     "num_train_epochs": positive(remedy="Training ends before its first step otherwise."),

@@ -44,6 +44,7 @@ def check_model(args: Any, model: Any, reward_funcs: list[Any], quantization_con
             keyword of `model_init_kwargs` or attention implementation; `use_vllm` without vLLM, or with weights that
             it could not be sent; an adapter that would train nothing, or on layers that are not there.
     """
+    refuse_unsendable(args, model, quantization_config, peft_config)
     if args.use_vllm:
         require_package("vllm", "use_vllm", "True", "vllm")
     init: dict[str, Any] = dict(args.model_init_kwargs or {})
@@ -55,7 +56,6 @@ def check_model(args: Any, model: Any, reward_funcs: list[Any], quantization_con
         if isinstance(reward, str):
             with hub_errors("reward_funcs", reward, "a local folder, or the id of a reward model on the Hub"):
                 AutoConfig.from_pretrained(reward, trust_remote_code=args.trust_remote_code)
-    refuse_unsendable(args, model, quantization_config, peft_config)
     if isinstance(config, PreTrainedConfig):
         _check_context(args.max_completion_length, config)
         named = model if isinstance(model, nn.Module) else _without_weights(config, init, peft_config)

@@ -24,6 +24,7 @@ from trl_drgrpo.features.resume.checkpoints import (
 
 logger = logging.getLogger(__name__)
 
+_MARK = "training_args.bin"  # beside the weights that a trainer saved: others are a base model, and no run
 _WEIGHTS = ("model*.safetensors", "pytorch_model*.bin", "adapter_model.*")
 _WAYS_OUT = (
     "To go on with it: --resume_from_checkpoint true (in Python trainer.train(resume_from_checkpoint=True)). To "
@@ -69,6 +70,8 @@ def run_in(output_dir: Path) -> str:
     if checkpoints:
         more = len(checkpoints) - 1
         return checkpoints[0] + (f" and {more} more checkpoint{'s' * (more > 1)}" if more else "")
+    if not (output_dir / _MARK).exists():
+        return ""
     weights = sorted(path.name for pattern in _WEIGHTS for path in output_dir.glob(pattern))
     return f"a saved model, {weights[0]}" if weights else ""
 
