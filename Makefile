@@ -56,7 +56,7 @@ test-slow: $(VENV)/.dev build/foreign_stacks/.done
 	$(PYTEST) -m "(slow or hypothesis) and not gpu" --hypothesis-profile thorough
 
 # The trainer's tests on the oldest supported libraries, which are also those that vLLM takes, in an environment of their
-# own. vLLM itself is not installed: its place is taken by tests/vllm_stub.py.
+# own. vLLM itself is not installed: its place is taken by tests/support/vllm_stub.py.
 $(OLDEST_VENV)/.dev: pyproject.toml constraints-oldest.txt
 	$(PYTHON) -m venv $(OLDEST_VENV)
 	$(OLDEST_PIP) torch
@@ -68,7 +68,7 @@ test-oldest: $(OLDEST_VENV)/.dev
 
 # Runs the notebooks and writes their outputs into them.
 notebooks: $(VENV)/.dev
-	$(OFFLINE) $(VENV)/bin/python tests/execute_notebooks.py
+	$(OFFLINE) $(VENV)/bin/python tests/docs/execute_notebooks.py
 
 # The exact fast path against stock TRL (about 40 minutes), then generation (about 8).
 bench: $(VENV)/.dev

@@ -2,7 +2,7 @@
 
 A watch keeps the readings of the last optimizer steps (`watch.py`); `observe` gives the warning once there is
 something to warn of. Trends are compared in standard errors (`series.py`), so that noise alone is rarely called a
-trend; what the defaults cost in false alarms stands in `tests/test_diagnostics_watches.py`.
+trend; what the defaults cost in false alarms stands in `tests/unit/features/diagnostics/test_watches.py`.
 """
 
 import statistics

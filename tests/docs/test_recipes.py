@@ -14,7 +14,7 @@ from trl_drgrpo.cli import job
 from trl_drgrpo.cli.flags import read_flags
 from trl_drgrpo.cli.recipe import read_recipe
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
 LAUNCHERS = sorted((ROOT / "recipes" / "accelerate").glob("*.yaml"))
 HEADER = ("Purpose", "Hardware", "Command", "Expected", "Last run")

@@ -19,7 +19,7 @@ from trl_drgrpo.cli.main import main
 from trl_drgrpo.cli.recipe import read_recipe
 from trl_drgrpo.single_gpu.memory.warning import MemoryWatch, setup_of
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[3]
 QWEN_7B = {
     "model_type": "qwen2",
     "architectures": ["Qwen2ForCausalLM"],

@@ -1,6 +1,6 @@
-"""The page of public names, made from the packages and their docstrings: `python tests/reference_page.py`.
+"""The page of public names, made from the packages and their docstrings: `python tests/docs/reference_page.py`.
 
-Prints `recipes/reference.md`; `tests/test_documentation.py` compares the two. A name is public if a package lists it
+Prints `recipes/reference.md`; `tests/docs/test_documentation.py` compares the two. A name is public if a package lists it
 in `__all__`; what it does is the first sentence of its docstring.
 """
 
@@ -21,7 +21,7 @@ What a package lists in `__all__`; everything else may change without notice. Ar
 in the docstrings: `python -m pydoc trl_drgrpo.group_advantages`. Every flag of a command is in its `--help`. The
 fields of `DrGRPOConfig` are in its docstring and, by topic, in the [README](../README.md).
 
-This page is made from the docstrings: `python tests/reference_page.py > recipes/reference.md`.
+This page is made from the docstrings: `python tests/docs/reference_page.py > recipes/reference.md`.
 """
 
 

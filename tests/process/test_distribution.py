@@ -15,7 +15,7 @@ from trl_drgrpo import __version__
 pytest.importorskip("build")
 pytest.importorskip("twine")
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 SOURCES = ("trl_drgrpo", "recipes", "tests", "notebooks")
 pytestmark = pytest.mark.slow  # a build makes an environment of its own
 

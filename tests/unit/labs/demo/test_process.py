@@ -122,7 +122,7 @@ class TestRun:
 class TestEvidence:
     """The page and the numbers it stands on."""
 
-    ROOT = Path(__file__).parents[1]
+    ROOT = Path(__file__).parents[4]
     PAGE = ROOT / "recipes" / "process_rewards.md"
 
     @pytest.mark.slow

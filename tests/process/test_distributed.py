@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-SCRIPT = Path(__file__).with_name("distributed_run.py")
+SCRIPT = Path(__file__).parents[2] / "tests" / "support" / "distributed_run.py"
 
 
 def run(*jobs, launcher=()):

@@ -14,7 +14,7 @@ from trl_drgrpo import __version__
 from trl_drgrpo.cli.flags import read_flags
 from trl_drgrpo.cli.main import SUBCOMMANDS
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 NAMES = [(package, name) for package in public_packages() for name in public_names(package)]
 VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
@@ -93,7 +93,7 @@ def test_trls_flags_are_among_those_of_train():
 
 def test_the_page_of_public_names_is_in_step():
     written = (ROOT / "recipes" / "reference.md").read_text()
-    assert written == page(), "run: python tests/reference_page.py > recipes/reference.md"
+    assert written == page(), "run: python tests/docs/reference_page.py > recipes/reference.md"
 
 
 def test_the_citation_file_in_the_readme_is_one():

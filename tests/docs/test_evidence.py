@@ -10,7 +10,7 @@ from trl_drgrpo.cli.study import STUDIES
 from trl_drgrpo.labs.study import tabular_report, trajectory_report
 from trl_drgrpo.labs.study.rungs import RUNGS
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 RESULTS = {study: ROOT / "recipes" / "results" / f"length_bias_{study}.json" for study in STUDIES}
 PAGE = (ROOT / "recipes" / "length_bias.md").read_text()
 

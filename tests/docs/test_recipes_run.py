@@ -16,7 +16,7 @@ from trl_drgrpo.cli.main import main
 from trl_drgrpo.cli.recipe import read_recipe
 from trl_drgrpo.labs.check.tiny import tiny_tokenizer
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
 LAUNCHERS = sorted((ROOT / "recipes" / "accelerate").glob("*.yaml"))
 CHAT = "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '\n' }}{% endfor %}assistant: "

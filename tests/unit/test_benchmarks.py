@@ -10,7 +10,7 @@ import pytest
 
 @pytest.mark.slow
 def test_the_tiny_benchmark_prints_a_line_per_run():
-    script = Path(__file__).parent / "benchmarks" / "memory.py"
+    script = Path(__file__).parents[2] / "tests" / "benchmarks" / "memory.py"
     methods = ["full", "lora", "qlora"]
     command = [sys.executable, str(script), "--tiny", "--methods", *methods]
     environment = {**os.environ, "PYTHONPATH": str(script.parents[2]), "OMP_NUM_THREADS": "1"}

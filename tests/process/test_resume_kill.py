@@ -12,7 +12,7 @@ import torch
 
 from trl_drgrpo.features.resume.checkpoints import newest_complete_checkpoint
 
-WORKER = Path(__file__).with_name("kill_worker.py")
+WORKER = Path(__file__).parents[2] / "tests" / "support" / "kill_worker.py"
 FIRST = 5  # the step whose checkpoint is interrupted: two passes into the second generation batch
 
 

@@ -264,7 +264,7 @@ def test_without_correction_old_log_probs_wait_for_the_plan():
 
 @pytest.mark.slow
 def test_only_the_first_rank_speaks_with_the_server(tmp_path):
-    script = Path(__file__).with_name("vllm_distributed_run.py")
+    script = Path(__file__).parents[2] / "tests" / "support" / "vllm_distributed_run.py"
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
     def run(processes):
