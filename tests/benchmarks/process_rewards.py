@@ -76,8 +76,8 @@ ARMS = {
 }
 
 
-def labelled_demonstrations(size, split, seed):
-    """Rows of `train_prm`: what the demonstrator writes, mistakes included, each line labelled by `check_steps`."""
+def labeled_demonstrations(size, split, seed):
+    """Rows of `train_prm`: what the demonstrator writes, mistakes included, each line labeled by `check_steps`."""
     rng = random.Random(f"prm/{split}/{seed}")
     rows = []
     for numbers in make_problems(size, split, seed):
@@ -108,9 +108,9 @@ def small_prm(seed):
         }
         quality = train_prm(
             str(MODEL_DIR),
-            labelled_demonstrations(4000, "train", seed),
+            labeled_demonstrations(4000, "train", seed),
             folder,
-            eval_rows=labelled_demonstrations(1000, "held_out", seed),
+            eval_rows=labeled_demonstrations(1000, "held_out", seed),
             arguments=arguments,
         )
         return TokenClassificationScorer(folder, batch_size=64, name="small_prm", prompt_text=prm_prompt), quality

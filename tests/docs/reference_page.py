@@ -1,7 +1,7 @@
 """The page of public names, made from the packages and their docstrings: `python tests/docs/reference_page.py`.
 
-Prints `recipes/reference.md`; `tests/docs/test_documentation.py` compares the two. A name is public if a package lists it
-in `__all__`; what it does is the first sentence of its docstring.
+Prints `recipes/reference.md`; `test_documentation.py` compares the two. A name is public if a package lists it in
+`__all__`; what it does is the first sentence of its docstring.
 """
 
 import argparse

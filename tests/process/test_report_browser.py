@@ -187,7 +187,7 @@ def test_the_group_view_shows_the_recorded_numbers(opened):
     assert texts(script, "#completion-title")[0].startswith("Completion 6 of 8")
 
 
-def test_steps_are_marked_and_tokens_coloured(opened):
+def test_steps_are_marked_and_tokens_colored(opened):
     script = opened("one")
     row = script("return entries[selected].row")
     marks = texts(script, ".stepmark")

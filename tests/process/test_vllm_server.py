@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 import vllm_stub
+from gradient_runs import EXACT, GEOMETRY, Watching, difference, half_dead, step_reward
 from peft import LoraConfig
 from runs import train, weights
-from test_fast_path import EXACT, GEOMETRY, Watching, difference, half_dead, step_reward
 from trl import GRPOConfig, GRPOTrainer
 from vllm_server import MODEL_ID, Server
 from vllm_stub import Engine

@@ -1,4 +1,4 @@
-"""Tiny base models for adapters: wide enough for bitsandbytes to quantise, and to repack on some CPUs."""
+"""Tiny base models for adapters: wide enough for bitsandbytes to quantize, and to repack on some CPUs."""
 
 import torch
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, Qwen2Config, Qwen3Config

@@ -49,7 +49,7 @@ IDS = torch.arange(1, 17).unsqueeze(0)
 def test_the_preset_alone_makes_it_qlora(base, settings, prompts, tokenizer, reward):
     trainer = build(base, settings, prompts, tokenizer, reward, peft_config=lora_preset("qlora"))
     layers = [module for module in trainer.model.modules() if isinstance(module, Linear4bit)]
-    assert len(layers) == 14  # seven in each of two layers; the head is not quantised
+    assert len(layers) == 14  # seven in each of two layers; the head is not quantized
     assert all(layer.weight.quant_state.quant_type == "nf4" and layer.weight.quant_state.nested for layer in layers)
     before, start = adapter(trainer), logits(trainer.model, IDS)
     trainer.model.train()
@@ -137,8 +137,8 @@ def test_the_adapter_of_a_wrapped_model_and_its_reference_stay_exact(base, setti
 
 
 def test_a_model_that_is_quantised_already_takes_the_preset(base, settings, prompts, tokenizer, reward):
-    quantised = load(base, quantization_config=nf4())
-    trainer = build(quantised, settings, prompts, tokenizer, reward, peft_config=lora_preset("qlora"))
+    quantized = load(base, quantization_config=nf4())
+    trainer = build(quantized, settings, prompts, tokenizer, reward, peft_config=lora_preset("qlora"))
     assert {p.dtype for p in adapter(trainer).values()} == {torch.float32}
     assert flags(trainer.model) == [False] * 14
 
@@ -317,11 +317,11 @@ def test_loaded_models_that_would_train_nothing_are_refused(base, settings, prom
         return str(caught.value)
 
     assert "a model in which every parameter is frozen" in refused(load(base).requires_grad_(False))
-    quantised = load(base, quantization_config=nf4())
-    assert "a quantised model without an adapter" in refused(quantised)
+    quantized = load(base, quantization_config=nf4())
+    assert "a quantized model without an adapter" in refused(quantized)
     message = refused(load(base), peft_config=lora_preset("qlora"))
-    assert "a loaded model that is not quantised" in message
-    wrapped = get_peft_model(quantised, LoraConfig(r=2, target_modules="all-linear", inference_mode=True))
+    assert "a loaded model that is not quantized" in message
+    wrapped = get_peft_model(quantized, LoraConfig(r=2, target_modules="all-linear", inference_mode=True))
     assert "is_trainable=True" in refused(wrapped)
 
 

@@ -1,11 +1,11 @@
 """Planned micro-batches against stock TRL: the same gradients, and controls that must not be."""
 
-import math
 from itertools import product
 
 import pytest
 import torch
 from datasets import Dataset
+from gradient_runs import EXACT, GEOMETRY, STOCK, Watching, difference, gradients, half_dead, step_reward
 from runs import assert_same_weights, train, weights
 from transformers import AutoModelForCausalLM
 from trl import GRPOConfig, GRPOTrainer
@@ -13,59 +13,8 @@ from trl import GRPOConfig, GRPOTrainer
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.features.fast_path.feature import FastPath
-from trl_drgrpo.features.fast_path.window import PLAN
-from trl_drgrpo.labs.check.record import DEFAULTS, LONG_PROMPTS, PROMPTS, completion_reward, record
+from trl_drgrpo.labs.check.record import LONG_PROMPTS, PROMPTS, completion_reward, record
 from trl_drgrpo.labs.check.tiny import tiny_model
-
-STOCK = {"loss_type": "dr_grpo", "scale_rewards": "none"}
-EXACT = 1e-12  # relative, float64
-GEOMETRY = {
-    **DEFAULTS,
-    "per_device_train_batch_size": 4,
-    "gradient_accumulation_steps": 2,
-    "steps_per_generation": 2,
-    "max_steps": 4,
-}
-
-
-def half_dead(completion_ids):
-    """Halves, so that means are exact; every third group, by its first completion, is all equal."""
-    rewards = []
-    for start in range(0, len(completion_ids), 4):
-        group = [(sum(ids) % 3) / 2 for ids in completion_ids[start : start + 4]]
-        rewards += [0.5] * 4 if sum(completion_ids[start]) % 3 == 0 else group
-    return rewards
-
-
-def gradients(trainer_class, settings, *, lora=False, **options):
-    config_class = GRPOConfig if trainer_class is GRPOTrainer else DrGRPOConfig
-    extra = STOCK if trainer_class is GRPOTrainer else {}
-    options = {"reward": half_dead, "plain_head": True, **options}
-    recording = record(trainer_class, config_class, lora=lora, **options, **{**GEOMETRY, **settings, **extra})
-    return [step.gradients for step in recording.steps]
-
-
-def difference(ours, stock):
-    """Largest `|g - g'| / |g'|` over the optimizer steps."""
-    worst = 0.0
-    assert len(ours) == len(stock) >= 2
-    for a, b in zip(ours, stock, strict=True):
-        assert a.keys() == b.keys()
-        apart = math.sqrt(sum((a[name] - b[name]).square().sum().item() for name in b))
-        norm = math.sqrt(sum(value.square().sum().item() for value in b.values()))
-        worst = max(worst, apart / norm if norm else apart)
-    return worst
-
-
-class Watching(DrGRPOTrainer):
-    """Notes what was planned."""
-
-    plans_seen: list = []  # noqa: RUF012
-
-    def on_micro_batch(self, inputs):
-        inputs = super().on_micro_batch(inputs)
-        self.plans_seen.append(inputs.get(PLAN))
-        return inputs
 
 
 @pytest.fixture(autouse=True)
@@ -160,10 +109,6 @@ def test_tool_tokens_are_masked_as_in_stock_trl():
     assert all(Watching.plans_seen)
 
 
-def step_reward(step_ends, completion_ids, **kwargs):
-    return [[float(ids[end] % 3) for end in ends] for ids, ends in zip(completion_ids, step_ends, strict=True)]
-
-
 @pytest.mark.parametrize("credit", ["return_to_go", "min_to_go"])
 def test_process_rewards_give_the_gradients_of_upstream_micro_batches(credit):
     settings = {"step_separator": ["tokens:2"], "step_credit": credit, "steps_per_generation": 4}
@@ -216,7 +161,7 @@ class SkipsInSpiteOfKL(DrGRPOTrainer):
         (PlansWhatItMustNot, {"top_entropy_quantile": 0.5}),
         (SkipsInSpiteOfKL, {"beta": 0.1, "use_bias_correction_kl": False, "steps_per_generation": 4}),
     ],
-    ids=["no weight", "token normaliser", "entropy bonus", "top-entropy mask", "skipping with KL"],
+    ids=["no weight", "token normalizer", "entropy bonus", "top-entropy mask", "skipping with KL"],
 )
 def test_controls_differ(trainer_class, settings):
     assert difference(gradients(trainer_class, settings), gradients(GRPOTrainer, settings)) > 1e-6

@@ -161,7 +161,7 @@ def test_process_supervision_is_stated_and_cited(credit, formula, settings, prom
 
 
 def built(settings, prompts, tokenizer, reward, trainer_class=DrGRPOTrainer, **arguments):
-    """A trainer that does not train: what it would optimise is known."""
+    """A trainer that does not train: what it would optimize is known."""
     model = arguments.pop("model", None) or tiny_model(tokenizer)
     args = DrGRPOConfig(**settings)
     return trainer_class(model, reward, args, prompts, processing_class=tokenizer, **arguments)
@@ -216,7 +216,7 @@ def test_fields_of_trl_that_are_none_break_no_description(plain_card, tmp_path):
 def test_a_quantised_base_is_stated(model):
     model.config.quantization_config = nf4()
     expected = "quant_method bitsandbytes, load_in_4bit True, bnb_4bit_quant_type nf4, bnb_4bit_use_double_quant True"
-    assert facts.adapter_rows(model) == [("base model quantised", expected)]
+    assert facts.adapter_rows(model) == [("base model quantized", expected)]
 
 
 def executed(card, folder, monkeypatch, capsys):
@@ -289,14 +289,14 @@ def test_an_adapter_of_a_hub_model_is_shown_as_one(settings, prompts, tokenizer,
     assert "[Qwen/Qwen2.5-0.5B-Instruct](https://huggingface.co/Qwen/Qwen2.5-0.5B-Instruct)" in card.text
 
 
-class Quantised:
+class Quantized:
     def to_dict(self):
         return {"load_in_4bit": True, "dtype": torch.bfloat16}
 
 
 def test_options_of_any_type_are_stated_and_end_no_run(tmp_path):
     # a card is written with every checkpoint: what YAML cannot hold would end the run there
-    options = {"dtype": torch.float32, "cache_dir": tmp_path, "config": Quantised(), "max_memory": {0: "2GiB"}}
+    options = {"dtype": torch.float32, "cache_dir": tmp_path, "config": Quantized(), "max_memory": {0: "2GiB"}}
     generation = {"sequence_bias": {(10,): -1.0}, "bad": {3}}
     args = DrGRPOConfig("out", report_to="none", model_init_kwargs=options, generation_kwargs=generation)
     shown = yaml.safe_load(yaml.safe_dump(facts.changed_settings(args)))
@@ -405,9 +405,9 @@ def test_curves_of_each_split():
         for step in (1, 2)
         for i, split in enumerate(("a", "a_b"))
     ]
-    labelled = facts.history_by_split(history, {"a": None, "a_b": None})
+    labeled = facts.history_by_split(history, {"a": None, "a_b": None})
     lines = {"eval_reward (a)": [(1, 1.0), (2, 2.0)], "eval_reward (a_b)": [(1, 2.0), (2, 3.0)]}
-    assert curves(labelled) == {"mean reward": lines}
+    assert curves(labeled) == {"mean reward": lines}
     assert facts.history_by_split(history, None) == history
 
 

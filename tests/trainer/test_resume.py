@@ -311,7 +311,7 @@ def test_a_run_keeps_its_id_and_says_nothing_of_an_objective_that_is_the_same(
 # Release 0.1.0: a checkpoint of its own code, of the tiny model with one attention layer trained. Its batch of
 # rollouts is half used, and it notes neither run nor objective nor checksums.
 
-OLD = Path(__file__).parent / "data" / "checkpoint_0_1_0"
+OLD = Path(__file__).parents[1] / "data" / "checkpoint_0_1_0"
 
 
 def test_a_checkpoint_of_release_0_1_0_is_resumed(settings, prompts, tokenizer, reward, tmp_path, caplog):

@@ -180,5 +180,5 @@ def test_the_wheel_works_outside_the_checkout(tmp_path):
     assert str(site) in where.stdout, where.stderr
     demo = [python, "-m", "trl_drgrpo.cli.main", "demo", "--steps", "2", "--output_dir", str(tmp_path / "demo")]
     done = run(*demo, cwd=tmp_path)
-    assert done.returncode == 1, done.stderr[-2000:]  # two steps cannot have learnt it, and the demo says so
+    assert done.returncode == 1, done.stderr[-2000:]  # two steps cannot have learned it, and the demo says so
     assert (tmp_path / "demo" / "results.json").exists()

@@ -1,4 +1,4 @@
-"""How the command line talks: results on stdout, everything else on stderr, one line per input error.
+"""Output of the command line: results on stdout, everything else on stderr, one line per input error.
 
 In a distributed run the processes share one terminal, so only the main process prints results, and only the first
 process of each machine prints errors in the input.

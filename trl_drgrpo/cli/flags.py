@@ -1,7 +1,7 @@
 """Every key of `trl-drgrpo train`, read from the source files of its dataclasses without importing them.
 
 Importing TRL's configuration classes takes 7 to 9 seconds, parsing the eight files that define them 0.1. So `--help`
-is quick, and a misspelt key fails before anything heavy is imported. The keys are those of `trl grpo`: script
+is quick, and a misspelled key fails before anything heavy is imported. The keys are those of `trl grpo`: script
 arguments, the training configuration (ours in place of TRL's), model and dataset mixture.
 
 Only what a dataclass declares plainly can be read this way (`name: type = field(...)`). Where the installed TRL has

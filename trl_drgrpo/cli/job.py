@@ -1,6 +1,6 @@
-"""What `trl-drgrpo train` runs: checked inputs -> the four dataclasses -> rewards and data -> trainer.
+"""The job of `trl-drgrpo train`: checked inputs -> the four dataclasses -> rewards and data -> trainer.
 
-The behaviour is that of TRL's `trl grpo` (model loading, quantisation, PEFT, mixture, resume, evaluation split,
+The behavior is that of TRL's `trl grpo` (model loading, quantization, PEFT, mixture, resume, evaluation split,
 saving, pushing), around `DrGRPOTrainer`. Everything that can fail cheaply is tried before the model loads, the
 cheapest first.
 """

@@ -111,7 +111,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _preset(name: str | None, given: dict[str, Any], device: str) -> dict[str, Any]:
-    """What the preset of flags or recipe adds, for the device that is planned for."""
+    """Settings that the preset of flags or recipe adds, for the planned device."""
     return {} if name in (None, "full") else preset_values(name, given, device)
 
 

@@ -1,4 +1,4 @@
-"""How `trl-drgrpo plan` prints a plan: a table of components, a recipe fragment, or JSON."""
+"""Prints a plan for `trl-drgrpo plan`: a table of components, a recipe fragment, or JSON."""
 
 from typing import Any
 

@@ -130,7 +130,7 @@ def _from_template(row: Mapping[str, Any], text: str) -> dict[str, str]:
 
 
 def _value(row: Mapping[str, Any], slot: re.Match) -> str:
-    """What stands in a slot: the column's value, or the slot's own text where there is no such column."""
+    """Text for a slot: the column's value, or the slot's own text where there is no such column."""
     doubled, name = slot[1], slot[2]
     if doubled and doubled not in row:
         return f"{{{doubled}}}"

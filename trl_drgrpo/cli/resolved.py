@@ -1,4 +1,4 @@
-"""What `trl-drgrpo train --dry_run` prints: a recipe that does the same run, and what follows from it.
+"""Output of `trl-drgrpo train --dry_run`: a recipe for the same run, and derived facts.
 
 The YAML holds the objective, whether or not it was given, and every given value that differs from its default. What is
 derived (batch geometry, rows of data, which function a reward is) stands in comments, so the output is a recipe

@@ -155,7 +155,7 @@ def _tokenized(args: argparse.Namespace, rows: list[dict[str, Any]]) -> list[dic
 
 
 def _check_reward(name: str, reward: Any, rows: list[dict[str, Any]]) -> None:
-    """What the reward requires is there: its columns, in every row as far as one can tell, and its programs."""
+    """Checks that the reward's columns and programs are there."""
     import inspect
 
     from trl_drgrpo.rewards.columns import check_columns, check_ready

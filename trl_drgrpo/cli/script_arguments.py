@@ -33,7 +33,7 @@ class DrGRPOScriptArguments(GRPOScriptArguments):
         system_prompt (`str`, *optional*):
             Makes each prompt a conversation that starts with this message, for chat models.
         preset (`str`, *optional*):
-            `"lora"` or `"qlora"`: values for the adapter, the quantisation and the training arguments that were not
+            `"lora"` or `"qlora"`: values for the adapter, the quantization and the training arguments that were not
             given, see [`trl_drgrpo.single_gpu.lora_preset`].
     """
 

@@ -28,10 +28,10 @@ def require_package(module: str, field: str, got: str, extra: str) -> None:
 
 
 def require_for_quantization(config: Any) -> None:
-    """Refuse a quantisation by bitsandbytes where that is not installed.
+    """Refuse a quantization by bitsandbytes where that is not installed.
 
     Args:
-        config (*optional*): A quantisation configuration, as an object or a mapping; others are not looked at.
+        config (*optional*): A quantization configuration, as an object or a mapping; others are not looked at.
 
     Raises:
         `InputError`: It asks for 4 or 8 bits by bitsandbytes, which is missing.

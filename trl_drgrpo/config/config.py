@@ -6,7 +6,7 @@ Deltas from `GRPOConfig`:
   divides advantages by the group's std);
 - `use_bias_correction_kl=False`: the KL term is k3 as published, not k3 times the importance ratio (no effect at the
   default `beta=0.0`);
-- a few new fields, all of them off or equal to TRL's behaviour by default;
+- a few new fields, all of them off or equal to TRL's behavior by default;
 - contradictions are errors here, before a model loads;
 - on a machine without an accelerator it selects CPU and float32 by itself, where TRL raises.
 """
@@ -66,7 +66,7 @@ class DrGRPOConfig(GRPOConfig):
             model and data loaded, the older run's checkpoints and run log are deleted; its saved model stays until
             this run's takes its place.
         adapter_dtype (`str`, *optional*, defaults to `"float32"`):
-            The dtype of adapters on a base that bitsandbytes has quantised. `"float32"`: adapters train and are saved
+            The dtype of adapters on a base that bitsandbytes has quantized. `"float32"`: adapters train and are saved
             in float32. `"upstream"`: TRL casts them to bfloat16, in which small updates are rounded away: of the
             elements of LoRA-A 0.4%, 4.4% and 50% changed in 20 steps at learning rate 1e-6, 1e-5 and 1e-4, against
             more than 99.9% in float32 (measured on a small NF4 model on CPU).
@@ -188,7 +188,7 @@ class DrGRPOConfig(GRPOConfig):
     adapter_dtype: str = field(
         default="float32",
         metadata={
-            "help": "Dtype of adapters on a quantised base: 'float32', or 'upstream' (bfloat16, in which small "
+            "help": "Dtype of adapters on a quantized base: 'float32', or 'upstream' (bfloat16, in which small "
             "updates are rounded away).",
             "choices": list(ADAPTER_DTYPES),
         },

@@ -1,4 +1,4 @@
-"""What can be known to fail before a model loads, said then and not ten minutes later."""
+"""Checks of a trainer's inputs before a model loads."""
 
 import dataclasses
 import functools

@@ -35,7 +35,7 @@ def refuse(config: Any) -> None:
     """Refuse what makes a run something else than Dr. GRPO, and values that do not fit each other.
 
     Args:
-        config ([`DrGRPOConfig`]): With `scale_rewards` spelt as TRL's string and `step_separator` as a list.
+        config ([`DrGRPOConfig`]): With `scale_rewards` spelled as TRL's string and `step_separator` as a list.
 
     Raises:
         `InputError`: Names the field, and what to do.
@@ -66,8 +66,8 @@ def _refuse_other_objectives(config: Any) -> None:
         raise InputError(
             "multi_objective_aggregation",
             repr(config.multi_objective_aggregation),
-            "'sum_then_normalize' (here: a weighted sum, nothing is normalised)",
-            "Normalising each reward divides by a group's standard deviation (difficulty bias). Use "
+            "'sum_then_normalize' (here: a weighted sum, nothing is normalized)",
+            "Normalizing each reward divides by a group's standard deviation (difficulty bias). Use "
             "trl.GRPOTrainer for that (GDPO).",
         )
     if config.sync_ref_model:

@@ -6,7 +6,7 @@ Deltas from GRPO:
 
 - token losses are *summed*, and divided by a constant `B * L`: not by a row's length (which punishes a long wrong
   answer less per token) and not by the number of tokens in a batch (which makes a row's weight depend on its
-  neighbours);
+  neighbors);
 - so the gradient is a plain sum over rows and tokens, and any split of the rows gives the same sum.
 
 Pure tensors, no trl and no transformers. Shapes: `B` rows, `T` completion tokens (padded).

@@ -68,11 +68,11 @@ def load_model(
         `PreTrainedModel`.
 
     Raises:
-        `InputError`: What does not load, a checkpoint without the head, quantisation of a loaded model.
+        `InputError`: What does not load, a checkpoint without the head, quantization of a loaded model.
     """
     if not isinstance(model, (str, os.PathLike)):
         if quantization_config is not None:
-            remedy = "Quantise it when it is loaded, or pass its path instead."
+            remedy = "Quantize it when it is loaded, or pass its path instead."
             raise InputError("quantization_config", "a model that is already loaded", "a path or Hub id", remedy)
         options = {
             key: value for key, value in {"device": device, "dtype": _dtype(dtype)}.items() if value is not None

@@ -224,7 +224,7 @@ def _candidates(scorer: _MarkerScorer, good: str | int, bad: str | int) -> list[
     ]
     head = scorer.model.get_output_embeddings()
     if head is None or max(ids) >= vocabulary:
-        got = "a model without a language modelling head" if head is None else f"{vocabulary} outputs per token"
+        got = "a model without a language modeling head" if head is None else f"{vocabulary} outputs per token"
         remedy = (
             "This format reads the logits of two tokens: load the process reward model as a causal language model."
         )

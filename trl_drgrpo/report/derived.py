@@ -1,4 +1,4 @@
-"""What `DrGRPOTrainer` would have logged, from the completions that a run of plain TRL saved.
+"""Metrics of `DrGRPOTrainer` for a run of plain TRL, computed from its saved completions.
 
 Only where every reward is 0 or 1: what counts as right is never guessed from a continuous reward. The metrics have the
 names, and the definitions, of `DrGRPOTrainer`'s.

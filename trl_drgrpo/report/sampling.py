@@ -1,4 +1,4 @@
-"""Which of the recorded completions go into a report that must stay small: the newest, the spread, the extremes.
+"""Chooses the completions of a report that must stay small: the newest, the spread, the extremes.
 
 Three queues are served in turn until the space is used up: the newest groups (what does it do now), groups spread
 evenly over the run (how did it get there: at any length the prefix of this queue is evenly spread), and extremes (the
@@ -20,7 +20,7 @@ _EXTREMES = 24  # groups per kind of extreme
 
 @dataclass
 class Sample:
-    """What was chosen.
+    """The chosen completions.
 
     Args:
         groups (`list[Group]`): In the order of the steps.

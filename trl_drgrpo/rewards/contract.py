@@ -1,4 +1,4 @@
-"""What a reward function owes the trainer, checked on every call.
+"""The contract of a reward function, checked on every call.
 
 TRL hands whatever a reward function returns to `torch.tensor`: a string, a single float or a list that is one short
 ends in a `TypeError` from deep inside, and `inf` quietly makes a whole group's advantages NaN. Here each of these is
@@ -244,7 +244,7 @@ class _Call:
         self.is_counted = False
 
     def log(self, name: str, value: float) -> None:
-        """What the function gets as `log_metric`: one that counts its own failures, per completion, is believed."""
+        """The function's `log_metric`: one that counts its own failures, per completion, is believed."""
         self.is_counted = self.is_counted or name == self.guard.metric
         if self.log_metric is not None:
             self.log_metric(name, value)

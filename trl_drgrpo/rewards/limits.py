@@ -1,4 +1,4 @@
-"""How much one call of a reward may take: time, memory, and how many run at once."""
+"""Limits on one call of a reward: time, memory, and calls at once."""
 
 import numbers
 import os
@@ -15,7 +15,7 @@ _MOST_WORKERS = 10_000
 
 @dataclass(frozen=True)
 class Limits:
-    """What one call of a reward may take. Rewards with equal limits share their workers.
+    """Limits on one call of a reward. Rewards with equal limits share their workers.
 
     Args:
         timeout (`float`, *optional*, defaults to `5.0`):

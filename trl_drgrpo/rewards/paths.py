@@ -45,7 +45,7 @@ def resolve_object(path: str, field: str) -> Any:
 
 
 def write_path(text: str) -> str:
-    """How what is meant as a path would have been one."""
+    """Advice for a text that was meant as a path."""
     if text.endswith(".py"):
         return f"A file needs the function's name too: `{text}:my_reward`."
     return "Name a function as `package.module.function` or `path/to/file.py:function`."
@@ -117,7 +117,7 @@ def module_from_file(spec: str, path: str) -> ModuleType:
 
 
 def origin(found: Any) -> str:
-    """Where a function comes from: its module, or the file that the user named."""
+    """Origin of a function: its module, or the file that the user named."""
     name = found.__name__ if isinstance(found, ModuleType) else getattr(found, "__module__", "")
     return str(getattr(sys.modules.get(name), "__file__", name)) if name.startswith(FILE_PREFIX) else name
 

@@ -91,7 +91,7 @@ def _resolve(spec: str) -> Callable:
 
 
 def _callable(module: ModuleType, found: Any, spec: str) -> Callable:
-    """What was found, if it can be a reward function."""
+    """The object, if it can be a reward function."""
     if not callable(found):
         raise InputError(
             "reward_funcs",

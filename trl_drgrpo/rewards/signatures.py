@@ -1,4 +1,4 @@
-"""Which arguments a foreign function takes, and the signature that a reward of ours shows."""
+"""Arguments of a foreign function, and the signature that a reward of ours shows."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence

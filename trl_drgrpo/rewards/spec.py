@@ -7,7 +7,7 @@
       - isolate: {reward: my_rewards.py:slow, timeout: 5}    # a name and its options
 
 One table says where each name lives; a new reward is one row. Nothing is imported before its name is asked for, so
-that a misspelt one fails at once.
+that a misspelled one fails at once.
 """
 
 import importlib
@@ -22,7 +22,7 @@ from trl_drgrpo.rewards.limits import Limits
 
 
 class RewardSpec:
-    """How a reward is written down, as the type of a recipe's key: text, or a mapping with one key."""
+    """A reward as a recipe writes it: text, or a mapping with one key."""
 
 
 class Entry(NamedTuple):

@@ -102,7 +102,7 @@ ScoredTokens = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]  # 
 
 
 class Hooks:
-    """What `host.py` calls. By default a hook goes to every feature, or leaves TRL's way."""
+    """The interface that `host.py` calls. By default a hook goes to every feature, or leaves TRL's way."""
 
     features: Sequence["Feature"] = ()
 

@@ -36,7 +36,7 @@ from trl_drgrpo.upstream.translated_weights import load_translated  # noqa: E402
 
 @contextmanager
 def _trainable_values(model: Any):
-    """The values of trainable parameters as they are before TRL's constructor casts those on a quantised base.
+    """The values of trainable parameters as they are before TRL's constructor casts those on a quantized base.
 
     Args:
         model (`str` or `torch.nn.Module`): As given to the constructor, which runs inside the block.

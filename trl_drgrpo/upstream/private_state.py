@@ -86,7 +86,7 @@ class PrivateState(GRPOTrainer):
 
     @property
     def pad_token_id(self) -> int:
-        """What TRL pads with."""
+        """Token that TRL pads with."""
         tokenizer: Any = self._tokenizer
         return tokenizer.pad_token_id
 

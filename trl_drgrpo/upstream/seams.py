@@ -1,4 +1,4 @@
-"""What this package relies on inside TRL, as a table, and the check that it is still there.
+"""The table of TRL internals that this package relies on, and its check.
 
 `upstream.py` overrides or calls these methods; nothing else does. A newer TRL in which one has moved is refused by
 name, before a model loads, instead of training something else.
@@ -100,7 +100,7 @@ SEAMS = (
 
 @dataclass(frozen=True)
 class SeamReport:
-    """What `check_upstream` found at one seam. `problem` is empty when the seam is where it was."""
+    """Result of `check_upstream` for one seam. `problem` is empty where nothing has moved."""
 
     name: str
     problem: str = ""

@@ -1,4 +1,4 @@
-"""Which TRL this package runs on, and what is installed. Light to import: the answer comes before TRL is loaded."""
+"""Supported TRL versions and installed packages. Light to import: the check comes before TRL is loaded."""
 
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version

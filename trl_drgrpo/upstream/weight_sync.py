@@ -1,4 +1,4 @@
-"""What vLLM is sent: the weights that are trained, and nothing else.
+"""Sends vLLM the trained weights, and nothing else.
 
 TRL syncs LoRA by adding every adapter to the base weights in place, handing the parameters over, and subtracting the
 adapters again. Two things go wrong there, both measured:
@@ -8,7 +8,7 @@ adapters again. Two things go wrong there, both measured:
   subtracted the adapters, so that the last buffer (of a model below 1 GiB: everything) arrives *without* them.
 
 Here each layer is merged by PEFT into a tensor of its own, just when it is due; the base is never written to. The
-storage of quantised weights is no weight vLLM could use, nor are virtual tokens, so both are refused with vLLM.
+storage of quantized weights is no weight vLLM could use, nor are virtual tokens, so both are refused with vLLM.
 """
 
 from collections.abc import Iterator
@@ -130,12 +130,12 @@ def _tuner_layers(module: Any) -> list[Any]:
 
 def refuse_unsendable(args: Any, model: Any, quantization_config: Any = None, peft_config: Any = None) -> None:
     """
-    Refuse vLLM for what it could not be sent, before a model loads: a quantised base, an adapter of virtual tokens.
+    Refuse vLLM for what it could not be sent, before a model loads: a quantized base, an adapter of virtual tokens.
 
     Args:
         args ([`DrGRPOConfig`]): The configuration; nothing is refused without `use_vllm`.
         model (`str` or model): A path or Hub id, whose `config.json` is looked at, or a loaded model.
-        quantization_config (*optional*): As given to the trainer. One that asks for dequantised weights is accepted.
+        quantization_config (*optional*): As given to the trainer. One that asks for dequantized weights is accepted.
         peft_config (`PeftConfig`, *optional*): As given to the trainer.
 
     Raises:
@@ -155,10 +155,10 @@ def refuse_unsendable(args: Any, model: Any, quantization_config: Any = None, pe
     if found:
         raise InputError(
             "use_vllm",
-            f"True with a quantised base model ({found})",
+            f"True with a quantized base model ({found})",
             "a base in 16 or 32 bits",
-            "vLLM would be sent the raw quantised storage and generate from other weights than are trained. Either "
-            "train LoRA on the base in bfloat16 (leave the quantisation out), or keep it and leave use_vllm out: "
+            "vLLM would be sent the raw quantized storage and generate from other weights than are trained. Either "
+            "train LoRA on the base in bfloat16 (leave the quantization out), or keep it and leave use_vllm out: "
             "prompts are then shared by this package's own generation.",
         )
 
@@ -167,7 +167,7 @@ def _loaded_as(model: Any) -> str | None:
     for bits in (4, 8):
         if getattr(model, f"is_loaded_in_{bits}bit", False):
             return f"loaded in {bits} bits"
-    return "loaded quantised" if getattr(model, "is_quantized", False) else None
+    return "loaded quantized" if getattr(model, "is_quantized", False) else None
 
 
 def _quantization_asked_for(args: Any, name: str, quantization_config: Any) -> str | None:

@@ -115,7 +115,7 @@ def test_bad_input(seven, tmp_path, capsys):
         (("--model", str(tmp_path / "gone"), "--memory", "24"), "which does not exist"),
         (("--model", str(tmp_path / "alien"), "--memory", "24"), "a model that transformers knows"),
         (("--model", seven, "--memory", "24", "--max_prompt_length", "-5"), "--max_prompt_length: got"),
-        (("--model", seven, "--memory", "24", "--load_in_4bit", "true"), "a quantised model without an adapter"),
+        (("--model", seven, "--memory", "24", "--load_in_4bit", "true"), "a quantized model without an adapter"),
         (("--model", seven, "--memory", "24", "--lora_rank", "3"), "Did you mean --lora_r"),
     ]
     for arguments, message in cases:

@@ -67,7 +67,7 @@ def test_values(read, text, key, value):
     ("text", "message"),
     [
         ("scale_reward: false", r"scale_reward: got an unknown key in .*, line 1; .*Did you mean scale_rewards\?"),
-        ("beta: 0.1\nloss-normaliser: 5", r"loss-normaliser: .*line 2; .*Did you mean loss_normalizer\?"),
+        ("beta: 0.1\nloss-normalizer: 5", r"loss-normalizer: .*line 2; .*Did you mean loss_normalizer\?"),
         ("max_prompt_length: 5", "max_prompt_length: .*TRL does not truncate prompts any more"),
         ("torch_dtype: float16", "torch_dtype: .*dtype"),
         ("qwertz: 5", r"qwertz: .*Remove it\."),

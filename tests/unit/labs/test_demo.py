@@ -112,7 +112,7 @@ class TestCheckSteps:
             ("3+8=11\n11+6=17\n17+2=19\n\\boxed{19}", [True, False, True, True]),
             # Does not start from the total above it.
             ("3+8=11\n10+5=15\n15+2=17\n\\boxed{17}", [True, False, True, True]),
-            # A check line of a wrong sum, of another line, before any line, and one misspelt.
+            # A check line of a wrong sum, of another line, before any line, and one misspelled.
             ("3+8=1\nok 3+8=1", [False, False]),
             ("3+8=11\nok 3+8=12", [True, False]),
             ("ok 3+8=11\n3+8=11", [False, True]),
@@ -265,13 +265,13 @@ class TestRun:
     def test_two_steps_from_end_to_end(self, tmp_path, capsys):
         assert demo_command.run(parse("--output_dir", str(tmp_path / "out"), "--steps", "2")) == 1
         captured = capsys.readouterr()
-        assert "NOT LEARNT" in captured.out
+        assert "NOT LEARNED" in captured.out
         assert "sampled accuracy" in captured.out
         assert "from_pretrained" in captured.out
         assert "step 2/2" in captured.err
         numbers = json.loads((tmp_path / "out" / "results.json").read_text())
         assert numbers["status"] == "finished"
-        assert numbers["learnt"] is False
+        assert numbers["learned"] is False
         assert numbers["curves"]["step"] == [1, 2]
         assert numbers["gain_points"] == pytest.approx(
             100 * (numbers["after"]["sampled"]["accuracy"] - numbers["before"]["sampled"]["accuracy"])

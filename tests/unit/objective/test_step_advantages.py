@@ -44,7 +44,7 @@ def test_agrees_with_the_definition_token_by_token(batch, choice):
 
 def test_the_worked_example_of_the_paper_by_hand():
     # DeepSeekMath, section 4.1.3, process supervision: R = {{1, 0, 1}, {0, 1}}, index(j) = ends.
-    # mean(R) = 3/5; normalised without std: (.4, -.6, .4) and (-.6, .4); A_t = sum of those with index(j) >= t:
+    # mean(R) = 3/5; normalized without std: (.4, -.6, .4) and (-.6, .4); A_t = sum of those with index(j) >= t:
     # row 0: tokens of step 1: .4 - .6 + .4 = .2; of step 2: -.2; of step 3: .4. Row 1: -.2, then .4.
     advantages = step_token_advantages([[1, 0, 1], [0, 1]], [[1, 2, 4], [0, 2]], torch.ones(2, 5), 2)
     expected = [[0.2, 0.2, -0.2, 0.4, 0.4], [-0.2, 0.4, 0.4, 0.0, 0.0]]

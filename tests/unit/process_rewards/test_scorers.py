@@ -304,7 +304,7 @@ def test_models_with_adapters_are_scored_alike():
     assert widths == [2]  # logits at the two answers only, not at every token
 
 
-def test_token_classifiers_load_quantised(tmp_path):
+def test_token_classifiers_load_quantized(tmp_path):
     bitsandbytes = pytest.importorskip("bitsandbytes")
     from transformers import BitsAndBytesConfig
 
@@ -313,8 +313,8 @@ def test_token_classifiers_load_quantised(tmp_path):
     scorer.model.save_pretrained(tmp_path)
     scorer.tokenizer.save_pretrained(tmp_path)
     options = {"quantization_config": BitsAndBytesConfig(load_in_8bit=True), "device": "cpu"}
-    quantised = TokenClassificationScorer(str(tmp_path), **options)
-    close(quantised(PROMPTS, steps=STEPS), scorer(PROMPTS, steps=STEPS), 0.2)
+    quantized = TokenClassificationScorer(str(tmp_path), **options)
+    close(quantized(PROMPTS, steps=STEPS), scorer(PROMPTS, steps=STEPS), 0.2)
     with pytest.raises(InputError, match="quantization_config: got a model that is already loaded"):
         TokenClassificationScorer(scorer.model, scorer.tokenizer, **options)
 
@@ -333,7 +333,7 @@ def test_a_head_of_three_classes_is_refused():
         QwenMathScorer(model, tokenizer)
     with pytest.raises(InputError, match="2 classes per token"):
         QwenMathScorer(built(Qwen2ForCausalLM, config(tokenizer)), tokenizer)
-    with pytest.raises(InputError, match="without a language modelling head"):
+    with pytest.raises(InputError, match="without a language modeling head"):
         ChatTurnScorer(model, tokenizer)
 
 

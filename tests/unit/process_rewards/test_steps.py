@@ -72,7 +72,7 @@ def word_level():
     return wrapped(backend, unk_token="[UNK]", eos_token="[EOS]")
 
 
-def with_neighbours(decoder, words):
+def with_neighbors(decoder, words):
     """Decoders that look at the token before or after: the windows are for them."""
     backend = Tokenizer(models.WordLevel(vocab={word: i for i, word in enumerate(words)}, unk_token=words[0]))
     backend.decoder = decoder
@@ -84,8 +84,8 @@ TOKENIZERS = {
     "sentencepiece": sentencepiece(),
     "metaspace": sentencepiece("metaspace"),
     "word_level": word_level(),
-    "word_piece": with_neighbours(decoders.WordPiece(cleanup=True), ["a", "##b", "##c", ".", "do", "not", "##", "'s"]),
-    "bpe_suffix": with_neighbours(decoders.BPEDecoder(), ["a</w>", "b", "c", "dd</w>", "e", ".</w>"]),
+    "word_piece": with_neighbors(decoders.WordPiece(cleanup=True), ["a", "##b", "##c", ".", "do", "not", "##", "'s"]),
+    "bpe_suffix": with_neighbors(decoders.BPEDecoder(), ["a</w>", "b", "c", "dd</w>", "e", ".</w>"]),
     "slow_bytes": ByT5Tokenizer(),
 }
 KINDS = ["byte_level", "sentencepiece", "word_level"]

@@ -17,7 +17,7 @@ from trl_drgrpo.process_rewards import (
     label_steps,
     train_prm,
 )
-from trl_drgrpo.process_rewards.stepwise_data import checked_rows, read_labelled_steps
+from trl_drgrpo.process_rewards.stepwise_data import checked_rows, read_labeled_steps
 from trl_drgrpo.process_rewards.training import tokenize_rows
 
 DEMO_MODEL = str(Path(trl_drgrpo.labs.demo.__file__).parent / "model")
@@ -99,7 +99,7 @@ def test_labels_sit_on_the_last_token_of_each_step(tokenizer):
         ([{"prompt": "p", "steps": [1], "labels": [True]}], "steps that are not texts"),
         ([{"prompt": "p", "steps": ["a"], "labels": ["+"]}], r"the label '\+'"),
         ([{"prompt": "p", "steps": ["a", "b"], "labels": [True, True]}], "100% of them good"),
-        ([{"prompt": "p", "steps": ["a" * 600, "b"], "labels": [True, False]}], "0 labelled steps"),
+        ([{"prompt": "p", "steps": ["a" * 600, "b"], "labels": [True, False]}], "0 labeled steps"),
     ],
 )
 def test_data_that_cannot_be_trained_on(rows, message, saved_model, tmp_path):
@@ -181,34 +181,34 @@ def test_math_shepherd_steps_and_signs_line_up():
 def test_files_are_converted(tmp_path):
     shepherd = {"input": "Who? Step 1: a ки", "label": "Who? Step 1: a +"}
     path = write(tmp_path / "shepherd.jsonl", [shepherd, shepherd])
-    assert read_labelled_steps(path, "math_shepherd") == convert_math_shepherd(shepherd) * 2
+    assert read_labeled_steps(path, "math_shepherd") == convert_math_shepherd(shepherd) * 2
     with pytest.raises(InputError, match="row 1: got no 'question'"):
-        read_labelled_steps(path, "prm800k")
+        read_labeled_steps(path, "prm800k")
     with pytest.raises(InputError, match="format: got 'csv'"):
-        read_labelled_steps(path, "csv")
+        read_labeled_steps(path, "csv")
 
 
-# Labelling -----------------------------------------------------------------------------------------------------------
+# Labeling -----------------------------------------------------------------------------------------------------------
 
 
 def test_label_steps_then_train_prm_on_the_demo_task(tmp_path, capsys):
     problems = make_problems(8, "train", seed=1)
     rows = [{"prompt": prompt_of(numbers), "answer": str(sum(numbers))} for numbers in problems]
-    rows[0]["steps"] = ["1+1=2", "\\boxed{2}"]  # given: labelled as it is
-    output = tmp_path / "labels" / "labelled.jsonl"
+    rows[0]["steps"] = ["1+1=2", "\\boxed{2}"]  # given: labeled as it is
+    output = tmp_path / "labels" / "labeled.jsonl"
     call = ["label-steps", "--model", DEMO_MODEL, "--data", write(tmp_path / "prompts.jsonl", rows)]
     call += ["--reward", "list_sum_reward", "--rollouts", "4", "--completions", "2", "--max_new_tokens", "64"]
     assert main([*call, "--output", str(output)]) == 0
     printed = dict(line.split(" ", 1) for line in capsys.readouterr().out.splitlines())
-    labelled = [json.loads(line) for line in output.read_text().splitlines()]
-    assert printed["rows"] == str(len(labelled)) == "15"
-    assert labelled[0]["steps"] == rows[0]["steps"]
-    for row in labelled:
+    labeled = [json.loads(line) for line in output.read_text().splitlines()]
+    assert printed["rows"] == str(len(labeled)) == "15"
+    assert labeled[0]["steps"] == rows[0]["steps"]
+    for row in labeled:
         verdict = list_sum_reward(["\n".join(row["steps"])], [row["answer"]])[0]
         assert row["values"][-1] == verdict
         assert row["labels"] == [value > 0 for value in row["values"]]
         assert all(value * 4 == round(value * 4) for value in row["values"])
-    assert len({value for row in labelled for value in row["values"]}) > 2
+    assert len({value for row in labeled for value in row["values"]}) > 2
     assert main([*call, "--output", str(tmp_path / "again.jsonl")]) == 0
     assert (tmp_path / "again.jsonl").read_text() == output.read_text()  # the same seed
     capsys.readouterr()
@@ -225,8 +225,8 @@ def test_label_steps_takes_any_generator(tokenizer):
     def verifier(completions, **kwargs):
         return [None if "a" in text else float(text.endswith("c")) for text in completions]
 
-    labelled = list(label_steps([{"prompt": "p"}], generate, verifier, tokenizer, rollouts=3, completions=3))
-    assert labelled == [
+    labeled = list(label_steps([{"prompt": "p"}], generate, verifier, tokenizer, rollouts=3, completions=3))
+    assert labeled == [
         {"prompt": "p", "steps": ["a", "b"], "labels": [None, None], "values": [None, None]},
         {"prompt": "p", "steps": ["c"], "labels": [True], "values": [1.0]},  # the empty completion is left out
     ]

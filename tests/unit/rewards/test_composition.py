@@ -280,10 +280,10 @@ def test_messages_images_and_token_ids_are_read_as_they_should_be():
     inner = Given("a")
     reward = cached(inner)
     message = [{"role": "assistant", "content": "x"}]
-    for colour in ("red", "red", "blue"):
-        image = Image.new("RGB", (2, 2), colour)
+    for color in ("red", "red", "blue"):
+        image = Image.new("RGB", (2, 2), color)
         call(reward, [message], a=[1], image=[image], completion_ids=[[len(inner.asked)]])
-    assert len(inner.asked) == 2  # one for each colour; other ids of the same text are the same row
+    assert len(inner.asked) == 2  # one for each color; other ids of the same text are the same row
 
 
 def test_a_pickle_takes_no_entries_along():

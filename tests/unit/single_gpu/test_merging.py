@@ -107,7 +107,7 @@ def test_the_dtype_is_the_bases_own_by_default_and_lost_training_is_said(tokeniz
 
 VARIANTS = {
     "dora": {"use_dora": True},
-    "rank-stabilised": {"use_rslora": True},
+    "rank-stabilized": {"use_rslora": True},
     "head in full": {"modules_to_save": ["lm_head"]},
     "embeddings in full": {"modules_to_save": ["embed_tokens"]},
     "adapted embeddings": {"target_modules": ["embed_tokens", "q_proj"]},
@@ -247,8 +247,8 @@ def test_bad_input_is_one_clear_error_and_leaves_nothing(base, adapter, tokenize
     assert "the adapter does not name its base model" in refused(tmp_path / "nameless")
     (named / "first" / "adapter_config.json").write_text('{"peft_type": "NEW"}')
     assert "which peft cannot read" in refused(named / "first")
-    load(base, quantization_config=nf4()).save_pretrained(tmp_path / "quantised")
-    assert "whose weights are quantised" in refused(adapter, base=str(tmp_path / "quantised"))
+    load(base, quantization_config=nf4()).save_pretrained(tmp_path / "quantized")
+    assert "whose weights are quantized" in refused(adapter, base=str(tmp_path / "quantized"))
     assert "output: got" in refused(adapter, "/proc/merged")
 
 

@@ -103,7 +103,7 @@ def _super_calls(method):
 def test_each_override_calls_super_exactly_once(module):
     overrides = sorted(m.name for m in _methods(module) if hasattr(GRPOTrainer, m.name))
     assert overrides
-    # in the override itself, or in the method that stands for TRL's own behaviour
+    # in the override itself, or in the method that stands for TRL's own behavior
     calls = [name for m in _methods(module) for name in _super_calls(m) if hasattr(GRPOTrainer, name)]
     assert sorted(calls) == overrides
 

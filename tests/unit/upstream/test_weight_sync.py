@@ -18,7 +18,7 @@ from trl_drgrpo.upstream.weight_sync import merged_while_read, refuse_unsendable
 ADAPTERS = {
     "linear": {"target_modules": "all-linear"},
     "dora": {"target_modules": "all-linear", "use_dora": True},
-    "rank-stabilised": {"target_modules": ["q_proj"], "use_rslora": True},
+    "rank-stabilized": {"target_modules": ["q_proj"], "use_rslora": True},
     "embedding": {"target_modules": ["embed_tokens", "v_proj"]},
     "bias": {"target_modules": ["q_proj", "k_proj"], "lora_bias": True},
     "parameters": {"target_modules": [], "target_parameters": ["mlp.up_proj.weight", "mlp.down_proj.weight"]},
@@ -143,7 +143,7 @@ def test_a_model_without_adapters_is_left_alone(tokenizer):
         assert "named_parameters" not in vars(plain)
 
 
-# Quantised bases
+# Quantized bases
 
 
 def arguments(**changes):
@@ -168,7 +168,7 @@ FOUR, EIGHT = BitsAndBytesConfig(load_in_4bit=True), BitsAndBytesConfig(load_in_
 def test_a_quantised_base_is_refused_before_a_model_loads(asked, said, prompts):
     args = arguments(model_init_kwargs=asked.get("model_init_kwargs"))
     given = {"quantization_config": asked["quantization_config"]} if "quantization_config" in asked else {}
-    with pytest.raises(InputError, match=rf"use_vllm: got True with a quantised base model \({said}\)"):
+    with pytest.raises(InputError, match=rf"use_vllm: got True with a quantized base model \({said}\)"):
         DrGRPOTrainer("a/model-that-does-not-exist", length_reward, args, train_dataset=prompts, **given)
 
 

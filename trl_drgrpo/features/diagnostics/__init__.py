@@ -1,1 +1,1 @@
-"""What a run is doing, as pure functions over one generation batch and callbacks that warn."""
+"""Metrics, run log and warnings of a run: pure functions over a generation batch, and detectors that warn."""

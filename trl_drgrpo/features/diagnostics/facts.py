@@ -1,4 +1,4 @@
-"""What was run, as `run.json` of the run log states it: objective, settings, rewards, versions.
+"""Facts of a run for `run.json` of the run log: objective, settings, rewards, versions.
 
 Settings are picked by name, never copied as a whole, so that no token and no local secret gets into the file.
 """
@@ -81,7 +81,7 @@ def start_facts(trainer: Any) -> dict[str, Any]:
 
 
 def run_facts(trainer: Any, right: RightRule | None) -> dict[str, Any]:
-    """What belongs to the run.
+    """Facts of the run.
 
     Args:
         trainer ([`DrGRPOTrainer`]): The trainer, about to train.

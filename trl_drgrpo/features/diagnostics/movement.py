@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Movement:
-    """How far a group of parameters has moved since training began.
+    """Movement of a group of parameters since training began.
 
     Args:
         group (`str`): `LoRA-A`, `LoRA-B`, `norms and biases` or `weights`.

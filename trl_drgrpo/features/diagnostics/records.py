@@ -18,7 +18,7 @@ _NO_COLUMNS = ("prompt", "completion", "completions", "completion_ids")
 
 
 def recorded_groups(groups: int, wanted: int) -> list[int]:
-    """Which groups of a generation batch are recorded: spread evenly over the batch, so that all ranks have some.
+    """Chooses the recorded groups of a generation batch, spread evenly, so that all ranks have some.
 
     Args:
         groups (`int`): Groups in the batch, over all ranks.
@@ -41,7 +41,7 @@ def recorded_groups(groups: int, wanted: int) -> list[int]:
 
 @dataclass(frozen=True)
 class RecordedRow:
-    """What is known of a row that is recorded.
+    """A recorded row.
 
     Args:
         index (`int`): Row among those of all ranks.

@@ -1,4 +1,4 @@
-"""Which completions count as right: a threshold on one named reward, never a guess about a continuous one.
+"""Decides which completions are correct: a threshold on one named reward, never a guess about a continuous one.
 
 With `right_threshold` a completion is right when the reward reaches it. Without one, only a reward that has given
 nothing but 0 and 1 so far is read as wrong and right; its first other value ends that, for good, and says what to set.

@@ -186,7 +186,7 @@ class RunWarnings:
             self.tell(self.step, cause, message)
 
     def state_dict(self) -> dict[str, Any]:
-        """What was said and seen, JSON-ready."""
+        """Warnings and readings so far, JSON-ready."""
         return {
             "said": self.said,
             "step": self.step,

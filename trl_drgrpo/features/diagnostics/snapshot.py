@@ -12,7 +12,7 @@ from trl_drgrpo.upstream.hooks import CreditedBatch
 
 @dataclass(frozen=True)
 class OwnRow:
-    """What the statistics need of one row of this rank; see [`BatchRows`]."""
+    """One row of this rank for the statistics; see [`BatchRows`]."""
 
     length: int
     trained: int

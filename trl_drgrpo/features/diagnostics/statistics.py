@@ -1,4 +1,4 @@
-"""What one generation batch says about the run: pure functions over its rows, in plain Python floats.
+"""Statistics of one generation batch: pure functions over its rows, in plain Python floats.
 
 The objective of Dr. GRPO is about two biases, so the batch is looked at from both sides: how long right and wrong
 completions are (length bias), and which difficulties the gradient comes from (difficulty bias). A row's *mass* is
@@ -106,7 +106,7 @@ def length_statistics(rows: BatchRows) -> dict[str, float]:
 
 
 def group_statistics(rows: BatchRows, trains: bool = True) -> dict[str, float]:
-    """Which groups teach anything, and how many of their rows do.
+    """Shares of groups, and of their rows, with a signal.
 
     Args:
         rows ([`BatchRows`]): The batch. Groups of one say nothing here.
@@ -141,7 +141,7 @@ def group_statistics(rows: BatchRows, trains: bool = True) -> dict[str, float]:
 
 
 def difficulty_statistics(rows: BatchRows, trains: bool = True) -> dict[str, float]:
-    """How difficult the prompts are, and from which difficulty the gradient comes, ours and GRPO's.
+    """Difficulty of the prompts, and the share of the gradient from each difficulty, ours and GRPO's.
 
     Args:
         rows ([`BatchRows`]): The batch.

@@ -15,7 +15,7 @@ _POSITIONS = 4  # quarters of a completion
 def step_statistics(
     step_rewards: Sequence[Sequence[float | None]], outcome_rewards: Sequence[float | None]
 ) -> dict[str, float]:
-    """What one generation batch says about its steps.
+    """Statistics of a generation batch's steps.
 
     Args:
         step_rewards (`B` lists of `K_i` floats): Reward of each step; `None` = unscorable.
@@ -55,7 +55,7 @@ def step_statistics(
 
 
 def _quarter(step: int, steps: int) -> int:
-    """Which quarter of a completion the middle of a step falls into."""
+    """Quarter of a completion that the middle of a step falls into."""
     return int(_POSITIONS * (step + 0.5) / steps)
 
 

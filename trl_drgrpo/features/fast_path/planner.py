@@ -1,6 +1,6 @@
-"""Which rows run in which micro-batch: pure planning, without tensors.
+"""Plans which rows run in which micro-batch, without tensors.
 
-With a constant normaliser the gradient of an optimizer step is a plain sum over rows and tokens. So within the rows of
+With a constant normalizer the gradient of an optimizer step is a plain sum over rows and tokens. So within the rows of
 one optimizer step (its *window*) it does not matter which rows share a forward, and rows without signal need none. The
 plan uses that freedom to process as few tokens as possible:
 
@@ -47,7 +47,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Budget:
-    """What stock TRL's largest micro-batch would hold: the most that one micro-batch of a plan may hold.
+    """Size of stock TRL's largest micro-batch: the most that one micro-batch of a plan may hold.
 
     Args:
         rows (`int`): Rows of a stock micro-batch.
@@ -70,7 +70,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Costs:
-    """What a plan is judged by.
+    """Cost model for comparing plans.
 
     Args:
         pair (`float`, *optional*, defaults to `0.0`): Cost of one query-key pair in one layer's attention, in tokens.

@@ -66,7 +66,7 @@ class Window:
         self.plan = plan_window(self.rows, self.slots, budget, costs)
 
     def summary(self) -> dict[str, Any]:
-        """What the ranks must agree on: rows and loss tokens of each planned micro-batch, and of the whole window."""
+        """Numbers for the other ranks: rows and loss tokens of each planned micro-batch, and of the whole window."""
         batches = [[i for pack in batch for i in pack] for batch in self.plan]
         run = {i for rows in batches for i in rows}
         return {
@@ -77,7 +77,7 @@ class Window:
         }
 
     def micro_batches(self, everyone: list[dict[str, Any]], keep_slots: bool) -> list[dict[str, Any]]:
-        """The window's slots, filled from the end: the last one carries the synchronisation of gradients.
+        """The window's slots, filled from the end: the last one carries the synchronization of gradients.
 
         Args:
             everyone (`list[dict]`): The [`Window.summary`] of every rank, in order.

@@ -1,1 +1,1 @@
-"""What a run leaves for others: the model card, the upload, and no secret in either."""
+"""The model card and the upload, without secrets."""

@@ -115,7 +115,7 @@ def card_text(trainer: Any, model: Any, is_adapter: bool, folder: Path, dataset_
 
 def _repair(data: ModelCardData, model: Any, is_adapter: bool, dataset_name: str | None) -> None:
     """The metadata that the Hub reads: what TRL gets wrong, and what PEFT would have added."""
-    data.pop("licence")  # a misspelt placeholder; the license is the author's to state
+    data.pop("licence")  # a misspelled placeholder; the license is the author's to state
     data.base_model = facts.base_model_of(model)
     data.library_name = "transformers"
     data.model_name = data.model_name or None

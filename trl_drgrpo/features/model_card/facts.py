@@ -1,4 +1,4 @@
-"""What a card says about a run besides its objective, read off the trainer: data, rewards, settings, metrics, machine.
+"""Facts for the card beside the objective, read off the trainer: data, rewards, settings, metrics, machine.
 
 Nothing is guessed: what the run does not know is left out. Every function returns rows (`name`, `value`) for a table.
 """
@@ -153,7 +153,7 @@ def _optimizer_rows(trainer: Any) -> Rows:
 
 
 def adapter_rows(model: Any) -> Rows:
-    """The adapter and the quantisation of its base; empty for a full model that is not quantised."""
+    """The adapter and the quantization of its base; empty for a full model that is not quantized."""
     rows: Rows = []
     for name, config in (getattr(model, "peft_config", None) or {}).items():
         if name == "ref":  # TRL's copy of an adapter that was there before
@@ -164,17 +164,17 @@ def adapter_rows(model: Any) -> Rows:
         for key, label in (("target_modules", "target modules"), ("modules_to_save", "modules trained in full")):
             if value := getattr(config, key, None):
                 rows.append((label, value if isinstance(value, str) else ", ".join(sorted(value))))
-    quantisation = getattr(model.config, "quantization_config", None)
-    if quantisation is not None:
-        values = quantisation if isinstance(quantisation, dict) else quantisation.to_dict()
+    quantization = getattr(model.config, "quantization_config", None)
+    if quantization is not None:
+        values = quantization if isinstance(quantization, dict) else quantization.to_dict()
         kept = ("quant_method", "load_in_4bit", "load_in_8bit", "bnb_4bit_quant_type", "bnb_4bit_use_double_quant")
         text = ", ".join(f"{key} {_name(values[key])}" for key in kept if values.get(key) not in (None, False))
-        rows.append(("base model quantised", text or type(quantisation).__name__))
+        rows.append(("base model quantized", text or type(quantization).__name__))
     return rows
 
 
 def history_by_split(history: list[dict[str, Any]], evaluation: Any) -> list[dict[str, Any]]:
-    """What was logged, with the split in the names of metrics where there are several: TRL calls them all the same.
+    """The log history, with the split in the names of metrics where there are several: TRL calls them all the same.
 
     Args:
         history (`list[dict]`): `trainer.state.log_history`.
@@ -184,14 +184,14 @@ def history_by_split(history: list[dict[str, Any]], evaluation: Any) -> list[dic
         `list[dict]`: `eval_reward` is `eval_reward (<split>)` there.
     """
     splits = list(evaluation) if isinstance(evaluation, dict) else []
-    labelled = []
+    labeled = []
     for entry in history:
         split = next((split for split in splits if f"eval_{split}_runtime" in entry), None)
         named = (
             entry if split is None else {k if k in ("step", "epoch") else f"{k} ({split})": entry[k] for k in entry}
         )
-        labelled.append(named)
-    return labelled
+        labeled.append(named)
+    return labeled
 
 
 def metric_rows(history: list[dict[str, Any]]) -> list[tuple[str, str, str, str]]:

@@ -11,7 +11,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Objective:
-    """What a run optimised.
+    """The objective of a run.
 
     Args:
         formula (`list[str]`): Lines of plain text.
@@ -23,7 +23,7 @@ class Objective:
 
 
 def objective_of(trainer: Any) -> Objective:
-    """The objective that a trainer minimises.
+    """The objective that a trainer minimizes.
 
     Args:
         trainer ([`DrGRPOTrainer`]): Built; also before its first step.
@@ -83,7 +83,7 @@ def _advantages(args: Any, has_steps: bool) -> list[str]:
 
 
 def _weighted_sum(symbol: str, names: Sequence[str], weights: Sequence[float]) -> str:
-    """What a reward is made of; nothing to say where it is one function, as it is."""
+    """A reward as a weighted sum; empty where it is one function with weight 1."""
     if list(weights) == [1.0]:
         return ""
     terms = [f"{weight:g} * {' '.join(name.split())}" for name, weight in zip(names, weights, strict=True)]
@@ -144,7 +144,7 @@ def _step_notes(args: Any, segmenter: str) -> list[str]:
 
 
 def _further_notes(trainer: Any, args: Any) -> list[str]:
-    """What else of TRL changes the objective, where it is on."""
+    """Other settings of TRL that change the objective."""
     notes = []
     if args.entropy_coef or args.use_adaptive_entropy:
         adaptive = f", adapted towards {args.entropy_target} nats" if args.use_adaptive_entropy else ""

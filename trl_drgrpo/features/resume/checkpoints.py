@@ -1,4 +1,4 @@
-"""When a checkpoint folder is complete. Loads neither torch nor TRL: the command line asks before anything heavy does.
+"""Complete and incomplete checkpoints. Loads neither torch nor TRL: the command line asks before they load.
 
 A process that is killed while it writes a checkpoint leaves a folder that looks like one, and a bad disk or copy
 leaves files of the right size. So three marks:

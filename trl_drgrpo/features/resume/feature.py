@@ -79,7 +79,7 @@ class Resume(Feature):
 
     @contextmanager
     def around_train(self) -> Iterator[None]:
-        """When a reward function fails, a checkpoint is saved before the error."""
+        """Saves a checkpoint before the error of a reward function ends the run."""
         try:
             yield
         except RewardError:
@@ -205,7 +205,7 @@ class Resume(Feature):
             logger.warning("Other checkpoints in %s were trained with L = %d. %s", checkpoint.parent, ours, remedy)
 
     def _resume_position(self, state: RunState, checkpoint: Path) -> None:
-        """Where the run stood between two generations; with another geometry the next step generates anew."""
+        """Restores the position between two generations; with another geometry the next step generates anew."""
         geometry = self._geometry()
         if state.geometry != geometry:
             changed = [
@@ -229,7 +229,7 @@ class Resume(Feature):
             self.trainer.pending_rollouts = rollouts
 
     def _needed_in_rollouts(self) -> set[str]:
-        """What the loss reads from a micro-batch because of settings that may have changed since it was made."""
+        """Keys of a micro-batch that the loss reads under settings that may have changed since it was made."""
         needed = {"ref_per_token_logps"} if self.trainer.args.beta else set()
         if self.trainer.args.use_vllm and self.trainer.args.vllm_importance_sampling_correction:
             needed.add("importance_sampling_ratio")

@@ -1,4 +1,4 @@
-"""What a checkpoint must hold besides TRL's own state, so that a resumed run is the same run.
+"""State that a checkpoint holds beside TRL's own, so that a resumed run is the same run.
 
 Two kinds of file per checkpoint folder:
 
@@ -51,7 +51,7 @@ class RunState:
         geometry (`dict[str, int]`): Batch sizes and process count, by which `micro_step` and rollouts make sense.
         has_rollouts (`bool`): Whether every rank left a file of pending rollouts.
         run_id (`str`, *optional*): Of the run, the same from its beginning on.
-        objective (`dict`, *optional*): What it optimises, see
+        objective (`dict`, *optional*): What it optimizes, see
             [`objective_facts`].
         files (`dict[str, dict]`): Size and checksum of the other files of the checkpoint, filled in by `save`.
         saved_at (`float`): Unix time, later than that of every checkpoint beside it; filled in by `save`.

@@ -79,7 +79,7 @@ class Case:
 
 @dataclass(frozen=True)
 class CaseResult:
-    """What a case gave. Differences are the worst over its optimizer steps.
+    """Result of a case. Differences are the worst over its optimizer steps.
 
     Args:
         case ([`Case`]): The setting.

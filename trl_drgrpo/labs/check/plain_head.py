@@ -9,7 +9,7 @@ import torch
 
 @dataclass
 class PlainHeadOutput:
-    """What TRL reads from a fused forward. A dataclass, so that DDP finds the tensors in it."""
+    """Output of a fused forward, as TRL reads it. A dataclass, so that DDP finds the tensors in it."""
 
     log_probs: torch.Tensor
     entropy: torch.Tensor

@@ -1,6 +1,6 @@
 """A model and a tokenizer small enough to build in milliseconds and real enough to prove something.
 
-Byte-level BPE without merges (256 bytes and three special tokens) and a randomly initialised Qwen2 of 27 thousand
+Byte-level BPE without merges (256 bytes and three special tokens) and a randomly initialized Qwen2 of 27 thousand
 parameters: no download, every string tokenizes, and the model runs through the same code as a large one.
 """
 
@@ -39,7 +39,7 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def tiny_model(tokenizer: PreTrainedTokenizerFast, seed: int = 0) -> Qwen2ForCausalLM:
-    """A randomly initialised two-layer Qwen2 for `tokenizer`; the same seed gives the same weights.
+    """A randomly initialized two-layer Qwen2 for `tokenizer`; the same seed gives the same weights.
 
     Args:
         tokenizer ([`~transformers.PreTrainedTokenizerFast`]): Decides the vocabulary and the special tokens.

@@ -83,23 +83,23 @@ def pad_rows(rows: Sequence[tuple[list[int], list[int]]], pad: int) -> dict[str,
     """A batch for next-token training.
 
     Args:
-        rows (`Sequence[tuple[list[int], list[int]]]`): Token ids and, for each, 1 where it is to be learnt.
+        rows (`Sequence[tuple[list[int], list[int]]]`): Token ids and, for each, 1 where it is to be learned.
         pad (`int`): Id of the padding token.
 
     Returns:
         `input_ids`, `attention_mask` and `labels`, each `(B, T)` int64, padded on the right; labels are -100 on what
-        is not to be learnt.
+        is not to be learned.
     """
     import torch
 
     width = max(len(ids) for ids, _ in rows)
     input_ids = torch.tensor([ids + [pad] * (width - len(ids)) for ids, _ in rows])
-    learnt = torch.tensor([mask + [0] * (width - len(mask)) for _, mask in rows])
+    learned = torch.tensor([mask + [0] * (width - len(mask)) for _, mask in rows])
     attention_mask = torch.tensor([[1] * len(ids) + [0] * (width - len(ids)) for ids, _ in rows])
     return {
         "input_ids": input_ids,
         "attention_mask": attention_mask,
-        "labels": input_ids.masked_fill(learnt == 0, -100),
+        "labels": input_ids.masked_fill(learned == 0, -100),
     }
 
 
@@ -118,7 +118,7 @@ def imitate(
         steps (`int`): Number of batches.
         lr (`float`): Peak learning rate.
         num_items (`int`, *optional*): A constant that the summed loss of a batch is divided by. By default the
-            batch's own number of tokens; that favours short rows where a batch's rows are of like length.
+            batch's own number of tokens; that favors short rows where a batch's rows are of like length.
     """
     import torch
     from transformers import get_linear_schedule_with_warmup

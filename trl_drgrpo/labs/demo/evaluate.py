@@ -13,7 +13,7 @@ from trl_drgrpo.labs.demo.task import list_sum_reward, prompt_of
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What one decoding mode gives on a set of problems.
+    """Result of one decoding mode on a set of problems.
 
     Args:
         accuracy (`float`): Share of right completions, 0 to 1.

@@ -53,7 +53,7 @@ line_reward = step_verifier(line_is_right, name="line_reward")
 
 
 def step_numbers(problems: Sequence[Sequence[int]], texts: Sequence[str]) -> dict[str, float]:
-    r"""What the lines of completions say about process rewards.
+    r"""Statistics of completions' lines under process rewards.
 
     Args:
         problems (`Sequence[Sequence[int]]`): The terms of each problem.

@@ -119,12 +119,12 @@ def draw_curves(curves: dict[str, list[float | None]], path: Path) -> Path:
     return path
 
 
-def _curve(axes: "Axes", steps: list[float | None], values: list[float | None], colour: str, label: str) -> None:
-    """Draw one curve: each step faintly, and the mean of up to nine neighbouring steps that have a value."""
+def _curve(axes: "Axes", steps: list[float | None], values: list[float | None], color: str, label: str) -> None:
+    """Draw one curve: each step faintly, and the mean of up to nine neighboring steps that have a value."""
     points = [
         (step, value) for step, value in zip(steps, values, strict=True) if step is not None and value is not None
     ]
     xs, ys = [x for x, _ in points], [y for _, y in points]
     windows = [ys[max(0, i - 4) : i + 5] for i in range(len(ys))]
-    axes.plot(xs, ys, color=colour, alpha=0.25, linewidth=1)
-    axes.plot(xs, [sum(window) / len(window) for window in windows], color=colour, linewidth=2, label=label)
+    axes.plot(xs, ys, color=color, alpha=0.25, linewidth=1)
+    axes.plot(xs, [sum(window) / len(window) for window in windows], color=color, linewidth=2, label=label)

@@ -1,4 +1,4 @@
-"""What a demo run gave, or has given so far, and the files it writes."""
+"""Results of a demo run, also of one that is going on, and its files."""
 
 import json
 import time
@@ -21,7 +21,7 @@ _OWN = (RESULTS_FILE, PLOT_FILE, MODEL_FOLDER, REPORT_FILE, COMPARISON_FILE, GRP
 
 @dataclass
 class DemoResult:
-    """What a run gave, or has given so far.
+    """Results of a run, also of one that is going on.
 
     Args:
         output_dir (`Path`): Where the files are.
@@ -69,7 +69,7 @@ class DemoResult:
         return 100 * (self.after["sampled"].accuracy - self.before["sampled"].accuracy)
 
     @property
-    def learnt(self) -> bool:
+    def learned(self) -> bool:
         """Whether the gain reaches what the demo claims."""
         return self.gain_points is not None and self.gain_points >= REQUIRED_GAIN_POINTS
 
@@ -92,7 +92,7 @@ class DemoResult:
             "after": {mode: self.numbers(evaluation) for mode, evaluation in self.after.items()},
             "gain_points": self.gain_points,
             "required_gain_points": REQUIRED_GAIN_POINTS,
-            "learnt": self.learnt,
+            "learned": self.learned,
             "seconds": {stage: round(seconds, 2) for stage, seconds in self.seconds.items()},
             "versions": installed_versions(),
             "curves": self.curves,

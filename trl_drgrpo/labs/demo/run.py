@@ -95,7 +95,7 @@ def run_demo(
         compare (`bool`): Then train the same model with stock TRL's GRPO, and write a report over both runs.
 
     Returns:
-        `DemoResult`. Whether the model has learnt is for the caller to judge (`result.learnt`).
+        `DemoResult`. Whether the model has learned is for the caller to judge (`result.learned`).
 
     Raises:
         InputError: On settings or a folder that do not fit.

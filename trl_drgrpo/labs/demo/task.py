@@ -43,7 +43,7 @@ _BOXED = re.compile(r"\\boxed\{([0-9]+)\}")
 
 
 def split_of(numbers: Sequence[int]) -> Split:
-    """Which split a problem belongs to.
+    """Split of a problem.
 
     A fixed checksum of the *sorted* numbers decides, so a held-out problem is never a training problem in another
     order, whatever the seed and the size.

@@ -11,8 +11,8 @@ r"""Rung c: chains of sums from reasoning-gym, answered by a small language mode
 
 Nothing is arranged for the length bias here. A Qwen2 of 0.9 million parameters is trained from scratch on right
 solutions, each checked as often as a coin says, and stopped while it still miscalculates; then it is trained by
-reinforcement with the task's own score. Being right can be learnt, a check can find a mistake or make one, and whether
-the policy knows that it is wrong is its own affair.
+reinforcement with the task's own score. Being right can be learned, a check can find a mistake or make one, and
+whether the policy knows that it is wrong is its own affair.
 """
 
 import random
@@ -154,7 +154,7 @@ def _batches(demonstrations: list[list[dict[str, str]]], tokenizer: Any, batch_s
 
 
 def _build_tokenizer(demonstrations: list[list[dict[str, str]]]) -> "PreTrainedTokenizerBase":
-    """Qwen's tokenizer, one token per digit, its merges learnt from a few demonstrations."""
+    """Qwen's tokenizer, one token per digit, its merges learned from a few demonstrations."""
     from trl_drgrpo.labs.demo.tokenizer import build_tokenizer
 
     texts = [message["content"] for messages in demonstrations[:1_000] for message in messages]

@@ -1,4 +1,4 @@
-r"""What other objectives would have weighed the tokens of a run with: the same rewards and lengths, other weights.
+r"""Token weights of other objectives for the rewards and lengths of a run.
 
 A run log keeps groups of completions with rewards and lengths (`record_groups`). That is all the weights of
 `objectives.py` need, so for each recorded answer the weight of its tokens is known under every objective: what this

@@ -1,10 +1,10 @@
-r"""What one update does to the length of right and wrong answers, estimated without taking it.
+r"""Effect of one update on the length of correct and incorrect answers, estimated without taking it.
 
 A step of unit length along the update direction `u` changes a quantity `f(theta)` by `u . grad f`, to first order.
 Both factors are sums over roll-outs of the policy as it is, `sum_i w_i grad log pi(o_i)`:
 
 - the update direction of an objective, with its token weights (`objectives.py`), divided by its own length: what
-  gradient clipping, or a normalising optimizer, makes of a batch;
+  gradient clipping, or a normalizing optimizer, makes of a batch;
 - the gradient of `f`, by the score function. For the mean length of wrong answers, a ratio of two expectations:
   `grad E[|o| | wrong] = E[1_wrong (|o| - E[|o| | wrong]) grad log pi(o)] / P(wrong)`.
 
@@ -60,10 +60,10 @@ class Rollouts:
         scale = self.num_generations / (self.num_generations - 1) / rows
         passed = self.right.astype(float)
         groups = passed.reshape(-1, self.num_generations)
-        centred = (groups - groups.mean(axis=1, keepdims=True)).reshape(-1)
+        centerd = (groups - groups.mean(axis=1, keepdims=True)).reshape(-1)
         lengths = self.lengths.astype(float).reshape(-1, self.num_generations)
-        centred_lengths = (lengths - lengths.mean(axis=1, keepdims=True)).reshape(-1)
-        return np.stack([self._given(self.right), self._given(~self.right), scale * centred_lengths, scale * centred])
+        centerd_lengths = (lengths - lengths.mean(axis=1, keepdims=True)).reshape(-1)
+        return np.stack([self._given(self.right), self._given(~self.right), scale * centerd_lengths, scale * centerd])
 
     def _given(self, chosen: np.ndarray) -> np.ndarray:
         if not chosen.any():
@@ -80,7 +80,7 @@ class Estimate:
 
     @property
     def z(self) -> float:
-        """How many standard errors it is from 0."""
+        """Distance from 0 in standard errors."""
         return self.value / self.standard_error if self.standard_error > 0 else float("nan")
 
 

@@ -61,7 +61,7 @@ class ExampleGroup:
 
     @property
     def is_right(self) -> np.ndarray:
-        """Which answers are right, `(G,)`, bool."""
+        """Mask of correct answers, `(G,)`, bool."""
         return np.arange(self.num_generations) < self.right
 
     @property
@@ -75,7 +75,7 @@ class ExampleGroup:
         return np.minimum(np.where(self.is_right, self.length_right, self.length_wrong), self.max_length)
 
     def token_weights(self, objective: str) -> np.ndarray:
-        """What a token of each answer weighs, 1 in the even group of the same mean length, `(G,)`.
+        """Weight of a token of each answer, 1 in the even group of the same mean length, `(G,)`.
 
         Args:
             objective (`str`): A key of `OBJECTIVES`.

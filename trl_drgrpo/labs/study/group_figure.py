@@ -49,26 +49,26 @@ def draw_groups(groups: Sequence[ExampleGroup], objectives: Sequence[str] = COMP
 
 
 def _draw_lengths(axes: Any, group: ExampleGroup) -> None:
-    colours = [_RIGHT if right else _WRONG for right in group.is_right]
-    axes.bar(np.arange(group.num_generations) + 1, group.lengths, color=colours, width=0.7)
+    colors = [_RIGHT if right else _WRONG for right in group.is_right]
+    axes.bar(np.arange(group.num_generations) + 1, group.lengths, color=colors, width=0.7)
     axes.set_title(f"{group.right} of {group.num_generations} right", fontsize=11)
     _plain(axes)
 
 
 def _draw_values(axes: Any, group: ExampleGroup, values: dict[str, np.ndarray]) -> None:
-    colours = [_RIGHT if right else _WRONG for right in group.is_right]
+    colors = [_RIGHT if right else _WRONG for right in group.is_right]
     offsets = np.linspace(-0.26, 0.26, len(values)) if len(values) > 1 else [0.0]
     for name, offset in zip(values, offsets, strict=True):
         at, filled = np.arange(group.num_generations) + 1 + offset, name == "dr_grpo"
-        axes.vlines(at, 0, values[name], color=colours, linewidth=1.2, alpha=0.6)
+        axes.vlines(at, 0, values[name], color=colors, linewidth=1.2, alpha=0.6)
         axes.scatter(
             at,
             values[name],
             marker=_marker(name),
             s=34,
             zorder=3,
-            c=colours if filled else "white",
-            edgecolors=colours,
+            c=colors if filled else "white",
+            edgecolors=colors,
         )
     axes.axhline(0, color=_NEUTRAL, linewidth=0.8)
     for level in (-1, 1):

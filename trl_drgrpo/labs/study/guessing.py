@@ -5,12 +5,12 @@ r"""Rung b: a task for a small language model in which the length of an answer i
     no             the environment answers, `ok` with probability 0.4, else `no`; not trained on
     xxxxxxxx       the model comments, for as long as it likes: `x` after `no`, `k` after `ok`
 
-The reward is 1 for `ok`, whatever follows. Guessing cannot be learnt, and the comment is worth nothing, so an unbiased
-objective has no reason to change its length. The warm-started model comments equally long in both cases, in other
+The reward is 1 for `ok`, whatever follows. Guessing cannot be learned, and the comment is worth nothing, so an
+unbiased objective has no reason to change its length. The warm-started model comments equally long in both cases, in other
 words: so the policy knows at every token whether it was right, as a language model that wanders when lost does.
 
 The verdict comes from the environment, as a tool's answer or a test's does. One that the model could compute by itself
-could be learnt as well, and then being right would no longer be a matter of chance.
+could be learned as well, and then being right would no longer be a matter of chance.
 """
 
 import random
@@ -149,7 +149,7 @@ def warm_start(folder: Path, seed: int = 0, steps: int = 400, batch_size: int = 
 
 
 def _demonstrations(tokenizer: Any, steps: int, batch_size: int, seed: int) -> Iterator[dict[str, Any]]:
-    """Batches of whole games; the prompt and the environment's tokens are not learnt."""
+    """Batches of whole games; the prompt and the environment's tokens are not learned."""
     from trl_drgrpo.labs.demo.build import pad_rows
 
     rng = random.Random(seed)
@@ -161,8 +161,8 @@ def _demonstrations(tokenizer: Any, steps: int, batch_size: int, seed: int) -> I
             right = rng.random() < RIGHT_PROBABILITY
             feedback = tokenizer(f"\n{VERDICTS[right]}\n")["input_ids"]
             comment = _demonstrated_comment(tokenizer, right, rng)
-            learnt = [0] * len(prompt) + [1] + [0] * len(feedback) + [1] * len(comment)
-            rows.append((prompt + guess + feedback + comment, learnt))
+            learned = [0] * len(prompt) + [1] + [0] * len(feedback) + [1] * len(comment)
+            rows.append((prompt + guess + feedback + comment, learned))
         yield pad_rows(rows, tokenizer.pad_token_id)
 
 

@@ -29,7 +29,7 @@ def measure_model(
     batches: int,
     on_batch: Callable[[int, Rollouts], None] | None = None,
 ) -> Changes:
-    """What one update of each objective would do to the lengths of right and wrong answers and to the pass rate.
+    """Effect of one update of each objective on the lengths of correct and incorrect answers and on the pass rate.
 
     Args:
         trainer ([`DrGRPOTrainer`]): Not trained; in one process. Its configuration says how many rows a batch has
@@ -115,7 +115,7 @@ def _reduced(batch: CreditedBatch, mask: torch.Tensor, right: np.ndarray, loss_n
 
 
 def _right(trainer: DrGRPOTrainer, batch: CreditedBatch) -> np.ndarray:
-    """Which rows are right, `(B,)`; those without a reward are refused elsewhere."""
+    """Mask of correct rows, `(B,)`; those without a reward are refused elsewhere."""
     rule = trainer.diagnostics.right_rule
     judged = rule.judge(batch.scored.rewards_per_func[:, rule.index].tolist()) if rule else None
     if judged is None:

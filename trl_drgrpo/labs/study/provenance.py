@@ -1,4 +1,4 @@
-"""Where a study's numbers come from: the command, the day and the versions, kept in its file."""
+"""Provenance of a study's numbers: the command, the day and the versions, kept in its file."""
 
 from datetime import date
 from typing import Any

@@ -1,7 +1,7 @@
 r"""Rung a: the length bias in a policy of two numbers, where nothing else can be the cause.
 
 A completion falls into one of two states that the policy sees: right (probability 0.4) or wrong (0.6). That cannot be
-learnt. In each state one number is learnt, the rate at which it stops, so the length is geometric, cut at 64 tokens.
+learned. In each state one number is learned, the rate at which it stops, so the length is geometric, cut at 64 tokens.
 The reward is 1 in the right state, whatever the length: an unbiased objective has no reason to move either rate.
 
 The expected change of a state's rate is proportional to `E[c_i * score_i | state]`. With a constant divisor
@@ -44,7 +44,7 @@ class TabularTask:
 
 @dataclass
 class TabularRun:
-    """What one objective did with one seed.
+    """Result of one objective with one seed.
 
     Args:
         objective (`str`): A key of `OBJECTIVES`.

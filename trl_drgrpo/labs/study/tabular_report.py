@@ -113,10 +113,10 @@ def draw(results: dict[str, Any], path: Path) -> Path:
 
 def _draw_mass(axes: Any, mass: dict[str, list[float]]) -> None:
     group = len(mass["with_std"]) - 1
-    for name, colour, label in (("with_std", "#d55e00", "with std"), ("without_std", "#0072b2", "without (Dr. GRPO)")):
+    for name, color, label in (("with_std", "#d55e00", "with std"), ("without_std", "#0072b2", "without (Dr. GRPO)")):
         even = mass[name][group // 2]
         axes.plot(
-            [k / group for k in range(group + 1)], [m / even for m in mass[name]], "o-", color=colour, label=label
+            [k / group for k in range(group + 1)], [m / even for m in mass[name]], "o-", color=color, label=label
         )
     axes.set(
         title="Pull on a prompt by its difficulty", xlabel="pass rate of the group", ylabel="sum of |A|, even = 1"

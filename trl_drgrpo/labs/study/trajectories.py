@@ -32,7 +32,7 @@ LAST = 20  # steps whose mean is the end of a run
 
 @dataclass(frozen=True)
 class RunSettings:
-    """What all arms share.
+    """Settings that all arms share.
 
     Args:
         steps (`int`): Optimizer steps.
@@ -60,7 +60,7 @@ class Rung:
         rollout (`Callable`, *optional*): `f(seed)` -> `rollout_func`; by default the trainers generate by themselves.
         environment_tokens (`int`): Of a completion, written by the environment.
         fixed_tokens (`int`): Of a completion, written by the model and not part of the answer's length.
-        learnable (`bool`): Whether being right can be learnt.
+        learnable (`bool`): Whether being right can be learned.
         arms (`Sequence[str]`): Keys of [`ARMS`].
         settings ([`RunSettings`]): Sizes of a run.
         measured_rows, measured_batches (`int`): Sizes of the one-step measurement.
@@ -83,7 +83,7 @@ class Rung:
 
 @dataclass
 class Trajectory:
-    """What one arm did with one seed, per optimizer step.
+    """Curves of one arm with one seed, per optimizer step.
 
     Args:
         arm (`str`): A key of `ARMS`.

@@ -129,9 +129,9 @@ def trajectories(results: dict[str, Any]) -> list[Trajectory]:
 
 
 def table(rung: Rung, results: dict[str, Any]) -> str:
-    """What each arm ends with, as a Markdown table: mean and 95% interval over seeds.
+    """Final values of each arm as a Markdown table: mean and 95% interval over seeds.
 
-    Where being right can be learnt, the last column has the tokens that were written until the pass rate was what the
+    Where being right can be learned, the last column has the tokens that were written until the pass rate was what the
     worst run reached at its best; else the pass rate is the same throughout, and all tokens count.
 
     Args:
@@ -228,10 +228,10 @@ def draw(rung: Rung, results: dict[str, Any], path: Path) -> Path:
     figure = Figure(figsize=(3.25 * len(rung.arms), 3.6), layout="constrained")
     for axes, arm in zip(figure.subplots(1, len(rung.arms), sharey=True), rung.arms, strict=True):
         own = [run for run in trajectories(results) if run.arm == arm]
-        for name, colour, label in (("length_wrong", "#d55e00", "wrong"), ("length_right", "#0072b2", "right")):
+        for name, color, label in (("length_wrong", "#d55e00", "wrong"), ("length_right", "#0072b2", "right")):
             curves = np.array([getattr(run, name) for run in own])
-            axes.plot(curves.T, color=colour, alpha=0.25, linewidth=0.8)
-            axes.plot(np.nanmean(curves, axis=0), color=colour, linewidth=2, label=f"{label} answers")
+            axes.plot(curves.T, color=color, alpha=0.25, linewidth=0.8)
+            axes.plot(np.nanmean(curves, axis=0), color=color, linewidth=2, label=f"{label} answers")
         axes.set(title=OBJECTIVES[arm].label, xlabel="optimizer step")
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.25)

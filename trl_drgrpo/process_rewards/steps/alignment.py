@@ -1,4 +1,4 @@
-"""Which token ends at which character of the decoded completion, for any tokenizer that can decode.
+"""Maps characters of the decoded completion to tokens, for any tokenizer that can decode.
 
 Offsets of an encoding do not exist here: the tokens were sampled, and encoding their text again may give others. So
 the question is answered by decoding. The definition: a step may end after token i when `decode(ids[:i + 1])` is a
@@ -8,7 +8,7 @@ Taken literally that costs O(T^2); instead
 - most tokens decode to the same text wherever they stand: that text is looked up once per vocabulary entry, and every
   use of it is compared with the decoded completion;
 - byte-fallback tokens (`<0x0A>`) are put together as bytes, a run at a time, as SentencePiece-style decoders do;
-- the others (parts of a character, decoders that look at their neighbours) are decoded in a window of at most
+- the others (parts of a character, decoders that look at their neighbors) are decoded in a window of at most
   `2 * CONTEXT` tokens.
 
 Where the text of a tokenizer cannot be followed like this, no step may end: the rest of that completion is one step.
@@ -23,7 +23,7 @@ REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # what decoders write for bytes that 
 BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 CONTEXT = 8  # tokens before a token that its text may depend on; a character has at most four bytes
 
-# what a token adds: its text wherever it stands, the byte it stands for, or None when that depends on its neighbours
+# what a token adds: its text wherever it stands, the byte it stands for, or None when that depends on its neighbors
 Piece: TypeAlias = str | int | None
 
 
@@ -159,7 +159,7 @@ class Aligner:
 
 
 class _Walk:
-    """How far a completion has been followed: characters decoded so far, and whether the last one is whole."""
+    """Position in a completion: characters decoded so far, and whether the last one is whole."""
 
     def __init__(self, text: str, tokens: int):
         self.text = text

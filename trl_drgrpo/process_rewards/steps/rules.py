@@ -1,4 +1,4 @@
-"""Where steps end: separators, a regex, a function, a number of tokens, a turn of the environment.
+"""Rules for the end of a step: separators, a regex, a function, a number of tokens, a turn of the environment.
 
 What all of them share:
 

@@ -1,4 +1,4 @@
-"""How a configuration says what a step is, and what is wrong when it says it wrongly.
+"""Parses `step_separator`, and explains what is wrong with one that does not parse.
 
 | spec | a step ends |
 |---|---|
@@ -8,8 +8,8 @@
 | `"turn"` | when the model speaks again after a tool |
 | `f(text) -> list[int]` | at the exclusive character offsets that `f` returns |
 
-A single lower-case word, or one before a colon, is read as the name of a rule so that a misspelt one cannot pass for a
-separator that never occurs; in a list every string is a separator.
+A single lower-case word, or one before a colon, is read as the name of a rule so that a misspelled one cannot pass for
+a separator that never occurs; in a list every string is a separator.
 """
 
 import re

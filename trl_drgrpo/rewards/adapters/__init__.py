@@ -1,4 +1,4 @@
-"""Reward functions of the neighbouring stacks as TRL's, and the other way round, in one call each.
+"""Reward functions of the neighboring stacks as TRL's, and the other way round, in one call each.
 
 | stack | in | out |
 |---|---|---|

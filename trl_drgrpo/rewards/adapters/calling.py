@@ -1,4 +1,4 @@
-"""How a foreign function is called: once per completion, with the arguments that its stack would pass.
+"""Calls a foreign function as its stack would: once per completion, with its arguments.
 
 [`PerCompletion`] turns functions that score one completion into a reward function of TRL's form; a
 [`Convention`] says what such a function is given and how its result is read. A sync function runs in this process or,
@@ -36,7 +36,7 @@ Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class Convention:
-    """How one stack calls its reward functions."""
+    """Calling convention of one stack."""
 
     def arguments(self, function: Callable, sample: Sample, reward: str) -> Call:
         """Positional and keyword arguments for one completion."""

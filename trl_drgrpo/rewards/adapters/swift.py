@@ -76,7 +76,7 @@ class _Swift:
         self.__signature__ = signatures.signature_of([column for column in others if column not in _PASSED])
 
     def keywords(self, texts: list[str], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """What ms-swift passes by name."""
+        """Arguments that ms-swift passes by name."""
         columns = {key: values for key, values in kwargs.items() if key not in (*NOT_COLUMNS, "prompts")}
         columns["response_token_ids"] = columns.pop("completion_ids", None)
         prompts = kwargs.get("prompts") or [[]] * len(texts)

@@ -124,7 +124,7 @@ def _refuse_group(function: Callable) -> None:
 
 
 class _Verifiers(Convention):
-    """What a function of a rubric is given."""
+    """Arguments for a function of a rubric."""
 
     def __init__(self, functions: list[Callable], objects: list[dict[str, Any]], answer_column: str | None):
         # By identity: functions compare equal or not for reasons of their own.

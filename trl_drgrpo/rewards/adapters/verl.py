@@ -122,7 +122,7 @@ class _Verl(Convention):
             )
 
     def values(self, sample: Sample, reward: str) -> tuple[Any, str, Any, dict[str, Any]]:
-        """What verl passes for one sample, in the order of its signature."""
+        """Arguments of verl for one sample, in the order of its signature."""
         row = sample.columns
         source = row.get("data_source") if self.data_source is None else self.data_source
         # A copy: verl's functions may write into it, and rows of a group share the dict.

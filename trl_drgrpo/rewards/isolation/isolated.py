@@ -142,7 +142,7 @@ class IsolatedReward:
         check_ready(original(self.reward))
 
     def check_columns(self, columns: Sequence[str]) -> None:
-        """What the function itself says about the columns."""
+        """The function's own check of the columns."""
         check_own_columns(original(self.reward), columns)
 
     def check_values(self, values: Mapping[str, ColumnValues]) -> None:
@@ -281,7 +281,7 @@ def _row(kwargs: dict[str, Any], index: int, count: int) -> dict[str, Any]:
 
 
 def _snapshot(trainer_state: Any) -> Any:
-    """What fits into a message per completion: the history grows with the run, and callbacks may not pickle."""
+    """A small copy for messages: the history grows with the run, and callbacks may not pickle."""
     plain = (bool, int, float, str, type(None))
     values = vars(trainer_state) if hasattr(trainer_state, "__dict__") else {}
     return SimpleNamespace(**{key: value for key, value in values.items() if isinstance(value, plain)})

@@ -34,7 +34,7 @@ def portable(reward: Callable | str) -> Any:
 
 
 def pickled(worker_function: Any, name: str) -> bytes:
-    """What a worker is to call, as bytes.
+    """A callable for a worker, as bytes.
 
     Args:
         worker_function: A callable of this package that holds the [`portable`] form of a reward.

@@ -99,7 +99,7 @@ class NurseryHandle:
             self._control.sendall(COMMAND.pack(b"K", number, 0))
 
     def exit_status(self, number: int, patience: float = 0.5) -> int | None:
-        """How a dead worker ended: its exit code, minus the signal's number, or None where that is not known."""
+        """Exit code of a dead worker, or minus the signal's number; None where that is not known."""
         deadline = time.monotonic() + patience
         while number not in self._ended and (left := deadline - time.monotonic()) > 0:
             if not self._read_ended(left):

@@ -1,4 +1,4 @@
-"""What reward functions make of saved completions: values, failures, time, and where two of them differ.
+"""Reward functions over saved completions: values, failures, time, and disagreements.
 
 Rewards are called as the trainer calls them, but on `batch_size` rows at a time: with one row per call, a failure and
 a duration belong to one row. A reward that compares the completions of a group, or sends requests in parallel, wants
@@ -25,7 +25,7 @@ _OWN_COUNT = "counted as failed by the reward itself; it says why in the log abo
 
 @dataclass
 class RewardScores:
-    """What one reward function gave to `N` rows.
+    """Results of one reward function for `N` rows.
 
     Args:
         name (`str`): Of the reward.
@@ -175,7 +175,7 @@ def unscored_rows(reward_func: Callable, rows: Sequence[Row], scores: RewardScor
 
 
 def disagreements(graders: dict[str, Sequence[float | None]], tolerance: float) -> list[Disagreement]:
-    """Where two graders differ, for every pair of them.
+    """Disagreements of each pair of graders.
 
     Args:
         graders (`dict[str, Sequence]`): `N` rewards each.

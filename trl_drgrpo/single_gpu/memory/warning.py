@@ -17,7 +17,7 @@ from trl_drgrpo.upstream.description import DescribingCallback
 
 logger = logging.getLogger(__name__)
 
-# Prompts are not tokenised yet when training starts; what a plan assumes without being told.
+# Prompts are not tokenized yet when training starts; what a plan assumes without being told.
 ASSUMED_PROMPT = 512
 
 

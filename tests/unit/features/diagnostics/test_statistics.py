@@ -12,7 +12,7 @@ NAN = math.nan
 
 def batch(rewards, lengths, size, right="binary", advantages=None, truncated=None, texts=None):
     """Rows with outcome advantages unless others are given: `r - mean` over the group's scorable rows."""
-    advantages = advantages or centred(rewards, size)
+    advantages = advantages or centerd(rewards, size)
     return BatchRows(
         num_generations=size,
         rewards=rewards,
@@ -25,7 +25,7 @@ def batch(rewards, lengths, size, right="binary", advantages=None, truncated=Non
     )
 
 
-def centred(rewards, size):
+def centerd(rewards, size):
     result = []
     for start in range(0, len(rewards), size):
         group = rewards[start : start + size]

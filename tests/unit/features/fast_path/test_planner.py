@@ -45,7 +45,7 @@ def test_every_live_row_runs_exactly_once_within_slots_and_budget(batch, costs):
 
 @given(generation_batches())
 def test_no_contiguous_cut_is_cheaper(batch):
-    # brute force over all cuts of the sorted rows, as an oracle of the dynamic programme
+    # brute force over all cuts of the sorted rows, as an oracle of the dynamic program
     rows, slots, budget = batch
     live = sorted((row.length for row in rows if row.live and row.completion_length), reverse=True)[:9]
     chosen = [Row(i, 1, length - 1) for i, length in enumerate(live) if length > 1]

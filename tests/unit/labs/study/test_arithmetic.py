@@ -54,10 +54,10 @@ def test_every_demonstration_is_learnt_once_and_whole():
     tokenizer = _build_tokenizer(demonstrations)
     batches = list(_batches(demonstrations, tokenizer, batch_size=4))
     assert [len(batch["input_ids"]) for batch in batches] == [4] * 10
-    learnt = [
+    learned = [
         tokenizer.decode(row[row >= 0], skip_special_tokens=True) for batch in batches for row in batch["labels"]
     ]
-    assert sorted(learnt) == sorted(messages[-1]["content"] for messages in demonstrations)
+    assert sorted(learned) == sorted(messages[-1]["content"] for messages in demonstrations)
     ends = [row[row >= 0][-1].item() for batch in batches for row in batch["labels"]]
     assert set(ends) == {tokenizer.eos_token_id}
     assert len(tokenizer("12345")["input_ids"]) == 5  # a token per digit

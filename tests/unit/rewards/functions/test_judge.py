@@ -237,7 +237,7 @@ def test_nobody_listens():
 
 
 @pytest.mark.parametrize("as_date", [False, True])
-def test_retry_after_is_honoured_by_all_requests(server, as_date):
+def test_retry_after_is_honored_by_all_requests(server, as_date):
     wait = formatdate(time.time() + 2, usegmt=True) if as_date else "1"
     server.behave = first_then_good((429, {"Retry-After": wait}, b""))
     rewards, _ = score(judge(server, concurrency=1), ["a", "b"])

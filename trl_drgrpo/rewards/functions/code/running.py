@@ -91,7 +91,7 @@ class Running:
             said += chunk
 
     def feed(self, data: bytes) -> None:
-        """What the program reads on its standard input; it is written while `read` waits, then the input is closed."""
+        """Sets the program's standard input; it is written while `read` waits, then closed."""
         self._pending = memoryview(data)
 
     def read(self, deadline: float, cap: int, enough: Callable[[bytearray], bool] = lambda output: False) -> str:
@@ -126,7 +126,7 @@ class Running:
         return line
 
     def exit_code(self, deadline: float) -> int | None:
-        """How the program ended; `None` if it had not by the deadline (`time.monotonic()`) or was killed."""
+        """Exit status of the program; `None` if it still ran at the deadline (`time.monotonic()`) or was killed."""
         # It is not waited for until everything of its group has been killed: the group's id stays its own so long.
         flags = os.WEXITED | os.WNOWAIT | os.WNOHANG
         pause = 0.0005

@@ -54,7 +54,7 @@ _PROBE = '''
 import json, os, sys
 
 def probe():
-    """What is within reach: each entry that is not empty is a hole."""
+    """Things within reach: each entry that is not empty is a hole."""
     found = {"environment": sorted(set(os.environ) - set(ALLOWED)), "proc": os.path.exists("/proc/1")}
     found["files"] = [place for place in HIDDEN if os.path.lexists(place)][:3]
     found["root"] = os.access("/", os.W_OK) or os.geteuid() == 0
@@ -77,7 +77,7 @@ def probe():
 
 @dataclass(frozen=True)
 class Sandbox:
-    """How untrusted Python code is run.
+    """Runs untrusted Python code.
 
     Args:
         kind (`str`, *optional*, defaults to `"bwrap"`): `"bwrap"`: bubblewrap. `"none"`: a plain subprocess with
@@ -232,7 +232,7 @@ def _bwrap() -> str:
 
 
 def _walls(python: str, disk_bytes: int) -> list[str]:
-    """What bubblewrap builds; the order counts, and the root is closed for writing last."""
+    """Arguments of bubblewrap; the order counts, and the root is closed for writing last."""
     options = ["--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
     options += ["--die-with-parent", "--new-session", "--hostname", "sandbox", "--cap-drop", "ALL", "--clearenv"]
     if _is_host_root():  # to become another user, whose limits the kernel enforces, once inside

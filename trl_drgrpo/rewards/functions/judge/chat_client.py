@@ -45,7 +45,7 @@ class _TryAgain(Exception):
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where a chat model answers, and how patiently it is asked.
+    """Address of a chat model, with time-outs and retries.
 
     Args:
         base_url (`str`): Up to but without `/chat/completions`, as a rule it ends in `/v1`.
@@ -110,7 +110,7 @@ class Endpoint:
 
 @dataclass(frozen=True)
 class Reply:
-    """What the model said, and what it took."""
+    """The model's answer and its cost."""
 
     text: str
     prompt_tokens: int

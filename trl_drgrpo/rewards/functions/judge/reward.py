@@ -4,7 +4,7 @@ The reward is asynchronous: TRL runs it beside the other asynchronous ones, here
 under way. What cannot be scored (no reply in time, no number in it, a number out of range) is `None`, costs one
 sample, and is counted. Tokens and retries go to the log.
 
-A judge can be talked to: the completion is text that a model under optimisation writes *to the judge*. It is put
+A judge can be talked to: the completion is text that a model under optimization writes *to the judge*. It is put
 between markers that hold a hash of the completion itself, so that it cannot close them, and the default prompt says
 that what stands between them is material. This keeps the text apart; it does not make the judge immune. Read the
 replies (`log_replies=True`) of the highest rewards, and gate a judge by something that cannot be talked to.

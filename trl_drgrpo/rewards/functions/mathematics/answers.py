@@ -1,4 +1,4 @@
-r"""Where the answer stands in a completion, and in a gold solution.
+r"""Finds the answer in a completion, and in a gold solution.
 
 Four places are in use: `\boxed{42}` (MATH), `<answer>42</answer>` (R1), a closing sentence such as "The answer is 42."
 or "#### 42" (GSM8K), or any of them in this order. The last one counts, and only what follows the reasoning is looked
@@ -77,7 +77,7 @@ def tagged_answer(text: str) -> str | None:
 
 
 def final_line_answer(text: str) -> str | None:
-    """What the last "#### ..." or "answer is ..." says, or a last line that is nothing but a number or a formula."""
+    """The answer behind the last "#### ..." or "answer is ...", or a last line that is a number or a formula."""
     if hashed := _hashed(text):
         return hashed
     if stated := _stated(text):
@@ -87,7 +87,7 @@ def final_line_answer(text: str) -> str | None:
 
 
 def _hashed(text: str) -> str | None:
-    """What GSM8K's `#### 42` says; a Markdown heading of that level says nothing."""
+    """The answer of GSM8K's `#### 42`; a Markdown heading of that level has none."""
     length = len(text.rstrip())
     for line in reversed(list(_HASHES.finditer(text))):
         content = line[1].strip()

@@ -3,7 +3,7 @@
 Both are 1 or 0, and the first does not look at whether the answer is right: combine it with a reward that does
 (`gated(accuracy, gate=format_reward)`).
 
-Completions are written by a model under optimisation, so the tags are searched in linear time, and a user's pattern
+Completions are written by a model under optimization, so the tags are searched in linear time, and a user's pattern
 runs under the `regex` library's own time-out.
 """
 
@@ -25,7 +25,7 @@ class FormatReward(SampleReward):
     """1 for `<think>...</think> <answer>...</answer>`: in this order, each tag exactly once, nothing around them.
 
     Some chat templates open `<think>` themselves, so that the completion starts inside; others have the trainer put
-    the reasoning into a field of the message. Both are recognised: TRL's `think_format_reward` scores them 0.
+    the reasoning into a field of the message. Both are recognized: TRL's `think_format_reward` scores them 0.
 
     Args:
         think_tag (`str`, *optional*, defaults to `"think"`): Name of the first pair of tags.
@@ -115,7 +115,7 @@ class FormatReward(SampleReward):
 
 
 def _between(text: str, tag: str) -> tuple[str, str] | None:
-    """What a pair of tags holds and what follows it; `None` unless each occurs once, in order."""
+    """The content of a pair of tags and the text behind it; `None` unless each occurs once, in order."""
     opening, closing = f"<{tag}>", f"</{tag}>"
     if text.count(opening) != 1 or text.count(closing) != 1:
         return None

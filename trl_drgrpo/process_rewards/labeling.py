@@ -31,7 +31,7 @@ def label_steps(
 
     Args:
         rows (`Sequence[Mapping]`): Dataset rows with `prompt` (text or messages); further columns go to the verifier.
-            A row that has `steps` is labelled as it is, the others are completed by the model.
+            A row that has `steps` is labeled as it is, the others are completed by the model.
         generate (`Callable`): As for [`MonteCarloScorer`]; it is given token ids.
         verifier (`Callable`): Outcome reward function with TRL's signature.
         tokenizer (`PreTrainedTokenizerBase`): The model's.
