@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from trl_drgrpo import __version__, data
-from trl_drgrpo.cli import job
+from trl_drgrpo import __version__
+from trl_drgrpo.cli import data, job
 from trl_drgrpo.cli.flags import read_flags
 from trl_drgrpo.cli.recipe import read_recipe
 

@@ -5,7 +5,7 @@ import json
 import pytest
 from datasets import Dataset, IterableDataset, load_dataset
 
-from trl_drgrpo import rows
+from trl_drgrpo.common import rows
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.rows import ColumnValues, check_prompt_values, column_values
 

@@ -6,8 +6,8 @@ r"""Rung b: a task for a small language model in which the length of an answer i
     xxxxxxxx       the model comments, for as long as it likes: `x` after `no`, `k` after `ok`
 
 The reward is 1 for `ok`, whatever follows. Guessing cannot be learned, and the comment is worth nothing, so an
-unbiased objective has no reason to change its length. The warm-started model comments equally long in both cases, in other
-words: so the policy knows at every token whether it was right, as a language model that wanders when lost does.
+unbiased objective has no reason to change its length. The warm-started model comments equally long in both cases, in
+other words: so the policy knows at every token whether it was right, as a language model that wanders when lost does.
 
 The verdict comes from the environment, as a tool's answer or a test's does. One that the model could compute by itself
 could be learned as well, and then being right would no longer be a matter of chance.
