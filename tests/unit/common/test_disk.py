@@ -9,7 +9,8 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
-from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer, disk
+from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
+from trl_drgrpo.common import disk
 from trl_drgrpo.common.disk import room_needed
 from trl_drgrpo.common.errors import DiskFullError, RewardError
 from trl_drgrpo.features.resume.checkpoints import newest_complete_checkpoint
