@@ -36,7 +36,7 @@ from trl_drgrpo.rewards.contract import checked_reward, without_frames
 from trl_drgrpo.single_gpu.adapters import choose_quantization, prepare_adapters
 from trl_drgrpo.single_gpu.memory.warning import MemoryWatch
 from trl_drgrpo.single_gpu.model_checks import check_model
-from trl_drgrpo.upstream.hooks import CreditedBatch, ScoredBatch, ScoredTokens, TokenBatch
+from trl_drgrpo.upstream.hooks import CreditedBatch, Feature, ScoredBatch, ScoredTokens, TokenBatch
 from trl_drgrpo.upstream.host import HostTrainer
 from trl_drgrpo.upstream.seams import require_seams
 from trl_drgrpo.upstream.weight_sync import sync_merged_layers
@@ -163,7 +163,7 @@ class DrGRPOTrainer(HostTrainer):
         self.diagnostics, self.fast_path = Diagnostics(self), FastPath(self)
         self.resume, self.model_card = Resume(self), ModelCard(self)
         self.movement_watch = MovementWatch(self)
-        self.features = [self.diagnostics, self.fast_path, self.resume, self.model_card]
+        self.features: list[Feature] = [self.resume, self.diagnostics, self.fast_path, self.model_card]
         super().__init__(
             model=model,
             reward_funcs=[
