@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +33,13 @@ class PrivateState(GRPOTrainer):
     model: Any
     train_sampler: Any = None  # the newest that TRL made
     built_with: dict[str, Any]  # the arguments as they were when the trainer was built
-    describing: DescriptionGuard
     features: Sequence[Feature]
     _logged_before_step: dict[str, int] = {}  # noqa: RUF012  # replaced, never changed
+
+    @cached_property
+    def describing(self) -> DescriptionGuard:
+        """Guards what describes the run, see `description.py`."""
+        return DescriptionGuard()
 
     @property
     def in_lockstep(self) -> bool:
