@@ -8,8 +8,8 @@ OFFLINE = HF_HUB_OFFLINE=1
 
 OLDEST_VENV ?= .venv-oldest
 OLDEST_PIP = $(OLDEST_VENV)/bin/python -m pip install --quiet --constraint constraints-oldest.txt $(PIP_ARGS)
-OLDEST_TESTS = $(addprefix tests/test_,$(addsuffix .py,upstream config trainer trainer_process fast_path decoding packing \
-	resume process_rewards_trainer check cli_train weight_sync vllm_server vllm_colocate))
+OLDEST_TESTS = tests/trainer tests/process/test_trainer_process.py tests/process/test_vllm_server.py \
+	tests/process/test_vllm_colocate.py tests/unit/upstream tests/unit/config tests/unit/features tests/unit/labs/test_check.py
 
 .PHONY: setup demo check test test-programs test-slow test-oldest notebooks bench bench-overhead dist lint format clean
 
@@ -56,7 +56,7 @@ test-slow: $(VENV)/.dev build/foreign_stacks/.done
 	$(PYTEST) -m "(slow or hypothesis) and not gpu" --hypothesis-profile thorough
 
 # The trainer's tests on the oldest supported libraries, which are also those that vLLM takes, in an environment of their
-# own. vLLM itself is not installed: its place is taken by tests/vllm_stub.py.
+# own. vLLM itself is not installed: its place is taken by tests/support/vllm_stub.py.
 $(OLDEST_VENV)/.dev: pyproject.toml constraints-oldest.txt
 	$(PYTHON) -m venv $(OLDEST_VENV)
 	$(OLDEST_PIP) torch
@@ -68,7 +68,7 @@ test-oldest: $(OLDEST_VENV)/.dev
 
 # Runs the notebooks and writes their outputs into them.
 notebooks: $(VENV)/.dev
-	$(OFFLINE) $(VENV)/bin/python tests/execute_notebooks.py
+	$(OFFLINE) $(VENV)/bin/python tests/docs/execute_notebooks.py
 
 # The exact fast path against stock TRL (about 40 minutes), then generation (about 8).
 bench: $(VENV)/.dev
@@ -87,6 +87,7 @@ dist: $(VENV)/.dev
 lint: $(VENV)/.dev
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/lint-imports
 	$(VENV)/bin/pyright
 
 format: $(VENV)/.dev

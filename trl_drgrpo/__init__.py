@@ -5,36 +5,39 @@ Importing this package is cheap: names resolve on first use, so `import trl_drgr
 
 from typing import TYPE_CHECKING
 
-from trl_drgrpo.lazy import lazy_names
-
-__version__ = "0.1.0"
+from trl_drgrpo.common.lazy import lazy_names
+from trl_drgrpo.common.moved import find_moved_modules
+from trl_drgrpo.common.version import __version__
 
 if TYPE_CHECKING:
-    from trl_drgrpo.advantages import group_advantages as group_advantages
-    from trl_drgrpo.config import DrGRPOConfig as DrGRPOConfig
-    from trl_drgrpo.diagnostics.progress import ProgressCallback as ProgressCallback
-    from trl_drgrpo.loss import dr_grpo_loss as dr_grpo_loss
+    from trl_drgrpo.config.config import DrGRPOConfig as DrGRPOConfig
+    from trl_drgrpo.features.diagnostics.progress import ProgressCallback as ProgressCallback
+    from trl_drgrpo.objective.advantages import group_advantages as group_advantages
+    from trl_drgrpo.objective.loss import dr_grpo_loss as dr_grpo_loss
+    from trl_drgrpo.objective.step_advantages import step_advantages as step_advantages
+    from trl_drgrpo.objective.step_advantages import step_token_advantages as step_token_advantages
+    from trl_drgrpo.process_rewards.steps import step_segmenter as step_segmenter
     from trl_drgrpo.report import write_report as write_report
-    from trl_drgrpo.seams import check_upstream as check_upstream
     from trl_drgrpo.single_gpu.presets import lora_preset as lora_preset
     from trl_drgrpo.single_gpu.presets import preset_arguments as preset_arguments
-    from trl_drgrpo.step_credit import step_token_advantages as step_token_advantages
-    from trl_drgrpo.steps import step_segmenter as step_segmenter
     from trl_drgrpo.trainer import DrGRPOTrainer as DrGRPOTrainer
+    from trl_drgrpo.upstream.seams import check_upstream as check_upstream
 
+find_moved_modules()
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
-        "DrGRPOConfig": "config",
+        "DrGRPOConfig": "config.config",
         "DrGRPOTrainer": "trainer",
-        "ProgressCallback": "diagnostics.progress",
-        "check_upstream": "seams",
-        "dr_grpo_loss": "loss",
-        "group_advantages": "advantages",
+        "ProgressCallback": "features.diagnostics.progress",
+        "check_upstream": "upstream.seams",
+        "dr_grpo_loss": "objective.loss",
+        "group_advantages": "objective.advantages",
         "lora_preset": "single_gpu.presets",
         "preset_arguments": "single_gpu.presets",
-        "step_segmenter": "steps",
-        "step_token_advantages": "step_credit",
+        "step_advantages": "objective.step_advantages",
+        "step_segmenter": "process_rewards.steps",
+        "step_token_advantages": "objective.step_advantages",
         "write_report": "report",
     },
 )
@@ -49,6 +52,7 @@ __all__ = [
     "group_advantages",
     "lora_preset",
     "preset_arguments",
+    "step_advantages",
     "step_segmenter",
     "step_token_advantages",
     "write_report",

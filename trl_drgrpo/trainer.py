@@ -1,43 +1,48 @@
-"""`DrGRPOTrainer`: TRL's `GRPOTrainer` with the objective of Dr. GRPO. Glue only.
+"""`DrGRPOTrainer`: TRL's `GRPOTrainer` with the objective of Dr. GRPO. The way of a reward to the optimizer:
 
-Data's way: prompts -> (TRL) completions -> rewards, checked -> advantages (`credit.py`) -> planned micro-batches
-(`fast_path/`) -> (TRL) forward and loss, with L as the divisor -> optimizer step. What this relies on inside TRL is in
-`upstream.py`.
+1. reward functions, checked (`rewards/contract.py`), are called by TRL: `on_rewards` keeps what they gave;
+2. `on_rollouts`: `r_i - baseline` (`objective/advantages.py`), with step rewards also `A_it`
+   (`process_rewards/calling.py`, `objective/step_advantages.py`);
+3. `features/fast_path/` plans the micro-batches of each optimizer step: same gradient, less work;
+4. `loss_constants`: TRL's loss divides by `B * L` and weighs KL by `beta` (`objective/loss.py` is its specification);
+5. the optimizer step is TRL's. `upstream/host.py` has the hooks; `features/` plug into them.
 """
 
 import textwrap
 from collections.abc import Callable, Sequence
-from typing import Any
+from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
+from typing import Any, cast
 
 import torch
 from datasets import Dataset, DatasetDict, IterableDataset, IterableDatasetDict
-from transformers import (
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    ProcessorMixin,
-    TrainerCallback,
-)
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin, TrainerCallback
 from trl import GRPOConfig
 
-from trl_drgrpo.advantages import RunningRewardScale
-from trl_drgrpo.config import DrGRPOConfig
-from trl_drgrpo.diagnostics.trainer import DiagnosedTrainer
-from trl_drgrpo.errors import InputError, RewardError
-from trl_drgrpo.model_checks import check_model
-from trl_drgrpo.preflight import check_inputs
-from trl_drgrpo.process_supervision import StepRewardFunc, StepScorer, process_only
-from trl_drgrpo.resume import StepBoundary
+from trl_drgrpo.common.errors import InputError, RewardError
+from trl_drgrpo.config.config import DrGRPOConfig, dr_grpo_config
+from trl_drgrpo.config.preflight import check_inputs
+from trl_drgrpo.features.diagnostics.feature import Diagnostics
+from trl_drgrpo.features.diagnostics.movement import MovementWatch
+from trl_drgrpo.features.fast_path.feature import FastPath
+from trl_drgrpo.features.model_card.feature import ModelCard
+from trl_drgrpo.features.resume.feature import Resume
+from trl_drgrpo.objective.advantages import AdvantageBaseline, RunningRewardScale, combine_rewards, group_advantages
+from trl_drgrpo.objective.step_advantages import StepBaseline, StepCredit, spread_over_tokens, step_advantages
+from trl_drgrpo.process_rewards.calling import RaggedRewards, StepRewardFunc, StepScorer, StepScores, process_only
+from trl_drgrpo.process_rewards.steps import StepSegmenter
+from trl_drgrpo.process_rewards.steps import step_segmenter as build_segmenter
 from trl_drgrpo.rewards.contract import checked_reward, without_frames
-from trl_drgrpo.seams import require_seams
 from trl_drgrpo.single_gpu.adapters import choose_quantization, prepare_adapters
 from trl_drgrpo.single_gpu.memory.warning import MemoryWatch
-from trl_drgrpo.single_gpu.movement import MovementWatch
-from trl_drgrpo.steps import StepSegmenter
-from trl_drgrpo.steps import step_segmenter as build_segmenter
-from trl_drgrpo.weight_sync import sync_merged_layers
+from trl_drgrpo.single_gpu.model_checks import check_model
+from trl_drgrpo.upstream.hooks import CreditedBatch, ScoredBatch, ScoredTokens, TokenBatch
+from trl_drgrpo.upstream.host import HostTrainer
+from trl_drgrpo.upstream.seams import require_seams
+from trl_drgrpo.upstream.weight_sync import sync_merged_layers
 
 
-class DrGRPOTrainer(DiagnosedTrainer):
+class DrGRPOTrainer(HostTrainer):
     """
     Trainer for Dr. GRPO ([Understanding R1-Zero-Like Training](https://huggingface.co/papers/2503.20783)).
 
@@ -53,13 +58,13 @@ class DrGRPOTrainer(DiagnosedTrainer):
         model, reward_funcs, args, train_dataset, eval_dataset, processing_class, reward_processing_classes, callbacks,
         optimizers, quantization_config, peft_config, tools, rollout_func, environment_factory:
             As in [`trl.GRPOTrainer`]. `args` is a [`DrGRPOConfig`]; a plain [`trl.GRPOConfig`] is converted with
-            [`DrGRPOConfig.from_grpo_config`]. `peft_config` may be a [`~trl_drgrpo.single_gpu.lora_preset`].
+            [`DrGRPOConfig.from_grpo_config`]. `peft_config` may be a [`lora_preset`].
         step_reward_funcs (`Callable` or list of them, *optional*, keyword only):
             Process rewards. Each is called as `f(prompts=, completions=, steps=, completion_ids=, step_ends=,
             trainer_state=, log_metric=, log_extra=, <dataset columns>)`, synchronous or asynchronous, and returns one
             list of floats (or `None` entries) per completion, one per step. They work beside `reward_funcs` or alone;
             `args` says how they become advantages (`step_credit`, `step_baseline`, the weights).
-        step_segmenter ([`~trl_drgrpo.steps.StepSegmenter`], *optional*, keyword only):
+        step_segmenter ([`StepSegmenter`], *optional*, keyword only):
             Cuts completions into steps; built from `args.step_separator` by default.
         parent_kwargs:
             Arguments that a newer TRL may add to `GRPOTrainer`, passed on as they are.
@@ -100,6 +105,8 @@ class DrGRPOTrainer(DiagnosedTrainer):
             }"""),
     }
     args: DrGRPOConfig
+    dataset_name: str | None = None  # what the run log calls the data; its builder's name by default
+    _batch: Any = None  # the newest ScoredBatch
 
     def __init__(
         self,
@@ -128,7 +135,7 @@ class DrGRPOTrainer(DiagnosedTrainer):
         **parent_kwargs: Any,
     ):
         require_seams()
-        args = _dr_grpo_config(args, model)
+        args = dr_grpo_config(args, model)
         reward_funcs, step_reward_funcs = _as_list(reward_funcs), _as_list(step_reward_funcs)
         check_inputs(
             args,
@@ -150,9 +157,13 @@ class DrGRPOTrainer(DiagnosedTrainer):
                 reward_funcs = [process_only]
         check_model(args, model, reward_funcs, quantization_config, peft_config)
         self.reward_scale = RunningRewardScale()
-        self.given_optimizers = optimizers
+        self.given_optimizers = optimizers  # where not made from the arguments
         # The config has made sure that one of the two is set.
         self.loss_normalizer = int(args.loss_normalizer or args.max_completion_length or 0)
+        self.diagnostics, self.fast_path = Diagnostics(self), FastPath(self)
+        self.resume, self.model_card = Resume(self), ModelCard(self)
+        self.movement_watch = MovementWatch(self)
+        self.features = [self.resume, self.diagnostics, self.fast_path, self.model_card]
         super().__init__(
             model=model,
             reward_funcs=[
@@ -177,54 +188,195 @@ class DrGRPOTrainer(DiagnosedTrainer):
             name = self.reward_func_names[i]
             reward_func: Any = self.reward_funcs[i]
             self.reward_funcs[i] = checked_reward(reward_func, args.on_reward_error, name)
-        if self.use_vllm and not self._in_lockstep:
+        if self.use_vllm and not self.in_lockstep:
             sync_merged_layers(self.vllm_generation)
-        self.step_boundary = StepBoundary(self)
-        self.add_callback(self.step_boundary)
-        self.movement_watch = MovementWatch()
-        if not self.shards_gradients:
-            self.add_callback(self.movement_watch)
+        if not self.in_lockstep:  # there, a process may hold a part of each gradient only
+            self.features = [*self.features, self.movement_watch]
+        for feature in self.features:
+            self.add_callback(feature)
+            feature.on_trainer_built()
         self.add_callback(MemoryWatch())
-        self.start_diagnostics()
         if args.max_completion_length is None and not self.use_vllm:
             self._fill_the_context()
 
-    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
-        """As in TRL; a configuration that was assigned to since the constructor is checked again.
+    def on_built(self, trainable_values: dict[str, torch.Tensor]) -> None:
+        prepare_adapters(self.model, trainable_values, self.args.adapter_dtype)
 
-        Raises:
-            `InputError`: Before the first step: a value that contradicts Dr. GRPO, or that comes too late.
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+        """As [`trl.GRPOTrainer.train`], with these differences.
+
+        A run begins only in a folder that holds no other one, unless `overwrite_output_dir` is set; when a reward
+        function fails, a checkpoint is saved before the error; `resume_from_checkpoint=True` takes the newest
+        complete checkpoint of the run that wrote last, or starts the run and says so; the path of one that is not
+        complete, or was changed since it was written, is an `InputError`. So is a configuration that contradicts
+        Dr. GRPO by now, or a field that was assigned too late.
         """
         self.args.check()
         for name, (then, now) in self.changed_too_late().items():
             remedy = "The trainer has copied it: assign it before, or build the trainer anew."
             raise InputError(name, f"{now!r}, assigned after the trainer was built", f"{then!r}, as then", remedy)
+        checkpoint = self.resume.checkpoint(resume_from_checkpoint)
         try:
-            return super().train(resume_from_checkpoint, *args, **kwargs)
+            with ExitStack() as running:
+                for feature in self.features:
+                    running.enter_context(feature.around_train())
+                return super().train(checkpoint, *args, **kwargs)
         except RewardError as error:
             raise without_frames(error) from error.__cause__
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """As in TRL."""
         try:
             return super().evaluate(*args, **kwargs)
         except RewardError as error:
             raise without_frames(error) from error.__cause__
 
-    def on_built(self, trainable_values: dict[str, torch.Tensor]) -> None:
-        prepare_adapters(self.model, trainable_values, self.args.adapter_dtype)
+    # Rewards become advantages
 
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        if self.model.training:
-            logs |= self.describing.value("The numbers of a step", self._numbers, otherwise={})
-        super().log(logs, start_time)
+    def on_rewards(self, batch: ScoredBatch) -> None:
+        """Keep the batch. Infinite rewards are caught here, whoever gave them: a model, an environment, a function."""
+        for i, name in enumerate(self.reward_func_names):
+            self._refuse_infinite(batch.rewards_per_func[:, i], f"reward function '{name}'")
+        self._batch = batch
 
-    def _numbers(self) -> dict[str, float]:
-        numbers = self.movement_watch.logged_once()
-        if self.args.beta_warmup_steps:
-            numbers["drgrpo/beta"] = self.beta_at(self.state.global_step - 1)  # the step that was just finished
+    def on_rollouts(self, rollouts: dict[str, Any]) -> dict[str, Any]:
+        """Replace the advantages of a scored generation batch by those of Dr. GRPO."""
+        rewards = combine_rewards(self._batch.rewards_per_func, self.reward_weights)  # (B,) over all ranks
+        self._refuse_infinite(rewards, "weighted sum of the rewards")
+        outcome = group_advantages(rewards, self.group_size, cast(AdvantageBaseline, self.args.advantage_baseline))
         if self.args.scale_by_running_std:
-            numbers["drgrpo/reward_scale"] = self.reward_scale.std
-        return numbers
+            if self.model.training:
+                self.reward_scale.update(rewards)
+            outcome = outcome / self.reward_scale.std
+        mask = rollouts["completion_mask"]
+        trained = mask * rollouts.get("tool_mask", 1)  # (b, T), this rank's rows
+        advantages, steps, step_rewards = outcome[self.own_rows], None, None  # (b,)
+        if self.step_scorer:
+            steps = self._score_steps(self.step_scorer, rollouts)
+            step_rewards = self.gathered(steps.rewards)  # all ranks: a group may straddle them
+            process = self._process_advantages(step_rewards, steps, trained)  # (b, T)
+            advantages = self.args.outcome_weight * advantages.unsqueeze(1) + self.args.process_weight * process
+            advantages = advantages.masked_fill(~trained.bool(), 0.0)
+        rollouts["advantages"] = advantages
+        batch = CreditedBatch(
+            self._batch, rewards, outcome, advantages, mask, trained, self.group_size, steps, step_rewards
+        )
+        means = self.describing.value("The table of completions", lambda: batch.row_advantages, otherwise=[])
+        self.replace_logged_advantages(means)
+        self.on_credit(batch)
+        return rollouts
+
+    @property
+    def run_id(self) -> str:
+        """Id of the run that trains or has trained last; kept when it is resumed."""
+        return self.resume.run_id
+
+    @property
+    def own_rows(self) -> slice:
+        """This rank's rows of the newest generation batch among those of all ranks."""
+        rows, rank = len(self._batch.prompts), self.accelerator.process_index
+        return slice(rank * rows, (rank + 1) * rows)
+
+    def _score_steps(self, scorer: StepScorer, rollouts: dict[str, Any]) -> StepScores:
+        tool_mask = rollouts["tool_mask"].tolist() if "tool_mask" in rollouts else None
+        with self.scoring():
+            steps, metrics, columns = scorer.score_batch(self._batch, tool_mask, self.text_tokenizer, self.state)
+        self.log_batch(metrics, columns)
+        return steps
+
+    def _process_advantages(
+        self, step_rewards: RaggedRewards, steps: StepScores, trained: torch.Tensor
+    ) -> torch.Tensor:
+        credits = step_advantages(
+            step_rewards,
+            self.group_size,
+            cast(StepCredit, self.args.step_credit),
+            cast(StepBaseline, self.args.step_baseline),
+            deepseekmath_std=self.args.deepseekmath_step_std,
+        )
+        return spread_over_tokens(credits[self.own_rows], [each.ends for each in steps.steps], trained)
+
+    def _refuse_infinite(self, rewards: torch.Tensor, field: str) -> None:
+        """An error, or NaN in place of the value (in place, `rewards` is a view) for those who opted in."""
+        infinite = rewards.isinf()
+        if not infinite.any():
+            return
+        if self.args.on_reward_error == "raise":
+            row = int(infinite.nonzero()[0])
+            got = f"{rewards[row].item()} in float32 for row {row} of the batch"
+            raise RewardError(field, got, "numbers that float32 can hold", "Clip it, or return None.")
+        rewards[infinite] = torch.nan
+
+    # Advantages become a loss
+
+    def loss_constants(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """The objective's two constants, under the names by which TRL's loss reads them.
+
+        TRL divides the summed token losses by its rows times `self.max_completion_length`, and weighs KL by
+        `self.beta`: here by `B * L`, with the rows of a stock micro-batch as B, and by the warmed-up beta.
+        """
+        return {
+            "max_completion_length": self.loss_normalizer / self.fast_path.rows_per_nominal_row(inputs),
+            "beta": self.beta_at(self.state.global_step),
+        }
+
+    def beta_at(self, step: int) -> float:
+        """KL weight of an optimizer step, counted from 0: `beta * min(1, (step + 1) / beta_warmup_steps)`."""
+        warmup_steps = self.args.beta_warmup_steps
+        return self.beta * min(1.0, (step + 1) / warmup_steps) if warmup_steps else self.beta
+
+    # Asked of the fast path: it owns micro-batches, scoring and generation
+
+    def score_tokens(self, model: Any, tokens: TokenBatch) -> ScoredTokens:
+        return self.fast_path.score_tokens(model, tokens)
+
+    def generating(self) -> AbstractContextManager[Any]:
+        return self.fast_path.generating()
+
+    def on_micro_batch(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        return self.fast_path.micro_batch(inputs)
+
+    def computing_loss(self, inputs: dict[str, Any]) -> AbstractContextManager[Any]:
+        return self.fast_path.computing_loss(inputs)
+
+    def loss_without_forward(self, inputs: dict[str, Any]) -> torch.Tensor | None:
+        return self.fast_path.loss_without_forward(inputs)
+
+    def loss_metrics(self, inputs: dict[str, Any], metrics: dict[str, list[float]]) -> dict[str, list[float]]:
+        return self.fast_path.loss_metrics(inputs, metrics)
+
+    # Asked of the model card: it owns card and upload
+
+    def writing_card(self, given: dict[str, Any]) -> AbstractContextManager[dict[str, Any]]:
+        return self.model_card.writing_card(given)
+
+    def on_model_saved(self, folder: Path) -> None:
+        self.model_card.on_model_saved(folder)
+
+    def opening_repository(self) -> AbstractContextManager[Any]:
+        return self.model_card.opening_repository()
+
+    def pushing(self) -> AbstractContextManager[Any]:
+        return self.model_card.pushing()
+
+    def on_failed_uploads(self, errors: list[BaseException]) -> None:
+        self.model_card.on_failed_uploads(errors)
+
+    # What is logged and saved
+
+    def writing(self, folder: Path) -> AbstractContextManager[Any]:
+        return self.resume.writing(folder)
+
+    def add_to_log(self, logs: dict[str, Any]) -> None:
+        if self.args.beta_warmup_steps and self.model.training:
+            logs["drgrpo/beta"] = self.beta_at(self.state.global_step - 1)  # the step that was just finished
+        if self.args.scale_by_running_std and self.model.training:
+            logs["drgrpo/reward_scale"] = self.reward_scale.std
+        super().add_to_log(logs)
+
+    def on_checkpoint_saved(self, checkpoint: Path) -> None:
+        super().on_checkpoint_saved(checkpoint)
+        self.resume.complete(checkpoint)  # the one order that matters: its state file lists all the others
 
     # Generation
 
@@ -234,18 +386,6 @@ class DrGRPOTrainer(DiagnosedTrainer):
             return
         context = self.model.config.get_text_config().max_position_embeddings
         self.generation_config.max_length = self.generation_kwargs["max_length"] = context
-
-
-def _dr_grpo_config(args: GRPOConfig | None, model: Any) -> DrGRPOConfig:
-    if isinstance(args, DrGRPOConfig):
-        args.check()
-        return args
-    if isinstance(args, GRPOConfig):
-        return DrGRPOConfig.from_grpo_config(args)
-    if args is None:
-        model_name = model if isinstance(model, str) else model.config._name_or_path
-        return DrGRPOConfig(f"{model_name.rstrip('/').split('/')[-1] or 'model'}-DrGRPO")
-    raise InputError("args", type(args).__name__, "a DrGRPOConfig", "Build it with trl_drgrpo.DrGRPOConfig(...).")
 
 
 def _as_list(reward_funcs: Any) -> list[Any]:

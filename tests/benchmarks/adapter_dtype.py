@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 import torch
 from datasets import Dataset
@@ -20,7 +20,7 @@ from tiny_bases import save_base
 from transformers.utils import logging
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer, lora_preset
-from trl_drgrpo.check.tiny import tiny_tokenizer
+from trl_drgrpo.labs.check.tiny import tiny_tokenizer
 
 STEPS = 20
 

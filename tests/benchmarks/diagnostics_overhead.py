@@ -26,12 +26,11 @@ from transformers import PrinterCallback
 from transformers.trainer_callback import ProgressCallback
 
 from trl_drgrpo import DrGRPOTrainer
-from trl_drgrpo.credit import CreditTrainer
-from trl_drgrpo.demo.build import MODEL_DIR
-from trl_drgrpo.demo.run import training_arguments
-from trl_drgrpo.demo.task import list_sum_reward, make_dataset
+from trl_drgrpo.labs.demo.build import MODEL_DIR
+from trl_drgrpo.labs.demo.run import training_arguments
+from trl_drgrpo.labs.demo.task import list_sum_reward, make_dataset
 
-HOOKS = ("on_credit", "on_logged", "on_run_began", "on_run_ended", "on_step_ended")
+HOOKS = ("on_credit", "on_log", "on_train_begin", "on_train_end", "on_step_end")
 
 
 class Timed(DrGRPOTrainer):
@@ -39,28 +38,28 @@ class Timed(DrGRPOTrainer):
 
     in_hooks = 0.0
 
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        for name in HOOKS:
+            setattr(self.diagnostics, name, _timed(getattr(self.diagnostics, name)))
 
-def _timed(name):
-    def hook(self, *args):
+
+def _timed(hook):
+    def timed(*args, **kwargs):
         start = time.process_time()
-        getattr(DrGRPOTrainer, name)(self, *args)
+        hook(*args, **kwargs)
         Timed.in_hooks += time.process_time() - start
 
-    return hook
-
-
-for _name in HOOKS:
-    setattr(Timed, _name, _timed(_name))
+    return timed
 
 
 class Blind(DrGRPOTrainer):
     """Sees nothing."""
 
-    rolling_out, scoring = CreditTrainer.rolling_out, CreditTrainer.scoring
-
-
-for _name in HOOKS:
-    setattr(Blind, _name, lambda self, *args: None)
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.features.remove(self.diagnostics)
+        self.remove_callback(self.diagnostics)
 
 
 def cpu_seconds(trainer_class, steps):

@@ -28,8 +28,8 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 from trl.rewards import accuracy_reward
 
+from trl_drgrpo.rewards.functions.mathematics import MathReward
 from trl_drgrpo.rewards.isolation import Limits
-from trl_drgrpo.rewards.mathematics import MathReward
 
 FRACTION = re.compile(r"\\d?frac\s*(\{-?\d+\}|\d)\s*(\{\d+\}|\d)")
 LETTER = re.compile(r"(?<![\\a-zA-Z{])([a-zA-Z])(?![a-zA-Z])")

@@ -20,7 +20,7 @@ from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 import torch
 from datasets import Dataset
@@ -30,7 +30,7 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig, Qwen2Config
 from trl import GRPOConfig, GRPOTrainer
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
-from trl_drgrpo.check.tiny import tiny_tokenizer
+from trl_drgrpo.labs.check.tiny import tiny_tokenizer
 from trl_drgrpo.single_gpu.memory import Planner
 from trl_drgrpo.single_gpu.memory.setup import from_keys
 
@@ -84,16 +84,16 @@ def one_run(size, method, kind, options, device):
         with torch.device(device):
             AutoModelForCausalLM.from_config(config, dtype=dtype).save_pretrained(folder)
         gc.collect()
-        quantised = None
+        quantized = None
         if method == "qlora":
-            quantised = BitsAndBytesConfig(
+            quantized = BitsAndBytesConfig(
                 load_in_4bit=True,
                 bnb_4bit_quant_type="nf4",
                 bnb_4bit_use_double_quant=True,
                 bnb_4bit_compute_dtype=dtype,
             )
         model = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype, device_map={"": device}, quantization_config=quantised
+            folder, dtype=dtype, device_map={"": device}, quantization_config=quantized
         )
         model.generation_config.eos_token_id = None
         known = ("per_device", "gradient", "num_gen", "max_comp")

@@ -35,11 +35,11 @@ from datasets.utils import disable_progress_bars
 from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback
 
 from trl_drgrpo import DrGRPOTrainer
-from trl_drgrpo.demo.build import MODEL_DIR
-from trl_drgrpo.demo.process import PROCESS_SETTINGS, line_reward
-from trl_drgrpo.demo.run import training_arguments
-from trl_drgrpo.demo.task import list_sum_reward, make_dataset
-from trl_drgrpo.versions import installed_versions
+from trl_drgrpo.labs.demo.build import MODEL_DIR
+from trl_drgrpo.labs.demo.process import PROCESS_SETTINGS, line_reward
+from trl_drgrpo.labs.demo.run import training_arguments
+from trl_drgrpo.labs.demo.task import list_sum_reward, make_dataset
+from trl_drgrpo.upstream.versions import installed_versions
 
 PROMPTS_PER_STEP = 8
 

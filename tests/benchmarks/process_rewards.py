@@ -29,13 +29,13 @@ from datasets.utils import disable_progress_bars
 from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback
 
 from trl_drgrpo import DrGRPOTrainer
-from trl_drgrpo.demo.build import MODEL_DIR
-from trl_drgrpo.demo.evaluate import evaluate
-from trl_drgrpo.demo.process import line_reward, step_numbers
-from trl_drgrpo.demo.run import training_arguments
-from trl_drgrpo.demo.task import check_steps, demonstrate, list_sum_reward, make_dataset, make_problems, prompt_of
+from trl_drgrpo.labs.demo.build import MODEL_DIR
+from trl_drgrpo.labs.demo.evaluate import evaluate
+from trl_drgrpo.labs.demo.process import line_reward, step_numbers
+from trl_drgrpo.labs.demo.run import training_arguments
+from trl_drgrpo.labs.demo.task import check_steps, demonstrate, list_sum_reward, make_dataset, make_problems, prompt_of
 from trl_drgrpo.process_rewards import TokenClassificationScorer, train_prm
-from trl_drgrpo.versions import installed_versions
+from trl_drgrpo.upstream.versions import installed_versions
 
 WINDOW, SHOWN = 10, (20, 40)
 CURVES = {
@@ -76,8 +76,8 @@ ARMS = {
 }
 
 
-def labelled_demonstrations(size, split, seed):
-    """Rows of `train_prm`: what the demonstrator writes, mistakes included, each line labelled by `check_steps`."""
+def labeled_demonstrations(size, split, seed):
+    """Rows of `train_prm`: what the demonstrator writes, mistakes included, each line labeled by `check_steps`."""
     rng = random.Random(f"prm/{split}/{seed}")
     rows = []
     for numbers in make_problems(size, split, seed):
@@ -108,9 +108,9 @@ def small_prm(seed):
         }
         quality = train_prm(
             str(MODEL_DIR),
-            labelled_demonstrations(4000, "train", seed),
+            labeled_demonstrations(4000, "train", seed),
             folder,
-            eval_rows=labelled_demonstrations(1000, "held_out", seed),
+            eval_rows=labeled_demonstrations(1000, "held_out", seed),
             arguments=arguments,
         )
         return TokenClassificationScorer(folder, batch_size=64, name="small_prm", prompt_text=prm_prompt), quality

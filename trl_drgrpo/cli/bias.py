@@ -12,7 +12,7 @@ import sys
 from typing import Any
 
 from trl_drgrpo.cli import console, train
-from trl_drgrpo.errors import InputError
+from trl_drgrpo.common.errors import InputError
 
 _EPILOG = """Every change is per update of unit length (Euclidean, over the trainable parameters), along the direction
 of one generation batch. Example:
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
         `int`: 0.
 
     Raises:
-        [`~trl_drgrpo.errors.InputError`]: If an input does not fit.
+        [`InputError`]: If an input does not fit.
     """
     if args.batches < 3:
         remedy = "The standard error is that of a jackknife over them."
@@ -64,8 +64,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _measured(trainer: Any, batches: int, as_json: bool) -> str:
-    from trl_drgrpo.study.probe import measure_model
-    from trl_drgrpo.study.tables import changes_as_dict, changes_table
+    from trl_drgrpo.labs.study.probe import measure_model
+    from trl_drgrpo.labs.study.tables import changes_as_dict, changes_table
 
     def said(number: int, rollouts: Any) -> None:
         console.log(

@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
         `int`: 0 when everything is in order, 1 when a seam has moved or a number differs.
     """
     os.environ["HF_HUB_OFFLINE"] = "1"  # nothing here needs the network, and TRL would report the run
-    from trl_drgrpo.seams import check_upstream
+    from trl_drgrpo.upstream.seams import check_upstream
 
     versions = {package: version(package) for package in _PACKAGES}
     seams = check_upstream()
@@ -88,7 +88,7 @@ def _quiet_on_one_thread() -> Iterator[None]:
 
 
 def _run_matrix(args: argparse.Namespace) -> list[Any]:
-    from trl_drgrpo.check.parity import CaseResult, run_check
+    from trl_drgrpo.labs.check.parity import CaseResult, run_check
 
     if args.json:
         return run_check(args.full)

@@ -1,4 +1,4 @@
-"""How the command line talks: results on stdout, everything else on stderr, one line per input error.
+"""Output of the command line: results on stdout, everything else on stderr, one line per input error.
 
 In a distributed run the processes share one terminal, so only the main process prints results, and only the first
 process of each machine prints errors in the input.
@@ -12,7 +12,7 @@ import traceback
 from difflib import get_close_matches
 from typing import NoReturn
 
-from trl_drgrpo.errors import InputError, RewardError
+from trl_drgrpo.common.errors import InputError, RewardError
 
 EXIT_INPUT_ERROR = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it

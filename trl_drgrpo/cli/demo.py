@@ -1,6 +1,6 @@
 """`trl-drgrpo demo`: train a real, tiny model with Dr. GRPO on this machine, offline, and see whether it learns.
 
-Results go to standard output, progress to standard error. Exit codes: 0 the model learnt, 1 it gained less than the
+Results go to standard output, progress to standard error. Exit codes: 0 the model learned, 1 it gained less than the
 demo claims, 130 interrupted.
 """
 
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
         args (`argparse.Namespace`): `output_dir`, `steps`, `seed`, `process` and `compare`.
 
     Returns:
-        `int`: 0 if the model learnt, 1 if not, 130 if interrupted.
+        `int`: 0 if the model learned, 1 if not, 130 if interrupted.
 
     Raises:
         InputError: On settings or an output folder that do not fit.
@@ -61,9 +61,9 @@ def run(args: argparse.Namespace) -> int:
         stay_offline_and_quiet()
         from rich.console import Console
 
-        from trl_drgrpo.demo.report import print_report
-        from trl_drgrpo.demo.result import REQUIRED_GAIN_POINTS
-        from trl_drgrpo.demo.run import run_demo
+        from trl_drgrpo.labs.demo.report import print_report
+        from trl_drgrpo.labs.demo.result import REQUIRED_GAIN_POINTS
+        from trl_drgrpo.labs.demo.run import run_demo
 
         results, progress = Console(), Console(stderr=True)
         progress.print("loading libraries and model ...")
@@ -80,9 +80,9 @@ def run(args: argparse.Namespace) -> int:
         return EXIT_INTERRUPTED
     print_report(result, results)
     seconds = sum(result.seconds.values())
-    if not result.learnt:
+    if not result.learned:
         results.print(
-            f"\nNOT LEARNT: sampled accuracy changed by {result.gain_points:+.1f} points in {result.steps} steps; "
+            f"\nNOT LEARNED: sampled accuracy changed by {result.gain_points:+.1f} points in {result.steps} steps; "
             f"the demo claims at least +{REQUIRED_GAIN_POINTS:.0f}.",
             highlight=False,
         )

@@ -1,7 +1,7 @@
 """Every key of `trl-drgrpo train`, read from the source files of its dataclasses without importing them.
 
 Importing TRL's configuration classes takes 7 to 9 seconds, parsing the eight files that define them 0.1. So `--help`
-is quick, and a misspelt key fails before anything heavy is imported. The keys are those of `trl grpo`: script
+is quick, and a misspelled key fails before anything heavy is imported. The keys are those of `trl grpo`: script
 arguments, the training configuration (ours in place of TRL's), model and dataset mixture.
 
 Only what a dataclass declares plainly can be read this way (`name: type = field(...)`). Where the installed TRL has
@@ -18,7 +18,7 @@ from inspect import get_annotations
 from pathlib import Path
 from typing import Any
 
-from trl_drgrpo.errors import UpstreamError
+from trl_drgrpo.common.errors import UpstreamError
 
 # The four dataclasses of the command, in the order in which they are built, and what --help calls each.
 DATACLASSES = {
@@ -33,7 +33,7 @@ _HOMES = {
     "DrGRPOScriptArguments": ("trl_drgrpo", "cli/script_arguments.py"),
     "GRPOScriptArguments": ("trl", "scripts/grpo.py"),
     "ScriptArguments": ("trl", "scripts/utils.py"),
-    "DrGRPOConfig": ("trl_drgrpo", "config.py"),
+    "DrGRPOConfig": ("trl_drgrpo", "config/config.py"),
     "GRPOConfig": ("trl", "trainer/grpo_config.py"),
     "_BaseConfig": ("trl", "trainer/base_config.py"),
     "TrainingArguments": ("transformers", "training_args.py"),

@@ -1,6 +1,6 @@
-"""What `trl-drgrpo train` runs: checked inputs -> the four dataclasses -> rewards and data -> trainer.
+"""The job of `trl-drgrpo train`: checked inputs -> the four dataclasses -> rewards and data -> trainer.
 
-The behaviour is that of TRL's `trl grpo` (model loading, quantisation, PEFT, mixture, resume, evaluation split,
+The behavior is that of TRL's `trl grpo` (model loading, quantization, PEFT, mixture, resume, evaluation split,
 saving, pushing), around `DrGRPOTrainer`. Everything that can fail cheaply is tried before the model loads, the
 cheapest first.
 """
@@ -10,16 +10,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trl_drgrpo import data
-from trl_drgrpo.checkpoints import checkpoint_folders
-from trl_drgrpo.cli import console, flags
-from trl_drgrpo.errors import InputError
-from trl_drgrpo.folders import check_writable
-from trl_drgrpo.hub_errors import check_local
-from trl_drgrpo.prompts import check_prompting, prompted
-from trl_drgrpo.ranges import refuse_out_of_range
+from trl_drgrpo.cli import console, data, flags
+from trl_drgrpo.cli.prompts import check_prompting, prompted
+from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.folders import check_writable
+from trl_drgrpo.common.hub_errors import check_local
+from trl_drgrpo.common.ranges import refuse_out_of_range
+from trl_drgrpo.features.resume.checkpoints import checkpoint_folders
+from trl_drgrpo.features.resume.run_folder import choose_start
 from trl_drgrpo.rewards.registry import resolve_reward
-from trl_drgrpo.run_folder import choose_start
 from trl_drgrpo.single_gpu.presets import check_preset, preset_values
 
 DEMO_MODEL = "trl_drgrpo:demo"
@@ -92,7 +91,7 @@ def check_given(given: dict[str, Any]) -> None:
 def model_path(name: str) -> str:
     """The path or Hub id behind a model's name: `trl_drgrpo:demo` is the model that comes with the package."""
     if name == DEMO_MODEL:
-        return str(Path(__file__).parents[1] / "demo" / "model")
+        return str(Path(__file__).parents[1] / "labs" / "demo" / "model")
     return str(Path(name).expanduser()) if name.startswith("~") else name
 
 
@@ -143,12 +142,12 @@ def prepare(given: dict[str, Any]) -> Job:
     job.reward_funcs += [resolve_reward(spec) for spec in job.script.reward_funcs or []]
     job.step_reward_funcs += [resolve_reward(s, "step_reward_funcs") for s in job.script.step_reward_funcs or []]
     _load_datasets(job)
-    from trl_drgrpo.preflight import check_inputs
+    from trl_drgrpo.config.preflight import check_inputs
 
     check_inputs(job.training, job.reward_funcs, job.train_dataset, step_reward_funcs=job.step_reward_funcs)
     from trl import get_peft_config, get_quantization_config  # pyright: ignore[reportPrivateImportUsage]
 
-    from trl_drgrpo.model_checks import check_model
+    from trl_drgrpo.single_gpu.model_checks import check_model
 
     quantization_config, peft_config = get_quantization_config(job.model), get_peft_config(job.model)
     check_model(job.training, job.model.model_name_or_path, job.reward_funcs, quantization_config, peft_config)
@@ -264,8 +263,8 @@ def train(job: Job) -> dict[str, Any]:
     import transformers
     from packaging.version import Version
 
-    from trl_drgrpo.diagnostics.progress import show_progress
-    from trl_drgrpo.upstream import swapped
+    from trl_drgrpo.features.diagnostics.progress import show_progress
+    from trl_drgrpo.upstream.host import swapped
 
     trainer = build_trainer(job)
     with show_progress(trainer):

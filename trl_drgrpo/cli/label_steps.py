@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from trl_drgrpo.cli import console
-from trl_drgrpo.errors import InputError
-from trl_drgrpo.folders import check_writable
-from trl_drgrpo.hub_errors import check_local
-from trl_drgrpo.ranges import refuse_out_of_range
-from trl_drgrpo.rows import prompt_problem
+from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.folders import check_writable
+from trl_drgrpo.common.hub_errors import check_local
+from trl_drgrpo.common.ranges import refuse_out_of_range
+from trl_drgrpo.common.rows import prompt_problem
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """
     parser.description = (
         "For each prompt sample completions, split them into steps and roll out from behind every step: a step is "
-        "labelled good if at least one roll-out is accepted by the outcome reward. Writes prompt, steps, labels and "
+        "labeled good if at least one roll-out is accepted by the outcome reward. Writes prompt, steps, labels and "
         "values as JSON Lines, for `trl-drgrpo train-prm`."
     )
     parser.add_argument("--model", required=True, help="folder or Hub id of the causal language model that rolls out")
@@ -77,19 +77,19 @@ def run(args: argparse.Namespace) -> int:
             raise InputError(f"{args.data}, row {number} (from 0)", f"{problem} as the prompt", expected, "Mend it.")
     check_columns(reward, [name for name in rows[0] if name not in ("steps", "labels", "values")], args.reward)
     check_ready(reward)
-    labelled = _label(args, rows, reward)
-    steps = [label for row in labelled for label in row["labels"] if label is not None]
-    print(f"rows {len(labelled)}")
+    labeled = _label(args, rows, reward)
+    steps = [label for row in labeled for label in row["labels"] if label is not None]
+    print(f"rows {len(labeled)}")
     print(f"steps {len(steps)}")
     print(f"good_frac {sum(steps) / max(len(steps), 1):g}")
-    print(f"right_frac {sum(row['values'][-1] == 1.0 for row in labelled) / max(len(labelled), 1):g}")
+    print(f"right_frac {sum(row['values'][-1] == 1.0 for row in labeled) / max(len(labeled), 1):g}")
     print(f"output {args.output}")
     return 0
 
 
 def _label(args: argparse.Namespace, rows: list[dict[str, Any]], reward: Any) -> list[dict[str, Any]]:
     """Rows as they are written, each as soon as it is there."""
-    from trl_drgrpo.process_rewards.labelling import label_steps
+    from trl_drgrpo.process_rewards.labeling import label_steps
     from trl_drgrpo.process_rewards.loading import load_model, load_tokenizer
     from trl_drgrpo.process_rewards.rollouts import TransformersRollouts
 
@@ -103,7 +103,7 @@ def _label(args: argparse.Namespace, rows: list[dict[str, Any]], reward: Any) ->
         seed=args.seed,
     )
     separator = args.step_separator.replace("\\n", "\n")
-    labelled: list[dict[str, Any]] = []
+    labeled: list[dict[str, Any]] = []
     output = Path(args.output)
     output.parent.mkdir(parents=True, exist_ok=True)
     with output.open("w", encoding="utf-8") as file:
@@ -117,7 +117,7 @@ def _label(args: argparse.Namespace, rows: list[dict[str, Any]], reward: Any) ->
             separator=separator,
         ):
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
-            labelled.append(row)
-            if len(labelled) % 100 == 0:
-                console.log(f"{len(labelled)} completions labelled")
-    return labelled
+            labeled.append(row)
+            if len(labeled) % 100 == 0:
+                console.log(f"{len(labeled)} completions labeled")
+    return labeled

@@ -14,15 +14,15 @@ import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
 
-from trl_drgrpo import __version__
 from trl_drgrpo.cli import console
-from trl_drgrpo.errors import DiskFullError, InputError, PushError, UpstreamError
+from trl_drgrpo.common.errors import DiskFullError, InputError, PushError, UpstreamError
+from trl_drgrpo.common.version import __version__
 
 SUBCOMMANDS = {
     "train": "train a model with Dr. GRPO from a YAML recipe and flags",
     "demo": "train the tiny model that comes with the package, offline and on CPU",
     "check": "compare the installed TRL's loss and gradients with the specification",
-    "train-prm": "train a process reward model from labelled steps",
+    "train-prm": "train a process reward model from labeled steps",
     "label-steps": "label the steps of a model's completions by roll-outs and a verifier",
     "bias": "measure what one update of each objective would do to the length of answers",
     "study": "measure the two biases of GRPO: length and difficulty",

@@ -16,7 +16,7 @@ from typing import Any
 from trl_drgrpo.cli import console
 from trl_drgrpo.cli.flags import read_flags
 from trl_drgrpo.cli.train import add_flag, read_given
-from trl_drgrpo.errors import InputError
+from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.single_gpu.presets import PRESETS, preset_values
 
 # Keys of a recipe that decide its memory; a recipe may hold any other key as well.
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
         `int`: 0, or 1 when nothing fits.
 
     Raises:
-        [`~trl_drgrpo.errors.InputError`]: If an input does not fit.
+        [`InputError`]: If an input does not fit.
     """
     from trl_drgrpo.single_gpu.memory.units import parse_memory
 
@@ -111,7 +111,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _preset(name: str | None, given: dict[str, Any], device: str) -> dict[str, Any]:
-    """What the preset of flags or recipe adds, for the device that is planned for."""
+    """Settings that the preset of flags or recipe adds, for the planned device."""
     return {} if name in (None, "full") else preset_values(name, given, device)
 
 

@@ -1,4 +1,4 @@
-"""How `trl-drgrpo plan` prints a plan: a table of components, a recipe fragment, or JSON."""
+"""Prints a plan for `trl-drgrpo plan`: a table of components, a recipe fragment, or JSON."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ def table(name: str, memory: int, proposal: Proposal) -> str:
     Args:
         name (`str`): The model.
         memory (`int`): Bytes of the device.
-        proposal ([`~trl_drgrpo.single_gpu.memory.proposal.Proposal`]): What was planned.
+        proposal ([`Proposal`]): What was planned.
 
     Returns:
         `str`: Lines without a last line break.

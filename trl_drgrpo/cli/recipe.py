@@ -5,7 +5,6 @@ numbers. TRL's script mode also ignores unknown keys, so `scale_reward: false` t
 """
 
 import os
-import re
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -15,7 +14,8 @@ import yaml
 
 from trl_drgrpo.cli import values
 from trl_drgrpo.cli.flags import Flag
-from trl_drgrpo.errors import InputError
+from trl_drgrpo.cli.strict_yaml import Loader, line_of, refuse_duplicates
+from trl_drgrpo.common.errors import InputError
 
 # Keys that recipes for earlier releases hold, and where they went.
 _GONE = {
@@ -42,19 +42,6 @@ class Recipe:
     env: dict[str, str]
 
 
-class Loader(yaml.SafeLoader):
-    """`SafeLoader` that refuses a key given twice and knows the floats of YAML 1.2 (`1e-6`)."""
-
-    def construct_mapping(self, node, deep=False):
-        _refuse_duplicates(node)
-        return super().construct_mapping(node, deep)
-
-
-Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
-)
-
-
 def read_recipe(path: str, known: dict[str, Flag]) -> Recipe:
     """
     Reads a recipe.
@@ -76,9 +63,9 @@ def read_recipe(path: str, known: dict[str, Flag]) -> Recipe:
         node = loader.get_single_node()
         if not isinstance(node, yaml.MappingNode):
             raise _no_mapping(path, node)
-        _refuse_duplicates(node)
+        refuse_duplicates(node)
         loader.flatten_mapping(node)
-        entries = [(str(loader.construct_object(key)), _line(key), value) for key, value in node.value]
+        entries = [(str(loader.construct_object(key)), line_of(key), value) for key, value in node.value]
         for key, line, _ in entries:
             if key not in known and key != "env":
                 raise unknown_key(key, known, f"in {path}, line {line}")
@@ -121,24 +108,6 @@ def _read(path: str) -> str:
         raise InputError(
             "--config", f"{path}, which is not text ({error.reason})", "UTF-8 text", "Save it so."
         ) from error
-
-
-def _refuse_duplicates(node: yaml.MappingNode) -> None:
-    seen: dict[str, int] = {}
-    for key, _ in node.value:
-        if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
-            if key.value in seen:
-                raise InputError(
-                    key.value,
-                    f"the same key twice, in lines {seen[key.value]} and {_line(key)} of the recipe",
-                    "every key once",
-                    "Remove one of them: YAML would silently take the last.",
-                )
-            seen[key.value] = _line(key)
-
-
-def _line(node: yaml.Node) -> int:
-    return node.start_mark.line + 1
 
 
 def _text(node: yaml.Node) -> str | None:

@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """
     parser.description = (
         "Write one self-contained HTML page (it opens without a network) over runs of DrGRPOTrainer or TRL's "
-        "GRPOTrainer: curves, difficulty, completions coloured by advantage, warnings, and how the runs differ. "
+        "GRPOTrainer: curves, difficulty, completions colored by advantage, warnings, and how the runs differ. "
         "Works on runs that are going on, that crashed, and that were resumed."
     )
     parser.add_argument("run_dirs", nargs="+", metavar="RUN_DIR", help="output_dir of a run")

@@ -1,4 +1,4 @@
-"""What `trl-drgrpo train --dry_run` prints: a recipe that does the same run, and what follows from it.
+"""Output of `trl-drgrpo train --dry_run`: a recipe for the same run, and derived facts.
 
 The YAML holds the objective, whether or not it was given, and every given value that differs from its default. What is
 derived (batch geometry, rows of data, which function a reward is) stands in comments, so the output is a recipe
@@ -12,9 +12,9 @@ import yaml
 
 from trl_drgrpo.cli import flags
 from trl_drgrpo.cli.job import Job
-from trl_drgrpo.publishing.secrets import scrubbed
+from trl_drgrpo.common.secrets import scrubbed
 from trl_drgrpo.rewards.contract import reward_name
-from trl_drgrpo.rewards.registry import origin
+from trl_drgrpo.rewards.paths import origin
 
 OBJECTIVE = ("loss_type", "scale_rewards", "beta", "loss_normalizer", "advantage_baseline", "num_generations")
 _SECRET = ("hub_token",)

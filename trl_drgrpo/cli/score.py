@@ -15,7 +15,7 @@ from typing import Any
 
 from trl_drgrpo.cli import console
 from trl_drgrpo.cli.score_report import LOGGED, print_json, print_tables
-from trl_drgrpo.errors import InputError
+from trl_drgrpo.common.errors import InputError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -155,7 +155,7 @@ def _tokenized(args: argparse.Namespace, rows: list[dict[str, Any]]) -> list[dic
 
 
 def _check_reward(name: str, reward: Any, rows: list[dict[str, Any]]) -> None:
-    """What the reward requires is there: its columns, in every row as far as one can tell, and its programs."""
+    """Checks that the reward's columns and programs are there."""
     import inspect
 
     from trl_drgrpo.rewards.columns import check_columns, check_ready

@@ -12,9 +12,9 @@ def print_json(scores: list[Any], unscored: dict[str, list], pairs: list[Any], s
     Prints the results as JSON.
 
     Args:
-        scores (`list`): Of [`~trl_drgrpo.rewards.scoring.table.score_rows`].
-        unscored (`dict[str, list]`): Of [`~trl_drgrpo.rewards.scoring.table.unscored_rows`], by reward.
-        pairs (`list`): Of [`~trl_drgrpo.rewards.scoring.table.disagreements`].
+        scores (`list`): Of [`score_rows`].
+        unscored (`dict[str, list]`): Of [`unscored_rows`], by reward.
+        pairs (`list`): Of [`disagreements`].
         show (`int`): Number of slowest rows.
     """
     report = {

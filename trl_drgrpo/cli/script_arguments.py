@@ -18,7 +18,7 @@ class DrGRPOScriptArguments(GRPOScriptArguments):
 
     Args:
         dataset_name (`str`, *optional*):
-            What to train on, see [`trl_drgrpo.data.load_data`]: a Hub id, a local folder or file,
+            What to train on, see [`trl_drgrpo.cli.data.load_data`]: a Hub id, a local folder or file,
             `reasoning_gym:<task>?size=..&seed=..` or `trl_drgrpo:list_sum`.
         reward_funcs (`list[str | dict]`, *optional*):
             Reward functions, see [`trl_drgrpo.rewards.registry.resolve_reward`]: names, paths, or mappings with one
@@ -29,11 +29,11 @@ class DrGRPOScriptArguments(GRPOScriptArguments):
         rename_columns (`list[str]`, *optional*):
             Renamings `old=new` applied to every split, for example `question=prompt`.
         prompt_template (`str`, *optional*):
-            Text around each prompt, see [`trl_drgrpo.prompts.template_text`].
+            Text around each prompt, see [`trl_drgrpo.cli.prompts.template_text`].
         system_prompt (`str`, *optional*):
             Makes each prompt a conversation that starts with this message, for chat models.
         preset (`str`, *optional*):
-            `"lora"` or `"qlora"`: values for the adapter, the quantisation and the training arguments that were not
+            `"lora"` or `"qlora"`: values for the adapter, the quantization and the training arguments that were not
             given, see [`trl_drgrpo.single_gpu.lora_preset`].
     """
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trl_drgrpo.cli import console
-from trl_drgrpo.errors import InputError
+from trl_drgrpo.common.errors import InputError
 
 STUDIES = {"tabular": 5, "guessing": 5, "arithmetic": 3}  # and the number of seeds
 
@@ -75,8 +75,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _tabular(seeds: range, numbers: Path) -> tuple[Any, dict[str, Any]]:
-    from trl_drgrpo.study import tabular_report
-    from trl_drgrpo.study.provenance import provenance
+    from trl_drgrpo.labs.study import tabular_report
+    from trl_drgrpo.labs.study.provenance import provenance
 
     results = {**provenance("tabular", len(seeds)), **tabular_report.tabular_study(seeds)}
     print(f"Length of answers, {len(seeds)} seeds, mean and 95% interval:\n\n{tabular_report.table(results)}")
@@ -92,8 +92,8 @@ def _rung(name: str, seeds: range, numbers: Path, jobs: int) -> tuple[Any, dict[
     stay_offline_and_quiet()
     import torch
 
-    from trl_drgrpo.study import trajectory_report as report
-    from trl_drgrpo.study.rungs import RUNGS
+    from trl_drgrpo.labs.study import trajectory_report as report
+    from trl_drgrpo.labs.study.rungs import RUNGS
 
     torch.set_num_threads(1)  # models so small gain little from more
     rung = RUNGS[name]

@@ -19,7 +19,7 @@ from trl_drgrpo.cli.flags import Flag, read_flags
 _GROUPS = {
     "data and rewards": ("DrGRPOScriptArguments", "GRPOScriptArguments", "ScriptArguments"),
     "Dr. GRPO": ("DrGRPOConfig",),
-    "model, adapter, quantisation": ("ModelConfig",),
+    "model, adapter, quantization": ("ModelConfig",),
     "GRPO (TRL)": ("GRPOConfig",),
     "dataset mixture": ("DatasetMixtureConfig",),
     "training (transformers)": ("_BaseConfig", "TrainingArguments"),
@@ -32,7 +32,7 @@ _EPILOG = """Recipe keys are the flags without dashes; `env:` maps environment v
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds every key of the four dataclasses as a flag, spelt with underscores or dashes, without importing TRL."""
+    """Adds every key of the four dataclasses as a flag, spelled with underscores or dashes, without importing TRL."""
     parser.usage = f"{parser.prog} --config recipe.yaml [--flag value ...]"
     parser.epilog = _EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_flag(group: argparse._ArgumentGroup, flag: Flag) -> None:
-    """Adds one key as a flag, spelt with underscores or dashes."""
+    """Adds one key as a flag, spelled with underscores or dashes."""
     nargs = "+" if values.takes_list(flag) else "?" if values.is_boolean(flag) else None
     options: dict[str, Any] = {"dest": flag.name, "default": argparse.SUPPRESS, "nargs": nargs}
     if nargs == "?":
@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
         `int`: 0.
 
     Raises:
-        [`~trl_drgrpo.errors.InputError`]: If an input does not fit.
+        [`InputError`]: If an input does not fit.
     """
     given = read_given(args)
     from trl_drgrpo.cli import job as jobs
@@ -117,7 +117,7 @@ def read_given(args: argparse.Namespace) -> dict[str, Any]:
         `dict[str, Any]`: Field name to value.
 
     Raises:
-        [`~trl_drgrpo.errors.InputError`]: If the recipe cannot be read, or a value is of the wrong type.
+        [`InputError`]: If the recipe cannot be read, or a value is of the wrong type.
     """
     known = read_flags()
     given: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""`trl-drgrpo train-prm`: train a process reward model from labelled steps.
+"""`trl-drgrpo train-prm`: train a process reward model from labeled steps.
 
 Results go to standard output, one number per line; progress to standard error. The model that is saved loads in
 `trl_drgrpo.process_rewards.TokenClassificationScorer`. Exit codes: 0 done, 2 bad input.
@@ -9,10 +9,10 @@ import contextlib
 import sys
 from typing import Any
 
-from trl_drgrpo.errors import InputError
-from trl_drgrpo.folders import check_writable
-from trl_drgrpo.hub_errors import check_local
-from trl_drgrpo.ranges import refuse_out_of_range
+from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.folders import check_writable
+from trl_drgrpo.common.hub_errors import check_local
+from trl_drgrpo.common.ranges import refuse_out_of_range
 
 FORMATS = ("stepwise", "prm800k", "math_shepherd")  # of process_rewards.stepwise_data, which is imported later
 
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Math-Shepherd files are converted."
     )
     parser.add_argument("--model", required=True, help="folder or Hub id of the language model to start from")
-    parser.add_argument("--data", required=True, help="JSON Lines file of labelled steps")
+    parser.add_argument("--data", required=True, help="JSON Lines file of labeled steps")
     parser.add_argument("--output_dir", required=True, help="folder for the trained model and its tokenizer")
     parser.add_argument("--eval_data", help="file of the same format to measure on after training")
     parser.add_argument("--format", choices=FORMATS, default="stepwise", help="shape of the rows (default: stepwise)")
@@ -61,15 +61,15 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         InputError: On data or a model that do not fit.
     """
-    from trl_drgrpo.process_rewards.stepwise_data import read_labelled_steps
+    from trl_drgrpo.process_rewards.stepwise_data import read_labeled_steps
 
     refuse_out_of_range(vars(args))
     if args.max_length < 1:
         raise InputError("max_length", str(args.max_length), "at least 1", "Give a positive number of tokens.")
     check_local("--model", args.model)
     check_writable("output_dir", args.output_dir)
-    rows = read_labelled_steps(args.data, args.format)  # before anything heavy is imported
-    eval_rows = read_labelled_steps(args.eval_data, args.format) if args.eval_data else None
+    rows = read_labeled_steps(args.data, args.format)  # before anything heavy is imported
+    eval_rows = read_labeled_steps(args.eval_data, args.format) if args.eval_data else None
     from trl_drgrpo.process_rewards.training import train_prm
 
     fields = (

@@ -17,7 +17,8 @@ import yaml
 
 from trl_drgrpo.cli import flags
 from trl_drgrpo.cli.flags import Flag
-from trl_drgrpo.errors import InputError
+from trl_drgrpo.cli.strict_yaml import Loader
+from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.rewards.spec import check_spec
 
 # Text fields of TRL and transformers that are documented to take a boolean too.
@@ -256,14 +257,12 @@ def reward_spec(value: Any, name: str) -> Any:
         name (`str`): What error messages call the setting.
 
     Returns:
-        `str` or `dict`: What [`~trl_drgrpo.rewards.registry.resolve_reward`] takes.
+        `str` or `dict`: What [`resolve_reward`] takes.
 
     Raises:
         [`InputError`]: If it is neither, or names what does not exist.
     """
     if isinstance(value, str) and value.lstrip().startswith("{"):
-        from trl_drgrpo.cli.recipe import Loader  # it reads recipes by means of this module
-
         try:
             value = yaml.load(value, Loader)
         except yaml.YAMLError as error:

@@ -3,17 +3,17 @@
 Everything here is a step reward function, or makes one: called as `f(prompts=, completions=, steps=, completion_ids=,
 step_ends=, ..., <dataset columns>)`, it returns one list of floats per completion, one per step, `None` where a step
 cannot be scored. `rules` checks steps with a function, the scorers with a process reward model (PRM), `monte_carlo`
-with roll-outs. `training` and `labelling` make such a model.
+with roll-outs. `training` and `labeling` make such a model.
 
 Names resolve on first use: importing this package loads neither torch nor transformers.
 """
 
 from typing import TYPE_CHECKING
 
-from trl_drgrpo.lazy import lazy_names
+from trl_drgrpo.common.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from trl_drgrpo.process_rewards.labelling import label_steps as label_steps
+    from trl_drgrpo.process_rewards.labeling import label_steps as label_steps
     from trl_drgrpo.process_rewards.marker import ChatTurnScorer as ChatTurnScorer
     from trl_drgrpo.process_rewards.marker import MathShepherdScorer as MathShepherdScorer
     from trl_drgrpo.process_rewards.marker import QwenMathScorer as QwenMathScorer
@@ -38,7 +38,7 @@ __getattr__, __dir__ = lazy_names(
         "TransformersRollouts": "rollouts",
         "convert_math_shepherd": "stepwise_data",
         "convert_prm800k": "stepwise_data",
-        "label_steps": "labelling",
+        "label_steps": "labeling",
         "step_verifier": "rules",
         "train_prm": "training",
     },

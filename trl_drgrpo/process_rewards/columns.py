@@ -1,4 +1,4 @@
-"""Which keywords of a step reward function are dataset columns, and what one row of them is.
+"""Tells dataset columns from the other keywords of a step reward function, and takes rows of them.
 
 The trainer passes its own keywords and the columns side by side. Whoever calls a user's function row by row (a step
 verifier) or on other completions than the trainer's (roll-outs) needs the columns alone.

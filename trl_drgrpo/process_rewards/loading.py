@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from trl_drgrpo.errors import InputError
-from trl_drgrpo.hub_errors import hub_errors
+from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.hub_errors import hub_errors
 
 
 def load_tokenizer(model: Any, tokenizer: Any, trust_remote_code: bool = False) -> Any:
@@ -68,11 +68,11 @@ def load_model(
         `PreTrainedModel`.
 
     Raises:
-        `InputError`: What does not load, a checkpoint without the head, quantisation of a loaded model.
+        `InputError`: What does not load, a checkpoint without the head, quantization of a loaded model.
     """
     if not isinstance(model, (str, os.PathLike)):
         if quantization_config is not None:
-            remedy = "Quantise it when it is loaded, or pass its path instead."
+            remedy = "Quantize it when it is loaded, or pass its path instead."
             raise InputError("quantization_config", "a model that is already loaded", "a path or Hub id", remedy)
         options = {
             key: value for key, value in {"device": device, "dtype": _dtype(dtype)}.items() if value is not None

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from trl_drgrpo.errors import InputError
+from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.process_rewards.encoding import ScoringInput, encode_whole, single_token_id
 from trl_drgrpo.process_rewards.loading import load_model, load_tokenizer
 from trl_drgrpo.process_rewards.scorer import PRMScorer
@@ -224,7 +224,7 @@ def _candidates(scorer: _MarkerScorer, good: str | int, bad: str | int) -> list[
     ]
     head = scorer.model.get_output_embeddings()
     if head is None or max(ids) >= vocabulary:
-        got = "a model without a language modelling head" if head is None else f"{vocabulary} outputs per token"
+        got = "a model without a language modeling head" if head is None else f"{vocabulary} outputs per token"
         remedy = (
             "This format reads the logits of two tokens: load the process reward model as a causal language model."
         )

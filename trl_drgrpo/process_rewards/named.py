@@ -14,7 +14,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from trl_drgrpo.errors import InputError
+from trl_drgrpo.common.errors import InputError
 
 # Options that every scorer takes and that the marker scorers pass on.
 _COMMON = ("batch_size", "max_length", "dtype", "device", "quantization_config", "trust_remote_code")
@@ -25,13 +25,13 @@ class NamedScorer:
     """A step reward function that loads its process reward model at the first call.
 
     Args:
-        scorer (`type`): Class of the scorer, [`~trl_drgrpo.process_rewards.QwenMathScorer`] for example.
+        scorer (`type`): Class of the scorer, [`QwenMathScorer`] for example.
         model (`str`): Path or Hub id of the process reward model.
         name (`str`): Name in logs and metrics.
         options (`dict[str, Any]`): Further arguments of the scorer.
 
     Raises:
-        [`~trl_drgrpo.errors.InputError`]: `model` is no text, is a local folder without `config.json`, or an option
+        [`InputError`]: `model` is no text, is a local folder without `config.json`, or an option
             that the scorer does not take. What only loading shows is raised by the first call.
     """
 
@@ -50,7 +50,7 @@ class NamedScorer:
         self._scorer: Any = None
 
     def __call__(self, prompts: Any, steps: Any, **kwargs: Any) -> list[list[float | None]]:
-        """As the scorer itself, see [`~trl_drgrpo.process_rewards.scorer.PRMScorer`]."""
+        """As the scorer itself, see [`PRMScorer`]."""
         if self._scorer is None:
             self._scorer = self._load()
         return self._scorer(prompts=prompts, steps=steps, **kwargs)

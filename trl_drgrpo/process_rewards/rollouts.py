@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from trl_drgrpo.errors import InputError
+from trl_drgrpo.common.errors import InputError
 
 Prefixes = Sequence[str] | Sequence[Sequence[int]]
 

@@ -12,7 +12,7 @@ import numbers
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from trl_drgrpo.errors import InputError, RewardError
+from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.process_rewards.columns import dataset_columns, row_of
 from trl_drgrpo.rewards.contract import reward_name
 

@@ -1,4 +1,4 @@
-"""What every process reward model (PRM) scorer does alike: clean, encode, fit, batch, run, read off.
+"""Common steps of all process reward model (PRM) scorers: clean, encode, fit, batch, run, read off.
 
 A score depends on its own row only. Rows are sorted by length, padded on the right and masked, so neither the batch a
 row lands in nor its padding changes it beyond rounding. Too long rows lose tokens from the left of the prompt, never
@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from trl_drgrpo.errors import InputError
+from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.process_rewards.encoding import ScoringInput
 from trl_drgrpo.process_rewards.texts import END_TOKENS, Cleaner, message_text, prompt_text, texts_of
 

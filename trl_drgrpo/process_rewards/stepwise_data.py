@@ -1,4 +1,4 @@
-r"""Labelled steps: reading them, checking them, and converting the two published shapes.
+r"""Labeled steps: reading them, checking them, and converting the two published shapes.
 
 One row: `{"prompt": text or messages, "steps": [text, ...], "labels": [true, false, ...]}`; a label may be `null`
 (not trained on). The column was called `completions` in TRL's stepwise format and is accepted under that name.
@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from trl_drgrpo.errors import InputError
+from trl_drgrpo.common.errors import InputError
 
 Row = dict[str, Any]
 
 
 def convert_prm800k(record: Mapping[str, Any], neutral: bool = True) -> list[Row]:
-    """Rows of labelled steps from one PRM800K record.
+    """Rows of labeled steps from one PRM800K record.
 
     Args:
         record (`Mapping`): With `question.problem` and `label.steps`, as published.
@@ -64,7 +64,7 @@ def convert_prm800k(record: Mapping[str, Any], neutral: bool = True) -> list[Row
 
 
 def convert_math_shepherd(record: Mapping[str, Any]) -> list[Row]:
-    r"""The row of labelled steps of one Math-Shepherd record.
+    r"""The row of labeled steps of one Math-Shepherd record.
 
     Args:
         record (`Mapping`): With `input` (question and steps, `ки` behind each step) and `label` (the same text with
@@ -85,15 +85,15 @@ def convert_math_shepherd(record: Mapping[str, Any]) -> list[Row]:
 
     ```
     """
-    text, labelled = record.get("input"), record.get("label")
-    if not isinstance(text, str) or not isinstance(labelled, str):
+    text, labeled = record.get("input"), record.get("label")
+    if not isinstance(text, str) or not isinstance(labeled, str):
         raise _wrong_shape("Math-Shepherd", f"the keys {sorted(record)}", "the texts 'input' and 'label'")
     begin = text.find("Step 1:")
     if begin < 0:
         raise _wrong_shape("Math-Shepherd", f"no 'Step 1:' in {text[:60]!r}", "numbered steps")
     # Each marker of two letters has a sign of one in the label: the k-th sign is k characters further left.
     markers = [match.start() for match in re.finditer("ки", text)]
-    signs = [labelled[place - k : place - k + 1] for k, place in enumerate(markers)]
+    signs = [labeled[place - k : place - k + 1] for k, place in enumerate(markers)]
     if not set(signs) <= {"+", "-"}:
         raise _wrong_shape("Math-Shepherd", f"the labels {sorted(set(signs))}", "'+' or '-' in place of every 'ки'")
     steps: list[tuple[str, bool | None]] = []
@@ -111,8 +111,8 @@ FORMATS: dict[str, Callable[[Mapping[str, Any]], list[Row]]] = {
 }
 
 
-def read_labelled_steps(path: str | Path, data_format: str = "stepwise") -> list[Row]:
-    """Read a JSON Lines file of labelled steps.
+def read_labeled_steps(path: str | Path, data_format: str = "stepwise") -> list[Row]:
+    """Read a JSON Lines file of labeled steps.
 
     Args:
         path (`str` or `Path`): The file.
@@ -186,15 +186,15 @@ def checked_rows(rows: Iterable[Mapping[str, Any]]) -> list[Row]:
         steps, labels = row.get("steps", row.get("completions")), row.get("labels")
         if "prompt" not in row or not isinstance(steps, (list, tuple)) or not isinstance(labels, (list, tuple)):
             expected = "the keys 'prompt', 'steps' (list of texts) and 'labels' (list of booleans)"
-            raise InputError(f"labelled row {index}", f"{sorted(row)}", expected, "Rename or add what is missing.")
+            raise InputError(f"labeled row {index}", f"{sorted(row)}", expected, "Rename or add what is missing.")
         if len(steps) != len(labels):
             got = f"{len(labels)} labels for {len(steps)} steps"
-            raise InputError(f"labelled row {index}", got, "one label per step", "Label every step (null: leave out).")
+            raise InputError(f"labeled row {index}", got, "one label per step", "Label every step (null: leave out).")
         if not all(isinstance(step, str) for step in steps):
-            raise InputError(f"labelled row {index}", "steps that are not texts", "texts", "Write steps as strings.")
+            raise InputError(f"labeled row {index}", "steps that are not texts", "texts", "Write steps as strings.")
         if wrong := [label for label in labels if label not in (True, False, None)]:
             remedy = "1 or true: good, 0 or false: bad, null: not trained on."
-            raise InputError(f"labelled row {index}", f"the label {wrong[0]!r}", "true, false or null", remedy)
+            raise InputError(f"labeled row {index}", f"the label {wrong[0]!r}", "true, false or null", remedy)
         labels = [None if label is None else bool(label) for label in labels]
         checked.append({"prompt": row["prompt"], "steps": list(steps), "labels": labels})
     return checked

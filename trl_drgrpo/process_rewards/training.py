@@ -1,4 +1,4 @@
-"""Train a process reward model from labelled steps: token classification on `transformers.Trainer`.
+"""Train a process reward model from labeled steps: token classification on `transformers.Trainer`.
 
 A row becomes `[bos] prompt step separator step separator ...` with the step's label on the separator's last token and
 -100 elsewhere: what [`TokenClassificationScorer`] reads back, through the same function. Deltas from TRL's former PRM
@@ -13,14 +13,14 @@ from typing import Any
 
 import torch
 
-from trl_drgrpo.errors import InputError
-from trl_drgrpo.hub_errors import hub_errors
+from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.hub_errors import hub_errors
+from trl_drgrpo.common.ranges import refuse_out_of_range
 from trl_drgrpo.process_rewards.encoding import encode_piecewise
 from trl_drgrpo.process_rewards.loading import load_tokenizer
 from trl_drgrpo.process_rewards.stepwise_data import checked_rows
 from trl_drgrpo.process_rewards.texts import END_TOKENS, Cleaner, prompt_text
 from trl_drgrpo.process_rewards.token_classification import DEFAULT_SEPARATOR
-from trl_drgrpo.ranges import refuse_out_of_range
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ def train_prm(
     Returns:
         `dict[str, float]`: `loss` (mean over training), `rows`, `rows_left_out`, `good_frac` (share of good steps
         among those trained on) and, with `eval_rows`, `eval_accuracy`, `eval_good_recall`, `eval_bad_recall` (shares
-        of all, good and bad steps that are recognised at probability 1/2; NaN of none).
+        of all, good and bad steps that are recognized at probability 1/2; NaN of none).
 
     Raises:
         `InputError`: Rows that do not fit, no row that can be trained on, labels of one kind only.
@@ -78,7 +78,7 @@ def train_prm(
         train_dataset=examples,  # type: ignore[arg-type]
         data_collator=DataCollatorForTokenClassification(padded),
         processing_class=tokenizer,
-        compute_metrics=_recognised,
+        compute_metrics=_recognized,
     )
     result = trainer.train()
     trainer.save_model(str(output_dir))
@@ -98,7 +98,7 @@ def train_prm(
 def tokenize_rows(
     rows: Sequence[Mapping[str, Any]], tokenizer: Any, step_separator: str, max_length: int
 ) -> tuple[list[dict[str, list[int]]], int]:
-    """Training examples from labelled steps.
+    """Training examples from labeled steps.
 
     Args:
         rows (`Sequence[Mapping]`): As for [`train_prm`].
@@ -108,7 +108,7 @@ def tokenize_rows(
 
     Returns:
         `tuple[list[dict], int]`: Examples with `input_ids`, `attention_mask` and `labels` (0, 1, or -100 where nothing
-        is learnt), and how many rows were left out: steps that do not fit, or no labelled step with text.
+        is learned), and how many rows were left out: steps that do not fit, or no labeled step with text.
 
     Raises:
         `InputError`: Rows that do not fit.
@@ -117,17 +117,17 @@ def tokenize_rows(
     examples: list[dict[str, list[int]]] = []
     checked = checked_rows(rows)
     for row in checked:
-        labelled = [
+        labeled = [
             (text, label)
             for step, label in zip(row["steps"], row["labels"], strict=True)
             if (text := cleaner.step(step))
         ]
         prompt = cleaner.prompt(prompt_text(row["prompt"]))
-        encoded = encode_piecewise(tokenizer, prompt, [text for text, _ in labelled], step_separator).fit(max_length)
-        if encoded is None or all(label is None for _, label in labelled):
+        encoded = encode_piecewise(tokenizer, prompt, [text for text, _ in labeled], step_separator).fit(max_length)
+        if encoded is None or all(label is None for _, label in labeled):
             continue
         labels = [IGNORED] * len(encoded.input_ids)
-        for position, (_, label) in zip(encoded.positions, labelled, strict=True):
+        for position, (_, label) in zip(encoded.positions, labeled, strict=True):
             if position is not None and label is not None:
                 labels[position] = int(label)
         mask = [1] * len(labels)
@@ -145,7 +145,7 @@ def _good_frac(examples: Sequence[Mapping[str, list[int]]]) -> float:
     labels = [label for example in examples for label in example["labels"] if label != IGNORED]
     share = sum(labels) / len(labels) if labels else 0.0
     if not 0.0 < share < 1.0:
-        got = f"{len(labels)} labelled steps, {share:.0%} of them good"
+        got = f"{len(labels)} labeled steps, {share:.0%} of them good"
         remedy = "Add rows, shorten the steps or raise max_length; a model cannot learn from one kind of label."
         raise InputError("data", got, "good and bad steps", remedy)
     return share
@@ -197,8 +197,8 @@ def _padding_right(tokenizer: Any) -> Any:
     return padded
 
 
-def _recognised(prediction: Any) -> dict[str, float]:
-    """Shares of all, good and bad steps that are recognised."""
+def _recognized(prediction: Any) -> dict[str, float]:
+    """Shares of all, good and bad steps that are recognized."""
     predicted, labels = prediction.predictions.argmax(-1), prediction.label_ids
     counted = labels != IGNORED
     right = predicted == labels

@@ -7,7 +7,7 @@ together; `page.py`, `markdown.py` and `figure.py` only draw. Nothing here impor
 
 from typing import TYPE_CHECKING
 
-from trl_drgrpo.lazy import lazy_names
+from trl_drgrpo.common.lazy import lazy_names
 
 if TYPE_CHECKING:
     from trl_drgrpo.report.write import write_report as write_report

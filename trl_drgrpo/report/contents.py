@@ -7,8 +7,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from trl_drgrpo import __version__
-from trl_drgrpo.diagnostics.statistics import BUCKETS
+from trl_drgrpo.common.version import __version__
+from trl_drgrpo.features.diagnostics.statistics import BUCKETS
 from trl_drgrpo.report.curves import Curve, curves_of, ends_of, mean, rounded
 from trl_drgrpo.report.panels import Panel, difficulty_metric, other_metrics, panels_for
 from trl_drgrpo.report.records import Run, number

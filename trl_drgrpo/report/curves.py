@@ -44,7 +44,7 @@ def curves_of(logged: Sequence[Logged], mode: str, points: int | None = None) ->
     Args:
         logged (`Sequence[Logged]`): In the order of the steps; of several entries of a step the last one counts.
         mode (`str`): `"train"` or `"eval"`; the prefix `eval_` is taken off.
-        points (`int`, *optional*): Means of equally many neighbours are taken until at most so many points are left.
+        points (`int`, *optional*): Means of equally many neighbors are taken until at most so many points are left.
 
     Returns:
         `dict[str, Curve]`: Per metric, sorted; without metrics that have no value and those of a run's end.
@@ -79,7 +79,7 @@ def _curve(pairs: Sequence[tuple[int, float | None]], points: int | None) -> Cur
 
 @dataclass
 class Ends:
-    """Where a metric began and where it got: means over the first and the last tenth of its values (at least one)."""
+    """First and last level of a metric: means over the first and the last tenth of its values (at least one)."""
 
     first: float
     last: float

@@ -1,4 +1,4 @@
-"""What `DrGRPOTrainer` would have logged, from the completions that a run of plain TRL saved.
+"""Metrics of `DrGRPOTrainer` for a run of plain TRL, computed from its saved completions.
 
 Only where every reward is 0 or 1: what counts as right is never guessed from a continuous reward. The metrics have the
 names, and the definitions, of `DrGRPOTrainer`'s.
@@ -8,7 +8,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Sequence
 
-from trl_drgrpo.diagnostics.statistics import BUCKETS, bucket_index
+from trl_drgrpo.features.diagnostics.statistics import BUCKETS, bucket_index
 from trl_drgrpo.report.records import Completions, Group, Row
 
 
@@ -17,7 +17,7 @@ def derived_metrics(completions: Completions) -> tuple[dict[int, dict[str, float
     Metrics per logged step, and notes that say where they come from.
 
     Args:
-        completions ([`~trl_drgrpo.report.records.Completions`]): Of a run of plain TRL.
+        completions ([`Completions`]): Of a run of plain TRL.
 
     Returns:
         `tuple[dict[int, dict[str, float]], list[str]]`: Nothing, and why, where a reward is neither 0 nor 1.

@@ -5,14 +5,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trl_drgrpo.errors import InputError
+from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.report.visible_text import visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _COLUMNS = 3
-_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#8a6d00")  # Okabe and Ito's, yellow darkened
+_COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#8a6d00")  # Okabe and Ito's, yellow darkened
 _ROLES = {"right": "#0072b2", "wrong": "#d55e00"}
 _DASHES = ("-", "--", ":")
 _SMOOTHING = 0.8
@@ -66,13 +66,13 @@ def _draw_panel(axes: "Axes", panel: dict[str, Any], runs: list[dict[str, Any]])
             if curve is None:
                 continue
             several = len(runs) > 1
-            colour = _COLOURS[(position if several else number) % len(_COLOURS)]
-            colour = colour if several else _ROLES.get(line["role"], colour)
+            color = _COLORS[(position if several else number) % len(_COLORS)]
+            color = color if several else _ROLES.get(line["role"], color)
             label = ", ".join(part for part in (run["name"] if several else "", line["label"]) if part)
             values = [math.nan if value is None else value for value in curve[1]]
-            axes.plot(curve[0], values, color=colour, alpha=0.25, linewidth=0.8)
+            axes.plot(curve[0], values, color=color, alpha=0.25, linewidth=0.8)
             dash = _DASHES[number % len(_DASHES)] if several else "-"
-            axes.plot(curve[0], smoothed(curve[1]), dash, color=colour, linewidth=1.6, label=_plain(label) or None)
+            axes.plot(curve[0], smoothed(curve[1]), dash, color=color, linewidth=1.6, label=_plain(label) or None)
         for warning in run["warnings"]:
             axes.axvline(warning["step"], color="#b3261e", linewidth=0.8, linestyle=(0, (4, 3)))
     if axes.get_legend_handles_labels()[1]:

@@ -1,10 +1,10 @@
-"""Which metrics are drawn together, under which title: one list for the page, the figure and the tables."""
+"""Panels of the report and their metrics: one list for the page, the figure and the tables."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from trl_drgrpo.diagnostics.statistics import BUCKETS
+from trl_drgrpo.features.diagnostics.statistics import BUCKETS
 
 
 @dataclass(frozen=True)
@@ -14,7 +14,7 @@ class Line:
     Args:
         label (`str`): In the legend.
         metrics (`tuple[str, ...]`): Names under which it may be logged; the first one that is there counts.
-        role (`str`, *optional*): `"right"`, `"wrong"` or `""`: right and wrong have the same colour in every panel.
+        role (`str`, *optional*): `"right"`, `"wrong"` or `""`: right and wrong have the same color in every panel.
     """
 
     label: str

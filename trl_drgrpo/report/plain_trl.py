@@ -56,7 +56,7 @@ def read_plain_run(folder: Path) -> Run:
         folder (`Path`): Its output folder, or a checkpoint.
 
     Returns:
-        [`~trl_drgrpo.report.records.Run`]: Without objective and settings.
+        [`Run`]: Without objective and settings.
     """
     path = find_trainer_state(folder)
     state = _state(path) if path is not None else {}

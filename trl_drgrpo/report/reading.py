@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from trl_drgrpo.errors import InputError
+from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.report.json_lines import JsonLines
 from trl_drgrpo.report.recorded import RecordedCompletions
 from trl_drgrpo.report.records import Logged, Run, Warned, mapping, number, text, whole
@@ -55,7 +55,7 @@ def read_run(folder: str | Path) -> Run:
         folder (`str` or `Path`): The `output_dir` of a run, its `_drgrpo` folder, or one of its checkpoints.
 
     Returns:
-        [`~trl_drgrpo.report.records.Run`].
+        [`Run`].
 
     Raises:
         [`InputError`]: As `read_runs`.
@@ -89,7 +89,7 @@ def read_run_log(log: Path) -> Run:
         log (`Path`): `<output_dir>/_drgrpo`.
 
     Returns:
-        [`~trl_drgrpo.report.records.Run`].
+        [`Run`].
 
     Raises:
         [`InputError`]: `run.json` was written in another format.
@@ -143,7 +143,7 @@ def _about(path: Path, notes: list[str]) -> dict[str, Any]:
 
 
 def _facts(about: dict[str, Any], starts: list[Any], began: float | None) -> dict[str, str]:
-    """What the head of the report says of the run, in its order."""
+    """Facts for the head of the report, in its order."""
     latest = starts[-1] if starts else {}
     weights = mapping(about.get("rewards")).get("weights")
     names = mapping(about.get("rewards")).get("names")
@@ -188,7 +188,7 @@ def _moment(time: float | None) -> str | None:
 
 
 def _status(about: dict[str, Any], logged: list[Logged]) -> str:
-    """How the run ended. Where no end was written it may be running or killed: the page says when it last wrote."""
+    """The end of the run. Without one it may be running or killed: the page says when it last wrote."""
     ended = mapping(about.get("ended"))
     if ended:
         how = text(ended.get("how", "ended"))

@@ -21,7 +21,7 @@ _HEAD = re.compile(rb'\s*\{"step":\s*(\d+),\s*"time":\s*(\d[\d.eE+-]*|null),\s*"
 
 
 class RecordedCompletions:
-    """The groups in a run log's `completions.jsonl`. Implements [`~trl_drgrpo.report.records.Completions`].
+    """The groups in a run log's `completions.jsonl`. Implements [`Completions`].
 
     Args:
         path (`Path`): The file.
@@ -116,7 +116,7 @@ def group_of(value: dict[str, Any]) -> Group:
         value (`dict`): The line. What is missing or of another type is left out.
 
     Returns:
-        [`~trl_drgrpo.report.records.Group`].
+        [`Group`].
     """
     rows = value.get("rows")
     return finish_group(

@@ -1,4 +1,4 @@
-"""What the report knows of a run, whatever wrote it: plain data, checked when it is made from what a file holds.
+"""The report's view of a run, whatever wrote it: plain data, checked when it is read.
 
 A run log may be half-written, or written by another version. So every value is looked at here, once: what is no number
 is `None`, what is no text becomes one, and the rest of the report need not ask again.
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from trl_drgrpo.diagnostics.statistics import STD_FLOOR
+from trl_drgrpo.features.diagnostics.statistics import STD_FLOOR
 
 
 @dataclass
@@ -118,16 +118,16 @@ class Logged:
 
 
 class Completions(Protocol):
-    """Where a run's completions are: some of them are looked at, the chosen ones loaded."""
+    """The completions of a run: some are looked at, the chosen ones are loaded."""
 
     @property
     def groups(self) -> int:
-        """How many groups there are."""
+        """Number of groups."""
         ...
 
     @property
     def rows(self) -> int:
-        """How many completions there are; an estimate where `rows_are_exact` is false."""
+        """Number of completions; an estimate where `rows_are_exact` is false."""
         ...
 
     @property

@@ -1,4 +1,4 @@
-"""Which of the recorded completions go into a report that must stay small: the newest, the spread, the extremes.
+"""Chooses the completions of a report that must stay small: the newest, the spread, the extremes.
 
 Three queues are served in turn until the space is used up: the newest groups (what does it do now), groups spread
 evenly over the run (how did it get there: at any length the prefix of this queue is evenly spread), and extremes (the
@@ -20,7 +20,7 @@ _EXTREMES = 24  # groups per kind of extreme
 
 @dataclass
 class Sample:
-    """What was chosen.
+    """The chosen completions.
 
     Args:
         groups (`list[Group]`): In the order of the steps.
@@ -46,7 +46,7 @@ def sample_groups(completions: Completions | None, budget: int, max_groups: int 
     Chooses groups that fit into a number of bytes.
 
     Args:
-        completions ([`~trl_drgrpo.report.records.Completions`] or `None`): Where they are.
+        completions ([`Completions`] or `None`): Where they are.
         budget (`int`): Bytes that the groups may take as JSON.
         max_groups (`int`, *optional*): At most so many groups.
 

@@ -20,7 +20,7 @@ _FIXED = ("step", "prompt", "completion", "advantage")
 
 
 class SavedCompletions:
-    """The groups in a TRL run's `completions` folder. Implements [`~trl_drgrpo.report.records.Completions`].
+    """The groups in a TRL run's `completions` folder. Implements [`Completions`].
 
     Args:
         folder (`Path`): Output folder of the run.

@@ -12,7 +12,7 @@ Names resolve on first use: importing this package loads neither torch nor trl n
 
 from typing import TYPE_CHECKING
 
-from trl_drgrpo.lazy import lazy_names
+from trl_drgrpo.common.lazy import lazy_names
 
 if TYPE_CHECKING:
     from trl_drgrpo.rewards.adapters import from_openrlhf as from_openrlhf
@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from trl_drgrpo.rewards.adapters import to_swift as to_swift
     from trl_drgrpo.rewards.adapters import to_verifiers as to_verifiers
     from trl_drgrpo.rewards.adapters import to_verl as to_verl
-    from trl_drgrpo.rewards.code import CodeReward as CodeReward
-    from trl_drgrpo.rewards.code import Sandbox as Sandbox
-    from trl_drgrpo.rewards.code import code_reward as code_reward
     from trl_drgrpo.rewards.columns import check_columns as check_columns
     from trl_drgrpo.rewards.composition import cached as cached
     from trl_drgrpo.rewards.composition import clipped as clipped
@@ -36,52 +33,55 @@ if TYPE_CHECKING:
     from trl_drgrpo.rewards.composition import noted_if_not_binary as noted_if_not_binary
     from trl_drgrpo.rewards.composition import weighted_sum as weighted_sum
     from trl_drgrpo.rewards.contract import checked_reward as checked_reward
+    from trl_drgrpo.rewards.functions.code import CodeReward as CodeReward
+    from trl_drgrpo.rewards.functions.code import Sandbox as Sandbox
+    from trl_drgrpo.rewards.functions.code import code_reward as code_reward
+    from trl_drgrpo.rewards.functions.judge import JudgeReward as JudgeReward
+    from trl_drgrpo.rewards.functions.mathematics import MathReward as MathReward
+    from trl_drgrpo.rewards.functions.mathematics import math_reward as math_reward
+    from trl_drgrpo.rewards.functions.reasoning_gym import reasoning_gym_reward as reasoning_gym_reward
+    from trl_drgrpo.rewards.functions.strings import ChoiceReward as ChoiceReward
+    from trl_drgrpo.rewards.functions.strings import ExactMatchReward as ExactMatchReward
+    from trl_drgrpo.rewards.functions.strings import FormatReward as FormatReward
+    from trl_drgrpo.rewards.functions.strings import JsonSchemaReward as JsonSchemaReward
+    from trl_drgrpo.rewards.functions.strings import NumericReward as NumericReward
+    from trl_drgrpo.rewards.functions.strings import RegexReward as RegexReward
+    from trl_drgrpo.rewards.functions.strings import choice_reward as choice_reward
+    from trl_drgrpo.rewards.functions.strings import exact_match_reward as exact_match_reward
+    from trl_drgrpo.rewards.functions.strings import format_reward as format_reward
+    from trl_drgrpo.rewards.functions.strings import json_schema_reward as json_schema_reward
+    from trl_drgrpo.rewards.functions.strings import length_penalty as length_penalty
+    from trl_drgrpo.rewards.functions.strings import numeric_reward as numeric_reward
+    from trl_drgrpo.rewards.functions.strings import overlong_penalty as overlong_penalty
+    from trl_drgrpo.rewards.functions.strings import repetition_penalty as repetition_penalty
     from trl_drgrpo.rewards.isolation import Limits as Limits
     from trl_drgrpo.rewards.isolation import isolate as isolate
-    from trl_drgrpo.rewards.judge import JudgeReward as JudgeReward
-    from trl_drgrpo.rewards.mathematics import MathReward as MathReward
-    from trl_drgrpo.rewards.mathematics import math_reward as math_reward
-    from trl_drgrpo.rewards.reasoning_gym import reasoning_gym_reward as reasoning_gym_reward
     from trl_drgrpo.rewards.registry import resolve_reward as resolve_reward
     from trl_drgrpo.rewards.sample import SampleReward as SampleReward
-    from trl_drgrpo.rewards.strings import ChoiceReward as ChoiceReward
-    from trl_drgrpo.rewards.strings import ExactMatchReward as ExactMatchReward
-    from trl_drgrpo.rewards.strings import FormatReward as FormatReward
-    from trl_drgrpo.rewards.strings import JsonSchemaReward as JsonSchemaReward
-    from trl_drgrpo.rewards.strings import NumericReward as NumericReward
-    from trl_drgrpo.rewards.strings import RegexReward as RegexReward
-    from trl_drgrpo.rewards.strings import choice_reward as choice_reward
-    from trl_drgrpo.rewards.strings import exact_match_reward as exact_match_reward
-    from trl_drgrpo.rewards.strings import format_reward as format_reward
-    from trl_drgrpo.rewards.strings import json_schema_reward as json_schema_reward
-    from trl_drgrpo.rewards.strings import length_penalty as length_penalty
-    from trl_drgrpo.rewards.strings import numeric_reward as numeric_reward
-    from trl_drgrpo.rewards.strings import overlong_penalty as overlong_penalty
-    from trl_drgrpo.rewards.strings import repetition_penalty as repetition_penalty
 
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
-        "ChoiceReward": "strings",
-        "CodeReward": "code",
-        "ExactMatchReward": "strings",
-        "FormatReward": "strings",
-        "JsonSchemaReward": "strings",
-        "JudgeReward": "judge",
+        "ChoiceReward": "functions.strings",
+        "CodeReward": "functions.code",
+        "ExactMatchReward": "functions.strings",
+        "FormatReward": "functions.strings",
+        "JsonSchemaReward": "functions.strings",
+        "JudgeReward": "functions.judge",
         "Limits": "isolation",
-        "MathReward": "mathematics",
-        "NumericReward": "strings",
-        "RegexReward": "strings",
+        "MathReward": "functions.mathematics",
+        "NumericReward": "functions.strings",
+        "RegexReward": "functions.strings",
         "SampleReward": "sample",
-        "Sandbox": "code",
+        "Sandbox": "functions.code",
         "cached": "composition",
         "check_columns": "columns",
         "checked_reward": "contract",
-        "choice_reward": "strings",
+        "choice_reward": "functions.strings",
         "clipped": "composition",
-        "code_reward": "code",
-        "exact_match_reward": "strings",
-        "format_reward": "strings",
+        "code_reward": "functions.code",
+        "exact_match_reward": "functions.strings",
+        "format_reward": "functions.strings",
         "from_openrlhf": "adapters",
         "from_r1_zero": "adapters",
         "from_reasoning_gym": "adapters",
@@ -91,14 +91,14 @@ __getattr__, __dir__ = lazy_names(
         "from_verl": "adapters",
         "gated": "composition",
         "isolate": "isolation",
-        "json_schema_reward": "strings",
-        "length_penalty": "strings",
-        "math_reward": "mathematics",
+        "json_schema_reward": "functions.strings",
+        "length_penalty": "functions.strings",
+        "math_reward": "functions.mathematics",
         "noted_if_not_binary": "composition",
-        "numeric_reward": "strings",
-        "overlong_penalty": "strings",
-        "reasoning_gym_reward": "reasoning_gym",
-        "repetition_penalty": "strings",
+        "numeric_reward": "functions.strings",
+        "overlong_penalty": "functions.strings",
+        "reasoning_gym_reward": "functions.reasoning_gym",
+        "repetition_penalty": "functions.strings",
         "resolve_reward": "registry",
         "to_openrlhf": "adapters",
         "to_swift": "adapters",

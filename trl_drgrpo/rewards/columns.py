@@ -2,7 +2,7 @@
 
 Why: a reward whose column is missing fails after the model has loaded and the first batch has been generated.
 `check_columns` compares its signature with the columns beforehand. A reward that knows more than its signature says
-has methods that do. Three raise [`~trl_drgrpo.errors.InputError`]: `check_columns(columns)` (one of several columns is
+has methods that do. Three raise [`InputError`]: `check_columns(columns)` (one of several columns is
 needed), `check_values(values)` (the kind of values in a column) and `check()` (a program or a server has to be there).
 `check_row(**columns)` says of one row why nothing can be scored by it (a gold answer that cannot be read), or returns
 `None`. What is put around such a reward passes the question on, see [`pass_on_checks`].
@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any
 
-from trl_drgrpo.errors import InputError
-from trl_drgrpo.extras import require_package
+from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.extras import require_package
+from trl_drgrpo.common.rows import ColumnValues
 from trl_drgrpo.rewards.foreign import adapter_hint
-from trl_drgrpo.rows import ColumnValues
 
 # What TRL passes to every reward function (`GRPOTrainer._calculate_rewards`), next to the dataset's columns; the first
 # three once per call, the others as one value per completion.
@@ -48,7 +48,7 @@ def check_columns(reward_func: Callable | Any, columns: Iterable[str], name: str
             What to call the reward in the message.
 
     Raises:
-        [`~trl_drgrpo.errors.InputError`]: If a required parameter is neither passed by TRL nor a column, if a keyword
+        [`InputError`]: If a required parameter is neither passed by TRL nor a column, if a keyword
             that TRL passes would be refused, or if a column has the name of one of TRL's own keywords.
 
     Example:
@@ -91,7 +91,7 @@ def check_form(reward_func: Any, name: str) -> None:
         name (`str`): What to call the reward in the message.
 
     Raises:
-        [`~trl_drgrpo.errors.InputError`]: If it is one of these; the remedy names the adapter of its stack.
+        [`InputError`]: If it is one of these; the remedy names the adapter of its stack.
     """
     if inspect.isclass(reward_func):
         got, default = f"the class {reward_func.__name__}", f"Pass an instance: {reward_func.__name__}(...)."
@@ -111,7 +111,7 @@ def check_ready(reward_func: Any) -> None:
         reward_func (`Any`): A reward; one without a method `check()` is taken to need nothing, and so is a model.
 
     Raises:
-        [`~trl_drgrpo.errors.InputError`]: From that method; or TRL's accuracy rewards without Math-Verify.
+        [`InputError`]: From that method; or TRL's accuracy rewards without Math-Verify.
     """
     own_check = _own(reward_func, "check")
     if own_check is not None and _takes(own_check):
@@ -127,7 +127,7 @@ def check_own_columns(reward_func: Any, columns: Iterable[str]) -> None:
         columns (`Iterable[str]`): Column names of the dataset.
 
     Raises:
-        [`~trl_drgrpo.errors.InputError`]: From that method.
+        [`InputError`]: From that method.
     """
     names = list(columns)
     own_check = _own(reward_func, "check_columns")
@@ -144,7 +144,7 @@ def check_values(reward_func: Any, values: Mapping[str, ColumnValues]) -> None:
         values (`Mapping[str, ColumnValues]`): What the columns hold that were looked at.
 
     Raises:
-        [`~trl_drgrpo.errors.InputError`]: From that method; or TRL's accuracy rewards with solutions that are no text,
+        [`InputError`]: From that method; or TRL's accuracy rewards with solutions that are no text,
             for which they give `None` in every row.
     """
     own_check = _own(reward_func, "check_values")
@@ -162,12 +162,12 @@ def require_kind(
         reward (`str`): The reward's name, for the message.
         column (`str`): The column; one that was not looked at passes.
         values (`Mapping[str, ColumnValues]`): What the columns hold.
-        kinds (`tuple[str, ...]`): What the reward reads, of the kinds of [`~trl_drgrpo.rows.ColumnValues`]; a column
+        kinds (`tuple[str, ...]`): What the reward reads, of the kinds of [`ColumnValues`]; a column
             of several kinds passes.
         nulls (`bool`, *optional*, defaults to `True`): Whether some rows may be null.
 
     Raises:
-        [`~trl_drgrpo.errors.InputError`]: Another kind, nothing but nulls, or a null where none may be.
+        [`InputError`]: Another kind, nothing but nulls, or a null where none may be.
     """
     found = values.get(column)
     if found is None:

@@ -1,4 +1,4 @@
-"""What a reward function owes the trainer, checked on every call.
+"""The contract of a reward function, checked on every call.
 
 TRL hands whatever a reward function returns to `torch.tensor`: a string, a single float or a list that is one short
 ends in a `TypeError` from deep inside, and `inf` quietly makes a whole group's advantages NaN. Here each of these is
@@ -15,7 +15,7 @@ import numbers
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from trl_drgrpo.errors import InputError, RewardError, speaks_for_itself
+from trl_drgrpo.common.errors import InputError, RewardError, speaks_for_itself
 from trl_drgrpo.rewards.columns import PER_CALL, pass_on_checks
 from trl_drgrpo.rewards.foreign import adapter_hint
 from trl_drgrpo.rewards.signatures import parameters
@@ -76,7 +76,7 @@ def check_on_error(on_error: Any) -> None:
     Refuses an `on_error` that means nothing.
 
     Raises:
-        [`~trl_drgrpo.errors.InputError`]: If it is neither `"unscorable"` nor `"raise"`.
+        [`InputError`]: If it is neither `"unscorable"` nor `"raise"`.
     """
     if not isinstance(on_error, str) or on_error not in ("unscorable", "raise"):
         remedy = '"unscorable" leaves the completion out of its group, "raise" ends the run.'
@@ -88,7 +88,7 @@ def check_name(name: Any, field: str = "name") -> None:
     Refuses a name under which nothing could be logged.
 
     Raises:
-        [`~trl_drgrpo.errors.InputError`]: If it is no text, or an empty one.
+        [`InputError`]: If it is no text, or an empty one.
     """
     if not isinstance(name, str) or not name.strip():
         raise InputError(field, _short(name), "a text that is not empty", "Metrics are called rewards/<name>/mean.")
@@ -99,7 +99,7 @@ def check_column(column: Any, field: str = "column") -> None:
     Refuses what TRL could not pass to a reward function as one value per completion.
 
     Raises:
-        [`~trl_drgrpo.errors.InputError`]: If it is no Python name, or one that TRL uses for something else.
+        [`InputError`]: If it is no Python name, or one that TRL uses for something else.
     """
     is_name = isinstance(column, str) and column.isidentifier() and not keyword.iskeyword(column)
     if not is_name or column in _NO_COLUMNS:
@@ -112,7 +112,7 @@ def check_flag(field: str, value: Any) -> None:
     Refuses what only looks like yes or no.
 
     Raises:
-        [`~trl_drgrpo.errors.InputError`]: If it is neither `True` nor `False`.
+        [`InputError`]: If it is neither `True` nor `False`.
     """
     if not isinstance(value, bool):
         raise InputError(field, _short(value), "true or false", "Write it without quotes.")
@@ -125,7 +125,7 @@ def finite_number(
     A number that was given as an option, numpy's included, as a float.
 
     Raises:
-        [`~trl_drgrpo.errors.InputError`]: If it is none, a boolean, infinite, or NaN.
+        [`InputError`]: If it is none, a boolean, infinite, or NaN.
     """
     if isinstance(value, numbers.Real) and not isinstance(value, bool):
         with contextlib.suppress(OverflowError):
@@ -244,7 +244,7 @@ class _Call:
         self.is_counted = False
 
     def log(self, name: str, value: float) -> None:
-        """What the function gets as `log_metric`: one that counts its own failures, per completion, is believed."""
+        """The function's `log_metric`: one that counts its own failures, per completion, is believed."""
         self.is_counted = self.is_counted or name == self.guard.metric
         if self.log_metric is not None:
             self.log_metric(name, value)

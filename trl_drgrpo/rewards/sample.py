@@ -8,13 +8,13 @@ alike, and runs the scoring in killable workers where `limits` are given.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from trl_drgrpo.errors import InputError, UnscorableError
+from trl_drgrpo.common.errors import InputError, UnscorableError
+from trl_drgrpo.common.rows import ColumnValues
 from trl_drgrpo.rewards.columns import require_kind
 from trl_drgrpo.rewards.contract import check_column, check_name, check_on_error
 from trl_drgrpo.rewards.isolation.isolated import Limits, scored_in_workers
 from trl_drgrpo.rewards.signatures import signature_of
 from trl_drgrpo.rewards.text import completion_text
-from trl_drgrpo.rows import ColumnValues
 
 
 class SampleReward:
@@ -23,13 +23,13 @@ class SampleReward:
     Args:
         name (`str`): Name in logs and metrics (`rewards/<name>/mean`).
         columns (`Sequence[str]`, *optional*): Dataset columns that `score` needs, passed to it by name.
-        limits ([`~trl_drgrpo.rewards.isolation.Limits`], *optional*): Score in worker processes under these limits;
+        limits ([`Limits`], *optional*): Score in worker processes under these limits;
             `None`: in this process, for scorers that are bounded by construction.
         on_error (`str`, *optional*, defaults to `"unscorable"`): A completion whose scoring hangs, crashes or raises
             gets `None` and is counted in `rewards/<name>/failed_frac`; `"raise"`: the first such failure is an error.
 
     Raises:
-        [`~trl_drgrpo.errors.InputError`]: Another `on_error`, an empty name, a column that cannot be one, or `limits`
+        [`InputError`]: Another `on_error`, an empty name, a column that cannot be one, or `limits`
             that are no `Limits`.
     """
 
@@ -52,7 +52,7 @@ class SampleReward:
         self.__signature__ = signature_of(self.columns)
 
     def check_values(self, values: Mapping[str, ColumnValues]) -> None:
-        """Raises [`~trl_drgrpo.errors.InputError`] if the first column holds what no row could be scored by."""
+        """Raises [`InputError`] if the first column holds what no row could be scored by."""
         if self.columns and self.truths:
             require_kind(self.__name__, self.columns[0], values, self.truths)
 
@@ -95,7 +95,7 @@ def column_values(kwargs: Mapping[str, Any], column: str, count: int, name: str)
         `Sequence`: `count` values.
 
     Raises:
-        [`~trl_drgrpo.errors.InputError`]: It is not there, a text (whose characters would pass for values), no
+        [`InputError`]: It is not there, a text (whose characters would pass for values), no
             sequence, or one of another length.
     """
     field, remedy = f"reward {name}", f"Pass {column}=[...] with one value per completion."

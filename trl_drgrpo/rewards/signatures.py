@@ -1,4 +1,4 @@
-"""Which arguments a foreign function takes, and the signature that a reward of ours shows."""
+"""Arguments of a foreign function, and the signature that a reward of ours shows."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -40,7 +40,7 @@ def select(function: Callable, offered: Mapping[str, Any], by_request: Mapping[s
 
 
 def signature_of(columns: Sequence[str]) -> inspect.Signature:
-    """The signature that [`~trl_drgrpo.rewards.columns.check_columns`] reads required columns from."""
+    """The signature that [`check_columns`] reads required columns from."""
     names = ("completions", *(name for name in dict.fromkeys(columns) if name != "completions"))
     keywords = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in names]
     return inspect.Signature([*keywords, inspect.Parameter("kwargs", inspect.Parameter.VAR_KEYWORD)])

@@ -7,7 +7,7 @@
       - isolate: {reward: my_rewards.py:slow, timeout: 5}    # a name and its options
 
 One table says where each name lives; a new reward is one row. Nothing is imported before its name is asked for, so
-that a misspelt one fails at once.
+that a misspelled one fails at once.
 """
 
 import importlib
@@ -17,11 +17,12 @@ from difflib import get_close_matches
 from functools import partial
 from typing import Any, NamedTuple
 
-from trl_drgrpo.errors import InputError
+from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.rewards.limits import Limits
 
 
 class RewardSpec:
-    """How a reward is written down, as the type of a recipe's key: text, or a mapping with one key."""
+    """A reward as a recipe writes it: text, or a mapping with one key."""
 
 
 class Entry(NamedTuple):
@@ -48,21 +49,21 @@ REWARDS: dict[str, Entry] = {
     "get_repetition_penalty_reward": Entry("trl.rewards", None, "get_repetition_penalty_reward"),
     "get_cosine_scaled_reward": Entry("trl.rewards", None, "get_cosine_scaled_reward"),
     # The demo's
-    "list_sum_reward": Entry("trl_drgrpo.demo.task", "list_sum_reward"),
-    "list_sum_line_reward": Entry("trl_drgrpo.demo.process", "line_reward"),
+    "list_sum_reward": Entry("trl_drgrpo.labs.demo.task", "list_sum_reward"),
+    "list_sum_line_reward": Entry("trl_drgrpo.labs.demo.process", "line_reward"),
     # Ours
-    "math_reward": Entry("trl_drgrpo.rewards.mathematics", "math_reward", "MathReward"),
-    "code_reward": Entry("trl_drgrpo.rewards.code", "code_reward", "CodeReward"),
-    "format_reward": Entry("trl_drgrpo.rewards.strings", "format_reward", "FormatReward"),
-    "exact_match_reward": Entry("trl_drgrpo.rewards.strings", "exact_match_reward", "ExactMatchReward"),
-    "numeric_reward": Entry("trl_drgrpo.rewards.strings", "numeric_reward", "NumericReward"),
-    "choice_reward": Entry("trl_drgrpo.rewards.strings", "choice_reward", "ChoiceReward"),
-    "regex_reward": Entry("trl_drgrpo.rewards.strings", None, "RegexReward"),
-    "json_schema_reward": Entry("trl_drgrpo.rewards.strings", "json_schema_reward", "JsonSchemaReward"),
-    "judge_reward": Entry("trl_drgrpo.rewards.judge", None, "JudgeReward"),
-    "repetition_penalty": Entry("trl_drgrpo.rewards.strings", None, "repetition_penalty"),
-    "overlong_penalty": Entry("trl_drgrpo.rewards.strings", None, "overlong_penalty"),
-    "length_penalty": Entry("trl_drgrpo.rewards.strings", None, "length_penalty"),
+    "math_reward": Entry("trl_drgrpo.rewards.functions.mathematics", "math_reward", "MathReward"),
+    "code_reward": Entry("trl_drgrpo.rewards.functions.code", "code_reward", "CodeReward"),
+    "format_reward": Entry("trl_drgrpo.rewards.functions.strings", "format_reward", "FormatReward"),
+    "exact_match_reward": Entry("trl_drgrpo.rewards.functions.strings", "exact_match_reward", "ExactMatchReward"),
+    "numeric_reward": Entry("trl_drgrpo.rewards.functions.strings", "numeric_reward", "NumericReward"),
+    "choice_reward": Entry("trl_drgrpo.rewards.functions.strings", "choice_reward", "ChoiceReward"),
+    "regex_reward": Entry("trl_drgrpo.rewards.functions.strings", None, "RegexReward"),
+    "json_schema_reward": Entry("trl_drgrpo.rewards.functions.strings", "json_schema_reward", "JsonSchemaReward"),
+    "judge_reward": Entry("trl_drgrpo.rewards.functions.judge", None, "JudgeReward"),
+    "repetition_penalty": Entry("trl_drgrpo.rewards.functions.strings", None, "repetition_penalty"),
+    "overlong_penalty": Entry("trl_drgrpo.rewards.functions.strings", None, "overlong_penalty"),
+    "length_penalty": Entry("trl_drgrpo.rewards.functions.strings", None, "length_penalty"),
     # Process reward models, for step_reward_funcs
     "token_classification_prm": Entry("trl_drgrpo.process_rewards.named", None, "token_classification_prm"),
     "math_shepherd_prm": Entry("trl_drgrpo.process_rewards.named", None, "math_shepherd_prm"),
@@ -97,7 +98,7 @@ def check_spec(spec: Any, field: str = "reward_funcs") -> None:
         field (`str`, *optional*, defaults to `"reward_funcs"`): What error messages call the setting.
 
     Raises:
-        [`~trl_drgrpo.errors.InputError`]: If it is neither text nor a mapping with one known name, or if its options
+        [`InputError`]: If it is neither text nor a mapping with one known name, or if its options
             are those of nothing.
     """
     if isinstance(spec, str) and spec.strip():
@@ -110,7 +111,7 @@ def check_spec(spec: Any, field: str = "reward_funcs") -> None:
         _map_specs(option, value, partial(check_spec, field=f"{field}: {name}.{option}"))
 
 
-def resolve_mapping(spec: Mapping[str, Any], field: str = "reward_funcs") -> Callable:
+def resolve_mapping(spec: Mapping[str, Any], field: str, resolve: Callable[..., Callable]) -> Callable:
     """
     Builds the reward that a mapping describes.
 
@@ -119,15 +120,15 @@ def resolve_mapping(spec: Mapping[str, Any], field: str = "reward_funcs") -> Cal
             One name and its options: a mapping of them, or the first option alone (`verl: my_rewards.py:f`). The
             options `reward` and `gate` are rewards themselves, written in any of these ways; `rewards` and `parts`
             hold several, as a list of rewards or of pairs `[reward, weight]`, or as a mapping `{name: weight}` or
-            `{name: [reward, weight]}`. A mapping under `limits` becomes [`~trl_drgrpo.rewards.isolation.Limits`].
-        field (`str`, *optional*, defaults to `"reward_funcs"`):
-            What error messages call the setting.
+            `{name: [reward, weight]}`. A mapping under `limits` becomes [`Limits`].
+        field (`str`): What error messages call the setting.
+        resolve (`Callable`): From a reward inside an option to the reward: [`resolve_reward`].
 
     Returns:
         `Callable`: The reward function.
 
     Raises:
-        [`~trl_drgrpo.errors.InputError`]: For an unknown name or option, a missing one, or a value that the reward
+        [`InputError`]: For an unknown name or option, a missing one, or a value that the reward
             refuses.
     """
     check_spec(spec, field)
@@ -137,11 +138,9 @@ def resolve_mapping(spec: Mapping[str, Any], field: str = "reward_funcs") -> Cal
     parameters = inspect.signature(factory).parameters
     given = _as_options(name, options, parameters, field)
     _check_options(given, parameters, f"{field}: {name}")
-    from trl_drgrpo.rewards.registry import resolve_reward
-
     try:
         arguments = {
-            option: _map_specs(option, value, partial(resolve_reward, field=f"{field}: {name}.{option}"))
+            option: _map_specs(option, value, partial(resolve, field=f"{field}: {name}.{option}"))
             for option, value in given.items()
         }
         if isinstance(given.get("limits"), Mapping):
@@ -159,8 +158,6 @@ def resolve_mapping(spec: Mapping[str, Any], field: str = "reward_funcs") -> Cal
 
 
 def _limits(options: Mapping[str, Any], field: str) -> Any:
-    from trl_drgrpo.rewards.isolation.isolated import Limits
-
     given = dict(options)
     _check_options(given, inspect.signature(Limits).parameters, field)
     try:
@@ -175,7 +172,7 @@ def default_reward(name: str) -> Callable:
 
     Raises:
         `ImportError`: If its module does not import.
-        [`~trl_drgrpo.errors.InputError`]: If it needs options.
+        [`InputError`]: If it needs options.
     """
     entry = REWARDS[name]
     if entry.default is None:

@@ -14,7 +14,7 @@ _BOX_TOKEN = re.compile(r"\\(?:boxed|fbox)\s*\{|\\(?:boxed|fbox) +([^\s\\{}$]+)|
 
 
 def completion_text(completion: Any) -> str:
-    """What the model wrote, as one string.
+    """The completion as one string.
 
     Args:
         completion (`str` or `list[dict]`): A string, or messages: the text of the last assistant message counts (of
@@ -31,14 +31,14 @@ def completion_text(completion: Any) -> str:
 
 
 def prompt_text(prompt: Any) -> str:
-    """What the model was asked: a string as it is, of messages the text of each, separated by empty lines."""
+    """The prompt as one string: messages are separated by empty lines."""
     if isinstance(prompt, str):
         return prompt
     return "\n\n".join(_content_text(message.get("content")) for message in prompt)
 
 
 def after_thinking(text: str) -> str:
-    """What follows the last `</think>`, up to a `<think>` that is never closed; the whole text where there is neither.
+    """The text behind the last `</think>`, up to an unclosed `<think>`; the whole text without either.
 
     Example:
 
@@ -52,7 +52,7 @@ def after_thinking(text: str) -> str:
 
 
 def last_tagged(text: str) -> str | None:
-    """What stands between the last `<answer>` that is closed and its `</answer>`; `None` without one.
+    """The content of the last closed `<answer>`; `None` without one.
 
     Example:
 
@@ -70,7 +70,7 @@ def last_tagged(text: str) -> str | None:
 
 
 def last_boxed(text: str) -> str | None:
-    r"""What stands in the last `\boxed{...}` that is closed and not empty, `\fbox{...}` and `\boxed 5` included.
+    r"""The content of the last closed, non-empty `\boxed{...}`; `\fbox{...}` and `\boxed 5` count.
 
     `None` without one.
 
@@ -99,7 +99,7 @@ def last_boxed(text: str) -> str | None:
 
 
 def marked_answer(text: str) -> str | None:
-    r"""What the last `<answer>` tag holds, else the last `\boxed{}`; `None` where there is neither."""
+    r"""The content of the last `<answer>` tag, else of the last `\boxed{}`; `None` where there is neither."""
     tagged = last_tagged(text)
     return last_boxed(text) if tagged is None else tagged
 

@@ -5,12 +5,12 @@ Names resolve on first use, so importing this package loads neither torch nor pe
 
 from typing import TYPE_CHECKING
 
-from trl_drgrpo.lazy import lazy_names
+from trl_drgrpo.common.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from trl_drgrpo.features.diagnostics.movement import MovementWatch as MovementWatch
     from trl_drgrpo.single_gpu.merging import MergeReport as MergeReport
     from trl_drgrpo.single_gpu.merging import merge_adapter as merge_adapter
-    from trl_drgrpo.single_gpu.movement import MovementWatch as MovementWatch
     from trl_drgrpo.single_gpu.presets import lora_preset as lora_preset
     from trl_drgrpo.single_gpu.presets import preset_arguments as preset_arguments
 
@@ -18,7 +18,7 @@ __getattr__, __dir__ = lazy_names(
     __name__,
     {
         "MergeReport": "merging",
-        "MovementWatch": "movement",
+        "MovementWatch": ".features.diagnostics.movement",
         "lora_preset": "presets",
         "merge_adapter": "merging",
         "preset_arguments": "presets",

@@ -7,8 +7,8 @@ adapters stay empty, or some of their weights have no place.
 from pathlib import Path
 from typing import Any
 
-from trl_drgrpo.errors import InputError
-from trl_drgrpo.hub_errors import check_local, hub_errors
+from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.hub_errors import check_local, hub_errors
 
 _ADAPTER_FILE = "adapter_config.json"
 
@@ -58,14 +58,14 @@ def base_of(adapter: Path, base: str | None) -> tuple[str, str | None]:
 
 
 def base_config(base: str, revision: str | None, trust_remote_code: bool) -> Any:
-    """The base's configuration; an `InputError` where it cannot be had or its weights are quantised."""
+    """The base's configuration; an `InputError` where it cannot be had or its weights are quantized."""
     from transformers import AutoConfig
 
     with hub_errors("base", base, "a folder, or a Hub id that can be reached"):
         config = AutoConfig.from_pretrained(base, revision=revision, trust_remote_code=trust_remote_code)
     if getattr(config, "quantization_config", None) is not None:
-        remedy = "Merging into quantised weights changes the model: name the original with --base (base=...)."
-        raise InputError("base", f"{base}, whose weights are quantised", "weights in full precision", remedy)
+        remedy = "Merging into quantized weights changes the model: name the original with --base (base=...)."
+        raise InputError("base", f"{base}, whose weights are quantized", "weights in full precision", remedy)
     return config
 
 

@@ -1,11 +1,11 @@
-"""Adapters that train: refused at start where they would not, and kept in float32 on a quantised base.
+"""Adapters that train: refused at start where they would not, and kept in float32 on a quantized base.
 
-TRL casts the adapters on a quantised base to bfloat16. Next to a weight of 0.01 bfloat16 has steps of 6e-5; an update
+TRL casts the adapters on a quantized base to bfloat16. Next to a weight of 0.01 bfloat16 has steps of 6e-5; an update
 of 1e-6 rounds to nothing, and most of the training is lost in silence (figures in `DrGRPOConfig.adapter_dtype`). So
 what TRL cast is given its own values back, from before the cast.
 
 Also here: bitsandbytes repacks 4-bit weights for CPUs with avx512_bf16 at the first forward in evaluation. A packed
-layer loses its input gradient (or raises, with a bias), and merges and dequantises to garbage: it is switched off.
+layer loses its input gradient (or raises, with a bias), and merges and dequantizes to garbage: it is switched off.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,9 +16,9 @@ from peft import PeftConfig, PeftModel
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 
-from trl_drgrpo.errors import InputError
-from trl_drgrpo.extras import require_for_quantization
-from trl_drgrpo.ranges import refuse_bad_adapter
+from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.extras import require_for_quantization
+from trl_drgrpo.common.ranges import refuse_bad_adapter
 
 ADAPTER_TASKS = ("CAUSAL_LM", "FEATURE_EXTRACTION")  # those that put no other head onto the model
 HEAD = "lm_head"
@@ -26,19 +26,19 @@ HEAD = "lm_head"
 
 def choose_quantization(model: Any, peft_config: Any, quantization_config: Any, init: Mapping[str, Any] | None) -> Any:
     """
-    The quantisation a model is loaded with: the argument, or what a preset brings.
+    The quantization a model is loaded with: the argument, or what a preset brings.
 
     Args:
         model (`str` or [`~transformers.PreTrainedModel`]): As given to the trainer.
         peft_config (`LoraConfig`, *optional*): As given; [`lora_preset`] may have put a `quantization_config` on it.
         quantization_config (*optional*): As given; it wins.
-        init (`Mapping[str, Any]`, *optional*): `model_init_kwargs`; a quantisation there wins, too.
+        init (`Mapping[str, Any]`, *optional*): `model_init_kwargs`; a quantization there wins, too.
 
     Returns:
-        A quantisation configuration, or `None`.
+        A quantization configuration, or `None`.
 
     Raises:
-        `InputError`: The preset asks for a quantised base, and the model is loaded already without quantisation.
+        `InputError`: The preset asks for a quantized base, and the model is loaded already without quantization.
     """
     brought = getattr(peft_config, "quantization_config", None)
     if quantization_config is not None or brought is None or (init or {}).get("quantization_config") is not None:
@@ -47,19 +47,19 @@ def choose_quantization(model: Any, peft_config: Any, quantization_config: Any, 
         return brought
     if not getattr(model, "is_quantized", False):
         remedy = "Pass the model's name, or load it with quantization_config=lora_preset('qlora').quantization_config."
-        raise InputError("model", "a loaded model that is not quantised", "one in 4 bit, for 'qlora'", remedy)
+        raise InputError("model", "a loaded model that is not quantized", "one in 4 bit, for 'qlora'", remedy)
     return None
 
 
 def check_adapter(model: Any, peft_config: Any, quantization_config: Any, init: Mapping[str, Any] | None) -> None:
     """
-    Refuse, before anything loads, what would train nothing, and a quantisation whose package is missing.
+    Refuse, before anything loads, what would train nothing, and a quantization whose package is missing.
 
     Args:
         model, peft_config, quantization_config, init: As for [`choose_quantization`].
 
     Raises:
-        `InputError`: An adapter that is frozen, of rank 0, for another task or on the output head; a quantised model
+        `InputError`: An adapter that is frozen, of rank 0, for another task or on the output head; a quantized model
             without an adapter; a model in which nothing requires a gradient; 4 or 8 bits without bitsandbytes.
     """
     require_for_quantization(quantization_config or (init or {}).get("quantization_config"))
@@ -77,7 +77,7 @@ def check_adapter(model: Any, peft_config: Any, quantization_config: Any, init: 
             raise InputError("model", "an adapter in which every parameter is frozen", "a trainable adapter", remedy)
     elif getattr(model, "is_quantized", False) and not getattr(model, "_hf_peft_config_loaded", False):
         if not getattr(getattr(model, "hf_quantizer", None), "is_qat_trainable", False):
-            raise _no_adapter("a quantised model without an adapter")
+            raise _no_adapter("a quantized model without an adapter")
     elif isinstance(model, nn.Module) and not _trains(model):
         remedy = "Call model.requires_grad_(True), or pass a peft_config."
         raise InputError("model", "a model in which every parameter is frozen", "something to train", remedy)
@@ -102,7 +102,7 @@ def _check_config(config: Any) -> None:
 
 
 def _no_adapter(got: str) -> InputError:
-    remedy = "Quantised weights cannot be trained: pass peft_config, for example trl_drgrpo.lora_preset('qlora')."
+    remedy = "Quantized weights cannot be trained: pass peft_config, for example trl_drgrpo.lora_preset('qlora')."
     return InputError("peft_config", got, "an adapter to train", remedy)
 
 
@@ -118,7 +118,7 @@ def prepare_adapters(model: nn.Module, created: Mapping[str, torch.Tensor], adap
         model ([`~transformers.PreTrainedModel`] or [`~peft.PeftModel`]): Changed in place.
         created (`Mapping[str, torch.Tensor]`): Values of trainable parameters by name, from before TRL cast them.
         adapter_dtype (`str`): `"float32"`: cast values are restored and half-precision adapter weights become float32,
-            if the base is quantised. `"upstream"`: dtypes stay as TRL makes them.
+            if the base is quantized. `"upstream"`: dtypes stay as TRL makes them.
 
     Raises:
         `InputError`: No parameter is trainable.

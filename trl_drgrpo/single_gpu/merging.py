@@ -1,6 +1,6 @@
 """Merge an adapter into its base model, and prove on what was written that the result is the same model.
 
-- The base is loaded anew in float32, never in 4 bit: merging into quantised weights changes what the model generates.
+- The base is loaded anew in float32, never in 4 bit: merging into quantized weights changes what the model generates.
 - What is compared is what counts: the folder that was written is loaded again, and its logits on fixed inputs are
   held against those of base and adapter, unmerged.
 - Half precision rounds the sum of weight and update. The update of a short run may be smaller than that rounding; so
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trl_drgrpo.errors import InputError
+from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.single_gpu.adapter_folder import (
     attach,
     base_config,
@@ -37,7 +37,7 @@ TOLERANCES = {"float32": 1e-3, "bfloat16": 0.1, "float16": 0.02}
 
 @dataclass(frozen=True)
 class MergeReport:
-    """What a merge did.
+    """Result of a merge.
 
     Args:
         output_dir (`str`): The merged model's folder.
@@ -84,7 +84,7 @@ def merge_adapter(
         [`MergeReport`].
 
     Raises:
-        `InputError`: No adapter or several, an adapter that cannot be merged, a base that is missing, quantised or of
+        `InputError`: No adapter or several, an adapter that cannot be merged, a base that is missing, quantized or of
             another shape, an output that exists, or merged logits that differ from unmerged ones.
 
     Memory: 4 bytes per parameter of the base; once more on disk while it writes.

@@ -7,7 +7,7 @@
 - No dropout: it makes the log-probabilities of the loss differ from those that sampled, in the importance ratio too.
 
 Sources: "LoRA Without Regret" (Schulman et al., thinkingmachines.ai, 2025), QLoRA (arXiv 2305.14314: NF4, double
-quantisation, paged optimizers, all linear layers), the recipe of arXiv 2503.20783.
+quantization, paged optimizers, all linear layers), the recipe of arXiv 2503.20783.
 """
 
 import dataclasses
@@ -15,9 +15,9 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
-from trl_drgrpo.errors import InputError
-from trl_drgrpo.extras import require_package
-from trl_drgrpo.ranges import refuse_bad_adapter
+from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.extras import require_package
+from trl_drgrpo.common.ranges import refuse_bad_adapter
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -48,7 +48,7 @@ def lora_preset(name: str = "lora", **overrides: Any) -> "LoraConfig":
 
     Args:
         name (`str`, *optional*, defaults to `"lora"`):
-            `"lora"`, or `"qlora"`, which also brings the 4-bit quantisation of the base model: the result has an
+            `"lora"`, or `"qlora"`, which also brings the 4-bit quantization of the base model: the result has an
             attribute `quantization_config`, which the trainer applies unless it is given one itself. To
             [`trl.GRPOTrainer`] both are plain LoRA.
         overrides:
@@ -166,7 +166,7 @@ def computes_in_bfloat16(on_cpu: bool = False) -> bool:
 
 
 def _quantization() -> "BitsAndBytesConfig":
-    """NF4 with double quantisation; the layers compute in bfloat16 where the device does."""
+    """NF4 with double quantization; the layers compute in bfloat16 where the device does."""
     import torch
     from transformers import BitsAndBytesConfig
 

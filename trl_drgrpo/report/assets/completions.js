@@ -1,4 +1,4 @@
-// The browser of completions: filters, a list that draws only what is in view, one completion coloured by advantage.
+// The browser of completions: filters, a list that draws only what is in view, one completion colored by advantage.
 const ITEM = 52, FOLD = 2400;
 // The newest first; groups of a step, and rows of a group, in their own order.
 const newest = (groups) => [...groups].sort((a, b) => b.step - a.step || a.index - b.index);
@@ -77,7 +77,7 @@ function folding(box, length, label) {
   return [box, button];
 }
 
-function coloured(row, reach) {
+function colored(row, reach) {
   const nodes = [];
   let step = null;
   for (const span of row.spans) {
@@ -128,7 +128,7 @@ function drawDetail(entry) {
     ["advantage", row.advantage === null ? "–" : signed(row.advantage)],
     ["length", lengthOf(row) + (row.truncated ? ", truncated" : "")],
   ];
-  const box = coloured(row, reach);
+  const box = colored(row, reach);
   const prompt = el("div", { class: "prompt", dir: "ltr" }, ...visibleNodes(group.prompt));
   pane.replaceChildren(
     el("h2", {}, MANY ? el("bdi", {}, el("span", { class: "dot r" + (r % 6) }), plain(run.name)) : null,

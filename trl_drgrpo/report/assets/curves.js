@@ -15,11 +15,11 @@ function smoothed(values) {
 
 const found = (curves, line) => line.metrics.map((name) => curves[name]).find((curve) => curve !== undefined);
 
-// One run: a colour per line, those of right and wrong answers fixed. Several runs: a colour per run, a dash per line.
+// One run: a color per line, those of right and wrong answers fixed. Several runs: a color per run, a dash per line.
 function lookOf(panel, line, run) {
   const position = panel.lines.indexOf(line);
-  if (MANY) return { colour: runColour(run), dash: [[], [6, 4], [2, 3]][position % 3] };
-  return { colour: line.role ? "--" + line.role : "--l" + (position % 3), dash: [] };
+  if (MANY) return { color: runColor(run), dash: [[], [6, 4], [2, 3]][position % 3] };
+  return { color: line.role ? "--" + line.role : "--l" + (position % 3), dash: [] };
 }
 
 function tracesOf(panel) {
@@ -51,30 +51,30 @@ function dataOf(traces, stacked) {
 
 function seriesOf(traces, stacked) {
   const series = [{}];
-  for (const { colour, dash, points } of traces) {
-    series.push({ stroke: () => alpha(colour, 0.28), width: 1, dash, points: { show: false }, show: !points && !stacked });
+  for (const { color, dash, points } of traces) {
+    series.push({ stroke: () => alpha(color, 0.28), width: 1, dash, points: { show: false }, show: !points && !stacked });
     series.push({
-      stroke: () => css(colour),
+      stroke: () => css(color),
       width: points ? 0 : 2,
       dash,
-      points: points ? { show: true, size: 8, width: 2, fill: () => css("--card"), stroke: () => css(colour) } : {},
+      points: points ? { show: true, size: 8, width: 2, fill: () => css("--card"), stroke: () => css(color) } : {},
     });
   }
   return series;
 }
 
-// Between neighbours of a stack; the lowest one reaches down to zero.
+// Between neighbors of a stack; the lowest one reaches down to zero.
 function bandsOf(traces) {
-  return traces.slice(1).map(({ colour }, i) => ({ series: [2 * (i + 2), 2 * (i + 1)], fill: () => alpha(colour, 0.3) }));
+  return traces.slice(1).map(({ color }, i) => ({ series: [2 * (i + 2), 2 * (i + 1)], fill: () => alpha(color, 0.3) }));
 }
 
-function upright(chart, step, colour, dash, flag) {
+function upright(chart, step, color, dash, flag) {
   const x = chart.valToPos(step, "x", true);
   const { left, top, width, height } = chart.bbox;
   if (!(x >= left && x <= left + width)) return;
   const context = chart.ctx, unit = devicePixelRatio;
   context.save();
-  context.strokeStyle = context.fillStyle = css(colour);
+  context.strokeStyle = context.fillStyle = css(color);
   context.lineWidth = unit;
   context.setLineDash(dash.map((part) => part * unit));
   context.beginPath();
@@ -93,20 +93,20 @@ function upright(chart, step, colour, dash, flag) {
 
 function drawMarks(chart) {
   RUNS.forEach((run, position) => {
-    const colour = MANY ? runColour(position) : "--warn";
-    run.resumed_at.forEach((step) => upright(chart, step, MANY ? colour : "--grey", [1, 3], false));
-    run.warnings.forEach((warning) => upright(chart, warning.step, colour, [4, 3], true));
+    const color = MANY ? runColor(position) : "--warn";
+    run.resumed_at.forEach((step) => upright(chart, step, MANY ? color : "--gray", [1, 3], false));
+    run.warnings.forEach((warning) => upright(chart, warning.step, color, [4, 3], true));
   });
 }
 
 function readout(panel, traces, chart, shown) {
   const index = chart.cursor.idx;
   const hovering = index !== null && index !== undefined;
-  const parts = traces.map(({ label, colour, dash }, i) => {
+  const parts = traces.map(({ label, color, dash }, i) => {
     const values = shown()[2 * i + 2];
     let at = hovering ? index : values.length - 1;
     while (at >= 0 && (values[at] === undefined || (!hovering && values[at] === null))) at -= 1;
-    return el("span", { "--k": css(colour) }, el("i", { class: "key" + (dash.length ? " dash" : "") }), label ? label + " " : "",
+    return el("span", { "--k": css(color) }, el("i", { class: "key" + (dash.length ? " dash" : "") }), label ? label + " " : "",
       el("b", {}, number(at < 0 ? null : values[at], panel.share)));
   });
   return [...parts, el("span", {}, hovering ? "step " + chart.data[0][index] : "")];
@@ -124,7 +124,7 @@ function drawPanel(panel, grid) {
   let { data, values } = dataOf(traces, stacked);
   const axis = { stroke: () => css("--soft"), grid: { stroke: () => css("--line"), width: 1 }, ticks: { show: false }, font: "11.5px system-ui, sans-serif" };
   const series = seriesOf(traces, stacked);
-  if (stacked) series[2].fill = () => alpha(traces[0].colour, 0.3);
+  if (stacked) series[2].fill = () => alpha(traces[0].color, 0.3);
   const chart = new uPlot({
     width: Math.max(200, plot.clientWidth), height: 190,
     scales: { x: { time: false }, y: { range: (u, low, high) => rangeOf(panel, stacked, low, high) } },
@@ -150,7 +150,7 @@ function drawPanel(panel, grid) {
     tell();
   };
   tell();
-  charts.push({ chart, again, recolour: () => { chart.redraw(false); tell(); } });
+  charts.push({ chart, again, recolor: () => { chart.redraw(false); tell(); } });
   new ResizeObserver(() => {
     if (plot.clientWidth && plot.clientWidth !== chart.width) chart.setSize({ width: plot.clientWidth, height: 190 });
   }).observe(plot);

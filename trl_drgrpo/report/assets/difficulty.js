@@ -37,7 +37,7 @@ function massBars(mass) {
     })]);
   const chart = svg("svg", { viewBox: `0 0 ${HEAT.width} ${row * buckets.length}`, role: "img", "aria-label": "Share of the gradient mass per difficulty" }, parts);
   const legend = el("p", { class: "legend" }, kinds.map(([, look, name]) =>
-    el("span", { "--k": look === "bar-dr" ? "var(--pos)" : "var(--grey)" }, el("i", { class: "key" }), name)));
+    el("span", { "--k": look === "bar-dr" ? "var(--pos)" : "var(--gray)" }, el("i", { class: "key" }), name)));
   return el("div", {}, el("h3", {}, "Gradient mass by difficulty"), el("p", { class: "hint" }, "Sum of |weight| over the tokens, as a share; mean over the run."), legend, chart);
 }
 

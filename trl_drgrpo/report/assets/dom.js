@@ -1,4 +1,4 @@
-// Small helpers: elements made from text (never from HTML), numbers, colours, and characters that cannot be seen.
+// Small helpers: elements made from text (never from HTML), numbers, colors, and characters that cannot be seen.
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const RUNS = DATA.runs;
 const MANY = RUNS.length > 1;
@@ -52,4 +52,4 @@ function number(value, share) {
 }
 
 const signed = (value) => (value > 0 ? "+" : "") + number(value).replace("-", "−");
-const runColour = (position) => "--r" + (position % 6);
+const runColor = (position) => "--r" + (position % 6);

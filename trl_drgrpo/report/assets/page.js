@@ -3,7 +3,7 @@ function setTheme(dark) {
   document.documentElement.dataset.theme = dark ? "dark" : "light";
   $("theme").textContent = dark ? "Light" : "Dark";
   $("theme").setAttribute("aria-pressed", String(dark));
-  charts.forEach(({ recolour }) => recolour());
+  charts.forEach(({ recolor }) => recolor());
 }
 
 const isDark = () => document.documentElement.dataset.theme === "dark";

@@ -1,4 +1,4 @@
-"""Reward functions of the neighbouring stacks as TRL's, and the other way round, in one call each.
+"""Reward functions of the neighboring stacks as TRL's, and the other way round, in one call each.
 
 | stack | in | out |
 |---|---|---|
@@ -15,7 +15,7 @@ None of these stacks needs to be installed: an adapter knows how the other side 
 
 from typing import TYPE_CHECKING
 
-from trl_drgrpo.lazy import lazy_names
+from trl_drgrpo.common.lazy import lazy_names
 
 if TYPE_CHECKING:
     from trl_drgrpo.rewards.adapters.openrlhf import from_openrlhf as from_openrlhf

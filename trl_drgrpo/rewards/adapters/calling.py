@@ -1,4 +1,4 @@
-"""How a foreign function is called: once per completion, with the arguments that its stack would pass.
+"""Calls a foreign function as its stack would: once per completion, with its arguments.
 
 [`PerCompletion`] turns functions that score one completion into a reward function of TRL's form; a
 [`Convention`] says what such a function is given and how its result is read. A sync function runs in this process or,
@@ -15,7 +15,7 @@ from typing import Any
 
 import cloudpickle
 
-from trl_drgrpo.errors import InputError, RewardError
+from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.rewards.adapters.samples import Sample, read_samples
 from trl_drgrpo.rewards.contract import (
     check_name,
@@ -27,7 +27,7 @@ from trl_drgrpo.rewards.contract import (
     validate_rewards,
 )
 from trl_drgrpo.rewards.isolation.isolated import Limits, scored_in_workers
-from trl_drgrpo.rewards.registry import FILE_PREFIX, resolve_object
+from trl_drgrpo.rewards.paths import FILE_PREFIX, resolve_object
 from trl_drgrpo.rewards.signatures import signature_of
 
 logger = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class Convention:
-    """How one stack calls its reward functions."""
+    """Calling convention of one stack."""
 
     def arguments(self, function: Callable, sample: Sample, reward: str) -> Call:
         """Positional and keyword arguments for one completion."""
@@ -47,7 +47,7 @@ class Convention:
         return result
 
     def check_columns(self, columns: Sequence[str], reward: str) -> None:
-        """Raises [`~trl_drgrpo.errors.InputError`] if the dataset lacks a column that a call needs."""
+        """Raises [`InputError`] if the dataset lacks a column that a call needs."""
 
 
 class PerCompletion:
@@ -87,7 +87,7 @@ class PerCompletion:
         self._has_logged = False
 
     def check_columns(self, columns: Sequence[str]) -> None:
-        """Raises [`~trl_drgrpo.errors.InputError`] if the dataset lacks a column that a call needs."""
+        """Raises [`InputError`] if the dataset lacks a column that a call needs."""
         self.convention.check_columns(columns, self.__name__)
 
     def __call__(
@@ -193,7 +193,7 @@ def _weighted(row: Sequence[float | None], weights: Sequence[float]) -> float | 
 
 
 def check_options(timeout: float | None, on_error: str) -> None:
-    """Raises [`~trl_drgrpo.errors.InputError`] for a time limit or an `on_error` that means nothing."""
+    """Raises [`InputError`] for a time limit or an `on_error` that means nothing."""
     if timeout is not None:
         expected, remedy = "a number of seconds above 0", "Leave it out for no limit."
         if finite_number("timeout", timeout, expected, remedy) <= 0:
@@ -214,7 +214,7 @@ def check_takes(function: Callable, option: str, form: str, count: int, keywords
         keywords (`Sequence[str]`, *optional*): Keywords that it gets where it names them.
 
     Raises:
-        [`~trl_drgrpo.errors.InputError`]: If it takes fewer arguments, or needs others.
+        [`InputError`]: If it takes fewer arguments, or needs others.
     """
     try:
         signature = inspect.signature(function)
@@ -237,7 +237,7 @@ def loaded(function: Any, option: str, what: str = "a function, or the path of o
         what (`str`, *optional*): What is expected, for the message.
 
     Raises:
-        [`~trl_drgrpo.errors.InputError`]: If a path leads nowhere, or what is there cannot be called.
+        [`InputError`]: If a path leads nowhere, or what is there cannot be called.
     """
     found = resolve_object(function, option) if isinstance(function, str) else function
     if not callable(found):

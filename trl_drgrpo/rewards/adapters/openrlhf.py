@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from trl_drgrpo.errors import InputError
+from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.rewards import signatures
 from trl_drgrpo.rewards.adapters import calling, outward
 from trl_drgrpo.rewards.adapters.calling import Call, Convention
@@ -54,7 +54,7 @@ def from_openrlhf(
         `Callable`: `f(completions, prompts=, <columns>) -> list[float | None]`.
 
     Raises:
-        [`~trl_drgrpo.errors.InputError`]: For options that do not fit, or a function that takes other arguments.
+        [`InputError`]: For options that do not fit, or a function that takes other arguments.
     """
     found = calling.loaded(function, "function")
     calling.check_options(timeout, on_error)
@@ -109,7 +109,7 @@ class _Batch:
         self.__signature__ = signatures.signature_of(())
 
     def check_columns(self, columns: Sequence[str]) -> None:
-        """Raises [`~trl_drgrpo.errors.InputError`] if the dataset lacks the label's column."""
+        """Raises [`InputError`] if the dataset lacks the label's column."""
         self.convention.check_columns(columns, self.__name__)
 
     def __call__(
@@ -159,7 +159,7 @@ def to_openrlhf(reward: Callable, *, end_tokens: Sequence[str] = (), unscorable:
         tensors of length `B`, and empty `extra_logs`.
 
     Raises:
-        [`~trl_drgrpo.errors.InputError`]: If the reward needs token ids, which OpenRLHF does not pass.
+        [`InputError`]: If the reward needs token ids, which OpenRLHF does not pass.
     """
     outward.refuse_token_ids(reward, "OpenRLHF")
 

@@ -5,7 +5,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from trl_drgrpo.errors import InputError
+from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.rewards.adapters.samples import NOT_COLUMNS
 from trl_drgrpo.rewards.contract import reward_name, validate_rewards
 from trl_drgrpo.rewards.signatures import required, select
@@ -56,7 +56,7 @@ async def _awaited(result: Any) -> Any:
 
 
 def refuse_token_ids(reward: Callable, stack: str) -> None:
-    """Raises [`~trl_drgrpo.errors.InputError`] for a reward that counts tokens, where the other stack passes none."""
+    """Raises [`InputError`] for a reward that counts tokens, where the other stack passes none."""
     if "completion_ids" in required(reward):
         raise InputError(
             f"reward {reward_name(reward)}",

@@ -8,7 +8,7 @@ them in killable workers. Delta: the official oracle scores a grading that takes
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from trl_drgrpo.errors import RewardError
+from trl_drgrpo.common.errors import RewardError
 from trl_drgrpo.rewards import signatures
 from trl_drgrpo.rewards.adapters import calling
 from trl_drgrpo.rewards.adapters.calling import Call, Convention
@@ -47,7 +47,7 @@ def from_r1_zero(
         `Callable`: `f(completions, <columns>) -> list[float | None]`.
 
     Raises:
-        [`~trl_drgrpo.errors.InputError`]: If the grader cannot be found, or takes other arguments.
+        [`InputError`]: If the grader cannot be found, or takes other arguments.
 
     Example:
 

@@ -1,7 +1,7 @@
 """reasoning-gym: `score_answer(answer, entry)` for datasets that other programs wrote.
 
-Rows that [`trl_drgrpo.rewards.reasoning_gym.make_splits`] wrote are scored by the reward `reasoning_gym`, which knows
-the task of every row. Here the task is named once, and the entry is put together from the columns `question`,
+Rows that `make_splits` of `rewards/functions/reasoning_gym.py` wrote are scored by the reward `reasoning_gym`, which
+knows the task of every row. Here the task is named once, and the entry is put together from the columns `question`,
 `answer` and `metadata` that reasoning-gym's own exports have. The final answer is extracted in the same way.
 """
 
@@ -9,12 +9,12 @@ from collections.abc import Callable
 from difflib import get_close_matches
 from typing import Any
 
-from trl_drgrpo.errors import InputError
+from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.rewards import reasoning_gym as tasks
 from trl_drgrpo.rewards.adapters import calling
 from trl_drgrpo.rewards.adapters.calling import Call, Convention
 from trl_drgrpo.rewards.adapters.samples import Sample, decoded
-from trl_drgrpo.rewards.reasoning_gym import reasoning_gym_reward
+from trl_drgrpo.rewards.functions.reasoning_gym import reasoning_gym_reward
 
 # The two are one name in recipes: `reasoning_gym`, and `reasoning_gym: <task>`.
 __all__ = ["from_reasoning_gym", "reasoning_gym_reward"]
@@ -48,7 +48,7 @@ def from_reasoning_gym(
         `Callable`: `f(completions, <columns>) -> list[float | None]`.
 
     Raises:
-        [`~trl_drgrpo.errors.InputError`]: For an unknown task.
+        [`InputError`]: For an unknown task.
     """
     score_answer = _score_answer(task)
     needed = (entry_column,) if entry_column else ("answer", "metadata")

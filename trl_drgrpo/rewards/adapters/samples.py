@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trl_drgrpo.errors import InputError
+from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.rewards.columns import PER_CALL
 from trl_drgrpo.rewards.sample import column_values
 from trl_drgrpo.rewards.text import completion_text, prompt_text
@@ -78,7 +78,7 @@ class Place:
             reward (`str`): What to call the reward in the message.
 
         Raises:
-            [`~trl_drgrpo.errors.InputError`]: If there is no such column.
+            [`InputError`]: If there is no such column.
         """
         names = list(columns)
         for path in (self.path,) if self.path else self.usual:

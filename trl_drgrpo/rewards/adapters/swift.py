@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from trl_drgrpo.errors import InputError
+from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.rewards import signatures
 from trl_drgrpo.rewards.adapters import calling, outward
 from trl_drgrpo.rewards.adapters.samples import NOT_COLUMNS, as_messages
@@ -40,7 +40,7 @@ def from_swift(
         `AsyncORM`.
 
     Raises:
-        [`~trl_drgrpo.errors.InputError`]: If `orm` cannot be called, or cannot be made from `args`.
+        [`InputError`]: If `orm` cannot be called, or cannot be made from `args`.
     """
     found: Any = calling.loaded(orm, "orm", "an ORM class, an instance, or the path of one")
     title = name or reward_name(found)
@@ -76,7 +76,7 @@ class _Swift:
         self.__signature__ = signatures.signature_of([column for column in others if column not in _PASSED])
 
     def keywords(self, texts: list[str], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """What ms-swift passes by name."""
+        """Arguments that ms-swift passes by name."""
         columns = {key: values for key, values in kwargs.items() if key not in (*NOT_COLUMNS, "prompts")}
         columns["response_token_ids"] = columns.pop("completion_ids", None)
         prompts = kwargs.get("prompts") or [[]] * len(texts)

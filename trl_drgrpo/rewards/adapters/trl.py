@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from trl_drgrpo.errors import InputError
+from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.rewards.adapters.calling import loaded
 from trl_drgrpo.rewards.adapters.samples import as_messages, as_text
 from trl_drgrpo.rewards.columns import pass_on_checks
@@ -35,7 +35,7 @@ def from_trl(function: Callable | str, *, completions_as: str | None = None, nam
         `Callable`: Same call, same required columns.
 
     Raises:
-        [`~trl_drgrpo.errors.InputError`]: For another form, or a function that cannot be found.
+        [`InputError`]: For another form, or a function that cannot be found.
 
     Example:
 

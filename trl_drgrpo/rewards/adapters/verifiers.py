@@ -10,13 +10,13 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from trl_drgrpo.errors import InputError
+from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.rewards import signatures
 from trl_drgrpo.rewards.adapters import calling, outward
 from trl_drgrpo.rewards.adapters.calling import Call, Convention
 from trl_drgrpo.rewards.adapters.samples import Sample, decoded
 from trl_drgrpo.rewards.contract import reward_name
-from trl_drgrpo.rewards.registry import resolve_object
+from trl_drgrpo.rewards.paths import resolve_object
 
 _OFFERED = ("prompt", "completion", "answer", "state", "info", "task", "parser")
 # By these a rubric tells a function that scores a whole group of rollouts.
@@ -56,7 +56,7 @@ def from_verifiers(
         `Callable`: `f(completions, prompts=, <columns>) -> list[float | None]`; `async` if a function is.
 
     Raises:
-        [`~trl_drgrpo.errors.InputError`]: For no function, weights of another number, or a function that scores a
+        [`InputError`]: For no function, weights of another number, or a function that scores a
             group of completions at once.
 
     Example:
@@ -124,7 +124,7 @@ def _refuse_group(function: Callable) -> None:
 
 
 class _Verifiers(Convention):
-    """What a function of a rubric is given."""
+    """Arguments for a function of a rubric."""
 
     def __init__(self, functions: list[Callable], objects: list[dict[str, Any]], answer_column: str | None):
         # By identity: functions compare equal or not for reasons of their own.
@@ -160,7 +160,7 @@ def to_verifiers(reward: Callable, *, unscorable: float = 0.0) -> Callable:
         `Callable`: `async f(prompt, completion, answer="", info=None, **kwargs) -> float`, named like the reward.
 
     Raises:
-        [`~trl_drgrpo.errors.InputError`]: If the reward needs token ids, which a rubric does not pass.
+        [`InputError`]: If the reward needs token ids, which a rubric does not pass.
     """
     outward.refuse_token_ids(reward, "verifiers")
 

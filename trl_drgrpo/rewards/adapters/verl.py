@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from trl_drgrpo.errors import InputError, RewardError
+from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.rewards import signatures
 from trl_drgrpo.rewards.adapters import calling, outward
 from trl_drgrpo.rewards.adapters.calling import Call, Convention
@@ -59,7 +59,7 @@ def from_verl(
         `Callable`: `f(completions, prompts=, <columns>) -> list[float | None]`; `async` if the function is.
 
     Raises:
-        [`~trl_drgrpo.errors.InputError`]: For options that do not fit, or a function that needs other arguments.
+        [`InputError`]: For options that do not fit, or a function that needs other arguments.
 
     Example:
 
@@ -122,7 +122,7 @@ class _Verl(Convention):
             )
 
     def values(self, sample: Sample, reward: str) -> tuple[Any, str, Any, dict[str, Any]]:
-        """What verl passes for one sample, in the order of its signature."""
+        """Arguments of verl for one sample, in the order of its signature."""
         row = sample.columns
         source = row.get("data_source") if self.data_source is None else self.data_source
         # A copy: verl's functions may write into it, and rows of a group share the dict.
@@ -153,7 +153,7 @@ class _Batch:
         self.__signature__ = signatures.signature_of(())
 
     def check_columns(self, columns: Sequence[str]) -> None:
-        """Raises [`~trl_drgrpo.errors.InputError`] if the dataset lacks a column that a call needs."""
+        """Raises [`InputError`] if the dataset lacks a column that a call needs."""
         self.convention.check_columns(columns, self.__name__)
 
     def keywords(self, completions: Sequence[Any], prompts: Sequence[Any] | None, kwargs: dict) -> dict[str, Any]:
@@ -201,7 +201,7 @@ def to_verl(reward: Callable, *, batched: bool = False, unscorable: float = 0.0)
         `async` if the reward is (in the batch form never).
 
     Raises:
-        [`~trl_drgrpo.errors.InputError`]: If the reward needs token ids, which verl does not pass.
+        [`InputError`]: If the reward needs token ids, which verl does not pass.
     """
     outward.refuse_token_ids(reward, "verl")
 

@@ -5,7 +5,7 @@
 
 from typing import TYPE_CHECKING
 
-from trl_drgrpo.lazy import lazy_names
+from trl_drgrpo.common.lazy import lazy_names
 
 if TYPE_CHECKING:
     from trl_drgrpo.rewards.composition.rules import cached as cached

@@ -1,4 +1,4 @@
-"""What rewards made of other rewards have in common: calling parts, on some of the rows, now or later.
+"""Common base of rewards made of other rewards: calls parts, on some of the rows, now or later.
 
 A rule says what to call and what to make of it, as a generator: it yields the calls it needs next and is sent their
 rewards. `Composed` drives it; `AsyncComposed` does so where a part is asynchronous, with all calls of a round at the
@@ -13,12 +13,12 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trl_drgrpo.errors import InputError, RewardError
+from trl_drgrpo.common.errors import InputError, RewardError
+from trl_drgrpo.common.rows import ColumnValues
 from trl_drgrpo.rewards.columns import PER_CALL, check_own_columns, check_ready, check_values
 from trl_drgrpo.rewards.contract import check_name, innermost, reward_name, validate_rewards
 from trl_drgrpo.rewards.registry import resolve_reward
 from trl_drgrpo.rewards.signatures import required, select, signature_of
-from trl_drgrpo.rows import ColumnValues
 
 Rewards = list[float | None]
 
@@ -31,7 +31,7 @@ class Part:
         field (`str`): What error messages call the setting.
 
     Raises:
-        [`~trl_drgrpo.errors.InputError`]: Something that is no reward function; a model cannot be a part.
+        [`InputError`]: Something that is no reward function; a model cannot be a part.
     """
 
     def __init__(self, reward_func: Any, field: str):
@@ -46,7 +46,7 @@ class Part:
         self.is_async = inspect.iscoroutinefunction(innermost(reward_func))
 
     def call(self, kwargs: dict[str, Any]) -> Any:
-        """What the function returns: its rewards, or a coroutine of them. Only with keywords that it takes."""
+        """Calls the function with the keywords that it takes; returns its rewards, or a coroutine of them."""
         return self.reward_func(**select(self.reward_func, kwargs))
 
 
@@ -67,7 +67,7 @@ Steps = Generator[list[PartCall], list[Rewards], Rewards]
 
 
 class Rule:
-    """How a composed reward comes from its parts.
+    """A reward composed of parts.
 
     Args:
         parts (`Sequence[Part]`): Every reward that it may call.
@@ -109,7 +109,7 @@ class Composed:
             check_ready(part.reward_func)
 
     def check_columns(self, columns: Sequence[str]) -> None:
-        """What the parts themselves say about the columns."""
+        """The parts' own checks of the columns."""
         for part in self.rule.parts:
             check_own_columns(part.reward_func, columns)
 

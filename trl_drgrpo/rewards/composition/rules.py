@@ -18,7 +18,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from trl_drgrpo.errors import InputError
+from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.rewards.columns import PER_CALL
 from trl_drgrpo.rewards.composition.parts import (
     Composed,
@@ -32,7 +32,7 @@ from trl_drgrpo.rewards.composition.parts import (
     rows_of,
 )
 from trl_drgrpo.rewards.contract import finite_number, log_mean, validate_rewards
-from trl_drgrpo.rewards.strings.formats import format_reward
+from trl_drgrpo.rewards.functions.strings.formats import format_reward
 
 logger = logging.getLogger(__name__)
 
@@ -54,13 +54,13 @@ def weighted_sum(parts: Any, none: str = "propagate", name: str = "weighted_sum"
         `Callable`: A reward function; asynchronous where a part is.
 
     Raises:
-        [`~trl_drgrpo.errors.InputError`]: No parts, a weight that is no finite number, two parts of one name, or
+        [`InputError`]: No parts, a weight that is no finite number, two parts of one name, or
             something that is no reward function.
 
     Example:
 
     ```python
-    >>> from trl_drgrpo.rewards.strings import exact_match_reward
+    >>> from trl_drgrpo.rewards.functions.strings import exact_match_reward
     >>> reward = weighted_sum([(exact_match_reward, 1.0), (format_reward, 0.5)])
     >>> reward(completions=["4", "<think>2+2</think><answer>4</answer>"], answer=["4", "4"], prompts=["2+2=", "2+2="])
     [1.0, 1.5]
@@ -92,12 +92,12 @@ def gated(
         `Callable`: A reward function; asynchronous where a part is.
 
     Raises:
-        [`~trl_drgrpo.errors.InputError`]: Something that is no reward function, or a value that is not finite.
+        [`InputError`]: Something that is no reward function, or a value that is not finite.
 
     Example:
 
     ```python
-    >>> from trl_drgrpo.rewards.strings import exact_match_reward
+    >>> from trl_drgrpo.rewards.functions.strings import exact_match_reward
     >>> reward = gated(exact_match_reward, else_value=-0.5)
     >>> reward(completions=["4", "<think>2+2</think><answer>4</answer>"], answer=["4", "4"], prompts=["2+2=", "2+2="])
     [-0.5, 1.0]
@@ -123,7 +123,7 @@ def clipped(reward: Any, low: float = 0.0, high: float = 1.0, name: str = "") ->
         `Callable`: A reward function; asynchronous where the reward is.
 
     Raises:
-        [`~trl_drgrpo.errors.InputError`]: Bounds out of order, or something that is no reward function.
+        [`InputError`]: Bounds out of order, or something that is no reward function.
     """
     bounds = finite_number("low", low), finite_number("high", high)
     if not bounds[0] < bounds[1]:
@@ -149,7 +149,7 @@ def cached(reward: Any, max_entries: int = 10_000, name: str = "") -> Composed:
         `Callable`: A reward function; asynchronous where the reward is.
 
     Raises:
-        [`~trl_drgrpo.errors.InputError`]: `max_entries` below 1, or something that is no reward function.
+        [`InputError`]: `max_entries` below 1, or something that is no reward function.
     """
     if not isinstance(max_entries, int) or isinstance(max_entries, bool) or max_entries < 1:
         raise InputError("max_entries", repr(max_entries), "a whole number from 1", "Leave `cached` out for no cache.")

@@ -7,20 +7,20 @@ process that forks and kills), `worker` and `calling` (what runs there), `pickli
 
 from typing import TYPE_CHECKING
 
-from trl_drgrpo.lazy import lazy_names
+from trl_drgrpo.common.lazy import lazy_names
 
 if TYPE_CHECKING:
     from trl_drgrpo.rewards.isolation.isolated import IsolatedReward as IsolatedReward
     from trl_drgrpo.rewards.isolation.isolated import isolate as isolate
     from trl_drgrpo.rewards.isolation.isolated import scored_in_workers as scored_in_workers
-    from trl_drgrpo.rewards.isolation.limits import Limits as Limits
     from trl_drgrpo.rewards.isolation.workers import close_pools as close_pools
+    from trl_drgrpo.rewards.limits import Limits as Limits
 
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
         "IsolatedReward": "isolated",
-        "Limits": "limits",
+        "Limits": ".limits",
         "close_pools": "workers",
         "isolate": "isolated",
         "scored_in_workers": "isolated",

@@ -26,7 +26,7 @@ class Failure:
 
 
 class Batch:
-    """Which calls are to be done, what came of the others, and how long one takes.
+    """Calls to be done, outcomes of the others, and the time that one takes.
 
     Args:
         function (`bytes`): What is called, pickled.
@@ -60,7 +60,7 @@ class Batch:
             self.resolve(self.pending.popleft(), failure)
 
     def note_seconds(self, seconds: float) -> None:
-        """What one call took: a moving average decides how many go into a chunk."""
+        """Notes the time of one call: a moving average decides how many go into a chunk."""
         self._seconds = seconds if self._seconds is None else 0.8 * self._seconds + 0.2 * seconds
 
     def chunk_size(self) -> int:

@@ -1,4 +1,4 @@
-"""What a worker runs: a reward function or a score, with its result made plain before it travels.
+"""The worker's side: calls a reward function or a score, and makes its result plain before it travels.
 
 Rewards are checked and converted here, so that neither tensors nor nonsense have to pickle, and what a reward function
 logs is collected, to be logged again in the trainer's process.
@@ -9,7 +9,7 @@ import inspect
 from dataclasses import dataclass
 from typing import Any
 
-from trl_drgrpo.errors import RewardError
+from trl_drgrpo.common.errors import RewardError
 from trl_drgrpo.rewards.contract import validate_rewards
 
 
@@ -35,7 +35,7 @@ class SampleScorer:
 
 @dataclass
 class Scored:
-    """What one call of a reward function gave: rewards, and what it logged."""
+    """Result of one call of a reward function: rewards and logged values."""
 
     rewards: list[float | None]
     metrics: list[tuple[str, float]]

@@ -15,17 +15,17 @@ from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from trl_drgrpo.errors import InputError, RewardError
+from trl_drgrpo.common.errors import InputError, RewardError
+from trl_drgrpo.common.rows import ColumnValues
 from trl_drgrpo.rewards.columns import check_own_columns, check_ready, check_values, row_problem
 from trl_drgrpo.rewards.contract import check_flag, check_on_error, reward_name
 from trl_drgrpo.rewards.isolation.batch import Call, Failure
 from trl_drgrpo.rewards.isolation.calling import RewardCaller, SampleScorer, Scored
-from trl_drgrpo.rewards.isolation.limits import Limits
 from trl_drgrpo.rewards.isolation.pickling import original, pickled, portable
 from trl_drgrpo.rewards.isolation.worker import failure_of
 from trl_drgrpo.rewards.isolation.workers import pool_for
+from trl_drgrpo.rewards.limits import Limits
 from trl_drgrpo.rewards.registry import resolve_reward
-from trl_drgrpo.rows import ColumnValues
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ _LOGGED_LOCK = threading.Lock()
 
 
 class WorkerTraceback(Exception):
-    """Cause of a [`~trl_drgrpo.errors.RewardError`]: where a reward raised in its worker, as text."""
+    """Cause of a [`RewardError`]: where a reward raised in its worker, as text."""
 
     def __str__(self) -> str:
         return f'\n"""\n{self.args[0]}"""'
@@ -54,7 +54,7 @@ def isolate(
     Args:
         reward (`Callable`, `str` or `Mapping[str, Any]`):
             A reward function of TRL's form, synchronous or asynchronous, or its name, as
-            [`~trl_drgrpo.rewards.registry.resolve_reward`] takes it (then each worker imports it itself). What is
+            [`resolve_reward`] takes it (then each worker imports it itself). What is
             defined in the script that runs, a lambda or a closure is sent by value, and must pickle so. Otherwise
             its module is imported in each worker, and again in each that replaces one: keep slow imports out of it.
         timeout (`float`, *optional*, defaults to `5.0`): Wall-clock seconds per completion (per call if `batched`).
@@ -71,7 +71,7 @@ def isolate(
         [`IsolatedReward`]: Called like the function, with its `__name__` and signature.
 
     Raises:
-        [`~trl_drgrpo.errors.InputError`]: No such function, one that cannot be sent to another process, or an option
+        [`InputError`]: No such function, one that cannot be sent to another process, or an option
             out of range.
 
     Example:
@@ -142,7 +142,7 @@ class IsolatedReward:
         check_ready(original(self.reward))
 
     def check_columns(self, columns: Sequence[str]) -> None:
-        """What the function itself says about the columns."""
+        """The function's own check of the columns."""
         check_own_columns(original(self.reward), columns)
 
     def check_values(self, values: Mapping[str, ColumnValues]) -> None:
@@ -175,7 +175,7 @@ def scored_in_workers(
             imports, which then do not count against the limit of a completion.
         calls (`Sequence[tuple[tuple, dict]]`): Arguments and keywords, per completion.
         name (`str`): Name of the reward, in messages and metrics.
-        limits ([`~trl_drgrpo.rewards.isolation.Limits`] or `None`): `None`: in this process, without limits.
+        limits ([`Limits`] or `None`): `None`: in this process, without limits.
         on_error (`str`): As [`isolate`] has it.
         log_metric (`Callable` or `None`): TRL's; gets `rewards/<name>/failed_frac` unless `on_error="raise"`.
 
@@ -183,8 +183,8 @@ def scored_in_workers(
         `list[float | None]`: Per call a finite float; `None` where `score` gave `None` or NaN, or failed.
 
     Raises:
-        [`~trl_drgrpo.errors.RewardError`]: A call failed, and `on_error` is `"raise"`.
-        [`~trl_drgrpo.errors.InputError`]: `score` cannot be sent to another process.
+        [`RewardError`]: A call failed, and `on_error` is `"raise"`.
+        [`InputError`]: `score` cannot be sent to another process.
     """
     check_on_error(on_error)
     stop_at_failure = on_error == "raise"
@@ -220,7 +220,7 @@ def _settled(
     """The outcomes, of `size` completions each, with `None` for failures; these are counted and the first is logged.
 
     Raises:
-        [`~trl_drgrpo.errors.RewardError`]: There is a failure, and `on_error` is `"raise"`.
+        [`RewardError`]: There is a failure, and `on_error` is `"raise"`.
     """
     failed = [index for index, outcome in enumerate(outcomes) if isinstance(outcome, Failure)]
     if failed:
@@ -281,7 +281,7 @@ def _row(kwargs: dict[str, Any], index: int, count: int) -> dict[str, Any]:
 
 
 def _snapshot(trainer_state: Any) -> Any:
-    """What fits into a message per completion: the history grows with the run, and callbacks may not pickle."""
+    """A small copy for messages: the history grows with the run, and callbacks may not pickle."""
     plain = (bool, int, float, str, type(None))
     values = vars(trainer_state) if hasattr(trainer_state, "__dict__") else {}
     return SimpleNamespace(**{key: value for key, value in values.items() if isinstance(value, plain)})

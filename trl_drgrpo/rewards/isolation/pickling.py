@@ -15,8 +15,9 @@ from typing import Any
 
 import cloudpickle
 
-from trl_drgrpo.errors import InputError
-from trl_drgrpo.rewards.registry import FILE_PREFIX, module_from_file, resolve_reward
+from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.rewards.paths import FILE_PREFIX, module_from_file
+from trl_drgrpo.rewards.registry import resolve_reward
 
 
 def portable(reward: Callable | str) -> Any:
@@ -33,14 +34,14 @@ def portable(reward: Callable | str) -> Any:
 
 
 def pickled(worker_function: Any, name: str) -> bytes:
-    """What a worker is to call, as bytes.
+    """A callable for a worker, as bytes.
 
     Args:
         worker_function: A callable of this package that holds the [`portable`] form of a reward.
         name (`str`): Name of the reward, for the message.
 
     Raises:
-        [`~trl_drgrpo.errors.InputError`]: It refers to something that no other process can have, such as a lock, an
+        [`InputError`]: It refers to something that no other process can have, such as a lock, an
             open file or a client.
     """
     try:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from trl_drgrpo.errors import InputError
+from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.rewards.isolation.worker import COMMAND, ENDED, LENGTH
 
 _PROGRAM = "import sys; sys.path[:] = sys.argv[3:]; from trl_drgrpo.rewards.isolation.nursery import main; main()"
@@ -58,7 +58,7 @@ class NurseryHandle:
     """The trainer's side of the nursery: one subprocess, started with exec, never by a plain fork.
 
     Raises:
-        [`~trl_drgrpo.errors.InputError`]: On a system without `fork`.
+        [`InputError`]: On a system without `fork`.
     """
 
     def __init__(self):
@@ -99,7 +99,7 @@ class NurseryHandle:
             self._control.sendall(COMMAND.pack(b"K", number, 0))
 
     def exit_status(self, number: int, patience: float = 0.5) -> int | None:
-        """How a dead worker ended: its exit code, minus the signal's number, or None where that is not known."""
+        """Exit code of a dead worker, or minus the signal's number; None where that is not known."""
         deadline = time.monotonic() + patience
         while number not in self._ended and (left := deadline - time.monotonic()) > 0:
             if not self._read_ended(left):

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from io import BufferedReader
 from typing import Any, NoReturn
 
-from trl_drgrpo.errors import RewardError, speaks_for_itself
+from trl_drgrpo.common.errors import RewardError, speaks_for_itself
 
 LENGTH = struct.Struct("<Q")
 # To and from the nursery, which does not unpickle anything.

@@ -25,9 +25,9 @@ from typing import Any
 import cloudpickle
 
 from trl_drgrpo.rewards.isolation.batch import Batch, Call, Failure
-from trl_drgrpo.rewards.isolation.limits import Limits, available_workers
 from trl_drgrpo.rewards.isolation.processes import NurseryHandle, WorkerHandle
 from trl_drgrpo.rewards.isolation.worker import send_frame
+from trl_drgrpo.rewards.limits import Limits, available_workers
 
 _LOAD_LIMIT = 120.0  # seconds for the imports of a reward's modules; not part of any call's limit
 _FUNCTIONS_PER_WORKER = 16

@@ -6,7 +6,7 @@ rewards differ.
 
 from typing import TYPE_CHECKING
 
-from trl_drgrpo.lazy import lazy_names
+from trl_drgrpo.common.lazy import lazy_names
 
 if TYPE_CHECKING:
     from trl_drgrpo.rewards.scoring.saved import read_rows as read_rows

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from trl_drgrpo.errors import InputError
+from trl_drgrpo.common.errors import InputError
 
 Row = dict[str, Any]
 READERS = (".jsonl", ".json", ".csv", ".parquet")
@@ -33,7 +33,7 @@ def read_rows(path: str | Path, field: str = "data") -> list[Row]:
         `list[dict]`: One per row.
 
     Raises:
-        [`~trl_drgrpo.errors.InputError`]: No such file, another type of file, a line or a file that cannot be read (by
+        [`InputError`]: No such file, another type of file, a line or a file that cannot be read (by
             its number), or no row.
     """
     file = Path(path)
@@ -65,7 +65,7 @@ def check_completions(rows: Iterable[Row], field: str = "data") -> None:
         field (`str`, *optional*, defaults to `"data"`): What error messages call the setting.
 
     Raises:
-        [`~trl_drgrpo.errors.InputError`]: A missing `prompt` or `completion`, or one that is neither a text nor
+        [`InputError`]: A missing `prompt` or `completion`, or one that is neither a text nor
             messages with text.
     """
     for number, row in enumerate(rows, start=1):
@@ -90,7 +90,7 @@ def renamed(rows: list[Row], renamings: Iterable[str]) -> list[Row]:
         `list[dict]`.
 
     Raises:
-        [`~trl_drgrpo.errors.InputError`]: Not of that form, no such column, or the new name is taken.
+        [`InputError`]: Not of that form, no such column, or the new name is taken.
     """
     for renaming in renamings:
         old, equals, new = renaming.partition("=")
@@ -118,7 +118,7 @@ def with_columns_of(rows: list[Row], dataset: list[Row]) -> list[Row]:
         `list[dict]`.
 
     Raises:
-        [`~trl_drgrpo.errors.InputError`]: A prompt that the dataset does not have, or has with different columns.
+        [`InputError`]: A prompt that the dataset does not have, or has with different columns.
     """
     by_prompt: dict[str, Row] = {}
     for number, row in enumerate(dataset, start=1):

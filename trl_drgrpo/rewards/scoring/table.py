@@ -1,4 +1,4 @@
-"""What reward functions make of saved completions: values, failures, time, and where two of them differ.
+"""Reward functions over saved completions: values, failures, time, and disagreements.
 
 Rewards are called as the trainer calls them, but on `batch_size` rows at a time: with one row per call, a failure and
 a duration belong to one row. A reward that compares the completions of a group, or sends requests in parallel, wants
@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from trl_drgrpo.errors import InputError, speaks_for_itself
+from trl_drgrpo.common.errors import InputError, speaks_for_itself
 from trl_drgrpo.rewards.columns import row_problem
 from trl_drgrpo.rewards.contract import validate_rewards
 from trl_drgrpo.rewards.signatures import parameters
@@ -25,7 +25,7 @@ _OWN_COUNT = "counted as failed by the reward itself; it says why in the log abo
 
 @dataclass
 class RewardScores:
-    """What one reward function gave to `N` rows.
+    """Results of one reward function for `N` rows.
 
     Args:
         name (`str`): Of the reward.
@@ -81,7 +81,7 @@ class Unscored:
         row (`int`): Index of the row.
         columns (`dict[str, Any]`): What the reward reads of it: mostly the gold answer.
         reason (`str`, *optional*): What the reward itself says of these, see
-            [`~trl_drgrpo.rewards.columns.row_problem`].
+            [`row_problem`].
     """
 
     row: int
@@ -118,7 +118,7 @@ def score_rows(
         [`RewardScores`]
 
     Raises:
-        [`~trl_drgrpo.errors.InputError`]: What a reward raises for bad configuration; it is no failure of a row.
+        [`InputError`]: What a reward raises for bad configuration; it is no failure of a row.
     """
     scores = RewardScores(name)
     for start in range(0, len(rows), batch_size):
@@ -175,7 +175,7 @@ def unscored_rows(reward_func: Callable, rows: Sequence[Row], scores: RewardScor
 
 
 def disagreements(graders: dict[str, Sequence[float | None]], tolerance: float) -> list[Disagreement]:
-    """Where two graders differ, for every pair of them.
+    """Disagreements of each pair of graders.
 
     Args:
         graders (`dict[str, Sequence]`): `N` rewards each.

@@ -7,7 +7,7 @@ against measurements, are in `recipes/memory.md`.
 
 from typing import TYPE_CHECKING
 
-from trl_drgrpo.lazy import lazy_names
+from trl_drgrpo.common.lazy import lazy_names
 
 if TYPE_CHECKING:
     from trl_drgrpo.single_gpu.memory.estimate import Estimate as Estimate

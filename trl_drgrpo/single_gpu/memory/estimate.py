@@ -89,7 +89,7 @@ class Planner:
     """Estimates for one model, whose skeletons are built once.
 
     Args:
-        config: Of the text model; see [`~trl_drgrpo.single_gpu.memory.skeleton.read_config`].
+        config: Of the text model; see [`read_config`].
         setup ([`Setup`]): Says how it is loaded: dtype, bits, adapters, device.
         memory (`int`, *optional*): Bytes of the device, of which vLLM takes a share.
 

@@ -79,7 +79,7 @@ class Ledger(TorchDispatchMode):
 
 
 def _result(func: Any, args: Any, kwargs: Any) -> Any:
-    """What an op returns; on the meta device from what it returned before, where that is new memory."""
+    """Result of an op; on the meta device from what it returned before, where that is new memory."""
     makes_new = _MAKES_NEW.get(func)
     if makes_new is None:
         returns = func._schema.returns

@@ -99,7 +99,7 @@ def _batches(setup: Setup, rows: int, given: Any) -> list[Setup]:
 
 
 def _generations(setup: Setup, given: Any) -> list[Setup]:
-    """How many micro-batches one generation serves, the most first: whole groups, and a divisor of the step."""
+    """Micro-batches per generation, the most first: whole groups, and a divisor of the step."""
     if {"steps_per_generation", "generation_batch_size"} & set(given):
         return [setup]
     steps = [n for n in range(setup.accumulation, 0, -1) if setup.accumulation % n == 0]

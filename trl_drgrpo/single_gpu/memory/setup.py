@@ -1,4 +1,4 @@
-"""What of a run decides its memory: plain numbers, from a trainer's arguments or from the keys of a recipe.
+"""The settings that decide a run's memory: plain numbers, from a trainer's arguments or from a recipe.
 
 Defaults are those of TRL 1.16 and of this package, written out, so that a plan needs neither imported.
 """
@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trl_drgrpo.errors import InputError
-from trl_drgrpo.ranges import refuse_out_of_range
+from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.ranges import refuse_out_of_range
 
 LOADED_IN = ("float32", "bfloat16", "float16")
 
@@ -41,7 +41,7 @@ class Setup:
         autocast (`str`, *optional*): What `bf16` or `fp16` compute in; `None`: as the weights are.
         adapter ([`Adapter`], *optional*): `None`: all weights are trained.
         bits (`int`): 4 or 8 with bitsandbytes, 0 without.
-        nested (`bool`): Whether the scales of 4-bit weights are quantised as well.
+        nested (`bool`): Whether the scales of 4-bit weights are quantized as well.
         prompt, completion (`int`): Longest prompt and completion.
         batch (`int`): `per_device_train_batch_size`.
         accumulation (`int`): `gradient_accumulation_steps`.
@@ -116,7 +116,7 @@ def from_keys(values: Mapping[str, Any], prompt: int, device: str = "cuda") -> S
         [`Setup`].
 
     Raises:
-        `InputError`: A number that is none, or quantised weights without an adapter.
+        `InputError`: A number that is none, or quantized weights without an adapter.
     """
 
     refuse_out_of_range(values)
@@ -133,8 +133,8 @@ def from_keys(values: Mapping[str, Any], prompt: int, device: str = "cuda") -> S
             targets = targets[0] if len(targets) == 1 else tuple(targets)
         adapter = Adapter(whole("lora_r", 16), targets, float(values.get("lora_dropout", 0.05)))
     if bits and adapter is None:
-        remedy = "Add use_peft: quantised weights cannot be trained."
-        raise InputError("load_in_4bit", "a quantised model without an adapter", "use_peft with it", remedy)
+        remedy = "Add use_peft: quantized weights cannot be trained."
+        raise InputError("load_in_4bit", "a quantized model without an adapter", "use_peft with it", remedy)
     batch, accumulation = whole("per_device_train_batch_size", 8), whole("gradient_accumulation_steps", 1)
     steps = whole("steps_per_generation", accumulation)
     if values.get("generation_batch_size"):

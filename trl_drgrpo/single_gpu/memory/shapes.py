@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from trl_drgrpo.fast_path.sharing import attention_pair_cost, forward_cost
-from trl_drgrpo.fast_path.window import windows
-from trl_drgrpo.microbatch import Budget, Costs, MicroBatch, Row, pack_length, plan_window
+from trl_drgrpo.features.fast_path.planner import Budget, Costs, MicroBatch, Row, pack_length, plan_window
+from trl_drgrpo.features.fast_path.sharing import attention_pair_cost, forward_cost
+from trl_drgrpo.features.fast_path.window import windows
 from trl_drgrpo.single_gpu.memory.setup import Setup
 
 # More rows than this (or than two stock micro-batches) in a window do not make its micro-batches any larger.

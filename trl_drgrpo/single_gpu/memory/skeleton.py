@@ -1,7 +1,7 @@
 """A model from its configuration alone, on the meta device: sizes without memory.
 
 The real classes of transformers are built, so that every architecture they know can be planned; a multi-modal one by
-its text part. Adapters and quantised layers are stand-ins (`stand_ins.py`), because PEFT and bitsandbytes take seconds
+its text part. Adapters and quantized layers are stand-ins (`stand_ins.py`), because PEFT and bitsandbytes take seconds
 to import and want real tensors.
 """
 
@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from trl_drgrpo.errors import InputError
-from trl_drgrpo.hub_errors import check_local, hub_errors
+from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.hub_errors import check_local, hub_errors
 from trl_drgrpo.single_gpu.memory.setup import Adapter, Setup
 from trl_drgrpo.single_gpu.memory.stand_ins import AdaptedLinear, EightBitLinear, FourBitLinear, Precision
 
@@ -52,7 +52,7 @@ class Skeleton:
         model (`nn.Module`): The causal language model, on the meta device.
         config: Its configuration.
         precision ([`Precision`]): The mode to run it in.
-        parameters (`int`): Of the model, before adapters and quantisation.
+        parameters (`int`): Of the model, before adapters and quantization.
     """
 
     model: Any
@@ -117,7 +117,7 @@ def build(config: Any, setup: Setup, layers: int | None = None, plain: bool = Fa
     parameters = sum(p.numel() for p in model.parameters())
     skeleton = Skeleton(model, config, Precision(autocast, setup.device), parameters)
     if setup.bits:
-        _quantise(skeleton, setup)
+        _quantize(skeleton, setup)
     if setup.adapter is not None and not plain:
         _adapt(skeleton, setup.adapter)
     if plain:
@@ -167,16 +167,16 @@ def _replace(model: nn.Module, name: str, module: nn.Module) -> None:
     setattr(model.get_submodule(parent), last, module)
 
 
-def _quantise(skeleton: Skeleton, setup: Setup) -> None:
+def _quantize(skeleton: Skeleton, setup: Setup) -> None:
     compute = getattr(torch, setup.dtype)
     for name, module, columns, rows in _linears(skeleton):
         bias: Any = module.bias
-        quantised = (
+        quantized = (
             FourBitLinear(rows, columns, bias, compute, setup.nested, packed=setup.device == "cpu")
             if setup.bits == 4
             else EightBitLinear(rows, columns, bias, compute)
         )
-        _replace(skeleton.model, name, quantised)
+        _replace(skeleton.model, name, quantized)
 
 
 def _adapt(skeleton: Skeleton, adapter: Adapter) -> None:

@@ -1,4 +1,4 @@
-"""What stands in for kernels and layers when a step is run on the meta device.
+"""Stand-ins for kernels and layers when a step is run on the meta device.
 
 Each allocates what the real one allocates and keeps what the real one keeps for backward; none computes anything:
 
@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 # Of TRL's fused head: tokens and vocabulary entries of a tile. `trl.kernels.chunked_logprob`, `trl.trainer.utils`.
 HEAD_TOKENS, HEAD_VOCABULARY = 4096, 32768
-# Of bitsandbytes: weights that share a scale, scales that share one when quantised twice, and its code books.
+# Of bitsandbytes: weights that share a scale, scales that share one when quantized twice, and its code books.
 BLOCK, NESTED_BLOCK, CODE_BYTES = 64, 256, 64 + 1024
 
 _LOWER = {
@@ -134,7 +134,7 @@ def attend(
     enable_gqa: bool = False,
     device: str = "cuda",
 ) -> torch.Tensor:
-    """What `scaled_dot_product_attention` allocates when it takes a fused kernel.
+    """Allocations of `scaled_dot_product_attention` when it takes a fused kernel.
 
     Args:
         query, key, value (`torch.Tensor` of shape `(B, heads, n, head_dim)`): Keys and values may have fewer heads.
@@ -224,7 +224,7 @@ class FourBitLinear(nn.Module):
         rows, columns (`int`): Of the weight.
         bias (`torch.Tensor`, *optional*): Kept as it is.
         compute (`torch.dtype`): What the product computes in.
-        nested (`bool`): Whether the scales are quantised too.
+        nested (`bool`): Whether the scales are quantized too.
         packed (`bool`): Whether a kernel multiplies packed weights in the forward, as on a CPU.
     """
 
@@ -243,7 +243,7 @@ class FourBitLinear(nn.Module):
 
 
 class EightBitLinear(FourBitLinear):
-    """bitsandbytes' `Linear8bitLt`: one byte per weight and a scale per row; the input is quantised as well."""
+    """bitsandbytes' `Linear8bitLt`: one byte per weight and a scale per row; the input is quantized as well."""
 
     def __init__(self, rows: int, columns: int, bias: Any, compute: torch.dtype):
         super().__init__(rows, columns, bias, compute, nested=False, packed=True)
@@ -251,9 +251,9 @@ class EightBitLinear(FourBitLinear):
         self.register_buffer("scales", _bytes(4 * rows))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        quantised = torch.empty_like(x, dtype=torch.int8)
+        quantized = torch.empty_like(x, dtype=torch.int8)
         out = super().forward(x)
-        del quantised
+        del quantized
         return out
 
 

@@ -7,7 +7,7 @@ here, powers of 1024.
 import math
 import re
 
-from trl_drgrpo.errors import InputError
+from trl_drgrpo.common.errors import InputError
 
 _POWERS = {"": 3, "k": 1, "m": 2, "g": 3, "t": 4}
 

@@ -8,16 +8,16 @@ from typing import Any
 
 import torch
 
-from trl_drgrpo.description import DescribingCallback
-from trl_drgrpo.errors import InputError
+from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.single_gpu.memory.estimate import Estimate, Planner
 from trl_drgrpo.single_gpu.memory.proposal import propose
 from trl_drgrpo.single_gpu.memory.setup import LOADED_IN, Setup, from_keys
 from trl_drgrpo.single_gpu.memory.units import readable
+from trl_drgrpo.upstream.description import DescribingCallback
 
 logger = logging.getLogger(__name__)
 
-# Prompts are not tokenised yet when training starts; what a plan assumes without being told.
+# Prompts are not tokenized yet when training starts; what a plan assumes without being told.
 ASSUMED_PROMPT = 512
 
 
@@ -51,7 +51,7 @@ def what_does_not_fit(args: Any, model: Any, memory: int) -> str | None:
     """The warning for a run.
 
     Args:
-        args ([`~trl_drgrpo.DrGRPOConfig`]): The run's configuration.
+        args ([`DrGRPOConfig`]): The run's configuration.
         model ([`~transformers.PreTrainedModel`] or its PEFT wrapper): The policy.
         memory (`int`): Bytes of the device.
 
@@ -82,7 +82,7 @@ def setup_of(args: Any, model: Any) -> Setup:
     """The setup of a trainer's run.
 
     Args:
-        args ([`~trl_drgrpo.DrGRPOConfig`]): Its configuration.
+        args ([`DrGRPOConfig`]): Its configuration.
         model ([`~transformers.PreTrainedModel`] or its PEFT wrapper): Its policy.
 
     Returns:

@@ -1,0 +1,114 @@
+"""Every public name, every argument of it and every flag says what it is, and the page of public names is in step."""
+
+import argparse
+import importlib
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from reference_page import first_sentence, flags, page, public_names, public_packages
+
+from trl_drgrpo import __version__
+from trl_drgrpo.cli.flags import read_flags
+from trl_drgrpo.cli.main import SUBCOMMANDS
+
+ROOT = Path(__file__).parents[2]
+NAMES = [(package, name) for package in public_packages() for name in public_names(package)]
+VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+def undescribed(value) -> list[str]:
+    """Parameters of a function, or of a class's constructor, that its `Args:` (`Parameters:`) does not name."""
+    sections = re.split(r"^\s*(?:Args|Parameters|Attributes):\s*$", inspect.getdoc(value) or "", flags=re.MULTILINE)
+    described = " ".join(sections[1:])
+    parameters = inspect.signature(value).parameters.values()
+    return [p.name for p in parameters if p.kind not in VARIADIC and not re.search(rf"\b{p.name}\b", described)]
+
+
+def test_there_are_packages_with_public_names():
+    assert {"trl_drgrpo", "trl_drgrpo.rewards", "trl_drgrpo.process_rewards", "trl_drgrpo.process_rewards.steps"} < {
+        p for p, _ in NAMES
+    }
+    assert len(NAMES) > 80
+
+
+@pytest.mark.parametrize(("package", "name"), NAMES)
+def test_a_public_name_describes_every_parameter(package, name):
+    value = getattr(importlib.import_module(package), name)
+    if isinstance(value, str):
+        return  # a constant, told of where it is used
+    if not inspect.isclass(value) and not inspect.isroutine(value):
+        value = type(value)  # a ready-made reward: its options are its class's
+    assert len(first_sentence(value)) > 10
+    if name != "DrGRPOConfig":  # its 200 inherited fields are TRL's to describe; its own: next test
+        assert undescribed(value) == []
+    for method, function in vars(value).items() if inspect.isclass(value) else ():
+        if not method.startswith("_") and callable(getattr(value, method)):
+            assert inspect.getdoc(getattr(value, method)) or not inspect.isfunction(function), f"{name}.{method}"
+
+
+def test_every_own_field_of_the_configuration_is_described_and_has_a_help():
+    import dataclasses
+
+    from trl import GRPOConfig
+
+    from trl_drgrpo import DrGRPOConfig
+
+    inherited = {field.name for field in dataclasses.fields(GRPOConfig)}
+    own = [field for field in dataclasses.fields(DrGRPOConfig) if field.name not in inherited]
+    assert len(own) > 15
+    for field in own:
+        assert re.search(rf"^\s+(\w+, )*{field.name}(, \w+)* \(`", DrGRPOConfig.__doc__, re.MULTILINE), field.name
+        assert field.metadata["help"].endswith("."), field.name
+
+
+def test_a_missing_parameter_would_be_found():
+    def documented(first, second):
+        """Does something.
+
+        Args:
+            first (`int`): The first one.
+        """
+
+    assert undescribed(documented) == ["second"]
+    assert undescribed(test_there_are_packages_with_public_names) == []
+
+
+@pytest.mark.parametrize("command", SUBCOMMANDS)
+def test_every_flag_has_a_help(command):
+    actions = flags(command)
+    shown = {action.dest for action in actions if action.help not in (None, "", argparse.SUPPRESS)}
+    # A second spelling of a flag may be hidden, the flag itself may not.
+    assert [action.dest for action in actions if action.dest not in shown] == []
+    assert not [action.dest for action in actions if action.help is None or not action.help.strip()]
+
+
+def test_trls_flags_are_among_those_of_train():
+    shown = {a.dest: a.help for a in flags("train") if a.help != argparse.SUPPRESS}
+    assert set(read_flags()) <= set(shown)
+    assert [name for name in ("learning_rate", "num_generations", "use_peft") if len(shown[name]) < 20] == []
+
+
+def test_the_page_of_public_names_is_in_step():
+    written = (ROOT / "recipes" / "reference.md").read_text()
+    assert written == page(), "run: python tests/docs/reference_page.py > recipes/reference.md"
+
+
+def test_the_citation_file_in_the_readme_is_one():
+    readme = (ROOT / "README.md").read_text()
+    (block,) = [b for b in re.findall(r"^```yaml\n(.*?)^```", readme, re.MULTILINE | re.DOTALL) if "cff-version" in b]
+    citation = yaml.safe_load(block)
+    # What the schema of CFF 1.2.0 requires, and what makes the block this package's.
+    assert {"cff-version", "message", "title", "authors"} <= citation.keys()
+    assert (citation["cff-version"], str(citation["version"])) == ("1.2.0", __version__)
+    assert all({"family-names", "name"} & author.keys() for author in citation["authors"])
+    (reference,) = citation["references"]
+    assert {"type", "title", "authors"} <= reference.keys()
+    assert reference["identifiers"][0]["value"] == "arXiv:2503.20783"
+    released = re.search(
+        rf"^## \[{re.escape(__version__)}\] - (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE
+    )
+    assert released
+    assert str(citation["date-released"]) == released[1]

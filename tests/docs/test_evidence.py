@@ -1,0 +1,97 @@
+"""What the documents say of the two biases is what the committed results say, to the last digit."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from trl_drgrpo.cli.study import STUDIES
+from trl_drgrpo.labs.study import tabular_report, trajectory_report
+from trl_drgrpo.labs.study.rungs import RUNGS
+
+ROOT = Path(__file__).parents[2]
+RESULTS = {study: ROOT / "recipes" / "results" / f"length_bias_{study}.json" for study in STUDIES}
+PAGE = (ROOT / "recipes" / "length_bias.md").read_text()
+
+
+def read(study):
+    return json.loads(RESULTS[study].read_text())
+
+
+def tables(study):
+    results = read(study)
+    if study == "tabular":
+        return [tabular_report.table(results), tabular_report.mass_table(results)]
+    one_step = [trajectory_report.one_step_table(results, difference) for difference in (False, True)]
+    rung = RUNGS[study]
+    return [*one_step, trajectory_report.table(rung, results), trajectory_report.difference_table(rung, results)]
+
+
+@pytest.mark.parametrize("study", STUDIES)
+def test_the_page_shows_the_tables_of_the_results(study):
+    for table in tables(study):
+        assert table in PAGE
+
+
+@pytest.mark.parametrize("study", STUDIES)
+def test_results_say_where_they_come_from(study):
+    results = read(study)
+    assert results["command"].startswith(f"trl-drgrpo study {study} --seeds {STUDIES[study]}")
+    assert results["date"] in PAGE
+    assert {"trl", "torch", "transformers", "trl-drgrpo"} <= results["versions"].keys()
+    assert RESULTS[study].with_suffix(".png").stat().st_size > 10_000
+    assert f"results/{RESULTS[study].name}" in PAGE
+
+
+@pytest.mark.parametrize("study", RUNGS)
+def test_every_arm_has_every_seed(study):
+    runs = {(run["arm"], run["seed"]) for run in read(study)["runs"]}
+    assert runs == {(arm, seed) for arm in RUNGS[study].arms for seed in range(STUDIES[study])}
+
+
+def test_intervals_in_the_readme_are_those_of_the_results():
+    readme = (ROOT / "README.md").read_text()
+    section = re.search(r"^## The two biases, measured\n(.*?)^## ", readme, re.MULTILINE | re.DOTALL)
+    assert section
+    quoted = re.findall(r"\d+\.\d+\s±\s\d+\.\d+", section.group(1))
+    assert len(quoted) >= 6
+    known = " ".join(table for study in STUDIES for table in tables(study))
+    assert [each for each in quoted if re.sub(r"\s", " ", each) not in known] == []
+
+
+def evidence():
+    """The rows of the README's table, by their file."""
+    readme = (ROOT / "README.md").read_text()
+    section = re.search(r"^## Evidence\n(.*?)^## ", readme, re.MULTILINE | re.DOTALL)
+    assert section
+    rows = [line for line in section.group(1).splitlines() if line.startswith("| ")][1:]
+    found = {}
+    for row in rows:
+        (path,) = re.findall(r"\]\((recipes/[^)]+)\)", row)
+        found.setdefault(path, []).append(row)
+    return found
+
+
+def test_every_row_of_the_evidence_has_its_file():
+    assert len(evidence()) >= 8
+    for path in evidence():
+        assert (ROOT / path).is_file(), path
+
+
+def test_the_readme_quotes_the_check():
+    (row,) = evidence()["recipes/results/check_full.json"]
+    found = json.loads((ROOT / "recipes/results/check_full.json").read_text())
+    assert found["passed"] is True
+    float64 = [case["gradient_difference"] for case in found["cases"] if case["plain_head"] and not case["control"]]
+    controls = [case["gradient_difference"] for case in found["cases"] if case["control"]]
+    assert f"{max(float64):.1e} in {sum(not case['name'] for case in found['cases'])} combinations" in row
+    assert " and ".join(f"{value:.1f}" for value in controls) in row
+
+
+def test_the_readme_quotes_the_demo():
+    (row,) = evidence()["recipes/results/demo.json"]
+    runs = json.loads((ROOT / "recipes/results/demo.json").read_text())["runs"]
+    assert [run["seed"] for run in runs] == [0, 1, 2]
+    after = [f"{100 * run['after']['sampled']['accuracy']:.1f}%" for run in runs]
+    assert f"{100 * runs[0]['before']['sampled']['accuracy']:.1f}% to {after[0]}, {after[1]} and {after[2]}" in row

@@ -1,0 +1,89 @@
+"""Two gloo processes give the weights of one, also when a group straddles the ranks."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+SCRIPT = Path(__file__).parents[2] / "tests" / "support" / "distributed_run.py"
+
+
+def run(*jobs, launcher=()):
+    """Results of jobs: numbers of processes and modes of `distributed_run.py`, by the file each writes."""
+    command = [sys.executable, *launcher, str(SCRIPT), *(f"{output}:{n}:{mode}" for output, n, mode in jobs)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]  # the script itself refuses another number of processes
+    return [torch.load(output, weights_only=False) for output, _, _ in jobs]
+
+
+def difference(first, second):
+    return max(float((first[name] - second[name]).detach().abs().max()) for name in first)
+
+
+@pytest.mark.parametrize(
+    "mode", ["process", *[pytest.param(m, marks=pytest.mark.slow) for m in ("group_mean", "leave_one_out")]]
+)
+def test_two_processes_train_like_one(mode, tmp_path):
+    one, two = run((tmp_path / "one.pt", 1, mode), (tmp_path / "two.pt", 2, mode))
+    assert one["scale"] == pytest.approx(two["scale"])
+    assert one["scale"]["count"] > 0
+    assert difference(one["weights"], one["start"]) > 1e-3
+    assert difference(two["weights"], one["weights"]) < 1e-12
+    assert_same_diagnostics(one, two, tmp_path)
+
+
+def assert_same_diagnostics(one, two, folder):
+    """Statistics are over all ranks, and a group that straddles them is recorded whole."""
+    groups = ("drgrpo/pass", "drgrpo/zero", "drgrpo/all", "drgrpo/effective", "difficulty/", "completions/length_")
+    for first, second in zip(one["log"], two["log"], strict=True):
+        metrics = {name: value for name, value in first.items() if name.startswith(groups)}
+        assert len(metrics) > 20
+        assert metrics == pytest.approx({name: second[name] for name in metrics})
+    recorded = [
+        [json.loads(line) for line in (folder / f"{name}.pt.run/_drgrpo/completions.jsonl").read_text().splitlines()]
+        for name in ("one", "two")
+    ]
+    assert [group["group"] for group in recorded[1]] == [0, 1] * 4
+    for first, second in zip(*recorded, strict=True):
+        assert len(second["rows"]) == second["G"] == 6
+        assert {**first, "time": 0} == {**second, "time": 0}
+    starts = json.loads((folder / "two.pt.run/_drgrpo/run.json").read_text())["starts"]
+    assert [start["processes"] for start in starts] == [2]
+
+
+@pytest.mark.slow
+def test_two_processes_resume_bit_for_bit(tmp_path):
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    (done,) = run((tmp_path / "two.pt", 2, "resume"), launcher=torchrun)
+    assert difference(done["weights"], done["start"]) > 1e-3
+    assert difference(done["resumed"], done["weights"]) == 0.0
+    assert len(done["run_ids"]) == 4
+    assert len(set(done["run_ids"])) == 1
+    used, changed = done["refused"][:2]
+    assert done["refused"] == [used, changed] * 2
+    assert "which holds another run (checkpoint-4 and 3 more checkpoints)" in used
+    assert "optimizer.pt was changed after it was written" in changed
+
+
+@pytest.mark.slow
+def test_two_processes_with_different_numbers_of_live_rows(tmp_path):
+    # The first rank has six rows with a signal, the second none: both must run the same forwards, and the one that is
+    # left carries the all-reduce.
+    one, two = run((tmp_path / "one.pt", 1, "uneven_upstream"), (tmp_path / "two.pt", 2, "uneven"))
+    assert difference(one["weights"], one["start"]) > 1e-3
+    assert difference(two["weights"], one["weights"]) < 1e-12
+    assert min(entry["drgrpo/micro_batches"] for entry in two["log"]) < 3  # some slots ran nothing
+    assert [entry["drgrpo/rows_skipped_frac"] >= 2 / 3 for entry in two["log"]] == [True] * 4
+
+
+@pytest.mark.slow
+def test_a_process_that_cannot_describe_its_rows_holds_up_nobody(tmp_path):
+    one, two = run(1, tmp_path / "one.pt", "group_mean"), run(2, tmp_path / "two.pt", "blind")
+    assert difference(two["weights"], one["weights"]) < 1e-12
+    assert two["failures"] == {"The statistics of a batch": 4}
+    assert not [name for entry in two["log"] for name in entry if name.startswith("difficulty/")]

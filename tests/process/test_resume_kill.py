@@ -1,0 +1,97 @@
+"""A run that is killed (SIGKILL) at any moment and resumed ends with the weights of one that was not, bit for bit."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from trl_drgrpo.features.resume.checkpoints import newest_complete_checkpoint
+
+WORKER = Path(__file__).parents[2] / "tests" / "support" / "kill_worker.py"
+FIRST = 5  # the step whose checkpoint is interrupted: two passes into the second generation batch
+
+
+@pytest.fixture(scope="module")
+def worker():
+    """Sends a request to a process that forks a run per request."""
+    environment = {**os.environ, "PYTHONPATH": str(WORKER.parent.parent)}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    process = subprocess.Popen([sys.executable, str(WORKER)], env=environment, text=True, **pipes)
+
+    def ask(folder, resume=True, **request):
+        process.stdin.write(json.dumps({"folder": str(folder), "resume": resume, **request}) + "\n")
+        process.stdin.flush()
+        return json.loads(process.stdout.readline())
+
+    yield ask
+    process.stdin.close()
+    process.wait(timeout=30)
+
+
+@pytest.fixture(scope="module")
+def whole(worker, tmp_path_factory):
+    """The uninterrupted run, twice: it must not depend on anything but its seed."""
+    runs = [tmp_path_factory.mktemp("whole") for _ in range(2)]
+    answers = [worker(folder, resume=False) for folder in runs]
+    assert [answer["code"] for answer in answers] == [0, 0], (runs[0] / "log.txt").read_text()[-2000:]
+    assert answers[0]["threads_before_fork"] == 1
+    first, second = (torch.load(folder / "end.pt") for folder in runs)
+    assert difference(first, second) == []
+    return first, answers[1]["seconds"]
+
+
+def difference(first, second):
+    assert first["scale"] == second["scale"]
+    return [name for name in first["weights"] if not torch.equal(first["weights"][name], second["weights"][name])]
+
+
+@pytest.mark.slow
+def test_twenty_runs_killed_at_random_moments(worker, whole, tmp_path):
+    expected, seconds = whole
+    moments = random.Random(2503)
+    table = []
+    for run in range(20):
+        folder = tmp_path / str(run)
+        answer, kills = {"ended": False}, []
+        while not answer["ended"]:
+            # Mostly over the whole run, and after two kills to its end.
+            delay = moments.uniform(0.02, seconds) if len(kills) < 2 else None
+            answer = worker(folder, delay=delay)
+            log = (folder / "log.txt").read_text()
+            assert answer["killed"] or answer["code"] == 0, log[-2000:]
+            if not answer["ended"]:
+                kills.append((round(delay, 2), answer["checkpoints"], answer["half_written"]))
+        table.append((run, kills, difference(torch.load(folder / "end.pt"), expected)))
+    sys.stdout.write("\n".join(map(str, [f"uninterrupted: {seconds:.2f} s", *table, ""])))
+    assert [different for _, _, different in table] == [[]] * 20
+    assert sum(len(kills) for _, kills, _ in table) >= 20
+    assert any(checkpoints for _, kills, _ in table for _, checkpoints, _ in kills)
+
+
+@pytest.mark.slow
+def test_killed_at_every_moment_of_a_checkpoint(worker, whole, tmp_path):
+    # save_total_limit=1: the checkpoint before is deleted in the same moments
+    expected, _ = whole
+    listing = tmp_path / "listing"
+    assert worker(listing, point=-1, first=FIRST)["code"] == 0
+    moments = (listing / "moments.txt").read_text().splitlines()
+    names = {Path(line.split(" ", 2)[2]).name for line in moments}
+    wanted = {"optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin", "drgrpo_rollouts_0.part"}
+    assert wanted | {"trainer_state.json", "drgrpo_state.part", "model.safetensors", "checkpoint-4"} <= names
+    sys.stdout.write("\n".join([*moments, ""]))
+    for point in range(len(moments)):
+        folder = tmp_path / str(point)
+        answer = worker(folder, point=point, first=FIRST)
+        assert answer["killed"], moments[point]
+        newest = newest_complete_checkpoint(folder)
+        assert newest is not None, moments[point]
+        assert newest.name in (f"checkpoint-{FIRST}", f"checkpoint-{FIRST - 1}"), moments[point]
+        assert worker(folder)["code"] == 0, (folder / "log.txt").read_text()[-2000:]
+        assert difference(torch.load(folder / "end.pt"), expected) == [], moments[point]
+        if answer["half_written"] == [f"checkpoint-{FIRST}"]:
+            assert f"checkpoint-{FIRST} is skipped: it was not written to its end" in (folder / "log.txt").read_text()

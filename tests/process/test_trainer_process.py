@@ -1,0 +1,262 @@
+"""Step rewards through the trainer: what reaches the loss, and that it works with everything else."""
+
+from pathlib import Path
+
+import oracles
+import pytest
+import torch
+from peft import LoraConfig
+from runs import assert_same_weights, length_reward, train, weights
+
+from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
+from trl_drgrpo.common.errors import InputError, RewardError
+from trl_drgrpo.labs.check.tiny import tiny_model
+from trl_drgrpo.objective.step_advantages import STEP_BASELINES, STEP_CREDITS
+
+
+def parity(steps, step_ends, completion_ids, **kwargs):
+    """A step reward that varies, ties and is sometimes missing; by the token that ends the step."""
+    return [
+        [None if ids[end] % 7 == 0 else float(ids[end] % 3) for end in ends]
+        for ids, ends in zip(completion_ids, step_ends, strict=True)
+    ]
+
+
+class Spy(DrGRPOTrainer):
+    """Keeps the newest batch with its advantages, before it is shuffled."""
+
+    def on_rollouts(self, rollouts):
+        self.seen = super().on_rollouts(rollouts)
+        return self.seen
+
+
+def process(settings, prompts, tokenizer, reward=None, trainer_class=DrGRPOTrainer, **arguments):
+    settings = {"step_separator": ["tokens:3"], **settings}
+    arguments.setdefault("step_reward_funcs", [parity])
+    return train(trainer_class, DrGRPOConfig, settings, prompts, tokenizer, reward, **arguments)
+
+
+# One of each by default: the pure functions have every combination.
+QUICK = {
+    ("return_to_go", "pooled"),
+    ("immediate", "leave_one_out"),
+    ("min_to_go", "per_completion"),
+    ("immediate", "none"),
+}
+
+
+@pytest.mark.parametrize(
+    ("credit", "baseline"),
+    [
+        pytest.param(c, b, marks=[] if (c, b) in QUICK else pytest.mark.slow)
+        for c in STEP_CREDITS
+        for b in STEP_BASELINES
+        if (c, b) != ("min_to_go", "same_index")
+    ],
+)
+def test_the_loss_gets_the_advantages_of_the_definition(credit, baseline, settings, prompts, tokenizer):
+    settings = {**settings, "step_credit": credit, "step_baseline": baseline, "max_steps": 1}
+    trainer = process(settings, prompts, tokenizer, trainer_class=Spy)
+    mask = trainer.seen["completion_mask"]
+    ids = [row[m.bool()].tolist() for row, m in zip(trainer.seen["completion_ids"], mask, strict=True)]
+    ends = [[min(t, len(row) - 1) for t in range(2, len(row) + 2, 3)] for row in ids]
+    expected = oracles.step_token_advantages(
+        parity(None, ends, ids), ends, mask.tolist(), trainer.num_generations, credit, baseline
+    )
+    assert any(value for row in expected for value in row)
+    torch.testing.assert_close(trainer.seen["advantages"], torch.tensor(expected), atol=1e-6, rtol=0)
+
+
+def test_outcome_and_process_are_added_with_their_weights(settings, prompts, tokenizer, reward):
+    settings = {**settings, "max_steps": 1}
+    outcome = train(Spy, DrGRPOConfig, settings, prompts, tokenizer, reward).seen
+    alone = process(settings, prompts, tokenizer, trainer_class=Spy).seen
+    weighted = {**settings, "outcome_weight": 0.5, "process_weight": 2.0}
+    both = process(weighted, prompts, tokenizer, reward, trainer_class=Spy).seen
+    mask = both["completion_mask"]
+    expected = (0.5 * outcome["advantages"].unsqueeze(1) + 2.0 * alone["advantages"]) * mask
+    torch.testing.assert_close(both["advantages"], expected)
+
+
+def test_one_step_per_completion_trains_like_the_outcome(settings, prompts, tokenizer, reward):
+    def as_one_step(completion_ids, **kwargs):
+        return [[r] for r in length_reward(completion_ids)]
+
+    settings = {**settings, "step_separator": ["tokens:1000"], "step_credit": "immediate"}
+    outcome = weights(train(DrGRPOTrainer, DrGRPOConfig, settings, prompts, tokenizer, reward))
+    steps = weights(process(settings, prompts, tokenizer, step_reward_funcs=as_one_step))
+    assert_same_weights(steps, outcome)
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"beta": 0.1},
+        {"num_iterations": 2, "steps_per_generation": 4},
+        pytest.param({"mask_truncated_completions": True}, marks=pytest.mark.slow),
+        pytest.param({"importance_sampling_level": "sequence", "steps_per_generation": 4}, marks=pytest.mark.slow),
+        pytest.param({"step_credit": "min_to_go", "scale_by_running_std": True}, marks=pytest.mark.slow),
+    ],
+)
+def test_works_together_with(extra, settings, prompts, tokenizer, reward, saved_model):
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(saved_model)
+    start = {name: p.detach().clone() for name, p in model.named_parameters()}
+    trainer = process({**settings, **extra}, prompts, tokenizer, reward, model=model)
+    assert any(not torch.equal(start[name], p) for name, p in weights(trainer).items())
+    assert all(p.isfinite().all() for p in weights(trainer).values())
+
+
+def test_works_with_lora(settings, prompts, tokenizer, saved_model):
+    lora = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
+    trainer = process(settings, prompts, tokenizer, model=saved_model, peft_config=lora)
+    assert any(p.abs().sum() > 0 for name, p in weights(trainer).items() if "lora_B" in name)
+
+
+def test_tool_tokens_get_no_advantage_and_turns_are_steps(settings, prompts, tokenizer):
+    """A rollout that says which tokens came from the environment, as TRL's tool loop does."""
+    model_tokens, tool_tokens = [65, 66, 67], [70, 71]
+    ids = model_tokens + tool_tokens + model_tokens
+
+    def rollout(texts, trainer):
+        return {
+            "prompt_ids": [tokenizer(text)["input_ids"] for text in texts],
+            "completion_ids": [[t + i for t in ids] for i in range(len(texts))],
+            "logprobs": None,
+            "env_mask": [[1] * 3 + [0] * 2 + [1] * 3] * len(texts),
+        }
+
+    def by_row(steps, completion_ids, **kwargs):
+        assert [len(each) for each in steps] == [2] * len(steps)
+        return [[float(row[0] % 3), 1.0] for row in completion_ids]
+
+    settings = {**settings, "step_separator": ["turn"], "step_credit": "immediate", "max_steps": 1}
+    arguments = {"rollout_func": rollout, "step_reward_funcs": by_row, "trainer_class": Spy}
+    advantages = process(settings, prompts, tokenizer, **arguments).seen["advantages"]
+    assert advantages[:, 3:5].abs().sum() == 0
+    assert (advantages[:, :3] == advantages[:, :1]).all()
+    assert advantages[:, :3].abs().sum() > 0
+    assert (advantages[:, 5:] == advantages[:, 5:6]).all()
+
+
+def test_importance_ratios_of_a_generation_engine_multiply_token_losses(settings, prompts, tokenizer):
+    """What TRL does with vLLM's log-probabilities, here with a ratio given by hand, on (B, T) advantages."""
+    trainer = process({**settings, "max_steps": 1}, prompts, tokenizer, trainer_class=Spy)
+    plain = trainer.compute_loss(trainer.model, trainer.seen)
+    trainer.use_vllm = True
+    ratio = torch.full(trainer.seen["completion_mask"].shape, 2.0)
+    corrected = trainer.compute_loss(trainer.model, {**trainer.seen, "importance_sampling_ratio": ratio})
+    assert plain.item() != 0.0
+    assert corrected.item() == pytest.approx(2 * plain.item(), rel=1e-5)
+
+
+def test_evaluation_scores_steps_too(settings, prompts, tokenizer):
+    settings = {**settings, "num_generations_eval": 2, "per_device_eval_batch_size": 4}
+    metrics = process(settings, prompts, tokenizer, eval_dataset=prompts).evaluate()
+    assert metrics["eval_process/steps_mean"] > 1
+
+
+def test_a_resumed_run_ends_like_an_uninterrupted_one(settings, prompts, tokenizer):
+    settings = {**settings, "steps_per_generation": 4, "max_steps": 2, "save_strategy": "steps", "save_steps": 1}
+    whole = process(settings, prompts, tokenizer)
+    resumed = DrGRPOTrainer(
+        tiny_model(tokenizer),
+        args=DrGRPOConfig(**{"step_separator": ["tokens:3"], **settings}),
+        train_dataset=prompts,
+        processing_class=tokenizer,
+        step_reward_funcs=parity,
+    )
+    resumed.train(resume_from_checkpoint=f"{settings['output_dir']}/checkpoint-1")
+    assert_same_weights(weights(resumed), weights(whole))
+
+
+def test_metrics_and_the_table_of_completions(settings, prompts, tokenizer, reward):
+    import pandas
+
+    def chatty(steps, log_metric, log_extra, **kwargs):
+        log_metric("my_metric", 2.0)
+        log_extra("first_step", [each[0] if each else "" for each in steps])
+        return parity(steps, **kwargs)
+
+    settings = {**settings, "max_steps": 1, "log_completions": True, "num_completions_to_print": 0}
+    trainer = process(settings, prompts, tokenizer, reward, step_reward_funcs=chatty)
+    logged = trainer.state.log_history[0]
+    assert logged["my_metric"] == 2.0
+    assert logged["process_rewards/chatty/mean"] == pytest.approx(logged["process/reward_mean"])
+    assert {"process/steps_mean", "process/reward_mean", "process/unscorable_frac"} <= set(logged)
+    table = pandas.read_parquet(next(Path(settings["output_dir"]).glob("completions/*.parquet")))
+    assert len(table) == 8
+    assert "".join(table["steps"][0]).startswith(table["first_step"][0])
+    assert len(table["steps"][0]) == len(table["step_rewards"][0])
+
+
+def test_a_failing_step_function_saves_what_was_computed(settings, prompts, tokenizer):
+    calls = []
+
+    def fails_late(steps, **kwargs):
+        calls.append(1)
+        if len(calls) == 3:
+            return [[1.0]]
+        return parity(steps, **kwargs)
+
+    with pytest.raises(RewardError, match="'fails_late': got 1 rows; expected 8 lists"):
+        process(settings, prompts, tokenizer, step_reward_funcs=fails_late)
+    assert (Path(settings["output_dir"]) / "checkpoint-2").exists()
+
+
+class TestInputsAreCheckedBeforeAModelLoads:
+    def build(self, settings, prompts, func, **fields):
+        args = DrGRPOConfig(**settings, **fields)
+        return DrGRPOTrainer("nobody/no-such-model", args=args, train_dataset=prompts, step_reward_funcs=func)
+
+    def test_a_column_that_is_missing(self, settings, prompts):
+        def needs_solution(steps, solution, **kwargs):
+            return []
+
+        with pytest.raises(InputError, match="solution"):
+            self.build(settings, prompts, needs_solution)
+
+    def test_a_column_that_a_rule_needs(self, settings, prompts):
+        from trl_drgrpo.process_rewards import step_verifier
+
+        def rule(prompt, previous_steps, step, solution, tolerance=0.1, **columns):
+            return 1.0
+
+        with pytest.raises(InputError, match="reward rule: .*'solution'"):
+            self.build(settings, prompts, step_verifier(rule))
+
+    def test_a_rule_that_was_not_wrapped(self, settings, prompts):
+        def rule(prompt, previous_steps, step, **columns):
+            return 1.0
+
+        with pytest.raises(InputError, match=r"'rule', which judges one step; .* Wrap it: .*step_verifier\(rule\)"):
+            self.build(settings, prompts, rule)
+
+    def test_step_settings_without_step_rewards_are_said_to_do_nothing(self, settings, prompts, caplog):
+        from trl_drgrpo.config.preflight import check_inputs
+
+        check_inputs(DrGRPOConfig(**settings), [length_reward], prompts)
+        assert "no effect" not in caplog.text
+        check_inputs(DrGRPOConfig(**settings, step_credit="min_to_go"), [length_reward], prompts)
+        assert "step_credit: without step_reward_funcs this has no effect" in caplog.text
+
+    def test_weights_that_do_not_fit(self, settings, prompts):
+        with pytest.raises(InputError, match="^step_reward_weights: got 2 weights"):
+            self.build(settings, prompts, parity, step_reward_weights=[1.0, 2.0])
+
+    @pytest.mark.parametrize(
+        ("fields", "message"),
+        [
+            ({"step_credit": "later"}, "step_credit: got 'later'"),
+            ({"step_baseline": "mean"}, "step_baseline: got 'mean'"),
+            ({"step_credit": "min_to_go", "step_baseline": "same_index"}, "step_baseline: got 'same_index' with"),
+            ({"deepseekmath_step_std": True, "step_credit": "min_to_go"}, "deepseekmath_step_std: got True with"),
+            ({"step_separator": []}, "step_separator: got an empty list"),
+            ({"step_separator": [""]}, "step_separator: got an empty separator"),
+            ({"step_separator": "re:("}, r"step_separator: got the regex"),
+        ],
+    )
+    def test_choices_that_contradict(self, fields, message):
+        with pytest.raises(ValueError, match=f"^{message}"):
+            DrGRPOConfig(**fields)

@@ -1,0 +1,284 @@
+"""Server mode over the loopback: vLLM's own routes and wire format, a real model behind them, a queue for NCCL.
+
+What it proves: which requests TRL makes through this trainer, in which order, what arrives, and that the gradient of
+regrouped rows stays exact under sampling correction. What it cannot: anything about NCCL, CUDA or vLLM's kernels.
+"""
+
+import copy
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import vllm_stub
+from gradient_runs import EXACT, GEOMETRY, Watching, difference, half_dead, step_reward
+from peft import LoraConfig
+from runs import train, weights
+from trl import GRPOConfig, GRPOTrainer
+from vllm_server import MODEL_ID, Server
+from vllm_stub import Engine
+
+from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
+from trl_drgrpo.labs.check.record import build_policy, record
+from trl_drgrpo.labs.check.tiny import tiny_model
+from trl_drgrpo.process_rewards import MonteCarloScorer, TrainerRollouts
+
+GAP = "sampling/sampling_logp_difference/max"
+RATIO = "sampling/importance_sampling_ratio"
+SYNC = ["/start_weight_update", "/update_weights", "/finish_weight_update", "/reset_prefix_cache"]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def vllm():
+    with vllm_stub.installed():
+        yield
+
+
+def logged(trainer, metric):
+    return [entry[metric] for entry in trainer.state.log_history if metric in entry]
+
+
+@pytest.fixture
+def run(settings, prompts, tokenizer, reward):
+    """Trains against a server that starts from other weights than the trainer's."""
+
+    def run(trainer_class=DrGRPOTrainer, *, drops_weights=False, **changes):
+        of_the_trainer = ("peft_config", "step_reward_funcs", "eval_dataset")
+        extra = {name: changes.pop(name) for name in of_the_trainer if name in changes}
+        stock = {"loss_type": "dr_grpo", "scale_rewards": "none"} if trainer_class is GRPOTrainer else {}
+        config_class = GRPOConfig if trainer_class is GRPOTrainer else DrGRPOConfig
+        with Server(Engine(tiny_model(tokenizer, seed=7)), drops_weights=drops_weights) as server:
+            values = {**settings, "use_cpu": True, "bf16": False, **stock, **server.settings, **changes}
+            trainer = train(trainer_class, config_class, values, prompts, tokenizer, reward, **extra)
+        return trainer, server
+
+    return run
+
+
+# Weights arrive
+
+
+def test_the_server_generates_from_the_weights_that_are_trained(run, tokenizer):
+    start = weights(type("Untrained", (), {"model": tiny_model(tokenizer)}))
+    trainer, server = run()
+    assert max(logged(trainer, GAP)) < 1e-4
+    assert server.routes == [
+        *("/health", "/v1/models", "/server_info", "/get_world_size", "/init_weight_transfer_engine", "/server_info"),
+        *[*SYNC, "/v1/completions"] * 3,
+    ]
+    assert all(body["n"] == 4 and len(body["prompt"]) == 2 for body in server.completions)
+    assert {body["model"] for body in server.completions} == {MODEL_ID}
+    assert max((weights(trainer)[name] - start[name]).abs().max() for name in start) > 1e-2
+
+
+def test_control_weights_that_are_dropped_show(run):
+    trainer, _ = run(drops_weights=True)
+    assert min(logged(trainer, GAP)) > 0.5
+
+
+ADAPTERS = {
+    "lora": {"target_modules": "all-linear"},
+    "dora": {"target_modules": "all-linear", "use_dora": True},
+    "embeddings": {"target_modules": ["embed_tokens", "q_proj"]},
+    "head in full": {"target_modules": ["q_proj", "v_proj"], "modules_to_save": ["lm_head"]},
+}
+
+
+def adapter(**options):
+    return LoraConfig(r=4, task_type="CAUSAL_LM", init_lora_weights=False, **options)
+
+
+@pytest.mark.parametrize("options", ADAPTERS.values(), ids=ADAPTERS)
+def test_adapters_arrive_merged_and_the_base_stays_as_it_was(options, run, tokenizer):
+    trainer, server = run(peft_config=adapter(**options), max_steps=2)
+    assert max(logged(trainer, GAP)) < 1e-4
+    base = dict(tiny_model(tokenizer).named_parameters())
+    kept = {
+        name.removeprefix("base_model.model.").replace(".base_layer", "").replace(".original_module", ""): param
+        for name, param in trainer.model.named_parameters()
+        if "lora_" not in name and "modules_to_save" not in name
+    }
+    assert kept.keys() == base.keys()
+    assert all(torch.equal(kept[name], base[name]) for name in base)
+    assert server.engine.loads == len(base) * 2
+
+
+def test_adapters_arrive_over_several_buffers(run, monkeypatch):
+    monkeypatch.setattr(vllm_stub, "BUFFER_SIZE", 20_000)
+    trainer, _ = run(peft_config=adapter(**ADAPTERS["lora"]), max_steps=2)
+    assert max(logged(trainer, GAP)) < 1e-4
+
+
+def test_control_without_our_sync_the_last_buffer_arrives_without_adapters(run):
+    # When a newer TRL or vLLM makes this fail, weight_sync.py has one reason less.
+    trainer, _ = run(GRPOTrainer, peft_config=adapter(**ADAPTERS["lora"]), max_steps=2)
+    assert min(logged(trainer, GAP)) > 0.05
+
+
+def test_evaluation_generates_on_the_server_too(run, prompts):
+    trainer, server = run(eval_dataset=prompts.select(range(2)), eval_strategy="steps", eval_steps=1, max_steps=2)
+    assert max(logged(trainer, f"eval_{GAP}")) < 1e-4
+    assert len(server.completions) > 2
+
+
+def test_a_resumed_run_syncs_before_it_generates(run, settings):
+    run(save_strategy="steps", save_steps=1, max_steps=1)
+
+    class Resuming(DrGRPOTrainer):
+        def train(self, **kwargs):
+            return super().train(resume_from_checkpoint=f"{settings['output_dir']}/checkpoint-1")
+
+    trainer, server = run(Resuming, max_steps=2)
+    assert len(server.completions) == 1
+    assert logged(trainer, GAP)[-1] < 1e-4
+
+
+def test_monte_carlo_roll_outs_are_sampled_by_the_server(run, tokenizer):
+    def odd_length(completion_ids, **kwargs):
+        return [float(len(ids) % 2) for ids in completion_ids]
+
+    class Sampling(DrGRPOTrainer):
+        def train(self):
+            rollouts.trainer = self
+            return super().train()
+
+    rollouts = TrainerRollouts()
+    scorer = MonteCarloScorer(rollouts, odd_length, k=2, tokenizer=tokenizer)
+    trainer, server = run(Sampling, step_reward_funcs=[scorer], step_separator=["tokens:4"], max_steps=1)
+    assert len(server.completions) >= 2
+    assert {body["n"] for body in server.completions} == {4, 2}
+    assert logged(trainer, "grad_norm")[-1] > 0
+
+
+def test_log_probs_before_temperature_are_warned_about(settings, prompts, tokenizer, reward, caplog):
+    with Server(Engine(tiny_model(tokenizer)), logprobs_mode="raw_logprobs") as server:
+        train(DrGRPOTrainer, DrGRPOConfig, {**settings, **server.settings, "max_steps": 1}, prompts, tokenizer, reward)
+    assert "--logprobs-mode raw_logprobs" in caplog.text
+
+
+# The same gradient under sampling correction, when rows are left out, regrouped and packed
+
+
+def gradients(micro_batching, *, lora=False, trainer_arguments=None, distortion=0.6, **settings):
+    """Per optimizer step, in float64; the engine samples from other probabilities than the policy's."""
+    seen = {"metrics": []}
+
+    class Noting(Watching):
+        def log(self, logs, start_time=None):
+            super().log(logs, start_time)
+            seen["metrics"].append(logs)
+
+    model, _ = build_policy(lora=False)
+    with Server(Engine(copy.deepcopy(model), distortion=distortion)) as server:
+        recording = record(
+            Noting,
+            DrGRPOConfig,
+            lora=lora,
+            plain_head=True,
+            reward=half_dead,
+            trainer_arguments=trainer_arguments,
+            **{
+                **GEOMETRY,
+                "logging_strategy": "steps",
+                "logging_steps": 1,
+                **server.settings,
+                "micro_batching": micro_batching,
+                **settings,
+            },
+        )
+    metrics = [logs for logs in seen["metrics"] if f"{RATIO}/max" in logs]
+    return [step.gradients for step in recording.steps], metrics
+
+
+CORRECTIONS = {
+    "sequence_mask": {"vllm_importance_sampling_mode": "sequence_mask"},
+    "sequence_truncate": {
+        "vllm_importance_sampling_mode": "sequence_truncate",
+        "vllm_importance_sampling_clip_max": 1.2,
+    },
+    "token_mask": {"vllm_importance_sampling_mode": "token_mask", "vllm_importance_sampling_clip_max": 1.2},
+    "token_truncate": {
+        "vllm_importance_sampling_mode": "token_truncate",
+        "vllm_importance_sampling_clip_min": 0.8,
+        "vllm_importance_sampling_clip_max": 1.2,
+    },
+    "off-policy mask": {"off_policy_mask_threshold": 0.05, "steps_per_generation": 4},
+    "iterations": {"steps_per_generation": 4, "num_iterations": 2, "max_steps": 8},
+    "KL": {"beta": 0.1},
+    "sequence ratios": {"importance_sampling_level": "sequence", "steps_per_generation": 4},
+    "truncated rows masked": {"mask_truncated_completions": True},
+}
+
+
+@pytest.fixture(autouse=True)
+def watching():
+    Watching.plans_seen = []
+
+
+RARE = ("sequence_truncate", "token_mask", "iterations", "KL", "sequence ratios", "truncated rows masked")
+
+
+@pytest.mark.parametrize(
+    "settings", [pytest.param(CORRECTIONS[n], id=n, marks=[pytest.mark.slow] * (n in RARE)) for n in CORRECTIONS]
+)
+def test_gradients_are_those_of_upstream_micro_batches(settings):
+    ours, metrics = gradients("exact", **settings)
+    assert all(Watching.plans_seen)
+    upstream, upstream_metrics = gradients("upstream", **settings)
+    assert difference(ours, upstream) <= EXACT
+    assert len(metrics) == len(upstream_metrics) > 0
+    for name in (f"{RATIO}/min", f"{RATIO}/mean", f"{RATIO}/max", GAP):
+        a, b = ([logs[name] for logs in logged] for logged in (metrics, upstream_metrics))
+        assert a == pytest.approx(b, rel=1e-6), name
+    assert max(logs[f"{RATIO}/max"] for logs in metrics) > 1.05  # there was something to correct
+    if settings.get("beta", 0) == 0:
+        assert max(logs["drgrpo/rows_skipped_frac"] for logs in metrics) > 0
+
+
+@pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
+@pytest.mark.parametrize("mode", [pytest.param("token_truncate", marks=pytest.mark.slow), "sequence_mask"])
+def test_process_rewards_give_those_gradients_too(mode, lora):
+    settings = {"vllm_importance_sampling_mode": mode, "step_separator": ["tokens:2"], "steps_per_generation": 4}
+    arguments = {"trainer_arguments": {"step_reward_funcs": step_reward}, "lora": lora}
+    ours, _ = gradients("exact", **settings, **arguments)
+    assert all(Watching.plans_seen)
+    assert difference(ours, gradients("upstream", **settings, **arguments)[0]) <= EXACT
+
+
+def test_control_the_correction_matters():
+    corrected, _ = gradients("exact", **CORRECTIONS["token_truncate"])
+    plain, _ = gradients("exact", vllm_importance_sampling_correction=False)
+    assert difference(corrected[:2], plain[:2]) > 1e-2
+
+
+def test_without_correction_old_log_probs_wait_for_the_plan():
+    settings = {"vllm_importance_sampling_correction": False, "steps_per_generation": 4}
+    ours, _ = gradients("exact", **settings)
+    assert difference(ours, gradients("upstream", **settings)[0]) <= EXACT
+
+
+# Ranks
+
+
+@pytest.mark.slow
+def test_only_the_first_rank_speaks_with_the_server(tmp_path):
+    script = Path(__file__).parents[2] / "tests" / "support" / "vllm_distributed_run.py"
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+
+    def run(processes):
+        launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"] if processes == 2 else []
+        output = tmp_path / f"{processes}.pt"
+        command = [sys.executable, *launcher, str(script), str(output), str(processes)]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+        assert done.returncode == 0, done.stderr[-3000:]
+        return torch.load(output, weights_only=False)
+
+    one, two = run(1), run(2)
+    assert two["routes"] == one["routes"]
+    assert two["prompts"] == one["prompts"]
+    moved = max(float((one["weights"][name] - one["start"][name]).abs().max()) for name in one["start"])
+    apart = max(float((one["weights"][name] - two["weights"][name]).abs().max()) for name in one["start"])
+    assert moved > 1e-3
+    assert apart < 1e-12

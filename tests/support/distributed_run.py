@@ -1,0 +1,163 @@
+"""Trains the tiny model in several processes and saves its weights. Not a test by itself.
+
+Takes jobs, `OUTPUT:PROCESSES:MODE`. Under `torchrun` each process is a rank; by itself it imports once and forks the
+ranks of one job after the other.
+
+The completions are fixed by the prompt and the row's place in its group, so that one process and two train on the same
+rows: three groups of 6 per step, so that with 9 rows per rank the second group straddles the ranks.
+"""
+
+import os
+import socket
+import sys
+import traceback
+
+import torch
+from datasets import Dataset
+
+from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
+from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.labs.check.plain_head import use_plain_lm_head
+from trl_drgrpo.labs.check.record import DEFAULTS
+from trl_drgrpo.labs.check.tiny import in_double_precision, tiny_model, tiny_tokenizer
+
+LOGGING = {"logging_strategy": "steps", "logging_steps": 1}
+
+
+def fixed_rollouts(prompts, trainer):
+    """Completions that depend on the prompt and on how often it was seen, counted over ranks in row order."""
+    tokenizer = trainer.processing_class
+    offset = trainer.accelerator.process_index * len(prompts)
+    completions = []
+    for row, prompt in enumerate(prompts):
+        place = (offset + row) % trainer.num_generations
+        number = int(prompt.split("+")[0])
+        completions.append([40 + (7 * number + 3 * place + t) % 200 for t in range(2 + (number + place) % 7)])
+    return {
+        "prompt_ids": [tokenizer(prompt)["input_ids"] for prompt in prompts],
+        "completion_ids": completions,
+        "logprobs": None,
+    }
+
+
+def uneven_reward(completion_ids, **kwargs):
+    """Only the first group of a step carries a signal: all of it is on the first rank, or on the only one."""
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    first = int(os.environ.get("RANK", "0")) * (18 // world)
+    return [float(sum(ids) % 3) if first + row < 6 else 1.0 for row, ids in enumerate(completion_ids)]
+
+
+def reward(completion_ids, **kwargs):
+    return [None if sum(ids) % 11 == 0 else float(sum(ids) % 3) for ids in completion_ids]
+
+
+def step_reward(step_ends, completion_ids, **kwargs):
+    return [[float(ids[end] % 3) for end in ends] for ids, ends in zip(completion_ids, step_ends, strict=True)]
+
+
+def build(output, processes, mode):
+    """A trainer with fresh weights."""
+    tokenizer = tiny_tokenizer()
+    model = in_double_precision(tiny_model(tokenizer))
+    per_step = {"steps_per_generation": 2, "save_strategy": "steps", "save_steps": 1} if mode == "resume" else {}
+    accumulation = 3 if mode.startswith("uneven") else 1  # three micro-batches, of which few are needed
+    trainer = DrGRPOTrainer(
+        model=model,
+        reward_funcs=uneven_reward if mode.startswith("uneven") else reward,
+        args=DrGRPOConfig(
+            output_dir=output + ".run",
+            **{**DEFAULTS, "num_generations": 6, "learning_rate": 0.05, **per_step, **LOGGING},
+            per_device_train_batch_size=18 // processes // accumulation,
+            gradient_accumulation_steps=accumulation,
+            micro_batching="upstream" if mode == "uneven_upstream" else "exact",
+            max_steps=4,
+            advantage_baseline="leave_one_out" if mode == "leave_one_out" else "group_mean",
+            scale_by_running_std=True,
+            step_separator=["tokens:2"],
+            right_threshold=1.0,
+            record_groups=2,
+        ),
+        train_dataset=Dataset.from_dict({"prompt": [f"{i}+{i * i}=" for i in range(9)]}),
+        processing_class=tokenizer,
+        rollout_func=fixed_rollouts,
+        step_reward_funcs=step_reward if mode == "process" else None,
+    )
+    if trainer.accelerator.num_processes != processes:
+        raise SystemExit(f"{trainer.accelerator.num_processes} processes, expected {processes}")
+    use_plain_lm_head(model)
+    if mode == "blind" and trainer.accelerator.process_index == 1:
+        for name in ("_look_at", "_plan_metrics"):
+            setattr(trainer, name, fails)
+    return trainer
+
+
+def fails(*arguments):
+    raise RuntimeError("broken on purpose")
+
+
+def refusals(trainer, checkpoint):
+    """What this rank is told of a folder in use, and of a checkpoint that only the main process reads."""
+    said = []
+    for resume in (None, checkpoint):
+        if resume and trainer.accelerator.is_main_process:
+            with open(f"{resume}/optimizer.pt", "r+b") as file:
+                file.seek(100)
+                file.write(bytes(64))
+        try:
+            trainer.train(resume_from_checkpoint=resume)
+        except InputError as error:
+            said.append(str(error))
+    return said
+
+
+def main(output, processes, mode):
+    trainer = build(output, processes, mode)
+    start = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+    trainer.train()
+    logged = [entry for entry in trainer.state.log_history if "drgrpo/micro_batches" in entry]
+    result = {
+        "log": logged,
+        "start": start,
+        "weights": dict(trainer.model.named_parameters()),
+        "scale": trainer.reward_scale.state_dict(),
+        "failures": trainer.describing.failures,
+    }
+    if mode == "resume":  # once more, from the middle of a generation batch
+        resumed = build(output, processes, mode)
+        resumed.train(resume_from_checkpoint=f"{output}.run/checkpoint-1")
+        result["resumed"] = dict(resumed.model.named_parameters())
+        result["run_ids"] = resumed.gathered([trainer.run_id, resumed.run_id])
+        result["refused"] = resumed.gathered(refusals(build(output, processes, mode), f"{output}.run/checkpoint-1"))
+    if trainer.accelerator.is_main_process:
+        torch.save(result, output)
+
+
+def fork_ranks(output, processes, mode):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        ranks = {"WORLD_SIZE": processes, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free.getsockname()[1]}
+    children = []
+    for rank in range(processes):
+        child = os.fork()
+        if child:
+            children.append(child)
+            continue
+        code = 1
+        try:
+            if processes > 1:
+                ranks |= {"RANK": rank, "LOCAL_RANK": rank}
+                os.environ.update({name: str(value) for name, value in ranks.items()})
+            main(output, processes, mode)
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(code)
+    if any(os.waitpid(child, 0)[1] for child in children):
+        raise SystemExit(f"{mode}: a rank of {processes} failed")
+
+
+if __name__ == "__main__":
+    for job in sys.argv[1:]:
+        output, processes, mode = job.split(":")
+        (main if "RANK" in os.environ else fork_ranks)(output, int(processes), mode)

@@ -1,0 +1,172 @@
+"""A process that imports once and forks a training run per request, so that runs can be killed for real. Not a test.
+
+Reads one JSON object per line and answers with one. `delay`: SIGKILL the run after that many seconds. `point`: the run
+kills itself at that moment of writing or deleting a checkpoint, counted from 0 (see `Moments`). Neither: let it end.
+"""
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+os.environ["OPENBLAS_NUM_THREADS"] = "1"
+
+import safetensors.torch
+import torch
+import transformers.modeling_utils
+from datasets import Dataset
+
+from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
+from trl_drgrpo.labs.check.tiny import tiny_model, tiny_tokenizer
+
+torch.set_num_threads(1)
+TOKENIZER = tiny_tokenizer()
+PROMPTS = Dataset.from_dict({"prompt": [f"{i}+{i * i}=" for i in range(8)]})
+EVENTS = ("open", "os.rename", "os.remove", "os.rmdir")
+WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+
+
+def reward(completion_ids, **kwargs):
+    return [float(sum(ids) % 3) for ids in completion_ids]
+
+
+def step_reward(completion_ids, step_ends, **kwargs):
+    return [[float(ids[end] % 3) for end in ends] for ids, ends in zip(completion_ids, step_ends, strict=True)]
+
+
+def train(folder, resume):
+    """A run with all of our state: two passes over each generation batch of two steps, a running scale, steps."""
+    trainer = DrGRPOTrainer(
+        model=tiny_model(TOKENIZER),
+        reward_funcs=reward,
+        step_reward_funcs=step_reward,
+        args=DrGRPOConfig(
+            output_dir=str(folder),
+            per_device_train_batch_size=4,
+            gradient_accumulation_steps=2,
+            steps_per_generation=4,
+            num_iterations=2,
+            num_generations=4,
+            max_completion_length=12,
+            max_steps=8,
+            learning_rate=1e-2,
+            scale_by_running_std=True,
+            step_separator=["tokens:3"],
+            gradient_checkpointing=False,
+            save_strategy="steps",
+            save_steps=1,
+            save_total_limit=1,
+            report_to="none",
+            logging_steps=1,
+            disable_tqdm=True,
+        ),
+        train_dataset=PROMPTS,
+        processing_class=TOKENIZER,
+    )
+    trainer.train(resume_from_checkpoint=resume or None)
+    weights = {name: p.detach() for name, p in trainer.model.named_parameters()}
+    torch.save({"weights": weights, "scale": trainer.reward_scale.state_dict()}, folder / "end.part")
+    (folder / "end.part").replace(folder / "end.pt")
+
+
+class Moments:
+    """Counts what a run does to its checkpoint folders from one step on, and kills it in the middle of one.
+
+    A moment is a file that Python opens for writing, renames or deletes (audit events, the kill comes before it
+    happens), or one that torch and safetensors write by themselves (the kill comes with half of it written).
+    """
+
+    def __init__(self, folder, first, point):
+        self.marks = tuple(str(folder / f"checkpoint-{step}") for step in (first, first - 1))
+        self.newest, self.next = folder / f"checkpoint-{first}", folder / f"checkpoint-{first + 1}"
+        self.point, self.count = point, 0
+        self.log = folder / "moments.txt"
+        sys.addaudithook(self.audit)
+        for owner, name in ((torch, "save"), (safetensors.torch, "save_file")):
+            setattr(owner, name, self.half_way(getattr(owner, name)))
+        transformers.modeling_utils.safe_save_file = safetensors.torch.save_file
+
+    def happens(self, what, path):
+        """Whether this is the moment."""
+        if not str(path).startswith(self.marks) or not self.newest.exists() or self.next.exists():
+            return False
+        with self.log.open("a") as log:
+            log.write(f"{self.count} {what} {path}\n")
+        self.count += 1
+        return self.count - 1 == self.point
+
+    def audit(self, event, arguments):
+        if event not in EVENTS or isinstance(arguments[0], int):
+            return
+        path = arguments[0]
+        if event == "open" and not arguments[2] & WRITING:
+            return
+        dir_fd = [a for a in arguments[1:] if isinstance(a, int) and a >= 0] if event != "open" else []
+        if dir_fd and not os.path.isabs(path):  # rmtree works relative to open folders
+            path = os.path.join(os.readlink(f"/proc/self/fd/{dir_fd[0]}"), path)
+        if self.happens(event, path):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def half_way(self, save):
+        def saves(content, target, *args, **kwargs):
+            path = getattr(target, "name", target)
+            if not self.happens(save.__name__, path):
+                return save(content, target, *args, **kwargs)
+            save(content, target, *args, **kwargs)
+            os.truncate(path, os.path.getsize(path) // 2)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        return saves
+
+
+def run(request):
+    """Fork a run, kill it if asked to, and say what is left."""
+    folder = Path(request["folder"])
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "log.txt").touch()
+    start = time.monotonic()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            with (folder / "log.txt").open("a") as log:
+                os.dup2(log.fileno(), 1)
+                os.dup2(log.fileno(), 2)
+            if request.get("point") is not None:
+                Moments(folder, request["first"], request["point"])
+            train(folder, request["resume"])
+            code = 0
+        except BaseException:
+            import traceback
+
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(code)
+    if request.get("delay") is not None:
+        time.sleep(request["delay"])
+        os.kill(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    checkpoints = sorted(path.name for path in folder.glob("checkpoint-*"))
+    return {
+        "killed": os.WIFSIGNALED(status),
+        "code": os.WEXITSTATUS(status) if os.WIFEXITED(status) else None,
+        "seconds": time.monotonic() - start,
+        "ended": (folder / "end.pt").exists(),
+        "checkpoints": checkpoints,
+        "half_written": [name for name in checkpoints if (folder / name / "drgrpo_state.part").exists()],
+        "threads_before_fork": threading.active_count(),
+    }
+
+
+if __name__ == "__main__":
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    for line in sys.stdin:
+        answers.write(json.dumps(run(json.loads(line))) + "\n")
+        answers.flush()

@@ -1,0 +1,352 @@
+"""QLoRA for real on CPU (bitsandbytes, NF4): trained in float32, saved, resumed; what cannot train is refused."""
+
+import pytest
+import torch
+from bitsandbytes.nn import Linear4bit
+from peft import LoraConfig, PeftModel, PromptTuningConfig, get_peft_model
+from runs import train
+from tiny_bases import load, nf4, save_base
+from transformers import BitsAndBytesConfig
+
+from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer, lora_preset
+from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.features.diagnostics.movement import MovementWatch
+from trl_drgrpo.single_gpu.adapters import keep_4bit_layout
+from trl_drgrpo.upstream.host import HostTrainer
+
+
+@pytest.fixture(scope="module")
+def base(tokenizer, tmp_path_factory):
+    return save_base(tmp_path_factory.mktemp("base"), tokenizer)
+
+
+@pytest.fixture(scope="module")
+def base_with_bias(tokenizer, tmp_path_factory):
+    return save_base(tmp_path_factory.mktemp("biased"), tokenizer, bias=True)
+
+
+def build(model, settings, prompts, tokenizer, reward, trainer_class=DrGRPOTrainer, **arguments):
+    config = {"adapter_dtype": arguments.pop("adapter_dtype", "float32"), **arguments.pop("config", {})}
+    args = DrGRPOConfig(**settings, **config)
+    return trainer_class(model, reward, args, prompts, processing_class=tokenizer, **arguments)
+
+
+def adapter(trainer):
+    return {name: p.detach().clone() for name, p in trainer.model.named_parameters() if p.requires_grad}
+
+
+def logits(model, ids):
+    with torch.no_grad():
+        return model.eval()(input_ids=ids).logits
+
+
+IDS = torch.arange(1, 17).unsqueeze(0)
+
+
+# QLoRA, end to end
+
+
+def test_the_preset_alone_makes_it_qlora(base, settings, prompts, tokenizer, reward):
+    trainer = build(base, settings, prompts, tokenizer, reward, peft_config=lora_preset("qlora"))
+    layers = [module for module in trainer.model.modules() if isinstance(module, Linear4bit)]
+    assert len(layers) == 14  # seven in each of two layers; the head is not quantized
+    assert all(layer.weight.quant_state.quant_type == "nf4" and layer.weight.quant_state.nested for layer in layers)
+    before, start = adapter(trainer), logits(trainer.model, IDS)
+    trainer.model.train()
+    trainer.train()
+    assert trainer.fast_path.plans  # the fast path is on
+    after = adapter(trainer)
+    assert {p.dtype for p in after.values()} == {torch.float32}
+    assert all(not torch.equal(before[name], after[name]) for name in before)
+    changed = (logits(trainer.model, IDS) - start).abs().max()
+    assert changed > 1e-3
+    trainer.save_model()
+    reloaded = PeftModel.from_pretrained(load(base, quantization_config=nf4()), settings["output_dir"])
+    keep_4bit_layout(reloaded)
+    torch.testing.assert_close(logits(reloaded, IDS), logits(trainer.model, IDS))
+
+
+def test_a_quantization_config_of_ones_own_wins(base, settings, prompts, tokenizer, reward):
+    mine = nf4()
+    mine.bnb_4bit_quant_type = "fp4"
+    for given in ({"quantization_config": mine}, {"config": {"model_init_kwargs": {"quantization_config": mine}}}):
+        trainer = build(base, settings, prompts, tokenizer, reward, peft_config=lora_preset("qlora"), **given)
+        kinds = {m.weight.quant_state.quant_type for m in trainer.model.modules() if isinstance(m, Linear4bit)}
+        assert kinds == {"fp4"}
+
+
+@pytest.mark.parametrize("adapter_dtype", ["float32", pytest.param("upstream", marks=pytest.mark.slow)])
+def test_a_resumed_run_ends_where_an_uninterrupted_one_does(
+    base, settings, prompts, tokenizer, reward, tmp_path, adapter_dtype
+):
+    settings = {**settings, "save_strategy": "steps", "save_steps": 1, "max_steps": 2}
+
+    def run(folder, resume=None):
+        arguments = {"peft_config": lora_preset("qlora"), "adapter_dtype": adapter_dtype}
+        trainer = build(base, {**settings, "output_dir": str(folder)}, prompts, tokenizer, reward, **arguments)
+        trainer.train(resume_from_checkpoint=resume)
+        return adapter(trainer)
+
+    whole = run(tmp_path / "whole")
+    resumed = run(tmp_path / "resumed", str(tmp_path / "whole" / "checkpoint-1"))
+    if adapter_dtype == "float32":
+        assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+        return
+    # Upstream's choice does not survive a resume: peft loads a checkpoint's adapter as float32.
+    assert {p.dtype for p in whole.values()} == {torch.bfloat16}
+    assert {p.dtype for p in resumed.values()} == {torch.float32}, (
+        "the host resumes in bfloat16 now: say so in the docs"
+    )
+
+
+# The adapters' dtype
+
+
+def test_values_are_those_from_before_the_cast(base, settings, prompts, tokenizer, reward):
+    kept = build(base, settings, prompts, tokenizer, reward, peft_config=lora_preset("qlora"))
+    cast = build(
+        base, settings, prompts, tokenizer, reward, peft_config=lora_preset("qlora"), adapter_dtype="upstream"
+    )
+    assert {p.dtype for p in adapter(cast).values()} == {torch.bfloat16}
+    assert {p.dtype for p in adapter(kept).values()} == {torch.float32}
+    rounded = adapter(cast)
+    for name, value in adapter(kept).items():
+        assert torch.equal(value.bfloat16(), rounded[name])
+        if "lora_A" in name:
+            assert not torch.equal(value, rounded[name].float())  # not the rounded values in a wider type
+
+
+def test_the_adapter_of_a_wrapped_model_and_its_reference_stay_exact(base, settings, prompts, tokenizer, reward):
+    wrapped = get_peft_model(load(base, quantization_config=nf4()), LoraConfig(r=4, target_modules="all-linear"))
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, p in wrapped.named_parameters():
+            if "lora_B" in name:
+                p.copy_(0.1 * torch.randn(p.shape, generator=generator))
+    before = {name: p.detach().clone() for name, p in wrapped.named_parameters() if p.requires_grad}
+    trainer = build(wrapped, settings, prompts, tokenizer, reward, config={"beta": 0.1})
+    after = adapter(trainer)
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    named = dict(trainer.model.named_parameters())
+    assert all(torch.equal(named[name.replace(".default.", ".ref.")], value) for name, value in before.items())
+    trainer.train()
+    kl = [entry["kl"] for entry in trainer.state.log_history if "kl" in entry]
+    assert kl[0] == pytest.approx(0, abs=1e-9)  # policy and reference are the same at first
+    assert kl[-1] > 0
+
+
+def test_a_model_that_is_quantised_already_takes_the_preset(base, settings, prompts, tokenizer, reward):
+    quantized = load(base, quantization_config=nf4())
+    trainer = build(quantized, settings, prompts, tokenizer, reward, peft_config=lora_preset("qlora"))
+    assert {p.dtype for p in adapter(trainer).values()} == {torch.float32}
+    assert flags(trainer.model) == [False] * 14
+
+
+def test_on_a_base_in_8_bit_too(base, settings, prompts, tokenizer, reward):
+    quantization = BitsAndBytesConfig(load_in_8bit=True)
+    arguments = {"peft_config": lora_preset(), "quantization_config": quantization}
+    trainer = build(base, {**settings, "max_steps": 1}, prompts, tokenizer, reward, **arguments)
+    trainer.train()
+    assert {p.dtype for p in adapter(trainer).values()} == {torch.float32}
+
+
+def test_an_adapter_in_half_precision_is_widened(base, settings, prompts, tokenizer, reward):
+    config = LoraConfig(r=4, target_modules="all-linear")
+    wrapped = get_peft_model(load(base, quantization_config=nf4()), config)
+    for p in wrapped.parameters():
+        if p.requires_grad:
+            p.data = p.data.half()
+    trainer = build(wrapped, settings, prompts, tokenizer, reward)
+    assert {p.dtype for p in adapter(trainer).values()} == {torch.float32}
+
+
+def test_as_on_a_gpu_bfloat16_base_and_autocast_with_adapters_in_float32(base, settings, prompts, tokenizer, reward):
+    quantization = nf4()
+    quantization.bnb_4bit_compute_dtype = torch.bfloat16
+    config = {
+        "bf16": True,
+        "use_cpu": True,
+        "model_init_kwargs": {"dtype": "bfloat16"},
+        "gradient_checkpointing": True,
+    }
+    arguments = {"peft_config": lora_preset("qlora"), "quantization_config": quantization}
+    settings = {**settings, "max_steps": 2}
+    settings.pop("gradient_checkpointing")
+    trainer = build(base, settings, prompts, tokenizer, reward, config=config, **arguments)
+    before = adapter(trainer)
+    assert trainer.model.get_input_embeddings().weight.dtype == torch.bfloat16
+    trainer.train()
+    after = adapter(trainer)
+    assert {p.dtype for p in after.values()} == {torch.float32}
+    assert all(not torch.equal(before[name], after[name]) for name in before)
+
+
+def test_a_base_that_is_not_quantised_is_left_alone(base, settings, prompts, tokenizer, reward):
+    config = {"model_init_kwargs": {"dtype": "bfloat16"}}
+    trainer = build(base, settings, prompts, tokenizer, reward, peft_config=lora_preset(), config=config)
+    assert {p.dtype for p in adapter(trainer).values()} == {torch.float32}  # peft's own choice
+    assert {p.dtype for p in trainer.model.parameters() if not p.requires_grad} == {torch.bfloat16}
+
+
+def test_in_bfloat16_weights_stand_still_and_the_watch_says_so(base, settings, prompts, tokenizer, reward, caplog):
+    settings = {**settings, "learning_rate": 1e-6, "lr_scheduler_type": "constant", "max_steps": 3}
+    settings |= {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1}
+
+    def moved(adapter_dtype):
+        arguments = {"peft_config": lora_preset("qlora"), "adapter_dtype": adapter_dtype}
+        trainer = build(base, settings, prompts, tokenizer, reward, **arguments)
+        trainer.movement_watch.steps = 2
+        caplog.clear()
+        trainer.train()
+        logged = [e["drgrpo/moved_frac"] for e in trainer.state.log_history if "drgrpo/moved_frac" in e]
+        assert len(logged) == 1
+        assert any(isinstance(callback, MovementWatch) for callback in trainer.callback_handler.callbacks)
+        return logged[0], [record.message for record in caplog.records if "that had a gradient" in record.message]
+
+    frac, warnings = moved("upstream")
+    assert frac < 0.05
+    assert len(warnings) == 1
+    assert "LoRA-A (bfloat16)" in warnings[0]
+    assert "learning rate 1.0e-06" in warnings[0]
+    assert "adapter_dtype='float32'" in warnings[0]
+    frac, warnings = moved("float32")
+    assert frac > 0.95
+    assert warnings == []
+
+
+# The 4-bit layout on CPU
+
+
+def gradient_norm(model):
+    model.train()
+    model.zero_grad()
+    model(input_ids=IDS, labels=IDS).loss.backward()
+    return sum((p.grad**2).sum().item() for p in model.parameters() if p.grad is not None) ** 0.5
+
+
+def flags(model):
+    return [bool(m.support_avx512bf16_for_cpu) for m in model.modules() if isinstance(m, Linear4bit)]
+
+
+def test_evaluation_leaves_the_gradient_alone(base, settings, prompts, tokenizer, reward):
+    trainer = build(base, settings, prompts, tokenizer, reward, peft_config=lora_preset("qlora"), eval_dataset=prompts)
+    assert flags(trainer.model) == [False] * 14
+    before = gradient_norm(trainer.model)
+    trainer.evaluate()
+    assert not any(packed(trainer.model))
+    assert gradient_norm(trainer.model) == before
+
+
+def packed(model):
+    layers = [m for m in model.modules() if isinstance(m, Linear4bit)]
+    return [getattr(m.weight.quant_state, "packing_format_for_cpu", False) for m in layers]
+
+
+@pytest.mark.parametrize("fixture", ["base", "base_with_bias"])
+def test_without_the_cure_this_would_fail_and_packed_weights_are_unpacked(fixture, request, settings):
+    model = load(request.getfixturevalue(fixture), quantization_config=nf4())
+    model = get_peft_model(model, LoraConfig(r=4, target_modules="all-linear"))
+    before, expected = gradient_norm(model), logits_without_packing(model)
+    for module in model.modules():
+        if isinstance(module, Linear4bit):
+            module.support_avx512bf16_for_cpu = True  # as on a CPU with avx512_bf16; the packing itself needs none
+    try:
+        logits(model, IDS)
+    except (AttributeError, RuntimeError):
+        if not all(packed(model)):
+            pytest.skip("this build of bitsandbytes cannot pack on this CPU")
+    assert any(packed(model))
+    if fixture == "base_with_bias":
+        with pytest.raises(RuntimeError, match="in-place"):
+            gradient_norm(model)
+    else:
+        assert gradient_norm(model) < 0.9 * before, "the trap is gone: the cure can go, too"
+    keep_4bit_layout(model)
+    assert not any(packed(model))
+    assert flags(model) == [False] * 14
+    torch.testing.assert_close(logits(model, IDS), expected, rtol=0.05, atol=0.05)  # packing rounds scales to bfloat16
+    assert gradient_norm(model) == pytest.approx(before, rel=0.05)
+
+
+def logits_without_packing(model):
+    before = [(m, m.support_avx512bf16_for_cpu) for m in model.modules() if isinstance(m, Linear4bit)]
+    for module, _ in before:
+        module.support_avx512bf16_for_cpu = False
+    result = logits(model, IDS)
+    for module, flag in before:
+        module.support_avx512bf16_for_cpu = flag
+    return result
+
+
+# Refused at start
+
+
+@pytest.fixture
+def loading_fails(monkeypatch):
+    """Nothing may load: the error comes before."""
+    monkeypatch.setattr(HostTrainer, "__init__", lambda *args, **kwargs: pytest.fail("a model was about to load"))
+
+
+@pytest.mark.usefixtures("loading_fails")
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"peft_config": {"r": 4}}, "peft_config: got dict; expected a peft configuration"),
+        ({"peft_config": lora_preset(inference_mode=True)}, "peft_config.inference_mode: got True"),
+        ({"peft_config": LoraConfig(r=0)}, "peft_config.r: got 0"),
+        ({"peft_config": LoraConfig(task_type="SEQ_CLS")}, "peft_config.task_type: got SEQ_CLS; expected CAUSAL_LM"),
+        ({"peft_config": lora_preset(target_modules=["q_proj", "lm_head"])}, "got lm_head among them"),
+        ({"quantization_config": nf4()}, "peft_config: got quantization_config without an adapter"),
+        ({"config": {"model_init_kwargs": {"quantization_config": nf4()}}}, "without an adapter"),
+    ],
+)
+def test_what_would_train_nothing_is_refused_before_a_model_loads(
+    settings, prompts, tokenizer, reward, arguments, message
+):
+    with pytest.raises(InputError) as caught:
+        build("a/model-that-does-not-exist", settings, prompts, tokenizer, reward, **arguments)
+    assert message in str(caught.value)
+
+
+@pytest.mark.usefixtures("loading_fails")
+def test_loaded_models_that_would_train_nothing_are_refused(base, settings, prompts, tokenizer, reward):
+    def refused(model, **arguments):
+        with pytest.raises(InputError) as caught:
+            build(model, settings, prompts, tokenizer, reward, **arguments)
+        return str(caught.value)
+
+    assert "a model in which every parameter is frozen" in refused(load(base).requires_grad_(False))
+    quantized = load(base, quantization_config=nf4())
+    assert "a quantized model without an adapter" in refused(quantized)
+    message = refused(load(base), peft_config=lora_preset("qlora"))
+    assert "a loaded model that is not quantized" in message
+    wrapped = get_peft_model(quantized, LoraConfig(r=2, target_modules="all-linear", inference_mode=True))
+    assert "is_trainable=True" in refused(wrapped)
+
+
+def test_targets_that_match_nothing_are_named(model, settings, prompts, tokenizer, reward):
+    config = LoraConfig(target_modules=["query"], task_type="CAUSAL_LM")
+    with pytest.raises(ValueError, match="got query, which no layer of Qwen2ForCausalLM is called"):
+        build(model, settings, prompts, tokenizer, reward, peft_config=config)
+
+
+def test_an_adapter_that_is_left_empty_is_refused_after_construction(model, settings, prompts, tokenizer, reward):
+    class Frozen(DrGRPOTrainer):
+        def on_built(self, trainable_values):
+            self.model.requires_grad_(False)
+            super().on_built(trainable_values)
+
+    with pytest.raises(InputError, match="model: got no trainable parameter"):
+        build(model, settings, prompts, tokenizer, reward, trainer_class=Frozen)
+
+
+def test_virtual_tokens_still_train(model, settings, prompts, tokenizer, reward):
+    config = PromptTuningConfig(num_virtual_tokens=2, task_type="CAUSAL_LM")
+    trainer = train(DrGRPOTrainer, DrGRPOConfig, settings, prompts, tokenizer, reward, model, peft_config=config)
+    assert trainer.state.global_step == 3
+
+
+def test_an_unknown_dtype_is_refused():
+    with pytest.raises(InputError, match="adapter_dtype: got 'bfloat16'; expected one of float32, upstream"):
+        DrGRPOConfig("out", adapter_dtype="bfloat16")

@@ -1,0 +1,350 @@
+"""`trl-drgrpo train` end to end on a tiny local model, its dry run, and every input that cannot work."""
+
+import errno
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from trl_drgrpo.cli.main import main
+from trl_drgrpo.rewards import columns
+
+REWARD = """
+import pathlib
+def varied(completion_ids, **kwargs):
+    here = pathlib.Path(__file__).parent
+    (here / "keywords.txt").write_text(" ".join(sorted(["completion_ids", *kwargs])))
+    return [float(sum(ids) % 3) for ids in completion_ids]
+def needs_solution(completions, solution, **kwargs): ...
+calls = []
+def short_later(completions, **kwargs):
+    calls.append(1)
+    return [float(len(c)) for c in completions][: 1 if len(calls) == 2 else None]
+"""
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory, monkeypatch):
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A working directory with data (a training and a test split) and a file of rewards."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    for split in ("train", "test"):
+        rows = [{"question": f"{i}+{i}=", "answer": str(2 * i)} for i in range(8)]
+        (tmp_path / "data" / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for name, row in {"nulls": {"question": None, "answer": "1"}, "gaps": {"question": "1", "answer": None}}.items():
+        lines = [row if i == 5 else {"question": f"{i}+{i}=", "answer": str(2 * i)} for i in range(8)]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (tmp_path / "mine.py").write_text(REWARD)
+    return tmp_path
+
+
+@pytest.fixture
+def recipe(folder, saved_model):
+    """Writes a recipe that trains for two steps; keywords change it, `None` takes a key out."""
+
+    def write(**changes):
+        values = {
+            "model_name_or_path": saved_model,
+            "dataset_name": "data",
+            "rename_columns": ["question=prompt"],
+            "reward_funcs": ["mine.py:varied"],
+            "output_dir": "out",
+            "max_steps": 2,
+            "per_device_train_batch_size": 4,
+            "gradient_accumulation_steps": 2,
+            "num_generations": 4,
+            "max_completion_length": 8,
+            "learning_rate": 1e-2,
+            "gradient_checkpointing": False,
+            "report_to": "none",
+            "logging_steps": 1,
+            "save_strategy": "no",
+            "disable_tqdm": True,
+            **changes,
+        }
+        values = {key: value for key, value in values.items() if value is not None}
+        (folder / "recipe.yaml").write_text(yaml.safe_dump(values))
+        return ["train", "--config", str(folder / "recipe.yaml")]
+
+    return write
+
+
+def moved(saved_model, output_dir) -> bool:
+    before = load_file(Path(saved_model) / "model.safetensors")
+    after = load_file(Path(output_dir) / "model.safetensors")
+    return any(not torch.equal(before[name], after[name]) for name in before)
+
+
+def test_train(recipe, saved_model, capfd):
+    assert main(recipe()) == 0
+    out, err = capfd.readouterr()
+    result = yaml.safe_load(out)  # stdout holds the result and nothing else
+    assert result.keys() == {"output_dir", "steps", "reward_first", "reward_last"}
+    assert (result["output_dir"], result["steps"]) == ("out", 2)
+    assert "step 2/2" in err
+    assert "'loss'" not in err  # one line of progress, not every metric
+    assert moved(saved_model, "out")
+    # The keywords that `check_columns` relies on are those that TRL passes, and the columns but `prompt`.
+    assert set(Path("keywords.txt").read_text().split()) == {*columns.ALWAYS_PASSED, "answer"}
+
+
+def test_train_with_lora_evaluation_checkpoint_and_resume(recipe, capfd):
+    argv = recipe(
+        use_peft=True,
+        lora_target_modules="all-linear",
+        eval_strategy="steps",
+        eval_steps=1,
+        per_device_eval_batch_size=8,
+        save_strategy="steps",
+        save_steps=1,
+    )
+    assert main([*argv, "--max_steps", "1"]) == 0
+    assert Path("out/adapter_config.json").is_file()
+    assert Path("out/checkpoint-1").is_dir()
+    capfd.readouterr()
+    assert main([*argv, "--resume_from_checkpoint", "true"]) == 0
+    out, err = capfd.readouterr()
+    result = yaml.safe_load(out)
+    assert result["steps"] == 2
+    assert {"eval_reward_first", "eval_reward_last"} <= set(result)
+    assert "evaluation at step 2" in err
+
+
+def test_a_full_disk_a_second_run_and_a_resumed_one(recipe, monkeypatch, capfd):
+    argv = recipe(save_strategy="steps", save_steps=1)
+    save = torch.save
+
+    def full(content, path, *args, **kwargs):
+        if str(path).endswith("checkpoint-2/optimizer.pt"):
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        return save(content, path, *args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "save", full)
+        assert main(argv) == 1
+    error = capfd.readouterr().err.splitlines()[-1]
+    assert error.startswith("error: disk full: out/checkpoint-2/optimizer.pt could not be written")
+    go_on = re.search(r"--resume_from_checkpoint (\S+)", error)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("trl_drgrpo.cli.job.prepare", lambda given: pytest.fail("refused too late"))
+        assert main(argv) == 2
+        assert "error: output_dir: got out, which holds another run (checkpoint-1);" in capfd.readouterr().err
+        assert main([*argv, "--resume_from_checkpoint", "true", "--overwrite_output_dir", "true"]) == 2
+        assert "overwrite_output_dir: got true beside resume_from_checkpoint true" in capfd.readouterr().err
+    assert main([*argv, *go_on.group().split()]) == 0
+    out, err = capfd.readouterr()
+    assert yaml.safe_load(out)["steps"] == 2
+    assert "starting anew" not in err
+
+
+def test_dry_run_is_a_recipe_and_loads_no_model(recipe, folder, monkeypatch, capsys):
+    monkeypatch.setattr("trl.GRPOTrainer.__init__", lambda *a, **k: pytest.fail("a model was about to load"))
+    argv = [*recipe(scale_rewards=False, hub_token="hf_secret", beta=0.0), "--dry_run", "--learning_rate", "3e-4"]
+    assert main(argv) == 0
+    out = capsys.readouterr().out
+    shown = yaml.safe_load(out)
+    assert shown["scale_rewards"] == "none"
+    assert shown["loss_normalizer"] == 8  # max_completion_length
+    assert {"loss_type", "beta", "advantage_baseline", "num_generations"} <= set(shown)
+    assert shown["learning_rate"] == 3e-4  # the flag wins over the recipe's 1e-2
+    assert "gradient_accumulation_steps" in shown
+    assert "hub_token" not in shown
+    assert "hf_secret" not in out
+    assert "# rows per optimizer step: 8 (4 per device x 2 accumulated x 1 process)" in out
+    assert "# prompts per optimizer step: 2\n" in out
+    assert "# train data: 8 rows, columns prompt, answer" in out
+    assert not Path("out").exists()
+    (folder / "again.yaml").write_text(out)
+    assert main(["train", "--config", "again.yaml", "--dry_run"]) == 0
+    assert yaml.safe_load(capsys.readouterr().out) == shown
+
+
+@pytest.mark.parametrize(("source", "named"), [("data", None), ("some/name", "some/name")])
+def test_push_to_hub_names_only_a_hub_dataset(recipe, monkeypatch, capsys, source, named):
+    from trl_drgrpo.cli import data
+    from trl_drgrpo.trainer import DrGRPOTrainer
+
+    calls = []
+    load = data.load_data
+    monkeypatch.setattr(data, "load_data", lambda _, **keywords: load("data", **keywords))
+    monkeypatch.setattr(DrGRPOTrainer, "init_hf_repo", lambda self, *a: setattr(self, "hub_model_id", "me/it"))
+    monkeypatch.setattr(DrGRPOTrainer, "push_to_hub", lambda self, **keywords: calls.append(keywords))
+    assert main(recipe(dataset_name=source, push_to_hub=True, max_steps=1)) == 0
+    assert calls[-1] == {"dataset_name": named}
+    assert "https://huggingface.co/me/it" in capsys.readouterr().err
+
+
+def test_values_equal_to_the_default_are_not_shown(recipe, capsys):
+    assert main([*recipe(temperature=1.0, lora_r=16), "--dry_run"]) == 0
+    shown = yaml.safe_load(capsys.readouterr().out)
+    assert "temperature" not in shown
+    assert "lora_r" not in shown
+
+
+def test_a_mixture_of_datasets(recipe, folder, capsys):
+    entry = {"path": "json", "data_files": str(folder / "data" / "train.jsonl")}
+    argv = recipe(dataset_name=None, datasets=[entry, {**entry, "columns": ["question", "answer"]}])
+    assert main([*argv, "--dry_run"]) == 0
+    assert "# train data: 16 rows" in capsys.readouterr().out
+
+
+def test_env_is_set_before_anything_else(recipe, monkeypatch, capsys):
+    monkeypatch.setenv("TRL_DRGRPO_TEST", "before")
+    assert main([*recipe(env={"TRL_DRGRPO_TEST": 5}), "--dry_run"]) == 0
+    assert os.environ["TRL_DRGRPO_TEST"] == "5"
+
+
+def test_the_flags_mean_what_they_mean_to_trl(recipe):
+    """The same command line gives the same four dataclasses as TRL's parser."""
+    from trl import TrlParser
+
+    from trl_drgrpo.cli import flags, job
+    from trl_drgrpo.cli.main import _parse
+    from trl_drgrpo.cli.train import read_given
+
+    argv = [
+        *recipe(dataset_name="data", lr_scheduler_kwargs={"num_cycles": 2}, eval_strategy="no"),
+        *["--use_peft", "--no_shuffle_dataset", "--learning-rate", "1e-4", "--dtype", "bfloat16"],
+        *["--lora_target_modules", "q_proj", "v_proj", "--num_generations_eval", "none", "--reward_weights", "1"],
+        *["--pad_to_multiple_of", "4", "--model_init_kwargs", '{"use_cache": false}', "--vllm_mode=server"],
+    ]
+    given = read_given(_parse(argv))
+    theirs = TrlParser([flags.import_dataclass(name) for name in flags.DATACLASSES]).parse_args_and_config(argv[1:])
+    for name, expected in zip(flags.DATACLASSES, theirs, strict=True):
+        built = job._build(name, given)
+        different = {k for k, v in vars(expected).items() if vars(built)[k] != v}
+        assert not different - {"distributed_state", "deepspeed_plugin"}, name
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_name_or_path": None}, "model_name_or_path: got none"),
+        ({"model_name_or_path": "./nowhere"}, "model_name_or_path: got ./nowhere, which does not exist"),
+        ({"model_name_or_path": "data"}, "model_name_or_path: got data, a folder without config.json"),
+        (
+            {"model_name_or_path": "some/name"},
+            "model_name_or_path: got some/name, which is not in the local cache (offline mode, HF_HUB_OFFLINE=1)",
+        ),
+        ({"model_name_or_path": "trl_drgrpo:big"}, "model_name_or_path: got trl_drgrpo:big; expected trl_drgrpo:demo"),
+        ({"dataset_name": None}, "dataset_name: got none"),
+        ({"dataset_name": "no.jsonl"}, "dataset_name: got no.jsonl, which does not exist"),
+        ({"dataset_train_split": "val"}, "dataset split: got 'val' of data; expected one of the splits there are"),
+        ({"rename_columns": None}, "'question' looks like it: rename it with `rename_columns: [question=prompt]`"),
+        ({"reward_funcs": None}, "reward_funcs: got none"),
+        ({"reward_funcs": ["acuracy_reward"]}, "Did you mean accuracy_reward"),
+        ({"reward_funcs": ["accuracy_reward"]}, "expected a column 'solution'"),
+        ({"reward_funcs": ["mine.py:needs_solution"]}, "expected a column 'solution'"),
+        ({"reward_weights": [1.0, 2.0]}, "reward_weights: got 2 weights; expected 1, one per reward"),
+        ({"num_generations": 3}, "num_generations: got 3"),
+        ({"num_generations": 1}, "num_generations: got 1; expected a whole number, at least 2"),
+        ({"loss_type": "dapo"}, "loss_type: got 'dapo'; expected 'dr_grpo'"),
+        ({"scale_rewards": "group"}, "scale_rewards: got 'group'"),
+        ({"scale_rewards": True}, "scale_rewards: got True"),
+        ({"lr_scheduler_type": "linaer"}, "lr_scheduler_type: got 'linaer'; expected one of linear, "),
+        ({"learning_rate": -1e-6}, "learning_rate: got -1e-06; expected a finite number, at least 0"),
+        ({"lora_r": 0}, "lora_r: got 0; expected a whole number, at least 1"),
+        (
+            {"max_completion_length": 1024},
+            "max_completion_length: got 1024; expected less than the model's context of",
+        ),
+        ({"model_init_kwargs": {"use_cach": False}}, "model_init_kwargs: got the key 'use_cach'"),
+        ({"attn_implementation": "sdp"}, "attn_implementation: got 'sdp'"),
+        ({"use_peft": True, "lora_target_modules": ["q_prj"]}, "Did you mean q_proj?"),
+        ({"report_to": "wandbb"}, "report_to: got wandbb; expected one of "),
+        ({"prompt_template": "{prompt} {anser}"}, "prompt_template: got the slot {anser}"),
+        ({"dataset_name": "nulls.jsonl"}, "prompt: got null as the prompt in row 5 (the first is 0) of nulls.jsonl"),
+        (
+            {"reward_funcs": ["list_sum_reward"], "dataset_name": "gaps.jsonl"},
+            "reward list_sum_reward: got null in 1 of 8 rows of the column 'answer', first in row 5 (from 0)",
+        ),
+        ({"load_in_4bit": True, "load_in_8bit": True}, "configuration: got values that ModelConfig refuses"),
+        ({"resume_from_checkpoint": "nowhere"}, "resume_from_checkpoint: got nowhere, but it does not exist"),
+        ({"dataset_name": None, "datasets": [{"path": "some/name"}]}, "datasets: got a mixture of some/name"),
+    ],
+)
+def test_bad_input_is_one_line_before_a_model_loads(changes, message, recipe, monkeypatch, capsys):
+    monkeypatch.setattr("trl.GRPOTrainer.__init__", lambda *a, **k: pytest.fail("a model was about to load"))
+    assert main(recipe(**changes)) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "Traceback" not in err
+    error = err.splitlines()[-1]
+    assert error.startswith("error: ")
+    assert message in error
+
+
+def test_a_reward_that_breaks_its_contract_is_one_line_and_the_run_is_saved(recipe, folder, capsys):
+    assert main(recipe(reward_funcs=["mine.py:short_later"])) == 2
+    err = capsys.readouterr().err
+    assert "Traceback" not in err
+    assert err.splitlines()[-1].startswith("error: reward function 'short_later': got 1 rewards; expected a list of 8")
+    assert (folder / "out" / "checkpoint-1").exists()
+
+
+@pytest.mark.slow
+def test_two_processes_print_one_result(recipe):
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "-m", "trl_drgrpo.cli.main"]
+    done = subprocess.run([*launch, *recipe()], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert yaml.safe_load(done.stdout)["steps"] == 2  # two documents would not parse as one mapping
+    dry = subprocess.run([*launch, *recipe(), "--dry_run"], capture_output=True, text=True, timeout=300)
+    assert dry.stdout.count("# rows per optimizer step: 16 (4 per device x 2 accumulated x 2 processes)") == 1
+
+
+def test_the_qlora_preset_trains_an_adapter_on_a_4_bit_base(recipe, capfd):
+    assert main(recipe(preset="qlora", learning_rate=None, lora_r=2)) == 0
+    out = capfd.readouterr().out
+    assert yaml.safe_load(out)["steps"] == 2
+    adapter = json.loads(Path("out/adapter_config.json").read_text())
+    assert (adapter["r"], adapter["lora_alpha"], adapter["lora_dropout"]) == (2, 32, 0.0)  # what is given wins
+    assert {"q_proj", "down_proj"} <= {name.rpartition(".")[2] for name in adapter["target_modules"]}
+    log = [json.loads(line) for line in Path("out/_drgrpo/metrics.jsonl").read_text().splitlines()]
+    assert json.loads(Path("out/_drgrpo/run.json").read_text())["settings"]["learning_rate"] == 1e-5
+    assert log[0]["logs"]["learning_rate"] == 1e-5
+    weights = load_file("out/adapter_model.safetensors")
+    assert {w.dtype for w in weights.values()} == {torch.float32}
+    assert all(w.any() for name, w in weights.items() if "lora_B" in name)  # it has moved away from 0
+
+
+def test_the_dry_run_shows_what_the_preset_sets_and_stays_a_recipe(recipe, folder, capsys):
+    assert main([*recipe(learning_rate=None), "--preset", "qlora", "--lora_r", "4", "--dry_run"]) == 0
+    out = capsys.readouterr().out
+    shown = yaml.safe_load(out)
+    assert (shown["preset"], shown["lora_r"]) == ("qlora", 4)
+    assert "learning_rate" not in shown  # on another device the preset chooses anew
+    (line,) = [line for line in out.splitlines() if line.startswith("# preset qlora sets, on this device: ")]
+    assert "learning_rate 1e-05" in line
+    assert "load_in_4bit True" in line
+    assert "lora_r" not in line
+    (folder / "again.yaml").write_text(out)
+    assert main(["train", "--config", "again.yaml", "--dry_run"]) == 0
+    assert capsys.readouterr().out == out
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--preset", "qlorra"], "preset: got 'qlorra'; expected one of lora, qlora. Did you mean qlora?"),
+        (["--preset", "lora", "--load_in_4bit"], "load_in_4bit: got True beside the preset 'lora'"),
+        (["--preset", "qlora", "--load_in_8bit"], "load_in_8bit: got True beside the preset 'qlora'"),
+        (["--preset", "lora", "--use_peft", "false"], "use_peft: got False beside the preset 'lora'"),
+        (["--load_in_4bit"], "peft_config: got quantization_config without an adapter"),
+    ],
+)
+def test_presets_that_contradict_and_4_bit_without_an_adapter(recipe, capsys, flags, message):
+    assert main([*recipe(), *flags, "--dry_run"]) == 2
+    assert message in capsys.readouterr().err

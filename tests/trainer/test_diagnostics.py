@@ -1,0 +1,415 @@
+"""The diagnostics in real runs of the tiny model."""
+
+import dataclasses
+import json
+import logging
+import math
+import statistics
+from pathlib import Path
+
+import pandas
+import pytest
+import torch
+from runs import assert_same_weights, train, weights
+from transformers import HfArgumentParser, TrainerCallback
+
+from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
+from trl_drgrpo.cli import flags, values
+from trl_drgrpo.common.errors import InputError, RewardError
+from trl_drgrpo.features.diagnostics.feature import STATE_FILE
+from trl_drgrpo.features.diagnostics.run_warnings import DEFAULTS, RunWarnings
+from trl_drgrpo.features.diagnostics.snapshot import BatchSnapshot
+from trl_drgrpo.features.diagnostics.statistics import BUCKETS
+from trl_drgrpo.labs.check.tiny import tiny_model
+from trl_drgrpo.process_rewards.steps import step_segmenter
+from trl_drgrpo.report.reading import read_run
+from trl_drgrpo.upstream.hooks import CreditedBatch, ScoredBatch
+
+HAIR_TRIGGER = {"truncation": {"share": 0.0, "steps": 1}}
+
+
+def parity_reward(completion_ids, **kwargs):
+    return [float(sum(ids) % 2) for ids in completion_ids]
+
+
+def step_reward(step_ends, completion_ids, **kwargs):
+    return [[float(ids[end] % 3) for end in ends] for ids, ends in zip(completion_ids, step_ends, strict=True)]
+
+
+def run(settings, prompts, tokenizer, reward=parity_reward, trainer_arguments=None, **fields):
+    fields = {**settings, **fields}
+    return train(DrGRPOTrainer, DrGRPOConfig, fields, prompts, tokenizer, reward, **(trainer_arguments or {}))
+
+
+def read(settings, name):
+    path = Path(settings["output_dir"]) / "_drgrpo" / name
+    if name.endswith(".json"):
+        return json.loads(path.read_text(encoding="utf-8"))
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def test_the_run_log_of_a_run(settings, prompts, tokenizer):
+    trainer = run(settings, prompts, tokenizer, record_groups=-1, hub_token="hf_secret", right_threshold=1.0)
+    facts = read(settings, "run.json")
+    assert facts["ended"]["how"] == "finished"
+    assert [(start["step"], start["device"], start["processes"]) for start in facts["starts"]] == [(0, "cpu", 1)]
+    assert facts["objective"]["loss_normalizer"] == 12
+    assert "A_i  = r_i - mean of its group's 4 rewards" in facts["formula"]
+    assert facts["right"] == {"reward": "parity_reward", "threshold": 1.0}
+    assert facts["rewards"] == {"names": ["parity_reward"], "weights": [1.0]}
+    assert (facts["max_steps"], facts["step_rewards"], facts["adapter"]) == (3, None, None)
+    assert "hf_secret" not in json.dumps(facts)
+    metrics = read(settings, "metrics.jsonl")
+    history = trainer.state.log_history
+    assert [entry["step"] for entry in metrics] == [1, 2, 3, 3]  # the last one is transformers' summary
+    for entry, logged in zip(metrics, history, strict=True):
+        assert {name: logged[name] for name in entry["logs"]} == entry["logs"]
+    assert {entry["step"] for entry in read(settings, "completions.jsonl")} == {1, 2, 3}
+
+
+def test_logged_metrics_are_those_of_the_recorded_rows(settings, prompts, tokenizer):
+    run(settings, prompts, tokenizer, record_groups=-1, max_steps=4)
+    groups = read(settings, "completions.jsonl")
+    for entry in read(settings, "metrics.jsonl")[:4]:
+        logs, of_step = entry["logs"], [g for g in groups if g["step"] == entry["step"]]
+        rows = [row for group in of_step for row in group["rows"]]
+        assert (len(of_step), len(rows)) == (2, 8)
+        assert logs["drgrpo/pass_rate"] == statistics.fmean(row["reward"] for row in rows)
+        assert logs["reward"] == pytest.approx(logs["drgrpo/pass_rate"])
+        assert logs["completions/truncated_frac"] == logs["completions/clipped_ratio"]
+        assert logs["completions/mean_length"] == pytest.approx(statistics.fmean(row["length"] for row in rows))
+        for name, wanted in (("right", 1.0), ("wrong", 0.0)):
+            lengths = [row["length"] for row in rows if row["reward"] == wanted]
+            mean = logs.get(f"completions/length_{name}_mean")
+            assert mean == (pytest.approx(statistics.fmean(lengths)) if lengths else None)
+        dead = [len({row["reward"] for row in group["rows"]}) == 1 for group in of_step]
+        assert logs["drgrpo/zero_signal_frac"] == statistics.fmean(dead) == logs["frac_reward_zero_std"]
+        masses = [abs(row["advantage"]) * row["length"] for row in rows]
+        shares = dict.fromkeys(BUCKETS, 0.0)
+        for group in of_step:
+            share = 4 * group["baseline"]
+            bucket = "0" if share == 0 else "100" if share == 4 else ("0-25", "25-50", "50-75")[int(share) - 1]
+            shares[bucket] += sum(abs(r["advantage"]) * r["length"] for r in group["rows"])
+        if sum(masses):
+            logged = {b: logs[f"difficulty/mass_frac/{b}"] for b in shares}
+            assert logged == pytest.approx({b: mass / sum(masses) for b, mass in shares.items()})
+        assert logs["time/generate_s"] > 0
+        assert logs["time/train_s"] > 0
+        seconds = sum(logs[f"time/{phase}_s"] for phase in ("generate", "score", "train"))
+        assert logs["time/tokens_per_s"] == pytest.approx(sum(row["length"] for row in rows) / seconds)
+
+
+def test_looking_changes_nothing(settings, prompts, tokenizer, tmp_path):
+    seen = run(settings, prompts, tokenizer, record_groups=-1)
+    unseen = run(
+        {**settings, "output_dir": str(tmp_path / "off")}, prompts, tokenizer, run_log=False, run_warnings=False
+    )
+    assert_same_weights(weights(seen), weights(unseen))
+    assert not (tmp_path / "off" / "_drgrpo").exists()
+
+
+@pytest.mark.parametrize(("record", "kept"), [(0, None), (1, [0]), (2, [0, 1])])
+def test_how_many_groups_are_recorded(settings, prompts, tokenizer, record, kept):
+    run(settings, prompts, tokenizer, record_groups=record, max_steps=1)
+    if kept is None:
+        assert not (Path(settings["output_dir"]) / "_drgrpo" / "completions.jsonl").exists()
+    else:
+        assert [group["group"] for group in read(settings, "completions.jsonl")] == kept
+
+
+def test_step_rewards_mark_the_spans(settings, prompts, tokenizer):
+    fields = {"step_separator": ["tokens:3"], "max_steps": 2}
+    run(settings, prompts, tokenizer, trainer_arguments={"step_reward_funcs": step_reward}, **fields)
+    rows = [row for group in read(settings, "completions.jsonl") for row in group["rows"]]
+    for row in rows:
+        steps = [span["step"] for span in row["spans"]]
+        assert steps == list(range(len(steps)))
+        assert 1 <= len(steps) <= math.ceil(row["length"] / 3)  # a step ends with a character, which may take 4 tokens
+        assert all(span["step_reward"] in (0.0, 1.0, 2.0) for span in row["spans"])
+    assert any(len({span["advantage"] for span in row["spans"]}) > 1 for row in rows)
+    assert read(settings, "run.json")["step_rewards"] == {"names": ["step_reward"], "weights": [1.0]}
+    logs = read(settings, "metrics.jsonl")[0]["logs"]
+    assert sum(v for name, v in logs.items() if name.startswith("difficulty/mass_frac/")) == pytest.approx(1)
+    assert logs["time/score_s"] > 0
+
+
+@pytest.mark.parametrize(
+    ("own", "recorded"), [({}, ["tokens:3"]), ({"step_segmenter": step_segmenter("tokens:5")}, "'tokens:5'")]
+)
+def test_the_run_log_names_the_segmenter_that_was_used(settings, prompts, tokenizer, own, recorded):
+    arguments = {"step_reward_funcs": step_reward, **own}
+    run(settings, prompts, tokenizer, trainer_arguments=arguments, step_separator=["tokens:3"], max_steps=1)
+    assert read(settings, "run.json")["objective"]["step_separator"] == recorded
+
+
+def test_an_outcome_reward_that_is_none_says_nothing_about_right(settings, prompts, tokenizer):
+    arguments = {"step_reward_funcs": step_reward}
+    trainer = run(settings, prompts, tokenizer, None, arguments, max_steps=1, step_separator=["tokens:3"])
+    assert trainer.diagnostics.right_rule is None
+    assert "drgrpo/pass_rate" not in trainer.state.log_history[0]
+    assert trainer.state.log_history[0]["drgrpo/zero_signal_frac"] < 1  # the steps do have a signal
+
+
+def test_a_continuous_reward_says_once_what_to_set(settings, prompts, tokenizer, reward, caplog):
+    with caplog.at_level("INFO", logger="trl_drgrpo"):
+        trainer = run(settings, prompts, tokenizer, reward)
+    assert caplog.text.count("Set right_threshold") == 1
+    assert not [
+        name for entry in trainer.state.log_history for name in entry if "right" in name or "pass_rate" in name
+    ]
+    assert all(row["right"] is None for row in read(settings, "completions.jsonl")[-1]["rows"])
+
+
+def test_evaluations(settings, prompts, tokenizer):
+    fields = {"eval_strategy": "steps", "eval_steps": 2, "per_device_eval_batch_size": 4, "max_steps": 2}
+    run(settings, prompts, tokenizer, trainer_arguments={"eval_dataset": prompts.select(range(2))}, **fields)
+    evaluation = next(entry for entry in read(settings, "metrics.jsonl") if entry["mode"] == "eval")
+    assert 0 <= evaluation["logs"]["eval_drgrpo/pass_rate"] <= 1
+    assert "eval_completions/unique_frac" in evaluation["logs"]
+    assert not [name for name in evaluation["logs"] if "mass" in name or "zero_signal" in name or "time/" in name]
+    groups = [group for group in read(settings, "completions.jsonl") if group["mode"] == "eval"]
+    assert [(group["step"], group["group"]) for group in groups] == [(2, 0), (2, 1)]  # of two batches
+
+
+def test_groups_of_a_step_that_generates_twice_have_different_numbers(settings, prompts, tokenizer):
+    run(settings, prompts, tokenizer, steps_per_generation=1, max_steps=2)
+    groups = [(group["step"], group["group"]) for group in read(settings, "completions.jsonl")]
+    assert groups == [(1, 0), (1, 1), (2, 0), (2, 1)]
+    assert read_run(settings["output_dir"]).completions.groups == 4
+
+
+def test_a_run_that_fails_says_how(settings, prompts, tokenizer):
+    calls = []
+
+    def breaks(completion_ids, **kwargs):
+        calls.append(1)
+        if len(calls) == 2:
+            raise RuntimeError("judge is down")
+        return parity_reward(completion_ids)
+
+    with pytest.raises(RewardError):
+        run(settings, prompts, tokenizer, breaks)
+    assert read(settings, "run.json")["ended"]["how"] == "failed: RewardError"
+    assert read(settings, "run.json")["ended"]["step"] == 1
+
+
+def test_a_resumed_run_appends_repeats_no_warning_and_records_the_same(settings, prompts, tokenizer, tmp_path):
+    fields = {
+        **settings,
+        "save_strategy": "steps",
+        "save_steps": 1,
+        "max_steps": 4,
+        "record_groups": 1,
+        "run_warnings": HAIR_TRIGGER,
+        "right_threshold": None,
+    }
+    whole = run(fields, prompts, tokenizer)
+    before = read(fields, "completions.jsonl")
+    assert [(w["step"], w["cause"]) for w in read(fields, "warnings.jsonl")] == [(1, "truncation")]
+    resumed = DrGRPOTrainer(
+        tiny_model(tokenizer), parity_reward, DrGRPOConfig(**fields), prompts, processing_class=tokenizer
+    )
+    resumed.train(resume_from_checkpoint=str(Path(fields["output_dir"]) / "checkpoint-2"))
+    assert_same_weights(weights(whole), weights(resumed))
+    assert [start["step"] for start in read(fields, "run.json")["starts"]] == [0, 2]
+    assert len(read(fields, "warnings.jsonl")) == 1
+
+    def untimed(groups):
+        return [{key: value for key, value in group.items() if key != "time"} for group in groups]
+
+    assert untimed(read(fields, "completions.jsonl")) == untimed(before + before[2:])
+
+
+def test_what_was_seen_of_a_reward_survives_a_resume(settings, prompts, tokenizer, reward, caplog):
+    fields = {**settings, "save_strategy": "steps", "save_steps": 2}
+    run(fields, prompts, tokenizer, reward)
+    checkpoint = Path(fields["output_dir"]) / "checkpoint-2"
+    state = json.loads((checkpoint / STATE_FILE).read_text())
+    assert state["right_is_binary"] is False
+    resumed = DrGRPOTrainer(tiny_model(tokenizer), reward, DrGRPOConfig(**fields), prompts, processing_class=tokenizer)
+    caplog.clear()
+    resumed.train(resume_from_checkpoint=str(checkpoint))
+    assert resumed.diagnostics.right_rule.is_binary is False
+    assert "right_threshold" not in caplog.text
+
+
+def test_a_damaged_state_costs_no_run(settings, prompts, tokenizer, caplog):
+    fields = {**settings, "save_strategy": "steps", "save_steps": 1, "max_steps": 1}
+    trainer = run(fields, prompts, tokenizer)
+    checkpoint = Path(fields["output_dir"]) / "checkpoint-1"
+    for content in ("{", "{}", "[]", '{"right_is_binary": true, "warnings": []}'):
+        (checkpoint / STATE_FILE).write_text(content)
+        caplog.clear()
+        trainer.describing.failures.clear()
+        trainer.diagnostics.on_checkpoint_loaded(checkpoint)
+        assert "warnings may be repeated" in caplog.text
+    (checkpoint / STATE_FILE).unlink()  # a run of plain TRL, or of an earlier version
+    trainer.diagnostics.on_checkpoint_loaded(checkpoint)
+
+
+def test_warnings_reach_log_and_file_and_can_be_silenced(settings, prompts, tokenizer, caplog, tmp_path):
+    with caplog.at_level(logging.WARNING):
+        run(settings, prompts, tokenizer, lambda completions, **kwargs: [0.0] * len(completions), max_steps=6)
+    assert [w["cause"] for w in read(settings, "warnings.jsonl")] == ["all_dead"]
+    assert caplog.text.count("No group of the whole run had a signal") == 1
+    caplog.clear()
+    fields = {**settings, "output_dir": str(tmp_path / "silent"), "run_warnings": False}
+    run(fields, prompts, tokenizer, lambda completions, **kwargs: [0.0] * len(completions), max_steps=6)
+    assert "No group" not in caplog.text
+    assert not (tmp_path / "silent" / "_drgrpo" / "warnings.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("fields", "generating"), [({"num_iterations": 2}, [1, 3]), ({"steps_per_generation": 1}, [1, 2, 3])]
+)
+def test_the_watches_see_every_optimizer_step_however_seldom_it_is_logged(
+    settings, prompts, tokenizer, monkeypatch, fields, generating
+):
+    observed = []
+    observe = RunWarnings.observe
+    monkeypatch.setattr(
+        RunWarnings,
+        "observe",
+        lambda self, step, metrics: (observed.append((step, metrics)), observe(self, step, metrics)),
+    )
+    fields = {**fields, "max_steps": 3, "record_groups": -1, "run_warnings": HAIR_TRIGGER}
+    trainer = run(settings, prompts, tokenizer, logging_steps=2, **fields)
+    assert [entry["step"] for entry in trainer.state.log_history[:-1]] == [2]
+    assert [step for step, _ in observed] == [1, 2, 3]
+    assert all("step_time" in metrics for _, metrics in observed)
+    assert [step for step, metrics in observed if "reward" in metrics] == generating
+    groups = read(settings, "completions.jsonl")
+    for step, metrics in observed:
+        rewards = [row["reward"] for group in groups if group["step"] == step for row in group["rows"]]
+        assert metrics.get("reward") == (pytest.approx(statistics.fmean(rewards)) if rewards else None)
+        assert metrics.get("drgrpo/reward_min") == (0.0 if 0.0 in rewards else 1.0 if rewards else None)
+    assert [(w["step"], w["cause"]) for w in read(settings, "warnings.jsonl")] == [(1, "truncation")]
+
+
+def test_settings_from_the_command_line_and_from_recipes(monkeypatch):
+    for field in dataclasses.fields(DrGRPOConfig):  # transformers' parser changes them in place
+        monkeypatch.setattr(field, "type", field.type)
+    flag = flags.read_flags()["run_warnings"]
+    for given, threshold in ((True, 0.8), ("true", 0.8), ('{"dead_groups": {"share": 0.5}}', 0.5)):
+        config = DrGRPOConfig(run_warnings=values.coerce(flag, given))
+        assert (config.run_warnings is True) == (threshold == 0.8)
+    assert DrGRPOConfig(run_warnings=values.coerce(flag, "false")).run_warnings is False
+    recipe = {"kl": False, "truncation": {"share": 0.9}}
+    assert DrGRPOConfig(run_warnings=values.coerce(flag, recipe)).run_warnings == recipe
+    with pytest.raises(InputError, match="^run_warnings: got 'kll'"):
+        DrGRPOConfig(run_warnings=values.coerce(flag, '{"kll": false}'))
+    (config,) = HfArgumentParser((DrGRPOConfig,)).parse_args_into_dataclasses(  # TrlParser's base
+        ["--output_dir", "x", "--run_warnings", "false", "--right_threshold", "0.5"]
+    )
+    assert (config.run_warnings, config.right_threshold) == (False, 0.5)
+
+
+@pytest.mark.parametrize("fields", [{"record_groups": -2}, {"record_groups": 1.5}, {"run_log": "no"}])
+def test_bad_settings_are_named(fields):
+    with pytest.raises(InputError, match=f"^{next(iter(fields))}: got"):
+        DrGRPOConfig(**fields)
+
+
+def test_a_callback_sees_what_was_logged_once(settings, prompts, tokenizer):
+    class Capture(TrainerCallback):
+        seen = []  # noqa: RUF012
+
+        def on_log(self, args, state, control, logs=None, **kwargs):
+            self.seen.append(dict(logs))
+
+    run(settings, prompts, tokenizer, trainer_arguments={"callbacks": [Capture()]})
+    assert len(Capture.seen) == 4
+    assert all("drgrpo/pass_rate" in logs and "time/train_s" in logs for logs in Capture.seen[:3])
+    assert "time/train_s" not in Capture.seen[3]  # the summary
+
+
+def test_trackers_get_the_metrics_unchanged(settings, prompts, tokenizer, tmp_path, monkeypatch):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "events"))
+    trainer = run(settings, prompts, tokenizer, report_to="tensorboard")
+    events = accumulator.EventAccumulator(str(tmp_path / "events"))
+    events.Reload()
+    for name in ("drgrpo/pass_rate", "difficulty/mass_frac_grpo/25-50", "time/train_s"):
+        logged = {entry["step"]: entry[name] for entry in trainer.state.log_history if name in entry}
+        assert {e.step: e.value for e in events.Scalars(f"train/{name}")} == pytest.approx(logged)
+
+
+def test_the_table_of_completions_has_steps_rewards_and_advantages_once(settings, prompts, tokenizer, monkeypatch):
+    import trl.trainer.grpo_trainer as host
+
+    class Trackio:
+        tables = []  # noqa: RUF012
+
+        @staticmethod
+        def Table(dataframe):
+            return dataframe
+
+        @classmethod
+        def log(cls, entry):
+            cls.tables.append(entry["completions"])
+
+    monkeypatch.setattr(host, "trackio", Trackio, raising=False)
+    fields = {**settings, "max_steps": 1, "log_completions": True, "step_separator": ["tokens:3"]}
+    trainer = DrGRPOTrainer(
+        tiny_model(tokenizer),
+        parity_reward,
+        DrGRPOConfig(**fields),
+        prompts,
+        processing_class=tokenizer,
+        step_reward_funcs=step_reward,
+    )
+    trainer.args.report_to = ["trackio"]  # not installed here: what TRL hands it is what counts
+    trainer.train()
+    table = Trackio.tables[0]
+    stored = pandas.read_parquet(next(Path(settings["output_dir"]).glob("completions/*.parquet")))
+    assert list(stored.columns) == list(table.columns)
+    assert sorted(table.columns) == sorted(
+        ["step", "prompt", "completion", "parity_reward", "steps", "step_rewards", "advantage", *extra_columns(table)]
+    )
+    assert len(table) == 8
+    assert [len(s) for s in table["steps"]] == [len(r) for r in table["step_rewards"]]
+    # The row's advantage is its mean over tokens; the run log has it token by token.
+    groups = read(settings, "completions.jsonl")
+    assert {row["reward"] for group in groups for row in group["rows"]} <= set(table["parity_reward"])
+
+
+def extra_columns(table):
+    """TRL logs columns of the dataset that rewards ask for; none here."""
+    return [name for name in table.columns if name == "answer"]
+
+
+def test_a_tools_tokens_are_masked_spans_and_no_length(tokenizer):
+    # Two rows of one group; the tool wrote the middle three tokens of the first.
+    first, second = tokenizer.encode("ab123cd"), tokenizer.encode("xyz")
+    mask = torch.tensor([[1] * 7, [1] * 3 + [0] * 4])
+    trained = mask * torch.tensor([[1, 1, 0, 0, 0, 1, 1], [1] * 7])
+    scored = ScoredBatch(torch.tensor([[1.0], [0.0]]), [{"prompt": "p"}] * 2, ["p"] * 2, [None] * 2, [first, second])
+    advantages = torch.tensor([0.5, -0.5])
+    batch = CreditedBatch(scored, torch.tensor([1.0, 0.0]), advantages, advantages, mask, trained, 2)
+    seen = BatchSnapshot(batch, 0, {second[-1]}, {0})
+    assert [(row.length, row.trained, row.mass, row.truncated) for row in seen.own] == [
+        (4, 4, 2.0, True),
+        (3, 3, 1.5, False),
+    ]
+    rows = list(seen.recorded_rows(["r"], [True, False]))
+    assert list(rows[0].trained) == [True, True, False, False, False, True, True]
+    assert list(rows[0].token_advantages) == [0.5, 0.5, 0, 0, 0, 0.5, 0.5]
+    assert list(rows[1].token_advantages) == [-0.5] * 3
+    assert [row.right for row in rows] == [True, False]
+
+
+def test_a_truncated_row_that_is_masked_is_recorded_as_such(settings, prompts, tokenizer):
+    run(settings, prompts, tokenizer, mask_truncated_completions=True, max_completion_length=4, record_groups=-1)
+    rows = [row for group in read(settings, "completions.jsonl") for row in group["rows"]]
+    cut = [row for row in rows if row["truncated"]]
+    assert cut
+    assert all(span["masked"] and span["advantage"] == 0 for row in cut for span in row["spans"])
+    assert all(row["length"] == 4 for row in cut)
+
+
+def test_every_cause_has_its_defaults_documented():
+    text = Path("recipes/diagnostics.md").read_text(encoding="utf-8")
+    for cause, thresholds in DEFAULTS.items():
+        line = next(line for line in text.splitlines() if line.startswith(f"| `{cause}`"))
+        for name, value in thresholds.items():
+            assert f"`{name}` {value:g}" in line, (cause, name)

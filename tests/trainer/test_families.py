@@ -1,0 +1,76 @@
+"""Mixtures of experts, and other families than the tiny Qwen2 of all other tests: two steps, a card, a saved model."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from runs import assert_same_weights, length_reward, train, weights
+from tiny_families import DENSE, EXPERTS, tiny
+from transformers import AutoModelForCausalLM
+
+from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
+
+SAVES = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1}
+
+
+def trained(settings, prompts, tokenizer, family, **fields):
+    """A trainer after two steps and a save; its weights have moved and can be loaded."""
+    model = tiny(family, tokenizer)
+    start = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    fields = {**settings, **SAVES, **fields}
+    trainer = train(DrGRPOTrainer, DrGRPOConfig, fields, prompts, tokenizer, length_reward, model)
+    trainer.save_model()
+    assert any(not torch.equal(start[name], value) for name, value in weights(trainer).items())
+    loaded = AutoModelForCausalLM.from_pretrained(settings["output_dir"])
+    assert_same_weights(weights(trainer), dict(loaded.named_parameters()))
+    assert trainer.describing.failures == {}
+    return trainer
+
+
+def card(settings):
+    return (Path(settings["output_dir"]) / "README.md").read_text(encoding="utf-8")
+
+
+slow = pytest.mark.slow
+
+
+# The weight that each architecture declares, by default; 0 switches the loss off, and the planned micro-batches on.
+@pytest.mark.parametrize(
+    ("family", "given", "weight"),
+    [
+        ("GptOss", None, "0.001"),
+        ("Mixtral", 0.05, "0.05"),
+        *[pytest.param(family, None, "0.001", marks=slow) for family in ("Qwen3Moe", "Mixtral")],
+        pytest.param("Qwen3Moe", 0.05, "0.05", marks=slow),
+        pytest.param("GptOss", 0.05, "0.05", marks=slow),
+        *[pytest.param(family, 0.0, None, marks=slow) for family in EXPERTS],
+    ],
+)
+def test_experts_train_and_save(family, given, weight, settings, prompts, tokenizer):
+    trainer = trained(settings, prompts, tokenizer, family, router_aux_loss_coef=given)
+    stated = re.search(r"router's load-balancing loss, weight ([\d.]+)\.$", card(settings), re.MULTILINE)
+    assert (stated[1] if stated else None) == weight
+    assert ("aux_loss" in trainer.state.log_history[0]) == (weight is not None)
+    assert trainer.fast_path.plans == (weight is None)
+
+
+def test_experts_resume_bit_for_bit(settings, prompts, tokenizer):
+    # The file holds each expert by itself, the model all of them as one tensor.
+    whole = trained(settings, prompts, tokenizer, "Qwen3Moe")
+    resumed = DrGRPOTrainer(
+        tiny("Qwen3Moe", tokenizer), length_reward, whole.args, prompts, processing_class=tokenizer
+    )
+    checkpoint = str(Path(settings["output_dir"]) / "checkpoint-1")
+    resumed.train(resume_from_checkpoint=checkpoint)
+    assert_same_weights(weights(whole), weights(resumed))
+    resumed.state.best_model_checkpoint = checkpoint  # as load_best_model_at_end=True leaves it
+    resumed._load_best_model()
+    best = AutoModelForCausalLM.from_pretrained(checkpoint)
+    assert_same_weights(weights(resumed), dict(best.named_parameters()))
+
+
+@slow
+@pytest.mark.parametrize("family", DENSE)
+def test_other_families_train_and_save(family, settings, prompts, tokenizer):
+    trained(settings, prompts, tokenizer, family)

@@ -1,0 +1,379 @@
+"""Planned micro-batches against stock TRL: the same gradients, and controls that must not be."""
+
+from itertools import product
+
+import pytest
+import torch
+from datasets import Dataset
+from gradient_runs import EXACT, GEOMETRY, STOCK, Watching, difference, gradients, half_dead, step_reward
+from runs import assert_same_weights, train, weights
+from transformers import AutoModelForCausalLM
+from trl import GRPOConfig, GRPOTrainer
+
+from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
+from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.features.fast_path.feature import FastPath
+from trl_drgrpo.labs.check.record import LONG_PROMPTS, PROMPTS, completion_reward, record
+from trl_drgrpo.labs.check.tiny import tiny_model
+
+
+@pytest.fixture(autouse=True)
+def watching():
+    Watching.plans_seen = []
+
+
+SETTINGS = {
+    "one batch": {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1, "steps_per_generation": 1},
+    "accumulation": {},
+    "rows cut from groups": {
+        "per_device_train_batch_size": 1,
+        "gradient_accumulation_steps": 8,
+        "steps_per_generation": 8,
+    },
+    "steps per generation": {"steps_per_generation": 4},
+    "iterations": {"steps_per_generation": 4, "num_iterations": 2, "max_steps": 8},
+    "two generations per step": {"gradient_accumulation_steps": 4},
+    "misaligned": {"steps_per_generation": 3, "num_generations": 4, "max_steps": 6},
+    "sequence ratios": {"steps_per_generation": 4, "num_iterations": 2, "importance_sampling_level": "sequence"},
+    "KL": {"beta": 0.1, "steps_per_generation": 4, "use_bias_correction_kl": False},
+    "truncated rows masked": {"mask_truncated_completions": True},
+    "gradient checkpointing": {"gradient_checkpointing": True},
+    "two-sided clipping": {"delta": 1.5, "steps_per_generation": 4, "num_iterations": 2},
+    "off-policy mask": {"off_policy_mask_threshold": 0.01, "steps_per_generation": 4, "num_iterations": 2},
+    "padded to a multiple": {"pad_to_multiple_of": 8},
+}
+
+
+# Left to the slow tests: settings that another one has too, together with more.
+CONTAINED = ("one batch", "accumulation", "steps per generation", "two generations per step", "gradient checkpointing")
+
+
+@pytest.mark.parametrize(
+    "lora", [pytest.param(False, id="full"), pytest.param(True, id="lora", marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize(
+    "settings", [pytest.param(SETTINGS[n], id=n, marks=[pytest.mark.slow] * (n in CONTAINED)) for n in SETTINGS]
+)
+def test_gradients_are_those_of_stock_trl(settings, lora):
+    ours = gradients(Watching, settings, lora=lora)
+    assert difference(ours, gradients(GRPOTrainer, settings, lora=lora)) <= EXACT
+    assert all(Watching.plans_seen)
+
+
+@pytest.mark.parametrize(
+    ("settings", "lora", "checkpointing"),
+    [
+        pytest.param(
+            {"beta": 0.1, "use_bias_correction_kl": False} if kl else {},
+            lora,
+            checkpointing,
+            id=f"{'KL' if kl else 'policy'}-{'lora' if lora else 'full'}-{checkpointing}",
+            marks=[] if kl == lora == checkpointing else pytest.mark.slow,
+        )
+        for kl, lora, checkpointing in product([False, True], repeat=3)
+    ],
+)
+def test_gradients_are_those_of_stock_trl_when_prompts_are_shared(settings, lora, checkpointing):
+    settings = {
+        **settings,
+        "per_device_train_batch_size": 8,
+        "gradient_accumulation_steps": 1,
+        "steps_per_generation": 2,
+        "num_iterations": 2,
+        "gradient_checkpointing": checkpointing,
+    }
+    ours = gradients(Watching, settings, lora=lora, prompts=LONG_PROMPTS)
+    assert difference(ours, gradients(GRPOTrainer, settings, lora=lora, prompts=LONG_PROMPTS)) <= EXACT
+    assert any(len(pack) > 1 for plan in Watching.plans_seen for pack in plan["packs"])
+
+
+def test_float32_with_trls_own_head():
+    settings = {"steps_per_generation": 4}
+    stock = gradients(GRPOTrainer, settings, plain_head=False)
+    assert difference(gradients(DrGRPOTrainer, settings, plain_head=False), stock) <= 1e-5
+
+
+def tool_rollouts(prompts, trainer):
+    """Completions of unequal length in which every third token comes from a tool."""
+    ids = [trainer.processing_class(prompt)["input_ids"] for prompt in prompts]
+    completions = [[60 + (5 * row + t) % 90 for t in range(2 + (7 * row) % 11)] for row in range(len(prompts))]
+    masks = [[int(t % 3 != 1) for t in range(len(c))] for c in completions]
+    return {"prompt_ids": ids, "completion_ids": completions, "logprobs": None, "env_mask": masks}
+
+
+def test_tool_tokens_are_masked_as_in_stock_trl():
+    arguments = {"trainer_arguments": {"rollout_func": tool_rollouts}}
+    settings = {"steps_per_generation": 4}
+    ours = gradients(Watching, settings, **arguments)
+    assert difference(ours, gradients(GRPOTrainer, settings, **arguments)) <= EXACT
+    assert all(Watching.plans_seen)
+
+
+@pytest.mark.parametrize("credit", ["return_to_go", "min_to_go"])
+def test_process_rewards_give_the_gradients_of_upstream_micro_batches(credit):
+    settings = {"step_separator": ["tokens:2"], "step_credit": credit, "steps_per_generation": 4}
+    arguments = {"trainer_arguments": {"step_reward_funcs": step_reward}}
+    ours = gradients(Watching, settings, **arguments)
+    upstream = gradients(DrGRPOTrainer, {**settings, "micro_batching": "upstream"}, **arguments)
+    assert difference(ours, upstream) <= EXACT
+    assert all(Watching.plans_seen)
+
+
+def test_unscorable_rows_are_left_out():
+    # rewards of thirds and None: TRL's own advantages have rounding residues, so the reference is our upstream mode
+    ours = gradients(Watching, {}, reward=completion_reward)
+    upstream = gradients(DrGRPOTrainer, {"micro_batching": "upstream"}, reward=completion_reward)
+    assert difference(ours, upstream) <= EXACT
+
+
+# Controls: the same assertion must see each of these
+
+
+class NoWeight(DrGRPOTrainer):
+    def loss_constants(self, inputs):
+        return {**super().loss_constants(inputs), "max_completion_length": self.loss_normalizer}
+
+
+class TokenNormalizer(DrGRPOTrainer):
+    def loss_constants(self, inputs):
+        tokens = inputs["completion_mask"].sum().item() / len(inputs["completion_mask"])
+        return {**super().loss_constants(inputs), "max_completion_length": max(tokens, 1)}
+
+
+class PlansWhatItMustNot(DrGRPOTrainer):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.fast_path._why_not_planned = lambda: None
+
+
+class SkipsInSpiteOfKL(DrGRPOTrainer):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.fast_path.__class__ = type("Skipping", (FastPath,), {"skips": True})
+
+
+@pytest.mark.parametrize(
+    ("trainer_class", "settings"),
+    [
+        (NoWeight, {}),
+        (TokenNormalizer, {}),
+        (PlansWhatItMustNot, {"entropy_coef": 0.1}),
+        (PlansWhatItMustNot, {"top_entropy_quantile": 0.5}),
+        (SkipsInSpiteOfKL, {"beta": 0.1, "use_bias_correction_kl": False, "steps_per_generation": 4}),
+    ],
+    ids=["no weight", "token normalizer", "entropy bonus", "top-entropy mask", "skipping with KL"],
+)
+def test_controls_differ(trainer_class, settings):
+    assert difference(gradients(trainer_class, settings), gradients(GRPOTrainer, settings)) > 1e-6
+
+
+@pytest.mark.parametrize("settings", [{"entropy_coef": 0.1}, {"top_entropy_quantile": 0.5}])
+def test_where_planning_would_not_be_exact_trls_micro_batches_stay(settings):
+    ours = gradients(Watching, settings)
+    assert difference(ours, gradients(GRPOTrainer, settings)) <= EXACT
+    assert Watching.plans_seen
+    assert not any(Watching.plans_seen)
+
+
+# A step without any signal
+
+
+def never(completion_ids, **kwargs):
+    return [0.7] * len(completion_ids)
+
+
+def test_a_step_without_signal_still_is_a_step(settings, prompts, tokenizer):
+    # weight decay and momentum go on, as with gradients of zero: not as with gradients of None
+    settings = {**settings, "weight_decay": 0.1, "learning_rate": 0.1, "lr_scheduler_type": "constant"}
+    seen = []
+
+    class Recording(DrGRPOTrainer):
+        def training_step(self, model, inputs, num_items_in_batch):
+            loss = super().training_step(model, inputs, num_items_in_batch)
+            seen.append([p.grad for p in model.parameters() if p.requires_grad])
+            return loss
+
+    trainer = train(Recording, DrGRPOConfig, {**settings, "max_steps": 1}, prompts, tokenizer, never)
+    assert all(gradient is not None and not gradient.any() for gradient in seen[-1])
+    for name, start in tiny_model(tokenizer).named_parameters():
+        decays = name.endswith("weight") and "norm" not in name
+        expected = start * (1 - 0.1 * 0.1) if decays else start
+        torch.testing.assert_close(weights(trainer)[name], expected, rtol=1e-6, atol=0)
+
+
+# What is logged
+
+
+def last(trainer, key):
+    return [entry[key] for entry in trainer.state.log_history if key in entry][-1]
+
+
+def test_metrics_over_all_rows_keep_their_meaning(settings, prompts, tokenizer):
+    # Ratios leave 1 in later steps on the same rollouts, so some tokens are clipped.
+    settings = {**settings, "steps_per_generation": 4, "num_iterations": 2, "epsilon": 0.01, "logging_steps": 1}
+
+    def reward(completion_ids, **kwargs):
+        return half_dead(completion_ids)
+
+    def metrics(**extra):
+        trainer = train(DrGRPOTrainer, DrGRPOConfig, {**settings, **extra}, prompts, tokenizer, reward)
+        return [entry for entry in trainer.state.log_history if "clip_ratio/low_mean" in entry]
+
+    ours, upstream = (
+        metrics(),
+        metrics(
+            micro_batching="upstream",
+            per_device_train_batch_size=8,
+            gradient_accumulation_steps=1,
+            steps_per_generation=2,
+        ),
+    )
+    assert any(entry["clip_ratio/region_mean"] > 0 for entry in upstream)
+    for a, b in zip(ours, upstream, strict=True):
+        assert "entropy" not in a
+        for name in ("low_mean", "high_mean", "region_mean", "low_min", "high_max"):
+            assert a[f"clip_ratio/{name}"] == pytest.approx(b[f"clip_ratio/{name}"], abs=1e-5), name
+
+
+def test_entropy_and_kl_over_all_rows_where_none_is_left_out(settings, prompts, tokenizer, reward, saved_model):
+    settings = {**settings, "beta": 0.1, "logging_steps": 1, "learning_rate": 0.01}
+
+    def metrics(**extra):
+        model = AutoModelForCausalLM.from_pretrained(saved_model)  # the reference is loaded from the same place
+        trainer = train(DrGRPOTrainer, DrGRPOConfig, {**settings, **extra}, prompts, tokenizer, reward, model)
+        return [(entry["entropy"], entry["kl"]) for entry in trainer.state.log_history if "kl" in entry]
+
+    ours = metrics()
+    upstream = metrics(micro_batching="upstream", per_device_train_batch_size=8, gradient_accumulation_steps=1)
+    assert ours[-1][1] > 0
+    for a, b in zip(ours, upstream, strict=True):
+        assert a == pytest.approx(b, rel=1e-3)
+
+
+def test_what_was_planned_is_logged(settings, prompts, tokenizer):
+    def reward(completion_ids, **kwargs):  # the second group of each two is dead
+        return [float(sum(ids) % 2) if i < 4 else 1.0 for i, ids in enumerate(completion_ids)]
+
+    trainer = train(DrGRPOTrainer, DrGRPOConfig, {**settings, "logging_steps": 1}, prompts, tokenizer, reward)
+    assert last(trainer, "drgrpo/rows_skipped_frac") >= 0.5
+    assert 0 < last(trainer, "drgrpo/useful_token_frac") <= 1
+    assert 0 < last(trainer, "drgrpo/upstream_token_frac") < 0.7
+    assert last(trainer, "drgrpo/micro_batches") in (1, 2)
+
+
+def test_inputs_that_cannot_be_regrouped_stay_with_trl(settings, prompts, tokenizer, reward, caplog):
+    class Images(Watching):
+        def on_rollouts(self, rollouts):
+            return {**super().on_rollouts(rollouts), "anything_new": torch.zeros(len(rollouts["advantages"]))}
+
+    with caplog.at_level("INFO"):
+        ours = weights(train(Images, DrGRPOConfig, settings, prompts, tokenizer, reward))
+    upstream = {**settings, "micro_batching": "upstream"}
+    stock = weights(train(DrGRPOTrainer, DrGRPOConfig, upstream, prompts, tokenizer, reward))
+    assert_same_weights(ours, stock)
+    assert not any(Watching.plans_seen)
+    assert caplog.text.count("Micro-batches with anything_new stay as TRL makes them.") == 1
+
+
+# Subclasses, other models, other precisions
+
+
+class HalfLogps(DrGRPOTrainer):
+    def _get_per_token_logps_and_entropies(self, *args, **kwargs):
+        logps, entropies, aux_loss = super()._get_per_token_logps_and_entropies(*args, **kwargs)
+        return logps * 0.5, entropies, aux_loss
+
+
+class OwnLoss(DrGRPOTrainer):
+    def _compute_loss(self, model, inputs):
+        ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
+        mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
+        logps = self._get_per_token_logps_and_entropies(model, ids, mask, inputs["completion_ids"].size(1))[0]
+        loss = -(logps * inputs["advantages"][:, None] * inputs["completion_mask"]).sum()
+        return loss / (len(logps) * self.max_completion_length * self.current_gradient_accumulation_steps)
+
+
+@pytest.mark.parametrize("micro_batching", ["exact", "upstream"])
+def test_an_override_of_the_scoring_is_applied_once(micro_batching):
+    # as a function of the stock class: `super()` of the method above is bound to our class
+    def stock_scoring(self, *args, **kwargs):
+        logps, entropies, aux_loss = GRPOTrainer._get_per_token_logps_and_entropies(self, *args, **kwargs)
+        return logps * 0.5, entropies, aux_loss
+
+    stock_class = type("StockHalf", (GRPOTrainer,), {"_get_per_token_logps_and_entropies": stock_scoring})
+    settings = {"steps_per_generation": 4}
+    ours = gradients(HalfLogps, {**settings, "micro_batching": micro_batching})
+    recording = record(
+        stock_class, GRPOConfig, lora=False, plain_head=True, reward=half_dead, **{**GEOMETRY, **settings, **STOCK}
+    )
+    assert difference(ours, [step.gradients for step in recording.steps]) <= EXACT
+
+
+def test_a_loss_of_ones_own_gets_the_micro_batches_of_trl(caplog):
+    ours = gradients(OwnLoss, {})
+    assert difference(ours, gradients(GRPOTrainer, {})) <= EXACT
+    assert "Micro-batches stay as TRL makes them: RecordingTrainer has its own _compute_loss" in caplog.text
+
+
+def test_a_reference_with_another_attention_is_tested_by_itself(settings, prompts, tokenizer, reward, saved_model):
+    # the policy may share prompts, the eager reference may not: its log-probabilities would be wrong without a word
+    long = Dataset.from_dict({"prompt": LONG_PROMPTS})
+    settings |= {"beta": 0.1, "model_init_kwargs": {"attn_implementation": "eager"}, "optim": "sgd"}
+    settings |= {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1}  # one mean, over all tokens
+
+    def run(micro_batching):
+        model = AutoModelForCausalLM.from_pretrained(saved_model)
+        config = {**settings, "micro_batching": micro_batching, "logging_steps": 1}
+        trainer = train(DrGRPOTrainer, DrGRPOConfig, config, long, tokenizer, reward, model)
+        return trainer, [entry["kl"] for entry in trainer.state.log_history if "kl" in entry]
+
+    (ours, kl), (_, upstream_kl) = run("exact"), run("upstream")
+    shares = {
+        ours.model is model: ours.fast_path._plan_costs(model).share_prompts for model in (ours.model, ours.ref_model)
+    }
+    assert shares == {True: True, False: False}
+    assert kl == pytest.approx(upstream_kl, rel=1e-3, abs=1e-6)
+
+
+def test_a_policy_that_has_diverged_stops_the_run(settings, prompts, tokenizer, reward):
+    model = tiny_model(tokenizer)
+    model.lm_head.weight.data.fill_(torch.nan)
+    with pytest.raises(RuntimeError, match="probability tensor contains either `inf`, `nan`"):
+        train(DrGRPOTrainer, DrGRPOConfig, settings, prompts, tokenizer, reward, model)
+
+
+def test_rotary_angles_that_depend_on_the_batch_keep_trls_micro_batches():
+    from transformers import Qwen2Config
+
+    from trl_drgrpo.features.fast_path.sharing import rope_depends_on_width
+
+    assert not rope_depends_on_width(Qwen2Config())
+    dynamic = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    assert rope_depends_on_width(Qwen2Config(rope_parameters=dynamic))
+
+
+def test_evaluation_is_untouched(settings, prompts, tokenizer, reward):
+    results = []
+    for micro_batching in ("exact", "upstream"):
+        trainer = DrGRPOTrainer(
+            model=tiny_model(tokenizer),
+            reward_funcs=reward,
+            args=DrGRPOConfig(**{**settings, "micro_batching": micro_batching}),
+            train_dataset=prompts,
+            eval_dataset=prompts.select(range(2)),
+            processing_class=tokenizer,
+        )
+        torch.manual_seed(0)
+        results.append(trainer.evaluate())
+    for key in ("eval_loss", "eval_reward", "eval_entropy"):
+        assert results[0][key] == results[1][key]
+
+
+@pytest.mark.parametrize("settings", [{"micro_batching": "fast"}, {"share_prompts": "yes"}, {"fast_generation": 1}])
+def test_bad_settings_are_refused(settings):
+    with pytest.raises(InputError, match=next(iter(settings))):
+        DrGRPOConfig(use_cpu=True, bf16=False, **settings)
+
+
+def test_the_prompts_are_those_of_the_check():
+    assert len(set(PROMPTS)) == len(set(LONG_PROMPTS)) == 16

@@ -1,0 +1,126 @@
+"""Process reward models and Monte-Carlo values inside the trainer, and roll-outs by the trainer's own backend."""
+
+import pytest
+import torch
+from runs import train
+from transformers import Qwen2Config, Qwen2ForTokenClassification
+
+from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
+from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.process_rewards import (
+    MonteCarloScorer,
+    TokenClassificationScorer,
+    TrainerRollouts,
+    TransformersRollouts,
+    step_verifier,
+)
+
+
+def odd_length(completion_ids, **kwargs):
+    return [float(len(ids) % 2) for ids in completion_ids]
+
+
+@pytest.fixture
+def run(settings, prompts, tokenizer):
+    def run(*step_reward_funcs, trainer_class=DrGRPOTrainer, **changes):
+        values = {**settings, "step_separator": ["tokens:4"], "max_steps": 2, **changes}
+        arguments = {"step_reward_funcs": list(step_reward_funcs)}
+        return train(trainer_class, DrGRPOConfig, values, prompts, tokenizer, None, **arguments)
+
+    return run
+
+
+def logged(trainer, metric):
+    return [entry[metric] for entry in trainer.state.log_history if metric in entry]
+
+
+def test_a_process_reward_model_and_a_rule_drive_training(run, tokenizer):
+    config = Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_labels=2,
+        initializer_range=0.3,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    scorer = TokenClassificationScorer(Qwen2ForTokenClassification(config), tokenizer, name="prm")
+    rule = step_verifier(lambda prompt, previous_steps, step: float(len(previous_steps)), name="rule")
+    trainer = run(scorer, rule)
+    assert logged(trainer, "process_rewards/prm/truncated_frac") == [0.0, 0.0]
+    assert all(norm > 0 for norm in logged(trainer, "grad_norm"))
+    assert not scorer.model.training
+
+
+@pytest.mark.parametrize("reward", ["value", "gain"])
+def test_monte_carlo_values_drive_training(reward, run, tokenizer, model):
+    rollouts = TransformersRollouts(model, tokenizer, max_new_tokens=6)
+    trainer = run(MonteCarloScorer(rollouts, odd_length, k=2, reward=reward, tokenizer=tokenizer))
+    assert all(number > 0 for number in logged(trainer, "process_rewards/monte_carlo/rollouts"))
+    assert all(norm > 0 for norm in logged(trainer, "grad_norm"))
+
+
+def test_the_trainers_own_policy_rolls_out(settings, prompts, tokenizer):
+    rollouts = TrainerRollouts(batch_size=6)
+    scorer = MonteCarloScorer(rollouts, odd_length, k=4, tokenizer=tokenizer)
+    seen = []
+
+    class Bound(DrGRPOTrainer):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            rollouts.trainer = self
+
+        def sample_completions(self, prompt_ids, num_generations):
+            sampled = super().sample_completions(prompt_ids, num_generations)
+            seen.append((prompt_ids, num_generations, sampled))
+            return sampled
+
+    values = {**settings, "step_separator": ["tokens:4"], "max_steps": 2}
+    trainer = train(Bound, DrGRPOConfig, values, prompts, tokenizer, None, step_reward_funcs=[scorer])
+    assert all(norm > 0 for norm in logged(trainer, "grad_norm"))
+    for prompt_ids, num_generations, sampled in seen:
+        assert num_generations == 4
+        assert len(prompt_ids) == len(sampled) == 4  # one prefix at a time: 6 // 4
+        assert all(ids == prompt_ids[0] for ids in prompt_ids)  # as the vLLM server mode wants it
+    assert sum(logged(trainer, "process_rewards/monte_carlo/rollouts")) == sum(len(ids) for ids, *_ in seen)
+    assert rollouts([], 4) == []
+
+
+class Accelerator:
+    """Two processes, seen from one that has less to do."""
+
+    device, num_processes = torch.device("cpu"), 2
+
+    def gather(self, calls):
+        return torch.stack([calls, torch.tensor(3)])
+
+
+def test_processes_make_the_same_calls(tokenizer):
+    calls = []
+
+    class Trainer:
+        accelerator, processing_class = Accelerator(), tokenizer
+
+        def sample_completions(self, prompt_ids, num_generations):
+            calls.append(prompt_ids)
+            return [[ids[-1]] for ids in prompt_ids]
+
+    prefixes = [tokenizer(text)["input_ids"] for text in ("xxa", "b", "xc")]
+    assert TrainerRollouts(Trainer(), batch_size=4)(prefixes, 2) == [["a", "a"], ["b", "b"], ["c", "c"]]
+    assert [len(rows) for rows in calls] == [4, 4, 4]
+    calls.clear()
+    scorer = MonteCarloScorer(TrainerRollouts(Trainer(), batch_size=4), odd_length, k=2, tokenizer=tokenizer)
+    one_step = {"steps": [("a",)], "completion_ids": [[64]], "step_ends": [[0]]}
+    assert scorer(["p"], ["a"], **one_step) == [[1.0]]  # nothing to roll out here, but the other process has
+    assert [len(rows) for rows in calls] == [4, 4, 4]
+
+
+def test_rollouts_without_a_trainer_or_without_ids(tokenizer):
+    with pytest.raises(InputError, match="TrainerRollouts.trainer: got none"):
+        TrainerRollouts()([[1]], 2)
+    with pytest.raises(InputError, match="prefixes: got texts"):
+        TrainerRollouts(object())(["text"], 2)
+    with pytest.raises(InputError, match="batch_size: got 0"):
+        TrainerRollouts(batch_size=0)

@@ -1,0 +1,418 @@
+"""A run that is stopped and resumed ends with the weights of one that was not, bit for bit."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from runs import short_run
+
+from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
+from trl_drgrpo.common.errors import InputError, RewardError
+from trl_drgrpo.features.resume.checkpoints import (
+    STATE_FILE,
+    begin_checkpoint,
+    finish_checkpoint,
+    newest_complete_checkpoint,
+    read_state,
+)
+from trl_drgrpo.features.resume.run_state import RunState, load_rollouts, newest_loss_normalizer, save_rollouts
+from trl_drgrpo.labs.check.tiny import tiny_model
+
+
+def build(settings, prompts, tokenizer, reward, **arguments):
+    return DrGRPOTrainer(
+        model=arguments.pop("model", None) or tiny_model(tokenizer),
+        reward_funcs=reward,
+        args=DrGRPOConfig(**settings),
+        train_dataset=prompts,
+        processing_class=tokenizer,
+        **arguments,
+    )
+
+
+def weights(trainer):
+    return [p.detach().clone() for p in trainer.model.parameters()]
+
+
+GEOMETRIES = {
+    "one generation per step": {},
+    "two steps per generation": {"steps_per_generation": 4},
+    "two iterations": {"num_iterations": 2},
+    "misaligned": {"steps_per_generation": 3, "num_generations": 6},
+    "into the second epoch": {"gradient_accumulation_steps": 4},  # 16 prompts, 4 per step
+    "with running scale": {"scale_by_running_std": True, "steps_per_generation": 4},
+}
+
+
+RARE = ("one generation per step", "two iterations")
+
+
+@pytest.mark.parametrize(
+    "extra", [pytest.param(GEOMETRIES[n], id=n, marks=[pytest.mark.slow] * (n in RARE)) for n in GEOMETRIES]
+)
+def test_a_resumed_run_ends_like_an_uninterrupted_one(extra, settings, prompts, tokenizer, reward):
+    settings = {**settings, "max_steps": 7, "save_strategy": "steps", "save_steps": 1, **extra}
+    whole = build(settings, prompts, tokenizer, reward)
+    whole.train()
+    for stop_at in (3, 5):
+        resumed = build({**settings, "save_strategy": "no"}, prompts, tokenizer, reward)
+        resumed.train(resume_from_checkpoint=f"{settings['output_dir']}/checkpoint-{stop_at}")
+        assert resumed.state.global_step == 7
+        assert all(torch.equal(a, b) for a, b in zip(weights(resumed), weights(whole), strict=True)), stop_at
+        assert resumed.reward_scale.state_dict() == whole.reward_scale.state_dict()
+
+
+def test_a_finished_run_is_finished(settings, prompts, tokenizer, reward):
+    # a constant rate, and the middle of an epoch: transformers would train, and save, a fourth step
+    settings |= {"save_strategy": "steps", "save_steps": 1, "lr_scheduler_type": "constant"}
+    whole = build(settings, prompts, tokenizer, reward)
+    whole.train()
+    resumed = build(settings, prompts, tokenizer, reward)
+    resumed.train(resume_from_checkpoint=True)
+    assert resumed.state.global_step == 3
+    assert all(torch.equal(a, b) for a, b in zip(weights(resumed), weights(whole), strict=True))
+    assert not (Path(settings["output_dir"]) / "checkpoint-4").exists()
+
+
+@pytest.mark.parametrize("switch", [("exact", "upstream"), ("upstream", "exact")], ids=" to ".join)
+def test_micro_batching_may_change_in_the_middle_of_a_generation_batch(switch, settings, prompts, tokenizer, reward):
+    # the pending micro-batches are as the first setting made them, and the second one takes them as they are
+    settings = {**settings, "max_steps": 4, "save_strategy": "steps", "save_steps": 1, "steps_per_generation": 8}
+    whole = build({**settings, "micro_batching": switch[0]}, prompts, tokenizer, reward)
+    whole.train()
+    resumed = build({**settings, "micro_batching": switch[1]}, prompts, tokenizer, reward)
+    resumed.train(resume_from_checkpoint=f"{settings['output_dir']}/checkpoint-1")
+    for name, weight in resumed.model.named_parameters():
+        torch.testing.assert_close(weight, whole.model.get_parameter(name), rtol=1e-3, atol=1e-4)
+
+
+def test_without_our_state_the_resumed_run_is_another_one(settings, prompts, tokenizer, reward):
+    # negative control: what TRL alone restores is not enough in the middle of a generation batch
+    settings = {**settings, "max_steps": 5, "save_strategy": "steps", "save_steps": 1, "steps_per_generation": 4}
+    whole = build(settings, prompts, tokenizer, reward)
+    whole.train()
+    checkpoint = Path(settings["output_dir"]) / "checkpoint-3"
+    for own in (*checkpoint.glob("drgrpo_rollouts_*"), checkpoint / STATE_FILE):
+        own.unlink()
+    resumed = build(settings, prompts, tokenizer, reward)
+    resumed.train(resume_from_checkpoint=str(checkpoint))
+    assert any(not torch.equal(a, b) for a, b in zip(weights(resumed), weights(whole), strict=True))
+
+
+def test_resuming_without_a_checkpoint_starts_anew_and_says_so(settings, prompts, tokenizer, reward, caplog):
+    trainer = build({**settings, "max_steps": 1}, prompts, tokenizer, reward)
+    trainer.train(resume_from_checkpoint=True)
+    assert trainer.state.global_step == 1
+    assert f"No checkpoint in {settings['output_dir']} to resume from: starting anew." in caplog.text
+
+
+def failing(call):
+    """The usual reward, raising once at its n-th call."""
+    calls = []
+
+    def reward(completion_ids, **kwargs):
+        calls.append(1)
+        if len(calls) == call:
+            raise RuntimeError("judge is down")
+        return [float(sum(ids) % 3) for ids in completion_ids]
+
+    return reward
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [{}, {"steps_per_generation": 4}, {"steps_per_generation": 3, "num_generations": 6}, {"steps_per_generation": 1}],
+    ids=["per step", "two steps per generation", "misaligned", "two generations per step"],
+)
+@pytest.mark.parametrize("call", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_a_run_whose_reward_failed_is_resumed_as_if_it_had_not(extra, call, settings, prompts, tokenizer, reward):
+    settings = {**settings, "max_steps": 5, **extra}
+    if call == 2 and extra.get("steps_per_generation") == 1:
+        call = 4  # the second micro-batch of the second step: the step is repeated from its beginning
+    whole = build(settings, prompts, tokenizer, reward)
+    whole.train()
+    with pytest.raises(RewardError):
+        build(settings, prompts, tokenizer, failing(call)).train()
+    resumed = build(settings, prompts, tokenizer, reward)
+    resumed.train(resume_from_checkpoint=True)
+    assert all(torch.equal(a, b) for a, b in zip(weights(resumed), weights(whole), strict=True))
+
+
+def test_rollouts_newer_than_the_checkpoint_are_not_saved_with_it(settings, prompts, tokenizer):
+    # Steps of 5 micro-batches, generations of 2: the second step begins inside the third generation (micro-batch 5)
+    # and fails at the fifth (8). At hand is the fourth, which is not what micro-batch 5 was to train on.
+    settings |= {"gradient_accumulation_steps": 5, "steps_per_generation": 2}
+    with pytest.raises(RewardError):
+        build(settings, prompts, tokenizer, failing(5)).train()
+    state = RunState.load(Path(settings["output_dir"]) / "checkpoint-1")
+    assert (state.micro_step, state.has_rollouts) == (5, False)
+
+
+def test_a_reward_that_fails_in_an_evaluation_does_not_shift_the_run(settings, prompts, tokenizer, reward):
+    settings |= {"steps_per_generation": 4, "max_steps": 5, "eval_strategy": "steps", "eval_steps": 3}
+
+    def fails_on_evaluation(prompts, completion_ids, **kwargs):
+        if prompts[0].startswith("eval"):
+            raise RuntimeError("judge is down")
+        return [float(sum(ids) % 3) for ids in completion_ids]
+
+    evaluation = prompts.map(lambda row: {"prompt": "eval " + row["prompt"]})
+    trainer = build(settings, prompts, tokenizer, fails_on_evaluation, eval_dataset=evaluation)
+    with pytest.raises(RewardError):
+        trainer.train()
+    checkpoint = Path(settings["output_dir"]) / "checkpoint-3"
+    assert RunState.load(checkpoint).micro_step == 6
+    assert (checkpoint / "drgrpo_rollouts_0.pt").exists()
+
+
+def test_a_stale_checkpoint_of_an_older_run_is_no_excuse(settings, prompts, tokenizer, reward, caplog):
+    stale = Path(settings["output_dir"]) / "checkpoint-2"
+    stale.mkdir(parents=True)
+    (stale / "drgrpo_rollouts_0.pt").write_text("of another run")
+    with pytest.raises(RewardError):
+        build(settings, prompts, tokenizer, failing(3)).train()
+    assert RunState.load(stale).micro_step == 4
+    assert not (stale / "drgrpo_rollouts_0.pt").exists()
+    assert f"resume from {stale}" in caplog.text
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, prompts, tokenizer, reward):
+    """Trains once with these fields, and puts a copy of what the run has left where it is wanted."""
+    runs = {}
+
+    def copy(fields, output_dir):
+        key = json.dumps(fields, sort_keys=True)
+        if key not in runs:
+            runs[key] = tmp_path_factory.mktemp("finished")
+            build({**short_run(runs[key]), **fields}, prompts, tokenizer, reward).train()
+        shutil.copytree(runs[key], output_dir)
+        return Path(output_dir) / "checkpoint-1"
+
+    return copy
+
+
+@pytest.fixture
+def half_way(settings, finished):
+    """A checkpoint between two generations, with pending rollouts."""
+    fields = {"steps_per_generation": 4, "max_steps": 4, "save_strategy": "steps", "save_steps": 1}
+    settings |= fields
+    return finished(fields, settings["output_dir"])
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"steps_per_generation": 8}, {"per_device_train_batch_size": 8}, {"num_generations": 2}],
+)
+def test_another_geometry_generates_anew_and_says_so(changed, half_way, settings, prompts, tokenizer, reward, caplog):
+    trainer = build({**settings, **changed}, prompts, tokenizer, reward)
+    trainer.train(resume_from_checkpoint=str(half_way))
+    assert trainer.state.global_step == 4
+    name = next(iter(changed))
+    assert f"Batch geometry changed ({name} " in caplog.text
+
+
+def test_a_kl_term_that_is_new_needs_new_completions(
+    half_way, settings, prompts, tokenizer, reward, caplog, saved_model
+):
+    # those at hand have no reference log-probabilities
+    trainer = build({**settings, "beta": 0.1}, prompts, tokenizer, reward, model=saved_model)
+    trainer.train(resume_from_checkpoint=str(half_way))
+    assert trainer.state.global_step == 4
+    assert "hold no ref_per_token_logps, which the run needs now: they are generated anew" in caplog.text
+
+
+def test_a_checkpoint_without_optimizer_is_taken_with_a_word(half_way, settings, prompts, tokenizer, reward, caplog):
+    (half_way / "optimizer.pt").unlink()
+    content = read_state(half_way)
+    del content["files"]["optimizer.pt"]  # as save_only_model leaves it
+    finish_checkpoint(half_way, content)
+    trainer = build({**settings, "max_steps": 2}, prompts, tokenizer, reward)
+    trainer.train(resume_from_checkpoint=str(half_way))
+    assert trainer.state.global_step == 2
+    assert f"{half_way} holds no optimizer state (save_only_model)" in caplog.text
+
+
+@pytest.mark.parametrize("damage", ["missing", "empty", "truncated", "changed"])
+def test_rollouts_that_cannot_be_read_are_generated_anew(
+    damage, half_way, settings, prompts, tokenizer, reward, caplog
+):
+    file = half_way / "drgrpo_rollouts_0.pt"
+    content = file.read_bytes()
+    changed = content.replace(b"PK", b"KP", 1)
+    left = {"empty": b"", "truncated": content[:100], "changed": changed}
+    file.unlink() if damage == "missing" else file.write_bytes(left[damage])
+    trainer = build(settings, prompts, tokenizer, reward)
+    trainer.train(resume_from_checkpoint=str(half_way))
+    assert trainer.state.global_step == 4
+    assert "not bit for bit" in caplog.text
+
+
+def test_a_checkpoint_half_written_is_skipped(half_way, settings, prompts, tokenizer, reward, caplog):
+    newest = half_way.with_name("checkpoint-4")
+    begin_checkpoint(newest)
+    assert newest_complete_checkpoint(half_way.parent) == half_way.with_name("checkpoint-3")
+    assert f"{newest} is skipped: it was not written to its end" in caplog.text
+    assert newest_complete_checkpoint(half_way.parent / "nowhere") is None
+
+
+@pytest.fixture
+def checkpoint(settings, finished):
+    fields = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1}
+    settings |= fields
+    return finished(fields, settings["output_dir"])
+
+
+def test_L_stays_what_it_was(checkpoint, settings, prompts, tokenizer, reward, caplog):
+    trainer = build({**settings, "max_completion_length": 20}, prompts, tokenizer, reward)
+    assert trainer.loss_normalizer == 20
+    trainer.train(resume_from_checkpoint=str(checkpoint))
+    assert trainer.loss_normalizer == 12
+    assert trainer.loss_constants({})["max_completion_length"] == 12
+    assert "Keeping L = 12 of the resumed run" in caplog.text
+
+
+def test_another_objective_is_said_in_one_warning(checkpoint, settings, prompts, tokenizer, reward, caplog):
+    def another_reward(completion_ids, **kwargs):
+        return [float(len(ids)) for ids in completion_ids]
+
+    changed = {
+        "advantage_baseline": "leave_one_out",
+        "epsilon_high": 0.3,
+        "temperature": 0.9,
+        "reward_weights": [1, 2],
+    }
+    trainer = build({**settings, **changed}, prompts, tokenizer, [reward, another_reward])
+    trainer.train(resume_from_checkpoint=str(checkpoint))
+    assert trainer.state.global_step == 2
+    said = [record.message for record in caplog.records if "objective" in record.message]
+    assert said == [
+        f"The objective is another one than in {checkpoint}: advantage_baseline group_mean -> leave_one_out; "
+        "epsilon_high None -> 0.3; rewards 1 * length_reward -> 1 * length_reward + 2 * another_reward; "
+        "temperature 1.0 -> 0.9. The run goes on with the new one."
+    ]
+
+
+def test_a_run_keeps_its_id_and_says_nothing_of_an_objective_that_is_the_same(
+    checkpoint, settings, prompts, tokenizer, reward, caplog
+):
+    first = RunState.load(checkpoint)
+    trainer = build(settings, prompts, tokenizer, reward)
+    trainer.train(resume_from_checkpoint=str(checkpoint))
+    second = RunState.load(checkpoint.with_name("checkpoint-2"))
+    assert first.run_id == second.run_id == trainer.run_id
+    log = json.loads((checkpoint.parent / "_drgrpo" / "run.json").read_text())
+    assert [start["run_id"] for start in log["starts"]] == [first.run_id] * 2
+    assert "objective" not in caplog.text
+
+
+# Release 0.1.0: a checkpoint of its own code, of the tiny model with one attention layer trained. Its batch of
+# rollouts is half used, and it notes neither run nor objective nor checksums.
+
+OLD = Path(__file__).parents[1] / "data" / "checkpoint_0_1_0"
+
+
+def test_a_checkpoint_of_release_0_1_0_is_resumed(settings, prompts, tokenizer, reward, tmp_path, caplog):
+    shutil.copytree(OLD, tmp_path / "run" / "checkpoint-1")
+    model = tiny_model(tokenizer)
+    model.requires_grad_(False)
+    model.model.layers[1].self_attn.requires_grad_(True)
+    calls = []
+
+    def counted(**kwargs):
+        calls.append(1)
+        return reward(**kwargs)
+
+    settings |= {"steps_per_generation": 4, "scale_by_running_std": True, "save_strategy": "steps", "save_steps": 1}
+    trainer = build({**settings, "max_completion_length": 20}, prompts, tokenizer, counted, model=model)
+    trainer.train(resume_from_checkpoint=True)
+    assert (trainer.state.global_step, trainer.loss_normalizer) == (3, 12)
+    assert trainer.reward_scale.state_dict()["count"] == 32  # 16 of the checkpoint
+    assert len(calls) == 1  # step 2 trains on the checkpoint's completions, step 3 on new ones
+    assert RunState.load(OLD).run_id is None
+    states = [RunState.load(tmp_path / "run" / f"checkpoint-{step}") for step in (2, 3)]
+    assert [state.run_id for state in states] == [trainer.run_id] * 2
+    assert newest_complete_checkpoint(tmp_path / "run").name == "checkpoint-3"
+    assert "objective" not in caplog.text
+    assert "skipped" not in caplog.text
+
+
+def test_the_arguments_of_release_0_1_0_load():
+    args = torch.load(OLD / "training_args.bin", weights_only=False)
+    assert isinstance(args, DrGRPOConfig)
+    assert (args.scale_by_running_std, args.overwrite_output_dir) == (True, False)
+
+
+def test_another_L_in_so_many_words_is_refused(checkpoint, settings, prompts, tokenizer, reward):
+    trainer = build({**settings, "loss_normalizer": 20}, prompts, tokenizer, reward)
+    with pytest.raises(InputError, match="^loss_normalizer: got 20; expected 12, with which the run in"):
+        trainer.train(resume_from_checkpoint=str(checkpoint))
+    assert checkpoint.exists()
+
+
+def test_a_checkpoint_of_plain_trl_is_taken_with_a_word(checkpoint, settings, prompts, tokenizer, reward, caplog):
+    (checkpoint / STATE_FILE).unlink()
+    trainer = build(settings, prompts, tokenizer, reward)
+    trainer.train(resume_from_checkpoint=str(checkpoint))
+    assert trainer.state.global_step == 2
+    assert "holds no Dr. GRPO state: going on with L = 12" in caplog.text
+    assert "Other checkpoints" not in caplog.text
+
+
+def test_a_run_of_ours_that_plain_trl_continued_names_its_L(checkpoint, settings, prompts, tokenizer, reward, caplog):
+    continued = checkpoint.with_name("checkpoint-2")
+    (continued / STATE_FILE).unlink()  # TRL writes none
+    longer = {**settings, "max_completion_length": 20, "max_steps": 3}
+    trainer = build(longer, prompts, tokenizer, reward)
+    trainer.train(resume_from_checkpoint=str(continued))
+    assert trainer.loss_normalizer == 20
+    assert "were trained with L = 12. Set loss_normalizer=12 to keep it." in caplog.text
+    assert newest_loss_normalizer(checkpoint.parent) == 20  # of checkpoint-3: the newest, not the first
+    (checkpoint / STATE_FILE).write_text("{damaged")
+    assert newest_loss_normalizer(checkpoint.parent) == 20
+    (checkpoint.with_name("checkpoint-3") / STATE_FILE).write_text("{damaged")
+    assert newest_loss_normalizer(checkpoint.parent) is None
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{not json", "unreadable content"),
+        ('{"loss_normalizer": 12, "format": 1}', "unreadable content"),
+        ('{"loss_normalizer": null, "micro_step": 1, "reward_scale": {}, "geometry": {}, "format": 1}', "KeyError"),
+        ("[]", "unreadable content"),
+        ('{"loss_normalizer": 1, "micro_step": 1, "reward_scale": {}, "format": 99}', "format 99; expected format 2"),
+    ],
+)
+def test_a_damaged_state_is_one_clear_error(tmp_path, content, message):
+    (tmp_path / STATE_FILE).write_text(content)
+    with pytest.raises(InputError, match=message):
+        RunState.load(tmp_path)
+
+
+def test_state_round_trip(tmp_path):
+    state = RunState(12, 7, {"count": 3, "mean": 0.5, "sum_of_squares": 1.0}, {"num_processes": 1}, True)
+    assert RunState.load(tmp_path) is None
+    state.save(tmp_path)
+    assert RunState.load(tmp_path) == state
+    assert json.loads((tmp_path / STATE_FILE).read_text())["loss_normalizer"] == 12
+
+
+def test_rollouts_round_trip_per_rank(tmp_path):
+    batches = [{"completion_ids": torch.tensor([[1, 2]]), "num_images": [0], "ref": None}]
+    save_rollouts(tmp_path, 1, batches)
+    assert load_rollouts(tmp_path, 0, torch.device("cpu")) is None
+    loaded = load_rollouts(tmp_path, 1, torch.device("cpu"))
+    assert loaded is not None
+    assert torch.equal(loaded[0]["completion_ids"], batches[0]["completion_ids"])
+    assert loaded[0]["num_images"] == [0]
+
+
+def test_rollouts_are_saved_only_when_some_are_pending(settings, prompts, tokenizer, reward):
+    settings = {**settings, "max_steps": 2, "save_strategy": "steps", "save_steps": 1, "steps_per_generation": 4}
+    build(settings, prompts, tokenizer, reward).train()
+    # 4 micro-batches per generation, 2 per step: after step 1 half of them are left, after step 2 none
+    files = [len(list(Path(settings["output_dir"]).glob(f"checkpoint-{n}/drgrpo_rollouts_*"))) for n in (1, 2)]
+    assert files == [1, 0]

@@ -1,0 +1,462 @@
+import inspect
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from datasets import Dataset
+from peft import LoraConfig, PeftModel
+from runs import assert_same_weights, train, weights
+from transformers import AutoModelForCausalLM
+from trl import GRPOConfig, GRPOTrainer
+
+from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer, group_advantages
+from trl_drgrpo.common.errors import InputError, RewardError
+from trl_drgrpo.features.resume.checkpoints import STATE_FILE
+from trl_drgrpo.labs.check.tiny import tiny_model
+
+STOCK = {"loss_type": "dr_grpo", "scale_rewards": "none", "use_cpu": True, "bf16": False}
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {},
+        {"steps_per_generation": 4, "num_iterations": 2},
+        {"beta": 0.1, "use_bias_correction_kl": True},
+        pytest.param({"mask_truncated_completions": True, "epsilon_high": 0.28}, marks=pytest.mark.slow),
+        pytest.param({"importance_sampling_level": "sequence", "steps_per_generation": 4}, marks=pytest.mark.slow),
+        pytest.param({"entropy_coef": 0.01, "top_entropy_quantile": 0.5}, marks=pytest.mark.slow),
+    ],
+)
+def test_swapping_the_class_changes_no_bit(extra, settings, prompts, tokenizer, reward, saved_model):
+    # The reward takes values 0, 1, 2 in groups of 4: means are exact, so TRL has no rounding residue to remove.
+    settings = {**settings, **extra}
+
+    def policy():
+        return AutoModelForCausalLM.from_pretrained(saved_model)
+
+    start = dict(policy().named_parameters())
+    stock = weights(train(GRPOTrainer, GRPOConfig, {**settings, **STOCK}, prompts, tokenizer, reward, policy()))
+    upstream = {**settings, "micro_batching": "upstream"}
+    ours = weights(train(DrGRPOTrainer, DrGRPOConfig, upstream, prompts, tokenizer, reward, policy()))
+    assert_same_weights(ours, stock)
+    assert any(not torch.equal(ours[name], start[name]) for name in ours), "nothing was trained"
+    # With planned micro-batches the same tokens are sampled, and the weights agree to float32's rounding.
+    planned = weights(train(DrGRPOTrainer, DrGRPOConfig, settings, prompts, tokenizer, reward, policy()))
+    moved = sum((stock[name] - start[name]).square().sum() for name in stock) ** 0.5
+    apart = sum((planned[name] - stock[name]).square().sum() for name in stock) ** 0.5
+    assert apart <= 1e-3 * moved  # Adam divides by tiny gradients too: 1e-7 in a gradient is more in a step
+
+
+def test_the_identity_test_can_fail(settings, prompts, tokenizer, reward):
+    # negative control: TRL's dr_grpo with its own default for scale_rewards is another run
+    std_on = {**settings, **STOCK, "scale_rewards": "group"}
+    stock = weights(train(GRPOTrainer, GRPOConfig, std_on, prompts, tokenizer, reward))
+    ours = weights(train(DrGRPOTrainer, DrGRPOConfig, settings, prompts, tokenizer, reward))
+    assert any(not torch.equal(ours[name], stock[name]) for name in ours)
+
+
+def test_what_a_subclass_makes_of_the_rewards_is_trained_on(settings, prompts, tokenizer, reward):
+    class Shaped(DrGRPOTrainer):
+        def _calculate_rewards(self, *args):
+            return super()._calculate_rewards(*args) * 2
+
+    def first(trainer):
+        return next(entry for entry in trainer.state.log_history if "grad_norm" in entry)
+
+    settings = {**settings, "max_steps": 1, "max_grad_norm": 0.0}
+    plain = first(train(DrGRPOTrainer, DrGRPOConfig, settings, prompts, tokenizer, reward))
+    shaped = first(train(Shaped, DrGRPOConfig, settings, prompts, tokenizer, reward))
+    assert shaped["grad_norm"] == pytest.approx(2 * plain["grad_norm"], rel=1e-4)
+    assert shaped["reward"] == pytest.approx(2 * plain["reward"])
+
+
+def test_equal_rewards_leave_the_weights_alone_where_trl_moves_them(settings, prompts, tokenizer):
+    # 0.7 is no binary fraction: TRL's advantages are 6e-8 instead of 0, and AdamW makes full-sized steps of them
+    settings = {**settings, "num_generations": 8, "weight_decay": 0.0}
+
+    def constant(completions, **kwargs):
+        return [0.7] * len(completions)
+
+    start = dict(tiny_model(tokenizer).named_parameters())
+    stock = weights(train(GRPOTrainer, GRPOConfig, {**settings, **STOCK}, prompts, tokenizer, constant))
+    ours = weights(train(DrGRPOTrainer, DrGRPOConfig, settings, prompts, tokenizer, constant))
+    assert_same_weights(ours, start)
+    assert any(not torch.equal(stock[name], start[name]) for name in start), "TRL no longer has the residue"
+
+
+def test_the_quick_start_script_runs_with_the_class_swapped(saved_model, tmp_path, monkeypatch):
+    # TRL's own quick start, with the import and the class changed and a local model; no args at all
+    monkeypatch.chdir(tmp_path)
+    dataset = Dataset.from_dict({"prompt": [f"count to {i}" for i in range(8)]})
+
+    def reward_num_unique_chars(completions, **kwargs):
+        return [len(set(c)) for c in completions]
+
+    trainer = DrGRPOTrainer(model=saved_model, reward_funcs=reward_num_unique_chars, train_dataset=dataset)
+    assert trainer.args.output_dir.endswith("-DrGRPO")
+    assert trainer.loss_normalizer == trainer.args.max_completion_length
+    trainer.args.max_steps = 1
+    trainer.generation_config.max_new_tokens = 8
+    trainer.train()
+    assert trainer.state.global_step == 1
+
+
+def test_a_plain_grpo_config_is_read_as_dr_grpo(settings, prompts, tokenizer, reward):
+    plain = GRPOConfig(**settings, use_cpu=True, bf16=False)
+    trainer = DrGRPOTrainer(tiny_model(tokenizer), reward, plain, prompts, processing_class=tokenizer)
+    assert isinstance(trainer.args, DrGRPOConfig)
+    assert (trainer.loss_type, trainer.scale_rewards) == ("dr_grpo", "none")
+
+
+def test_lora_trains_adapters_only_saves_and_loads(settings, prompts, tokenizer, reward, saved_model):
+    lora = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
+    trainer = train(DrGRPOTrainer, DrGRPOConfig, settings, prompts, tokenizer, reward, saved_model, peft_config=lora)
+    trained = {name for name, p in trainer.model.named_parameters() if p.requires_grad}
+    assert trained
+    assert all("lora_" in name for name in trained)
+    trainer.save_model()
+    base = AutoModelForCausalLM.from_pretrained(saved_model)
+    reloaded = PeftModel.from_pretrained(base, settings["output_dir"]).eval()
+    ids = torch.tensor([tokenizer("3+9=")["input_ids"]])
+    with torch.no_grad():
+        torch.testing.assert_close(reloaded(ids).logits, trainer.model.eval()(ids).logits)
+
+
+def test_save_and_load_of_a_full_model(settings, prompts, tokenizer, reward):
+    trainer = train(DrGRPOTrainer, DrGRPOConfig, settings, prompts, tokenizer, reward)
+    trainer.save_model()
+    reloaded = AutoModelForCausalLM.from_pretrained(settings["output_dir"])
+    assert_same_weights(dict(reloaded.named_parameters()), weights(trainer))
+
+
+def test_the_model_card_and_tags_name_the_method(settings, prompts, tokenizer, reward):
+    trainer = train(DrGRPOTrainer, DrGRPOConfig, settings, prompts, tokenizer, reward)
+    trainer.create_model_card(model_name="tiny")
+    card = (Path(settings["output_dir"]) / "README.md").read_text()
+    assert "2503.20783" in card
+    assert "dr-grpo" in card
+    assert "2402.03300" not in card
+
+
+def test_rows_that_cannot_be_scored_are_left_out_of_baseline_and_loss(settings, prompts, tokenizer):
+    seen = []
+
+    class Spy(DrGRPOTrainer):
+        def on_rollouts(self, rollouts):
+            rollouts = super().on_rollouts(rollouts)
+            seen.append(rollouts["advantages"])
+            return rollouts
+
+    def some(completions, **kwargs):
+        return [1.0, 0.0, None, float("nan"), None, 1.0, None, None]
+
+    train(Spy, DrGRPOConfig, {**settings, "max_steps": 1}, prompts, tokenizer, some)
+    assert seen[0].tolist() == [0.5, -0.5, 0, 0, 0, 0, 0, 0]
+
+
+def test_logged_completions_show_our_advantages(settings, prompts, tokenizer, reward):
+    pytest.importorskip("pandas")
+    import pandas
+
+    settings = {**settings, "log_completions": True, "advantage_baseline": "leave_one_out", "max_steps": 1}
+    train(DrGRPOTrainer, DrGRPOConfig, {**settings, "num_completions_to_print": 0}, prompts, tokenizer, reward)
+    table = pandas.read_parquet(next(Path(settings["output_dir"]).glob("completions/*.parquet")))
+    for _, group in table.groupby("prompt"):
+        rewards = group["length_reward"]
+        expected = (rewards - rewards.mean()) * 4 / 3
+        assert group["advantage"].tolist() == pytest.approx(expected.tolist(), abs=1e-6)
+
+
+def test_running_scale_divides_by_one_number_for_all(settings, prompts, tokenizer, reward):
+    settings = {**settings, "scale_by_running_std": True, "max_steps": 1}
+    trainer = train(DrGRPOTrainer, DrGRPOConfig, settings, prompts, tokenizer, reward)
+    logged = trainer.state.log_history[0]
+    # one batch seen: its std over all 8 rows is what TRL logs as reward_std
+    assert logged["drgrpo/reward_scale"] == pytest.approx(logged["reward_std"], rel=1e-5)
+
+
+def test_beta_warms_up_linearly_and_is_logged(settings, prompts, tokenizer, reward, saved_model):
+    settings = {**settings, "beta": 0.1, "beta_warmup_steps": 2}
+    used = []
+
+    class Spy(DrGRPOTrainer):
+        def loss_constants(self, inputs):
+            used.append(super().loss_constants(inputs)["beta"])
+            return super().loss_constants(inputs)
+
+    trainer = train(Spy, DrGRPOConfig, settings, prompts, tokenizer, reward, saved_model)
+    logged = [entry["drgrpo/beta"] for entry in trainer.state.log_history if "kl" in entry]
+    # 0.1 * min(1, (step + 1) / 2) for steps 0, 1, 2; two micro-batches each; never 0 while beta > 0
+    assert used == [0.05, 0.05, 0.1, 0.1, 0.1, 0.1]
+    assert logged[:3] == [0.05, 0.1, 0.1]
+
+
+def test_evaluation_works_also_with_groups_of_one(settings, prompts, tokenizer, reward):
+    settings = {**settings, "num_generations_eval": 1, "per_device_eval_batch_size": 4}
+    trainer = train(DrGRPOTrainer, DrGRPOConfig, settings, prompts, tokenizer, reward, eval_dataset=prompts)
+    metrics = trainer.evaluate()
+    assert metrics["eval_loss"] == 0.0  # a group of one has no signal
+    assert "eval_reward" in metrics
+
+
+def test_without_a_length_limit_generation_fills_the_context(settings, prompts, tokenizer, reward):
+    settings = {**settings, "max_completion_length": None, "loss_normalizer": 64, "max_steps": 1}
+    trainer = train(DrGRPOTrainer, DrGRPOConfig, settings, prompts, tokenizer, reward)
+    assert trainer.generation_config.max_length == trainer.model.config.max_position_embeddings
+    assert trainer.loss_normalizer == 64
+    assert trainer.max_completion_length is None
+
+
+class TestInputsAreCheckedBeforeAModelLoads:
+    """The model id does not exist: had it been looked up, the error would be another one."""
+
+    MODEL = "nobody/no-such-model"
+
+    def build(self, settings, train_dataset, reward, **arguments):
+        args = DrGRPOConfig(**settings)
+        return DrGRPOTrainer(self.MODEL, reward, args, train_dataset, **arguments)
+
+    def test_columns_without_prompt(self, settings, reward):
+        dataset = Dataset.from_dict({"question": ["?"] * 8})
+        with pytest.raises(InputError, match=r'expected a column .prompt.\. Rename yours: .*\("question", "prompt"\)'):
+            self.build(settings, dataset, reward)
+
+    def test_too_few_prompts_for_one_generation(self, settings, reward):
+        dataset = Dataset.from_dict({"prompt": ["?"]})
+        with pytest.raises(InputError, match="^train_dataset: got 1 prompts; expected at least 2"):
+            self.build(settings, dataset, reward)
+
+    def test_a_dict_of_splits(self, settings, prompts, reward):
+        with pytest.raises(InputError, match="^train_dataset: got dict"):
+            self.build(settings, {"train": prompts}, reward)
+
+    def test_a_reward_that_asks_for_a_missing_column(self, settings, prompts):
+        def needs_solution(completions, solution, **kwargs):
+            return [0.0] * len(completions)
+
+        with pytest.raises(InputError, match="solution"):
+            self.build(settings, prompts, needs_solution)
+
+    def test_no_reward(self, settings, prompts):
+        with pytest.raises(InputError, match="^reward_funcs: got none; .* No reward source provided. Pass `reward_f"):
+            self.build(settings, prompts, None)
+
+    def test_a_reward_that_is_no_function(self, settings, prompts):
+        with pytest.raises(InputError, match="^reward_funcs: got float at position 1"):
+            self.build(settings, prompts, [len, 1.0])
+
+    def test_weights_that_do_not_fit(self, settings, prompts, reward):
+        with pytest.raises(InputError, match="^reward_weights: got 2 weights; expected 1"):
+            self.build({**settings, "reward_weights": [1.0, 2.0]}, prompts, reward)
+
+    def test_args_of_another_kind(self, prompts, reward):
+        with pytest.raises(InputError, match="^args: got dict"):
+            DrGRPOTrainer(self.MODEL, reward, {"beta": 0.1}, prompts)
+
+    def test_tools_without_a_length_limit(self, settings, prompts, reward):
+        settings = {**settings, "max_completion_length": None, "loss_normalizer": 64}
+        with pytest.raises(InputError, match="^max_completion_length: got None together with tools"):
+            self.build(settings, prompts, reward, tools=[len])
+
+
+class Env:
+    """An environment that owns its prompt and its reward."""
+
+    reward = 1.0
+
+    def reset(self, **kwargs):
+        return "count"
+
+    def get_reward(self):
+        return self.reward
+
+
+def test_an_environment_needs_no_prompt_column(settings, reward):
+    from trl_drgrpo.config.preflight import check_inputs
+
+    dataset = Dataset.from_dict({"environment": ["a"] * 8})
+    check_inputs(DrGRPOConfig(**settings), [reward], dataset, environment_factory={"a": Env})
+    with pytest.raises(InputError, match="^train_dataset: got columns"):
+        check_inputs(DrGRPOConfig(**settings), [reward], dataset)
+
+
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [
+        ([1] * 8, "int 1 as the prompt in row 0"),
+        ([[]] * 8, "an empty list as the prompt in row 0"),
+        ([""] * 8, "an empty text as the prompt"),
+    ],
+)
+def test_prompts_of_another_kind_are_named(column, message, settings, prompts, reward):
+    bad = Dataset.from_dict({"prompt": column})
+    for arguments in ({"train_dataset": bad}, {"train_dataset": prompts, "eval_dataset": {"x": bad}}):
+        with pytest.raises(InputError, match=message):
+            DrGRPOTrainer("nobody/no-such-model", reward, DrGRPOConfig(**settings), **arguments)
+
+
+def test_an_evaluation_split_without_the_column_a_reward_needs(settings, prompts):
+    def needs_answer(completions, answer, **kwargs):
+        return [0.0] * len(completions)
+
+    args = DrGRPOConfig(**settings)
+    with pytest.raises(InputError, match="answer"):
+        DrGRPOTrainer("nobody/no-such-model", needs_answer, args, prompts, prompts.remove_columns("answer"))
+
+
+def test_reward_weights_reach_the_advantages(settings, prompts, tokenizer, reward):
+    seen = []
+
+    class Spy(DrGRPOTrainer):
+        def on_rollouts(self, rollouts):
+            rollouts = super().on_rollouts(rollouts)
+            seen.append(rollouts["advantages"])
+            return rollouts
+
+    def first(completions, **kwargs):
+        return [1.0, 0.0, 0.0, 0.0] * 2
+
+    def second(completions, **kwargs):
+        return [0.0, 1.0, None, 0.0] * 2
+
+    settings = {**settings, "reward_weights": [1.0, 4.0], "max_steps": 1}
+    train(Spy, DrGRPOConfig, settings, prompts, tokenizer, [first, second])
+    # weighted sums 1, 4, 0, 0: mean 1.25
+    assert seen[0].tolist() == [-0.25, 2.75, -1.25, -1.25] * 2
+
+
+def test_the_running_scale_learns_from_training_only(settings, prompts, tokenizer, reward):
+    settings = {**settings, "scale_by_running_std": True, "max_steps": 1, "per_device_eval_batch_size": 4}
+    trainer = train(DrGRPOTrainer, DrGRPOConfig, settings, prompts, tokenizer, reward, eval_dataset=prompts)
+    assert trainer.reward_scale.count == 8
+    trainer.evaluate()
+    assert trainer.reward_scale.count == 8
+
+
+class TestAnInfiniteRewardOfAnySource:
+    @pytest.mark.parametrize("value", [1e39, -1e39])
+    def test_is_named_and_saves_what_was_computed(self, value, settings, prompts, tokenizer):
+        calls = []
+
+        def overflows(completion_ids, **kwargs):
+            calls.append(1)
+            return [value if len(calls) == 3 else float(sum(ids) % 3) for ids in completion_ids]
+
+        with pytest.raises(RewardError, match="reward function 'overflows': got -?inf in float32 for row 0") as error:
+            train(DrGRPOTrainer, DrGRPOConfig, settings, prompts, tokenizer, overflows)
+        # One of them is that of the trainer: the training loop's frames say nothing about the reward.
+        assert [frame.name for frame in error.traceback][1:] == ["train", "train"]
+        assert error.value.__cause__ is None
+        assert (Path(settings["output_dir"]) / "checkpoint-2").exists()
+
+    def test_is_unscorable_for_those_who_opted_in(self, settings, prompts, tokenizer):
+        settings = {**settings, "on_reward_error": "unscorable", "max_steps": 1}
+        trainer = train(
+            DrGRPOTrainer, DrGRPOConfig, settings, prompts, tokenizer, lambda completions, **kw: [1e39] + [1.0] * 7
+        )
+        assert trainer.state.log_history[0]["reward"] == 1.0
+
+    def test_in_the_weighted_sum(self, settings, prompts, tokenizer, reward):
+        def large(completions, **kwargs):
+            return [3e38] * len(completions)
+
+        with pytest.raises(RewardError, match="weighted sum of the rewards: got inf"):
+            train(DrGRPOTrainer, DrGRPOConfig, settings, prompts, tokenizer, [large, large])
+
+
+class TestAFailingReward:
+    def failing_from(self, call):
+        calls = []
+
+        def fails_late(completions, completion_ids, **kwargs):
+            calls.append(1)
+            if len(calls) == call:
+                raise RuntimeError("judge is down")
+            return [float(sum(ids) % 3) for ids in completion_ids]
+
+        return fails_late
+
+    def test_saves_what_was_computed_and_says_where(self, settings, prompts, tokenizer, caplog):
+        with pytest.raises(RewardError, match="judge is down"):
+            train(DrGRPOTrainer, DrGRPOConfig, settings, prompts, tokenizer, self.failing_from(3))
+        checkpoint = Path(settings["output_dir"]) / "checkpoint-2"
+        assert json.loads((checkpoint / STATE_FILE).read_text())["micro_step"] == 4
+        assert f"resume from {checkpoint}" in caplog.text
+
+        arguments = [settings, prompts, tokenizer, self.failing_from(99)]
+        trainer = DrGRPOTrainer(
+            tiny_model(tokenizer), arguments[3], DrGRPOConfig(**settings), prompts, processing_class=tokenizer
+        )
+        trainer.train(resume_from_checkpoint=str(checkpoint))
+        assert trainer.state.global_step == 3
+
+    def test_in_the_first_step_there_is_nothing_to_save(self, settings, prompts, tokenizer):
+        with pytest.raises(RewardError):
+            train(DrGRPOTrainer, DrGRPOConfig, settings, prompts, tokenizer, self.failing_from(1))
+        assert not list(Path(settings["output_dir"]).glob("checkpoint-*"))
+
+    def test_costs_one_call_when_the_user_opted_in(self, settings, prompts, tokenizer):
+        settings = {**settings, "on_reward_error": "unscorable"}
+        trainer = train(DrGRPOTrainer, DrGRPOConfig, settings, prompts, tokenizer, self.failing_from(2))
+        failed = [e["rewards/fails_late/failed_frac"] for e in trainer.state.log_history if "reward" in e]
+        assert failed[:3] == [0.0, 1.0, 0.0]
+
+
+def test_asynchronous_rewards_work(settings, prompts, tokenizer):
+    async def judged(completion_ids, **kwargs):
+        return [float(sum(ids) % 3) for ids in completion_ids]
+
+    trainer = train(DrGRPOTrainer, DrGRPOConfig, {**settings, "max_steps": 1}, prompts, tokenizer, judged)
+    assert "rewards/judged/mean" in trainer.state.log_history[0]
+
+
+def test_the_docstring_names_every_argument():
+    documented = inspect.getdoc(DrGRPOTrainer) or ""
+    parameters = [p for p in inspect.signature(DrGRPOTrainer).parameters if p not in ("self",)]
+    assert [p for p in parameters if p not in documented] == []
+
+
+def test_advantages_are_divided_by_the_running_scale(settings, prompts, tokenizer, reward):
+    seen = []
+
+    class Spy(DrGRPOTrainer):
+        def on_credit(self, batch):
+            seen.append((batch.rewards, batch.outcome_advantages, self.reward_scale.std))
+            super().on_credit(batch)
+
+    train(Spy, DrGRPOConfig, {**settings, "scale_by_running_std": True}, prompts, tokenizer, reward)
+    assert len(seen) == 3
+    for rewards, advantages, std in seen:
+        assert abs(std - 1) > 0.05
+        assert torch.allclose(advantages * std, group_advantages(rewards, 4))
+
+
+def test_what_is_assigned_after_the_constructor_is_refused_when_training_starts(settings, prompts, tokenizer, reward):
+    trainer = DrGRPOTrainer(
+        tiny_model(tokenizer), reward, DrGRPOConfig(**settings), prompts, processing_class=tokenizer
+    )
+    late = {
+        "loss_type": ("dapo", "^loss_type: got 'dapo'; expected 'dr_grpo'"),
+        "scale_rewards": ("group", "^scale_rewards: got 'group'; expected 'none'"),
+        "beta": (0.1, "^beta: got 0.1, assigned after the trainer was built; expected 0.0, as then"),
+        "epsilon": (0.3, "^epsilon: got 0.3, assigned after the trainer was built; expected 0.2, as then"),
+        "epsilon_high": (0.3, "^epsilon_high: got 0.3, assigned after"),
+        "max_completion_length": (8, "^max_completion_length: got 8, assigned after"),
+        "loss_normalizer": (8, "^loss_normalizer: got 8, assigned after"),
+        "num_generations": (2, "^num_generations: got 2, assigned after"),
+        "reward_weights": ([2.0], "^reward_weights: got .2.0., assigned after"),
+        "run_log": (False, "^run_log: got False, assigned after"),
+    }
+    for name, (value, message) in late.items():
+        before = getattr(trainer.args, name)
+        setattr(trainer.args, name, value)
+        with pytest.raises(InputError, match=message):
+            trainer.train()
+        setattr(trainer.args, name, before)
+    # What TRL reads when it is needed, and what agrees with the copy, is no contradiction.
+    trainer.args.max_steps, trainer.args.delta, trainer.args.reward_weights = 1, 3.0, [1.0]
+    trainer.args.temperature = trainer.temperature = 0.9
+    trainer.train()
+    assert trainer.state.global_step == 1

@@ -1,0 +1,107 @@
+"""The static list of keys against the dataclasses themselves, and `--help` without anything heavy."""
+
+import argparse
+import ast
+import dataclasses
+import re
+import subprocess
+import sys
+
+import pytest
+
+from trl_drgrpo.cli import flags, train
+from trl_drgrpo.cli.main import SUBCOMMANDS, main
+from trl_drgrpo.common.errors import UpstreamError
+
+HEAVY = ("torch", "transformers", "trl", "datasets", "accelerate", "peft")
+
+
+def loaded_after(code: str) -> list[str]:
+    """Names of the heavy modules that are loaded once `code` has run in a fresh interpreter."""
+    script = f"{code}\nimport sys; print('LOADED', [m for m in {HEAVY!r} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    return ast.literal_eval(done.stdout.rsplit("LOADED", 1)[1].strip())
+
+
+@pytest.mark.parametrize("argv", [["--help"], ["train", "--help"], ["--version"]])
+def test_help_loads_nothing_heavy(argv):
+    code = f"from trl_drgrpo.cli.main import main\ntry: main({argv!r})\nexcept SystemExit as e: assert e.code == 0"
+    assert loaded_after(code) == []
+
+
+def test_a_misspelt_key_fails_before_anything_heavy_is_loaded(tmp_path):
+    (tmp_path / "recipe.yaml").write_text("scale_reward: false\n")
+    argv = ["train", "--config", str(tmp_path / "recipe.yaml")]
+    assert loaded_after(f"from trl_drgrpo.cli.main import main\nassert main({argv!r}) == 2") == []
+
+
+@pytest.mark.parametrize("name", [*flags.DATACLASSES, "DatasetConfig"])
+def test_the_keys_read_from_source_are_the_fields_of_the_dataclass(name):
+    read, imported = flags.read_source(name), flags.read_imported(name)
+    assert list(read) == list(imported)  # the order too
+    assert list(read) == [entry.name for entry in dataclasses.fields(flags.import_dataclass(name)) if entry.init]
+    for key, flag in read.items():
+        if not isinstance(flag.default, flags.Unread):
+            assert flag.default == imported[key].default, key
+        assert flag.help == imported[key].help, key
+        assert flag.choices in (None, imported[key].choices), key
+        assert members(flag.annotation) == members(imported[key].annotation), key
+
+
+def members(annotation: str) -> set[str]:
+    """`SchedulerType | str` and `transformers.trainer_utils.SchedulerType | str` are the same."""
+    plain = re.sub(r"\b(\w+\.)+(?=\w)", "", annotation)
+    if union := re.fullmatch(r"Union\[(.*)\]", plain):
+        plain = union.group(1).replace(", ", " | ")
+    return set(plain.replace("NoneType", "None").split(" | "))
+
+
+def test_the_flags_are_those_of_trls_parser():
+    from trl import TrlParser
+
+    theirs = TrlParser([flags.import_dataclass(name) for name in flags.DATACLASSES])
+    ours = argparse.ArgumentParser()
+    train.add_arguments(ours)
+    own = {"--config", "--dry_run", "--dry-run"}
+    assert set(ours._option_string_actions) - own == set(theirs._option_string_actions)
+
+
+def test_every_flag_is_in_the_help(capsys):
+    with pytest.raises(SystemExit):
+        main(["train", "--help"])
+    text = capsys.readouterr().out
+    assert all(f"--{name} " in text for name in flags.read_flags())
+    assert "(default: default_optim)" in text  # an expression is shown as it is written
+
+
+def test_a_class_that_moved_is_imported_instead(monkeypatch):
+    monkeypatch.setitem(flags._HOMES, "GRPOConfig", ("trl", "trainer/no_such_file.py"))
+    for cached in (flags._class_node, flags.dataclass_flags, flags._module):
+        cached.cache_clear()
+    try:
+        assert "loss_normalizer" in flags.dataclass_flags("DrGRPOConfig")
+        assert "learning_rate" in flags.dataclass_flags("DrGRPOConfig")
+    finally:
+        monkeypatch.undo()
+        for cached in (flags._class_node, flags.dataclass_flags, flags._module):
+            cached.cache_clear()
+
+
+def test_a_key_of_two_dataclasses_is_refused(monkeypatch):
+    monkeypatch.setitem(flags.DATACLASSES, "GRPOScriptArguments", "again")
+    flags.read_flags.cache_clear()
+    try:
+        with pytest.raises(UpstreamError, match="dataset_name"):
+            flags.read_flags()
+    finally:
+        monkeypatch.undo()
+        flags.read_flags.cache_clear()
+
+
+def test_the_subcommands_are_modules():
+    import importlib
+
+    for name in SUBCOMMANDS:
+        module = importlib.import_module(f"trl_drgrpo.cli.{name.replace('-', '_')}")
+        assert callable(module.add_arguments)
+        assert callable(module.run)

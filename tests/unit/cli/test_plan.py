@@ -1,0 +1,227 @@
+"""`trl-drgrpo plan`: what it prints, what it refuses, how quick it is, and the trainer's warning."""
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from peft import PromptTuningConfig, get_peft_model
+from runs import train
+
+from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
+from trl_drgrpo.cli.flags import read_flags
+from trl_drgrpo.cli.main import main
+from trl_drgrpo.cli.recipe import read_recipe
+from trl_drgrpo.single_gpu.memory.warning import MemoryWatch, setup_of
+
+ROOT = Path(__file__).parents[3]
+QWEN_7B = {
+    "model_type": "qwen2",
+    "architectures": ["Qwen2ForCausalLM"],
+    "vocab_size": 152064,
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "tie_word_embeddings": False,
+}
+
+
+@pytest.fixture
+def seven(tmp_path):
+    """A folder with nothing but a 7B model's config.json."""
+    folder = tmp_path / "seven"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(QWEN_7B))
+    return str(folder)
+
+
+def plan(capsys, *arguments):
+    code = main(["plan", *arguments])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_a_plan_is_a_recipe_and_a_table(seven, tmp_path, capsys):
+    code, out, err = plan(capsys, "--model", seven, "--memory", "24GB", "--preset", "qlora")
+    assert code == 0
+    (tmp_path / "recipe.yaml").write_text(out)
+    keys = read_recipe(str(tmp_path / "recipe.yaml"), read_flags()).values
+    assert keys["load_in_4bit"] is True
+    assert keys["lora_target_modules"] == ["all-linear"]
+    rows = keys["per_device_train_batch_size"] * keys["steps_per_generation"]
+    assert rows % keys["num_generations"] == 0
+    assert keys["per_device_train_batch_size"] * keys["gradient_accumulation_steps"] == 64
+    assert "7.62 billion parameters, 40.4 million trained" in err
+    assert "Fits 24.0 GB" in err
+    assert "error" not in err
+
+
+def test_the_table_adds_up_and_knows_4_bit_weights(seven, capsys):
+    code, out, _ = plan(capsys, "--model", seven, "--memory", "24GB", "--preset", "qlora", "--json")
+    found = json.loads(out)
+    assert code == 0
+    assert found["fits"]
+    for parts in found["phases"].values():
+        assert parts["total"] == sum(size for name, size in parts.items() if name != "total")
+    assert found["peak"] == max(parts["total"] for parts in found["phases"].values())
+    linear = found["parameters"] - 2 * 152064 * 3584  # half a byte each, and about an eighth of a bit in scales
+    assert 0.5 * linear < found["phases"]["train"]["layers"] < 0.53 * linear
+
+
+def test_what_was_given_stays(seven, capsys):
+    given = ("--max_completion_length", "2048", "--per_device_train_batch_size", "2", "--num_generations", "4")
+    code, out, _ = plan(capsys, "--model", seven, "--memory", "80", "--preset", "lora", *given)
+    keys = yaml.safe_load(out)
+    assert code == 0
+    assert (keys["max_completion_length"], keys["per_device_train_batch_size"], keys["num_generations"]) == (
+        2048,
+        2,
+        4,
+    )
+
+
+def test_a_recipe_is_read_and_names_the_model(seven, tmp_path, capsys):
+    recipe = {"model_name_or_path": seven, "use_peft": True, "lora_r": 8, "lora_target_modules": ["all-linear"]}
+    (tmp_path / "r.yaml").write_text(yaml.safe_dump({**recipe, "dtype": "bfloat16", "learning_rate": 1e-5}))
+    code, out, _ = plan(capsys, "--config", str(tmp_path / "r.yaml"), "--memory", "40GB", "--json")
+    assert code == 0
+    assert json.loads(out)["trained_parameters"] == 20185088  # half of rank 16's 40,370,176
+
+
+def test_nothing_fits(seven, capsys):
+    code, out, err = plan(capsys, "--model", seven, "--memory", "16GB", "--preset", "full")
+    assert code == 1
+    assert "Does not fit 16.0 GB: the smallest settings tried need" in err
+    assert "Most of it in" in err
+    assert all(line.startswith("#") for line in out.splitlines())
+
+
+def test_bad_input(seven, tmp_path, capsys):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "alien").mkdir()
+    (tmp_path / "alien" / "config.json").write_text('{"model_type": "no-such-thing"}')
+    cases = [
+        (("--memory", "24GB"), "--model: got none"),
+        (("--model", seven), "--memory: got none"),
+        *[(("--model", seven, "--memory", text), "--memory: got") for text in ("0", "minus", "24 apples")],
+        (("--model", str(tmp_path / "empty"), "--memory", "24"), "a folder without config.json"),
+        (("--model", str(tmp_path / "gone"), "--memory", "24"), "which does not exist"),
+        (("--model", str(tmp_path / "alien"), "--memory", "24"), "a model that transformers knows"),
+        (("--model", seven, "--memory", "24", "--max_prompt_length", "-5"), "--max_prompt_length: got"),
+        (("--model", seven, "--memory", "24", "--load_in_4bit", "true"), "a quantized model without an adapter"),
+        (("--model", seven, "--memory", "24", "--lora_rank", "3"), "Did you mean --lora_r"),
+    ]
+    for arguments, message in cases:
+        code, out, err = plan(capsys, *arguments)
+        assert (code, out) == (2, ""), arguments
+        assert message in err
+        assert "Traceback" not in err
+
+
+@pytest.mark.slow
+def test_a_7b_plan_takes_seconds_of_one_core_and_imports_no_trainer(seven):
+    import resource
+
+    code = (
+        "import sys\nfrom trl_drgrpo.cli.main import main\n"
+        f"main(['plan', '--model', {seven!r}, '--memory', '24GB', '--preset', 'qlora'])\n"
+        "heavy = {'trl', 'peft', 'datasets', 'bitsandbytes', 'sklearn', 'scipy', 'pandas'} & set(sys.modules)\n"
+        "sys.exit(f'imported: {sorted(heavy)}' if heavy else 0)"
+    )
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert done.returncode == 0, done.stderr[-500:]
+    used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    assert used < 10  # 3.8 to 6 where it was written, the more with other work on the same two cores
+
+
+ONE_AND_A_HALF = {
+    **QWEN_7B,
+    "vocab_size": 151936,
+    "hidden_size": 1536,
+    "intermediate_size": 8960,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 2,
+    "tie_word_embeddings": True,
+}
+# The memory that a recipe's header names, less what a process reward model of 7B in bfloat16 takes; prompts.
+RECIPES = {
+    "gsm8k_lora": (ONE_AND_A_HALF, "16GB", 512),
+    "code": (ONE_AND_A_HALF, "16GB", 512),
+    "r1_zero": (ONE_AND_A_HALF, "80GB", 1024),
+    "prm_guided": (ONE_AND_A_HALF, "65GB", 512),
+    "qlora_7b": (QWEN_7B, "24GB", 512),
+    "vllm_colocate": (QWEN_7B, "80GB", 512),
+    "vllm_server": (QWEN_7B, "80GB", 512),
+}
+
+
+def test_every_recipe_for_a_gpu_is_planned():
+    recipes = {path.stem for path in (ROOT / "recipes").glob("*.yaml")}
+    assert recipes - {"cpu_quickstart"} == set(RECIPES)
+
+
+@pytest.mark.parametrize("name", [n if n == "qlora_7b" else pytest.param(n, marks=pytest.mark.slow) for n in RECIPES])
+def test_a_recipe_fits_the_hardware_that_it_names(name, tmp_path, capsys):
+    shape, memory, prompt = RECIPES[name]
+    (tmp_path / "config.json").write_text(json.dumps(shape))
+    path = str(ROOT / "recipes" / f"{name}.yaml")
+    arguments = ("--model", str(tmp_path), "--memory", memory, "--max_prompt_length", str(prompt), "--json")
+    code, out, _ = plan(capsys, "--config", path, *arguments)
+    found = json.loads(out)
+    given = read_recipe(path, read_flags()).values
+    assert code == 0, found["phases"]
+    assert found["recipe"].get("load_in_4bit", False) == (given.get("preset") == "qlora")
+    assert found["recipe"].get("lora_r") == (16 if "preset" in given else None)
+    assert found["recipe"].get("dtype") == ("bfloat16" if "preset" in given else None)
+    # As it stands: where it does not say how much one generation serves, that is all of an optimizer step.
+    serves = given.get("steps_per_generation", given["gradient_accumulation_steps"])
+    assert found["recipe"]["steps_per_generation"] == serves
+
+
+def test_a_flag_wins_over_the_preset_of_a_recipe(seven, tmp_path, capsys):
+    (tmp_path / "r.yaml").write_text(f"model_name_or_path: {seven}\npreset: qlora\nlora_r: 4\n")
+    for flags, bits, rank in [(("--preset", "lora"), None, 4), (("--lora_r", "2"), True, 2)]:
+        code, out, _ = plan(capsys, "--config", str(tmp_path / "r.yaml"), "--memory", "80", "--json", *flags)
+        recipe = json.loads(out)["recipe"]
+        assert (code, recipe.get("load_in_4bit"), recipe["lora_r"]) == (0, bits, rank)
+    code, _, err = plan(capsys, "--config", str(tmp_path / "r.yaml"), "--memory", "80", "--load_in_4bit", "false")
+    assert code == 2
+    assert "beside the preset 'qlora'" in err
+
+
+@pytest.mark.parametrize(("memory", "count"), [(2**20, 1), (2**40, 0), (None, 0)])
+def test_the_trainer_warns_when_the_plan_does_not_fit(
+    settings, prompts, tokenizer, reward, caplog, monkeypatch, memory, count
+):
+    monkeypatch.setattr("trl_drgrpo.single_gpu.memory.warning.device_memory", lambda device: memory)
+    with caplog.at_level(logging.WARNING, logger="trl_drgrpo"):
+        trainer = train(DrGRPOTrainer, DrGRPOConfig, {**settings, "max_steps": 1}, prompts, tokenizer, reward)
+    assert setup_of(trainer.args, trainer.model).batch == 4
+    warnings = [record.getMessage() for record in caplog.records if "planned peak" in record.getMessage()]
+    assert len(warnings) == count
+    for warning in warnings:
+        assert "more than this device has (1.0 MB)" in warning
+        assert "`trl-drgrpo plan`: nothing fits; the smallest tried: per_device_train_batch_size: 1," in warning
+        assert len(warning.splitlines()) == 2
+
+
+def test_what_cannot_be_planned_never_stops_a_run(caplog, tmp_path, model):
+    args = DrGRPOConfig(output_dir=str(tmp_path), use_cpu=True)
+    virtual = get_peft_model(model, PromptTuningConfig(num_virtual_tokens=2, task_type="CAUSAL_LM"))
+    with caplog.at_level(logging.DEBUG, logger="trl_drgrpo"):
+        MemoryWatch(memory=2**20).on_train_begin(args, None, None, model=virtual)
+        MemoryWatch(memory=2**20).on_train_begin(args, None, None, model=torch.nn.Linear(2, 2))
+    said = [(r.levelname, r.getMessage()) for r in caplog.records if r.name.startswith("trl_drgrpo")]
+    assert [level for level, _ in said] == ["DEBUG", "WARNING"]
+    assert said[0][1].startswith("No memory plan for this run: NotImplementedError")
+    assert said[1][1].startswith("MemoryWatch.on_train_begin failed: the run goes on without it.")

@@ -1,0 +1,202 @@
+"""Strict reading: what a recipe or a flag may say, and the one line that everything else gets."""
+
+import pytest
+
+from trl_drgrpo.cli import console
+from trl_drgrpo.cli.flags import read_flags
+from trl_drgrpo.cli.main import main
+from trl_drgrpo.cli.recipe import read_recipe
+from trl_drgrpo.cli.values import coerce
+from trl_drgrpo.common.errors import InputError, RewardError
+
+
+@pytest.fixture
+def read(tmp_path):
+    def read_text(text: str):
+        (tmp_path / "recipe.yaml").write_text(text)
+        return read_recipe(str(tmp_path / "recipe.yaml"), read_flags())
+
+    return read_text
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "value"),
+    [
+        ("learning_rate: 1e-6", "learning_rate", 1e-6),  # PyYAML reads it as text
+        ("learning_rate: 1.0e-6", "learning_rate", 1e-6),
+        ("learning_rate: '1e-6'", "learning_rate", 1e-6),
+        ("beta: 0", "beta", 0),
+        ("num_generations: 8", "num_generations", 8),
+        ("num_generations: null", "num_generations", None),
+        ("use_peft: yes", "use_peft", True),
+        ("use_peft: 'false'", "use_peft", False),
+        ("bf16: false", "bf16", False),
+        ("eval_strategy: no", "eval_strategy", "no"),  # YAML 1.1 reads False
+        ("run_name: 2024", "run_name", "2024"),
+        ("scale_rewards: false", "scale_rewards", False),
+        ("scale_rewards: none", "scale_rewards", "none"),
+        ("resume_from_checkpoint: true", "resume_from_checkpoint", True),
+        ("report_to: none", "report_to", "none"),
+        ("report_to: [wandb, trackio]", "report_to", ["wandb", "trackio"]),
+        ("reward_funcs: accuracy_reward", "reward_funcs", ["accuracy_reward"]),  # TRL takes it letter by letter
+        ("reward_weights: [1, 0.5, 1e-1]", "reward_weights", [1, 0.5, 0.1]),
+        ("lora_target_modules: all-linear", "lora_target_modules", ["all-linear"]),
+        ("model_init_kwargs: {rope_theta: 1e6}", "model_init_kwargs", {"rope_theta": 1e6}),
+        ("""generation_kwargs: '{"top_k": 5}'""", "generation_kwargs", '{"top_k": 5}'),  # TRL reads it itself
+        ("""liger_kernel_config: '{"rope": true}'""", "liger_kernel_config", {"rope": True}),
+        ("pad_to_multiple_of: 8", "pad_to_multiple_of", 8),
+        ("pad_to_multiple_of: auto", "pad_to_multiple_of", "auto"),
+        ("trackio_static_space_id: false", "trackio_static_space_id", False),
+        ("include_num_input_tokens_seen: all", "include_num_input_tokens_seen", "all"),
+        ("datasets: [{path: a/b, split: train}]", "datasets", [{"path": "a/b", "split": "train"}]),
+        ("base: &b {beta: 0.1}\n<<: *b", None, None),  # `base` is no key
+        ("<<: {beta: 0.1}\nbeta: 0.2", "beta", 0.2),  # merge keys are YAML; what is written out wins
+    ],
+)
+def test_values(read, text, key, value):
+    if key is None:
+        with pytest.raises(InputError, match="base: got an unknown key"):
+            read(text)
+        return
+    result = read(text).values[key]
+    assert result == value
+    assert type(result) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("scale_reward: false", r"scale_reward: got an unknown key in .*, line 1; .*Did you mean scale_rewards\?"),
+        ("beta: 0.1\nloss-normalizer: 5", r"loss-normalizer: .*line 2; .*Did you mean loss_normalizer\?"),
+        ("max_prompt_length: 5", "max_prompt_length: .*TRL does not truncate prompts any more"),
+        ("torch_dtype: float16", "torch_dtype: .*dtype"),
+        ("qwertz: 5", r"qwertz: .*Remove it\."),
+        ("beta: 0.0\nlearning_rate: 1.0\nbeta: 0.1", "beta: got the same key twice, in lines 1 and 3"),
+        ("model_init_kwargs:\n  a: 1\n  a: 2", "a: got the same key twice, in lines 2 and 3"),
+        ("- beta", "got a list in .*expected a YAML mapping"),
+        ("beta", "got a single value in .*expected a YAML mapping"),
+        ("", "got nothing in .*expected a YAML mapping"),
+        ("a: [1\nb: 2", "not valid YAML, line 2"),
+        ("a: 1\n---\nb: 2", "not valid YAML, line 2"),
+        ("num_generations: eight", "num_generations: got 'eight' in .*line 1; expected a whole number or null"),
+        ("num_generations: 8.5", "num_generations: got 8.5"),
+        ("num_generations: true", "num_generations: got True"),
+        ("lora_r: null", "lora_r: got None .*expected a whole number"),
+        ("learning_rate: fast", "learning_rate: got 'fast' .*expected a number"),
+        ("learning_rate: {a: 1}", "learning_rate: got {'a': 1}"),
+        ("learning_rate: [1]", r"learning_rate: got \[1\]"),
+        ("output_dir: [a]", r"output_dir: got \['a'\]"),
+        ("use_peft: perhaps", "use_peft: got 'perhaps' .*true or false"),
+        ("use_peft: 2", "use_peft: got 2"),
+        ("reward_weights: [1, x]", r"reward_weights: got \[1, 'x'\]"),
+        ("liger_kernel_config: 3", "liger_kernel_config: got 3 .*a mapping"),
+        ("generation_kwargs: '{top_k: 5}'", "generation_kwargs: .*not valid JSON"),
+        ("dtype: bfloat", r"dtype: got 'bfloat' .*one of auto, bfloat16, .*Did you mean bfloat16\?"),
+        ("parallelism_config: {tp: 2}", "parallelism_config: .*cannot be written in a recipe"),
+        ("datasets: [{paht: a}]", r"datasets: paht: got an unknown key; .*Did you mean path\?"),
+        ("datasets: [{name: a}]", "datasets: .*a mapping with a `path`"),
+        ("env: [a]", "env: .*a mapping of variable names"),
+        ("env: {a: [1]}", "env: .*a mapping of variable names"),
+    ],
+)
+def test_errors(read, text, message):
+    with pytest.raises(InputError, match=message):
+        read(text)
+
+
+def test_env(read):
+    read_in = read("env: {SOME_NUMBER: 1, SOME_TEXT: a}\nbeta: 0.1")
+    assert read_in.env == {"SOME_NUMBER": "1", "SOME_TEXT": "a"}
+    assert read_in.values == {"beta": 0.1}
+
+
+def test_missing_files(tmp_path):
+    with pytest.raises(InputError, match=r"--config: got .*which does not exist"):
+        read_recipe(str(tmp_path / "no.yaml"), read_flags())
+    with pytest.raises(InputError, match=r"--config: got .*a directory"):
+        read_recipe(str(tmp_path), read_flags())
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("max_steps", "5", 5),
+        ("num_generations", "none", None),
+        ("use_peft", "true", True),
+        ("reward_funcs", ["a", "b"], ["a", "b"]),
+        ("report_to", "none", "none"),
+        ("datasets", ["a/b"], [{"path": "a/b"}]),
+        ("bf16", "0", False),
+    ],
+)
+def test_text_after_a_flag(name, text, value):
+    assert coerce(read_flags()[name], text) == value
+
+
+@pytest.mark.parametrize(
+    ("argv", "got", "remedy"),
+    [
+        (["train", "--scale_reward", "none"], "--scale_reward: got an unknown flag", "Did you mean --scale_rewards?"),
+        (["train", "--scale-reward=none"], "--scale-reward: got an unknown flag", "Did you mean --scale_rewards?"),
+        (["train", "--learning", "1"], "--learning: got an unknown flag", "Did you mean --learning_rate?"),
+        (["train", "stray"], "stray: got a value that belongs to no flag", "lists the flags."),
+        (["train", "--num_generations"], "--num_generations: got no value behind it; expected one argument", "--help"),
+        (["train", "--num_generations", "x"], "num_generations: got 'x'; expected a whole number", "default is 8"),
+        (["train", "--config", "no.yaml"], "--config: got no.yaml, which does not exist", "current directory"),
+        (["trian"], "command: got 'trian'; expected one of train, ", "Did you mean `trl-drgrpo train`?"),
+        (["qwertz"], "command: got 'qwertz'", "`trl-drgrpo --help` describes them."),
+        (["merge", "a"], "--output: got nothing; expected a value", "`trl-drgrpo merge --help`"),
+        (["report", "a", "--format", "htm"], "--format: got 'htm'; expected one of html, md", "Did you mean html?"),
+        (["score", "--rewards", "a", "--limit", "x"], "--limit: got 'x'; expected a whole number", "score --help"),
+        (["--verson"], "--verson: got an unknown flag", "Did you mean --version?"),
+    ],
+)
+def test_errors_are_one_line_on_stderr(argv, got, remedy, capsys):
+    assert main(argv) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert err.startswith(f"error: {got}")
+    assert remedy in err
+
+
+def test_without_a_command_there_is_help_and_no_success(capsys):
+    assert main([]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "train-prm" in err
+
+
+def test_debug_shows_the_traceback(capsys, monkeypatch):
+    monkeypatch.setenv("TRL_DRGRPO_DEBUG", "1")
+    assert main(["train", "--scale_reward", "none"]) == 2
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_ctrl_c_is_130(capsys, monkeypatch):
+    from trl_drgrpo.cli import train
+
+    def interrupt(args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(train, "run", interrupt)
+    assert main(["train"]) == 130
+    assert capsys.readouterr().err == "interrupted\n"
+
+
+def test_only_the_first_process_reports(capsys, monkeypatch):
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert main(["train", "--scale_reward", "none"]) == 2
+    assert capsys.readouterr().err == ""
+    # A reward may fail on one process only: then that one says so.
+    console.report_error(RewardError("reward r", "a text", "a number", "Return numbers."))
+    assert capsys.readouterr().err.startswith("error: reward r")
+
+
+def test_version(capsys):
+    from trl_drgrpo import __version__
+
+    with pytest.raises(SystemExit) as exited:
+        main(["--version"])
+    assert exited.value.code == 0
+    assert capsys.readouterr().out == f"trl-drgrpo {__version__}\n"

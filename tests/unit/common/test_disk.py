@@ -1,0 +1,166 @@
+"""A full disk: one error that says what is safe, and a run that goes on from there."""
+
+import errno
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import SafetensorError
+
+from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
+from trl_drgrpo.common import disk
+from trl_drgrpo.common.disk import room_needed
+from trl_drgrpo.common.errors import DiskFullError, RewardError
+from trl_drgrpo.features.resume.checkpoints import newest_complete_checkpoint
+from trl_drgrpo.labs.check.tiny import tiny_model
+
+
+def write(folder, error):
+    with room_needed(folder, lambda: "All is safe."):
+        raise error
+
+
+@pytest.mark.parametrize(
+    ("error", "file"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device", "/a/optimizer.pt"), "/a/optimizer.pt"),
+        (OSError(errno.EDQUOT, "Disk quota exceeded"), "{folder}/config.json"),
+        (SafetensorError("I/O error: No space left on device (os error 28)"), "the weights in {folder}"),
+    ],
+)
+def test_every_way_to_say_it(error, file, tmp_path):
+    (tmp_path / "config.json").touch()
+    file = re.escape(file.format(folder=tmp_path))
+    message = rf"^disk full: {file} could not be written, [\d,]+\.\d MB are free there\. All is safe\.$"
+    with pytest.raises(DiskFullError, match=message) as raised:
+        write(tmp_path, error)
+    assert raised.value.__cause__ is error
+
+
+def test_the_reason_may_be_behind_the_error(tmp_path):
+    error = RuntimeError("unexpected pos 768 vs 662")
+    error.__context__ = OSError(errno.ENOSPC, "No space left on device")
+    with pytest.raises(DiskFullError, match=f"^disk full: {tmp_path}/new could"):
+        write(tmp_path / "new", error)
+
+
+def test_torch_gives_no_reason_so_the_disk_is_asked(tmp_path, monkeypatch):
+    error = RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 640 vs 598")
+    with pytest.raises(RuntimeError, match="enforce fail"):
+        write(tmp_path, error)
+
+    def full(dir):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(disk.tempfile, "TemporaryFile", full)
+    with pytest.raises(DiskFullError):
+        write(tmp_path, error)
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(errno.EACCES, "Permission denied"), SafetensorError("shared tensors"), ValueError("another")]
+)
+def test_other_errors_stay_what_they_are(error, tmp_path):
+    with pytest.raises(type(error)) as raised:
+        write(tmp_path, error)
+    assert raised.value is error
+
+
+def test_said_once_where_blocks_are_nested(tmp_path):
+    outer, inner = room_needed(tmp_path, lambda: "outer"), room_needed(tmp_path, lambda: "inner")
+    with pytest.raises(DiskFullError, match="inner") as raised, outer, inner:
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert "outer" not in str(raised.value)
+
+
+@pytest.fixture
+def build(settings, prompts, tokenizer, reward):
+    settings |= {"save_strategy": "steps", "save_steps": 1, "max_steps": 2}
+
+    def build(reward=reward, **fields):
+        return DrGRPOTrainer(
+            model=tiny_model(tokenizer),
+            reward_funcs=reward,
+            args=DrGRPOConfig(**{**settings, **fields}),
+            train_dataset=prompts,
+            processing_class=tokenizer,
+        )
+
+    return build
+
+
+def full_at(name, save):
+    def saves(content, path, *args, **kwargs):
+        if str(path).endswith(name):
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        return save(content, path, *args, **kwargs)
+
+    return saves
+
+
+def test_a_run_whose_disk_is_full_says_where_to_go_on(build, settings, monkeypatch):
+    folder = Path(settings["output_dir"])
+    trainer = build()
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "save", full_at("checkpoint-2/optimizer.pt", torch.save))
+        with pytest.raises(DiskFullError, match="checkpoint-2/optimizer.pt could not be written") as raised:
+            trainer.train()
+    assert f"The run up to {folder / 'checkpoint-1'} is saved" in str(raised.value)
+    assert f"--resume_from_checkpoint {folder / 'checkpoint-1'} (in Python" in str(raised.value)
+    resumed = build()
+    resumed.train(resume_from_checkpoint=str(folder / "checkpoint-1"))
+    assert resumed.state.global_step == 2
+
+
+def test_nothing_is_called_saved_that_is_not(build, tmp_path, monkeypatch):
+    trainer = build()
+    monkeypatch.setattr(torch, "save", full_at("training_args.bin", torch.save))
+    with pytest.raises(DiskFullError, match="No checkpoint of this run is saved. Make room, then start it again"):
+        trainer.save_model(str(tmp_path / "model"))
+
+
+def test_a_failing_reward_stays_the_error_when_the_disk_is_full_too(build, monkeypatch, caplog):
+    calls = []
+
+    def fails(completion_ids, **kwargs):
+        calls.append(1)
+        if len(calls) == 2:
+            monkeypatch.setattr(torch, "save", full_at("optimizer.pt", torch.save))
+            raise RuntimeError("judge is down")
+        return [float(sum(ids) % 3) for ids in completion_ids]
+
+    with pytest.raises(RewardError, match="judge is down"):
+        build(fails, save_strategy="no").train()
+    assert "the run up to here cannot be saved. disk full: " in caplog.text
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system that holds one checkpoint of the tiny model, but not two. Only root can make one."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=800k", "tmpfs", str(folder)]
+    try:
+        mounted = subprocess.run(command, capture_output=True, check=False).returncode == 0
+    except FileNotFoundError:
+        mounted = False
+    if not mounted:
+        pytest.skip("no file system can be mounted")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+@pytest.mark.parametrize("taken", [0, 150_000], ids=["by torch", "by safetensors"])
+def test_a_disk_that_is_really_full(taken, build, small_disk):
+    (small_disk / "other.bin").write_bytes(bytes(taken))
+    trainer = build(output_dir=str(small_disk / "run"))
+    with pytest.raises(DiskFullError) as raised:
+        trainer.train()
+    half = small_disk / "run" / "checkpoint-2"
+    file = f"the weights in {half}" if taken else f"{half}/optimizer.pt"
+    assert str(raised.value).startswith(f"disk full: {file} could not be written, ")
+    assert f"The run up to {small_disk}/run/checkpoint-1 is saved." in str(raised.value)
+    subprocess.run(["mount", "-o", "remount,size=20m", str(small_disk)], check=True)
+    assert newest_complete_checkpoint(small_disk / "run") == small_disk / "run" / "checkpoint-1"

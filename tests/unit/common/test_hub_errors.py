@@ -1,0 +1,90 @@
+"""One reason in one line for everything that the Hub may answer, or not answer."""
+
+import logging
+import re
+from types import SimpleNamespace
+
+import pytest
+from huggingface_hub import errors
+
+from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.hub_errors import check_local, hub_errors, quiet_retries
+
+
+def answered(kind, status):
+    return kind("no", response=SimpleNamespace(status_code=status, headers={}, request=None))
+
+
+def fail(cause, kind):
+    """As transformers does: with a text of its own over several lines, from the cause."""
+    try:
+        raise cause
+    except Exception as reason:
+        raise kind("a/b is not a local folder\nIf this is a private repository, ...") from reason
+
+
+def raised(cause, kind=OSError):
+    with pytest.raises(InputError) as error, hub_errors("model", "a/b", "a model"):
+        fail(cause, kind)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "status", "message"),
+    [
+        (
+            errors.RepositoryNotFoundError,
+            401,
+            "a/b, which does not exist on the Hub, or is private; expected a",
+        ),
+        (errors.GatedRepoError, 403, "a/b, which is gated; .*Ask for access"),
+        (errors.RevisionNotFoundError, 404, "a/b, which has no such revision"),
+        (errors.RemoteEntryNotFoundError, 404, "a/b, a repository without the file that is needed"),
+        (errors.HfHubHTTPError, 503, "a/b, for which the Hub answered with status 503"),
+    ],
+)
+def test_what_the_hub_answers(kind, status, message):
+    assert re.search(message, raised(answered(kind, status)))
+
+
+def test_no_answer_and_offline_mode(monkeypatch):
+    lost = errors.LocalEntryNotFoundError("not found")
+    lost.__cause__ = OSError("[Errno -2] Name or service not known")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    message = raised(lost)
+    assert "cannot be reached ([Errno -2] Name or service not known)" in message
+    assert "Check the network" in message
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert "not in the local cache (offline mode, HF_HUB_OFFLINE=1)" in raised(lost)
+
+
+def test_another_failure_keeps_its_first_line():
+    assert raised(RuntimeError("x"), ValueError).endswith("expected a model. ValueError: a/b is not a local folder.")
+
+
+def test_retries_are_not_logged_and_the_level_comes_back(caplog):
+    logger = logging.getLogger("huggingface_hub.utils._http")
+    before = logger.level
+    with quiet_retries():
+        logger.warning("Retrying in 1s [Retry 1/5].")
+    assert caplog.records == []
+    assert logger.level == before
+
+
+def test_local_names(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("")
+    (tmp_path / "bare").mkdir()
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
+    check_local("model", "some/name")
+    for name, message in {
+        "file": "file, a file; ",
+        "bare": "bare, a folder without config.json; ",
+        "adapter": "It holds an adapter",
+        "./gone": "./gone, which does not exist; ",
+        "a/b/c": "a/b/c, which does not exist; ",
+    }.items():
+        with pytest.raises(InputError, match=f"^model: got .*{message}"):
+            check_local("model", name)

@@ -1,0 +1,184 @@
+import dataclasses
+
+import pytest
+from trl import GRPOConfig
+
+from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
+from trl_drgrpo.common.errors import InputError
+
+no_accelerator = pytest.mark.skipif("__import__('torch').accelerator.is_available()", reason="has an accelerator")
+
+
+def test_defaults_are_both_switches_of_dr_grpo():
+    config = DrGRPOConfig()
+    assert (config.loss_type, config.scale_rewards, config.beta) == ("dr_grpo", "none", 0.0)
+    assert config.use_bias_correction_kl is False
+
+
+def test_everything_else_keeps_trls_default():
+    ours = {f.name: (f.default, f.default_factory) for f in dataclasses.fields(DrGRPOConfig)}
+    changed = {f.name for f in dataclasses.fields(GRPOConfig) if ours[f.name] != (f.default, f.default_factory)}
+    assert changed == {"loss_type", "scale_rewards", "use_bias_correction_kl"}
+
+
+@pytest.mark.parametrize("value", [False, "none", "False", "false"])
+def test_scaling_may_be_switched_off_in_trls_ways(value):
+    assert DrGRPOConfig(scale_rewards=value).scale_rewards == "none"
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "bias"),
+    [
+        ("loss_type", "grpo", "length bias"),
+        ("loss_type", "dapo", "how long the others are"),
+        ("loss_type", "bnpo", "which rows share it"),
+        ("loss_type", "cispo", "another objective"),
+        ("scale_rewards", "group", "difficulty bias"),
+        ("scale_rewards", "batch", "difficulty bias"),
+        ("scale_rewards", True, "difficulty bias"),
+        ("multi_objective_aggregation", "normalize_then_sum", "difficulty bias"),
+        ("sync_ref_model", True, "the model it started from"),
+    ],
+)
+def test_another_objective_is_refused_with_its_bias_and_the_class_to_use(field, value, bias):
+    with pytest.raises(ValueError, match=f"^{field}: got") as error:
+        DrGRPOConfig(**{field: value})
+    assert bias in str(error.value)
+    assert "trl.GRPOTrainer" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"loss_normalizer": 0}, "loss_normalizer: got 0; expected a whole number, at least 1"),
+        ({"num_iterations": 0}, "num_iterations: got 0; expected a whole number, at least 1"),
+        ({"num_generations": "8"}, "num_generations: got '8'; expected a whole number, at least 2"),
+        ({"num_generations": 8.0}, "num_generations: got 8.0"),
+        ({"steps_per_generation": 0}, "steps_per_generation: got 0"),
+        ({"gradient_accumulation_steps": 0}, "gradient_accumulation_steps: got 0"),
+        ({"beta": float("nan")}, "beta: got nan; expected a finite number, at least 0"),
+        ({"beta": "0.1"}, "beta: got '0.1'"),
+        ({"epsilon": -1}, "epsilon: got -1"),
+        ({"outcome_weight": "x"}, "outcome_weight: got 'x'; expected a finite number"),
+        ({"reward_weights": [float("nan")]}, "reward_weights: got [nan]; expected a list of finite numbers"),
+        ({"reward_weights": 1.0}, "reward_weights: got 1.0"),
+        ({"step_reward_weights": "ab"}, "step_reward_weights: got 'ab'"),
+        ({"scale_by_running_std": "false"}, "scale_by_running_std: got 'false'; expected True or False"),
+        ({"step_separator": None}, "step_separator: got None"),
+        ({"loss_normalizer": True}, "loss_normalizer: got True"),
+        ({"max_completion_length": None}, "loss_normalizer: got None together with max_completion_length=None"),
+        ({"max_completion_length": -1}, "max_completion_length: got -1"),
+        ({"advantage_baseline": "mean"}, "advantage_baseline: got 'mean'; expected one of group_mean, leave_one_out"),
+        ({"on_reward_error": "ignore"}, "on_reward_error: got 'ignore'"),
+        ({"num_generations": 1}, "num_generations: got 1; expected a whole number, at least 2"),
+        ({"num_generations": 3}, "num_generations: got 3 for a generation batch of 8 rows"),
+        ({"generation_batch_size": 12}, "num_generations: got 8 for a generation batch of 12 rows"),
+        ({"beta": -0.1}, "beta: got -0.1"),
+        ({"beta_warmup_steps": 5}, "beta_warmup_steps: got 5 with beta=0.0"),
+        ({"beta_warmup_steps": -5, "beta": 0.1}, "beta_warmup_steps: got -5"),
+    ],
+)
+def test_contradictions_are_errors_before_a_model_loads(fields, message):
+    with pytest.raises(ValueError) as error:
+        DrGRPOConfig(**fields)
+    assert str(error.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("loss_type", "grpo", "loss_type: got 'grpo'"),
+        ("scale_rewards", "group", "scale_rewards: got 'group'"),
+        ("scale_rewards", True, "scale_rewards: got True"),
+        ("multi_objective_aggregation", "normalize_then_sum", "multi_objective_aggregation: got"),
+        ("sync_ref_model", True, "sync_ref_model: got True"),
+        ("beta", -0.1, "beta: got -0.1"),
+        ("step_credit", "later", "step_credit: got 'later'"),
+        ("num_generations", 3, "num_generations: got 3 for a generation batch of 8 rows"),
+        ("per_device_train_batch_size", 4, "generation_batch_size: got 8, worked out when"),
+        ("steps_per_generation", 2, "generation_batch_size: got 8, worked out when"),
+    ],
+)
+def test_what_is_assigned_later_is_refused_where_the_trainer_takes_it(field, value, message):
+    config = DrGRPOConfig(use_cpu=True)
+    setattr(config, field, value)
+    with pytest.raises(InputError) as error:
+        DrGRPOTrainer("nobody/no-such-model", len, config)
+    assert str(error.value).startswith(message)
+
+
+@pytest.mark.parametrize("field", ["gradient_accumulation_steps", "learning_rate", "max_steps", "temperature"])
+def test_what_fits_may_be_assigned_later(field):
+    config = DrGRPOConfig(use_cpu=True)
+    setattr(config, field, 2)
+    config.scale_rewards = False
+    config.check()
+    assert config.scale_rewards == "none"
+
+
+def test_a_missing_length_limit_needs_an_explicit_normalizer():
+    config = DrGRPOConfig(max_completion_length=None, loss_normalizer=1000)
+    assert (config.max_completion_length, config.loss_normalizer) == (None, 1000)
+
+
+@no_accelerator
+@pytest.mark.parametrize(
+    ("fields", "overridden"),
+    [
+        ({}, ""),
+        ({"bf16": False}, ""),
+        ({"bf16": True}, " Overridden: bf16=True."),
+        ({"fp16": True, "tf32": True}, " Overridden: fp16=True, tf32=True."),
+    ],
+)
+def test_a_gpu_script_starts_on_a_laptop_and_says_what_it_overrides(fields, overridden, caplog):
+    config = DrGRPOConfig(**fields)
+    assert caplog.messages[0] == f"No accelerator found: training on the CPU in float32.{overridden}"
+    assert (config.use_cpu, config.bf16, config.fp16) == (True, False, False)
+    assert config.device.type == "cpu"
+
+
+def test_an_explicit_choice_on_the_cpu_is_respected():
+    assert DrGRPOConfig(use_cpu=True, bf16=True).bf16 is True
+    assert DrGRPOConfig(use_cpu=True).bf16 is False
+
+
+class TestFromGRPOConfig:
+    plain = {"use_cpu": True, "bf16": False}  # noqa: RUF012
+
+    def test_takes_over_what_was_set_and_our_defaults_for_the_rest(self):
+        config = DrGRPOConfig.from_grpo_config(GRPOConfig(max_completion_length=77, learning_rate=3e-5, **self.plain))
+        assert (config.loss_type, config.scale_rewards) == ("dr_grpo", "none")
+        assert (config.max_completion_length, config.learning_rate) == (77, 3e-5)
+        assert (config.loss_normalizer, config.advantage_baseline) == (None, "group_mean")
+
+    def test_says_what_changed(self, caplog):
+        DrGRPOConfig.from_grpo_config(GRPOConfig(scale_rewards="group", **self.plain))
+        assert "scale_rewards 'group' -> 'none'" in caplog.text
+        assert "loss_type 'dapo' -> 'dr_grpo'" in caplog.text
+
+    def test_takes_one_of_ours_as_it_is(self):
+        config = DrGRPOConfig(loss_normalizer=77)
+        assert DrGRPOConfig.from_grpo_config(config) is config
+
+    def test_leaves_the_original_alone(self):
+        original = GRPOConfig(**self.plain)
+        DrGRPOConfig.from_grpo_config(original)
+        assert (original.loss_type, original.scale_rewards) == ("dapo", "group")
+
+    def test_what_was_chosen_against_dr_grpo_is_refused(self):
+        with pytest.raises(ValueError, match="^loss_type: got 'grpo'"):
+            DrGRPOConfig.from_grpo_config(GRPOConfig(loss_type="grpo", **self.plain))
+        with pytest.raises(ValueError, match="^scale_rewards: got 'batch'"):
+            DrGRPOConfig.from_grpo_config(GRPOConfig(scale_rewards="batch", **self.plain))
+
+    def test_batch_sizes_that_were_assigned_later_are_refused(self):
+        config = GRPOConfig(**self.plain)
+        config.per_device_train_batch_size = 4
+        with pytest.raises(InputError, match="^generation_batch_size: got 8, worked out when"):
+            DrGRPOConfig.from_grpo_config(config)
+
+    def test_equals_a_config_built_directly(self):
+        fields = {**self.plain, "gradient_accumulation_steps": 4, "num_generations": 4, "output_dir": "somewhere"}
+        converted = DrGRPOConfig.from_grpo_config(GRPOConfig(**fields))
+        assert converted.to_dict() == DrGRPOConfig(**fields).to_dict()

@@ -1,0 +1,151 @@
+"""The watch counts what had a gradient and moved; dead batches, a warm-up and unused elements do not trigger it."""
+
+import logging
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from runs import train
+
+from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
+from trl_drgrpo.features.diagnostics.movement import MovementWatch
+
+
+class Model(torch.nn.Module):
+    def __init__(self, dtype=torch.bfloat16, value=0.05, shape=(20, 30)):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.full(shape, value, dtype=dtype))
+
+
+class Run:
+    """Optimizer steps as the trainer takes them."""
+
+    def __init__(self, model, lr=1e-6, watch=None, warmup=0):
+        self.model, self.watch = model, watch or MovementWatch(steps=3)
+        self.optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.0)
+        self.args = SimpleNamespace(get_warmup_steps=lambda steps: warmup)
+        self.state = SimpleNamespace(global_step=0, max_steps=100)
+        self.watch.on_train_begin(self.args, self.state, None, model=model)
+
+    def step(self, gradient, lr=None):
+        if lr is not None:
+            self.optimizer.param_groups[0]["lr"] = lr
+        for parameter in self.model.parameters():
+            parameter.grad = (
+                None if gradient is None else torch.as_tensor(gradient).to(parameter).expand_as(parameter).clone()
+            )
+        self.watch.on_pre_optimizer_step(self.args, self.state, None, optimizer=self.optimizer)
+        self.optimizer.step()
+        self.state.global_step += 1
+        self.watch.on_step_end(self.args, self.state, None)
+        return self
+
+
+def test_bfloat16_stands_still_at_a_small_rate_and_float32_does_not(caplog):
+    run = Run(Model())
+    for _ in range(3):
+        run.step(1.0)
+    (movement,) = run.watch.movements
+    assert (movement.moved, movement.touched, movement.dtype) == (0, 600, torch.bfloat16)
+    run.watch.trainer = SimpleNamespace(model=run.model)
+    first, second = {}, {}
+    run.watch.add_to_log(first)
+    run.watch.add_to_log(second)
+    assert (first, second) == ({"drgrpo/moved_frac": 0.0}, {})
+    (record,) = caplog.records
+    assert "0.0% changed in the first 3 optimizer steps with signal, at learning rate 1.0e-06" in record.message
+    assert "model_init_kwargs={'dtype': 'float32'}" in record.message
+    caplog.clear()
+    run = Run(Model(torch.float32))
+    for _ in range(3):
+        run.step(1.0)
+    assert run.watch.movements[0].share == 1.0
+    assert caplog.records == []
+
+
+def test_dead_batches_and_warm_up_do_not_count(caplog):
+    run = Run(Model(torch.float32), warmup=4)
+    for _ in range(4):
+        run.step(1.0, lr=1e-12)  # in the warm-up
+    for _ in range(5):
+        run.step(0.0, lr=0.0)
+    for _ in range(5):
+        run.step(0.0, lr=1e-3)  # no signal
+        run.step(None)
+        run.step(1.0, lr=0.0)  # signal, but no rate
+    assert run.watch.movements == []
+    for _ in range(3):
+        run.step(1.0, lr=1e-3)
+    assert run.watch.movements[0].share == 1.0
+    assert caplog.records == []
+
+
+def test_elements_without_a_gradient_do_not_count():
+    gradient = torch.zeros(20, 30)
+    gradient[0, :5] = 1.0  # as an embedding of which five entries are used
+    run = Run(Model(torch.float32), lr=1e-3)
+    run.optimizer.param_groups[0]["weight_decay"] = 0.1  # moves the others, too
+    for step in range(3):
+        run.step(gradient.roll(step, 0))  # other entries in each step
+    assert (run.watch.movements[0].moved, run.watch.movements[0].touched) == (15, 15)
+
+
+def test_the_sample_is_spread_over_a_parameter():
+    gradient = torch.zeros(20, 30)
+    gradient[10:] = 1.0
+    run = Run(Model(torch.float32), lr=1e-3, watch=MovementWatch(steps=1, elements=60))
+    run.step(gradient)
+    assert run.watch.movements[0].touched == 30
+
+
+def test_parameters_that_the_optimizer_does_not_hold(caplog):
+    model = Model(torch.float32)
+    run = Run(model, lr=1e-3)
+    run.optimizer.param_groups[0]["params"] = [torch.nn.Parameter(torch.zeros(1))]
+    for _ in range(3):
+        run.step(1.0)
+    assert "does the optimizer hold these parameters?" in caplog.text
+
+
+@given(
+    shape=st.lists(st.integers(1, 40), min_size=1, max_size=3), elements=st.integers(1, 500), seed=st.integers(0, 99)
+)
+def test_the_sample_is_bounded_and_sees_any_share(shape, elements, seed):
+    model = Model(torch.float32, shape=shape)
+    size = model.weight.numel()
+    logging.disable()
+    try:
+        run = Run(model, lr=1e-2, watch=MovementWatch(steps=1, elements=elements))
+        moves = torch.rand(shape, generator=torch.Generator().manual_seed(seed)) < 0.5
+        run.step(moves.float())
+    finally:
+        logging.disable(logging.NOTSET)
+    if elements >= size and moves.any():
+        assert run.watch.movements[0].touched == run.watch.movements[0].moved == int(moves.sum())
+    assert sum(movement.touched for movement in run.watch.movements) <= max(1, elements)
+
+
+def test_groups_keep_apart_what_starts_at_zero():
+    model = torch.nn.Module()
+    model.layer = torch.nn.Module()
+    model.layer.lora_A = torch.nn.ModuleDict({"default": torch.nn.Linear(4, 2, bias=False, dtype=torch.bfloat16)})
+    model.layer.lora_B = torch.nn.ModuleDict({"default": torch.nn.Linear(2, 4, bias=False, dtype=torch.bfloat16)})
+    model.norm = torch.nn.LayerNorm(4)
+    torch.nn.init.constant_(model.layer.lora_A["default"].weight, 0.3)
+    torch.nn.init.zeros_(model.layer.lora_B["default"].weight)
+    run = Run(model)
+    for _ in range(3):
+        run.step(1.0)
+    shares = {movement.group: movement.share for movement in run.watch.movements}
+    assert shares == {"LoRA-A": 0.0, "LoRA-B": 1.0, "norms and biases": 1.0}
+
+
+@pytest.mark.parametrize("dead", [False, True])
+def test_in_the_trainer(settings, prompts, tokenizer, reward, dead):
+    settings = {**settings, "max_steps": 12, "warmup_steps": 1, "max_completion_length": 6}
+    rewards = (lambda completions, **kwargs: [0.7] * len(completions)) if dead else reward
+    trainer = train(DrGRPOTrainer, DrGRPOConfig, settings, prompts, tokenizer, rewards)
+    logged = [entry["drgrpo/moved_frac"] for entry in trainer.state.log_history if "drgrpo/moved_frac" in entry]
+    assert logged == [] if dead else logged[0] > 0.99

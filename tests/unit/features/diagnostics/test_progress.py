@@ -1,0 +1,108 @@
+import contextlib
+import io
+from types import SimpleNamespace
+
+from rich.console import Console
+from transformers import PrinterCallback
+from transformers.trainer_callback import ProgressCallback as TqdmCallback
+
+import trl_drgrpo
+from trl_drgrpo.features.diagnostics.progress import ProgressCallback, show_progress, spoken_time, status_line
+
+LOGS = {
+    "reward": 0.6,
+    "drgrpo/pass_rate": 0.5,
+    "completions/mean_length": 412.4,
+    "drgrpo/zero_signal_frac": 0.125,
+    "time/tokens_per_s": 12345.6,
+}
+
+
+class Run:
+    """A training loop of callbacks, one second per step."""
+
+    def __init__(self, terminal=False, disable_tqdm=False, main=True, first_step=0, **options):
+        self.file, self.now = io.StringIO(), 0.0
+        self.console = Console(file=self.file, force_terminal=terminal, width=200)
+        self.progress = ProgressCallback(self.console, clock=lambda: self.now, **options)
+        self.args = SimpleNamespace(disable_tqdm=disable_tqdm)
+        self.state = SimpleNamespace(global_step=first_step, max_steps=40, is_world_process_zero=main)
+
+    def __call__(self, logs=LOGS):
+        self.progress.on_train_begin(self.args, self.state, None)
+        while self.state.global_step < self.state.max_steps:
+            self.now += 1
+            self.state.global_step += 1
+            self.progress.on_step_end(self.args, self.state, None)
+            self.progress.on_log(self.args, self.state, None, logs=logs)
+        self.progress.on_train_end(self.args, self.state, None)
+        return self.file.getvalue()
+
+
+def test_the_line():
+    assert status_line(LOGS) == "pass rate 50%  length 412  dead groups 12%  12,346 tokens/s"
+    assert status_line({"reward": 0.25, "time/tokens_per_s": None}) == "reward 0.25"
+    assert [spoken_time(s) for s in (0, 59.4, 3599.6, 90061)] == ["0:00", "0:59", "1:00:00", "25:01:01"]
+
+
+def test_plain_lines_are_throttled_and_the_last_one_always_comes():
+    lines = Run(every_seconds=10)().splitlines()
+    assert [line.split()[1] for line in lines] == ["1/40", "11/40", "21/40", "31/40", "40/40"]
+    assert lines[1] == f"step 11/40  {status_line(LOGS)}  0:29 left"
+    assert "left" not in lines[-1]
+
+
+def test_time_left_after_a_resume_counts_the_steps_done_here():
+    lines = Run(every_seconds=10, first_step=20)().splitlines()
+    assert lines[0].endswith("0:19 left")
+
+
+def test_plain_lines_by_steps():
+    assert [line.split()[1] for line in Run(every_steps=20)().splitlines()] == ["20/40", "40/40"]
+
+
+def test_an_evaluation_has_its_own_line():
+    lines = Run()({"eval_drgrpo/pass_rate": 0.25, "eval_reward": 0.3, "eval_completions/mean_length": 7}).splitlines()
+    assert lines[0] == "evaluation at step 1  pass rate 25%  length 7"
+    assert len(lines) == 40
+
+
+def test_a_bar_on_a_terminal_unless_disabled():
+    shown = Run(terminal=True)()
+    assert "40/40" in shown
+    assert "pass rate 50%" in shown
+    assert "step 1/40" not in shown
+    assert "step 1/40" in Run(terminal=True, disable_tqdm=True)()
+
+
+def test_only_the_main_process_and_only_training_logs():
+    assert Run(main=False)() == ""
+    assert Run(main=False)({"eval_reward": 1.0}) == ""
+    assert Run()({"train_runtime": 1.0}) == ""
+    assert Run()(None) == ""
+
+
+def test_it_takes_the_place_of_transformers_callbacks():
+    callbacks = [PrinterCallback(), TqdmCallback()]
+
+    class Trainer:
+        def remove_callback(self, kind):
+            callbacks[:] = [each for each in callbacks if not isinstance(each, kind)]
+
+        def add_callback(self, callback):
+            callbacks.append(callback)
+
+    progress = Run(terminal=True).progress
+    with contextlib.suppress(KeyboardInterrupt), show_progress(Trainer(), progress):
+        assert callbacks == [progress]
+        progress.on_train_begin(
+            SimpleNamespace(disable_tqdm=False),
+            SimpleNamespace(global_step=0, max_steps=3, is_world_process_zero=True),
+            None,
+        )
+        raise KeyboardInterrupt
+    assert progress._bar is None  # the terminal is as before
+
+
+def test_it_is_public():
+    assert trl_drgrpo.ProgressCallback is ProgressCallback

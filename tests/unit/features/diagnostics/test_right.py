@@ -1,0 +1,59 @@
+import logging
+import math
+
+import pytest
+
+from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
+from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.features.diagnostics.right import RightRule
+
+NAN = math.nan
+
+
+def test_a_threshold_is_inclusive_and_an_unscorable_row_is_neither():
+    assert RightRule(["a"], threshold=0.5).judge([0.5, 0.49, NAN, -1.0]) == [True, False, None, False]
+
+
+def test_the_named_reward_is_asked():
+    rule = RightRule(["format", "answer"], reward="answer")
+    assert (rule.name, rule.index) == ("answer", 1)
+    assert RightRule(["format", "answer"]).index == 0
+
+
+def test_a_reward_that_is_not_binary_is_never_guessed(caplog):
+    rule = RightRule(["score"])
+    with caplog.at_level(logging.INFO):
+        assert rule.judge([0.0, 1.0, NAN]) == [False, True, None]
+        assert rule.judge([0.0, 0.5]) is None
+        assert rule.judge([0.0, 1.0]) is None  # for good: a curve must not change its meaning
+    [record] = caplog.records
+    assert record.levelno == logging.INFO  # nothing is wrong with such a reward
+    assert "0.5" in record.getMessage()
+    assert "right_threshold" in record.getMessage()
+
+
+def test_a_threshold_needs_no_binary_reward(caplog):
+    with caplog.at_level(logging.WARNING):
+        assert RightRule(["score"], threshold=0.9).judge([0.5, 3.0]) == [False, True]
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize("value", [math.inf, "0.5", True])
+def test_a_threshold_is_a_number(value):
+    with pytest.raises(InputError, match="^right_threshold: got"):
+        DrGRPOConfig(right_threshold=value)
+
+
+def test_an_unknown_name_is_refused_before_a_model_loads(prompts, settings):
+    args = DrGRPOConfig(**settings, right_reward="acuracy")
+    with pytest.raises(InputError, match="right_reward: got 'acuracy'; expected one of length_reward"):
+        DrGRPOTrainer("no/such-model", length_reward, args, prompts)
+
+
+def test_the_name_must_be_a_text():
+    with pytest.raises(InputError, match="^right_reward: got 3"):
+        DrGRPOConfig(right_reward=3)
+
+
+def length_reward(completion_ids, **kwargs):
+    return [float(len(ids)) for ids in completion_ids]

@@ -1,0 +1,474 @@
+import json
+import math
+import os
+import random
+import re
+import statistics
+
+import pytest
+
+from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.features.diagnostics.run_warnings import DEFAULTS, RunWarnings, warning_thresholds
+from trl_drgrpo.features.diagnostics.series import distance_from_usual, moved
+from trl_drgrpo.features.diagnostics.watches import looks_hacked
+
+G = 8
+
+
+ONLY_LOGGED = ("grad_norm", "learning_rate", "drgrpo/moved_frac")
+
+
+class Told:
+    """Runs series of optimizer steps through the warnings, as the trainer does, and keeps what was told."""
+
+    def __init__(self, setting=True, logging_steps=1):
+        self.warnings = []
+        self.logging_steps = logging_steps
+        self.watched = RunWarnings(warning_thresholds(setting), G, lambda *what: self.warnings.append(what))
+
+    def feed(self, after=0, **series):
+        names = {name.replace("__", "/"): values for name, values in series.items()}
+        logged = {}  # name -> values since the last log
+        for step in range(max(len(values) for values in names.values())):
+            metrics = {name: values[step] for name, values in names.items()}
+            only_logged = {name: metrics.pop(name) for name in ONLY_LOGGED if name in metrics}
+            self.watched.observe(after + step + 1, metrics)
+            for name, value in metrics.items():
+                logged.setdefault(name, []).append(value or 0.0)
+            if (after + step + 1) % self.logging_steps == 0:
+                means = {name: statistics.fmean(values) for name, values in logged.items()}
+                self.watched.observe_log(after + step + 1, means | only_logged)
+                logged = {}
+        return self
+
+    def finish(self):
+        self.watched.finish()
+        return self
+
+    @property
+    def causes(self):
+        return [cause for _, cause, _ in self.warnings]
+
+    @property
+    def text(self):
+        return " ".join(message for _, _, message in self.warnings)
+
+
+def noise(mean, std, length, seed, correlation=0.0):
+    """A stationary series; with a correlation from step to step an AR(1) process of the same spread."""
+    rng = random.Random(seed)
+    values, state = [], 0.0
+    for _ in range(length):
+        state = correlation * state + math.sqrt(1 - correlation**2) * rng.gauss(0, std)
+        values.append(mean + state)
+    return values
+
+
+def ramp(start, slope, std=0.0, length=60, seed=0):
+    rng = random.Random(seed)
+    return [start + slope * t + rng.gauss(0, std) for t in range(length)]
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "words"),
+    [(0.85, 0.05, "too easy"), (0.05, 0.85, "too hard"), (0.0, 0.0, "rewards within a group are equal")],
+)
+def test_dead_groups_say_which(right, wrong, words):
+    told = Told().feed(
+        drgrpo__zero_signal_frac=[0.9] * 30, drgrpo__all_right_frac=[right] * 30, drgrpo__all_wrong_frac=[wrong] * 30
+    )
+    assert told.causes == ["dead_groups"]
+    assert told.warnings[0][0] == 20  # once, after as many steps as the default says
+    assert words in told.text
+
+
+def test_dead_groups_of_equal_texts_are_not_called_too_hard():
+    told = Told().feed(
+        drgrpo__zero_signal_frac=[0.9] * 20,
+        drgrpo__all_wrong_frac=[0.9] * 20,
+        completions__unique_frac=[1.1 / G] * 20,
+    )
+    assert told.causes == ["sampling_collapse", "dead_groups"]
+    assert "Raise temperature" in told.warnings[1][2]
+    assert "too hard" not in told.text
+
+
+def test_dead_groups_without_knowing_what_is_right():
+    assert "equal" in Told().feed(drgrpo__zero_signal_frac=[0.9] * 20).text
+    assert Told().feed(drgrpo__zero_signal_frac=[0.7] * 100).causes == []  # usual
+    assert Told().feed(drgrpo__zero_signal_frac=[0.9] * 19).causes == []
+
+
+def test_sampling_collapse():
+    assert Told().feed(completions__unique_frac=[1 / G] * 10).causes == ["sampling_collapse"]
+    assert Told().feed(completions__unique_frac=[0.5] * 50).causes == []
+
+
+def test_wrong_answers_grow():
+    wrong, flat = ramp(100, 1, 5), ramp(100, 0, 5, seed=1)
+    assert Told().feed(completions__length_wrong_mean=wrong, completions__length_right_mean=flat).causes == [
+        "wrong_grow"
+    ]
+    both = Told().feed(completions__length_wrong_mean=wrong, completions__length_right_mean=ramp(90, 1, 5, seed=2))
+    assert both.causes == []
+    down = Told().feed(completions__length_wrong_mean=ramp(200, -1, 5), completions__length_right_mean=flat)
+    assert down.causes == []
+    # significant, but a few tokens in a thousand
+    small = Told().feed(completions__length_wrong_mean=ramp(1000, 0.2, 0.1), completions__length_right_mean=[900] * 60)
+    assert small.causes == []
+
+
+def test_truncation_high_or_rising():
+    high = Told().feed(completions__truncated_frac=[0.6] * 40)
+    assert high.causes == ["truncation"]
+    assert "more than before" not in high.text
+    rising = Told().feed(completions__truncated_frac=ramp(0.05, 0.01, 0.02))
+    assert rising.causes == ["truncation"]
+    assert "points more than before" in rising.text
+    assert Told().feed(completions__truncated_frac=noise(0.3, 0.03, 200, 0)).causes == []
+
+
+def test_kl_leaves_its_range():
+    usual = noise(0.05, 0.005, 60, 0)
+    assert Told().feed(kl=[*usual, 0.5, 0.6, 0.7]).causes == ["kl"]
+    assert Told().feed(kl=[*usual, 5.0, 0.05, 5.0, 0.05]).causes == []  # spikes: k3 has a heavy tail
+    assert Told().feed(kl=[1e-4 * t for t in range(300)]).causes == []  # it starts at 0 and grows
+    assert Told().feed(kl=[0.1] * 55 + [0.11] * 5).causes == []  # no spread at all so far
+    assert Told().feed(kl=[math.nan, None] * 60).causes == []
+
+
+def test_rewards_failing_are_named():
+    told = Told()
+    for step in range(1, 13):
+        told.watched.observe(step, {"rewards/judge/failed_frac": 0.3, "rewards/format/failed_frac": 0.0})
+    assert told.causes == ["reward_failing"]
+    assert "judge (30% over the last 10 optimizer steps)" in told.text
+    assert "format" not in told.text
+    assert Told().feed(**{"process_rewards/prm/failed_frac": [0.2] * 10}).causes == ["reward_failing"]
+    assert Told().feed(**{"rewards/a/mean": [1.0] * 50}).causes == []
+    assert Told().feed(**{"rewards/a/failed_frac": [1.0] * 3}).finish().causes == ["reward_failing"]
+
+
+UP, DOWN, FLAT = ramp(1, 0.05, 0.05), ramp(1, -0.05, 0.05, seed=1), ramp(1, 0, 0.05, seed=2)
+
+
+@pytest.mark.parametrize(
+    ("process", "outcome", "expected"),
+    [
+        (UP, DOWN, True),
+        (UP, UP, False),  # everything improves
+        (UP, FLAT, False),
+        (FLAT, DOWN, False),
+        (DOWN, DOWN, False),
+        (UP[:6], DOWN[:6], False),  # too short to tell
+    ],
+)
+def test_hacking_is_process_up_and_outcome_down(process, outcome, expected):
+    assert looks_hacked(process[:40], outcome[:40]) is expected
+
+
+@pytest.mark.parametrize(
+    ("steps", "words"), [(UP, "steps per completion and process reward rose"), (FLAT, "s the process reward rose")]
+)
+def test_hacking_says_whether_steps_grew(steps, words):
+    told = Told().feed(process__steps_mean=steps, process__reward_mean=UP, reward=DOWN)
+    assert told.causes == ["process_hacked"]
+    assert words in told.text
+
+
+def test_nothing_moves():
+    rate, signal = {"learning_rate": [1e-5] * 10}, {"drgrpo__zero_signal_frac": [0.5] * 10}
+    assert Told().feed(grad_norm=[0.0] * 10, **signal, **rate).causes == ["nothing_moves"]
+    dead = Told().feed(grad_norm=[0.0] * 10, drgrpo__zero_signal_frac=[0.5] * 9 + [1.0], **rate)
+    assert dead.causes == []  # no gradient is due without a signal
+    assert Told().feed(grad_norm=[0.0] * 9 + [0.1], **signal, **rate).causes == []
+
+
+def test_a_learning_rate_of_zero():
+    series = {"grad_norm": [0.1] * 10, "drgrpo__zero_signal_frac": [0.5] * 10}
+    assert "learning_rate was 0" in Told().feed(learning_rate=[0.0] * 10, **series).text
+    assert Told().feed(learning_rate=[0.0] * 9 + [1e-6], **series).causes == []  # a warm-up
+    assert Told().feed(**series).causes == []  # not logged
+
+
+def test_a_learning_rate_that_is_rounded_away():
+    told = Told().feed(drgrpo__moved_frac=[0.002])
+    assert told.causes == ["nothing_moves"]
+    assert "0.20%" in told.text
+    assert Told().feed(drgrpo__moved_frac=[0.5]).causes == []
+
+
+def test_a_run_without_any_signal_says_so_at_its_end():
+    setting = {"dead_groups": False}
+    told = Told(setting).feed(drgrpo__zero_signal_frac=[1.0] * 6)
+    assert told.causes == []
+    told.finish().finish()
+    assert told.causes == ["all_dead"]
+    assert Told(setting).feed(drgrpo__zero_signal_frac=[1.0] * 6 + [0.99]).finish().causes == []
+    assert Told().finish().causes == []
+    wrong = {
+        "drgrpo__zero_signal_frac": [1.0] * 12,
+        "drgrpo__all_wrong_frac": [1.0] * 12,
+        "drgrpo__pass_rate": [0.0] * 12,
+    }
+    assert Told().feed(**wrong).finish().causes == ["all_dead"]  # not all_wrong and dead_groups as well
+
+
+def rollouts(pass_rates, seed=0, truncated=0.2, groups=8):
+    """The metrics of steps with `groups` prompts, whose difficulty varies, of G completions each."""
+    rng = random.Random(seed)
+    steps = []
+    for pass_rate in pass_rates:
+        difficulty = [rng.betavariate(2 * pass_rate, 2 * (1 - pass_rate)) if pass_rate else 0 for _ in range(groups)]
+        right = [[rng.random() < p for _ in range(G)] for p in difficulty]
+        steps.append(
+            {
+                "drgrpo__pass_rate": statistics.fmean(row for group in right for row in group),
+                "drgrpo__zero_signal_frac": statistics.fmean(len(set(group)) == 1 for group in right),
+                "drgrpo__all_wrong_frac": statistics.fmean(not any(group) for group in right),
+                "completions__truncated_frac": truncated,
+            }
+        )
+    series = {name: [step[name] for step in steps] for name in steps[0]}
+    return series | {"reward": series["drgrpo__pass_rate"], "drgrpo__reward_min": [0.0] * len(steps)}
+
+
+FALLING = [0.46 - 0.45 * t / 199 for t in range(200)]  # 46% to 1%
+
+
+@pytest.mark.parametrize("logging_steps", [1, 10, 500])
+def test_a_pass_rate_that_collapses(logging_steps):
+    told = Told(logging_steps=logging_steps).feed(**rollouts(FALLING))
+    assert told.causes == ["reward_collapse", "dead_groups"]
+    assert told.warnings[0][0] < 150
+    assert re.search(r"pass rate has collapsed: 2\d% over the last 30 optimizer steps, down from 4\d%", told.text)
+    assert "cut off" not in told.warnings[0][2]
+    cut_off = Told({"truncation": False}).feed(**rollouts(FALLING, truncated=0.82))
+    assert "82% of the completions are cut off now: raise max_completion_length" in cut_off.warnings[0][2]
+
+
+@pytest.mark.parametrize("shift", [-1.0, 0.0, 5.0])
+def test_a_reward_that_collapses_whatever_its_zero_is(shift):
+    series = rollouts(FALLING)
+    series = {"reward": [2 * r + shift for r in series["reward"]], "drgrpo__reward_min": [shift] * 200}
+    told = Told().feed(**series)
+    assert told.causes == ["reward_collapse"]
+    assert told.warnings[0][0] < 150
+    assert "The mean reward has collapsed" in told.text
+
+
+def test_what_is_no_collapse():
+    for rates in (FALLING[::-1], [0.4] * 200, [0.46 - 0.2 * t / 199 for t in range(200)], [0.05] * 200):
+        assert "reward_collapse" not in Told().feed(**rollouts(rates)).causes
+    assert Told().feed(**rollouts(FALLING[:40])).finish().causes == []  # 46% to 37%
+    short = Told().feed(**rollouts(FALLING[::5])).finish()  # 40 steps: too few for two windows
+    assert short.causes == ["reward_collapse"]
+
+
+def test_a_collapse_is_noticed_over_a_resume():
+    series = rollouts(FALLING)
+    first = Told().feed(**{name: values[:100] for name, values in series.items()})
+    resumed = Told()
+    resumed.watched.load_state_dict(json.loads(json.dumps(first.watched.state_dict())))
+    resumed.feed(after=100, **{name: values[100:] for name, values in series.items()})
+    assert first.warnings + resumed.warnings == Told().feed(**series).warnings
+
+
+def test_all_wrong():
+    never = Told().feed(**rollouts([0.0] * 40))
+    assert never.causes == ["all_wrong"]  # dead_groups would repeat it
+    assert never.warnings[0][0] == 20
+    assert "no earlier one was right" in never.text
+    broken = Told({"reward_collapse": False}).feed(**rollouts([0.4] * 40 + [0.0] * 20))
+    assert "step 40 had right ones" in broken.text
+    assert Told().feed(**rollouts([0.0] * 20, truncated=0.82)).text.count("82% of them were cut off") == 1
+    assert Told().feed(**rollouts([0.0] * 40 + [0.05] * 40)).causes == ["all_wrong", "dead_groups"]  # it is over
+    assert Told().feed(drgrpo__pass_rate=[0.0] * 19 + [0.01] + [0.0] * 19).causes == []
+    assert Told().feed(drgrpo__pass_rate=[0.0] * 10).finish().causes == ["all_wrong"]
+
+
+def test_all_cut_off_and_no_reward_is_seen_in_the_first_steps():
+    series = rollouts([0.0] * 60, truncated=1.0)
+    told = Told(logging_steps=10).feed(**series)
+    assert told.causes == ["all_truncated"]  # and neither truncation nor all_wrong nor dead_groups repeats it
+    assert told.warnings[0][0] == 5
+    assert "Raise max_completion_length" in told.text
+    assert "chat template" in told.text
+    assert Told().feed(**{**series, "reward": [0.1] * 60}).causes == ["all_wrong", "truncation"]  # some earn something
+    signal = {**series, "drgrpo__zero_signal_frac": [0.5] * 60}  # from step rewards
+    assert "all_truncated" not in Told().feed(**signal).causes
+    assert "all_truncated" not in Told().feed(**{**series, "drgrpo__pass_rate": [1.0] * 60}).causes
+    short = {name: values[:3] for name, values in series.items()}
+    assert Told().feed(**short).finish().causes == ["all_truncated"]
+
+
+def test_a_run_too_short_for_a_window_is_judged_at_its_end():
+    for series, cause in (
+        ({"completions__truncated_frac": [0.8] * 8}, "truncation"),
+        ({"drgrpo__zero_signal_frac": [0.9] * 5}, "dead_groups"),
+        ({"completions__unique_frac": [1 / G] * 5}, "sampling_collapse"),
+        (
+            {"completions__length_wrong_mean": ramp(100, 3, 5, 30), "completions__length_right_mean": [90] * 30},
+            "wrong_grow",
+        ),
+        ({"kl": [0.05, 0.06] * 15 + [0.9] * 3}, "kl"),
+        ({"process__steps_mean": FLAT[:30], "process__reward_mean": UP[:30], "reward": DOWN[:30]}, "process_hacked"),
+    ):
+        told = Told().feed(**series)
+        assert told.causes == []
+        assert told.finish().causes == [cause]
+        fewer = {name: values[-4:] for name, values in series.items()}
+        assert Told().feed(**fewer).finish().causes == []
+
+
+def test_steps_that_generate_nothing_are_not_counted_and_the_message_says_so():
+    generates = Told()
+    for step in range(1, 161):
+        generates.watched.observe(step, {"completions/truncated_frac": 0.9} if step % 4 == 1 else {"kl": 0.01})
+    assert generates.warnings[0][:2] == (157, "truncation")
+    assert "over the last 157 optimizer steps" in generates.text
+
+
+def test_what_is_in_logs_only_is_judged_by_at_least_three_logs():
+    series = {"grad_norm": [0.0] * 40, "learning_rate": [1e-5] * 40, "drgrpo__zero_signal_frac": [0.5] * 40}
+    sparse = Told(logging_steps=10).feed(**series)
+    assert sparse.warnings[0][:2] == (30, "nothing_moves")
+    assert "in every log of the last 21 optimizer steps" in sparse.text
+    assert Told().feed(**series).warnings[0][:2] == (10, "nothing_moves")
+    assert Told(logging_steps=20).feed(**series).finish().causes == ["nothing_moves"]  # 2 logs, at the end
+    # What counts is the step that logs: a mean since the last log would hide that it had no signal.
+    series["drgrpo__zero_signal_frac"] = ([0.5] * 9 + [1.0]) * 4
+    assert Told(logging_steps=10).feed(**series).finish().causes == []
+
+
+RUNS = int(os.environ.get("FALSE_ALARM_RUNS", "20"))
+
+
+# The false-alarm rate on stationary noise: runs of 300 steps with all causes watched at once, the noise of a
+# step independent or correlated with the last one's (0.5).
+@pytest.mark.parametrize("correlation", [0.0, 0.5])
+def test_noise_alone_is_rarely_warned_of(correlation):
+    alarms = []
+    for seed in range(RUNS):
+
+        def of(mean, std, which, seed=seed):
+            values = noise(mean, std, 300, 100 * seed + which, correlation)
+            return [max(value, 0.0) for value in values]
+
+        alarms += (
+            Told()
+            .feed(
+                drgrpo__zero_signal_frac=of(0.55, 0.1, 0),
+                completions__unique_frac=of(0.9, 0.05, 1),
+                completions__length_wrong_mean=of(600, 60, 2),
+                completions__length_right_mean=of(400, 60, 3),
+                completions__truncated_frac=of(0.25, 0.08, 4),
+                kl=of(0.05, 0.01, 5),
+                process__steps_mean=of(8, 1, 6),
+                process__reward_mean=of(0.5, 0.1, 7),
+                reward=of(0.5, 0.1, 8),
+                drgrpo__pass_rate=[min(value, 1.0) for value in of(0.5, 0.1, 8)],
+                drgrpo__reward_min=[0.0] * 300,
+                grad_norm=of(0.3, 0.1, 9),
+                learning_rate=[1e-5] * 300,
+            )
+            .finish()
+            .causes
+        )
+    # Seen with FALSE_ALARM_RUNS=200: 0 alarms in 200 independent runs, 6 (all wrong_grow) in 200 correlated ones.
+    assert len(alarms) <= RUNS * (0.01 if correlation == 0 else 0.05), alarms
+
+
+def test_each_cause_once_and_silenceable(caplog):
+    told = Told().feed(completions__truncated_frac=[0.9] * 200)
+    assert told.causes == ["truncation"]
+    assert caplog.text.count("cut off at max_completion_length") == 1
+    assert "run_warnings={'truncation': False}" in caplog.text
+    assert Told({"truncation": False}).feed(completions__truncated_frac=[0.9] * 200).causes == []
+    assert Told(False).feed(completions__truncated_frac=[0.9] * 200).causes == []
+    assert Told({"truncation": {"share": 0.95}}).feed(completions__truncated_frac=[0.9] * 200).causes == []
+
+
+def test_evaluations_are_not_watched():
+    assert Told().feed(eval_completions__truncated_frac=[0.9] * 200).causes == []
+
+
+def test_a_restored_run_does_not_repeat_itself_and_goes_on_counting():
+    first = Told().feed(completions__truncated_frac=[0.9] * 45, drgrpo__zero_signal_frac=[0.9] * 45)
+    assert first.causes == ["dead_groups", "truncation"]
+    half = Told().feed(completions__truncated_frac=[0.9] * 30)
+    assert half.causes == []
+    resumed = Told()
+    resumed.watched.load_state_dict(json.loads(json.dumps(half.watched.state_dict())))
+    resumed.feed(after=30, completions__truncated_frac=[0.9] * 10)
+    assert "over the last 40 optimizer steps" in resumed.text
+    assert resumed.causes == ["truncation"]  # 30 + 10 steps
+    again = Told()
+    again.watched.load_state_dict(first.watched.state_dict())
+    again.feed(after=45, completions__truncated_frac=[0.9] * 200, drgrpo__zero_signal_frac=[0.9] * 200)
+    assert again.causes == []
+
+
+def test_a_run_that_starts_over_is_judged_by_its_own_steps():
+    told = Told().feed(completions__truncated_frac=[0.9] * 30)
+    assert told.feed(completions__truncated_frac=[0.9] * 39).causes == []
+    assert told.feed(after=39, completions__truncated_frac=[0.9]).causes == ["truncation"]
+
+
+def test_the_state_of_release_0_1_0_keeps_what_was_said():
+    state = {
+        "said": {"truncation": 7},
+        "logged_steps": 9,
+        "dead_steps": 8,
+        "history": {"dead_groups": [[0.9, 0.0, 0.0, 0.5]] * 19, "reward_failing": {"rewards/a/failed_frac": [0.2]}},
+    }
+    told = Told()
+    told.watched.load_state_dict(state)
+    told.feed(after=90, completions__truncated_frac=[0.9] * 40)
+    told.feed(after=130, drgrpo__zero_signal_frac=[1.0] * 19)
+    assert told.causes == []  # its readings may be means of several steps
+    assert told.feed(after=149, drgrpo__zero_signal_frac=[1.0]).finish().causes == ["dead_groups"]  # 1 of 9 was alive
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ({"dead_group": {}}, "got 'dead_group'; expected one of all_truncated, .* Did you mean 'dead_groups'"),
+        ({"kl": {"step": 3}}, "got 'step' under kl; .* Did you mean 'steps'"),
+        ({"kl": {"steps": 0}}, "got 0 for kl: steps; expected a whole number, at least 1"),
+        ({"kl": {"steps": 2.5}}, "got 2.5 for kl: steps"),
+        ({"kl": {"deviations": True}}, "got True for kl: deviations; expected a positive number"),
+        ({"truncation": {"share": 1.5}}, "got 1.5 for truncation: share; expected a number from 0 to 1"),
+        ({"truncation": {"share": math.nan}}, "got nan for truncation: share"),
+        ({"truncation": 0.5}, "got 0.5 for truncation; expected a mapping of thresholds, or false"),
+        ("yes", "got 'yes'; expected true, false or a JSON mapping"),
+        ("[1]", "expected True, False or a mapping"),
+        (None, "got None; expected True, False"),
+        (1, "got 1; expected True, False"),
+    ],
+)
+def test_bad_settings_are_named(setting, words):
+    with pytest.raises(InputError, match=f"^run_warnings: .*{words}"):
+        warning_thresholds(setting)
+
+
+def test_settings():
+    assert warning_thresholds(True) == DEFAULTS
+    assert warning_thresholds(False) == {}
+    assert warning_thresholds("false") == {}
+    assert "kl" not in warning_thresholds('{"kl": false}')
+    assert warning_thresholds({"kl": True})["kl"] == DEFAULTS["kl"]
+    assert warning_thresholds({"kl": {"steps": 9}})["kl"] == {**DEFAULTS["kl"], "steps": 9}
+
+
+def test_series():
+    assert moved([1.0] * 8) == 0.0
+    assert moved([1.0] * 4 + [2.0] * 4) == math.inf
+    assert moved([2.0] * 4 + [1.0] * 4) == -math.inf
+    assert moved([1.0] * 7) == 0.0
+    # Halves 1, 2, 1, 2 and 3, 4, 3, 4: residues -+.5, common slope .2, left -.2, .6, -.6, .2, squares 1.6 in all; no
+    # positive correlation: error sqrt(1.6 / 5 * 2 / 4) = .4, difference 2.
+    assert moved([1, 2, 1, 2, 3, 4, 3, 4]) == pytest.approx(5.0)
+    # median 3, MAD 1: (11 - 3) / 1.4826
+    assert distance_from_usual(11, [1, 2, 3, 4, 5]) == pytest.approx(8 / 1.4826)
+    assert distance_from_usual(1.1, [1.0] * 5) == pytest.approx(1.0)  # a tenth of the median

@@ -1,0 +1,159 @@
+import math
+
+import oracles
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from trl_drgrpo.objective.step_advantages import (
+    STEP_BASELINES,
+    STEP_CREDITS,
+    spread_over_tokens,
+    step_advantages,
+    step_token_advantages,
+)
+
+CHOICES = [(c, b) for c in STEP_CREDITS for b in STEP_BASELINES if (c, b) != ("min_to_go", "same_index")]
+# Multiples of 1/8: sums are exact, so ties are ties for the oracle too.
+rewards_values = st.one_of(st.none(), st.integers(-8, 8).map(lambda n: n / 8))
+
+
+@st.composite
+def batches(draw, values=rewards_values):
+    """Ragged step rewards with ends, and a mask with trailing padding and holes."""
+    num_generations, num_prompts = draw(st.integers(1, 4)), draw(st.integers(1, 3))
+    rewards, ends = [], []
+    for _ in range(num_generations * num_prompts):
+        lengths = draw(st.lists(st.integers(1, 4), max_size=4))
+        ends.append([sum(lengths[: k + 1]) - 1 for k in range(len(lengths))])
+        rewards.append(draw(st.lists(values, min_size=len(lengths), max_size=len(lengths))))
+    width = 1 + max((e[-1] for e in ends if e), default=0) + draw(st.integers(0, 2))
+    holes = draw(st.sets(st.integers(0, width - 1), max_size=2))
+    mask = [[int(bool(e) and t <= e[-1] and t not in holes) for t in range(width)] for e in ends]
+    return rewards, ends, mask, num_generations
+
+
+@given(batches(), st.sampled_from(CHOICES))
+def test_agrees_with_the_definition_token_by_token(batch, choice):
+    rewards, ends, mask, num_generations = batch
+    got = step_token_advantages(rewards, ends, torch.tensor(mask), num_generations, *choice)
+    expected = oracles.step_token_advantages(rewards, ends, mask, num_generations, *choice)
+    torch.testing.assert_close(got, torch.tensor(expected), atol=1e-6, rtol=0)
+
+
+def test_the_worked_example_of_the_paper_by_hand():
+    # DeepSeekMath, section 4.1.3, process supervision: R = {{1, 0, 1}, {0, 1}}, index(j) = ends.
+    # mean(R) = 3/5; normalized without std: (.4, -.6, .4) and (-.6, .4); A_t = sum of those with index(j) >= t:
+    # row 0: tokens of step 1: .4 - .6 + .4 = .2; of step 2: -.2; of step 3: .4. Row 1: -.2, then .4.
+    advantages = step_token_advantages([[1, 0, 1], [0, 1]], [[1, 2, 4], [0, 2]], torch.ones(2, 5), 2)
+    expected = [[0.2, 0.2, -0.2, 0.4, 0.4], [-0.2, 0.4, 0.4, 0.0, 0.0]]
+    torch.testing.assert_close(advantages, torch.tensor(expected))
+
+
+def test_the_papers_std_is_there_when_asked_for_by_name():
+    # R = {1, 0, 1, 0, 1}: mean 3/5, std (n - 1) = sqrt((3 * .16 + 2 * .36) / 4) = sqrt(.3)
+    plain = step_advantages([[1, 0, 1], [0, 1]], 2)
+    scaled = step_advantages([[1, 0, 1], [0, 1]], 2, deepseekmath_std=True)
+    for before, after in zip(plain, scaled, strict=True):
+        assert after == pytest.approx([value / math.sqrt(0.3) for value in before])
+
+
+def test_each_baseline_on_one_uneven_group():
+    # row 0 has two steps (1, 0), row 1 one step (1), row 2 none that can be scored
+    group = [[1.0, 0.0], [1.0], [None]]
+    immediate = {b: step_advantages(group, 3, "immediate", b) for b in STEP_BASELINES}
+    assert immediate["pooled"] == [[pytest.approx(1 / 3), pytest.approx(-2 / 3)], [pytest.approx(1 / 3)], [0.0]]
+    assert immediate["per_completion"] == [[0.25, -0.75], [0.25], [0.0]]  # mean of .5 and 1
+    assert immediate["leave_one_out"] == [[0.0, -1.0], [0.5], [0.0]]
+    assert immediate["same_index"] == [[0.0, 0.0], [0.0], [0.0]]  # step 2 has only itself to compare with
+    assert immediate["none"] == [[1.0, 0.0], [1.0], [0.0]]
+
+
+def test_min_to_go_cannot_be_raised_by_more_steps():
+    few, many = [[0.2, 0.9], [0.4]], [[0.2, *[0.9] * 50], [0.4]]
+    first = step_advantages(few, 2, "min_to_go")[0][0]
+    assert step_advantages(many, 2, "min_to_go")[0][0] == first == pytest.approx(0.2 - 0.3)
+    # the hazard it avoids: return-to-go pays for the extra steps
+    assert step_advantages(many, 2)[0][0] > step_advantages(few, 2)[0][0]
+
+
+@pytest.mark.parametrize(("credit", "baseline"), [c for c in CHOICES if c[1] != "none"])
+def test_equal_step_rewards_are_exactly_zero(credit, baseline):
+    rewards = [[0.7] * 3, [0.7], [0.7, None, 0.7]]
+    assert step_advantages(rewards, 3, credit, baseline) == [[0.0] * 3, [0.0], [0.0] * 3]
+
+
+@given(batches(st.integers(-8, 8).map(lambda n: n / 8)), st.sampled_from([c for c in CHOICES if c[1] != "none"]))
+def test_shift_changes_nothing_and_scale_scales(batch, choice):
+    rewards, _, _, num_generations = batch
+    before = step_advantages(rewards, num_generations, *choice)
+    # without another row, leave-one-out has nothing to compare with: 0 before and after
+    after = step_advantages([[2 * s + 3 for s in row] for row in rewards], num_generations, *choice)
+    for a, b in zip(before, after, strict=True):
+        assert b == pytest.approx([2 * value for value in a], abs=1e-9)
+
+
+@given(batches(st.integers(-8, 8).map(lambda n: n / 8)))
+def test_pooled_immediate_advantages_sum_to_zero_over_the_group(batch):
+    rewards, _, _, num_generations = batch
+    values = step_advantages(rewards, num_generations, "immediate", "pooled")
+    for start in range(0, len(values), num_generations):
+        assert math.fsum(v for row in values[start : start + num_generations] for v in row) == pytest.approx(0)
+
+
+@given(batches(), st.sampled_from(CHOICES), st.randoms(use_true_random=False))
+def test_permuting_a_group_permutes_the_result(batch, choice, random):
+    rewards, _, _, num_generations = batch
+    order = list(range(num_generations))
+    random.shuffle(order)
+    index = [start + i for start in range(0, len(rewards), num_generations) for i in order]
+    before = step_advantages(rewards, num_generations, *choice)
+    after = step_advantages([rewards[i] for i in index], num_generations, *choice)
+    for position, i in enumerate(index):
+        assert after[position] == pytest.approx(before[i], abs=1e-12)
+
+
+@given(batches(), st.integers(1, 4))
+def test_pad_columns_and_masked_tokens_are_zero(batch, columns):
+    rewards, ends, mask, num_generations = batch
+    narrow = step_token_advantages(rewards, ends, torch.tensor(mask), num_generations)
+    wide_mask = torch.nn.functional.pad(torch.tensor(mask), (0, columns))
+    wide = step_token_advantages(rewards, ends, wide_mask, num_generations)
+    assert torch.equal(wide[:, : narrow.size(1)], narrow)
+    assert wide[wide_mask == 0].abs().sum() == 0
+
+
+def test_one_step_per_completion_is_the_outcome_advantage():
+    from trl_drgrpo import group_advantages
+
+    rewards = [1.0, 0.0, 0.0, 1.0]
+    got = step_token_advantages([[r] for r in rewards], [[2]] * 4, torch.ones(4, 3), 4, "immediate", "pooled")
+    assert torch.equal(got, group_advantages(rewards, 4).unsqueeze(1).expand(4, 3))
+
+
+@given(st.integers(1, 3))
+def test_rows_without_steps_are_zero(num_generations):
+    assume(num_generations > 0)
+    got = step_token_advantages([[]] * num_generations, [[]] * num_generations, torch.zeros(num_generations, 2), 1)
+    assert got.abs().sum() == 0
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: step_advantages([[1.0]], 2), "num_generations: got 2 for 1 rows"),
+        (lambda: step_advantages([[math.inf]], 1), "step_rewards: got inf for step 0 of row 0"),
+        (lambda: step_advantages([[1.0]], 1, "later"), "credit: got 'later'"),
+        (lambda: step_advantages([[1.0]], 1, baseline="mean"), "baseline: got 'mean'"),
+        (lambda: step_advantages([[1.0]], 1, "min_to_go", "same_index"), "baseline: got 'same_index' with"),
+        (lambda: step_advantages([[1.0]], 1, "min_to_go", deepseekmath_std=True), "deepseekmath_std: got True with"),
+        (lambda: spread_over_tokens([[1.0]], [[0, 1]], torch.ones(1, 3)), "step_ends: got 2 ends for 1 step rewards"),
+        (lambda: spread_over_tokens([[1.0, 1.0]], [[1, 1]], torch.ones(1, 3)), r"step_ends: got \[1, 1\] in row 0"),
+        (lambda: spread_over_tokens([[1.0]], [[3]], torch.ones(1, 3)), r"step_ends: got \[3\] in row 0"),
+        (lambda: spread_over_tokens([[1.0]], [[0], [0]], torch.ones(1, 3)), "step_ends: got 1 rows of values"),
+    ],
+)
+def test_bad_input_is_named(call, message):
+    with pytest.raises(ValueError, match=f"^{message}"):
+        call()

@@ -1,0 +1,208 @@
+"""Monte-Carlo values by hand on a scripted generator, and roll-outs of a real tiny model."""
+
+import pytest
+import torch
+
+from trl_drgrpo.common.errors import InputError, RewardError
+from trl_drgrpo.process_rewards import MonteCarloScorer, TransformersRollouts
+
+# How the scripted policy goes on from each prefix; the verifier accepts what ends in "!".
+SCRIPT = {
+    "p:": ["a b!", "a c", "x", "y"],  # 1 of 4
+    "p:a ": ["b!", "b!", "c", "d"],  # 2 of 4
+    "p:a b ": ["!", "!", "!", "?"],  # 3 of 4
+    "p:z ": ["?", "?", "?", "?"],  # 0 of 4
+}
+
+
+class Scripted:
+    def __init__(self):
+        self.prefixes = []
+
+    def __call__(self, prefixes, k):
+        self.prefixes.append(list(prefixes))
+        return [SCRIPT[prefix][:k] for prefix in prefixes]
+
+
+def ends_well(completions, **kwargs):
+    return [float(completion.endswith("!")) for completion in completions]
+
+
+CALL = {
+    "prompts": ["p:", "p:", "p:", "p:"],
+    "completions": ["a b !", "a b ?", "z !", ""],
+    "steps": [("a ", "b ", "!"), ("a ", "b ", "?<|im_end|>"), ("z ", "!"), ()],
+}
+
+
+def test_values_are_shares_of_accepted_rollouts_and_the_last_is_the_verdict():
+    logged = {}
+    scripted = Scripted()
+    values = MonteCarloScorer(scripted, ends_well, k=4)(**CALL, log_metric=logged.__setitem__)
+    assert values == [[0.5, 0.75, 1.0], [0.5, 0.75, 0.0], [0.0, 1.0], []]
+    assert scripted.prefixes == [["p:a ", "p:a b ", "p:z "]]  # equal prefixes once, nothing behind the last step
+    assert logged == {"process_rewards/monte_carlo/rollouts": 12.0}
+
+
+def test_gains_start_at_the_prompt_and_sum_to_the_verdict():
+    scripted = Scripted()
+    gains = MonteCarloScorer(scripted, ends_well, k=4, reward="gain", name="gain")(**CALL)
+    assert gains == [[0.25, 0.25, 0.25], [0.25, 0.25, -0.75], [-0.25, 1.0], []]
+    assert [sum(row) for row in gains[:3]] == [1 - 0.25, 0 - 0.25, 1 - 0.25]
+    assert scripted.prefixes == [["p:", "p:a ", "p:a b ", "p:z "]]
+
+
+def test_values_are_kept_between_calls_only_on_request():
+    for keep_cache, calls in ((False, 2), (True, 1)):
+        scripted = Scripted()
+        scorer = MonteCarloScorer(scripted, ends_well, k=2, keep_cache=keep_cache)
+        assert scorer(**CALL) == scorer(**CALL)
+        assert len(scripted.prefixes) == calls
+
+
+def test_equal_prefixes_with_another_answer_are_judged_apart():
+    scripted = Scripted()
+
+    def is_answer(completions, answer, **kwargs):
+        return [float(completion == wanted) for completion, wanted in zip(completions, answer, strict=True)]
+
+    scorer = MonteCarloScorer(scripted, is_answer, k=4)
+    values = scorer(["p:", "p:"], ["a b!", "a b!"], [("a ", "b!"), ("a ", "b!")], answer=["a b!", "a c"])
+    assert values == [[0.5, 1.0], [0.25, 0.0]]
+
+
+def test_the_verifier_is_called_as_the_trainer_calls_it():
+    calls = []
+
+    def verifier(prompts, completions, completion_ids, trainer_state, log_metric, log_extra, answer):
+        log_metric("x", 1.0)
+        log_extra("x", completions)
+        calls.append((prompts, completions, completion_ids, trainer_state, answer))
+        return [1.0] * len(completions)
+
+    class Tokenizer:
+        all_special_tokens = ("<eos>",)
+
+        def __call__(self, text, add_special_tokens=True):
+            return {"input_ids": [ord(character) for character in text]}
+
+        def apply_chat_template(self, messages, **kwargs):
+            return {"input_ids": [1, *(ord(character) for character in messages[-1]["content"]), 2]}
+
+    generated = []
+
+    def generate(prefixes, k):
+        generated.append((prefixes, k))
+        return [["go", "on<eos>"] for _ in prefixes]
+
+    prompt = [{"role": "user", "content": "q"}]
+    completion = [{"role": "assistant", "content": "ab"}]
+    scorer = MonteCarloScorer(generate, verifier, k=2, tokenizer=Tokenizer())
+    values = scorer(
+        prompts=[prompt],
+        completions=[completion],
+        steps=[("a", "b<eos>")],
+        completion_ids=[[97, 98, 3]],
+        step_ends=[[0, 2]],
+        trainer_state="state",
+        answer=["z"],
+    )
+    assert values == [[1.0, 1.0]]
+    assert generated == [([[1, 113, 2, 97]], 2)]  # exact to the token: the rendered prompt, and the first step's ids
+    said = [[{"role": "assistant", "content": text}] for text in ("ago", "aon")]  # the format of the completion
+    ids = [[97, 103, 111], [97, 111, 110, *map(ord, "<eos>")]]
+    assert calls == [
+        ([prompt], [completion], [[97, 98, 3]], "state", ["z"]),
+        ([prompt, prompt], said, ids, "state", ["z", "z"]),
+    ]
+
+
+def test_rollouts_that_cannot_be_scored_are_not_counted():
+    def verifier(completions, **kwargs):
+        return [None if text.endswith(("c", "?")) else float(text.endswith("!")) for text in completions]
+
+    values = MonteCarloScorer(Scripted(), verifier, k=4, reward="value")(**CALL)
+    assert values == [[2 / 3, 1.0, 1.0], [2 / 3, 1.0, None], [None, 1.0], []]
+    gains = MonteCarloScorer(Scripted(), verifier, k=4, reward="gain")(**CALL)
+    assert gains[2] == [None, None]
+
+
+def test_bad_input():
+    for options, message in (({"k": 0}, "k: got 0"), ({"reward": "advantage"}, "reward: got 'advantage'")):
+        with pytest.raises(InputError, match=message):
+            MonteCarloScorer(Scripted(), ends_well, **options)
+
+    async def later(completions, **kwargs):
+        return [1.0]
+
+    with pytest.raises(InputError, match="verifier: got the asynchronous 'later'"):
+        MonteCarloScorer(Scripted(), later)
+    with pytest.raises(RewardError, match=r"generator of 'monte_carlo': got 3 groups of \[1\] texts"):
+        MonteCarloScorer(lambda prefixes, k: [["a"] for _ in prefixes], ends_well, k=2)(**CALL)
+    with pytest.raises(RewardError, match="reward function '<lambda>': got TypeError"):
+        MonteCarloScorer(Scripted(), lambda completions: ends_well(completions), k=2)(**CALL)  # no **kwargs
+    messages = {**CALL, "prompts": [[{"role": "user", "content": "p:"}]] * 4}
+    with pytest.raises(InputError, match="a prompt of messages"):
+        MonteCarloScorer(Scripted(), ends_well)(**messages)
+    rendered = MonteCarloScorer(Scripted(), ends_well, k=4, render_prompt=lambda prompt: prompt[0]["content"])
+    assert rendered(**messages)[0] == [0.5, 0.75, 1.0]
+
+
+def test_rollouts_of_a_model_repeat_with_the_seed(model, tokenizer):
+    prefixes = ["1+1=", "a longer prefix: "]
+
+    def sample(seed):
+        rollouts = TransformersRollouts(model, tokenizer, max_new_tokens=8, seed=seed, batch_size=3)
+        return [rollouts(prefixes, 4), rollouts(prefixes, 4)]
+
+    model.train()
+    torch.manual_seed(5)
+    before = torch.random.get_rng_state()
+    first = sample(0)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert model.training
+    assert [len(group) for group in first[0]] == [4, 4]
+    assert sample(0) == first
+    assert first[0] != first[1]  # each call draws anew
+    assert sample(1) != first
+    as_ids = TransformersRollouts(model, tokenizer, max_new_tokens=8, batch_size=3)
+    assert as_ids([tokenizer(prefix)["input_ids"] for prefix in prefixes], 4) == first[0]
+
+
+def test_rollouts_continue_the_prefix_they_belong_to(model, tokenizer):
+    """A model that repeats its last byte forever: each continuation tells its prefix."""
+
+    class Repeats(torch.nn.Module):
+        device = torch.device("cpu")
+
+        def generate(self, input_ids, attention_mask, max_new_tokens, **kwargs):
+            assert (input_ids[attention_mask == 0] == tokenizer.pad_token_id).all()
+            return torch.cat([input_ids, input_ids[:, -1:].repeat(1, max_new_tokens)], dim=1)
+
+    rollouts = TransformersRollouts(Repeats(), tokenizer, max_new_tokens=2, batch_size=3)
+    assert rollouts(["long a", "b", "longer c"], 2) == [["aa"] * 2, ["bb"] * 2, ["cc"] * 2]
+
+
+def test_monte_carlo_with_a_model(model, tokenizer):
+    rollouts = TransformersRollouts(model, tokenizer, max_new_tokens=4)
+    reward = lambda completions, **kwargs: [float(len(text) % 2) for text in completions]  # noqa: E731
+    ids = [tokenizer(text)["input_ids"] for text in ("ab\ncd", "ef\ngh")]
+    call = {
+        "prompts": ["1+1=", "2+2="],
+        "completions": ["ab\ncd", "ef\ngh"],
+        "steps": [("ab\n", "cd"), ("ef\n", "gh")],
+        "completion_ids": ids,
+        "step_ends": [[2, 4], [2, 4]],
+    }
+    values = MonteCarloScorer(rollouts, reward, k=6, tokenizer=tokenizer)(**call)
+    assert all(value * 6 == pytest.approx(round(value * 6)) for row in values for value in row)
+    again = TransformersRollouts(model, tokenizer, max_new_tokens=4)
+    assert MonteCarloScorer(again, reward, k=6, tokenizer=tokenizer)(**call) == values
+    with pytest.raises(InputError, match="no completion_ids or step_ends"):
+        MonteCarloScorer(rollouts, reward, tokenizer=tokenizer)(**{**call, "step_ends": None})
+
+
+@pytest.mark.parametrize("options", [{"max_new_tokens": 0}, {"batch_size": 0}, {"temperature": 0.0}])
+def test_rollout_settings_that_cannot_work(options, model, tokenizer):
+    with pytest.raises(InputError, match=next(iter(options))):
+        TransformersRollouts(model, tokenizer, **options)

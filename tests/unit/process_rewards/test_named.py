@@ -1,0 +1,99 @@
+"""Process reward models named in a recipe: checked at once, loaded at the first step that is to be scored."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import Qwen2Config, Qwen2ForTokenClassification
+
+from trl_drgrpo.cli.main import main
+from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.labs.check.tiny import tiny_tokenizer
+from trl_drgrpo.process_rewards import TokenClassificationScorer
+from trl_drgrpo.rewards.registry import resolve_reward
+
+
+@pytest.fixture(scope="module")
+def saved_prm(tmp_path_factory):
+    folder, tokenizer = tmp_path_factory.mktemp("prm"), tiny_tokenizer()
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        num_labels=2,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    Qwen2ForTokenClassification(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+def test_it_scores_as_the_scorer_itself(saved_prm):
+    named = resolve_reward({"token_classification_prm": {"model": saved_prm, "device": "cpu"}}, "step_reward_funcs")
+    itself = TokenClassificationScorer(saved_prm, device="cpu")
+    batch = {"prompts": ["1+1=", "2+2="], "steps": [["2", " yes"], ["5"]], "completions": ["2 yes", "5"]}
+    scores = named(**batch, trainer_state=None)
+    assert scores == itself(**batch)
+    assert all(0 < score < 1 for row in scores for score in row)
+    assert named.__name__ == "token_classification_prm"
+
+
+def test_nothing_loads_before_the_first_step(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    named = resolve_reward({"math_shepherd_prm": str(tmp_path)}, "step_reward_funcs")  # no weights there
+    with pytest.raises(InputError, match="math|model|tokenizer"):
+        named(prompts=["a"], steps=[["b"]])
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        (
+            {"qwen_math_prm": {"model": "./nowhere"}},
+            "step_reward_funcs: qwen_math_prm.model: got ./nowhere, which does",
+        ),
+        ({"qwen_math_prm": {"model": "a/b", "markr": "x"}}, "qwen_math_prm.markr: .* Did you mean marker?"),
+        ({"chat_turn_prm": {"model": "a/b", "bach_size": 1}}, "chat_turn_prm.bach_size: .* Did you mean batch_size?"),
+        ({"math_shepherd_prm": {"model": 3}}, "math_shepherd_prm.model: got 3; expected a path or Hub id"),
+        ({"token_classification_prm": {}}, "got no model"),
+        ({"qwen_math_prn": {"model": "a/b"}}, "Did you mean qwen_math_prm"),
+    ],
+)
+def test_what_can_be_known_is_said_before_anything_loads(spec, message):
+    with pytest.raises(InputError, match=message):
+        resolve_reward(spec, "step_reward_funcs")
+
+
+def test_a_name_of_ones_own(saved_prm):
+    spec = {"token_classification_prm": {"model": saved_prm, "name": "mine"}}
+    assert resolve_reward(spec, "step_reward_funcs").__name__ == "mine"
+
+
+def test_a_recipe_trains_with_it(saved_prm, saved_model, tmp_path, capsys):
+    rows = [{"prompt": f"{i}+{i}=", "answer": str(2 * i)} for i in range(8)]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    flags = {
+        "model_name_or_path": saved_model,
+        "dataset_name": str(tmp_path / "train.jsonl"),
+        "step_reward_funcs": json.dumps({"token_classification_prm": {"model": saved_prm}}),
+        "step_separator": "tokens:3",
+        "output_dir": str(tmp_path / "out"),
+        "max_steps": "2",
+        "per_device_train_batch_size": "8",
+        "num_generations": "4",
+        "max_completion_length": "8",
+        "learning_rate": "1e-2",
+        "report_to": "none",
+        "logging_steps": "1",
+        "save_strategy": "no",
+    }
+    assert main(["train", *[part for key, value in flags.items() for part in (f"--{key}", value)]]) == 0
+    before, after = (load_file(Path(folder) / "model.safetensors") for folder in (saved_model, tmp_path / "out"))
+    assert any(not torch.equal(before[name], after[name]) for name in before)  # step rewards alone have trained it

@@ -1,0 +1,459 @@
+"""Step verifiers and process reward models: each format against its published recipe, batching, cutting, bad input."""
+
+import json
+import warnings
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen2ForTokenClassification,
+)
+
+import trl_drgrpo.process_rewards as process_rewards
+from trl_drgrpo.common.errors import InputError, RewardError
+from trl_drgrpo.labs.check.tiny import tiny_tokenizer
+from trl_drgrpo.process_rewards import (
+    ChatTurnScorer,
+    MathShepherdScorer,
+    QwenMathScorer,
+    TokenClassificationScorer,
+    step_verifier,
+)
+from trl_drgrpo.process_rewards.qwen2_prm import Qwen2ForProcessRewardModel
+
+PROMPTS = ["3+8=?", "What is the sum of 5, 11 and 7? Think it over.", "1+1=?", "7+7=?"]
+STEPS = [
+    ("3+8 is 11.\n\n", "So the answer is 11.<|im_end|>"),
+    ("5+11=16.\n\n", "16+7=22.\n\n", "Wait, 16+7=23.\n\n", "The answer is 23.<|im_end|>"),
+    (),
+    ("It is 14",),
+]
+CLEAN = [[step.replace("<|im_end|>", "").rstrip() for step in row] for row in STEPS]
+
+
+def config(tokenizer, kind=Qwen2Config, **changes):
+    values = {
+        "vocab_size": len(tokenizer),
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 512,
+        "initializer_range": 0.3,  # wide enough that scores differ
+        "tie_word_embeddings": False,
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
+    return kind(**{**values, **changes})
+
+
+def built(kind, configuration, seed=0):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return kind(configuration).eval()
+
+
+def marked_tokenizer():
+    tokenizer = tiny_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<extra_0>"]})
+    return tokenizer
+
+
+def metaspace_tokenizer():
+    """SentencePiece-like, as Mistral's: a word's token holds the space before it."""
+    characters = sorted({*"0123456789+-=.,:?!\n", *"abcdefghijklmnopqrstuvwxyz", *"ASTWIQ", "▁"})
+    words = [("<unk>", -20.0), ("<s>", -20.0), ("</s>", -20.0), ("▁ки", -1.0), ("▁+", -1.0), ("▁-", -1.0)]
+    tokenizer = Tokenizer(models.Unigram([*words, *((character, -4.0) for character in characters)], unk_id=0))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, unk_token="<unk>", bos_token="<s>", eos_token="</s>", pad_token="</s>"
+    )
+
+
+def token_classification(**options):
+    tokenizer = tiny_tokenizer()
+    model = built(Qwen2ForTokenClassification, config(tokenizer, num_labels=2))
+    return TokenClassificationScorer(model, tokenizer, **options)
+
+
+def math_shepherd(**options):
+    tokenizer = metaspace_tokenizer()
+    return MathShepherdScorer(built(LlamaForCausalLM, config(tokenizer, LlamaConfig)), tokenizer, **options)
+
+
+def qwen_math(**options):
+    tokenizer = marked_tokenizer()
+    return QwenMathScorer(built(Qwen2ForProcessRewardModel, config(tokenizer)), tokenizer, **options)
+
+
+def chat_turn(**options):
+    tokenizer = tiny_tokenizer()
+    return ChatTurnScorer(built(Qwen2ForCausalLM, config(tokenizer)), tokenizer, **options)
+
+
+SCORERS = {
+    "token_classification": token_classification,
+    "math_shepherd": math_shepherd,
+    "qwen_math": qwen_math,
+    "chat_turn": chat_turn,
+}
+
+
+@pytest.fixture(params=SCORERS)
+def make(request):
+    return SCORERS[request.param]
+
+
+def close(got, expected, tolerance=1e-5):
+    assert [len(row) for row in got] == [len(row) for row in expected]
+    for row, other in zip(got, expected, strict=True):
+        assert row == pytest.approx(other, abs=tolerance)
+
+
+# The published recipes, one row at a time ----------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def by_recipe_token_classification(scorer, prompt, steps):
+    tokenizer, ids, ends = scorer.tokenizer, scorer.tokenizer(prompt)["input_ids"], []
+    for step in steps:
+        ids = ids + tokenizer(step)["input_ids"] + tokenizer("\n")["input_ids"]
+        ends.append(len(ids) - 1)
+    return scorer.model(torch.tensor([ids])).logits[0].softmax(-1)[ends, 1].tolist()
+
+
+@torch.no_grad()
+def by_recipe_math_shepherd(scorer, prompt, steps):
+    tokenizer = scorer.tokenizer
+    good, bad = tokenizer.convert_tokens_to_ids(["▁+", "▁-"])
+    answer = "\n".join(f"Step {k}: {step} ки" for k, step in enumerate(steps, start=1))
+    ids = torch.tensor([tokenizer.encode(f"{prompt} {answer}")])
+    probabilities = scorer.model(ids).logits[:, :, [good, bad]].softmax(-1)[:, :, 0]
+    return probabilities[ids == tokenizer.convert_tokens_to_ids("▁ки")].tolist()
+
+
+@torch.no_grad()
+def by_recipe_qwen_math(scorer, prompt, steps):
+    answer = "<extra_0>".join(steps) + "<extra_0>"
+    messages = [{"role": "user", "content": prompt}, {"role": "assistant", "content": answer}]
+    text = scorer.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=False)
+    ids = torch.tensor([scorer.tokenizer.encode(text)])
+    probabilities = scorer.model(input_ids=ids)[0].softmax(-1)
+    return probabilities[ids == scorer.tokenizer.convert_tokens_to_ids("<extra_0>")][:, 1].tolist()
+
+
+@torch.no_grad()
+def by_recipe_chat_turn(scorer, prompt, steps):
+    """Turn by turn: one forward pass per step on the chat up to its answer."""
+    good, bad = scorer.tokenizer.convert_tokens_to_ids(["+", "-"])
+    chat, scores = [], []
+    for k, step in enumerate(steps):
+        chat.append({"role": "user", "content": step if k else f"{prompt} {step}"})
+        ids = scorer.tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=True)["input_ids"]
+        scores.append(scorer.model(torch.tensor([ids])).logits[0, -1, [good, bad]].softmax(-1)[0].item())
+        chat.append({"role": "assistant", "content": "+"})
+    return scores
+
+
+@pytest.mark.parametrize("kind", SCORERS)
+def test_scores_are_those_of_the_published_recipe(kind):
+    scorer = SCORERS[kind]()
+    recipe = globals()[f"by_recipe_{kind}"]
+    expected = [recipe(scorer, p, s) if s else [] for p, s in zip(PROMPTS, CLEAN, strict=True)]
+    scores = scorer(prompts=PROMPTS, completions=PROMPTS, steps=STEPS)
+    close(scores, expected)
+    flat = [score for row in scores for score in row]
+    assert max(flat) - min(flat) > 0.02  # scores that do not vary prove nothing
+
+
+# What holds for every format -----------------------------------------------------------------------------------------
+
+
+def test_batched_equals_one_by_one_and_any_batch(make):
+    scorer = make(batch_size=8)
+    together = scorer(PROMPTS, steps=STEPS)
+    alone = [scorer([p], steps=[s])[0] for p, s in zip(PROMPTS, STEPS, strict=True)]
+    close(together, alone)
+    padded = scorer([*PROMPTS, "a long question " * 9], steps=[*STEPS, ("so", "it is")])  # every row gets padding
+    close(padded[:4], alone)
+    close(make(batch_size=2)(PROMPTS[::-1], steps=STEPS[::-1])[::-1], alone)
+
+
+def test_what_trails_a_step_does_not_matter(make):
+    scorer = make()
+    bare = scorer(PROMPTS, steps=CLEAN)
+    assert scorer(PROMPTS, steps=STEPS) == bare
+    with_tail = [(*row, "\n<|im_end|>") for row in CLEAN]  # a step without text cannot be scored
+    assert scorer(PROMPTS, steps=with_tail) == [[*row, None] for row in bare]
+
+
+def test_markers_written_by_the_policy_are_taken_out(make):
+    scorer = make()
+    bare = scorer(["2?"], steps=[["it is 2", "so 2"]])
+    copies = {"qwen_math_prm": ("<extra_0>", "<extra_<extra_0>0>"), "math_shepherd_prm": (" ки", "\ue002 ки")}
+    for copy in (*copies.get(scorer.__name__, ()), "\ue002"):
+        assert scorer(["2?"], steps=[[f"it is 2{copy}", "so 2"]]) == bare
+        assert scorer([f"2?{copy}"], steps=[["it is 2", "so 2"]]) == bare
+
+
+def test_prompts_as_messages(make):
+    scorer = make()
+    messages = [[{"role": "user", "content": prompt}] for prompt in PROMPTS]
+    assert scorer(messages, steps=STEPS) == scorer(PROMPTS, steps=STEPS)
+    parts = [
+        [{"role": "user", "content": [{"type": "text", "text": prompt}, {"type": "image"}]}] for prompt in PROMPTS
+    ]
+    assert scorer(parts, steps=STEPS) == scorer(PROMPTS, steps=STEPS)
+    loud = make(prompt_text=lambda prompt: prompt[-1]["content"].upper())
+    assert loud(messages, steps=STEPS) == scorer([prompt.upper() for prompt in PROMPTS], steps=STEPS)
+
+
+def test_long_prompts_lose_their_left_and_say_so_once(make):
+    full = make()
+    prompt = "abcdefghij"
+    start = len(full._encode(prompt, CLEAN[0]).input_ids)
+    short = make(max_length=start - 4)
+    logged = {}
+    with pytest.warns(UserWarning, match="lose the left of their prompt") as caught:
+        scores = short([prompt, "ab"], steps=[STEPS[0], STEPS[3]], log_metric=logged.__setitem__)
+    assert len(caught) == 1
+    row = full._encode(prompt, CLEAN[0])
+    expected = row.input_ids[: row.cut[0]] + row.input_ids[row.cut[0] + 4 :]
+    fitted = row.fit(start - 4)
+    assert fitted.input_ids == expected
+    text = full.tokenizer.decode(fitted.input_ids)
+    assert "efghij" in text
+    assert "abc" not in text
+    assert all(step in text for step in CLEAN[0])
+    close([scores[1]], full(["ab"], steps=[STEPS[3]]))
+    if "shepherd" not in full.__name__:  # whose tokenizer writes another space before a shorter prompt
+        close([scores[0]], full(["efghij"], steps=[STEPS[0]]))
+    assert scores[0] != full([prompt], steps=[STEPS[0]])[0]
+    assert logged == {f"process_rewards/{full.__name__}/truncated_frac": 0.5}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        short([prompt], steps=[STEPS[0]])
+
+
+def test_steps_that_do_not_fit_are_unscorable(make):
+    scorer = make(max_length=60)
+    with pytest.warns(UserWarning, match="steps alone are longer") as caught:
+        scores = scorer(["1?", "2?"], steps=[("so " * 60, "2"), ("2",)])
+    assert len(caught) == 1
+    assert scores[0] == [None, None]
+    assert scores[1][0] is not None
+
+
+def test_one_row_of_steps_per_prompt(make):
+    with pytest.raises(InputError, match="1 rows of steps for 2 prompts"):
+        make()(["a", "b"], steps=[("a",)])
+
+
+def test_names_and_evaluation_mode(make):
+    scorer = make(name="mine")
+    assert scorer.__name__ == "mine"
+    scorer.model.train()  # somebody else's doing: dropout must not get into the scores
+    assert scorer(PROMPTS, steps=STEPS) == scorer(PROMPTS, steps=STEPS)
+    assert not scorer.model.training
+
+
+# Loading and bad input -----------------------------------------------------------------------------------------------
+
+
+def test_published_architectures_load_from_a_folder(tmp_path):
+    tokenizer = marked_tokenizer()
+    scorer = qwen_math()
+    scorer.model.save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["architectures"] == ["Qwen2ForProcessRewardModel"]
+    names = set(load_file(tmp_path / "model.safetensors"))  # those of the published checkpoints
+    assert {"score.0.weight", "score.0.bias", "score.2.weight", "score.2.bias", "model.norm.weight"} <= names
+    loaded = QwenMathScorer(str(tmp_path), tokenizer, device="cpu")
+    close(loaded(PROMPTS, steps=STEPS), scorer(PROMPTS, steps=STEPS), 1e-6)
+    half = QwenMathScorer(str(tmp_path), tokenizer, device="cpu", dtype="bfloat16")
+    assert next(half.model.parameters()).dtype == torch.bfloat16
+    close(half(PROMPTS, steps=STEPS), scorer(PROMPTS, steps=STEPS), 0.1)
+
+
+def test_causal_scorers_load_model_and_tokenizer_from_a_folder(tmp_path):
+    scorer = chat_turn()
+    scorer.model.save_pretrained(tmp_path)
+    scorer.tokenizer.save_pretrained(tmp_path)
+    close(ChatTurnScorer(str(tmp_path), device="cpu")(PROMPTS, steps=STEPS), scorer(PROMPTS, steps=STEPS), 1e-6)
+
+
+def test_models_with_adapters_are_scored_alike():
+    scorer = chat_turn()
+    expected = scorer(PROMPTS, steps=STEPS)
+    adapted = get_peft_model(scorer.model, LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM"))
+    with_adapter = ChatTurnScorer(adapted, scorer.tokenizer)
+    close(with_adapter(PROMPTS, steps=STEPS), expected, 1e-6)  # a fresh adapter changes nothing
+    widths = []
+    adapted.register_forward_hook(lambda *hooked: widths.append(hooked[-1].logits.size(1)))
+    with_adapter(PROMPTS[:1], steps=STEPS[:1])
+    assert widths == [2]  # logits at the two answers only, not at every token
+
+
+def test_token_classifiers_load_quantized(tmp_path):
+    bitsandbytes = pytest.importorskip("bitsandbytes")
+    from transformers import BitsAndBytesConfig
+
+    assert bitsandbytes is not None
+    scorer = token_classification()
+    scorer.model.save_pretrained(tmp_path)
+    scorer.tokenizer.save_pretrained(tmp_path)
+    options = {"quantization_config": BitsAndBytesConfig(load_in_8bit=True), "device": "cpu"}
+    quantized = TokenClassificationScorer(str(tmp_path), **options)
+    close(quantized(PROMPTS, steps=STEPS), scorer(PROMPTS, steps=STEPS), 0.2)
+    with pytest.raises(InputError, match="quantization_config: got a model that is already loaded"):
+        TokenClassificationScorer(scorer.model, scorer.tokenizer, **options)
+
+
+def test_a_checkpoint_without_the_head_is_refused(saved_model):
+    with pytest.raises(InputError, match="a checkpoint without score"):
+        TokenClassificationScorer(saved_model, device="cpu")
+
+
+def test_a_head_of_three_classes_is_refused():
+    tokenizer = marked_tokenizer()
+    model = built(Qwen2ForTokenClassification, config(tokenizer, num_labels=3))
+    with pytest.raises(InputError, match="got 3 classes; expected a head of 2 classes"):
+        TokenClassificationScorer(model, tokenizer)
+    with pytest.raises(InputError, match="got 3 outputs per token; expected a head of 2 classes"):
+        QwenMathScorer(model, tokenizer)
+    with pytest.raises(InputError, match="2 classes per token"):
+        QwenMathScorer(built(Qwen2ForCausalLM, config(tokenizer)), tokenizer)
+    with pytest.raises(InputError, match="without a language modeling head"):
+        ChatTurnScorer(model, tokenizer)
+
+
+def test_a_tokenizer_without_the_marker_is_refused():
+    plain = tiny_tokenizer()
+    with pytest.raises(InputError, match=r"marker of 'qwen_math_prm': got '<extra_0>'"):
+        QwenMathScorer(built(Qwen2ForProcessRewardModel, config(plain)), plain)
+    with pytest.raises(InputError, match=r"marker of 'math_shepherd_prm': got 'ки'"):
+        MathShepherdScorer(built(Qwen2ForCausalLM, config(plain)), plain)
+    pieces = metaspace_tokenizer()
+    with pytest.raises(InputError, match=r"good of 'math_shepherd_prm': got 'good'"):
+        MathShepherdScorer(built(LlamaForCausalLM, config(pieces, LlamaConfig)), pieces, good="good")
+    with pytest.raises(InputError, match=r"marker of 'math_shepherd_prm': got '#'"):  # the unknown token is no marker
+        MathShepherdScorer(built(LlamaForCausalLM, config(pieces, LlamaConfig)), pieces, marker="#")
+
+
+def test_a_marker_that_merges_with_its_surroundings_is_refused():
+    vocab = {token: i for i, token in enumerate([*sorted(pre_tokenizers.ByteLevel.alphabet()), "Ġx"])}
+    merging = Tokenizer(models.BPE(vocab=vocab, merges=[("Ġ", "x")]))  # " x" is one token, but not that of "x"
+    merging.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=merging, eos_token="a", pad_token="b")
+    with pytest.raises(InputError, match="merges the marker"):
+        MathShepherdScorer(built(Qwen2ForCausalLM, config(tokenizer)), tokenizer, marker="x")
+
+
+def test_a_tokenizer_without_chat_template_is_refused():
+    tokenizer = marked_tokenizer()
+    tokenizer.chat_template = None
+    with pytest.raises(InputError, match="no chat template"):
+        QwenMathScorer(built(Qwen2ForProcessRewardModel, config(tokenizer)), tokenizer)
+
+
+def test_models_that_do_not_load(tmp_path):
+    with pytest.raises(InputError, match="tokenizer: got none for a model that is already loaded"):
+        TokenClassificationScorer(built(Qwen2ForTokenClassification, config(tiny_tokenizer(), num_labels=2)))
+    with pytest.raises(InputError, match="tokenizer: got"):
+        TokenClassificationScorer(str(tmp_path / "nothing"))
+    with pytest.raises(InputError, match="model: got"):
+        TokenClassificationScorer(str(tmp_path / "nothing"), tiny_tokenizer())
+    with pytest.raises(InputError, match="batch_size: got 0"):
+        token_classification(batch_size=0)
+
+
+# Rules ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_verifier_sees_the_prompt_the_steps_before_and_its_row():
+    seen = []
+
+    def verify(prompt, previous_steps, step, **columns):
+        seen.append((prompt, previous_steps, step, columns))
+        return len(seen) > 1
+
+    reward = step_verifier(verify)
+    logged = {}
+    rewards = reward(
+        prompts=["p", "q"],
+        completions=["ab", "c"],
+        steps=[("a", "b"), ("c",)],
+        completion_ids=[[1, 2], [3]],
+        step_ends=[[0, 1], [0]],
+        trainer_state=object(),
+        log_metric=logged.__setitem__,
+        answer=["x", "y"],
+    )
+    assert rewards == [[0.0, 1.0], [1.0]]
+    assert seen == [
+        ("p", (), "a", {"answer": "x"}),
+        ("p", ("a",), "b", {"answer": "x"}),
+        ("q", (), "c", {"answer": "y"}),
+    ]
+    assert reward.__name__ == "verify"
+    assert logged == {}
+
+
+def test_a_verifier_gets_the_columns_it_names():
+    reward = step_verifier(lambda prompt, previous_steps, step, answer: float(step == answer), name="same")
+    assert reward(["p"], ["a"], [("a", "b")], answer=["a"], other=[1]) == [[1.0, 0.0]]
+    assert reward.__name__ == "same"
+
+
+@pytest.mark.parametrize(
+    ("result", "message"),
+    [("good", "str 'good'"), (float("inf"), "float 'inf'"), (ZeroDivisionError(), "ZeroDivision")],
+)
+def test_a_verifier_that_fails_names_row_and_step(result, message):
+    def broken(prompt, previous_steps, step):
+        if step != "bad":
+            return torch.tensor(0.5)
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    call = {"prompts": ["p", "q"], "completions": ["", ""], "steps": [("a",), ("b", "bad")]}
+    with pytest.raises(RewardError, match=f"'broken': got {message}.* at step 1 of row 1"):
+        step_verifier(broken)(**call)
+    logged = {}
+    rewards = step_verifier(broken, on_error="unscorable")(**call, log_metric=logged.__setitem__)
+    assert rewards == [[0.5], [0.5, None]]
+    assert logged == {"process_rewards/broken/failed_steps_frac": pytest.approx(1 / 3)}
+
+
+def test_a_verifier_may_leave_steps_unscored():
+    assert step_verifier(lambda p, before, step: None)(["p"], steps=[("a",)]) == [[None]]
+    assert step_verifier(lambda p, before, step: float("nan"))(["p"], steps=[("a",)]) == [[None]]
+
+
+def test_verifiers_that_cannot_work():
+    async def later(prompt, previous_steps, step):
+        return 1.0
+
+    with pytest.raises(InputError, match="step_verifier: got an asynchronous function"):
+        step_verifier(later)
+    with pytest.raises(InputError, match="on_error: got 'ignore'"):
+        step_verifier(len, on_error="ignore")
+
+
+def test_every_export_resolves():
+    for name in process_rewards.__all__:
+        assert callable(getattr(process_rewards, name))
+        assert name in dir(process_rewards)
+    with pytest.raises(AttributeError):
+        process_rewards.nothing  # noqa: B018

@@ -1,0 +1,249 @@
+"""`trl-drgrpo train-prm` and `label-steps` end to end, the data they read, and the converters."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+import trl_drgrpo.labs.demo
+from trl_drgrpo.cli.main import main
+from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.labs.demo.task import list_sum_reward, make_problems, prompt_of
+from trl_drgrpo.process_rewards import (
+    TokenClassificationScorer,
+    convert_math_shepherd,
+    convert_prm800k,
+    label_steps,
+    train_prm,
+)
+from trl_drgrpo.process_rewards.stepwise_data import checked_rows, read_labeled_steps
+from trl_drgrpo.process_rewards.training import tokenize_rows
+
+DEMO_MODEL = str(Path(trl_drgrpo.labs.demo.__file__).parent / "model")
+
+
+def separable(size, seed, name="steps"):
+    """Good steps end in a small letter, bad ones in a digit; the words before say nothing."""
+    rng = random.Random(seed)
+    rows = []
+    for _ in range(size):
+        labels = [rng.random() < 0.5 for _ in range(rng.randint(1, 3))]
+        steps = ["".join(rng.choices("ABC", k=3)) + rng.choice("xyz" if good else "123") for good in labels]
+        rows.append({"prompt": f"{rng.randint(0, 99)}?", name: steps, "labels": labels})
+    return rows
+
+
+def write(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+# Training ------------------------------------------------------------------------------------------------------------
+
+
+def test_train_prm_learns_and_its_checkpoint_scores(saved_model, tmp_path, capsys):
+    out = tmp_path / "prm"
+    code = main(
+        [
+            "train-prm",
+            *("--model", saved_model, "--data", write(tmp_path / "train.jsonl", separable(96, 0, "completions"))),
+            *("--eval_data", write(tmp_path / "eval.jsonl", separable(24, 1)), "--output_dir", str(out)),
+            *("--learning_rate", "1e-2", "--max_steps", "80", "--step_separator", r"\n\n"),
+        ]
+    )
+    assert code == 0
+    printed = dict(line.split(" ", 1) for line in capsys.readouterr().out.splitlines())  # results and nothing else
+    assert printed["rows"] == "96"
+    assert float(printed["eval_good_recall"]) > 0.9
+    assert float(printed["eval_bad_recall"]) > 0.9
+    scorer = TokenClassificationScorer(str(out), device="cpu")
+    assert scorer.step_separator == "\n\n"
+    assert scorer.model.config.id2label == {0: "bad", 1: "good"}
+    rows = separable(24, 2)
+    # As a policy writes them, with the separator and an end token; and in a chat.
+    steps = [[*(step + "\n\n" for step in row["steps"][:-1]), row["steps"][-1] + "<|im_end|>"] for row in rows]
+    scores = scorer([[{"role": "user", "content": row["prompt"]}] for row in rows], steps=steps)
+    labels = [label for row in rows for label in row["labels"]]
+    flat = [score for row in scores for score in row]
+    right = [(score > 0.5) == label for score, label in zip(flat, labels, strict=True)]
+    assert sum(right) / len(right) > 0.9
+
+
+def test_the_new_head_is_drawn_with_the_seed(saved_model, tmp_path):
+    arguments = {"max_steps": 1, "seed": 3, "disable_tqdm": True}
+    losses = [train_prm(saved_model, separable(8, 0), tmp_path, arguments=arguments)["loss"] for _ in range(2)]
+    assert losses[0] == losses[1]
+    assert train_prm(saved_model, separable(8, 0), tmp_path, arguments={**arguments, "seed": 4})["loss"] != losses[0]
+
+
+def test_labels_sit_on_the_last_token_of_each_step(tokenizer):
+    rows = [{"prompt": "pp", "steps": ["a\n", "bc<|im_end|>", "d", "<|im_end|>"], "labels": [True, None, False, True]}]
+    [example], left_out = tokenize_rows(rows, tokenizer, "\n", 512)
+    assert tokenizer.decode(example["input_ids"]) == "ppa\nbc\nd\n"
+    assert example["labels"] == [-100, -100, -100, 1, -100, -100, -100, -100, 0]
+    assert left_out == 0
+    assert rows[0]["steps"][0] == "a\n"  # the caller's rows stay
+    [cut], _ = tokenize_rows(rows, tokenizer, "\n", 8)  # the prompt loses its left
+    assert cut["input_ids"] == example["input_ids"][1:]
+    assert cut["labels"] == example["labels"][1:]
+    assert tokenize_rows(rows, tokenizer, "\n", 6) == ([], 1)  # steps are never cut
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([{"prompt": "p", "steps": ["a"], "labels": [True, False]}], "2 labels for 1 steps"),
+        ([{"prompt": "p", "steps": ["a"]}], "expected the keys 'prompt', 'steps'"),
+        ([{"steps": ["a"], "labels": [True]}], "expected the keys 'prompt', 'steps'"),
+        ([{"prompt": "p", "steps": [1], "labels": [True]}], "steps that are not texts"),
+        ([{"prompt": "p", "steps": ["a"], "labels": ["+"]}], r"the label '\+'"),
+        ([{"prompt": "p", "steps": ["a", "b"], "labels": [True, True]}], "100% of them good"),
+        ([{"prompt": "p", "steps": ["a" * 600, "b"], "labels": [True, False]}], "0 labeled steps"),
+    ],
+)
+def test_data_that_cannot_be_trained_on(rows, message, saved_model, tmp_path):
+    with pytest.raises(InputError, match=message):
+        train_prm(saved_model, rows, tmp_path, max_length=512)
+
+
+def test_the_command_names_the_row_and_exits_with_2(saved_model, tmp_path, capsys):
+    data = write(tmp_path / "bad.jsonl", [*separable(2, 0), {"prompt": "p", "steps": ["a"], "labels": []}])
+    calls = {
+        data: "bad.jsonl, row 3: got 0 labels for 1 steps",
+        str(tmp_path / "none.jsonl"): "which is no file",
+        write(tmp_path / "empty.jsonl", []): "without a row",
+    }
+    (tmp_path / "text.jsonl").write_text("{}\n{nothing\n")
+    calls[str(tmp_path / "text.jsonl")] = "row 1"
+    for path, message in calls.items():
+        arguments = ["train-prm", "--model", saved_model, "--data", path, "--output_dir", str(tmp_path / "out")]
+        code = main(arguments)
+        printed = capsys.readouterr()
+        assert code == 2
+        assert printed.out == ""
+        assert (message in printed.err) or "line 2: got no JSON" in printed.err
+        assert printed.err.count("\n") == 1
+
+
+def test_a_model_that_does_not_load(tmp_path, tokenizer):
+    with pytest.raises(InputError, match="model: got"):
+        train_prm(str(tmp_path / "none"), separable(4, 0), tmp_path, tokenizer=tokenizer)
+
+
+# Converters ----------------------------------------------------------------------------------------------------------
+
+
+def test_prm800k_gives_a_row_per_alternative_and_one_for_the_path():
+    steps = [
+        {
+            "completions": [{"text": "a", "rating": 1}, {"text": "b", "rating": -1}, {"text": "c", "rating": 0}],
+            "chosen_completion": 0,
+            "human_completion": None,
+        },
+        {"completions": [], "chosen_completion": None, "human_completion": {"text": "h"}},
+        {"completions": [{"text": "d", "rating": None}], "chosen_completion": None, "human_completion": None},
+        {"completions": None, "chosen_completion": None, "human_completion": None},
+    ]
+    record = {"question": {"problem": "p"}, "label": {"steps": steps}}
+    expected = [
+        (["b"], [False]),
+        (["c"], [True]),
+        (["a", "h", "d"], [True, True, None]),
+        (["a", "h"], [True, True]),
+    ]
+    rows = convert_prm800k(record)
+    assert [(row["steps"], row["labels"]) for row in rows] == expected
+    assert {row["prompt"] for row in rows} == {"p"}
+    assert convert_prm800k(record, neutral=False)[1]["labels"] == [False]
+    assert checked_rows(rows) == rows
+    with pytest.raises(InputError, match="PRM800K record: got no 'question'"):
+        convert_prm800k({"prompt": "p"})
+
+
+def test_math_shepherd_steps_and_signs_line_up():
+    text = "Who? Step 1: книжки are 3. ки\nStep 2: 3*2=6. ки\nStep 3: The answer is: 7 ки"
+    text = text.replace("книжки", "books")
+    record = {"input": text, "label": text.replace(" ки", " +", 2).replace(" ки", " -"), "task": "GSM8K"}
+    steps = ["Step 1: books are 3.", "Step 2: 3*2=6.", "Step 3: The answer is: 7"]
+    assert convert_math_shepherd(record) == [{"prompt": "Who?", "steps": steps, "labels": [True, True, False]}]
+    early = {"input": "Mr. ки Who? Step 1: a ки", "label": "Mr. - Who? Step 1: a +"}  # an error of a few records
+    assert convert_math_shepherd(early) == [{"prompt": "Mr.  Who?", "steps": ["Step 1: a"], "labels": [True]}]
+    for broken, message in (
+        ({"input": "a"}, "the texts 'input' and 'label'"),
+        ({"input": "a ки", "label": "a +"}, "no 'Step 1:'"),
+        ({"input": "Step 1: a ки", "label": "Step 1: a ?"}, r"the labels \['\?'\]"),
+    ):
+        with pytest.raises(InputError, match=message):
+            convert_math_shepherd(broken)
+
+
+def test_files_are_converted(tmp_path):
+    shepherd = {"input": "Who? Step 1: a ки", "label": "Who? Step 1: a +"}
+    path = write(tmp_path / "shepherd.jsonl", [shepherd, shepherd])
+    assert read_labeled_steps(path, "math_shepherd") == convert_math_shepherd(shepherd) * 2
+    with pytest.raises(InputError, match="row 1: got no 'question'"):
+        read_labeled_steps(path, "prm800k")
+    with pytest.raises(InputError, match="format: got 'csv'"):
+        read_labeled_steps(path, "csv")
+
+
+# Labeling -----------------------------------------------------------------------------------------------------------
+
+
+def test_label_steps_then_train_prm_on_the_demo_task(tmp_path, capsys):
+    problems = make_problems(8, "train", seed=1)
+    rows = [{"prompt": prompt_of(numbers), "answer": str(sum(numbers))} for numbers in problems]
+    rows[0]["steps"] = ["1+1=2", "\\boxed{2}"]  # given: labeled as it is
+    output = tmp_path / "labels" / "labeled.jsonl"
+    call = ["label-steps", "--model", DEMO_MODEL, "--data", write(tmp_path / "prompts.jsonl", rows)]
+    call += ["--reward", "list_sum_reward", "--rollouts", "4", "--completions", "2", "--max_new_tokens", "64"]
+    assert main([*call, "--output", str(output)]) == 0
+    printed = dict(line.split(" ", 1) for line in capsys.readouterr().out.splitlines())
+    labeled = [json.loads(line) for line in output.read_text().splitlines()]
+    assert printed["rows"] == str(len(labeled)) == "15"
+    assert labeled[0]["steps"] == rows[0]["steps"]
+    for row in labeled:
+        verdict = list_sum_reward(["\n".join(row["steps"])], [row["answer"]])[0]
+        assert row["values"][-1] == verdict
+        assert row["labels"] == [value > 0 for value in row["values"]]
+        assert all(value * 4 == round(value * 4) for value in row["values"])
+    assert len({value for row in labeled for value in row["values"]}) > 2
+    assert main([*call, "--output", str(tmp_path / "again.jsonl")]) == 0
+    assert (tmp_path / "again.jsonl").read_text() == output.read_text()  # the same seed
+    capsys.readouterr()
+    train = ["train-prm", "--model", DEMO_MODEL, "--data", str(output), "--output_dir", str(tmp_path / "prm")]
+    assert main([*train, "--max_steps", "2"]) == 0
+    scorer = TokenClassificationScorer(str(tmp_path / "prm"), device="cpu")
+    assert [len(row) for row in scorer([rows[1]["prompt"]], steps=[["3+8=11\n", "\\boxed{11}"]])] == [2]
+
+
+def test_label_steps_takes_any_generator(tokenizer):
+    def generate(prefixes, k):
+        return [["a\nb", "", "c"][:k] for _ in prefixes]
+
+    def verifier(completions, **kwargs):
+        return [None if "a" in text else float(text.endswith("c")) for text in completions]
+
+    labeled = list(label_steps([{"prompt": "p"}], generate, verifier, tokenizer, rollouts=3, completions=3))
+    assert labeled == [
+        {"prompt": "p", "steps": ["a", "b"], "labels": [None, None], "values": [None, None]},
+        {"prompt": "p", "steps": ["c"], "labels": [True], "values": [1.0]},  # the empty completion is left out
+    ]
+    with pytest.raises(InputError, match="separator: got an empty text"):
+        list(label_steps([{"prompt": "p"}], generate, verifier, tokenizer, separator=""))
+    with pytest.raises(InputError, match=r"row 0: got the columns \['question'\]"):
+        list(label_steps([{"question": "p"}], generate, verifier, tokenizer))
+
+
+def test_label_steps_refuses_before_a_model_loads(tmp_path, capsys):
+    data = write(tmp_path / "prompts.jsonl", [{"prompt": "1+1"}])
+    call = ["label-steps", "--model", "none", "--data", data, "--output", str(tmp_path / "out.jsonl")]
+    for more, message in (
+        (["--reward", "list_sum_rewards"], "Did you mean list_sum_reward"),
+        (["--reward", "list_sum_reward"], "a column 'answer'"),
+        (["--reward", "list_sum_reward", "--rollouts", "0"], "rollouts: got 0"),
+    ):
+        assert main([*call, *more]) == 2
+        assert message in capsys.readouterr().err
+    assert not (tmp_path / "out.jsonl").exists()

@@ -1,0 +1,172 @@
+import pickle
+import subprocess
+import sys
+import threading
+
+import cloudpickle
+import pytest
+
+from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.rewards.columns import check_columns
+from trl_drgrpo.rewards.functions.mathematics import MathReward, math_reward
+from trl_drgrpo.rewards.isolation import Limits
+
+
+@pytest.fixture
+def here():
+    """The reward without workers."""
+    return MathReward(limits=None)
+
+
+def score(reward, completion, gold):
+    return reward(completions=[completion], solution=[gold])[0]
+
+
+@pytest.mark.parametrize(
+    ("completion", "gold", "due"),
+    [
+        (r"So \boxed{\frac12}", r"\frac{1}{2}", 1.0),
+        (r"So \boxed{3+c}", "3+d", 0.0),
+        (r"So \boxed{12 \text{ g}}", r"12 \text{ m}", 0.0),
+        (r"\boxed{1}, no, \boxed{2}", "2", 1.0),
+        (r"\boxed{2}, no, \boxed{1}", "2", 0.0),
+        (r"\boxed{2}", ["1", "2"], 1.0),
+        (r"\boxed{2}", [r"\frac{", "2"], 1.0),
+        (r"\boxed{3}", ["1", "2"], 0.0),
+        (r"\boxed{0.5}", 0.5, 1.0),
+        (r"\boxed{\frac{1}{\sqrt{3}}}", r"\frac{\sqrt{3}}{3}", 1.0),
+        (r"\boxed{2}", r"\frac{", None),
+        (r"\boxed{\frac{}", r"\frac{", None),  # unscorable, whatever the completion says
+        (r"\boxed{\sum_{k=1}^n k}", r"\sum_{k=1}^n k", 1.0),
+        ("The answer is 3. Or it could be 4.", "3", 0.0),
+        ("The answer is 0.5. Or 1/2.", "0.5", 1.0),
+        (r"\boxed{2}", None, None),
+        (r"\boxed{2}", "", None),
+        (r"\boxed{\frac{}}", "2", 0.0),
+        ("no idea", "2", 0.0),
+        (r"<think>so \boxed{2}", "2", 0.0),
+        ("<answer>Answer: **18**</answer>", "18", 1.0),
+        ("The answer is (C) 15.", "C", 1.0),
+        (r"\boxed{1371726980}", r"\binom{2020}{3}", 0.0),
+        ("", "2", 0.0),
+        ("#### 1,234", "First 1 and then\n#### 1234", 1.0),
+        ("The answer is 42 apples.", 42, 1.0),
+    ],
+)
+def test_rewards(here, completion, gold, due):
+    assert score(here, completion, gold) == due
+    assert score(here, [{"role": "assistant", "content": completion}], gold) == due
+
+
+def test_a_completion_that_never_leaves_its_reasoning():
+    opened = MathReward(think_opened=True, limits=None)
+    assert score(opened, r"so \boxed{5}", "5") == 0.0
+    assert score(opened, r"so 5</think> \boxed{5}", "5") == 1.0
+    with pytest.raises(InputError, match="think_opened: got 'yes'; expected 'auto' or True"):
+        MathReward(think_opened="yes")
+
+
+def test_trl_scores_the_same_answer_zero():
+    # The gap this reward closes; when this fails, TRL has closed it too.
+    from trl.rewards import accuracy_reward
+
+    completions = [[{"role": "assistant", "content": r"\boxed{0.0000674}"}]]
+    assert accuracy_reward(completions, [r"$0.0000672$"]) == [1.0]
+    assert MathReward(limits=None)(completions=completions, solution=["0.0000672"]) == [0.0]
+
+
+def test_the_place_of_the_answer_is_an_option():
+    text = r"<answer>2</answer> \boxed{1}" + "\n#### 3"
+    rewards = {place: MathReward(place, limits=None) for place in ("auto", "boxed", "tags", "final_line")}
+    assert {place: score(reward, text, "1") for place, reward in rewards.items()} == {
+        "auto": 1.0,
+        "boxed": 1.0,
+        "tags": 0.0,
+        "final_line": 0.0,
+    }
+    assert score(rewards["tags"], text, "2") == score(rewards["final_line"], text, "3") == 1.0
+
+
+def test_another_column():
+    reward = MathReward(answer_column="answer", limits=None)
+    assert reward(completions=[r"\boxed{2}"], answer=["2"], solution=["3"]) == [1.0]
+    check_columns(reward, ["prompt", "answer"], "math_reward")
+    with pytest.raises(InputError, match=r"a column 'answer', which the function requires.*rename"):
+        check_columns(reward, ["prompt", "answers"], "math_reward")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"answer_format": "box"}, r"^answer_format: got 'box'; expected one of auto, boxed.* Did you mean 'boxed'\?"),
+        ({"answer_format": None}, "^answer_format: got None"),
+        ({"answer_column": ""}, "^answer_column: got ''; expected the name of a dataset column"),
+        ({"answer_column": "completions"}, "^answer_column: got 'completions'"),
+        ({"answer_column": 3}, "^answer_column: got 3"),
+    ],
+)
+def test_a_wrong_option_is_an_error_before_training(options, message):
+    with pytest.raises(InputError, match=message):
+        MathReward(**options)
+
+
+def test_a_missing_package_is_named(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r"math-verify.*pip install \"trl-drgrpo\[math\]\""):
+        MathReward()
+
+
+def test_a_short_column_is_an_error_and_no_silent_zero(here):
+    for wrong in (["1"], "12"):
+        with pytest.raises(InputError, match="expected a list of 2 values, one per completion"):
+            here(completions=["a", "b"], solution=wrong)
+
+
+@pytest.mark.parametrize("dump", [pickle.dumps, cloudpickle.dumps])
+def test_it_travels(dump, here):
+    copy = pickle.loads(dump(here))
+    assert copy.__name__ == "math_reward"
+    assert score(copy, r"\boxed{2+x}", "x+2") == 1.0
+    assert pickle.loads(dump(math_reward)).limits == Limits()
+
+
+def test_only_algebra_goes_to_the_workers_and_the_share_is_one_of_the_call(monkeypatch):
+    sent, metrics = [], []
+
+    def workers(score, calls, *, name, limits, on_error, log_metric):
+        sent.extend(calls)
+        if calls:
+            log_metric(f"rewards/{name}/failed_frac", 1 / len(calls))
+        return [None, *(score(*args, **kwargs) for args, kwargs in calls[1:])][: len(calls)]
+
+    monkeypatch.setattr("trl_drgrpo.rewards.functions.mathematics.reward.scored_in_workers", workers)
+    completions = [r"\boxed{1}", r"\boxed{x+\sqrt{2}}", r"\boxed{3}", r"\boxed{y+x}", "none"]
+    golds = ["1", r"\sqrt{2}+x+0", "4", "x+y", "x"]
+    rewards = math_reward(
+        completions=completions, solution=golds, log_metric=lambda name, value: metrics.append((name, value))
+    )
+    assert rewards == [1.0, 0.0, 0.0, 1.0, 0.0]  # a failure is no way out of a wrong answer
+    assert [call[0][0] for call in sent] == [completions[1], completions[3]]
+    assert metrics == [("rewards/math_reward/failed_frac", 1 / 5)]
+
+
+def test_it_needs_no_main_thread(here):
+    found = []
+    thread = threading.Thread(target=lambda: found.append(score(here, r"\boxed{(x+1)^2}", "x^2+2x+1")))
+    thread.start()
+    thread.join()
+    assert found == [1.0]
+
+
+def test_a_worker_loads_sympy_before_its_first_completion():
+    code = "import sys; from trl_drgrpo.rewards import math_reward as m; assert 'sympy' not in sys.modules; "
+    code += "m(completions=['#### 1'], solution=['1']); assert 'sympy' not in sys.modules; "
+    code += "m.warm_up(); assert 'sympy' in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_hostile_completions_cost_themselves_only():
+    hostile = [r"\boxed{9^{9^{9}}}", r"\boxed{9999999!}", r"\boxed{" + "{" * 100_000, r"\boxed{" + "(" * 900 + "}"]
+    right = [r"\boxed{\frac{1}{\sqrt{3}}}", r"\boxed{\frac{\sqrt3}{3}}"]
+    rewards = math_reward(completions=hostile + right, solution=[r"\frac{\sqrt{3}}{3}"] * 6)
+    assert rewards == [0.0] * 4 + [1.0] * 2

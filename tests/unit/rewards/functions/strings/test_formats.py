@@ -1,0 +1,189 @@
+"""The form of a completion: R1's tags with and without a template that opens them, and patterns that run away."""
+
+import pickle
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trl_drgrpo.common.errors import InputError, RewardError
+from trl_drgrpo.rewards.columns import check_columns
+from trl_drgrpo.rewards.functions.strings import FormatReward, RegexReward, format_reward
+
+RIGHT = "<think>2+2 is 4</think> <answer>4</answer>"
+INSIDE = RIGHT.removeprefix("<think>")
+
+
+def form(completion, prompt=None, **settings):
+    reward = FormatReward(**settings)
+    return reward(completions=[completion], prompts=[prompt])[0]
+
+
+@pytest.mark.parametrize(
+    ("completion", "expected"),
+    [
+        (RIGHT, 1.0),
+        (f"\n{RIGHT}\n", 1.0),
+        ("<think>a\nb</think>\n\n<answer>c\nd</answer>", 1.0),
+        ("<think>a</think><answer>b</answer>", 1.0),
+        ("<think>a < b > c, <b>bold</b></think><answer>b</answer>", 1.0),
+        ("<answer>4</answer> <think>2+2</think>", 0.0),
+        ("<think>2+2</think> 4", 0.0),
+        ("<think>2+2 <answer>4</answer>", 0.0),
+        ("<answer>4</answer>", 0.0),
+        (f"Well, {RIGHT}", 0.0),
+        (f"{RIGHT} I hope.", 0.0),
+        ("<think>a</think> so <answer>b</answer>", 0.0),
+        (f"{RIGHT}{RIGHT}", 0.0),
+        ("<think>a<think>b</think><answer>c</answer>", 0.0),
+        ("<think>a</think><answer>b</answer></answer>", 0.0),
+        ("<think>a<answer>b</answer></think><answer>c</answer>", 0.0),
+        ("<think>a</think><answer>b</think></answer>", 0.0),
+        ("<think> </think><answer>b</answer>", 0.0),
+        ("<think>a</think><answer>\n</answer>", 0.0),
+        ("<Think>a</Think><answer>b</answer>", 0.0),
+        ("</think><think><answer></answer>", 0.0),
+        ("", 0.0),
+    ],
+)
+def test_the_tags_in_order_and_once(completion, expected):
+    assert form(completion, think_opened=False) == expected
+    assert form([{"role": "assistant", "content": completion}], think_opened=False) == expected
+
+
+@pytest.mark.parametrize(
+    ("completion", "prompt", "think_opened", "expected"),
+    [
+        (INSIDE, "2+2=<think>\n", "auto", 1.0),
+        (RIGHT, "2+2=<think>\n", "auto", 0.0),  # opened twice
+        (INSIDE, "2+2=", "auto", 0.0),
+        (RIGHT, "2+2=", "auto", 1.0),
+        (INSIDE, [{"role": "user", "content": "2+2="}], "auto", 1.0),
+        (RIGHT, [{"role": "user", "content": "2+2="}], "auto", 1.0),
+        (INSIDE, [{"role": "user", "content": "2+2="}], False, 0.0),
+        (INSIDE, "2+2=", True, 1.0),
+        (RIGHT, "2+2=", True, 0.0),
+        ("<answer>4</answer>", "2+2=<think>", "auto", 0.0),
+    ],
+)
+def test_a_template_that_opens_the_tag(completion, prompt, think_opened, expected):
+    assert form(completion, prompt, think_opened=think_opened) == expected
+
+
+@pytest.mark.parametrize("key", ["reasoning_content", "thinking"])
+def test_reasoning_that_was_parsed_out_counts(key):
+    message = {"role": "assistant", "content": "<answer>4</answer>", key: "2+2 is 4"}
+    assert form([message], [{"role": "user", "content": "2+2="}]) == 1.0
+    assert form([{**message, key: None}], [{"role": "user", "content": "2+2="}]) == 0.0
+
+
+def test_other_tags_and_no_answer_tag():
+    assert (
+        form("<reasoning>a</reasoning><solution>b</solution>", "p", think_tag="reasoning", answer_tag="solution")
+        == 1.0
+    )
+    assert form("<think>a</think> b", "p", answer_tag=None) == 1.0
+    assert form("<think>a</think> ", "p", answer_tag=None) == 0.0
+    assert form("<think></think> b", "p", answer_tag=None) == 0.0
+    assert form("<think>\n\n</think> b", "p", answer_tag=None, allow_empty=True) == 1.0
+
+
+@given(st.lists(st.sampled_from(["<think>", "</think>", "<answer>", "</answer>", "x", " ", "\n"]), max_size=10))
+def test_only_the_one_form_counts(pieces):
+    bare = [piece for piece in pieces if piece.strip()]
+    whole = "".join(pieces)
+    rest = "".join(bare).replace("x", "")
+    # With blanks out and one x per run of them: exactly this.
+    squeezed = "".join(piece for i, piece in enumerate(bare) if piece != "x" or i == 0 or bare[i - 1] != "x")
+    expected = squeezed == "<think>x</think><answer>x</answer>"
+    assert form(whole, "p", think_opened=False) == float(expected)
+    assert not expected or rest == "<think></think><answer></answer>"
+
+
+def test_it_travels_and_needs_no_column():
+    reward = pickle.loads(pickle.dumps(format_reward))
+    assert reward(completions=[RIGHT, "4"]) == [1.0, 0.0]
+    check_columns(reward, ["prompt"], "format_reward")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"think_tag": "<think>"}, "think_tag: got '<think>'; expected the name of a tag"),
+        ({"answer_tag": ""}, "answer_tag: got ''"),
+        ({"think_opened": "yes"}, "think_opened: got 'yes'; expected 'auto', True or False"),
+    ],
+)
+def test_tags_that_are_none(settings, message):
+    with pytest.raises(InputError, match=message):
+        FormatReward(**settings)
+
+
+# Patterns ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("pattern", "settings", "completion", "expected"),
+    [
+        (r"\d", {}, "it is 4", 1.0),
+        (r"\d", {"whole": True}, "it is 4", 0.0),
+        (r"a.b", {}, "a\nb", 1.0),
+        (r"a.b", {"dotall": False}, "a\nb", 0.0),
+        (r"ROME", {}, "rome", 0.0),
+        (r"ROME", {"ignore_case": True}, "rome", 1.0),
+    ],
+)
+def test_patterns(pattern, settings, completion, expected):
+    assert RegexReward(pattern, **settings)(completions=[completion]) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "settings", "completion", "truth", "expected"),
+    [
+        (r"#### *(\S+)", {}, "#### 71\n#### 72", "72", 1.0),
+        (r"#### *(\S+)", {}, "#### 72\n#### 71", "72", 0.0),
+        (r"\d+", {}, "71 72", 72, 1.0),
+        (r"(\w+) is (?P<answer>\w+)", {}, "it is Rome", " Rome ", 1.0),
+        (r"(\w+) is (?P<answer>\w+)", {}, "it is rome", "Rome", 0.0),
+        (r"(\w+) is (?P<answer>\w+)", {"ignore_case": True}, "it is rome", "Rome", 1.0),
+        (r"(\w+)", {"whole": True}, "Rome!", "Rome", 0.0),
+        (r"(\d+)", {}, "none", "72", 0.0),
+        (r"(\d+)", {}, "72", None, None),
+    ],
+)
+def test_what_was_found_is_held_against_the_column(pattern, settings, completion, truth, expected):
+    reward = RegexReward(pattern, column="answer", **settings)
+    assert reward(completions=[completion], answer=[truth]) == [expected]
+
+
+@pytest.mark.parametrize("settings", [{}, {"whole": True}, {"column": "answer"}])
+def test_a_pattern_that_runs_away_costs_its_row_and_its_time(settings):
+    reward = RegexReward(r"(?:(?:a|b|ab)+)+$", timeout=0.2, **settings)
+    metrics = {}
+    begun = time.monotonic()
+    completions = ["ab" * 200 + "!", "ab"]
+    rewards = reward(completions=completions, answer=["x", "ab"], log_metric=metrics.__setitem__)
+    assert rewards == [None, 1.0]
+    assert metrics == {"rewards/regex_reward/failed_frac": 0.5}
+    assert time.monotonic() - begun < 10
+    with pytest.raises(RewardError, match="regex_reward"):
+        RegexReward(r"(?:(?:a|b|ab)+)+$", timeout=0.2, on_error="raise")(completions=completions)
+
+
+def test_a_pattern_travels():
+    reward = pickle.loads(pickle.dumps(RegexReward(r"\d", name="digit")))
+    assert (reward.__name__, reward(completions=["4", "x"])) == ("digit", [1.0, 0.0])
+
+
+@pytest.mark.parametrize(
+    ("pattern", "settings", "message"),
+    [
+        ("(", {}, r"pattern: got '\(' \(missing \)"),
+        (None, {}, "pattern: got None"),
+        ("a", {"timeout": 0}, "timeout: got 0"),
+    ],
+)
+def test_patterns_that_are_none(pattern, settings, message):
+    with pytest.raises(InputError, match=message):
+        RegexReward(pattern, **settings)

@@ -1,0 +1,571 @@
+import functools
+import inspect
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import cloudpickle
+import numpy as np
+import psutil
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from misbehaving import MISDEEDS, misbehave, same
+
+from trl_drgrpo.common.errors import InputError, RewardError
+from trl_drgrpo.rewards.columns import check_columns
+from trl_drgrpo.rewards.contract import checked_reward, reward_name
+from trl_drgrpo.rewards.isolation import Limits, isolate, scored_in_workers
+from trl_drgrpo.rewards.isolation.workers import close_pools
+from trl_drgrpo.rewards.registry import resolve_reward
+from trl_drgrpo.rewards.sample import SampleReward
+
+QUICK = {"timeout": 1.0, "workers": 2}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def ended_pools():
+    yield
+    close_pools()
+
+
+@pytest.fixture(autouse=True)
+def nothing_logged(monkeypatch):
+    monkeypatch.setattr("trl_drgrpo.rewards.isolation.isolated._LOGGED", set())
+
+
+@pytest.fixture
+def metrics():
+    """`log_metric`, with what it was given as its attribute `logged`."""
+
+    def log_metric(name, value):
+        log_metric.logged.append((name, value))
+
+    log_metric.logged = []
+    return log_metric
+
+
+def act(completions, **kwargs):
+    return [misbehave(completion) for completion in completions]
+
+
+class TestSamples:
+    def test_scores_come_in_order_and_failures_are_counted(self, metrics):
+        calls = [((what,), {}) for what in (1, "hang", 3, "exit status 3", "exception", 6, None, float("nan"))]
+        scores = scored_in_workers(
+            misbehave, calls, name="f", limits=Limits(**QUICK), on_error="unscorable", log_metric=metrics
+        )
+        assert scores == [1.0, None, 3.0, None, None, 6.0, None, None]
+        assert metrics.logged == [("rewards/f/failed_frac", 3 / 8)]
+
+    @pytest.mark.parametrize("limits", [Limits(**QUICK), None])
+    @pytest.mark.parametrize("nonsense", ["x", float("inf"), [1.0], {"score": 1}, len, np.ones(2), 1j])
+    def test_nonsense_is_a_failure(self, metrics, limits, nonsense):
+        calls = [((value,), {}) for value in (0.5, nonsense)]
+        scores = scored_in_workers(
+            lambda value: value, calls, name="f", limits=limits, on_error="unscorable", log_metric=metrics
+        )
+        assert scores == [0.5, None]
+        assert metrics.logged == [("rewards/f/failed_frac", 0.5)]
+
+    @pytest.mark.parametrize("kind", ["int", "bool", "np.float32", "np.array", "torch.tensor"])
+    def test_numbers_of_all_kinds_are_floats(self, kind):
+        import torch
+
+        number = {"int": 1, "bool": True, "np.float32": np.float32(1), "np.array": np.array(1)}.get(kind)
+        number = torch.tensor(1.0) if number is None else number
+        limits = Limits(timeout=60, workers=1)
+        (score,) = scored_in_workers(
+            lambda: number, [((), {})], name="f", limits=limits, on_error="raise", log_metric=None
+        )
+        assert type(score) is float
+        assert score == 1.0
+
+    @given(st.lists(st.one_of(st.floats(), st.none(), st.booleans(), st.text(max_size=3)), max_size=20))
+    @settings(max_examples=20)
+    def test_workers_change_no_score(self, values):
+        outcomes = []
+        for limits in (Limits(**QUICK), None):
+            logged = []
+            calls = [((value,), {}) for value in values]
+            scores = scored_in_workers(
+                lambda value: value,
+                calls,
+                name="f",
+                limits=limits,
+                on_error="unscorable",
+                log_metric=lambda *metric, logged=logged: logged.append(metric),
+            )
+            outcomes.append((scores, logged))
+        assert outcomes[0] == outcomes[1]
+
+    def test_columns_may_have_any_name(self):
+        def score(completion, name, self, function):
+            return len(completion) + name + self + function
+
+        calls = [(("abc",), {"name": 1, "self": 2, "function": 3})]
+        for limits in (Limits(**QUICK), None):
+            assert scored_in_workers(score, calls, name="f", limits=limits, on_error="raise", log_metric=None) == [9.0]
+
+    @pytest.mark.parametrize("limits", [Limits(**QUICK), None])
+    def test_the_first_failure_is_an_error_for_those_who_want_it(self, metrics, limits):
+        calls = [((what,), {}) for what in (1, "exception", 3)]
+        with pytest.raises(
+            RewardError, match="reward function 'f': got ZeroDivisionError: .* at completion 1"
+        ) as error:
+            scored_in_workers(misbehave, calls, name="f", limits=limits, on_error="raise", log_metric=metrics)
+        assert "in misbehave" in str(error.value.__cause__)
+        assert metrics.logged == []
+
+    @pytest.mark.parametrize("limits", [Limits(**QUICK), None])
+    def test_one_traceback_is_logged_per_reward(self, caplog, limits):
+        for name in ("f", "f", "g"):
+            scored_in_workers(
+                misbehave,
+                [(("exception",), {}), (("exception",), {})],
+                name=name,
+                limits=limits,
+                on_error="unscorable",
+                log_metric=None,
+            )
+        errors = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+        assert len(errors) == 2
+        assert "Reward function 'f' failed for 2 of 2 completions" in errors[0]
+        assert "in misbehave" in errors[0]
+
+    def test_no_calls_start_no_process(self, metrics):
+        before = psutil.Process().children()
+        limits = Limits(timeout=77.0)
+        assert scored_in_workers(len, [], name="f", limits=limits, on_error="raise", log_metric=metrics) == []
+        assert psutil.Process().children() == before
+        assert metrics.logged == []
+
+    def test_a_sample_reward_in_workers(self, metrics):
+        class Length(SampleReward):
+            def __init__(self):
+                super().__init__("length", columns=("limit",), limits=Limits(**QUICK))
+
+            def score(self, completion, limit):
+                return misbehave(completion) if completion in MISDEEDS else len(completion) / limit
+
+        completions = ["ab", "hang", [{"role": "assistant", "content": "abcd"}]]
+        for reward in (Length(), cloudpickle.loads(cloudpickle.dumps(Length()))):
+            assert reward(completions=completions, limit=[4, 4, 8], prompts=["p"] * 3, log_metric=metrics) == [
+                0.5,
+                None,
+                0.5,
+            ]
+        assert metrics.logged == [("rewards/length/failed_frac", 1 / 3)] * 2
+
+
+class TestIsolate:
+    def test_rows_are_scored_one_at_a_time(self, metrics):
+        def rows(prompts, completions, completion_ids, answer, constant, **kwargs):
+            sizes = {len(prompts), len(completions), len(completion_ids), len(answer)}
+            return [misbehave(completions[0]) if completions[0] in MISDEEDS else float(sizes == {1}) * constant]
+
+        rewards = isolate(rows, **QUICK)(
+            prompts=["p"] * 4,
+            completions=["a", "exit status 3", "hang", "b"],
+            completion_ids=[[1], [2], [3], [4, 5]],
+            answer=list("wxyz"),
+            constant=3,
+            log_metric=metrics,
+        )
+        assert rewards == [3.0, None, None, 3.0]
+        assert metrics.logged == [("rewards/rows/failed_frac", 0.5)]
+
+    def test_a_single_row_is_no_special_case(self):
+        assert isolate(same, **QUICK)(completions=["a"], answer=["a"]) == [1.0]
+        assert isolate(same, **QUICK)(completions=[], answer=[]) == []
+
+    @pytest.mark.parametrize("output", [[1.0, 2.0], [], 1.0, None, "x", ["x"], [float("inf")]])
+    def test_a_broken_contract_costs_its_row(self, output):
+        def broken(completions, **kwargs):
+            return output if completions[0] == "b" else [1.0]
+
+        assert isolate(broken, **QUICK)(completions=["a", "b", "c"]) == [1.0, None, 1.0]
+
+    def test_name_and_signature_are_those_of_the_function(self):
+        isolated = isolate(same)
+        assert reward_name(isolated) == "same"
+        assert inspect.signature(isolated) == inspect.signature(same)
+        check_columns(isolated, ["prompt", "answer"], "same")
+        with pytest.raises(InputError, match="a column 'answer', which the function requires"):
+            check_columns(isolated, ["prompt"], "same")
+
+    def test_the_wrapper_travels_itself(self):
+        isolated = cloudpickle.loads(cloudpickle.dumps(isolate(same, **QUICK)))
+        assert isolated(completions=["a", "b"], answer=["a", "a"]) == [1.0, 0.0]
+
+    def test_what_is_logged_in_workers_is_logged_here(self, metrics):
+        def logs(completions, log_metric, log_extra, **kwargs):
+            log_metric("rewards/logs/length", len(completions[0]))
+            if completions[0] != "quiet":
+                log_extra("upper", [completion.upper() for completion in completions])
+            return [misbehave(completion) if completion in MISDEEDS else 1.0 for completion in completions]
+
+        extras = []
+        isolate(logs, **QUICK)(
+            completions=["quiet", "ab", "exit status 3", "c", "quiet"],
+            log_metric=metrics,
+            log_extra=lambda column, values: extras.append((column, values)),
+        )
+        assert extras == [("upper", [None, "AB", None, "C", None])]
+        lengths = [("rewards/logs/length", float(n)) for n in (5, 2, 1, 5)]
+        assert metrics.logged == [("rewards/logs/failed_frac", 0.2), *lengths]
+
+    def test_the_trainer_state_arrives_without_its_history(self):
+        from transformers import TrainerState
+
+        def schedule(completions, trainer_state, **kwargs):
+            return [trainer_state.global_step / trainer_state.max_steps - hasattr(trainer_state, "log_history")]
+
+        state = TrainerState(global_step=5, max_steps=20, log_history=[{"lock": threading.Lock()}])
+        assert isolate(schedule, **QUICK)(completions=["a"], trainer_state=state) == [0.25]
+        assert isolate(same, **QUICK)(completions=["a"], answer=["a"], trainer_state=None) == [1.0]
+
+    def test_rewards_that_compare_rows_get_them_all(self, metrics):
+        def rank(completions, answer, log_metric, log_extra, **kwargs):
+            log_extra("size", [len(completions)] * len(completions))
+            for completion in completions:
+                if completion in MISDEEDS:
+                    misbehave(completion)
+            return [float(sorted(completions).index(completion)) for completion in completions]
+
+        isolated, extras = isolate(rank, batched=True, **QUICK), []
+        logs = {"log_metric": metrics, "log_extra": lambda *extra: extras.append(extra)}
+        assert isolated(completions=["b", "c", "a"], answer=[1, 2, 3], **logs) == [1.0, 2.0, 0.0]
+        assert isolated(completions=["b", "hang", "a"], answer=[1, 2, 3], **logs) == [None] * 3
+        assert extras == [("size", [3, 3, 3])]
+        assert metrics.logged == [("rewards/rank/failed_frac", 0.0), ("rewards/rank/failed_frac", 1.0)]
+
+    def test_asynchronous_rewards(self):
+        async def later(completions, **kwargs):
+            import asyncio
+
+            await asyncio.sleep(60 if completions[0] == "hang" else 0)
+            return [1.0]
+
+        assert isolate(later, **QUICK)(completions=["a", "hang", "b"]) == [1.0, None, 1.0]
+        assert not inspect.iscoroutinefunction(isolate(later))
+
+    def test_errors_for_those_who_want_them(self):
+        with pytest.raises(RewardError, match="reward function 'act': got no result within 1 s at completion 1"):
+            isolate(act, on_error="raise", **QUICK)(completions=[1, "hang"])
+
+        message = "reward function 'act': got ZeroDivisionError: division by zero at a call of 2 completions"
+        with pytest.raises(RewardError, match=message):
+            isolate(act, on_error="raise", batched=True, **QUICK)(completions=[1, "exception"])
+
+    def test_failures_are_counted_once_behind_the_contract(self, metrics):
+        checked = checked_reward(isolate(act, **QUICK), "unscorable")
+        assert checked(completions=[1, "exit status 3", 2, 3], log_metric=metrics) == [1.0, None, 2.0, 3.0]
+        assert metrics.logged == [("rewards/act/failed_frac", 0.25)]
+
+    @pytest.mark.parametrize(
+        ("reward", "options", "message"),
+        [
+            (3, {}, "reward: got 3; expected a function"),
+            (SampleReward, {}, "reward: got the class SampleReward; expected a function"),
+            ("no_such", {}, "reward: got 'no_such'; expected one of"),
+            (same, {"timeout": 0}, "timeout: got 0; expected a positive number"),
+            (same, {"on_error": "ignore"}, 'on_error: got \'ignore\'; expected "unscorable" or "raise"'),
+        ],
+    )
+    def test_bad_input_is_named(self, reward, options, message):
+        with pytest.raises(InputError, match=message):
+            isolate(reward, **options)
+
+    def test_what_no_other_process_can_have_is_an_error_at_once(self):
+        lock = threading.Lock()
+
+        def guarded(completions, **kwargs):
+            with lock:
+                return [1.0]
+
+        with pytest.raises(
+            InputError, match=r"'guarded': got one that cannot be sent to a worker process \(TypeError"
+        ):
+            isolate(guarded)
+
+
+class Scaled:
+    def __init__(self, factor):
+        self.factor = factor
+
+    def __call__(self, completions, **kwargs):
+        return [self.factor * len(completion) for completion in completions]
+
+    def method(self, completions, **kwargs):
+        return self(completions)
+
+
+def scale(completions, factor, **kwargs):
+    return [factor * len(completion) for completion in completions]
+
+
+FILE = """
+import threading
+from dataclasses import dataclass
+
+lock = threading.Lock()  # keeps the functions here from being sent by value
+
+@dataclass
+class Scale:
+    factor: float
+
+    def __call__(self, completions, **kwargs):
+        return [self.factor * len(c) for c in completions]
+
+def scale(completions, **kwargs):
+    with lock:
+        return [2.0 * len(c) for c in completions]
+
+instance = Scale(2.0)
+"""
+
+
+class TestWhereFunctionsComeFrom:
+    @pytest.mark.parametrize(
+        "reward",
+        [
+            Scaled(2.0),
+            Scaled(2.0).method,
+            functools.partial(scale, factor=2.0),
+            lambda completions, **kwargs: [2.0 * len(completion) for completion in completions],
+            functools.partial(Scaled(2.0)),
+        ],
+        ids=["instance", "method", "partial", "lambda", "partial of an instance"],
+    )
+    def test_callables(self, reward):
+        assert isolate(reward, timeout=30)(completions=["a", "bc"]) == [2.0, 4.0]
+
+    @pytest.mark.parametrize("attribute", ["scale", "instance"])
+    @pytest.mark.parametrize("form", ["spec", "callable"])
+    def test_files(self, tmp_path, monkeypatch, attribute, form):
+        (tmp_path / "mine.py").write_text(FILE)
+        monkeypatch.chdir(tmp_path)
+        reward = f"mine.py:{attribute}"
+        isolated = isolate(reward if form == "spec" else resolve_reward(reward), **QUICK)
+        monkeypatch.chdir("/")
+        assert isolated(completions=["a", "bc"]) == [2.0, 4.0]
+
+    def test_functions_of_files_inside_something_else(self, tmp_path):
+        (tmp_path / "mine.py").write_text(FILE)
+        inner = resolve_reward(f"{tmp_path}/mine.py:scale")
+
+        def doubled(completions, **kwargs):
+            return [2 * reward for reward in inner(completions)]
+
+        assert isolate(doubled, **QUICK)(completions=["a", "bc"]) == [4.0, 8.0]
+
+    def test_modules_that_only_this_process_knows(self, tmp_path):
+        import importlib.util
+
+        source = FILE.replace("import threading", "import contextlib").replace(
+            "threading.Lock", "contextlib.nullcontext"
+        )
+        (tmp_path / "unknown_to_others.py").write_text(source)
+        spec = importlib.util.spec_from_file_location("unknown_to_others", tmp_path / "unknown_to_others.py")
+        module = sys.modules["unknown_to_others"] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        for reward in (module.scale, module.instance, functools.partial(module.scale)):
+            assert isolate(reward, **QUICK)(completions=["a", "bc"]) == [2.0, 4.0]
+
+    def test_names(self):
+        isolated = isolate("misbehaving.same", timeout=30)
+        assert isolated.__name__ == "same"
+        assert isolated(completions=["a", "b"], answer=["a", "a"]) == [1.0, 0.0]
+
+    def test_trls_own_rewards(self):
+        isolated = isolate("think_format_reward", timeout=60)
+        completions = [[{"role": "assistant", "content": text}] for text in ("<think>\nx\n</think>\ny", "y")]
+        assert isolated(completions=completions) == [1.0, 0.0]
+
+
+SCRIPT = """
+import os, sys, time
+from trl_drgrpo.rewards.isolation import isolate
+
+print("the script runs", flush=True)
+
+class Rule:
+    factor = 2.0
+
+def reward(completions, **kwargs):
+    if completions[0] == "hang":
+        import subprocess
+        subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"], start_new_session=True)
+        time.sleep(600)
+    return [Rule.factor * len(c) for c in completions]
+
+isolated = isolate(reward, timeout={timeout}, workers=2)
+print(isolated(completions=["a", "bc", "def"]), flush=True)
+{rest}
+"""
+
+
+def start(tmp_path, rest="", timeout=60):
+    """A training script as they are: without `if __name__ == "__main__"`."""
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT.format(rest=rest, timeout=timeout))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "MARK": str(tmp_path)}
+    return subprocess.Popen(
+        [sys.executable, script],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
+    )
+
+
+def left_behind(tmp_path, process, patience=15.0):
+    """Processes of the script's environment that outlive it, after a while."""
+    deadline = time.monotonic() + patience
+    while (left := marked(tmp_path) - {process.pid}) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return left
+
+
+def marked(tmp_path):
+    found = set()
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("MARK") == str(tmp_path) and process.status() != psutil.STATUS_ZOMBIE:
+                found.add(process.pid)
+        except psutil.Error:
+            continue
+    return found
+
+
+class TestScripts:
+    def test_a_script_without_a_guard_runs_once_and_leaves_nothing(self, tmp_path):
+        process = start(tmp_path)
+        output, _ = process.communicate(timeout=120)
+        assert output.splitlines() == ["the script runs", "[2.0, 4.0, 6.0]"]
+        assert process.returncode == 0
+        assert left_behind(tmp_path, process) == set()
+
+    def test_trainer_processes_on_one_machine_do_not_meet(self, tmp_path, monkeypatch):
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+        folders = [tmp_path / "rank 0", tmp_path / "rank 1"]
+        for folder in folders:
+            folder.mkdir()
+        processes = [start(folder, 'print(isolated(completions=["x"] * 500) == [2.0] * 500)') for folder in folders]
+        for folder, process in zip(folders, processes, strict=True):
+            output, _ = process.communicate(timeout=120)
+            assert output.splitlines()[1:] == ["[2.0, 4.0, 6.0]", "True"]
+            assert left_behind(folder, process) == set()
+
+    @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+    def test_nothing_outlives_a_script_that_is_ended_from_outside(self, tmp_path, number):
+        rest = 'isolated(completions=["hang", "hang"])'
+        process = start(tmp_path, rest)
+        assert [process.stdout.readline() for _ in range(2)] == ["the script runs\n", "[2.0, 4.0, 6.0]\n"]
+        deadline = time.monotonic() + 60
+        while len(marked(tmp_path)) < 7 and time.monotonic() < deadline:  # script, nursery, 3 workers, 2 sleepers
+            time.sleep(0.02)
+        assert len(marked(tmp_path)) == 7
+        process.send_signal(number)
+        process.communicate(timeout=60)
+        assert process.returncode == -number
+        assert left_behind(tmp_path, process) == set()
+
+    def test_an_interrupted_call_leaves_workers_that_work(self, tmp_path):
+        rest = """
+try:
+    print("now", flush=True)
+    isolated(completions=["hang", "hang"])
+except KeyboardInterrupt:
+    print(isolated(completions=["a", "bc", "def"]), flush=True)
+"""
+        process = start(tmp_path, rest)
+        assert [process.stdout.readline() for _ in range(3)][-1] == "now\n"
+        time.sleep(0.3)
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=60)[0] == "[2.0, 4.0, 6.0]\n"
+        assert process.returncode == 0
+
+    def test_a_forked_child_has_workers_of_its_own(self, tmp_path):
+        rest = """
+if os.fork() == 0:
+    print(isolated(completions=["child"]), flush=True)
+    os._exit(0)
+os.wait()
+print(isolated(completions=["parent"]), flush=True)
+"""
+        process = start(tmp_path, rest)
+        output, _ = process.communicate(timeout=120)
+        assert output.splitlines()[2:] == ["[10.0]", "[12.0]"]
+        assert left_behind(tmp_path, process) == set()
+
+
+def test_training_goes_on_where_a_reward_hangs(model, tokenizer, prompts, settings):
+    from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
+
+    def reward(completions, answer, **kwargs):
+        if int(answer[0]) % 2:
+            time.sleep(600)
+        return [float(len(completion)) for completion in completions]
+
+    trainer = DrGRPOTrainer(
+        model=model,
+        processing_class=tokenizer,
+        reward_funcs=isolate(reward, timeout=0.1, workers=2),
+        train_dataset=prompts,
+        args=DrGRPOConfig(**{**settings, "max_steps": 4}),
+    )
+    trainer.train()
+    failed = [row["rewards/reward/failed_frac"] for row in trainer.state.log_history if "loss" in row]
+    assert len(failed) == 4
+    assert {0.0, 0.5, 1.0} >= set(failed)
+    assert set(failed) != {0.0}
+
+
+class Equal(SampleReward):
+    def score(self, completion, **columns):
+        if completion == "exit":
+            sys.exit(0)
+        return float(completion == columns["answer"])
+
+
+@pytest.mark.parametrize("answer", ["12", b"12", ["1"], 12, {"1": 1, "2": 2}, None])
+def test_a_column_is_one_value_per_completion(answer):
+    with pytest.raises(InputError, match="reward equal: got .*column 'answer'.*a list of 2 values"):
+        Equal("equal", ["answer"])(completions=["1", "2"], answer=answer)
+
+
+def test_a_column_that_is_not_passed():
+    with pytest.raises(InputError, match="reward equal: got no column 'answer'"):
+        Equal("equal", ["answer"])(completions=["1", "2"])
+
+
+def test_sys_exit_is_a_failure_of_its_row_in_this_process_too():
+    reward = Equal("equal", ["answer"])
+    assert reward(completions=["1", "exit"], answer=["1", "1"]) == [1.0, None]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"limits": 5}, "limits: got 5; expected Limits"),
+        ({"name": ""}, "name: got ''"),
+        ({"name": 5}, "name: got 5"),
+        ({"columns": [5]}, "column: got 5"),
+        ({"columns": ["my column"]}, "column: got 'my column'"),
+        ({"columns": ["completions"]}, "column: got 'completions'"),
+        ({"on_error": ["raise"]}, "on_error: got"),
+    ],
+)
+def test_a_sample_reward_refuses_what_would_fail_on_its_first_row(options, message):
+    with pytest.raises(InputError, match=message):
+        Equal(**{"name": "equal", **options})
+
+
+def test_batched_is_yes_or_no():
+    with pytest.raises(InputError, match="batched: got 'yes please'; expected true or false"):
+        isolate(same, batched="yes please")

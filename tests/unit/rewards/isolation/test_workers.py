@@ -1,0 +1,506 @@
+import contextlib
+import functools
+import hashlib
+import os
+import pickle
+import sys
+import threading
+import time
+
+import cloudpickle
+import numpy as np
+import psutil
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from misbehaving import (
+    MISDEEDS,
+    Unreadable,
+    fork_and_return,
+    interrupted_by_alarm,
+    leave_alarm,
+    misbehave,
+    multiply,
+    noise,
+    start_processes,
+)
+
+from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.rewards.isolation.processes import NurseryHandle
+from trl_drgrpo.rewards.isolation.workers import Failure, WorkerPool, close_pools, pool_for
+from trl_drgrpo.rewards.limits import Limits, available_workers
+
+
+def calls(*arguments):
+    return [((argument,), {}) for argument in arguments]
+
+
+def gone(pids, patience=10.0):
+    """Whether the processes have ended; patient, for killing them is not waited for."""
+    deadline = time.monotonic() + patience
+    while (alive := [pid for pid in pids if is_running(pid)]) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return not alive
+
+
+def is_running(pid):
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def own_processes():
+    return {process.pid for process in psutil.Process().children(recursive=True)}
+
+
+@pytest.fixture(scope="module")
+def shared_pool():
+    pool = WorkerPool(Limits(timeout=1.0, memory_mb=128, workers=2))
+    yield pool
+    pool.close()
+
+
+@pytest.fixture
+def new_pool():
+    pools = []
+
+    def make(**limits):
+        pools.append(WorkerPool(Limits(**{"workers": 2, **limits})))
+        return pools[-1]
+
+    yield make
+    for pool in pools:
+        pool.close()
+
+
+MISBEHAVE = pickle.dumps(misbehave)
+
+
+@pytest.mark.parametrize("misdeed", MISDEEDS)
+def test_a_misdeed_costs_its_call_only(shared_pool, misdeed):
+    outcomes = shared_pool.run(MISBEHAVE, calls(0, misdeed, 2, 3, misdeed, 5))
+    assert [outcome for outcome in outcomes if not isinstance(outcome, Failure)] == [0, 2, 3, 5]
+    for outcome in (outcomes[1], outcomes[4]):
+        assert isinstance(outcome, Failure)
+        assert outcome.reason.startswith(MISDEEDS[misdeed][1]), outcome.reason
+        assert len(outcome.reason) + len(outcome.traceback) < 20_000
+
+
+@given(st.lists(st.sampled_from([*range(20), "exception", "exit status 3", "sys.exit", "killed"]), max_size=40))
+@settings(max_examples=15)
+def test_outcomes_keep_the_order_of_the_calls(shared_pool, whats):
+    outcomes = shared_pool.run(MISBEHAVE, calls(*whats))
+    assert [isinstance(outcome, Failure) for outcome in outcomes] == [isinstance(what, str) for what in whats]
+    assert [o for o in outcomes if not isinstance(o, Failure)] == [what for what in whats if isinstance(what, int)]
+
+
+def test_a_failed_call_says_where_it_raised(shared_pool):
+    (outcome,) = shared_pool.run(MISBEHAVE, calls("exception"))
+    assert "in misbehave" in outcome.traceback
+    assert "ZeroDivisionError" in outcome.traceback
+
+
+@pytest.mark.parametrize(
+    ("argument", "reason"),
+    [
+        (threading.Lock(), "arguments that do not pickle (TypeError: cannot pickle '_thread.lock' object)"),
+        (Unreadable(), "ValueError: invalid literal"),
+    ],
+)
+def test_arguments_that_do_not_travel_cost_their_call_only(shared_pool, argument, reason):
+    first, second, third = shared_pool.run(MISBEHAVE, calls(1, argument, 3))
+    assert (first, third) == (1, 3)
+    assert second.reason.startswith(reason)
+
+
+def test_a_result_that_only_the_worker_knows_costs_its_call_only(shared_pool):
+    def stranger(defines):
+        import types
+
+        if not defines:
+            return 1
+        module = sys.modules["only_there"] = types.ModuleType("only_there")
+        module.Thing = type("Thing", (), {"__module__": "only_there"})
+        return module.Thing()
+
+    first, second = shared_pool.run(cloudpickle.dumps(stranger), calls(True, False))
+    assert first.reason.startswith("a result that does not unpickle (ModuleNotFoundError")
+    assert second == 1
+
+
+@pytest.mark.slow
+def test_a_thousand_calls_that_hang_or_not_find_every_right_answer(new_pool):
+    pool = new_pool(timeout=0.3)
+    whats = ["hang" if index % 50 == 0 else index for index in range(1000)]
+    outcomes = pool.run(MISBEHAVE, calls(*whats))
+    assert [index for index, outcome in enumerate(outcomes) if isinstance(outcome, Failure)] == [*range(0, 1000, 50)]
+    assert [o for o in outcomes if not isinstance(o, Failure)] == [what for what in whats if what != "hang"]
+
+
+@pytest.mark.slow
+def test_a_hundred_hangs_in_a_row_leave_a_working_pool_and_no_process(new_pool):
+    before = own_processes()
+    pool = new_pool(timeout=0.2)
+    outcomes = pool.run(MISBEHAVE, calls(*["hang", "hang holding the interpreter"] * 50))
+    assert all(isinstance(outcome, Failure) for outcome in outcomes)
+    during = own_processes() - before
+    assert len(during) <= 2 + 1 + 1 + 1  # the pool, its spare, the nursery, and perhaps one that is being killed
+    assert pool.run(MISBEHAVE, calls(*range(50))) == [*range(50)]
+    pool.close()
+    assert gone(own_processes() - before)
+
+
+@pytest.mark.slow
+def test_hangs_take_their_limit_and_little_more(new_pool):
+    limit, workers = 1.0, 2
+    pool = new_pool(timeout=limit, workers=workers)
+    right = [index for index in range(1000) if index % 100]
+    pool.run(MISBEHAVE, calls(1, 2))
+    started = time.monotonic()
+    pool.run(MISBEHAVE, calls(*right))
+    normal = time.monotonic() - started
+    started = time.monotonic()
+    outcomes = pool.run(MISBEHAVE, calls(*["hang" if index % 100 == 0 else index for index in range(1000)]))
+    assert sum(isinstance(outcome, Failure) for outcome in outcomes) == 10
+    assert time.monotonic() - started < 1.2 * 10 * limit / workers + normal
+
+
+def test_calls_of_nothing_cost_next_to_nothing(new_pool):
+    """At least 2,000 calls a second; some 60,000 were measured."""
+    pool = new_pool()
+    pool.run(MISBEHAVE, calls(1, 2, 3))
+    started = time.monotonic()
+    assert pool.run(MISBEHAVE, calls(*range(4000))) == [*range(4000)]
+    assert time.monotonic() - started < 2.0
+
+
+def test_calls_run_at_once(new_pool, tmp_path):
+    def meet(mine, other):
+        (tmp_path / mine).touch()
+        while not (tmp_path / other).exists():
+            time.sleep(0.005)
+        return mine
+
+    pool = new_pool(timeout=30)
+    assert pool.run(cloudpickle.dumps(meet), [(("a", "b"), {}), (("b", "a"), {})]) == ["a", "b"]
+
+
+def test_no_more_calls_run_at_once_than_there_are_workers(new_pool, tmp_path):
+    def crowd(mine):
+        (tmp_path / str(mine)).touch()
+        time.sleep(0.05)
+        size = len(list(tmp_path.iterdir()))
+        (tmp_path / str(mine)).unlink()
+        return size
+
+    assert max(new_pool(timeout=30).run(cloudpickle.dumps(crowd), calls(*range(12)))) <= 2
+
+
+def test_workers_are_replaced_after_their_share_of_calls(new_pool):
+    pids = new_pool(calls_per_worker=3).run(cloudpickle.dumps(lambda _: os.getpid()), calls(*range(20)))
+    assert max(pids.count(pid) for pid in pids) <= 3
+
+
+def test_loading_and_warming_up_do_not_count_against_the_limit(new_pool):
+    class Slow:
+        def __init__(self):
+            self.is_warm = False
+
+        def __setstate__(self, state):
+            time.sleep(1.0)
+            vars(self).update(state)
+
+        def warm_up(self):
+            time.sleep(1.0)
+            self.is_warm = True
+
+        def __call__(self, value):
+            return value if self.is_warm else None
+
+    assert new_pool(timeout=0.5).run(cloudpickle.dumps(Slow()), calls(1, 2, 3)) == [1, 2, 3]
+
+
+class Unloadable:
+    def __init__(self, how):
+        self.how = how
+
+    def __reduce__(self):
+        return misbehave, (self.how,)
+
+
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [
+        ("exception", "not loaded in a worker: ZeroDivisionError"),
+        ("sys.exit", "not loaded in a worker: SystemExit"),
+        ("segmentation fault", "the worker died while it loaded the function (signal 11)"),
+    ],
+)
+def test_a_function_that_does_not_load_fails_all_its_calls_and_no_others(new_pool, how, reason):
+    pool = new_pool()
+    outcomes = pool.run(pickle.dumps(Unloadable(how)), calls(*range(5)))
+    assert [outcome.reason.startswith(reason) for outcome in outcomes] == [True] * 5
+    assert pool.run(MISBEHAVE, calls(1, 2)) == [1, 2]
+
+
+def test_a_function_that_did_not_load_is_tried_again(new_pool, tmp_path):
+    def read(path):
+        path.read_text()
+        return lambda _: 1
+
+    class Late:
+        def __reduce__(self):
+            return read, (tmp_path / "there",)
+
+    pool, function = new_pool(), cloudpickle.dumps(Late())
+    assert all("FileNotFoundError" in outcome.reason for outcome in pool.run(function, calls(*range(9))))
+    (tmp_path / "there").touch()
+    assert pool.run(function, calls(*range(9))) == [1] * 9
+
+
+def test_functions_share_the_workers(new_pool):
+    pool = new_pool()
+    functions = [cloudpickle.dumps(functools.partial(max, number)) for number in range(40)]
+    assert [pool.run(function, calls(7, 50)) for function in functions] == [[max(n, 7), 50] for n in range(40)]
+
+
+def test_alarms_work_and_do_not_outlast_their_call(new_pool):
+    pool = new_pool(workers=1, timeout=5)
+    assert pool.run(cloudpickle.dumps(lambda _: interrupted_by_alarm()), calls(1, 2)) == [1.0, 1.0]
+    pool.run(cloudpickle.dumps(lambda _: leave_alarm()), calls(1))
+    assert pool.run(cloudpickle.dumps(lambda _: time.sleep(0.2) or 2), calls(1, 2)) == [2, 2]
+
+
+def test_a_function_that_returns_twice_answers_once(new_pool):
+    pool = new_pool()
+    assert pool.run(cloudpickle.dumps(lambda _: fork_and_return()), calls(*range(10))) == [1.0] * 10
+    assert pool.run(MISBEHAVE, calls(*range(10))) == [*range(10)]
+
+
+def test_prints_go_to_stderr_and_disturb_nothing(new_pool, capfd):
+    assert new_pool().run(cloudpickle.dumps(lambda _: noise()), calls(*range(6))) == [1.0] * 6
+    printed = capfd.readouterr()
+    assert printed.out == ""
+    assert printed.err.count("noise by descriptor") == 6
+    assert printed.err.count("noise by print") == 6
+
+
+@pytest.mark.parametrize("end", ["hang", "segmentation fault", "close"])
+def test_processes_that_a_call_started_end_with_its_worker(new_pool, tmp_path, end):
+    def start(what):
+        start_processes(tmp_path / "pids")
+        return misbehave(what)
+
+    pool = new_pool(timeout=3.0 if end == "hang" else 30.0)
+    (outcome,) = pool.run(cloudpickle.dumps(start), calls(end))
+    assert (outcome == "close") or isinstance(outcome, Failure)
+    pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
+    if end == "close":
+        assert all(is_running(pid) for pid in pids)  # the call is over, its worker is not
+        pool.close()
+    assert gone(pids)
+
+
+@pytest.mark.slow
+def test_a_family_of_processes_ends_with_its_worker(new_pool, tmp_path):
+    pool = new_pool(timeout=3.0)
+    (outcome,) = pool.run(pickle.dumps(functools.partial(multiply, str(tmp_path / "pids"))), calls(6))
+    assert outcome.reason == "no result within 3 s"
+    pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
+    assert len(pids) == 2**6
+    assert gone(pids)
+    assert pool.run(MISBEHAVE, calls(1, 2)) == [1, 2]
+
+
+def test_a_closed_pool_has_no_processes_and_starts_again(new_pool):
+    before = own_processes()
+    pool = new_pool()
+    assert own_processes() == before  # none before the first call
+    for _ in range(2):
+        assert pool.run(MISBEHAVE, calls(1, 2)) == [1, 2]
+        assert own_processes() != before
+        pool.close()
+        assert gone(own_processes() - before)
+
+
+def test_a_killed_nursery_is_replaced(new_pool):
+    before = own_processes()
+    pool = new_pool()
+    pool.run(MISBEHAVE, calls(1))
+    (nursery,) = [pid for pid in own_processes() - before if psutil.Process(pid).ppid() == os.getpid()]
+    workers = own_processes() - before - {nursery}
+    psutil.Process(nursery).kill()
+    assert gone(workers)
+    assert pool.run(MISBEHAVE, calls(1, 2, 3)) == [1, 2, 3]
+
+
+def test_killed_idle_workers_are_replaced(new_pool):
+    before = own_processes()
+    pool = new_pool()
+    pool.run(MISBEHAVE, calls(1, 2))
+    workers = [pid for pid in own_processes() - before if psutil.Process(pid).ppid() != os.getpid()]
+    for pid in workers:
+        psutil.Process(pid).kill()
+    assert gone(workers)
+    assert pool.run(MISBEHAVE, calls(*range(9))) == [*range(9)]
+
+
+def test_two_threads_take_turns_and_outlive_each_other(new_pool):
+    pool, results = new_pool(timeout=0.5), {}
+
+    def use(number):
+        results[number] = [pool.run(MISBEHAVE, calls(number, "hang", number)) for _ in range(2)]
+
+    threads = [threading.Thread(target=use, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for number in range(3):
+        assert [[first, third] for first, _, third in results[number]] == [[number, number]] * 2
+    # The thread that started the workers is gone; they are not.
+    assert pool.run(MISBEHAVE, calls(1, 2)) == [1, 2]
+
+
+def test_giving_up_after_the_first_failure(new_pool):
+    pool = new_pool(timeout=60)
+    outcomes = pool.run(MISBEHAVE, calls("hang", "exception", *range(100)), stop_at_failure=True)
+    assert outcomes[0] is None  # still hanging, and not waited for
+    assert outcomes[1].reason.startswith("ZeroDivisionError")
+    assert pool.run(MISBEHAVE, calls(1, 2)) == [1, 2]
+
+
+def test_large_messages_pass_both_ways(new_pool):
+    data = [os.urandom(3_000_000) for _ in range(4)]
+    digests = new_pool(timeout=30).run(cloudpickle.dumps(lambda b: (hashlib.sha256(b).digest(), b)), calls(*data))
+    assert digests == [(hashlib.sha256(item).digest(), item) for item in data]
+
+
+def test_equal_limits_share_a_pool():
+    assert pool_for(Limits(timeout=3.5)) is pool_for(Limits(timeout=3.5))
+    assert pool_for(Limits(timeout=3.5)) is not pool_for(Limits(timeout=4.5))
+    close_pools()
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "expected"),
+    [
+        ("timeout", 0, "a positive number of seconds"),
+        ("timeout", float("inf"), "a positive number of seconds"),
+        ("timeout", float("nan"), "a positive number of seconds"),
+        ("timeout", "5", "a positive number of seconds"),
+        ("timeout", True, "a positive number of seconds"),
+        ("memory_mb", 1, "a whole number, at least 64 or None"),
+        ("memory_mb", "4G", "a whole number, at least 64 or None"),
+        ("workers", 0, "a whole number, at least 1 or None"),
+        ("workers", 1.5, "a whole number, at least 1 or None"),
+        ("calls_per_worker", 0, "a whole number, at least 1"),
+        ("calls_per_worker", None, "a whole number, at least 1"),
+    ],
+)
+def test_limits_out_of_range_are_named(field, value, expected):
+    with pytest.raises(InputError, match=f"^{field}: got {value!r}; expected {expected}"):
+        Limits(**{field: value})
+
+
+@pytest.mark.parametrize(("processes", "workers"), [("1", 8), ("2", 4), ("3", 2), ("64", 1), ("0", 8), ("x", 8)])
+def test_trainer_processes_share_the_cores(monkeypatch, processes, workers):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", processes)
+    assert available_workers() == workers
+
+
+def close_channel(what):
+    if what == "close":
+        os.closerange(3, 256)
+        time.sleep(60)
+    return what
+
+
+def test_a_worker_that_closes_its_channel_is_not_waited_for(new_pool):
+    pool = new_pool(timeout=30)
+    function = pickle.dumps(close_channel)
+    pool.run(function, calls(1, 2))
+    began = time.monotonic()
+    outcome, other = pool.run(function, calls("close", 3))
+    assert "the worker died" in outcome.reason
+    assert other == 3
+    assert "status unknown" not in outcome.reason
+    assert time.monotonic() - began < 5
+
+
+def die_or_nap(what):
+    if what == "die":
+        os._exit(3)
+    time.sleep(what)
+    return what
+
+
+def test_who_answered_while_another_was_dealt_with_is_not_late(new_pool, monkeypatch):
+    pool = new_pool(timeout=0.5)
+    function = pickle.dumps(die_or_nap)
+    pool.run(function, calls(0, 0))  # loaded
+    ask = NurseryHandle.exit_status
+
+    def slowly(self, number, patience=0.5):
+        time.sleep(1.0)
+        return ask(self, number, patience)
+
+    monkeypatch.setattr(NurseryHandle, "exit_status", slowly)
+    died, slept = pool.run(function, calls("die", 0.2))
+    assert died.reason == "the worker died (exit status 3)"
+    assert slept == 0.2
+
+
+def scribble(text):
+    if isinstance(text, bytes):
+        for descriptor in range(3, 64):
+            with contextlib.suppress(OSError):
+                os.write(descriptor, text)
+    return 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"a line of text\n" * 9,
+        *[pytest.param(text, marks=pytest.mark.slow) for text in ((8).to_bytes(8, "little") + b"8 bytes.", b"x")],
+    ],
+    ids=repr,
+)
+def test_what_a_reward_writes_to_its_channel_costs_its_row_only(new_pool, text):
+    pool = new_pool(timeout=2.0, workers=1)
+    function = pickle.dumps(scribble)
+    pool.run(function, calls(*range(8)))  # quick calls travel in chunks from here on
+    rows = [0] * 5 + [text] + [0] * 5 + [text] + [0] * 3
+    outcomes = pool.run(function, calls(*rows))
+    assert [isinstance(outcome, Failure) for outcome in outcomes] == [row == text for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("timeout", 1e300),
+        ("timeout", 10**400),
+        ("timeout", 10**5000),
+        ("memory_mb", 2**45),
+        ("memory_mb", 10**20),
+        ("workers", 10**9),
+        ("workers", True),
+        ("workers", 2.0),
+        ("memory_mb", 10**5000),
+    ],
+    ids=["1e300", "10**400", "10**5000", "2**45", "10**20", "10**9", "True", "2.0", "10**5000 MB"],
+)
+def test_limits_that_no_system_could_keep(field, value):
+    with pytest.raises(InputError, match=f"{field}: got "):
+        Limits(**{field: value})
+
+
+def test_limits_take_numbers_of_numpy():
+    assert Limits(np.float32(2.0), np.int64(128), np.int32(2)) == Limits(2.0, 128, 2)
+
+
+def test_the_longest_limits_run(new_pool):
+    assert new_pool(timeout=10**6, memory_mb=2**40).run(pickle.dumps(abs), calls(-1, -2)) == [1, 2]

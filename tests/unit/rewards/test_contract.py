@@ -1,0 +1,184 @@
+import asyncio
+import functools
+import traceback
+
+import numpy as np
+import pytest
+import torch
+
+from trl_drgrpo.common.errors import InputError, RewardError
+from trl_drgrpo.rewards.contract import checked_reward, reward_name, validate_rewards
+
+
+def call(reward_func, count=2, on_error="raise", **kwargs):
+    return checked_reward(reward_func, on_error)(prompts=["p"] * count, completions=["c"] * count, **kwargs)
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        [1.0, None],
+        (1, float("nan")),
+        torch.tensor([1.0, float("nan")]),
+        np.array([1.0, np.nan]),
+        [np.float32(1.0), None],
+        [torch.tensor(1.0), None],
+        (r for r in [True, None]),
+    ],
+)
+def test_whatever_holds_numbers_is_accepted(output):
+    assert validate_rewards(output, 2, "f") == [1.0, None]
+
+
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [
+        (1.0, "got float 1.0; expected a list of 2 numbers or None, one per completion"),
+        ("ab", "got str 'ab'"),
+        ({"score": 1}, "got dict"),
+        (None, "got NoneType None"),
+        ([1.0], "got 1 rewards; expected a list of 2"),
+        ([1.0, "x"], "got str 'x' for completion 1"),
+        ([1.0, [1.0]], r"got list \[1.0\] for completion 1"),
+        ([1.0, float("inf")], "got inf for completion 1; expected a finite number"),
+        (torch.zeros(2, 2), r"got list \[0.0, 0.0\] for completion 0"),
+    ],
+)
+def test_nonsense_is_one_error_that_names_the_function(output, message):
+    with pytest.raises(RewardError, match=f"^reward function 'f': {message}"):
+        validate_rewards(output, 2, "f")
+
+
+def test_nonsense_is_raised_without_a_chain():
+    with pytest.raises(RewardError) as error:
+        call(lambda completions, **kwargs: [1.0])
+    assert (error.value.__cause__, error.value.__context__) == (None, None)
+    text = "".join(traceback.format_exception(error.value))
+    assert text.count("Traceback") == 1
+
+
+def test_nonsense_is_logged_without_a_traceback(caplog):
+    assert call(lambda completions, **kwargs: [1.0], on_error="unscorable") == [None, None]
+    [record] = caplog.records
+    assert record.exc_info is None
+    assert "got 1 rewards; expected a list of 2" in record.getMessage()
+
+
+def test_a_function_of_another_stack_is_pointed_to_its_adapter():
+    def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+        return 1.0
+
+    with pytest.raises(RewardError, match="has the form of verl: pass trl_drgrpo.rewards.from_verl"):
+        call(compute_score)
+
+
+def prompts_first(prompts, completions, **kwargs):
+    return [float(prompt == completion) for prompt, completion in zip(prompts, completions, strict=True)]
+
+
+def columns_first(answer, completions, **kwargs):
+    return [float(one == completion) for one, completion in zip(answer, completions, strict=True)]
+
+
+def completions_only(completions, **kwargs):
+    return [float("prompts" in kwargs)] * len(completions)
+
+
+def test_a_call_by_hand_may_be_by_position():
+    assert checked_reward(prompts_first)(["a", "b"], ["a", "c"]) == [1.0, 0.0]
+    assert checked_reward(columns_first)(["a", "b"], ["a", "c"]) == [1.0, 0.0]  # in the function's own order
+    assert checked_reward(columns_first)(["a", "b"], completions=["a", "c"]) == [1.0, 0.0]
+    assert checked_reward(completions_only)(["a", "b"]) == [0.0, 0.0]
+    assert checked_reward(completions_only)(["p", "p"], ["a", "b"]) == [1.0, 1.0]
+    assert asyncio.run(checked_reward(judge)(["a", "b"])) == [1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs"),
+    [((), {}), ((), {"prompts": ["a"]}), ((["a"],), {"completions": ["a"]}), ((["a"], ["b"], ["c"]), {})],
+)
+def test_a_call_by_hand_that_cannot_be_read_is_one_error(args, kwargs):
+    with pytest.raises(InputError, match="^reward function 'completions_only': got a call with"):
+        checked_reward(completions_only)(*args, **kwargs)
+
+
+def test_an_exception_names_the_function_and_keeps_its_cause():
+    def broken(completions, **kwargs):
+        return 1 / 0
+
+    with pytest.raises(
+        RewardError, match="reward function 'broken': got ZeroDivisionError: division by zero"
+    ) as error:
+        call(broken)
+    assert isinstance(error.value.__cause__, ZeroDivisionError)
+
+
+def test_those_who_opted_in_lose_the_call_and_not_the_run(caplog):
+    outcomes = iter([[1.0, 0.0], RuntimeError("server gone"), [1.0], [0.5, None]])
+    metrics = []
+
+    def flaky(completions, **kwargs):
+        outcome = next(outcomes)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    checked = checked_reward(flaky, "unscorable")
+    arguments = {"completions": ["a", "b"], "log_metric": lambda name, value: metrics.append((name, value))}
+    assert [checked(**arguments) for _ in range(4)] == [[1.0, 0.0], [None, None], [None, None], [0.5, None]]
+    assert metrics == [("rewards/flaky/failed_frac", value) for value in (0.0, 1.0, 1.0, 0.0)]
+    assert len([r for r in caplog.records if r.levelname == "ERROR"]) == 1
+    assert "server gone" in caplog.text
+
+
+def test_an_interrupt_is_nobodys_reward():
+    def interrupted(completions, **kwargs):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        call(interrupted, on_error="unscorable")
+
+
+class Judge:
+    async def __call__(self, completions, **kwargs):
+        await asyncio.sleep(0)
+        return [1.0] * len(completions)
+
+
+async def judge(completions, factor=1.0, **kwargs):
+    return [factor] * len(completions)
+
+
+@pytest.mark.parametrize("reward_func", [judge, Judge(), functools.partial(judge, factor=1.0)])
+def test_asynchronous_rewards_stay_asynchronous(reward_func):
+    from trl.trainer.utils import is_async_callable
+
+    checked = checked_reward(reward_func)
+    assert is_async_callable(checked)
+    assert asyncio.run(checked(completions=["a", "b"])) == [1.0, 1.0]
+
+
+def test_an_asynchronous_failure_is_named_too():
+    async def broken(completions, **kwargs):
+        return [1.0]
+
+    with pytest.raises(RewardError, match="reward function 'broken': got 1 rewards"):
+        asyncio.run(checked_reward(broken)(completions=["a", "b"]))
+
+
+@pytest.mark.parametrize("reward_func", [len, judge, Judge(), functools.partial(judge), functools.partial(Judge())])
+def test_names_are_those_of_trl(reward_func):
+    from trl.trainer.utils import get_callable_name
+
+    assert reward_name(reward_func) == get_callable_name(reward_func)
+    assert get_callable_name(checked_reward(reward_func)) == get_callable_name(reward_func)
+
+
+def exits(completions, **kwargs):
+    raise SystemExit(0)
+
+
+def test_sys_exit_is_the_failure_of_the_reward_that_calls_it():
+    assert call(exits, on_error="unscorable") == [None, None]
+    with pytest.raises(RewardError, match="reward function 'exits': got SystemExit: 0"):
+        call(exits)

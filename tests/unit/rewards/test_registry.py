@@ -1,0 +1,129 @@
+"""Names become reward functions, and reasoning-gym scores as its tasks do."""
+
+import time
+
+import pytest
+
+from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.rewards.functions.reasoning_gym import extract_answer, make_splits, reasoning_gym_reward
+from trl_drgrpo.rewards.registry import REGISTRY, resolve_reward
+
+
+@pytest.mark.parametrize("name", sorted(REGISTRY))
+def test_every_registered_name_is_a_function(name):
+    assert callable(resolve_reward(name))
+
+
+def test_soft_overlong_punishment_has_trls_values():
+    punish = resolve_reward("get_soft_overlong_punishment")
+    # free up to 1280 - 256 = 1024 tokens, then linear down to -1 at 1280
+    assert punish(completion_ids=[[0] * 1024, [0] * 1152, [0] * 1281]) == [0.0, -0.5, -1.0]
+
+
+@pytest.fixture
+def modules(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_rewards_for_test.py").write_text(
+        "def score(completions, **kwargs):\n    return [1.0 for _ in completions]\n\n\nconstant = 3\n\n\n"
+        "class Scorer:\n    def __call__(self, **kwargs): ...\n"
+    )
+    (tmp_path / "orm_for_test.py").write_text("class ORM: ...\n")
+    (tmp_path / "broken_for_test.py").write_text("import a_module_that_is_not_there\n")
+    (tmp_path / "failing_for_test.py").write_text("x = 1 / 0\n")
+    (tmp_path / "unfinished_for_test.py").write_text("def f(:\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "spec", ["my_rewards_for_test.score", "my_rewards_for_test.py:score", "{}/my_rewards_for_test.py:score"]
+)
+def test_paths(modules, spec):
+    assert resolve_reward(spec.format(modules))(completions=["a"]) == [1.0]
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("acuracy_reward", r"Did you mean accuracy_reward"),
+        ("reward", "expected one of accuracy_reward, "),
+        ("my_rewards_for_test.py", "A file needs the function's name too: `my_rewards_for_test.py:my_reward`"),
+        ("nowhere.py:score", "a file that does not exist"),
+        ("no_such_module_at_all.f", "whose module 'no_such_module_at_all' does not exist"),
+        ("my_rewards_for_test.scores", "expected a function of my_rewards_for_test. Did you mean score"),
+        ("my_rewards_for_test.py:zzz", "Its functions: Scorer, score"),
+        ("my_rewards_for_test.constant", "which is a int; expected a function"),
+        ("my_rewards_for_test.Scorer", "which is a class; .*Make an instance"),
+        ("orm_for_test.ORM", "which is a class; .* pass trl_drgrpo.rewards.from_swift"),
+        ("broken_for_test.f", "failed with ModuleNotFoundError: No module named 'a_module_that_is_not_there'"),
+        ("broken_for_test.py:f", "failed with ModuleNotFoundError: No module named 'a_module_that_is_not_there'"),
+        ("failing_for_test.f", "failed with ZeroDivisionError: division by zero"),
+        ("unfinished_for_test.py:f", "failed with SyntaxError"),
+    ],
+)
+def test_names_that_do_not_resolve(modules, spec, message):
+    with pytest.raises(InputError, match=f"reward_funcs: got .*{message}"):
+        resolve_reward(spec)
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("<answer> 5 </answer>", "5"),
+        ("<answer>4</answer> no, <answer>5</answer>", "5"),
+        ("\\boxed{4} then \\boxed{\\frac{1}{2}}", "\\frac{1}{2}"),
+        ("\\boxed{4} <answer>5</answer>", "5"),
+        ("\\boxed{never closed", "\\boxed{never closed"),
+        ("3+8=11\n11\n\n", "11"),
+        ("<think>\\boxed{4}</think>\n5", "5"),
+        ("<answer>5</answer> is closed by </answer>", "5"),
+        ("<answer>5</answer> <answer> is never closed", "5"),
+        ("", None),
+        (" \n ", None),
+    ],
+)
+def test_extract_answer(text, answer):
+    assert extract_answer(text) == answer
+
+
+@pytest.mark.parametrize("piece", ["<answer>", "</answer>", "\\boxed{", "<answer></answer", "</think>", "{"])
+def test_hostile_text_takes_linear_time(piece):
+    extract_answer(piece * (10**5 // len(piece)))  # loads what is loaded once
+    begun = time.perf_counter()
+    extract_answer(piece * (10**6 // len(piece)))
+    assert time.perf_counter() - begun < 10  # milliseconds; a quadratic search took minutes
+
+
+def test_extract_a_grid():
+    assert extract_answer("so:\n1 2\n\n3 4\n", last_lines=3) == "1 2\n\n3 4"
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        "chain_sum",
+        pytest.param("arc_agi", marks=pytest.mark.slow),
+        "futoshiki",
+        "prime_factorization",
+        "spell_backward",
+    ],
+)
+def test_reasoning_gym_reward_scores_as_the_task(task):
+    gym = pytest.importorskip("reasoning_gym")
+    rows = make_splits(task, {"size": "2", "test_size": "0"})["train"]
+    original = gym.create_dataset(task, size=2, seed=0)
+    for row, entry in zip(rows, original, strict=True):
+        texts = [row["answer"], f"It is <answer>{row['answer']}</answer>", "<answer>abc</answer>", ""]
+        scores = reasoning_gym_reward([[{"role": "assistant", "content": t}] for t in texts], [row["entry"]] * 4)
+        assert scores[0] == scores[1] == original.score_answer(entry["answer"], entry) == 1.0
+        assert scores[2] < 1
+        assert scores[3] == 0
+        assert reasoning_gym_reward(texts, [row["entry"]] * 4) == scores  # plain text completions
+
+
+def test_an_answer_that_the_scorer_cannot_read_is_wrong_and_counted():
+    pytest.importorskip("reasoning_gym")
+    row = make_splits("prime_factorization", {"size": "1", "test_size": "0"})["train"][0]
+    logged = {}
+    scores = reasoning_gym_reward(["abc", row["answer"]], [row["entry"]] * 2, log_metric=logged.__setitem__)
+    assert scores == [0.0, 1.0]
+    assert logged == {"rewards/reasoning_gym/scorer_error_frac": 0.5}

@@ -1,0 +1,301 @@
+"""The parts of the planner: amounts, the ledger, stand-ins against the real thing, depths, and the setup of a run."""
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from transformers import Gemma2Config, GPT2Config, LlamaConfig, Qwen2Config, Qwen3MoeConfig
+
+from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.features.fast_path.planner import Budget, Costs, Row, plan_window, processed_tokens
+from trl_drgrpo.features.fast_path.sharing import attention_pair_cost, forward_cost
+from trl_drgrpo.single_gpu.memory import Adapter, Planner, Setup, estimate, parse_memory
+from trl_drgrpo.single_gpu.memory import phases as phase_room
+from trl_drgrpo.single_gpu.memory.ledger import Ledger
+from trl_drgrpo.single_gpu.memory.setup import from_keys
+from trl_drgrpo.single_gpu.memory.shapes import Shape, scored_shapes, shares_prompts, trained_shapes
+from trl_drgrpo.single_gpu.memory.skeleton import build
+from trl_drgrpo.single_gpu.memory.stand_ins import HEAD_TOKENS, HEAD_VOCABULARY, FourBitLinear, FusedHead
+from trl_drgrpo.single_gpu.memory.units import readable
+
+SMALL = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
+
+
+def qwen(layers=5, vocabulary=500, **changes):
+    return Qwen2Config(vocab_size=vocabulary, num_hidden_layers=layers, **{**SMALL, **changes})
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("24GB", 24 * 2**30), ("24", 24 * 2**30), ("0.5 GiB", 2**29), ("16384mb", 2**34), ("80g", 80 * 2**30)],
+)
+def test_amounts_are_read_as_people_write_them(text, size):
+    assert parse_memory(text) == size
+
+
+@pytest.mark.parametrize("text", ["0", "0GB", "-3GB", "lots", "", "24XB", "nan", "inf", "1e400GB", "GB"])
+def test_what_is_no_amount_is_refused(text):
+    with pytest.raises(InputError, match="--memory: got .*; expected an amount above zero"):
+        parse_memory(text)
+
+
+@given(st.integers(min_value=1, max_value=2**45))
+def test_amounts_read_back(megabytes):
+    assert parse_memory(f"{megabytes}MB") == megabytes * 2**20
+    assert readable(megabytes * 2**20).endswith(("GB", "MB"))
+
+
+def test_the_ledger_counts_storages_not_views_and_sees_them_go():
+    kept = torch.empty(1000)
+    with Ledger() as ledger:
+        ledger.known([kept])
+        ledger.mark("one")
+        first = torch.empty(100, dtype=torch.float32)
+        views = [first[:50], first.view(10, 10), kept.detach()]
+        assert ledger.live == 400
+        ledger.mark("two")
+        second = first + 1
+        assert ledger.live == 800
+        del first, views
+        assert ledger.live == 400
+        third = second * 2
+        del second, third
+    assert ledger.live == 0
+    assert dict(ledger.peaks)["one"] == 400
+    assert dict(ledger.peaks)["two"] == 800
+
+
+def test_saved_tensors_are_counted_until_backward_frees_them():
+    weight = torch.randn(64, 64, requires_grad=True)
+    x = torch.randn(32, 64)
+    with Ledger() as ledger:
+        ledger.known([weight, x])
+        out = (x @ weight).exp()  # exp keeps its result, 32 x 64 numbers of 4 bytes
+        loss = out.sum()
+        del out
+        assert ledger.live >= 32 * 64 * 4
+        loss.backward()
+        del loss
+        assert ledger.live == weight.grad.nbytes
+
+
+@pytest.mark.parametrize(("rows", "vocabulary"), [(200, 3000), (5000, 700), (64, 40000)])
+def test_the_fused_head_stands_in_for_trls(rows, vocabulary):
+    from trl.kernels import chunked_logprob
+    from trl.trainer import utils
+
+    assert (chunked_logprob.TOKEN_CHUNK_SIZE, utils._CHUNKED_LOGPROB_CHUNK_SIZE) == (HEAD_TOKENS, HEAD_VOCABULARY)
+
+    labels = torch.zeros(rows, dtype=torch.long)
+
+    def peak(run):
+        hidden = torch.zeros(rows, 16, requires_grad=True)
+        weight = torch.zeros(vocabulary, 16, requires_grad=True)
+        with Ledger() as ledger:
+            ledger.known([hidden, weight, labels])
+            run(hidden, weight).sum().backward()
+        return max(ledger.peaks.values())
+
+    def real(hidden, weight):
+        return chunked_logprob.ChunkedLogProbFunction.apply(
+            hidden, weight, None, labels, 1.0, HEAD_VOCABULARY, None, 1.0, ("log_probs", "entropy")
+        )[0]
+
+    def stand_in(hidden, weight):
+        return FusedHead.apply(hidden, weight, None, torch.float32, "cpu")[0]
+
+    assert peak(real) <= peak(stand_in) <= 1.05 * peak(real)
+
+
+def test_a_four_bit_layer_weighs_what_bitsandbytes_says():
+    bnb = pytest.importorskip("bitsandbytes")
+    for nested in (False, True):
+        layer = bnb.nn.Linear4bit(256, 512, bias=False, quant_type="nf4", compress_statistics=nested)
+        layer.load_state_dict({"weight": torch.randn(512, 256)})
+        layer = layer.to("cpu")
+        if layer.weight.quant_state is None:
+            layer.weight = layer.weight.__class__(torch.randn(512, 256), quant_type="nf4", compress_statistics=nested)
+            layer.weight._quantize(torch.device("cpu"))
+        state = layer.weight.quant_state
+        real = layer.weight.nbytes + state.absmax.nbytes + state.code.nbytes
+        if nested:
+            real += state.state2.absmax.nbytes + state.state2.code.nbytes
+        ours = FourBitLinear(512, 256, None, torch.float32, nested, packed=True)
+        planned = ours.weight.nbytes + ours.scales.nbytes
+        assert real <= planned <= 1.01 * real + 8
+
+
+@pytest.mark.parametrize(
+    ("checkpointing", "adapter"), [(True, None), (False, None), (True, Adapter(8, "all-linear", 0.05))]
+)
+def test_two_depths_give_every_other(checkpointing, adapter):
+    setup = Setup(
+        device="cpu", autocast=None, prompt=24, completion=40, batch=4, accumulation=2, steps_per_generation=2
+    )
+    setup = Setup(**{**setup.__dict__, "checkpointing": checkpointing, "adapter": adapter})
+    phases = phase_room.Phases(qwen(layers=6), setup)
+    assert phases.is_uniform
+    shape = Shape(packs=4, width=64, scored=160, layout=160, padded=256, masked=True, later=True)
+    train, score = partial(phase_room._train, shape=shape), partial(phase_room._score, shape=shape, adapters=True)
+    for name, run in {"train": train, "score": score, "generate": phase_room._generate}.items():
+        assert phases._continued(name, run, setup, shape) == max(run(phases.full, setup).values())
+
+
+def test_layers_that_differ_are_run_at_full_depth():
+    config = qwen(layers=5, layer_types=["full_attention"] * 4 + ["sliding_attention"], sliding_window=16)
+    assert not phase_room.Phases(config, Setup(device="cpu", prompt=8, completion=8)).is_uniform
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        pytest.param(LlamaConfig(vocab_size=300, num_hidden_layers=4, **SMALL), marks=pytest.mark.slow),
+        Gemma2Config(vocab_size=300, num_hidden_layers=4, head_dim=16, **SMALL),
+        GPT2Config(n_layer=4, n_embd=64, n_head=4, vocab_size=300, n_positions=256),
+        Qwen3MoeConfig(
+            vocab_size=300,
+            num_hidden_layers=4,
+            moe_intermediate_size=32,
+            num_experts=8,
+            num_experts_per_tok=2,
+            head_dim=16,
+            **SMALL,
+        ),
+    ],
+    ids=lambda config: config.model_type,
+)
+def test_architectures_are_planned_without_a_table(config):
+    setup = Setup(prompt=16, completion=32, batch=2, accumulation=4, steps_per_generation=4)
+    full = Planner(config, setup).estimate(setup)
+    assert full.trained == full.parameters > 0
+    adapted = Setup(**{**setup.__dict__, "adapter": Adapter(4, "all-linear")})
+    lora = Planner(config, adapted).estimate(adapted)
+    assert 0 < lora.trained < lora.parameters == full.parameters
+    assert lora.tensors < full.tensors
+
+
+def test_more_of_anything_needs_more():
+    setup = Setup(prompt=16, completion=32, batch=2, accumulation=4, steps_per_generation=4)
+    planner = Planner(qwen(), setup)
+
+    def peak(**changes):
+        return planner.estimate(Setup(**{**setup.__dict__, **changes})).tensors
+
+    least = peak()
+    for changes in ({"batch": 4}, {"completion": 64}, {"prompt": 64}, {"checkpointing": False}):
+        assert peak(**changes) > least
+    assert peak(optimizer="sgd") < peak(optimizer="adamw_bnb_8bit") < least
+
+
+def test_a_reference_model_and_vllm_are_counted():
+    setup = Setup(prompt=16, completion=32, batch=2, accumulation=4, steps_per_generation=4, reference=True)
+    with_reference = Planner(qwen(), setup).estimate(setup)
+    weights = 4 * with_reference.parameters
+    assert weights <= with_reference.peak.parts["reference model"] < 1.01 * weights
+    setup = Setup(prompt=16, completion=32, batch=2, vllm=True, vllm_share=0.25)
+    awake = {p.name: p.parts for p in Planner(qwen(), setup, 2**34).estimate(setup).phases}
+    assert awake["train"]["vLLM"] == awake["sync"]["vLLM"] == 2**32
+    assert "generate" not in awake
+    asleep = Setup(**{**setup.__dict__, "vllm_sleeps": True})
+    assert "vLLM" not in Planner(qwen(), asleep, 2**34).estimate(asleep).phases[0].parts
+
+
+def test_the_setup_of_a_recipe():
+    setup = from_keys({"use_peft": True, "lora_target_modules": ["all-linear"], "load_in_4bit": True, "beta": 0.1}, 99)
+    assert setup.adapter == Adapter(16, "all-linear", 0.05)
+    assert (setup.bits, setup.prompt, setup.reference, setup.autocast) == (4, 99, True, "bfloat16")
+    assert from_keys({}, 9, "cpu").autocast is None
+    with pytest.raises(InputError, match="load_in_4bit"):
+        from_keys({"load_in_4bit": True}, 9)
+    with pytest.raises(InputError, match="num_generations"):
+        from_keys({"num_generations": 0}, 9)
+
+
+def test_adapters_that_fit_nothing_are_refused():
+    with pytest.raises(InputError, match="lora_target_modules"):
+        build(qwen(), Setup(adapter=Adapter(4, ("nowhere",))))
+
+
+def test_tied_embeddings_count_once():
+    tied, untied = (build(qwen(tie_word_embeddings=tie), Setup()).parameters for tie in (True, False))
+    assert untied - tied == 500 * 64
+    assert isinstance(build(qwen(), Setup()).head, nn.Linear)
+
+
+def test_what_an_op_gave_before_is_what_it_gives():
+    """On the meta device results are remembered: bytes must be those of every op run for itself."""
+
+    def peaks(device):
+        with Ledger() as ledger:
+            for size in (3, 5, 3):
+                x = torch.empty(size, 4, device=device, requires_grad=True)
+                y = (x.t().contiguous() * 2.0).to(torch.float64) + torch.ones(size, device=device)
+                y[:, 1:].sum().backward()
+                ledger.mark(f"{size}")
+        return ledger.live, dict(ledger.peaks)
+
+    assert peaks("meta") == peaks("cpu")
+
+
+def test_the_watch_over_movement_is_counted():
+    from trl_drgrpo.features.diagnostics.movement import MovementWatch, _sample
+
+    assert MovementWatch().__init__.__defaults__[2] == estimate.WATCHED  # type: ignore[union-attr]
+    model = torch.nn.Sequential(torch.nn.Linear(400, 300), torch.nn.Linear(300, 7, dtype=torch.bfloat16))
+    samples = _sample(model, estimate.WATCHED)
+    real = sum(t.nbytes for each in samples for t in (each.index, each.start, each.touched))
+    assert estimate._watched(list(model.parameters())) == real
+
+
+def test_completions_at_their_limit_behind_one_prompt():
+    # 2 prompts, 4 completions each: packs of 95 + 4 * (1 + 12) tokens, both in the only micro-batch
+    setup = Setup(device="cpu", prompt=96, completion=12, batch=4, accumulation=2, steps_per_generation=2, group=4)
+    assert trained_shapes(qwen(), setup) == (Shape(2, 147, 96, 96, 8 * 108, masked=True),)
+    alone = replace(setup, share_prompts=False)
+    assert trained_shapes(qwen(), alone) == (Shape(4, 108, 48, 48, 4 * 108, masked=False, later=True),)
+
+
+def test_models_that_cannot_share_prompts_are_planned_without():
+    assert shares_prompts(qwen(), Setup())
+    assert not shares_prompts(qwen(), Setup(group=1))
+    assert not shares_prompts(qwen(), Setup(exact=False))
+    assert not shares_prompts(Gemma2Config(vocab_size=300, num_hidden_layers=4, head_dim=16, **SMALL), Setup())
+
+
+@given(st.data())
+def test_no_window_holds_more_than_planned(data):
+    """Whatever lengths a generation holds: no micro-batch has more tokens than the largest planned one, but for what
+    lies between the kinds of windows that are tried."""
+    group, batch = data.draw(st.sampled_from([2, 4, 8])), data.draw(st.sampled_from([2, 4, 8]))
+    slots = data.draw(st.sampled_from([n for n in (1, 2, 4, 8) if batch * n % group == 0]))
+    prompt, completion = data.draw(st.integers(64, 300)), data.draw(st.integers(64, 300))
+    config = qwen()
+    setup = Setup(
+        device="cpu",
+        prompt=prompt,
+        completion=completion,
+        batch=batch,
+        accumulation=slots,
+        steps_per_generation=slots,
+        group=group,
+    )
+    rows = []
+    for number in range(batch * slots // group):
+        own = data.draw(st.integers(prompt // 4, prompt))
+        rows += [Row(number, own, data.draw(st.integers(1, completion))) for _ in range(group)]
+    budget = Budget(batch, max(r.prompt_length for r in rows) + max(r.completion_length for r in rows))
+    costs = Costs(attention_pair_cost(config), forward_cost("cpu"), share_prompts=True)
+    planned = max(shape.packs * shape.width for shape in trained_shapes(config, setup))
+    for micro_batch in plan_window(rows, slots, budget, costs):
+        assert processed_tokens(rows, micro_batch, costs) <= 1.05 * planned
+
+
+def test_rows_that_are_scored_before_any_is_left_out():
+    setup = Setup(device="cpu", prompt=40, completion=40, batch=4, accumulation=4, steps_per_generation=4, group=4)
+    most = max(shape.packs * shape.width for shape in scored_shapes(qwen(), setup))
+    assert most <= 4 * 80
+    assert scored_shapes(qwen(), replace(setup, exact=False)) == (Shape(4, 80, 160, 160, 320, True, True),)

@@ -1,0 +1,104 @@
+"""What a model cannot do is said from its configuration: no weights are read."""
+
+from types import SimpleNamespace
+
+import pytest
+from peft import LoraConfig
+from transformers import LlamaConfig, PreTrainedModel
+
+from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.single_gpu.model_checks import check_model, context_length
+
+
+@pytest.fixture(autouse=True)
+def no_weights(monkeypatch):
+    loads = classmethod(lambda cls, *_, **__: pytest.fail("weights were about to load"))
+    loads.__func__.__wrapped__ = PreTrainedModel.from_pretrained.__func__  # its signature is asked for
+    monkeypatch.setattr(PreTrainedModel, "from_pretrained", loads)
+
+
+def check(model, init=None, peft_config=None, rewards=(), **changes):
+    settings = {"use_vllm": False, "trust_remote_code": False, "max_completion_length": 12, **changes}
+    check_model(SimpleNamespace(model_init_kwargs=init, **settings), model, list(rewards), None, peft_config)
+
+
+def adapter(targets):
+    return LoraConfig(target_modules=targets, task_type="CAUSAL_LM")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"init": {"foo": 1}}, "model_init_kwargs: got the key 'foo'; expected a field of Qwen2Config"),
+        ({"init": {"devicemap": None}}, "Did you mean device_map?"),
+        ({"init": {"attn_implementation": "sdp"}}, "attn_implementation: got 'sdp'; .*Did you mean sdpa?"),
+        (
+            {"max_completion_length": 1024},
+            "max_completion_length: got 1024; .* the model's context of 1024",
+        ),
+        ({"peft_config": adapter(["q_prj"])}, "target_modules .*got q_prj, which no layer .*Did you mean q_proj?"),
+        ({"peft_config": adapter(r".*\.q_prj")}, "which no layer of Qwen2ForCausalLM is called"),
+        ({"rewards": ["some/reward"]}, "reward_funcs: got some/reward, which is not in the local cache"),
+    ],
+)
+def test_what_the_configuration_knows(saved_model, options, message):
+    with pytest.raises(InputError, match=message.replace("?", r"\?")):
+        check(saved_model, **options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"init": {"device_map": None, "low_cpu_mem_usage": True, "use_cache": False, "dtype": "float32"}},
+        {"init": {"attn_implementation": "eager"}},
+        {"init": {"revision": None, "trust_remote_code": False, "attn_implementation": None}},
+        {"init": {"max_position_embeddings": 2048}, "max_completion_length": 1024},
+        {"max_completion_length": 1023},
+        {"max_completion_length": None},
+        {"peft_config": adapter(["q_proj", "not_in_this_model"])},
+        {"peft_config": adapter(r".*\.(q|v)_proj")},
+        {"peft_config": adapter("all-linear")},
+        {"peft_config": adapter(None)},
+    ],
+)
+def test_what_works_passes(saved_model, options):
+    check(saved_model, **options)
+
+
+def test_a_model_that_is_loaded_already(model):
+    check(model)
+    with pytest.raises(InputError, match="less than the model's context of 1024"):
+        check(model, max_completion_length=2000)
+    with pytest.raises(InputError, match="got q_prj, which no layer"):
+        check(model, peft_config=adapter(["q_prj"]))
+
+
+def test_vllm_that_is_not_installed(saved_model, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "vllm", None)
+    with pytest.raises(InputError, match="use_vllm: got True, but vllm is not installed"):
+        check(saved_model, use_vllm=True)
+
+
+@pytest.mark.parametrize(
+    ("fields", "length"),
+    [
+        ({}, 4096),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}}, 16384),
+        (
+            {
+                "rope_parameters": {
+                    "rope_type": "llama3",
+                    "rope_theta": 1e4,
+                    "factor": 8.0,
+                    "original_max_position_embeddings": 256,
+                    "low_freq_factor": 1.0,
+                    "high_freq_factor": 4.0,
+                }
+            },
+            4096,
+        ),
+    ],
+)
+def test_the_context_with_scaled_positions(fields, length):
+    assert context_length(LlamaConfig(max_position_embeddings=4096, **fields)) == length

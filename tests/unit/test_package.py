@@ -1,0 +1,184 @@
+"""The package as others get it: light to import, typed, and a wheel that works outside the checkout."""
+
+import doctest
+import importlib
+import pkgutil
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import trl_drgrpo
+
+ROOT = Path(trl_drgrpo.__file__).parent.parent
+FUNCTIONS = tuple(f"functions.{name}" for name in ("code", "judge", "mathematics", "strings"))
+ROOM_NAMES = ("adapters", "composition", "isolation", "scoring", *FUNCTIONS)
+
+
+def run(*command, **options):
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, **options)
+
+
+def test_importing_the_package_loads_nothing_heavy():
+    code = (
+        "import sys, trl_drgrpo; print([m for m in ('torch', 'trl', 'transformers', 'datasets') if m in sys.modules])"
+    )
+    assert run(sys.executable, "-c", code).stdout.strip() == "[]"
+
+
+def test_every_public_name_resolves_and_is_documented():
+    for name in trl_drgrpo.__all__:
+        value = getattr(trl_drgrpo, name)
+        assert name.startswith("__") or value.__doc__, name
+    assert set(trl_drgrpo.__all__) <= set(dir(trl_drgrpo))
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = trl_drgrpo.nothing
+
+
+@pytest.mark.parametrize("room", ["", *(f".{room}" for room in ROOM_NAMES)])
+def test_every_public_name_of_the_rewards_resolves_and_is_documented(room):
+    package = importlib.import_module(f"trl_drgrpo.rewards{room}")
+    assert len(package.__all__) >= 2
+    for name in package.__all__:
+        value = getattr(package, name)
+        assert isinstance(value, str) or value.__doc__, name
+    assert set(package.__all__) <= set(dir(package))
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = package.nothing
+
+
+def test_the_rewards_offer_what_their_rooms_offer_and_the_recipes_name():
+    from trl_drgrpo import rewards
+    from trl_drgrpo.rewards.spec import REWARDS
+
+    for name in rewards.__all__:
+        homes = [importlib.import_module(f"trl_drgrpo.rewards.{room}") for room in ROOM_NAMES]
+        for home in homes:
+            if name in home.__all__:
+                assert getattr(home, name) is getattr(rewards, name), name
+    for name, entry in REWARDS.items():
+        if entry.module.startswith("trl_drgrpo.rewards"):
+            assert {entry.default, entry.factory} - {None} <= set(rewards.__all__), name
+    # What makes or is a reward can be named in a recipe, whatever it is called there.
+    named = {attribute for entry in REWARDS.values() for attribute in (entry.default, entry.factory)}
+    others = {"Limits", "Sandbox", "SampleReward", "check_columns", "checked_reward", "resolve_reward"}
+    assert {name for name in rewards.__all__ if not name.startswith("to_")} - others <= named
+
+
+def test_importing_the_rewards_loads_nothing_heavy():
+    names = ", ".join(f"trl_drgrpo.rewards.{room}" for room in ROOM_NAMES)
+    heavy = ("torch", "trl", "transformers", "datasets", "sympy", "math_verify", "jsonschema", "httpx", "httpx2")
+    code = f"import sys, trl_drgrpo.rewards, {names}; print([m for m in {heavy} if m in sys.modules])"
+    done = run(sys.executable, "-c", code)
+    assert done.stdout.strip() == "[]", done.stderr
+    code = f"import sys; from trl_drgrpo.rewards import *; print([m for m in {heavy} if m in sys.modules])"
+    done = run(sys.executable, "-c", code)
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("errors", "common.errors"),
+        ("steps.alignment", "process_rewards.steps.alignment"),
+        ("rewards.mathematics", "rewards.functions.mathematics"),
+    ],
+)
+def test_import_paths_of_0_1_0_lead_to_the_same_objects(old, new):
+    sys.modules.pop(f"trl_drgrpo.{old}", None)
+    with pytest.warns(DeprecationWarning, match=f"trl_drgrpo.{old} has moved to trl_drgrpo.{new}"):
+        moved = importlib.import_module(f"trl_drgrpo.{old}")
+    here = importlib.import_module(f"trl_drgrpo.{new}")
+    for name in getattr(here, "__all__", ["InputError"] if "errors" in new else ["Aligner"]):
+        assert getattr(moved, name) is getattr(here, name)
+
+
+def test_a_module_that_never_was_is_still_not_found():
+    with pytest.raises(ModuleNotFoundError, match="trl_drgrpo.nothing"):
+        importlib.import_module("trl_drgrpo.nothing")
+
+
+def test_the_package_runs_as_a_module():
+    assert run(sys.executable, "-m", "trl_drgrpo", "--version").stdout.startswith("trl-drgrpo ")
+
+
+def test_the_pure_files_know_nothing_of_trl():
+    pure = ("objective.advantages", "objective.loss", "common.errors", "upstream.versions")
+    modules = ", ".join(f"trl_drgrpo.{module}" for module in pure)
+    code = f"import sys, {modules}; print([m for m in ('trl', 'transformers', 'accelerate') if m in sys.modules])"
+    done = run(sys.executable, "-c", code)
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_every_module_says_what_it_is_for():
+    for info in pkgutil.walk_packages(trl_drgrpo.__path__, "trl_drgrpo."):
+        source = Path(importlib.util.find_spec(info.name).origin).read_text()
+        assert not source.strip() or source.lstrip().startswith(('"""', 'r"""')), info.name
+
+
+def test_the_doctests_are_found():
+    for name in ("advantages", "loss"):
+        module = importlib.import_module(f"trl_drgrpo.objective.{name}")
+        assert sum(len(test.examples) for test in doctest.DocTestFinder().find(module)) >= 3
+
+
+def test_no_private_name_of_trl_is_used_outside_upstream():
+    private = re.compile(
+        r"(self|trainer|super\(\))\._(step|buffered_inputs|metrics|logs|generate|calculate|compute|prepare|get_per_token)"
+    )
+    for path in (ROOT / "trl_drgrpo").rglob("*.py"):
+        if path.parent.name != "upstream":
+            assert not private.search(path.read_text()), path
+
+
+def test_the_changelog_knows_the_version_and_the_tested_stack():
+    changelog = (ROOT / "CHANGELOG.md").read_text()
+    assert re.search(r"^## \[(Unreleased|\d+\.\d+\.\d+)\]", changelog, re.MULTILINE)
+    for package in ("trl", "transformers", "torch", "peft"):
+        pinned = re.search(rf"^{package}==(\S+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+        assert pinned
+        assert f"{package} {pinned.group(1)}" in changelog
+
+
+def test_the_oldest_stack_is_what_pyproject_allows_and_else_the_tested_one():
+    def pins(name):
+        lines = (ROOT / name).read_text().splitlines()
+        return dict(line.split("==") for line in lines if line and not line.startswith("#"))
+
+    ours, oldest = pins("constraints.txt"), pins("constraints-oldest.txt")
+    assert oldest.keys() == ours.keys()
+    for_vllm = {"huggingface_hub", "numpy"}
+    assert {name for name in ours if ours[name] != oldest[name]} == {"transformers", "peft", *for_vllm}
+    allowed = re.findall(r'^    "(\w+)>=([\d.]+)', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    floors = dict(allowed[: [name for name, _ in allowed].index("pyyaml")])
+    assert floors.keys() == {"trl", "transformers", "torch", "accelerate", "datasets", "peft"}
+    for name in floors.keys() - {"torch"}:  # the newest torch serves all of them, and is large
+        assert oldest[name].removesuffix(".0") == floors[name].removesuffix(".0"), name
+
+
+@pytest.mark.slow
+def test_the_wheel_works_outside_the_checkout(tmp_path):
+    built = run(sys.executable, "-m", "build", "--wheel", "--outdir", str(tmp_path), cwd=ROOT)
+    assert built.returncode == 0, built.stderr
+    wheel = next(tmp_path.glob("*.whl"))
+    names = zipfile.ZipFile(wheel).namelist()
+    assert "trl_drgrpo/py.typed" in names
+    assert any(name.startswith("trl_drgrpo/labs/demo/model/") and name.endswith(".safetensors") for name in names)
+    assert not [name for name in names if name.startswith(("tests/", "recipes/"))]
+
+    # An environment of its own that sees the installed libraries but not the checkout.
+    environment = tmp_path / "env"
+    assert run(sys.executable, "-m", "venv", "--without-pip", str(environment)).returncode == 0
+    site = next(environment.glob("lib/python*/site-packages"))
+    (site / "libraries.pth").write_text(f"{next(p for p in sys.path if p.endswith('site-packages'))}\n")
+    zipfile.ZipFile(wheel).extractall(site)
+    python = str(environment / "bin" / "python")
+    where = run(python, "-c", "import trl_drgrpo; print(trl_drgrpo.__file__)", cwd=tmp_path)
+    assert str(site) in where.stdout, where.stderr
+    demo = [python, "-m", "trl_drgrpo.cli.main", "demo", "--steps", "2", "--output_dir", str(tmp_path / "demo")]
+    done = run(*demo, cwd=tmp_path)
+    assert done.returncode == 1, done.stderr[-2000:]  # two steps cannot have learned it, and the demo says so
+    assert (tmp_path / "demo" / "results.json").exists()

@@ -1,0 +1,136 @@
+import ast
+import inspect
+
+import pytest
+from trl import GRPOTrainer
+
+import trl_drgrpo.trainer
+import trl_drgrpo.upstream.host
+from trl_drgrpo import DrGRPOTrainer
+from trl_drgrpo.common.errors import UpstreamError
+from trl_drgrpo.upstream.host import HostTrainer
+from trl_drgrpo.upstream.seams import SEAMS, check_upstream, require_seams
+from trl_drgrpo.upstream.swapping import swapped
+from trl_drgrpo.upstream.versions import TRL_SUPPORTED, require_supported_trl
+
+MODULES = [
+    trl_drgrpo.upstream.host,
+    trl_drgrpo.trainer,
+]
+
+
+def test_every_seam_is_where_it_was():
+    assert [report.problem for report in check_upstream()] == [""] * len(SEAMS)
+
+
+def test_every_overridden_private_method_is_in_the_table():
+    overridden = {name for name in vars(HostTrainer) if hasattr(GRPOTrainer, name) and not name.startswith("__")}
+    private = {name for name in overridden if name.startswith("_") and not name.startswith("_abc")}
+    assert private <= {seam.name for seam in SEAMS}
+
+
+def test_a_method_that_is_gone_is_named():
+    class Moved(GRPOTrainer):
+        _compute_loss = None
+
+    problems = {report.name: report.problem for report in check_upstream(Moved)}
+    assert problems["_compute_loss"] == "GRPOTrainer._compute_loss is gone"
+
+
+def test_changed_parameters_are_named():
+    class Moved(GRPOTrainer):
+        def _compute_loss(self, model, inputs_of_a_batch):
+            return self.max_completion_length
+
+    problems = {report.name: report.problem for report in check_upstream(Moved)}
+    assert problems["_compute_loss"] == "takes (model, inputs_of_a_batch); expected (model, inputs)"
+
+
+def test_a_body_that_reads_L_elsewhere_is_named():
+    class Moved(GRPOTrainer):
+        def _compute_loss(self, model, inputs):
+            return self.args.max_completion_length
+
+    problems = {report.name: report.problem for report in check_upstream(Moved)}
+    assert "no longer contains 'size(0) * self.max_completion_length'" in problems["_compute_loss"]
+
+
+def test_a_moved_seam_stops_the_trainer_before_a_model_loads(monkeypatch):
+    monkeypatch.setattr(GRPOTrainer, "_calculate_rewards", None)
+    with pytest.raises(UpstreamError, match="_calculate_rewards: GRPOTrainer._calculate_rewards is gone"):
+        DrGRPOTrainer(model="a/model-that-does-not-exist", reward_funcs=[len])
+    with pytest.raises(UpstreamError, match="tested with trl"):
+        require_seams()
+
+
+@pytest.mark.parametrize("version", ["1.15.9", "2.0.0", "0.26.0"])
+def test_a_trl_outside_the_range_is_refused(version):
+    with pytest.raises(UpstreamError, match=f"^trl: got {version}; expected >=1.16,<2"):
+        require_supported_trl(version)
+
+
+def test_the_range_is_the_one_pyproject_declares():
+    tomllib = pytest.importorskip("tomllib")
+    with open("pyproject.toml", "rb") as file:
+        dependencies = tomllib.load(file)["project"]["dependencies"]
+    assert f"trl>={TRL_SUPPORTED[0]},<{TRL_SUPPORTED[1]}" in dependencies
+
+
+def test_the_constructor_is_the_parents_with_ours_behind():
+    ours = list(inspect.signature(DrGRPOTrainer.__init__).parameters.values())
+    parents = list(inspect.signature(GRPOTrainer.__init__).parameters.values())
+    assert [(p.name, p.default, p.kind) for p in ours[: len(parents)]] == [
+        (p.name, p.default, p.kind) for p in parents
+    ]
+    assert all(p.kind in (p.KEYWORD_ONLY, p.VAR_KEYWORD) for p in ours[len(parents) :])
+
+
+def _methods(module):
+    for node in ast.walk(ast.parse(inspect.getsource(module))):
+        if isinstance(node, ast.ClassDef) and issubclass(getattr(module, node.name), GRPOTrainer):
+            yield from (item for item in node.body if isinstance(item, ast.FunctionDef))
+
+
+def _super_calls(method):
+    calls = [n for n in ast.walk(method) if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute)]
+    supers = [
+        c for c in calls if isinstance(c.func.value, ast.Call) and getattr(c.func.value.func, "id", "") == "super"
+    ]
+    return [c.func.attr for c in supers]
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_each_override_calls_super_exactly_once(module):
+    overrides = sorted(m.name for m in _methods(module) if hasattr(GRPOTrainer, m.name))
+    assert overrides
+    # in the override itself, or in the method that stands for TRL's own behavior
+    calls = [name for m in _methods(module) for name in _super_calls(m) if hasattr(GRPOTrainer, name)]
+    assert sorted(calls) == overrides
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_no_override_copies_lines_of_its_parent(module):
+    for method in _methods(module):
+        parent = getattr(GRPOTrainer, method.name, None)
+        if parent is None or method.name == "__init__":
+            continue
+        theirs = {line.strip() for line in inspect.getsource(parent).splitlines()}
+        ours = [ast.unparse(statement).strip() for statement in method.body]
+        copied = [line for line in ours if line in theirs and not line.startswith(("return ", "super()"))]
+        assert copied == []
+
+
+def test_swapped_restores_also_after_an_error():
+    class Owner:
+        beta = 0.0
+
+    owner = Owner()
+    with pytest.raises(RuntimeError), swapped(owner, beta=1.0):  # noqa: PT012
+        assert owner.beta == 1.0
+        raise RuntimeError
+    assert owner.beta == 0.0
+    assert vars(owner) == {}  # a bound method left here would keep its owner, a whole trainer, alive
+    owner.beta = 2.0
+    with swapped(owner, beta=1.0):
+        pass
+    assert owner.beta == 2.0

@@ -1,0 +1,220 @@
+"""Merged copies of LoRA layers against PEFT's own merge, the base untouched; and bases that vLLM cannot be sent."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+from peft import IA3Config, LoraConfig, PromptTuningConfig, get_peft_model
+from runs import length_reward
+from transformers import BitsAndBytesConfig
+
+from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
+from trl_drgrpo.cli import job
+from trl_drgrpo.common.errors import InputError, UpstreamError
+from trl_drgrpo.labs.check.tiny import tiny_model
+from trl_drgrpo.upstream.weight_sync import merged_while_read, refuse_unsendable
+
+ADAPTERS = {
+    "linear": {"target_modules": "all-linear"},
+    "dora": {"target_modules": "all-linear", "use_dora": True},
+    "rank-stabilized": {"target_modules": ["q_proj"], "use_rslora": True},
+    "embedding": {"target_modules": ["embed_tokens", "v_proj"]},
+    "bias": {"target_modules": ["q_proj", "k_proj"], "lora_bias": True},
+    "parameters": {"target_modules": [], "target_parameters": ["mlp.up_proj.weight", "mlp.down_proj.weight"]},
+}
+
+
+def adapted(tokenizer, dtype=torch.float32, **options):
+    torch.manual_seed(3)
+    config = LoraConfig(r=4, task_type="CAUSAL_LM", init_lora_weights=False, **options)
+    return get_peft_model(tiny_model(tokenizer).to(dtype), config)
+
+
+def values(model):
+    return {name: param.data.clone() for name, param in model.named_parameters()}
+
+
+def read(model):
+    """What TRL does: merge, hand over views one by one, unmerge."""
+    model.merge_adapter()
+    seen = {name: param.data for name, param in model.named_parameters()}
+    model.unmerge_adapter()
+    return seen
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("options", ADAPTERS.values(), ids=ADAPTERS)
+def test_what_is_read_is_pefts_merge_and_the_model_is_as_before(options, dtype, tokenizer):
+    model = adapted(tokenizer, dtype, **options)
+    before = values(model)
+    with merged_while_read(model):
+        seen = read(model)  # looked at after `unmerge_adapter`, as vLLM's packing does
+        assert [name for name in before if not torch.equal(before[name], values(model)[name])] == []
+    after = values(model)
+    assert [name for name in before if not torch.equal(before[name], after[name])] == []
+    assert not any(getattr(module, "merged", False) for module in model.modules())
+    model.merge_adapter()
+    expected = values(model)
+    assert seen.keys() == expected.keys()
+    assert [name for name in seen if not torch.equal(seen[name], expected[name])] == []
+    assert any(not torch.equal(seen[name], before[name]) for name in seen)
+
+
+@pytest.mark.filterwarnings("ignore:Model with `tie_word_embeddings")
+@pytest.mark.parametrize("targets", [["q_proj"], ["embed_tokens"]])
+def test_tied_weights_get_the_adapters_of_all_that_share_them(targets, tokenizer):
+    plain = tiny_model(tokenizer)
+    layers = plain.model.layers
+    layers[1].self_attn.q_proj.weight = layers[0].self_attn.q_proj.weight
+    plain.lm_head.weight = plain.model.embed_tokens.weight
+    torch.manual_seed(3)
+    model = get_peft_model(plain, LoraConfig(r=4, target_modules=targets, init_lora_weights=False))
+    before = values(model)
+    with merged_while_read(model):
+        seen = read(model)
+    assert [name for name, value in values(model).items() if not torch.equal(before[name], value)] == []
+    model.merge_adapter()
+    assert [name for name, value in values(model).items() if not torch.equal(seen[name], value)] == []
+
+
+def test_control_pefts_own_way_moves_the_base_and_takes_the_adapter_back(tokenizer):
+    model = adapted(tokenizer, torch.bfloat16, target_modules="all-linear")
+    before = values(model)
+    seen = read(model)
+    moved = [name for name in before if not torch.equal(before[name], values(model)[name])]
+    assert len(moved) == 14  # seven linear layers in two blocks
+    name = "base_model.model.model.layers.0.mlp.up_proj.base_layer.weight"
+    assert (seen[name] - before[name]).abs().max() < 0.02  # a view: the adapter has been subtracted again
+
+
+def test_the_methods_of_the_model_come_back_also_after_an_error(tokenizer):
+    model = adapted(tokenizer, target_modules="all-linear")
+    with pytest.raises(KeyError), merged_while_read(model):
+        raise KeyError
+    assert not {"merge_adapter", "unmerge_adapter", "named_parameters"} & set(vars(model))
+
+
+def test_an_error_while_merging_leaves_the_base_alone(tokenizer, monkeypatch):
+    model = adapted(tokenizer, target_modules=["q_proj"])
+    layer = model.base_model.model.model.layers[1].self_attn.q_proj
+    before, as_peft = values(model), layer.merge
+
+    def failing():
+        as_peft()
+        raise KeyError
+
+    monkeypatch.setattr(layer, "merge", failing)
+    with pytest.raises(KeyError), merged_while_read(model):
+        read(model)
+    assert [name for name, value in values(model).items() if not torch.equal(before[name], value)] == []
+    assert layer.merged_adapters == []
+
+
+def test_ia3_and_trained_tokens(tokenizer):
+    ia3 = IA3Config(target_modules=["k_proj"], feedforward_modules=[], task_type="CAUSAL_LM", init_ia3_weights=False)
+    tokens = LoraConfig(r=2, target_modules=["q_proj"], trainable_token_indices=[5, 7], init_lora_weights=False)
+    for config in (ia3, tokens):
+        torch.manual_seed(3)
+        model = get_peft_model(tiny_model(tokenizer), config)
+        before = values(model)
+        with merged_while_read(model):
+            seen = read(model)
+        assert [name for name, value in values(model).items() if not torch.equal(before[name], value)] == []
+        model.merge_adapter()
+        assert [name for name, value in values(model).items() if not torch.equal(seen[name], value)] == []
+
+
+def test_a_sync_that_reads_the_weights_elsewhere_is_refused(tokenizer):
+    def reading_a_dict():
+        with merged_while_read(model):
+            model.merge_adapter()
+            model.state_dict()
+            model.unmerge_adapter()
+
+    model = adapted(tokenizer, target_modules="all-linear")
+    with pytest.raises(UpstreamError, match="no merged weight was read"):
+        reading_a_dict()
+
+
+def test_a_model_without_adapters_is_left_alone(tokenizer):
+    plain = tiny_model(tokenizer)
+    with merged_while_read(plain):
+        assert "named_parameters" not in vars(plain)
+
+
+# Quantized bases
+
+
+def arguments(**changes):
+    return DrGRPOConfig(use_cpu=True, bf16=False, **{"use_vllm": True, **changes})
+
+
+FOUR, EIGHT = BitsAndBytesConfig(load_in_4bit=True), BitsAndBytesConfig(load_in_8bit=True)
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"quantization_config": FOUR}, "load_in_4bit"),
+        ({"quantization_config": EIGHT}, "load_in_8bit"),
+        ({"model_init_kwargs": {"quantization_config": FOUR}}, "load_in_4bit"),
+        ({"model_init_kwargs": {"quantization_config": {"load_in_8bit": True}}}, "load_in_8bit"),
+        ({"model_init_kwargs": {"load_in_4bit": True}}, "load_in_4bit"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "fp8"),
+    ],
+    ids=["4", "8", "4 in model_init_kwargs", "8 as a mapping", "4 as a flag", "fp8"],
+)
+def test_a_quantised_base_is_refused_before_a_model_loads(asked, said, prompts):
+    args = arguments(model_init_kwargs=asked.get("model_init_kwargs"))
+    given = {"quantization_config": asked["quantization_config"]} if "quantization_config" in asked else {}
+    with pytest.raises(InputError, match=rf"use_vllm: got True with a quantized base model \({said}\)"):
+        DrGRPOTrainer("a/model-that-does-not-exist", length_reward, args, train_dataset=prompts, **given)
+
+
+def test_a_checkpoint_that_is_stored_quantised_is_refused(tmp_path, tokenizer):
+    tiny_model(tokenizer).config.save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    stored = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+    path.write_text(json.dumps({**json.loads(path.read_text()), "quantization_config": stored}))
+    with pytest.raises(InputError, match="is stored so, load_in_4bit"):
+        refuse_unsendable(arguments(), str(tmp_path))
+    dequantizing = SimpleNamespace(quant_method="mxfp4", dequantize=True)
+    refuse_unsendable(arguments(), str(tmp_path), dequantizing)
+    refuse_unsendable(arguments(use_vllm=False), str(tmp_path))
+
+
+def test_a_model_that_was_loaded_in_4_bits_is_refused(saved_model):
+    pytest.importorskip("bitsandbytes")
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(saved_model, quantization_config=FOUR)
+    for each in (model, get_peft_model(model, LoraConfig(task_type="CAUSAL_LM"))):
+        with pytest.raises(InputError, match="loaded in 4 bits"):
+            refuse_unsendable(arguments(), each)
+    refuse_unsendable(arguments(), AutoModelForCausalLM.from_pretrained(saved_model))
+
+
+def test_virtual_tokens_are_refused(tokenizer, prompts):
+    config = PromptTuningConfig(num_virtual_tokens=2, task_type="CAUSAL_LM")
+    message = "use_vllm: got True with an adapter of type PROMPT_TUNING"
+    with pytest.raises(InputError, match=message):
+        DrGRPOTrainer("a/model-that-does-not-exist", length_reward, arguments(), prompts, peft_config=config)
+    with pytest.raises(InputError, match=message):
+        refuse_unsendable(arguments(), get_peft_model(tiny_model(tokenizer), config))
+    refuse_unsendable(arguments(use_vllm=False), get_peft_model(tiny_model(tokenizer), config))
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_the_command_line_refuses_it_while_it_prepares(bits, saved_model, tmp_path):
+    (tmp_path / "train.jsonl").write_text('{"prompt": "1+1="}\n' * 8)
+    given = {
+        "model_name_or_path": saved_model,
+        "dataset_name": str(tmp_path / "train.jsonl"),
+        "reward_funcs": ["think_format_reward"],
+        "output_dir": str(tmp_path),
+        "use_vllm": True,
+        f"load_in_{bits}bit": True,
+    }
+    with pytest.raises(InputError, match=rf"load_in_{bits}bit"):
+        job.prepare(given)

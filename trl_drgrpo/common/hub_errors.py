@@ -1,0 +1,125 @@
+"""Failures to load from the Hugging Face Hub: one reason in one line, without the client's log of its retries."""
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from trl_drgrpo.common.errors import InputError
+
+_RETRIES = "huggingface_hub.utils._http"
+
+
+def check_local(field: str, name: str) -> None:
+    """
+    Refuse the name of a folder that is not there, of a file, and of a folder that holds no model. Loads nothing.
+
+    Args:
+        field (`str`): What error messages call the setting.
+        name (`str`): A folder or a Hub id; what could be an id passes.
+
+    Raises:
+        [`InputError`]: Says what is there instead.
+    """
+    path = Path(name).expanduser()
+    expected = "a model's folder or Hub id"
+    if path.is_file():
+        raise InputError(field, f"{name}, a file", expected, "Name the folder that save_pretrained wrote.")
+    if path.is_dir() and not (path / "config.json").is_file():
+        remedy = "Name the folder that save_pretrained wrote."
+        if (path / "adapter_config.json").is_file():
+            remedy = "It holds an adapter: name the model under it, or merge it into that first (`trl-drgrpo merge`)."
+        raise InputError(field, f"{name}, a folder without config.json", expected, remedy)
+    if not path.is_dir() and (path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1):
+        remedy = (
+            "Check it." if path.is_absolute() else f"Relative paths start at the current directory, {os.getcwd()}."
+        )
+        raise InputError(field, f"{name}, which does not exist", expected, remedy)
+
+
+@contextmanager
+def hub_errors(field: str, name: str, expected: str) -> Iterator[None]:
+    """
+    Makes one `InputError` of whatever loading a model, a tokenizer or a configuration raises inside the block.
+
+    Args:
+        field (`str`): What error messages call the setting.
+        name (`str`): The folder or Hub id that is loaded.
+        expected (`str`): What would have loaded.
+
+    Raises:
+        [`InputError`]: In the place of an `OSError`, `ValueError`, `KeyError` or `TypeError`.
+    """
+    try:
+        with quiet_retries():
+            yield
+    except InputError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        if (reason := hub_reason(error)) is not None:
+            got, remedy = reason
+            raise InputError(field, f"{name}, {got}", expected, remedy) from error
+        first = (str(error).strip().splitlines() or ["no message"])[0].rstrip(".")
+        raise InputError(field, name, expected, f"{type(error).__name__}: {first[:200]}.") from error
+
+
+@contextmanager
+def quiet_retries() -> Iterator[None]:
+    """Without a warning for every attempt at a network that does not answer: the error that follows says it once."""
+    logger = logging.getLogger(_RETRIES)
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+def hub_reason(error: BaseException) -> tuple[str, str] | None:
+    """
+    Why the Hub did not give what was asked for.
+
+    Args:
+        error (`BaseException`): What the loading library raised; its causes are looked through.
+
+    Returns:
+        `tuple[str, str]`: What is wrong, to follow the name and a comma, and what to do. `None`: something else.
+    """
+    from huggingface_hub import constants, errors
+
+    causes = list(_causes(error))
+    kinds = (
+        (errors.GatedRepoError, "which is gated", "Ask for access on its page, and log in with `hf auth login`."),
+        (errors.RevisionNotFoundError, "which has no such revision", "Correct the revision."),
+        (
+            errors.RepositoryNotFoundError,
+            "which does not exist on the Hub, or is private",
+            "Correct the id or the path; for a private one log in with `hf auth login`.",
+        ),
+    )
+    for kind, got, remedy in kinds:
+        if any(isinstance(cause, kind) for cause in causes):
+            return got, remedy
+    unreachable = (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled)
+    if any(isinstance(cause, unreachable) for cause in causes):
+        if constants.HF_HUB_OFFLINE:
+            got = "which is not in the local cache (offline mode, HF_HUB_OFFLINE=1)"
+            return got, "Unset HF_HUB_OFFLINE to download it, or name a local folder."
+        reason = str(causes[-1]).strip().rstrip(".")
+        got = f"which is not in the local cache; the Hub, {constants.ENDPOINT}, cannot be reached ({reason:.100})"
+        return got, "Check the network, or name a local folder."
+    if any(isinstance(cause, errors.EntryNotFoundError) for cause in causes):
+        return "a repository without the file that is needed", "Check that it holds a model that transformers reads."
+    for cause in causes:
+        if isinstance(cause, errors.HfHubHTTPError):
+            status = getattr(cause.response, "status_code", "no status")
+            return f"for which the Hub answered with status {status}", "Try again later, or name a local folder."
+    return None
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """The error and what it was raised from, outermost first."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__

@@ -1,0 +1,225 @@
+"""Every row of a dataset, looked at before a model loads: prompts that TRL cannot read, and what columns hold.
+
+Arrow counts the nulls of a column and finds empty texts without making Python objects, so 100,000 rows cost
+milliseconds. Of a stream the first rows are read, and none of one that a generator makes: what feeds it may be gone
+when it is read again.
+"""
+
+import importlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from trl_drgrpo.common.errors import InputError
+
+if TYPE_CHECKING:
+    import pyarrow
+
+STREAMED_ROWS = 1000
+_BATCH = 10_000
+
+
+@dataclass(frozen=True)
+class ColumnValues:
+    """
+    What a column holds.
+
+    Args:
+        kind (`str`): `"text"`, `"number"`, `"boolean"`, `"list"`, `"mapping"`, `"null"` (nothing else in it) or
+            `"other"` (several kinds, or one that is none of these).
+        rows (`int`): Rows that were looked at.
+        nulls (`int`): How many of them are null.
+        first_null (`int`, *optional*): Position of the first of those.
+    """
+
+    kind: str
+    rows: int
+    nulls: int
+    first_null: int | None
+
+
+def check_prompt_values(dataset: Any, field: str, where: str = "") -> None:
+    """
+    Checks that every prompt is a text that is not empty, or a list of messages.
+
+    Args:
+        dataset ([`~datasets.Dataset`] or [`~datasets.IterableDataset`]): One split with a column `prompt`.
+        field (`str`): What error messages call it.
+        where (`str`, *optional*): Further words on where the rows are, for example `" of train.jsonl"`.
+
+    Raises:
+        [`InputError`]: Names the first row that does not fit, and how many more there are.
+    """
+    found = _first_bad_prompt(dataset)
+    if found is None:
+        return
+    row, problem, others = found
+    more = f" and in {others} more" if others else ""
+    raise InputError(
+        field,
+        f"{problem} as the prompt in row {row} (the first is 0){where}{more}",
+        "a text that is not empty, or a list of messages with role and content",
+        'Take such rows out, or convert the column; a message is {"role": "user", "content": "..."}.',
+    )
+
+
+def prompt_problem(prompt: Any) -> str:
+    """What is wrong with a prompt, in words; empty where nothing is.
+
+    Args:
+        prompt (`Any`): A text, or messages. Content may be missing beside tool calls only.
+    """
+    if prompt is None:
+        return "null"
+    if isinstance(prompt, str):
+        return "" if prompt else "an empty text"
+    if not isinstance(prompt, list):
+        return f"{type(prompt).__name__} {prompt!r:.60}"
+    if not prompt:
+        return "an empty list"
+    for message in prompt:
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            return f"{message!r:.60}, which is no message,"
+        if message.get("content") is None and not message.get("tool_calls"):
+            return f"{message!r:.60}, a message without content,"
+    return ""
+
+
+def column_values(dataset: Any, names: Sequence[str]) -> dict[str, ColumnValues]:
+    """
+    What columns hold.
+
+    Args:
+        dataset ([`~datasets.Dataset`] or [`~datasets.IterableDataset`]): One split.
+        names (`Sequence[str]`): Columns of it.
+
+    Returns:
+        `dict[str, ColumnValues]`: By name; empty for rows that are made when they are read.
+    """
+    if not names or _is_made_on_reading(dataset) or (not _is_stream(dataset) and len(dataset) == 0):
+        return {}
+    if _is_stream(dataset):
+        rows = list(islice(dataset, STREAMED_ROWS))
+        return {name: _of_objects([row.get(name) for row in rows]) for name in names}
+    backing = dataset.data.select(list(names))
+    found = {name: _of_arrow(backing.column(name)) for name in names}
+    if not any(values.nulls for values in found.values()):
+        return {name: replace(values, rows=len(dataset)) for name, values in found.items()}
+    tables = [table for _, table in _tables(dataset, list(names))]
+    return {name: _of_arrow(_concatenated([table.column(name) for table in tables])) for name in names}
+
+
+def _first_bad_prompt(dataset: Any) -> tuple[int, str, int] | None:
+    """Row, problem, and number of further such rows."""
+    if _is_made_on_reading(dataset):
+        return None
+    if _is_stream(dataset):
+        suspects = [(i, row.get("prompt")) for i, row in enumerate(islice(dataset, STREAMED_ROWS))]
+    elif all(_suspects(chunk) == [] for chunk in dataset.data.column("prompt").chunks):
+        return None  # nor in those rows that a selection or a shuffle leaves
+    else:
+        suspects = [found for start, table in _tables(dataset, ["prompt"]) for found in _looked_at(table, start)]
+    problems = [(row, problem) for row, prompt in suspects if (problem := prompt_problem(prompt))]
+    return (*problems[0], len(problems) - 1) if problems else None
+
+
+def _looked_at(table: "pyarrow.Table", start: int) -> Iterator[tuple[int, Any]]:
+    """Row and prompt of those that need a second look."""
+    import datasets
+
+    column = table.column("prompt").combine_chunks()
+    positions = _suspects(column)
+    if positions is None:
+        features = datasets.Features.from_arrow_schema(table.schema)
+        yield from enumerate(datasets.Dataset(table, datasets.DatasetInfo(features=features))["prompt"], start)
+    else:
+        yield from ((start + i, column[i].as_py()) for i in positions)
+
+
+def _is_stream(dataset: Any) -> bool:
+    return not hasattr(dataset, "__len__")
+
+
+def _is_made_on_reading(dataset: Any) -> bool:
+    """Rows from a generator, or through a function of the user's: reading them may change what comes next."""
+    if _is_stream(dataset):
+        return dataset.info.builder_name == "generator"
+    return dataset.format["type"] == "custom"
+
+
+def _tables(dataset: Any, names: list[str]) -> Iterator[tuple[int, "pyarrow.Table"]]:
+    plain = dataset.select_columns(names).with_format("arrow")
+    for number, table in enumerate(plain.iter(_BATCH)):
+        yield number * _BATCH, table
+
+
+def _suspects(column: "pyarrow.Array") -> list[int] | None:
+    """Positions of prompts that need a second look; `None` where the type says too little."""
+    import pyarrow as pa
+
+    pc: Any = importlib.import_module("pyarrow.compute")  # its functions are made at run time
+
+    kind: Any = column.type
+    wrong = pc.is_null(column)
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        wrong = pc.or_kleene(wrong, pc.equal(pc.binary_length(column), 0))
+    elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        fields = {kind.value_type.field(i).name for i in range(_size(kind.value_type))}
+        if not {"role", "content"} <= fields or not pa.types.is_string(kind.value_type.field("role").type):
+            return None
+        messages = column.flatten()
+        bad = pc.or_(pc.is_null(pc.struct_field(messages, "role")), pc.is_null(pc.struct_field(messages, "content")))
+        parents = set(pc.list_parent_indices(column).filter(bad).to_pylist())
+        wrong = pc.or_kleene(wrong, pc.equal(pc.list_value_length(column), 0))
+        return sorted(parents | {i for i, is_wrong in enumerate(wrong.to_pylist()) if is_wrong})
+    elif not pa.types.is_null(kind):
+        return None
+    return pc.indices_nonzero(pc.fill_null(wrong, True)).to_pylist()
+
+
+def _size(kind: Any) -> int:
+    import pyarrow as pa
+
+    return kind.num_fields if pa.types.is_struct(kind) else 0
+
+
+def _of_arrow(column: Any) -> ColumnValues:
+    pc: Any = importlib.import_module("pyarrow.compute")
+    first = pc.index(pc.is_null(column), True).as_py() if column.null_count else None
+    return ColumnValues(_kind_of_arrow(column.type), len(column), column.null_count, first)
+
+
+def _concatenated(columns: list[Any]) -> Any:
+    import pyarrow as pa
+
+    return pa.chunked_array([chunk for column in columns for chunk in column.chunks])
+
+
+def _kind_of_arrow(kind: Any) -> str:
+    from pyarrow import types
+
+    kinds = {
+        "null": types.is_null,
+        "text": lambda t: types.is_string(t) or types.is_large_string(t),
+        "boolean": types.is_boolean,
+        "number": lambda t: types.is_integer(t) or types.is_floating(t) or types.is_decimal(t),
+        "list": lambda t: types.is_list(t) or types.is_large_list(t) or types.is_fixed_size_list(t),
+        "mapping": types.is_struct,
+    }
+    return next((name for name, test in kinds.items() if test(kind)), "other")
+
+
+def _of_objects(values: list[Any]) -> ColumnValues:
+    kinds = {_kind_of_object(value) for value in values}
+    nulls = [i for i, value in enumerate(values) if value is None]
+    named = kinds - {"null"} or {"null"}
+    return ColumnValues(
+        named.pop() if len(named) == 1 else "other", len(values), len(nulls), nulls[0] if nulls else None
+    )
+
+
+def _kind_of_object(value: Any) -> str:
+    kinds = {type(None): "null", str: "text", bool: "boolean", int: "number", float: "number"}
+    kinds |= {list: "list", dict: "mapping"}
+    return kinds.get(type(value), "other")

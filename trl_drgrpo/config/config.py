@@ -1,0 +1,376 @@
+"""`DrGRPOConfig`: TRL's `GRPOConfig` with the switches of Dr. GRPO set, and whatever would undo them refused.
+
+Deltas from `GRPOConfig`:
+
+- `loss_type="dr_grpo"` and `scale_rewards="none"`: the objective needs *both* (TRL's `loss_type="dr_grpo"` alone still
+  divides advantages by the group's std);
+- `use_bias_correction_kl=False`: the KL term is k3 as published, not k3 times the importance ratio (no effect at the
+  default `beta=0.0`);
+- a few new fields, all of them off or equal to TRL's behavior by default;
+- contradictions are errors here, before a model loads;
+- on a machine without an accelerator it selects CPU and float32 by itself, where TRL raises.
+"""
+
+import copy
+import dataclasses
+import logging
+from dataclasses import MISSING, dataclass, field
+from typing import Any
+
+from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.secrets import is_saving, scrubbed
+from trl_drgrpo.config.validation import (
+    ADAPTER_DTYPES,
+    MICRO_BATCHINGS,
+    REWARD_ERROR_POLICIES,
+    refuse,
+    refuse_partial_groups,
+    refuse_stale_batch,
+)
+from trl_drgrpo.objective.advantages import ADVANTAGE_BASELINES
+from trl_drgrpo.objective.step_advantages import STEP_BASELINES, STEP_CREDITS
+from trl_drgrpo.upstream.versions import require_supported_trl
+
+require_supported_trl()
+
+import torch  # noqa: E402  # the version is judged before anything heavy loads
+from trl import GRPOConfig  # noqa: E402
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class DrGRPOConfig(GRPOConfig):
+    r"""
+    Configuration of [`DrGRPOTrainer`]: every field of [`trl.GRPOConfig`], plus the following.
+
+    Parameters:
+        loss_normalizer (`int`, *optional*):
+            `L`, the constant in tokens that the summed token losses are divided by (together with the number of
+            rows). Defaults to `max_completion_length`. Stored in every checkpoint and kept on resume, also when
+            `max_completion_length` has changed meanwhile.
+        advantage_baseline (`str`, *optional*, defaults to `"group_mean"`):
+            `"group_mean"` (the paper) or `"leave_one_out"`, see [`group_advantages`].
+        scale_by_running_std (`bool`, *optional*, defaults to `False`):
+            Divide advantages by the standard deviation of all rewards seen so far, over all prompts: one number for
+            the whole batch, never a group's own std, so it does not bring back the difficulty bias.
+        beta_warmup_steps (`int`, *optional*, defaults to `0`):
+            Raise the KL weight linearly over this many optimizer steps: `beta * min(1, (step + 1) / steps)`.
+        on_reward_error (`str`, *optional*, defaults to `"raise"`):
+            What a reward function that raises, or returns something else than one finite number or `None` per
+            completion, does to the run. `"raise"`: the run saves a checkpoint and stops with one clear error.
+            `"unscorable"`: the call's completions count as unscorable (advantage 0), the first traceback is logged,
+            and `rewards/<name>/failed_frac` counts. NaN and `None` always mean unscorable.
+        overwrite_output_dir (`bool`, *optional*, defaults to `False`):
+            Train also where `output_dir` holds another run, which is refused otherwise. When training begins, with
+            model and data loaded, the older run's checkpoints and run log are deleted; its saved model stays until
+            this run's takes its place.
+        adapter_dtype (`str`, *optional*, defaults to `"float32"`):
+            The dtype of adapters on a base that bitsandbytes has quantized. `"float32"`: adapters train and are saved
+            in float32. `"upstream"`: TRL casts them to bfloat16, in which small updates are rounded away: of the
+            elements of LoRA-A 0.4%, 4.4% and 50% changed in 20 steps at learning rate 1e-6, 1e-5 and 1e-4, against
+            more than 99.9% in float32 (measured on a small NF4 model on CPU).
+
+        > The exact fast path
+
+        micro_batching (`str`, *optional*, defaults to `"exact"`):
+            `"exact"`: within an optimizer step, rows without signal are left out, the others are regrouped by length
+            and cut to their own extent; the gradient is the same up to rounding. `"upstream"`: micro-batches as TRL
+            makes them, bit for bit. TRL's are kept, too, with an entropy bonus, a top-entropy mask, an MoE auxiliary
+            loss, or images; with `beta > 0` no row is left out.
+        share_prompts (`bool`, *optional*, defaults to `True`):
+            Let the completions of a prompt run behind one forward of it, where that costs less than repeating it and a
+            numerical self-test of the model agrees (full attention through `sdpa`).
+        fast_generation (`bool`, *optional*, defaults to `True`):
+            Without vLLM: run each prompt once for all its completions, and drop finished rows from the decoding batch.
+            The same seed samples the same tokens as without it, up to rounding.
+
+        > Diagnostics
+
+        right_reward (`str`, *optional*):
+            Name of the reward function that says which completions are right; the first one by default. For pass
+            rate, lengths of right and wrong completions, and difficulties.
+        right_threshold (`float`, *optional*):
+            A completion is right if that reward is at least this. Without it only a reward that gives nothing but 0
+            and 1 is read as wrong and right.
+        run_log (`bool`, *optional*, defaults to `True`):
+            Write metrics, warnings and recorded completions to `<output_dir>/_drgrpo`, for `trl-drgrpo report`.
+        record_groups (`int`, *optional*, defaults to `4`):
+            Groups of each generation batch whose completions are recorded there. `0`: none, `-1`: all.
+        run_warnings (`dict` or `bool`, *optional*, defaults to `True`):
+            Warn, once per cause, of what goes wrong in the metrics of the optimizer steps, however seldom they are
+            logged. `False`: silence. A mapping sets thresholds or silences causes:
+            `{"dead_groups": {"share": 0.9, "steps": 50}, "kl": False}`; see `recipes/diagnostics.md`.
+
+        > Process rewards, in effect when the trainer has `step_reward_funcs`
+
+        step_separator (`list[str]`, *optional*, defaults to `["\n\n"]`):
+            What ends a step: one or several separators, or a single `re:<pattern>`, `tokens:<n>` or `turn`; see
+            [`step_segmenter`].
+        step_credit (`str`, *optional*, defaults to `"return_to_go"`):
+            Which steps a token answers for: `"return_to_go"` (the paper; pays for every further good step),
+            `"immediate"` or `"min_to_go"` (bounded); see [`step_advantages`].
+        step_baseline (`str`, *optional*, defaults to `"pooled"`):
+            What a step reward is compared with: `"pooled"` (the paper; weighs rows by their number of steps),
+            `"per_completion"`, `"leave_one_out"`, `"same_index"` or `"none"`.
+        outcome_weight, process_weight (`float`, *optional*, default to `1.0`):
+            `A_it = outcome_weight * A_i + process_weight * A_it(process)`.
+        step_reward_weights (`list[float]`, *optional*):
+            One weight per step reward function; all 1 by default.
+        deepseekmath_step_std (`bool`, *optional*, defaults to `False`):
+            Divide step advantages by the group's standard deviation, as arXiv 2402.03300 does. It brings the
+            difficulty bias back.
+
+    Defaults that differ from [`trl.GRPOConfig`]:
+        - `loss_type`: `"dr_grpo"` instead of `"dapo"`.
+        - `scale_rewards`: `"none"` instead of `"group"`.
+        - `use_bias_correction_kl`: `False` instead of `True`.
+        - `use_cpu` and `bf16`: without an accelerator, CPU and float32 instead of an error.
+
+    Raises:
+        `InputError` (a `ValueError`): A value that would make the run something else than Dr. GRPO, or that
+            contradicts another one.
+    """
+
+    loss_type: str = field(
+        default="dr_grpo",
+        metadata={"help": "Always 'dr_grpo': token losses summed, divided by a constant. Others are refused."},
+    )
+    scale_rewards: str = field(
+        default="none",
+        metadata={"help": "Always 'none' (or False): no division by a standard deviation. Others are refused."},
+    )
+    use_bias_correction_kl: bool = field(
+        default=False,
+        metadata={
+            "help": "Whether to multiply the KL term by the importance ratio (DeepSeek-V3.2). False: k3 as published."
+        },
+    )
+    loss_normalizer: int | None = field(
+        default=None,
+        metadata={
+            "help": "L, the constant in tokens by which the summed token losses are divided. Defaults to "
+            "max_completion_length; stored with the checkpoint and kept on resume."
+        },
+    )
+    advantage_baseline: str = field(
+        default="group_mean",
+        metadata={
+            "help": "Baseline subtracted from the rewards of a group: 'group_mean' or 'leave_one_out'.",
+            "choices": list(ADVANTAGE_BASELINES),
+        },
+    )
+    scale_by_running_std: bool = field(
+        default=False,
+        metadata={
+            "help": "Divide advantages by the std of all rewards seen so far, over all prompts (not per group)."
+        },
+    )
+    beta_warmup_steps: int = field(
+        default=0,
+        metadata={"help": "Optimizer steps over which the KL weight rises linearly to beta. 0: beta from the start."},
+    )
+    on_reward_error: str = field(
+        default="raise",
+        metadata={
+            "help": "When a reward function fails: 'raise' (save a checkpoint and stop) or 'unscorable' (leave the "
+            "call's completions out, count them in rewards/<name>/failed_frac, go on).",
+            "choices": list(REWARD_ERROR_POLICIES),
+        },
+    )
+    overwrite_output_dir: bool = field(
+        default=False,
+        metadata={
+            "help": "Train also where output_dir holds another run, which is refused otherwise: its checkpoints and "
+            "run log are deleted when training begins, its saved model when this run's takes its place."
+        },
+    )
+    adapter_dtype: str = field(
+        default="float32",
+        metadata={
+            "help": "Dtype of adapters on a quantized base: 'float32', or 'upstream' (bfloat16, in which small "
+            "updates are rounded away).",
+            "choices": list(ADAPTER_DTYPES),
+        },
+    )
+    micro_batching: str = field(
+        default="exact",
+        metadata={
+            "help": "'exact': leave out rows without signal, regroup the others by length, run each prompt once; the "
+            "gradient is the same. 'upstream': micro-batches as TRL makes them.",
+            "choices": list(MICRO_BATCHINGS),
+        },
+    )
+    share_prompts: bool = field(
+        default=True,
+        metadata={
+            "help": "Let the completions of a prompt share its forward where that costs less and a self-test of the "
+            "model agrees. Only with micro_batching='exact'."
+        },
+    )
+    fast_generation: bool = field(
+        default=True,
+        metadata={
+            "help": "Generation without vLLM: run each prompt once for all its completions, and drop finished rows. "
+            "The same tokens are sampled."
+        },
+    )
+    right_reward: str | None = field(
+        default=None,
+        metadata={"help": "The reward function that says which completions are right. Defaults to the first one."},
+    )
+    right_threshold: float | None = field(
+        default=None,
+        metadata={
+            "help": "A completion is right if right_reward is at least this. Without it: if it is 1, while the reward "
+            "gives nothing but 0 and 1."
+        },
+    )
+    run_log: bool = field(
+        default=True,
+        metadata={"help": "Write metrics, warnings and recorded completions to <output_dir>/_drgrpo for the report."},
+    )
+    record_groups: int = field(
+        default=4,
+        metadata={"help": "Groups per generation batch whose completions are recorded. 0: none, -1: all."},
+    )
+    run_warnings: dict[str, Any] | bool | str = field(
+        default=True,
+        metadata={
+            "help": "Warn once per cause of what goes wrong. false: silence; a mapping sets thresholds or silences "
+            'causes: {"dead_groups": {"share": 0.9}, "kl": false}.'
+        },
+    )
+    step_separator: list[str] = field(
+        default_factory=lambda: ["\n\n"],
+        metadata={
+            "help": "What ends a step: one or several separators, or a single 're:<pattern>', 'tokens:<n>' or 'turn'."
+        },
+    )
+    step_credit: str = field(
+        default="return_to_go",
+        metadata={
+            "help": "Which steps a token answers for: 'return_to_go', 'immediate' or 'min_to_go'.",
+            "choices": list(STEP_CREDITS),
+        },
+    )
+    step_baseline: str = field(
+        default="pooled",
+        metadata={"help": "What a step reward is compared with in its group.", "choices": list(STEP_BASELINES)},
+    )
+    outcome_weight: float = field(
+        default=1.0, metadata={"help": "Weight of the outcome advantage when there are step rewards."}
+    )
+    process_weight: float = field(
+        default=1.0, metadata={"help": "Weight of the process advantage when there are step rewards."}
+    )
+    step_reward_weights: list[float] | None = field(
+        default=None, metadata={"help": "One weight per step reward function. Defaults to 1 for each."}
+    )
+    deepseekmath_step_std: bool = field(
+        default=False,
+        metadata={
+            "help": "Divide step advantages by the group's std, as the DeepSeekMath paper does (difficulty bias)."
+        },
+    )
+
+    def __post_init__(self):
+        self._spell_out()
+        refuse(self)
+        refuse_partial_groups(self)
+        self._fall_back_to_cpu()
+        super().__post_init__()
+
+    def check(self) -> None:
+        """Refuse what the constructor refuses, in a configuration whose fields were assigned to since.
+
+        The trainer calls it when it takes the configuration, and again when training starts.
+
+        Raises:
+            `InputError`: As in the constructor.
+        """
+        self._spell_out()
+        refuse(self)
+        refuse_partial_groups(self)
+        refuse_stale_batch(self)
+
+    @classmethod
+    def from_grpo_config(cls, config: GRPOConfig) -> "DrGRPOConfig":
+        """A plain `GRPOConfig` read as a Dr. GRPO run: what is at TRL's default takes ours, the rest stays.
+
+        A default that was written out cannot be told from one that was not: what changes is said in the log.
+
+        Args:
+            config ([`trl.GRPOConfig`]): The configuration of an existing script.
+
+        Returns:
+            [`DrGRPOConfig`].
+
+        Raises:
+            `InputError`: A value that is not TRL's default contradicts Dr. GRPO, as in the constructor.
+        """
+        if isinstance(config, cls):
+            return config
+        # The values went through __post_init__ already (batch geometry, devices), so they are taken over as they are.
+        converted = object.__new__(cls)
+        converted.__dict__.update(copy.copy(config.__dict__))
+        trl_default = {f.name: f.default for f in dataclasses.fields(GRPOConfig)}
+        changed = []
+        for own in dataclasses.fields(cls):
+            if own.name not in trl_default:
+                setattr(converted, own.name, own.default if own.default_factory is MISSING else own.default_factory())
+            elif (
+                own.name in ("loss_type", "scale_rewards", "use_bias_correction_kl")
+                and getattr(config, own.name) == trl_default[own.name]
+            ):
+                changed.append(f"{own.name} {getattr(config, own.name)!r} -> {own.default!r}")
+                setattr(converted, own.name, own.default)
+        logger.warning("A plain GRPOConfig is read as a Dr. GRPO run: %s.", ", ".join(changed) or "nothing to change")
+        converted.check()
+        return converted
+
+    def to_dict(self) -> dict[str, Any]:
+        """As in TRL, without the secrets in nested options: trackers log what this returns."""
+        return scrubbed(super().to_dict())
+
+    def __getstate__(self) -> dict[str, Any]:
+        return scrubbed(self.__dict__) if is_saving() else self.__dict__
+
+    @property
+    def step_spec(self) -> Any:
+        """`step_separator` as [`step_segmenter`] takes it: a list of one is that one."""
+        return self.step_separator[0] if len(self.step_separator) == 1 else self.step_separator
+
+    def _spell_out(self) -> None:
+        """The forms that scripts and command lines may use, in the one that the rest reads."""
+        if self.scale_rewards in (False, "False", "false"):
+            self.scale_rewards = "none"
+        if isinstance(self.step_separator, str):
+            self.step_separator = [self.step_separator]
+        if isinstance(self.run_warnings, str) and self.run_warnings.lower() in ("true", "false"):
+            self.run_warnings = self.run_warnings.lower() == "true"
+
+    def _fall_back_to_cpu(self) -> None:
+        """Without an accelerator: CPU and float32, so that a script written for a GPU starts on a laptop."""
+        if not self.use_cpu and not torch.accelerator.is_available():
+            chosen = [f"{name}=True" for name in ("bf16", "fp16", "tf32") if getattr(self, name)]
+            overridden = f" Overridden: {', '.join(chosen)}." if chosen else ""
+            logger.warning("No accelerator found: training on the CPU in float32.%s", overridden)
+            self.use_cpu = True
+            self.bf16 = self.fp16 = False
+            self.tf32 = None
+        elif self.use_cpu and self.bf16 is None:
+            self.bf16 = False
+
+
+def dr_grpo_config(args: GRPOConfig | None, model: Any) -> DrGRPOConfig:
+    """A trainer's configuration as ours; `None`: the defaults, with an `output_dir` named after the model."""
+    if isinstance(args, DrGRPOConfig):
+        args.check()
+        return args
+    if isinstance(args, GRPOConfig):
+        return DrGRPOConfig.from_grpo_config(args)
+    if args is None:
+        model_name = model if isinstance(model, str) else model.config._name_or_path
+        return DrGRPOConfig(f"{model_name.rstrip('/').split('/')[-1] or 'model'}-DrGRPO")
+    raise InputError("args", type(args).__name__, "a DrGRPOConfig", "Build it with trl_drgrpo.DrGRPOConfig(...).")

@@ -1,0 +1,207 @@
+"""Checks of a trainer's inputs before a model loads."""
+
+import dataclasses
+import functools
+import inspect
+import logging
+from dataclasses import MISSING
+from difflib import get_close_matches
+from typing import Any
+
+from datasets import Dataset, IterableDataset
+from torch import nn
+
+from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.folders import check_writable
+from trl_drgrpo.common.rows import check_prompt_values, column_values
+from trl_drgrpo.config.config import DrGRPOConfig
+from trl_drgrpo.features.diagnostics.right import RightRule
+from trl_drgrpo.rewards.columns import check_columns, check_form, check_ready, check_values, gold_columns
+from trl_drgrpo.rewards.contract import reward_name
+
+logger = logging.getLogger(__name__)
+
+# Trackers that nothing but their package of the same name can be missing for.
+_TRACKERS = ("clearml", "codecarbon", "dvclive", "mlflow", "neptune", "swanlab", "tensorboard", "trackio", "wandb")
+
+
+def check_inputs(
+    args: DrGRPOConfig,
+    reward_funcs: list[Any],
+    train_dataset: Any,
+    *,
+    eval_dataset: Any = None,
+    step_reward_funcs: list[Any] | None = None,
+    tools: Any = None,
+    rollout_func: Any = None,
+    environment_factory: Any = None,
+) -> None:
+    """Check the trainer's arguments against each other.
+
+    Args:
+        args ([`DrGRPOConfig`]): The configuration.
+        reward_funcs (`list`): Reward functions, models or model ids.
+        train_dataset ([`~datasets.Dataset`] or [`~datasets.IterableDataset`]): The prompts.
+        eval_dataset (*optional*): A dataset, or a dict of them; checked alike, but for the size.
+        step_reward_funcs (`list`, *optional*): Step reward functions.
+        tools (`list`, *optional*): Tools of the agent.
+        rollout_func (`Callable`, *optional*): Custom generation, which may add fields that rewards ask for.
+        environment_factory (`Callable` or `dict`, *optional*): Environments that may own data and reward.
+
+    Raises:
+        `InputError`: No reward, weights that do not fit, a data set without `prompt` or too small for one generation
+            batch, a reward function that asks for a column the data does not have, or for a program that is not there.
+    """
+    if not reward_funcs and not step_reward_funcs and environment_factory is None:
+        # The sentence before the comma is TRL's, for those who search for it.
+        remedy = (
+            "No reward source provided. Pass `reward_funcs`, or an `environment_factory` whose environment defines a "
+            "`get_reward` method, or `step_reward_funcs`."
+        )
+        raise InputError("reward_funcs", "none", "at least one reward function", remedy)
+    for index, reward_func in enumerate(reward_funcs):
+        try:
+            check_form(reward_func, "")
+        except InputError as error:
+            got = f"{error.got} at position {index}"
+            raise InputError("reward_funcs", got, error.expected, error.remedy) from None
+    weights = args.reward_weights
+    if weights is not None and len(weights) != len(reward_funcs):
+        expected = f"{len(reward_funcs)}, one per reward function"
+        raise InputError("reward_weights", f"{len(weights)} weights", expected, "Give one number per function.")
+    if args.max_completion_length is None and (tools or environment_factory is not None):
+        remedy = "TRL stops a conversation with tools by this limit: set max_completion_length."
+        raise InputError("max_completion_length", "None together with tools", "a number of tokens", remedy)
+    check_writable("output_dir", str(args.output_dir))
+    _check_trackers(args.report_to)
+    for func in step_reward_funcs or []:
+        _refuse_bare_rule(func)
+    for func in [*reward_funcs, *(step_reward_funcs or [])]:
+        check_ready(func)
+    if args.right_reward is not None and environment_factory is None:  # an environment may bring a reward of its own
+        RightRule(_reward_names(reward_funcs), args.right_reward)
+    if not step_reward_funcs and (unused := _changed_step_settings(args)):
+        logger.warning("%s: without step_reward_funcs this has no effect.", ", ".join(unused))
+    splits = {"train_dataset": train_dataset}
+    if isinstance(eval_dataset, dict):
+        splits |= {f"eval_dataset[{name!r}]": split for name, split in eval_dataset.items()}
+    else:
+        splits["eval_dataset"] = eval_dataset
+    for field, dataset in splits.items():
+        if dataset is None:
+            continue
+        _check_kind(field, dataset)
+        if field == "train_dataset":
+            _check_size(args, dataset)
+        if environment_factory is None:  # an environment may bring the prompt, and anything a reward asks for
+            _check_prompts(field, dataset)
+        # A stream may not know its columns; custom generation may add fields.
+        if dataset.column_names is not None and rollout_func is None and environment_factory is None:
+            _check_columns(reward_funcs, dataset.column_names)
+            _check_columns(step_reward_funcs or [], [*dataset.column_names, "steps", "step_ends"])
+            _check_golds([*reward_funcs, *(step_reward_funcs or [])], field, dataset)
+
+
+def _check_trackers(given: Any) -> None:
+    """Trackers that transformers does not know, and those that it says are not installed."""
+    from transformers.integrations import get_available_reporting_integrations
+    from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
+
+    available = get_available_reporting_integrations()
+    names = [given] if isinstance(given, str) else given or []
+    for name in names:
+        if name in ("all", "none"):
+            continue
+        if name not in INTEGRATION_TO_CALLBACK:
+            near = get_close_matches(name, INTEGRATION_TO_CALLBACK, n=1, cutoff=0.6)
+            remedy = f"Did you mean {near[0]}?" if near else "report_to: none reports to nobody."
+            raise InputError("report_to", name, f"one of {', '.join(INTEGRATION_TO_CALLBACK)}, or none", remedy)
+        if name in _TRACKERS and name not in available:
+            remedy = f"Install it with `pip install {name}`, or leave it out of report_to."
+            raise InputError("report_to", f"{name}, but {name} is not installed", f"the package {name}", remedy)
+
+
+def _reward_names(reward_funcs: list[Any]) -> list[str]:
+    """As the trainer will call them: a model by the last part of its id."""
+    ids = [
+        f if isinstance(f, str) else str(getattr(getattr(f, "config", None), "_name_or_path", ""))
+        for f in reward_funcs
+        if isinstance(f, (str, nn.Module))
+    ]
+    functions = [reward_name(f) for f in reward_funcs if not isinstance(f, (str, nn.Module))]
+    return [*functions, *(name.rstrip("/").split("/")[-1] for name in ids)]
+
+
+def _check_columns(funcs: list[Any], columns: list[str]) -> None:
+    for func in funcs:
+        if callable(func) and not isinstance(func, nn.Module):
+            check_columns(func, columns, reward_name(func))
+
+
+def _check_golds(funcs: list[Any], field: str, dataset: Any) -> None:
+    """The values of the columns that reward functions require."""
+    needed = {reward_name(func): gold_columns(func, dataset.column_names) for func in funcs if callable(func)}
+    values = column_values(dataset, list(dict.fromkeys(name for names in needed.values() for name in names)))
+    for func in funcs:
+        check_values(func, values)
+    for column, found in values.items():
+        if found.nulls:
+            readers = ", ".join(name for name, columns in needed.items() if column in columns)
+            _warn_once(
+                f"{field}: the column {column} is null in {found.nulls} of {found.rows} rows, first in row "
+                f"{found.first_null} (from 0). {readers} is given None there; this package's own rewards leave such "
+                "rows unscored."
+            )
+
+
+@functools.cache
+def _warn_once(message: str) -> None:
+    logger.warning(message)
+
+
+def _changed_step_settings(args: DrGRPOConfig) -> list[str]:
+    """Fields about step rewards that are not at their defaults."""
+    about_steps = ("step_", "process_weight", "outcome_weight", "deepseekmath_")
+    ours = [field for field in dataclasses.fields(args) if field.name.startswith(about_steps)]
+    defaults = {f.name: f.default if f.default_factory is MISSING else f.default_factory() for f in ours}
+    return [name for name, default in defaults.items() if getattr(args, name) != default]
+
+
+def _refuse_bare_rule(func: Any) -> None:
+    """A rule for one step where a function of whole batches is due: the commonest mix-up."""
+    if not callable(func):
+        return
+    try:
+        parameters = inspect.signature(func).parameters
+    except (TypeError, ValueError):  # a built-in without a signature
+        return
+    if "step" in parameters and "steps" not in parameters:
+        name = reward_name(func)
+        remedy = f"Wrap it: trl_drgrpo.process_rewards.step_verifier({name})."
+        raise InputError("step_reward_funcs", f"{name!r}, which judges one step", "a function of a batch", remedy)
+
+
+def _check_kind(field: str, dataset: Any) -> None:
+    if not isinstance(dataset, (Dataset, IterableDataset)):
+        expected = "a datasets.Dataset or datasets.IterableDataset"
+        remedy = 'Pick a split (dataset["train"]), or build one with Dataset.from_list.'
+        raise InputError(field, type(dataset).__name__, expected, remedy)
+
+
+def _check_size(args: DrGRPOConfig, dataset: Any) -> None:
+    if isinstance(dataset, Dataset):
+        needed = args.generation_batch_size // args.num_generations  # type: ignore[operator]  # set by TRL
+        if len(dataset) < needed:
+            expected = f"at least {needed} (generation batch of {args.generation_batch_size} rows / num_generations)"
+            remedy = "TRL drops incomplete batches, so nothing would be trained: add prompts, or lower the batch."
+            raise InputError("train_dataset", f"{len(dataset)} prompts", expected, remedy)
+
+
+def _check_prompts(field: str, dataset: Any) -> None:
+    """The column, and what it holds."""
+    columns = dataset.column_names
+    if columns is not None and "prompt" not in columns:
+        likely = [c for c in ("question", "problem", "instruction", "query", "input") if c in columns]
+        rename = f'dataset.rename_column("{(likely or columns or ["question"])[0]}", "prompt")'
+        raise InputError(field, f"columns {columns}", "a column 'prompt'", f"Rename yours: {rename}.")
+    check_prompt_values(dataset, f"{field}, column prompt")

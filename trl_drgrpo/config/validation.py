@@ -1,0 +1,227 @@
+"""Values of a configuration that contradict Dr. GRPO or each other: one error each, before a model loads.
+
+`DrGRPOConfig` calls `refuse` when it is built and, as its fields may be assigned to, when a trainer takes it and when
+training starts. Messages name the bias that a value would bring back and the class of TRL to use for the other
+objective.
+"""
+
+import os
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Any
+
+from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.ranges import Range, refuse_out_of_range
+from trl_drgrpo.features.diagnostics.run_warnings import warning_thresholds
+from trl_drgrpo.objective.advantages import ADVANTAGE_BASELINES
+from trl_drgrpo.objective.step_advantages import STEP_BASELINES, STEP_CREDITS, check_choices
+from trl_drgrpo.process_rewards.steps import step_segmenter
+
+REWARD_ERROR_POLICIES = ("raise", "unscorable")
+MICRO_BATCHINGS = ("exact", "upstream")
+ADAPTER_DTYPES = ("float32", "upstream")
+
+# What each other loss of TRL would bring back, in the words of the error message.
+_BIAS_OF_LOSS = {
+    "grpo": "It divides each completion's loss by its own length: a long wrong answer is punished less per token than "
+    "a short one, so wrong answers grow (length bias).",
+    "bnpo": "It divides by the tokens of a micro-batch: the weight of a token depends on which rows share it.",
+    "dapo": "It divides by the tokens of the batch: the weight of a row depends on how long the others are.",
+}
+_ANOTHER_OBJECTIVE = "It is another objective than Dr. GRPO."
+
+
+def refuse(config: Any) -> None:
+    """Refuse what makes a run something else than Dr. GRPO, and values that do not fit each other.
+
+    Args:
+        config ([`DrGRPOConfig`]): With `scale_rewards` spelled as TRL's string and `step_separator` as a list.
+
+    Raises:
+        `InputError`: Names the field, and what to do.
+    """
+    _refuse_other_objectives(config)
+    _refuse_bad_values(config)
+    _refuse_bad_fields(config)
+    _refuse_contradictory_credit(config)
+
+
+def _refuse_other_objectives(config: Any) -> None:
+    """Values under which the run would not be Dr. GRPO any more."""
+    if config.loss_type != "dr_grpo":
+        bias = _BIAS_OF_LOSS.get(config.loss_type, _ANOTHER_OBJECTIVE)
+        raise InputError(
+            "loss_type", repr(config.loss_type), "'dr_grpo'", f"{bias} Use trl.GRPOTrainer for that objective."
+        )
+    if config.scale_rewards != "none":
+        raise InputError(
+            "scale_rewards",
+            repr(config.scale_rewards),
+            "'none' (or False)",
+            "Dividing by the standard deviation makes very easy and very hard prompts weigh more than the others "
+            "(difficulty bias). Use trl.GRPOTrainer for that, or scale_by_running_std=True for one scale over all "
+            "prompts.",
+        )
+    if config.multi_objective_aggregation != "sum_then_normalize":
+        raise InputError(
+            "multi_objective_aggregation",
+            repr(config.multi_objective_aggregation),
+            "'sum_then_normalize' (here: a weighted sum, nothing is normalized)",
+            "Normalizing each reward divides by a group's standard deviation (difficulty bias). Use "
+            "trl.GRPOTrainer for that (GDPO).",
+        )
+    if config.sync_ref_model:
+        raise InputError(
+            "sync_ref_model",
+            "True",
+            "False",
+            "Moving the reference towards the policy makes the KL term measure recent drift only: nothing holds "
+            "the run to the model it started from. Use trl.GRPOTrainer for that (TR-DPO).",
+        )
+
+
+_SWITCHES = (
+    "scale_by_running_std",
+    "deepseekmath_step_std",
+    "use_bias_correction_kl",
+    "sync_ref_model",
+    "share_prompts",
+    "fast_generation",
+    "run_log",
+)
+
+
+def _refuse_bad_values(config: Any) -> None:
+    """Types and ranges that would otherwise fail deep inside, or train something nobody asked for."""
+    refuse_out_of_range(_as_zero(vars(config), config.use_vllm))
+    if isinstance(config.generation_kwargs, dict):  # what overrides the fields of the same names
+        try:
+            refuse_out_of_range(_as_zero(config.generation_kwargs, config.use_vllm))
+        except InputError as error:
+            raise error.under(f"generation_kwargs: {error.field}") from None
+    for name in ("reward_weights", "step_reward_weights"):
+        weights = getattr(config, name)
+        if weights is not None and not (isinstance(weights, (list, tuple)) and all(map(Range().allows, weights))):
+            raise InputError(name, repr(weights), "a list of finite numbers", "Give one number per function.")
+    for name in _SWITCHES:
+        if not isinstance(getattr(config, name), bool):
+            raise InputError(
+                name, repr(getattr(config, name)), "True or False", "A text such as 'false' counts as true."
+            )
+    for name, allowed in _choices().items():
+        value = getattr(config, name)
+        if value not in allowed:
+            near = get_close_matches(str(value), allowed, n=1, cutoff=0.6)
+            remedy = f"Did you mean {near[0]!r}?" if near else "Pick one of them."
+            raise InputError(name, repr(value), f"one of {', '.join(allowed)}", remedy)
+
+
+def _as_zero(values: Mapping[str, Any], use_vllm: bool) -> Mapping[str, Any]:
+    """`top_k=-1`, vLLM's way to switch it off, as the 0 that is everybody's."""
+    return {**values, "top_k": 0} if use_vllm and values.get("top_k") == -1 else values
+
+
+def _choices() -> dict[str, tuple[str, ...]]:
+    """The values of fields that take one of a few texts. What transformers names itself is asked there."""
+    from transformers.trainer_utils import HubStrategy, IntervalStrategy, SaveStrategy, SchedulerType
+    from transformers.training_args import OptimizerNames, trainer_log_levels
+
+    enumerations: dict[str, Any] = {
+        "lr_scheduler_type": SchedulerType,
+        "optim": OptimizerNames,
+        "logging_strategy": IntervalStrategy,
+        "eval_strategy": IntervalStrategy,
+        "save_strategy": SaveStrategy,
+        "hub_strategy": HubStrategy,
+    }
+    return {
+        "advantage_baseline": ADVANTAGE_BASELINES,
+        "on_reward_error": REWARD_ERROR_POLICIES,
+        "micro_batching": MICRO_BATCHINGS,
+        "adapter_dtype": ADAPTER_DTYPES,
+        "step_credit": STEP_CREDITS,
+        "step_baseline": STEP_BASELINES,
+        "importance_sampling_level": ("token", "sequence"),
+        "log_level": tuple(trainer_log_levels),
+        "log_level_replica": tuple(trainer_log_levels),
+        "vllm_mode": ("server", "colocate"),
+        "vllm_importance_sampling_mode": ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask"),
+        **{name: tuple(str(member.value) for member in values) for name, values in enumerations.items()},
+    }
+
+
+def _refuse_bad_fields(config: Any) -> None:
+    """Our own fields, and values that do not fit each other."""
+    warning_thresholds(config.run_warnings)
+    if config.right_reward is not None and not isinstance(config.right_reward, str):
+        remedy = "Leave it out for the first reward."
+        raise InputError("right_reward", repr(config.right_reward), "a reward function's name", remedy)
+    if config.logging_strategy == "steps" and config.logging_steps == 0:
+        remedy = "logging_strategy='no' switches logging off."
+        raise InputError("logging_steps", "0", "a number above 0 with logging_strategy 'steps'", remedy)
+    if config.max_completion_length is None and config.loss_normalizer is None:
+        raise InputError(
+            "loss_normalizer",
+            "None together with max_completion_length=None",
+            "a positive number of tokens",
+            "Without a length limit there is no natural constant to divide by: set loss_normalizer, say to "
+            "the length you expect at most.",
+        )
+    context, longest = config.vllm_max_model_length, config.max_completion_length
+    if config.use_vllm and context is not None and longest is not None and longest >= context:
+        remedy = "Prompt and completion share that length: raise it, or lower max_completion_length."
+        got = f"{longest} with vllm_max_model_length={context}"
+        raise InputError("max_completion_length", got, f"less than {context}", remedy)
+    if config.beta_warmup_steps > 0 and config.beta == 0:
+        raise InputError(
+            "beta_warmup_steps",
+            f"{config.beta_warmup_steps} with beta={config.beta}",
+            "0, or a positive number of steps with beta > 0",
+            "There is nothing to warm up without a KL term: set beta, or leave beta_warmup_steps out.",
+        )
+
+
+def _refuse_contradictory_credit(config: Any) -> None:
+    """Process rewards: the choices must fit each other, and the separator must be one."""
+    if not isinstance(config.step_separator, (list, tuple)):
+        got = repr(config.step_separator)
+        raise InputError("step_separator", got, "a list of separators", "Leave it out for the default, an empty line.")
+    step_segmenter(config.step_spec)
+    check_choices(config.step_credit, config.step_baseline, config.deepseekmath_step_std, prefix="step_")
+
+
+def refuse_partial_groups(config: Any) -> None:
+    """A generation batch that would cut a prompt's group in two."""
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    steps = config.steps_per_generation or config.gradient_accumulation_steps
+    rows = config.generation_batch_size or config.per_device_train_batch_size * world_size * steps
+    if rows % (config.num_generations or 1) != 0:
+        raise InputError(
+            "num_generations",
+            f"{config.num_generations} for a generation batch of {rows} rows (generation_batch_size, or "
+            f"per_device_train_batch_size {config.per_device_train_batch_size} x {world_size} processes x {steps})",
+            "a divisor of the generation batch",
+            "Every prompt needs all its completions in the batch: change gradient_accumulation_steps or "
+            "per_device_train_batch_size so that the product is a multiple of num_generations.",
+        )
+
+
+def refuse_stale_batch(config: Any) -> None:
+    """A generation batch that was worked out before a field behind it was assigned to: groups would be cut in two.
+
+    Args:
+        config ([`DrGRPOConfig`]): With the batch sizes that TRL's constructor fills in.
+
+    Raises:
+        `InputError`: The sizes do not fit each other any more.
+    """
+    batch, steps = config.per_device_train_batch_size, config.steps_per_generation or 1
+    rows = batch * config.world_size * steps
+    if config.generation_batch_size != rows:
+        raise InputError(
+            "generation_batch_size",
+            f"{config.generation_batch_size}, worked out when the configuration was built",
+            f"{rows}: per_device_train_batch_size {batch} x {config.world_size} processes x steps_per_generation "
+            f"{steps}",
+            "Give batch sizes to DrGRPOConfig(...), or assign generation_batch_size and steps_per_generation, too.",
+        )

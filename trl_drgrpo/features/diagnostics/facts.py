@@ -1,0 +1,163 @@
+"""Facts of a run for `run.json` of the run log: objective, settings, rewards, versions.
+
+Settings are picked by name, never copied as a whole, so that no token and no local secret gets into the file.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from trl_drgrpo.features.diagnostics.right import RightRule
+from trl_drgrpo.features.model_card.objective import objective_of
+from trl_drgrpo.process_rewards.steps import step_segmenter
+from trl_drgrpo.upstream.versions import LIBRARIES, installed_versions
+
+_OBJECTIVE = (
+    "advantage_baseline",
+    "beta",
+    "beta_warmup_steps",
+    "epsilon",
+    "epsilon_high",
+    "delta",
+    "scale_by_running_std",
+    "importance_sampling_level",
+    "use_bias_correction_kl",
+    "entropy_coef",
+    "use_adaptive_entropy",
+    "top_entropy_quantile",
+    "mask_truncated_completions",
+    "off_policy_mask_threshold",
+)
+_VLLM_OBJECTIVE = (
+    "vllm_importance_sampling_correction",
+    "vllm_importance_sampling_mode",
+    "vllm_importance_sampling_clip_min",
+    "vllm_importance_sampling_clip_max",
+)
+_STEP_OBJECTIVE = ("step_credit", "step_baseline", "step_separator", "deepseekmath_step_std")
+_WEIGHTS = ("outcome_weight", "process_weight")
+_SAMPLING = ("num_generations", "temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+_SETTINGS = (
+    "learning_rate",
+    "lr_scheduler_type",
+    "warmup_steps",
+    "weight_decay",
+    "max_grad_norm",
+    "optim",
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "steps_per_generation",
+    "generation_batch_size",
+    "num_iterations",
+    "num_generations_eval",
+    "max_completion_length",
+    *_SAMPLING,
+    "use_vllm",
+    "vllm_mode",
+    "seed",
+    "bf16",
+    "fp16",
+    "gradient_checkpointing",
+    "logging_steps",
+    "micro_batching",
+    "share_prompts",
+    "fast_generation",
+    "on_reward_error",
+    "record_groups",
+)
+
+
+def start_facts(trainer: Any) -> dict[str, Any]:
+    """What belongs to one start of a run: which run it is, versions, device, number of processes."""
+    device = trainer.accelerator.device
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    return {
+        "run_id": trainer.run_id,
+        "versions": installed_versions([*LIBRARIES, "peft", "accelerate"]),
+        "device": name,
+        "processes": trainer.accelerator.num_processes,
+    }
+
+
+def run_facts(trainer: Any, right: RightRule | None) -> dict[str, Any]:
+    """Facts of the run.
+
+    Args:
+        trainer ([`DrGRPOTrainer`]): The trainer, about to train.
+        right ([`RightRule`], *optional*): Which completions are right.
+
+    Returns:
+        `dict[str, Any]`: JSON-ready.
+    """
+    args, scorer = trainer.args, trainer.step_scorer
+    return {
+        "trainer": type(trainer).__name__,
+        "max_steps": trainer.state.max_steps,
+        "model": str(getattr(trainer.model.config, "_name_or_path", "")) or type(trainer.model).__name__,
+        "adapter": _adapter(trainer.accelerator.unwrap_model(trainer.model)),
+        "dataset": trainer.dataset_name or _dataset_name(trainer.train_dataset),
+        "formula": objective_of(trainer).formula,
+        "objective": _objective(trainer),
+        "settings": _fields(args, _SETTINGS),
+        "rewards": {"names": list(trainer.reward_func_names), "weights": trainer.reward_weights.tolist()},
+        "step_rewards": {"names": list(scorer.names), "weights": list(scorer.weights)} if scorer else None,
+        "right": {"reward": right.name, "threshold": right.threshold} if right else None,
+    }
+
+
+def objective_facts(trainer: Any) -> dict[str, Any]:
+    """What a change of makes another objective, in one flat mapping: a resumed run compares it.
+
+    Args:
+        trainer ([`DrGRPOTrainer`]): The trainer, about to train.
+
+    Returns:
+        `dict[str, Any]`: JSON-ready: the objective of `run_facts`, rewards with their weights, how completions are
+            sampled.
+    """
+    scorer = trainer.step_scorer
+    return {
+        **_objective(trainer),
+        "rewards": _weighted(trainer.reward_func_names, trainer.reward_weights.tolist()),
+        "step_rewards": _weighted(scorer.names, scorer.weights) if scorer else [],
+        **_fields(trainer.args, _SAMPLING),
+    }
+
+
+def _objective(trainer: Any) -> dict[str, Any]:
+    args, scorer = trainer.args, trainer.step_scorer
+    objective = {"loss_normalizer": trainer.loss_normalizer} | _fields(args, _OBJECTIVE)
+    objective |= {name: value if args.use_vllm else None for name, value in _fields(args, _VLLM_OBJECTIVE).items()}
+    objective |= {name: getattr(args, name) if scorer else None for name in _STEP_OBJECTIVE}
+    if scorer and scorer.segmenter.name != step_segmenter(args.step_spec).name:
+        objective["step_separator"] = scorer.segmenter.name  # the trainer was given a segmenter of its own
+    return objective | _fields(args, _WEIGHTS)
+
+
+def _weighted(names: Sequence[str], weights: Sequence[float]) -> list[str]:
+    return [f"{weight:g} * {name}" for name, weight in zip(names, weights, strict=True)]
+
+
+def _fields(args: Any, names: tuple[str, ...]) -> dict[str, Any]:
+    """Those that this version has; enumerations by their value."""
+    return {name: _plain(getattr(args, name)) for name in names if hasattr(args, name)}
+
+
+def _plain(value: Any) -> Any:
+    value = getattr(value, "value", value)
+    return value if isinstance(value, str | int | float | bool | list | dict) or value is None else str(value)
+
+
+def _adapter(model: Any) -> dict[str, Any] | None:
+    config = getattr(model, "active_peft_config", None)
+    if config is None:
+        return None
+    names = ("peft_type", "r", "lora_alpha", "lora_dropout", "use_rslora", "use_dora", "target_modules")
+    facts = {name: getattr(config, name) for name in names if hasattr(config, name)}
+    return {name: sorted(v) if isinstance(v, set) else _plain(v) for name, v in facts.items()}
+
+
+def _dataset_name(dataset: Any) -> str | None:
+    info = getattr(dataset, "info", None)
+    return getattr(info, "dataset_name", None) or None

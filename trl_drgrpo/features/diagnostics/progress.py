@@ -1,0 +1,177 @@
+"""The progress of a run in one line: pass rate or reward, length, dead groups, tokens per second, time left.
+
+On a terminal it is a bar that is redrawn, elsewhere a plain line at most every few seconds, so that a log file stays
+readable. It reads the logged metrics only and takes the place of transformers' `ProgressCallback` and
+`PrinterCallback`, which print every metric of every log.
+"""
+
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from transformers import PrinterCallback
+from transformers.trainer_callback import ProgressCallback as TqdmCallback
+
+from trl_drgrpo.upstream.description import DescribingCallback
+
+
+class ProgressCallback(DescribingCallback):
+    """Shows the progress of a training run; `trl-drgrpo train` adds it by itself.
+
+    ```python
+    trainer.remove_callback(transformers.trainer_callback.ProgressCallback)
+    trainer.add_callback(trl_drgrpo.ProgressCallback())
+    ```
+
+    With `disable_tqdm=True` there is no bar, only plain lines.
+
+    Args:
+        console (`rich.console.Console`, *optional*): Where to show it; standard error by default.
+        every_seconds (`float`, *optional*, defaults to `10.0`): Least time between two plain lines.
+        every_steps (`int`, *optional*): Plain lines every so many steps instead.
+        clock (`Callable[[], float]`, *optional*): Seconds since some moment.
+    """
+
+    def __init__(
+        self,
+        console: Console | None = None,
+        every_seconds: float = 10.0,
+        every_steps: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self.console = console or Console(file=sys.stderr)
+        self.every_seconds, self.every_steps = every_seconds, every_steps
+        self._clock = clock
+        self._bar: Progress | None = None
+        self._task: Any = None
+        self._status = ""
+        self._began = self._printed = clock()
+        self._first_step = 0
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Start the bar, on a terminal."""
+        self._began = self._clock()
+        self._printed = -math.inf
+        self._first_step = state.global_step
+        if not state.is_world_process_zero or args.disable_tqdm or not self.console.is_terminal:
+            return
+        columns = (TextColumn("training"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[status]}"))
+        self._bar = Progress(*columns, console=self.console)
+        self._task = self._bar.add_task("training", total=state.max_steps, completed=state.global_step, status="")
+        self._bar.start()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Move the bar on."""
+        if self._bar is not None:
+            self._bar.update(self._task, completed=state.global_step, status=self._line(state))
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        """Take the newest numbers and show them."""
+        if not state.is_world_process_zero or not logs:
+            return
+        if evaluation := status_line(
+            {name.removeprefix("eval_"): v for name, v in logs.items() if name[:5] == "eval_"}
+        ):
+            self._print(f"evaluation at step {state.global_step}  {evaluation}")
+        if "reward" not in logs:  # that, or the summary at the end
+            return
+        self._status = status_line(logs)
+        if self._bar is not None:
+            self._bar.update(self._task, completed=state.global_step, status=self._line(state))
+        elif self._is_due(state):
+            self._printed = self._clock()
+            self._print(f"step {state.global_step}/{state.max_steps}  {self._line(state)}")
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Stop the bar."""
+        self.close()
+
+    def close(self) -> None:
+        """Stop the bar, also of a run that ended with an error; the terminal is as before."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def _print(self, line: str) -> None:
+        self.console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+    def _is_due(self, state: Any) -> bool:
+        if state.global_step >= state.max_steps:
+            return True
+        if self.every_steps is not None:
+            return state.global_step % self.every_steps == 0
+        return self._clock() - self._printed >= self.every_seconds
+
+    def _line(self, state: Any) -> str:
+        done = state.global_step - self._first_step
+        left = state.max_steps - state.global_step
+        if not done or left <= 0:
+            return self._status
+        return f"{self._status}  {spoken_time((self._clock() - self._began) / done * left)} left".lstrip()
+
+
+@contextmanager
+def show_progress(trainer: Any, progress: ProgressCallback | None = None) -> Iterator[None]:
+    """Inside the block a trainer shows its progress in one line, and not as transformers would.
+
+    Args:
+        trainer ([`~transformers.Trainer`]): About to train.
+        progress ([`ProgressCallback`], *optional*): What shows it.
+    """
+    progress = progress or ProgressCallback()
+    trainer.remove_callback(PrinterCallback)
+    trainer.remove_callback(TqdmCallback)
+    trainer.add_callback(progress)
+    try:
+        yield
+    finally:
+        with progress.describing("The progress line"):
+            progress.close()
+
+
+def status_line(logs: Mapping[str, Any]) -> str:
+    """The numbers of a logged step in one line; what was not logged is left out.
+
+    Args:
+        logs (`Mapping[str, float]`): Metrics of a training step.
+
+    Returns:
+        `str`.
+
+    Example:
+
+    ```python
+    >>> status_line({"reward": 0.5, "completions/mean_length": 41.2, "drgrpo/zero_signal_frac": 0.25})
+    'reward 0.5  length 41  dead groups 25%'
+
+    ```
+    """
+    parts = (
+        ("pass rate {:.0%}", logs.get("drgrpo/pass_rate")),
+        ("reward {:.3g}", None if "drgrpo/pass_rate" in logs else logs.get("reward")),
+        ("length {:.0f}", logs.get("completions/mean_length")),
+        ("dead groups {:.0%}", logs.get("drgrpo/zero_signal_frac")),
+        ("{:,.0f} tokens/s", logs.get("time/tokens_per_s")),
+    )
+    return "  ".join(text.format(value) for text, value in parts if isinstance(value, int | float))
+
+
+def spoken_time(seconds: float) -> str:
+    """Seconds as hours, minutes and seconds.
+
+    Example:
+
+    ```python
+    >>> spoken_time(59.6), spoken_time(61), spoken_time(7322)
+    ('1:00', '1:01', '2:02:02')
+
+    ```
+    """
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

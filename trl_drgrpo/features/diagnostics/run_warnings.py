@@ -1,0 +1,210 @@
+"""The warnings of a run: which causes are watched, with which thresholds, each said once.
+
+`run_warnings` in the configuration is `True`, `False`, or a mapping from causes to thresholds (or to `False`). What
+was said, and what the watches have seen, travels with checkpoints: a resumed run does not repeat itself.
+"""
+
+import json
+import logging
+import math
+from collections.abc import Callable, Iterable, Mapping
+from difflib import get_close_matches
+from typing import Any
+
+from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.features.diagnostics.watch import Metrics, Watch
+from trl_drgrpo.features.diagnostics.watches import WATCHES
+
+logger = logging.getLogger(__name__)
+
+ALL_DEAD = "all_dead"  # judged at the end of a run, from what was counted
+DEFAULTS: dict[str, dict[str, float]] = {
+    **{watch.cause: watch.defaults for watch in WATCHES},
+    ALL_DEAD: {"steps": 5},
+}
+_SHARES = ("share", "rise", "distinct")
+_COUNTS = {"steps": 1, "consecutive": 1}
+
+
+def warning_thresholds(setting: Any) -> dict[str, dict[str, float]]:
+    """The thresholds of the causes that are watched.
+
+    Args:
+        setting (`bool`, `dict` or `str`): `run_warnings` as configured; a text is JSON.
+
+    Returns:
+        `dict[str, dict[str, float]]`: All thresholds of each watched cause; empty: silence.
+
+    Raises:
+        `InputError`: A cause or a threshold that does not exist, or a value out of its range.
+
+    Example:
+
+    ```python
+    >>> warning_thresholds({"kl": False, "dead_groups": {"share": 0.5}})["dead_groups"]
+    {'share': 0.5, 'steps': 20}
+    >>> warning_thresholds({"kl": {"deviation": 5}})
+    Traceback (most recent call last):
+    trl_drgrpo.common.errors.InputError: run_warnings: got 'deviation' under kl; expected one of ... Did you mean ...
+
+    ```
+    """
+    setting = _parsed(setting)
+    if setting is False:
+        return {}
+    chosen: dict[str, Any] = {} if setting is True else setting
+    thresholds = {}
+    for cause in chosen:
+        _refuse_unknown(cause, DEFAULTS, "")
+    for cause, defaults in DEFAULTS.items():
+        given = chosen.get(cause, True)
+        if given is False:
+            continue
+        if given is not True and not isinstance(given, Mapping):
+            remedy = f"Write for example {{{cause!r}: {dict(defaults)}}}."
+            raise InputError("run_warnings", f"{given!r} for {cause}", "a mapping of thresholds, or false", remedy)
+        overrides = {} if given is True else dict(given)
+        for name, value in overrides.items():
+            _refuse_unknown(name, defaults, f" under {cause}")
+            _check_value(cause, name, value)
+        thresholds[cause] = {**defaults, **overrides}
+    return thresholds
+
+
+def _parsed(setting: Any) -> Any:
+    if isinstance(setting, str):
+        try:
+            setting = json.loads(setting)
+        except json.JSONDecodeError as error:
+            remedy = f"It is not valid JSON: {error}."
+            raise InputError("run_warnings", repr(setting), "true, false or a JSON mapping", remedy) from None
+    if not isinstance(setting, bool | Mapping):
+        remedy = "Write for example {'dead_groups': {'share': 0.9}, 'kl': False}."
+        raise InputError("run_warnings", repr(setting), "True, False or a mapping from causes to thresholds", remedy)
+    return setting
+
+
+def _refuse_unknown(name: Any, known: Iterable[str], where: str) -> None:
+    if name in known:
+        return
+    near = get_close_matches(str(name), known, n=1, cutoff=0.5)
+    remedy = f"Did you mean {near[0]!r}?" if near else "Remove it."
+    raise InputError("run_warnings", f"{name!r}{where}", f"one of {', '.join(known)}", remedy)
+
+
+def _check_value(cause: str, name: str, value: Any) -> None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if name in _COUNTS:
+        lowest, expected = _COUNTS[name], f"a whole number, at least {_COUNTS[name]}"
+        fits = is_number and isinstance(value, int) and value >= lowest
+    elif name in _SHARES:
+        fits, expected = is_number and 0 <= value <= 1, "a number from 0 to 1"
+    else:
+        fits, expected = is_number and value > 0, "a positive number"
+    if not fits:
+        raise InputError("run_warnings", f"{value!r} for {cause}: {name}", expected, "Leave it out for the default.")
+
+
+class RunWarnings:
+    """Watches the metrics of a run, optimizer step by optimizer step, and warns, once per cause.
+
+    Args:
+        thresholds (`dict[str, dict[str, float]]`): From [`warning_thresholds`].
+        num_generations (`int`): G.
+        tell (`Callable[[int, str, str], None]`, *optional*): Told step, cause and message of every warning, beside the
+            log.
+    """
+
+    def __init__(
+        self,
+        thresholds: dict[str, dict[str, float]],
+        num_generations: int,
+        tell: Callable[[int, str, str], None] | None = None,
+    ):
+        self.thresholds = thresholds
+        self.tell = tell
+        self.said: dict[str, int] = {}  # cause -> step
+        self.step = 0  # the last one that was observed
+        self.signal_steps = self.dead_steps = 0  # those that say something about signal, those without any
+        self._newest: dict[str, Any] = {}  # newest value of each metric
+        self._watches = [
+            watch(thresholds[watch.cause], num_generations) for watch in WATCHES if watch.cause in thresholds
+        ]
+
+    def observe(self, step: int, metrics: Metrics) -> None:
+        """Take in an optimizer step.
+
+        Args:
+            step (`int`): Its number; one that is not above the last one starts another run.
+            metrics (`Mapping[str, float]`): Its metrics, whether they are logged at this step or not.
+        """
+        if step <= self.step:
+            self.signal_steps = self.dead_steps = 0
+            for watch in self._watches:
+                watch.forget()
+        self.step = step
+        self._newest.update(metrics)
+        dead = metrics.get("drgrpo/zero_signal_frac")
+        if dead is not None:
+            self.signal_steps += 1
+            self.dead_steps += dead >= 1
+        self._judge((watch, watch.observe(step, metrics)) for watch in self._watches if not watch.from_logs)
+
+    def observe_log(self, step: int, logs: Metrics) -> None:
+        """Take in what was logged at an optimizer step; evaluations (`eval_...`) say nothing here."""
+        logs = {**logs, **self._newest}  # of the step, not a mean since the last log
+        self._judge((watch, watch.observe(step, logs)) for watch in self._watches if watch.from_logs)
+
+    def finish(self) -> None:
+        """The run is over: judge what was too short for a window, and a run in which no group had a signal."""
+        explained: tuple[str, ...] = ()
+        enough = ALL_DEAD in self.thresholds and self.signal_steps >= self.thresholds[ALL_DEAD]["steps"]
+        if enough and self.dead_steps == self.signal_steps:
+            explained = ("all_wrong", "dead_groups")
+            self._say(
+                ALL_DEAD,
+                "No group of the whole run had a signal: every group's rewards were equal, so nothing was learned "
+                "from them. Check the reward on a few completions (`trl-drgrpo score`), the difficulty of the "
+                "prompts, and that sampling is on.",
+            )
+        self._judge(((watch, watch.conclude()) for watch in self._watches), explained)
+
+    def _judge(self, judged: Iterable[tuple[Watch, str | None]], explained: tuple[str, ...] = ()) -> None:
+        """Say what is not said yet, and is not explained by a cause that was said and still holds."""
+        for watch, message in judged:
+            if message is None or watch.cause in explained:
+                continue
+            self._say(watch.cause, message)
+            explained += watch.explains
+
+    def _say(self, cause: str, message: str) -> None:
+        if cause in self.said:
+            return
+        self.said[cause] = self.step
+        logger.warning("%s (%s; run_warnings={%r: False} silences this)", message, cause, cause)
+        if self.tell is not None:
+            self.tell(self.step, cause, message)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Warnings and readings so far, JSON-ready."""
+        return {
+            "said": self.said,
+            "step": self.step,
+            "signal_steps": self.signal_steps,
+            "dead_steps": self.dead_steps,
+            "seen": {watch.cause: watch.seen for watch in self._watches},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned; causes that are watched anew start from nothing.
+
+        So do all where release 0.1.0 wrote the state: its readings were logs.
+        """
+        self.said = dict(state["said"])
+        self.step = state.get("step", 0)
+        self.signal_steps = state["signal_steps"] if "signal_steps" in state else state["logged_steps"]
+        self.dead_steps = state["dead_steps"]
+        seen = state.get("seen", {})
+        for watch in self._watches:
+            if seen.get(watch.cause, {}).keys() == watch.seen.keys():
+                watch.seen = seen[watch.cause]

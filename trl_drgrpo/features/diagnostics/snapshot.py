@@ -1,0 +1,135 @@
+"""One generation batch, copied from the device to the host in one transfer, as statistics and run log read it."""
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from trl_drgrpo.features.diagnostics.records import RecordedRow
+from trl_drgrpo.upstream.hooks import CreditedBatch
+
+
+@dataclass(frozen=True)
+class OwnRow:
+    """One row of this rank for the statistics; see [`BatchRows`]."""
+
+    length: int
+    trained: int
+    mass: float
+    truncated: bool
+    text: int
+
+
+class BatchSnapshot:
+    """A credited generation batch in plain Python numbers.
+
+    Args:
+        batch ([`CreditedBatch`]): The batch.
+        first_row (`int`): Where this rank's rows begin among those of all ranks.
+        stop_token_ids (`Collection[int]`): Tokens that end a completion.
+        recorded (`Collection[int]`): Groups, over all ranks, that are to be recorded.
+
+    Attributes:
+        rewards, outcome_advantages (`list[float]` of length `B`): Over all ranks; NaN = unscorable.
+        per_func (`list[list[float]]` of shape `(F, B)`): Each function's rewards, over all ranks.
+        own (`list[OwnRow]` of length `b`): This rank's rows.
+    """
+
+    def __init__(
+        self, batch: CreditedBatch, first_row: int, stop_token_ids: Collection[int], recorded: Collection[int]
+    ):
+        self.batch, self.first_row = batch, first_row
+        self._recorded = [
+            i for i in range(len(batch.scored.prompts)) if (first_row + i) // batch.num_generations in recorded
+        ]
+        advantages = batch.token_advantages
+        tensors = {
+            "rewards": batch.rewards,
+            "outcome_advantages": batch.outcome_advantages,
+            **{f"reward {f}": column for f, column in enumerate(batch.scored.rewards_per_func.unbind(dim=1))},
+            "tokens": batch.completion_mask.sum(dim=1),
+            "trained": batch.trained_mask.sum(dim=1),
+            "mass": advantages.abs().sum(dim=1),
+        }
+        if batch.steps is not None:
+            tensors["token advantages"] = advantages[self._recorded]
+            tensors["token masks"] = batch.trained_mask[self._recorded]
+        copied = to_host(tensors)
+        self.rewards, self.outcome_advantages = copied["rewards"], copied["outcome_advantages"]
+        self.per_func = [copied[f"reward {f}"] for f in range(batch.scored.rewards_per_func.size(1))]
+        self.own = [
+            # A tool's tokens are in the completion but not trained on; where all of a row is masked, none can be told.
+            OwnRow(
+                len(ids) - int(tokens - trained), int(trained), mass, _is_cut(ids, stop_token_ids), hash(tuple(ids))
+            )
+            for ids, tokens, trained, mass in zip(
+                batch.scored.completion_ids, copied["tokens"], copied["trained"], copied["mass"], strict=True
+            )
+        ]
+        self._token_values = self._per_recorded_row(copied) if batch.steps is not None else {}
+        self._add_rows_with_tools(copied)
+
+    def recorded_rows(self, names: Sequence[str], right: Sequence[bool | None] | None) -> Iterator[RecordedRow]:
+        """This rank's rows of the groups that are recorded.
+
+        Args:
+            names (`Sequence[str]` of length `F`): The reward functions.
+            right (`Sequence[bool or None]` of length `B`, *optional*): Over all ranks.
+        """
+        scored, steps = self.batch.scored, self.batch.steps
+        for i in self._recorded:
+            row, ids, own = self.first_row + i, list(scored.completion_ids[i]), self.own[i]
+            is_trained = own.trained > 0
+            everywhere = [self.outcome_advantages[row] if is_trained else 0.0] * len(ids), [is_trained] * len(ids)
+            advantages, trained = self._token_values.get(i, everywhere)
+            yield RecordedRow(
+                index=row,
+                prompt=scored.prompts[i],
+                columns=scored.inputs[i],
+                token_ids=ids,
+                token_advantages=advantages[: len(ids)],
+                trained=trained[: len(ids)],
+                step_ends=steps.steps[i].ends if steps else (),
+                step_rewards=steps.rewards[i] if steps else (),
+                rewards={name: values[row] for name, values in zip(names, self.per_func, strict=True)},
+                reward=self.rewards[row],
+                advantage=self.outcome_advantages[row],
+                length=own.length,
+                truncated=own.truncated,
+                right=right[row] if right else None,
+            )
+
+    def _per_recorded_row(self, copied: dict[str, list[float]]) -> dict[int, tuple[list[float], list[bool]]]:
+        width = self.batch.trained_mask.size(1)
+        cuts = [slice(n * width, (n + 1) * width) for n in range(len(self._recorded))]
+        return {
+            i: (copied["token advantages"][cut], [mask > 0 for mask in copied["token masks"][cut]])
+            for i, cut in zip(self._recorded, cuts, strict=True)
+        }
+
+    def _add_rows_with_tools(self, copied: dict[str, list[float]]) -> None:
+        """Tool results make the mask of a row uneven: those, if any are recorded, cost a transfer of their own."""
+        uneven = [
+            i for i in self._recorded if i not in self._token_values and 0 < copied["trained"][i] < copied["tokens"][i]
+        ]
+        if uneven:
+            tensors = {"a": self.batch.token_advantages[uneven], "m": self.batch.trained_mask[uneven]}
+            values, width = to_host(tensors), self.batch.trained_mask.size(1)
+            for n, i in enumerate(uneven):
+                cut = slice(n * width, (n + 1) * width)
+                self._token_values[i] = (values["a"][cut], [mask > 0 for mask in values["m"][cut]])
+
+
+def to_host(tensors: dict[str, torch.Tensor]) -> dict[str, list[float]]:
+    """Flat lists of numbers from tensors of one device, in one transfer (as float32)."""
+    flat: list[Any] = torch.cat([tensor.detach().float().flatten() for tensor in tensors.values()]).tolist()
+    result, start = {}, 0
+    for name, tensor in tensors.items():
+        result[name] = flat[start : start + tensor.numel()]
+        start += tensor.numel()
+    return result
+
+
+def _is_cut(ids: Sequence[int], stop_token_ids: Collection[int]) -> bool:
+    return bool(len(ids)) and ids[-1] not in stop_token_ids

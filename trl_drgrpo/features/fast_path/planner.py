@@ -1,0 +1,214 @@
+"""Plans which rows run in which micro-batch, without tensors.
+
+With a constant normalizer the gradient of an optimizer step is a plain sum over rows and tokens. So within the rows of
+one optimizer step (its *window*) it does not matter which rows share a forward, and rows without signal need none. The
+plan uses that freedom to process as few tokens as possible:
+
+- rows without signal are left out (the caller says which);
+- completions of one prompt may be *packed* behind one copy of it, where that costs less than repeating it;
+- packs are sorted by length and cut into at most as many micro-batches as the window has slots, by dynamic
+  programming over all contiguous cuts (greedy filling leaves two to three times the padding);
+- no micro-batch holds more padded tokens, or more attention pairs, than the largest one of stock TRL would.
+
+Costs are in *tokens*: what one token costs in everything but attention is 1.
+"""
+
+from collections import defaultdict
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+Pack = tuple[int, ...]  # rows behind one copy of their prompt; a row that stands alone is a pack of one
+MicroBatch = list[Pack]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One completion with its prompt, as the planner sees it.
+
+    Args:
+        prompt (`Hashable`): Equal for rows with the same prompt tokens.
+        prompt_length (`int`): Tokens of the prompt, without padding.
+        completion_length (`int`): Tokens of the completion, without padding. 0: nothing to score.
+        live (`bool`): Whether the row must be run; rows without signal need not.
+    """
+
+    prompt: Hashable
+    prompt_length: int
+    completion_length: int
+    live: bool = True
+
+    @property
+    def length(self) -> int:
+        """Tokens of the row when it runs alone."""
+        return self.prompt_length + self.completion_length
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Size of stock TRL's largest micro-batch: the most that one micro-batch of a plan may hold.
+
+    Args:
+        rows (`int`): Rows of a stock micro-batch.
+        width (`int`): Its padded width: longest prompt plus longest completion of the generation batch.
+    """
+
+    rows: int
+    width: int
+
+    @property
+    def tokens(self) -> int:
+        """Padded tokens."""
+        return self.rows * self.width
+
+    @property
+    def pairs(self) -> int:
+        """Query-key pairs of one attention head."""
+        return self.rows * self.width**2
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Cost model for comparing plans.
+
+    Args:
+        pair (`float`, *optional*, defaults to `0.0`): Cost of one query-key pair in one layer's attention, in tokens.
+            It is what limits how many completions are worth packing behind one prompt.
+        forward (`float`, *optional*, defaults to `32.0`): Cost of one more forward and backward pass, however short.
+        share_prompts (`bool`, *optional*, defaults to `False`): Whether completions may be packed at all.
+        multiple (`int`, *optional*, defaults to `1`): Widths are padded to a multiple of this.
+    """
+
+    pair: float = 0.0
+    forward: float = 32.0
+    share_prompts: bool = False
+    multiple: int = 1
+
+    def width(self, tokens: int) -> int:
+        """Padded width of a pack with so many tokens."""
+        return -(-tokens // self.multiple) * self.multiple
+
+    def of_width(self, width: int) -> float:
+        """Cost of one padded pack."""
+        return width + self.pair * width**2
+
+
+def pack_length(rows: Sequence[Row], pack: Pack) -> int:
+    """Tokens of a pack.
+
+    Behind a shared prompt, every completion brings one token more: the last prompt token stands again in front of it,
+    so that each completion's first token is predicted from a position of its own.
+    """
+    first = rows[pack[0]]
+    if len(pack) == 1:
+        return first.length
+    return first.prompt_length - 1 + sum(1 + rows[i].completion_length for i in pack)
+
+
+def plan_window(rows: Sequence[Row], slots: int | None, budget: Budget, costs: Costs = Costs()) -> list[MicroBatch]:
+    """The cheapest micro-batches for the rows of one optimizer step.
+
+    Args:
+        rows (`Sequence[Row]`): The window's rows.
+        slots (`int`, *optional*): At most so many micro-batches; `None`: as many as it takes.
+        budget ([`Budget`]): Bounds of a micro-batch. At least `len(rows) / slots` rows of full width fit, as in TRL.
+        costs ([`Costs`], *optional*): See there.
+
+    Returns:
+        `list[MicroBatch]`: Longest first, none empty, at most `slots`; each live row with a completion is in exactly
+        one pack. Empty when no row is live.
+
+    Raises:
+        `ValueError`: The rows cannot fit: a row is wider than the budget, or the slots are too few for them.
+
+    Example:
+
+    ```python
+    >>> rows = [Row("a", 30, n, live=n != 900) for n in (20, 900, 500, 20)]  # the second one carries no signal
+    >>> plan_window(rows, slots=2, budget=Budget(rows=2, width=930))
+    [[(2,)], [(0,), (3,)]]
+
+    ```
+    """
+    live = [i for i, row in enumerate(rows) if row.live and row.completion_length > 0]
+    if not live:
+        return []
+    packs = [pack for group in _by_prompt(rows, live, costs) for pack in _cheapest_packs(rows, group, budget, costs)]
+    cut = _cut(rows, packs, slots, budget, costs)
+    if cut is None and costs.share_prompts:  # packs are coarser than rows: they may not fit where rows do
+        cut = _cut(rows, [(i,) for i in live], slots, budget, costs)
+    if cut is None:
+        raise ValueError(f"{len(live)} rows do not fit into {slots} micro-batches of {budget.tokens} tokens")
+    return cut
+
+
+def processed_tokens(rows: Sequence[Row], batch: MicroBatch, costs: Costs) -> int:
+    """Padded tokens that the forward of a micro-batch runs over."""
+    return len(batch) * costs.width(max(pack_length(rows, pack) for pack in batch)) if batch else 0
+
+
+def _by_prompt(rows: Sequence[Row], live: list[int], costs: Costs) -> list[list[int]]:
+    if not costs.share_prompts:
+        return [[i] for i in live]
+    groups: dict[Hashable, list[int]] = defaultdict(list)
+    for i in live:
+        groups[rows[i].prompt].append(i)
+    return list(groups.values())
+
+
+def _cheapest_packs(rows: Sequence[Row], group: list[int], budget: Budget, costs: Costs) -> list[Pack]:
+    """The rows of one prompt, longest first, cut into packs at the least cost."""
+    group = sorted(group, key=lambda i: -rows[i].completion_length)
+    best: list[tuple[float, int]] = [(0.0, 0)]  # of the first k rows: the cost, and where its last pack starts
+    for end in range(1, len(group) + 1):
+        options = []
+        for start in range(end):
+            width = costs.width(pack_length(rows, tuple(group[start:end])))
+            fits = width <= budget.tokens and width**2 <= budget.pairs
+            if fits or end - start == 1:
+                options.append((best[start][0] + costs.of_width(width), start))
+        best.append(min(options))
+    packs, end = [], len(group)
+    while end:
+        start = best[end][1]
+        packs.append(tuple(group[start:end]))
+        end = start
+    return packs
+
+
+def _cut(
+    rows: Sequence[Row], packs: list[Pack], slots: int | None, budget: Budget, costs: Costs
+) -> list[MicroBatch] | None:
+    """The packs, longest first, cut into micro-batches at the least cost; `None` where they do not fit."""
+    lengths = [costs.width(pack_length(rows, pack)) for pack in packs]
+    order = sorted(range(len(packs)), key=lambda i: (-lengths[i], packs[i]))
+    widths = np.array([lengths[i] for i in order], dtype=np.float64)
+    count = len(order)
+    # cost[i, j]: packs i..j-1 in one micro-batch, as wide as pack i, the longest of them
+    size = np.arange(count + 1)[None, :] - np.arange(count)[:, None]  # (n, n + 1)
+    fits = (size > 0) & ((size == 1) | (size * widths[:, None] <= budget.tokens))
+    fits &= (size == 1) | (size * widths[:, None] ** 2 <= max(budget.pairs, 1))
+    cost = np.where(fits, size * (widths + costs.pair * widths**2)[:, None] + costs.forward, np.inf)
+    if slots is None or slots >= count:
+        slots = count
+    total = np.full(count + 1, np.inf)
+    total[0] = 0.0
+    starts: list[np.ndarray] = []
+    best, layers = np.inf, 0
+    for layer in range(1, slots + 1):
+        through = total[:count, None] + cost  # (n, n + 1)
+        starts.append(through.argmin(axis=0))
+        total = through.min(axis=0)
+        if total[count] < best:
+            best, layers = total[count], layer
+        elif np.isfinite(best):  # the least cost falls, then rises, with the number of micro-batches
+            break
+    if not np.isfinite(best):
+        return None
+    batches, end = [], count
+    for layer in range(layers, 0, -1):
+        start = int(starts[layer - 1][end])
+        batches.append([packs[i] for i in order[start:end]])
+        end = start
+    return batches[::-1]

@@ -1,0 +1,155 @@
+"""May completions share a prompt in this model, and what does attention cost it?
+
+Packing completions behind one prompt hands the model a block mask and restarted positions. Models that ignore either
+compute something else without a word: eager attention adds a boolean mask to its scores, sliding windows are left out
+of a mask that comes from outside, state-space layers know no mask at all. So sharing is used only after a numerical
+self-test on the model itself: rows alone against rows packed, with a control (the same pack without its block mask)
+that must differ.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from trl_drgrpo.features.fast_path.packing import Packed, pack_rows
+from trl_drgrpo.features.fast_path.planner import MicroBatch
+
+# A kernel that reads a mask does a query-key pair slower than a matrix product does its multiplications.
+MASKED_ATTENTION_SLOWDOWN = 3.0
+# What one more forward and backward costs, in tokens; it decides between nearly equal plans. On a CPU 27 were measured
+# (33 million weights, one thread). On an accelerator every layer's kernels are launched: an estimate, not measured.
+FORWARD_COST = {"cpu": 32.0}
+FORWARD_COST_ELSEWHERE = 256.0
+# How far packed rows may be from rows alone, as a share of what the control differs by.
+AGREEMENT = {torch.float64: 1e-4, torch.float32: 1e-3, torch.float16: 0.1, torch.bfloat16: 0.1}
+PROMPT_TOKENS, COMPLETION_TOKENS = 12, (9, 7, 5)
+
+
+def attention_pair_cost(config: Any) -> float:
+    """Cost of one query-key pair in attention, in units of what a token costs in everything else.
+
+    Per layer a pair takes `4 * heads * head_dim` operations forward, a token 2 for each weight of the layer.
+
+    Args:
+        config ([`~transformers.PretrainedConfig`]): Of the model; its text part counts.
+
+    Returns:
+        `float`: For example 1/4100 times `MASKED_ATTENTION_SLOWDOWN` at width 512; where the configuration says
+            nothing about widths, that of a layer 1,024 wide.
+    """
+    try:
+        return _pair_cost(config.get_text_config())
+    except Exception:  # configurations refuse in many ways, some per layer; an estimate is not worth a run
+        return MASKED_ATTENTION_SLOWDOWN / (8 * 1024)
+
+
+def forward_cost(device: str) -> float:
+    """Cost of one more forward and backward pass, in tokens.
+
+    Args:
+        device (`str`): Type of the device, such as `"cpu"` or `"cuda"`.
+
+    Returns:
+        `float`.
+    """
+    return FORWARD_COST.get(device, FORWARD_COST_ELSEWHERE)
+
+
+def _pair_cost(text: Any) -> float:
+    width = text.hidden_size
+    heads = getattr(text, "num_attention_heads", None) or 1
+    head_width = getattr(text, "head_dim", None) or width // heads
+    attention = heads * head_width
+    key_value = (getattr(text, "num_key_value_heads", None) or heads) * head_width
+    inner = getattr(text, "intermediate_size", None) or 4 * width
+    weights = 2 * width * (attention + key_value) + 3 * width * inner
+    return MASKED_ATTENTION_SLOWDOWN * 2 * attention / weights
+
+
+def why_not_shared(
+    model: Any, log_probs: Callable[[Packed], torch.Tensor], dtype: torch.dtype | None = None
+) -> str | None:
+    """The reason why completions cannot share a prompt in this model; `None` when they can.
+
+    Args:
+        model ([`~transformers.PreTrainedModel`] or its PEFT wrapper): The policy. Left as it was.
+        log_probs (`Callable`): `(1, n)` log-probabilities of a pack's targets under this model.
+        dtype (`torch.dtype`, *optional*): What it computes in, where that is not the type of its weights (autocast).
+
+    Returns:
+        `str` or `None`.
+    """
+    try:
+        text = model.config.get_text_config()
+        kinds = set(getattr(text, "layer_types", None) or ()) - {"full_attention"}
+        is_windowed = getattr(text, "sliding_window", None) or getattr(text, "attention_chunk_size", None)
+    except Exception as error:  # as above
+        return f"its configuration does not say what its attention sees ({type(error).__name__})"
+    if kinds:
+        return f"its layers are not all full attention ({', '.join(sorted(kinds))})"
+    if is_windowed:
+        return "its attention is windowed"
+    implementation = getattr(model.config, "_attn_implementation", None)
+    if implementation != "sdpa":
+        return f"its attention is {implementation!r}; a block mask needs 'sdpa'"
+    computes_in = dtype or next(p.dtype for p in model.parameters() if p.is_floating_point())
+    with torch.no_grad(), _without_dropout(model):
+        try:
+            difference, control = _self_test(text.vocab_size, model.device, log_probs)
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            return f"it refuses a block mask ({type(error).__name__}: {error})"
+    if not difference <= AGREEMENT.get(computes_in, 0.1) * control:  # also when one of them is NaN
+        return f"rows packed and alone differ by {difference:.1e} (without a block mask: by {control:.1e})"
+    return None
+
+
+def _self_test(vocabulary: int, device: Any, log_probs: Callable[[Packed], torch.Tensor]) -> tuple[float, float]:
+    """Largest difference of packed rows from rows alone, and of the control."""
+    rows, width = len(COMPLETION_TOKENS), max(COMPLETION_TOKENS)
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(vocabulary, (rows, PROMPT_TOKENS + width), generator=generator)
+    ids[:, :PROMPT_TOKENS] = ids[0, :PROMPT_TOKENS]
+    ends = PROMPT_TOKENS + torch.tensor(COMPLETION_TOKENS)
+    mask = (torch.arange(ids.size(1)) < ends[:, None]).long()
+
+    def scores(batch: MicroBatch, control: bool = False) -> torch.Tensor:
+        packed = pack_rows(ids.to(device), mask.to(device), width, batch)
+        if control:  # plain causal attention: later completions see earlier ones
+            ones = torch.ones_like(packed.input_ids)
+            packed = replace(packed, attention_mask=ones)
+        return packed.unpack(log_probs(packed))
+
+    alone = scores([(i,) for i in range(rows)])
+    together = [tuple(range(rows))]
+    return (scores(together) - alone).abs().max().item(), (scores(together, control=True) - alone).abs().max().item()
+
+
+def rope_depends_on_width(config: Any) -> bool:
+    """Whether rotary angles change with the longest row of a batch (dynamic NTK, longrope), so that regrouping would
+    change what a row computes."""
+
+    def kinds(value: Any) -> Iterator[Any]:
+        if isinstance(value, dict):
+            yield value.get("rope_type", value.get("type"))
+            for inner in value.values():
+                yield from kinds(inner)
+
+    text = config.get_text_config()
+    found = {*kinds(getattr(text, "rope_parameters", None)), *kinds(getattr(text, "rope_scaling", None))}
+    return bool(found & {"dynamic", "longrope"})
+
+
+@contextmanager
+def _without_dropout(model: Any) -> Iterator[None]:
+    """Dropout off inside the block. Not `model.eval()`: in it, 4-bit layers repack for good on some CPUs."""
+    training = [m for m in model.modules() if m.training and not type(m).__module__.startswith("bitsandbytes")]
+    for module in training:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True

@@ -1,0 +1,178 @@
+"""The micro-batches of one optimizer step, re-planned: tensors of stock micro-batches in, tensors of planned ones out.
+
+A planned micro-batch is a dict as TRL's, cut to the width of its own rows, with one more key, `PLAN`: which rows run
+packed together, how many rows stock TRL would have divided by, and what metrics need to keep their meaning. Plain
+types only, so that a checkpoint can hold it.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from trl_drgrpo.features.fast_path.planner import Budget, Costs, MicroBatch, Row, plan_window, processed_tokens
+
+PLAN = "micro_batch_plan"
+
+_OF_PROMPTS = ("prompt_ids", "prompt_mask")  # (B, P), padded on the left
+_OF_COMPLETIONS = (  # (B, T), padded on the right
+    "completion_ids",
+    "completion_mask",
+    "tool_mask",
+    "old_per_token_logps",
+    "ref_per_token_logps",
+    "sampling_per_token_logps",
+)
+_OF_EITHER = ("advantages", "importance_sampling_ratio")  # (B,), (B, 1) or (B, T)
+_OF_THE_BATCH = ("num_items_in_batch",)
+KNOWN = frozenset((*_OF_PROMPTS, *_OF_COMPLETIONS, *_OF_EITHER, *_OF_THE_BATCH))
+
+
+def unknown_keys(inputs: dict[str, Any]) -> list[str]:
+    """Keys that this file does not know how to regroup: images and whatever a newer TRL may add."""
+    return sorted(key for key, value in inputs.items() if key not in KNOWN and value is not None)
+
+
+def windows(slots: int, accumulation: int) -> list[range]:
+    """The slots of a generation batch that feed the same optimizer step, whichever iteration it is.
+
+    Args:
+        slots (`int`): Micro-batches of a generation batch (`steps_per_generation`).
+        accumulation (`int`): Micro-batches of an optimizer step (`gradient_accumulation_steps`).
+
+    Returns:
+        `list[range]`: Where neither divides the other, each slot stands alone.
+    """
+    size = accumulation if slots % accumulation == 0 else slots if accumulation % slots == 0 else 1
+    return [range(start, start + size) for start in range(0, slots, size)]
+
+
+class Window:
+    """The rows of one optimizer step, on one rank.
+
+    Args:
+        micro_batches (`list[dict]`): TRL's, in their order.
+        skip (`bool`): Whether rows without signal may be left out.
+        budget ([`Budget`]), costs ([`Costs`]): See there.
+    """
+
+    def __init__(self, micro_batches: list[dict[str, Any]], *, skip: bool, budget: Budget, costs: Costs):
+        self.slots = len(micro_batches)
+        self.nominal_rows = micro_batches[0]["completion_ids"].size(0)
+        self.inputs = _joined(micro_batches)
+        self.loss_tokens = _loss_mask(self.inputs).sum(dim=1).tolist()
+        self.rows = rows_of(self.inputs, is_live(self.inputs, skip).tolist())
+        self.costs = costs
+        self.plan = plan_window(self.rows, self.slots, budget, costs)
+
+    def summary(self) -> dict[str, Any]:
+        """Numbers for the other ranks: rows and loss tokens of each planned micro-batch, and of the whole window."""
+        batches = [[i for pack in batch for i in pack] for batch in self.plan]
+        run = {i for rows in batches for i in rows}
+        return {
+            "batches": [(len(rows), sum(self.loss_tokens[i] for i in rows)) for rows in batches],
+            "rows": len(self.rows),
+            "loss_tokens": sum(self.loss_tokens),
+            "leaves_out": any(tokens and i not in run for i, tokens in enumerate(self.loss_tokens)),
+        }
+
+    def micro_batches(self, everyone: list[dict[str, Any]], keep_slots: bool) -> list[dict[str, Any]]:
+        """The window's slots, filled from the end: the last one carries the synchronization of gradients.
+
+        Args:
+            everyone (`list[dict]`): The [`Window.summary`] of every rank, in order.
+            keep_slots (`bool`): Run something in every slot, where skipping one would leave other processes waiting.
+
+        Returns:
+            `list[dict]`: As many as there are slots; one that runs nothing has tensors of no rows.
+        """
+        batches = [summary["batches"] for summary in everyone]
+        used = self.slots if keep_slots else max([1, *(len(ranks) for ranks in batches)])
+        planned = []
+        for place in range(used):
+            batch = self.plan[place] if place < len(self.plan) else []
+            ranks = [of_rank[place] for of_rank in batches if place < len(of_rank)]
+            rows = max([1, *(rows for rows, _ in ranks)])
+            planned.append(self._micro_batch(batch, rows, sum(tokens for _, tokens in ranks)))
+        planned[-1][PLAN]["window"] = {
+            "rows": sum(summary["rows"] for summary in everyone),
+            "loss_tokens": sum(summary["loss_tokens"] for summary in everyone),
+            "leaves_out": any(summary["leaves_out"] for summary in everyone),
+        }
+        return [self._micro_batch([], 0, 0) for _ in range(self.slots - used)] + planned
+
+    def _micro_batch(self, batch: MicroBatch, rows: int, loss_tokens: int) -> dict[str, Any]:
+        chosen = [i for pack in batch for i in pack]
+        fillers = rows - len(chosen)
+        index = torch.tensor(chosen + [0] * fillers, dtype=torch.long, device=self.inputs["completion_ids"].device)
+        prompt_width = max([1, *(self.rows[i].prompt_length for i in index.tolist())])
+        completion_width = max([1, *(self.rows[i].completion_length for i in chosen)])
+        inputs = {key: _rows(key, value, index, prompt_width, completion_width) for key, value in self.inputs.items()}
+        for key in (*_OF_COMPLETIONS, *_OF_EITHER):
+            if key in inputs and fillers:
+                inputs[key][len(chosen) :] = 0
+        packs, start = [], 0
+        for pack in batch:
+            packs.append(list(range(start, start + len(pack))))
+            start += len(pack)
+        plan = {"rows": rows, "nominal_rows": self.nominal_rows, "packs": packs, "loss_tokens": loss_tokens}
+        return {**inputs, PLAN: plan}
+
+    def statistics(self) -> dict[str, float]:
+        """Tokens run over, those among them that are no padding, what stock TRL would run over, and rows."""
+        width = self.inputs["prompt_ids"].size(1) + self.inputs["completion_ids"].size(1)
+        packed = [processed_tokens(self.rows, batch, self.costs) for batch in self.plan]
+        return {
+            "processed": sum(packed),
+            "useful": sum(self._tokens(pack) for batch in self.plan for pack in batch),
+            "upstream": len(self.rows) * width,
+            "rows": len(self.rows),
+            "run": sum(len(pack) for batch in self.plan for pack in batch),
+        }
+
+    def _tokens(self, pack: tuple[int, ...]) -> int:
+        return self.rows[pack[0]].prompt_length + sum(self.rows[i].completion_length for i in pack)
+
+
+def rows_of(inputs: dict[str, Any], live: Iterable[bool]) -> list[Row]:
+    """The planner's rows for tensors in TRL's layout. Prompts are equal when their tokens are."""
+    prompts = [
+        tuple(ids[mask].tolist())
+        for ids, mask in zip(inputs["prompt_ids"].cpu(), inputs["prompt_mask"].cpu().bool(), strict=True)
+    ]
+    lengths = inputs["completion_mask"].sum(dim=1).tolist()
+    return [Row(p, len(p), int(n), bool(a)) for p, n, a in zip(prompts, lengths, live, strict=True)]
+
+
+def is_live(inputs: dict[str, Any], skip: bool) -> torch.Tensor:
+    """(B,) bool: rows with a token that is trained on and, where others may be skipped, with an advantage.
+
+    An advantage of exactly 0 means no signal: groups of equal rewards get it by comparing rewards
+    ([`group_advantages`]), so no rounding residue is mistaken for one.
+    """
+    mask = _loss_mask(inputs).bool()
+    if not skip:
+        return mask.any(dim=1)
+    advantages = inputs["advantages"]
+    return (mask & ((advantages if advantages.dim() == 2 else advantages.unsqueeze(1)) != 0)).any(dim=1)
+
+
+def _loss_mask(inputs: dict[str, Any]) -> torch.Tensor:
+    return inputs["completion_mask"] * inputs["tool_mask"] if "tool_mask" in inputs else inputs["completion_mask"]
+
+
+def _joined(micro_batches: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        key: value if key in _OF_THE_BATCH else torch.cat([batch[key] for batch in micro_batches])
+        for key, value in micro_batches[0].items()
+        if value is not None
+    }
+
+
+def _rows(key: str, value: Any, index: torch.Tensor, prompt_width: int, completion_width: int) -> Any:
+    if key in _OF_THE_BATCH:
+        return value
+    chosen = value[index]
+    if key in _OF_PROMPTS:
+        return chosen[:, -prompt_width:]
+    return chosen[:, :completion_width] if chosen.dim() == 2 else chosen

@@ -1,0 +1,183 @@
+"""The model card: TRL's metadata, repaired, and a text that states what was really run.
+
+TRL's card calls a model with a local base "a fine-tuned version of None", writes `licence: license`, and says nothing
+of objective, rewards or settings; PEFT's card names the base by its path on the machine and drops TRL's tags. Here
+`publishing/objective.py` and `publishing/facts.py` read the run, `card.md.jinja` lays it out, and what is left of
+secrets or paths is taken out at the end.
+"""
+
+import textwrap
+from collections.abc import Sequence
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import yaml
+from huggingface_hub import ModelCardData
+
+from trl_drgrpo.common.secrets import redacted
+from trl_drgrpo.features.model_card import facts
+from trl_drgrpo.features.model_card.objective import objective_of
+from trl_drgrpo.features.model_card.plots import draw_curves
+from trl_drgrpo.features.model_card.text import code, fenced, plain
+from trl_drgrpo.features.model_card.usage import is_conversational, usage_snippet
+
+PICTURE = "card/curves.png"  # no underscore in front: transformers does not upload such files
+
+DEEPSEEKMATH = """\
+@article{shao2024deepseekmath,
+    title  = {{DeepSeekMath: Pushing the Limits of Mathematical Reasoning in Open Language Models}},
+    author = {Zhihong Shao and Peiyi Wang and Qihao Zhu and Runxin Xu and Junxiao Song and Mingchuan Zhang and Y. K. Li
+              and Y. Wu and Daya Guo},
+    year   = 2024,
+    eprint = {arXiv:2402.03300},
+}"""
+TRL = """\
+@software{vonwerra2020trl,
+    title   = {{TRL: Transformers Reinforcement Learning}},
+    author  = {von Werra, Leandro and Belkada, Younes and Tunstall, Lewis and Beeching, Edward and Thrush, Tristan and
+               Lambert, Nathan and Huang, Shengyi and Rasul, Kashif and Gallouédec, Quentin},
+    license = {Apache-2.0},
+    url     = {https://github.com/huggingface/trl},
+    year    = {2020},
+}"""
+
+
+def write_card(trainer: Any, metadata: ModelCardData, readme: Path, dataset_name: str | None = None) -> None:
+    """Write the card of a run.
+
+    Args:
+        trainer ([`DrGRPOTrainer`]): Whose run it is. While it trains the card says so, and no picture is drawn.
+        metadata ([`~huggingface_hub.ModelCardData`]): What TRL would put into the card; repaired in place.
+        readme (`Path`): The card, replaced in one step.
+        dataset_name (`str`, *optional*): Hub id of the training data, where the caller knows it.
+    """
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    is_adapter = hasattr(model, "peft_config")
+    _repair(metadata, model, is_adapter, dataset_name or facts.dataset_id(trainer.train_dataset))
+    text = card_text(trainer, model, is_adapter, readme.parent, dataset_name)
+    content = f"---\n{redacted(metadata.to_yaml(), vars(trainer.args))}\n---\n{text}"
+    readme.parent.mkdir(parents=True, exist_ok=True)
+    part = readme.with_name(f"_{readme.name}")  # transformers uploads no file whose name begins like this
+    part.write_text(content, encoding="utf-8", newline="\n")
+    part.replace(readme)
+
+
+def card_text(trainer: Any, model: Any, is_adapter: bool, folder: Path, dataset_name: str | None) -> str:
+    """The card without its metadata.
+
+    Args:
+        trainer ([`DrGRPOTrainer`]): Whose run it is.
+        model: The bare model.
+        is_adapter (`bool`): Whether an adapter is saved instead of a model.
+        folder (`Path`): Where the card will be; the picture goes below it.
+        dataset_name (`str`, *optional*): Hub id of the training data.
+
+    Returns:
+        `str`: Markdown.
+    """
+    args, state = trainer.args, trainer.state
+    history = facts.history_by_split(state.log_history, trainer.eval_dataset)
+    objective = objective_of(trainer)
+    metrics = facts.metric_rows(history)
+    drawn = not trainer.is_in_train and draw_curves(history, folder / PICTURE)
+    settings = facts.changed_settings(args)
+    truncated = [e["completions/clipped_ratio"] for e in state.log_history if "completions/clipped_ratio" in e]
+    has_evaluation = any(row[0].startswith("eval_") for row in metrics)
+    values = {
+        "name": trainer.hub_model_id or Path(args.output_dir).absolute().name,
+        "progress": f"{state.global_step:,} of {state.max_steps:,}" if trainer.is_in_train else "",
+        "what": f"{'An adapter' if is_adapter else 'A model'} ({type(model).__name__})",
+        "base": _base(model),
+        "snippet": _snippet(trainer, is_adapter),
+        "formula": "\n".join(objective.formula),
+        "notes": objective.notes,
+        "data": facts.data_rows(trainer, dataset_name),
+        "rewards": facts.reward_rows(trainer),
+        "only_process": trainer.reward_func_names == ["process_only"],
+        "on_reward_error": args.on_reward_error,
+        "metrics": metrics,
+        "has_evaluation": has_evaluation,
+        "evaluation": "Names with `eval_` are of the evaluation data, all others of the training batches.",
+        "picture": PICTURE if drawn else "",
+        "training": facts.training_rows(trainer),
+        "adapter": facts.adapter_rows(model),
+        "is_adapter": is_adapter,
+        "settings": yaml.safe_dump(settings, sort_keys=True, allow_unicode=True) if settings else "# none",
+        "seed": args.seed,
+        "truncated": f"{truncated[-1]:.0%}" if truncated and truncated[-1] > 0 else "",
+        "machine": [*facts.machine_rows(trainer), *facts.versions()],
+        "citations": _citations(trainer),
+    }
+    return _template().render(redacted(values, vars(args)))  # before Markdown's escapes take them apart
+
+
+def _repair(data: ModelCardData, model: Any, is_adapter: bool, dataset_name: str | None) -> None:
+    """The metadata that the Hub reads: what TRL gets wrong, and what PEFT would have added."""
+    data.pop("licence")  # a misspelled placeholder; the license is the author's to state
+    data.base_model = facts.base_model_of(model)
+    data.library_name = "transformers"
+    data.model_name = data.model_name or None
+    if dataset_name and facts.is_hub_id(dataset_name):
+        data.datasets = dataset_name
+    elif not facts.is_hub_id(data.datasets):
+        data.datasets = None
+    tags = set(data.tags or [])
+    if is_adapter:
+        data.library_name = "peft"
+        tags |= {"transformers", *(_tag(config) for config in model.peft_config.values())}
+        if data.base_model:
+            tags.add(f"base_model:adapter:{data.base_model}")
+    data.tags = sorted(tags)
+    if data.pipeline_tag is None and "CausalLM" in type(_base_of(model)).__name__:
+        data.pipeline_tag = "text-generation"
+
+
+def _tag(config: Any) -> str:
+    return str(getattr(config.peft_type, "value", config.peft_type)).lower()
+
+
+def _base_of(model: Any) -> Any:
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def _base(model: Any) -> str:
+    name = facts.base_model_of(model)
+    return f"[{name}](https://huggingface.co/{name})" if name else plain(facts.describe_model(model))
+
+
+def _snippet(trainer: Any, is_adapter: bool) -> str:
+    if not hasattr(trainer.processing_class, "convert_tokens_to_ids"):  # a processor: images come in, too
+        return ""
+    return usage_snippet(
+        trainer.hub_model_id,
+        is_adapter=is_adapter,
+        is_chat=is_conversational(trainer.train_dataset),
+        length=min(trainer.args.max_completion_length or 256, 256),
+        temperature=trainer.args.temperature,
+    )
+
+
+def _citations(trainer: Any) -> list[str]:
+    own = textwrap.dedent(trainer._paper["citation"])
+    return [own, *([DEEPSEEKMATH] if trainer.step_scorer else []), TRL]
+
+
+@cache
+def _template() -> Any:
+    from jinja2 import Environment, StrictUndefined
+
+    environment = Environment(undefined=StrictUndefined, trim_blocks=False, keep_trailing_newline=True)
+    environment.filters.update(plain=plain, fenced=fenced, table=_table)
+    return environment.from_string(
+        files("trl_drgrpo.features.model_card").joinpath("card.md.jinja").read_text("utf-8")
+    )
+
+
+def _table(rows: Sequence[Sequence[Any]], header: Sequence[str] = ("", "")) -> str:
+    lines = [f"| {' | '.join(header)} |", f"|{'---|' * len(header)}"]
+    for name, *cells in rows:
+        first = code(name) if header[0] else plain(name)
+        lines.append(f"| {first} | {' | '.join(plain(cell) for cell in cells)} |")
+    return "\n".join(lines)

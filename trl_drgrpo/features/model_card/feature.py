@@ -1,0 +1,114 @@
+"""A true card, and one line that says where the model is when the Hub cannot be reached.
+
+TRL writes its card at every checkpoint; ours takes its place there, after the training, and beside an adapter that
+PEFT has saved with a card of its own. Uploads that run beside the training end without a word in transformers, also
+when they failed; and an exception from the last one looks as if the night was lost. Both are said here in one line.
+"""
+
+import logging
+import shlex
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import ModelCard as HubCard
+
+from trl_drgrpo.common.errors import InputError, PushError
+from trl_drgrpo.features.model_card.card import write_card
+from trl_drgrpo.upstream.description import CARD
+from trl_drgrpo.upstream.hooks import Feature
+from trl_drgrpo.upstream.swapping import swapped
+
+logger = logging.getLogger(__name__)
+
+
+class ModelCard(Feature):
+    """Card and upload. `card.py` says what is read off the trainer."""
+
+    def __init__(self, trainer: Any):
+        super().__init__(trainer)
+        self._arguments: dict[str, Any] | None = None  # of the newest card, for those that follow
+        self._model_was_saved = False
+
+    @contextmanager
+    def around_train(self) -> Iterator[None]:
+        """A card that was written while the run was going is brought up to date."""
+        yield
+        if self._arguments is not None:
+            self.trainer.create_model_card()
+
+    @contextmanager
+    def writing_card(self, given: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        trainer = self.trainer
+        given = {key: value for key, value in given.items() if value is not None}
+        default = {"model_name": Path(trainer.args.output_dir).absolute().name}
+        self._arguments = {**default, **(self._arguments or {}), **given}
+        # TRL writes elsewhere: an upload that runs beside the training may be reading the card.
+        with tempfile.TemporaryDirectory() as folder, swapped(trainer.args, output_dir=folder):
+            yield self._arguments
+            main = trainer.is_world_process_zero()
+            metadata: Any = HubCard.load(Path(folder) / "README.md").data if main else None
+        if metadata is not None:
+            write_card(trainer, metadata, self._readme, self._arguments.get("dataset_name"))
+
+    def on_model_saved(self, folder: Path) -> None:
+        trainer = self.trainer
+        self._model_was_saved = True
+        if not trainer.is_world_process_zero():
+            return
+        if hasattr(trainer.accelerator.unwrap_model(trainer.model), "peft_config"):
+            with trainer.describing(CARD):
+                self._put_card_into(folder)
+
+    def _put_card_into(self, folder: Path) -> None:
+        self.trainer.create_model_card()
+        if folder.absolute() != self._readme.parent.absolute() and folder.is_dir():
+            shutil.copyfile(self._readme, folder / self._readme.name)
+            picture = self._readme.parent / "card"
+            if picture.is_dir() and not self.trainer.is_in_train:
+                shutil.copytree(picture, folder / "card", dirs_exist_ok=True)
+
+    @contextmanager
+    def opening_repository(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # of the network, of the Hub's client, of a name that is none
+            name = self.trainer.args.hub_model_id or "a repository named after output_dir"
+            got = f"{name}, which cannot be opened ({_short(error)})"
+            remedy = "Log in with `hf auth login` or set HF_TOKEN, check hub_model_id, or leave push_to_hub out."
+            raise InputError("push_to_hub", got, "a repository on the Hub that can be written to", remedy) from error
+
+    @contextmanager
+    def pushing(self) -> Iterator[None]:
+        self._model_was_saved = False
+        try:
+            yield
+        except Exception as error:  # as above: none of them may cost the model
+            if not self._model_was_saved:
+                self.trainer.save_model(_internal_call=True)
+                self.trainer.create_model_card()
+            raise PushError(self._not_pushed(error)) from error
+
+    def on_failed_uploads(self, errors: list[BaseException]) -> None:
+        logger.warning("An upload beside the training failed. %s", self._not_pushed(errors[0]))
+
+    @property
+    def _readme(self) -> Path:
+        return Path(self.trainer.args.output_dir) / "README.md"
+
+    def _not_pushed(self, error: BaseException) -> str:
+        folder = self.trainer.args.output_dir
+        target = self.trainer.hub_model_id or self.trainer.args.hub_model_id or "<user>/<name>"
+        command = f"hf upload {target} {shlex.quote(str(folder))} --exclude 'checkpoint-*' --exclude '_*'"
+        return (
+            f"push_to_hub: {target} did not take the upload ({_short(error)}). The model is saved in {folder}: push "
+            f"it later with `{command}`."
+        )
+
+
+def _short(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0].rstrip('.:')}" if lines else type(error).__name__

@@ -1,0 +1,173 @@
+"""The objective of a run in the words of its card: the formula with the run's numbers, and every switch that is on.
+
+Read off the configuration and the trainer, never off defaults: a card that says "Dr. GRPO" and no more cannot be
+compared with another. Symbols as in the README: `P G B T L`, `r_i`, `A_i`, `rho_it`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Objective:
+    """The objective of a run.
+
+    Args:
+        formula (`list[str]`): Lines of plain text.
+        notes (`list[str]`): One sentence per choice behind the formula.
+    """
+
+    formula: list[str]
+    notes: list[str]
+
+
+def objective_of(trainer: Any) -> Objective:
+    """The objective that a trainer minimizes.
+
+    Args:
+        trainer ([`DrGRPOTrainer`]): Built; also before its first step.
+
+    Returns:
+        [`Objective`].
+    """
+    args: Any = trainer.args
+    has_steps = trainer.step_scorer is not None
+    formula = [
+        f"loss = 1 / (B * L) * sum over rows i and tokens t of l_it      L = {trainer.loss_normalizer} tokens",
+        _token_loss(args, "A_it" if has_steps else "A_i"),
+        f"rho_{'it' if args.importance_sampling_level == 'token' else 'i'} = {_ratio(args)}",
+        _weighted_sum("r_i", trainer.reward_func_names, trainer.reward_weights.tolist()),
+        *_advantages(args, has_steps),
+        _weighted_sum("s_ik", trainer.step_scorer.names, trainer.step_scorer.weights) if has_steps else "",
+    ]
+    notes = [
+        "Token losses are summed and divided by the constant B * L, never by a completion's length or a count of "
+        "tokens; advantages are not divided by a group's standard deviation.",
+        *_policy_notes(trainer, args),
+        *_kl_notes(trainer, args),
+        *(_step_notes(args, trainer.step_scorer.segmenter.name) if has_steps else []),
+        *_further_notes(trainer, args),
+    ]
+    return Objective([line for line in formula if line], notes)
+
+
+def _token_loss(args: Any, advantage: str) -> str:
+    low, high = args.epsilon, args.epsilon if args.epsilon_high is None else args.epsilon_high
+    ratio = "rho_it" if args.importance_sampling_level == "token" else "rho_i"
+    capped = ratio if args.delta is None else f"min({ratio}, {args.delta:g})"
+    clipped = f"clip({ratio}, {1 - low:g}, {1 + high:g})"
+    loss = f"l_it = -min({capped} * {advantage}, {clipped} * {advantage})"
+    if args.beta:
+        loss += f" + {args.beta:g} * {ratio + ' * ' if args.use_bias_correction_kl else ''}k3_it"
+    return loss
+
+
+def _ratio(args: Any) -> str:
+    if args.importance_sampling_level == "token":
+        return "exp(logp_it - old_logp_it)"
+    return "exp(mean over t of (logp_it - old_logp_it)), one ratio per completion"
+
+
+def _advantages(args: Any, has_steps: bool) -> list[str]:
+    baseline = {
+        "group_mean": f"mean of its group's {args.num_generations} rewards",
+        "leave_one_out": f"mean of the other {(args.num_generations or 1) - 1} rewards of its group",
+    }[args.advantage_baseline]
+    outcome = f"r_i - {baseline}"
+    lines = [f"A_i  = ({outcome}) / sigma_run" if args.scale_by_running_std else f"A_i  = {outcome}"]
+    if has_steps:
+        lines.append(f"A_it = {args.outcome_weight:g} * A_i + {args.process_weight:g} * A_it(process)")
+        lines.append(f"A_it(process) = {_credit(args)}")
+    return lines
+
+
+def _weighted_sum(symbol: str, names: Sequence[str], weights: Sequence[float]) -> str:
+    """A reward as a weighted sum; empty where it is one function with weight 1."""
+    if list(weights) == [1.0]:
+        return ""
+    terms = [f"{weight:g} * {' '.join(name.split())}" for name, weight in zip(names, weights, strict=True)]
+    return f"{symbol:<4} = {' + '.join(terms)}"
+
+
+def _credit(args: Any) -> str:
+    reference = "" if args.step_baseline == "none" else " - b"
+    credit = {
+        "return_to_go": f"sum over steps k that end at or after t of (s_ik{reference})",
+        "immediate": f"s_ik{reference} of the step k that token t is in",
+        "min_to_go": "min over steps k that end at or after t of s_ik, minus the group's mean of each row's minimum",
+    }[args.step_credit]
+    return f"({credit}) / group std" if args.deepseekmath_step_std else credit
+
+
+def _policy_notes(trainer: Any, args: Any) -> list[str]:
+    on_policy = args.gradient_accumulation_steps % trainer.generate_every == 0
+    notes = [
+        f"Passes over each generation batch: {args.num_iterations}; micro-batches in it: {args.steps_per_generation}; "
+        f"micro-batches per optimizer step: {args.gradient_accumulation_steps}. "
+        + ("So the ratio is 1 and clipping has no effect." if on_policy else "So the ratio moves away from 1.")
+    ]
+    if args.mask_truncated_completions:
+        notes.append("Completions cut off at the length limit are left out of the loss.")
+    else:
+        notes.append("Completions cut off at the length limit are trained on like the others.")
+    if args.scale_by_running_std:
+        notes.append(
+            "sigma_run is the standard deviation of all rewards seen so far, over all prompts; at the moment of this "
+            f"card {trainer.reward_scale.std:.4g}."
+        )
+    return notes
+
+
+def _kl_notes(trainer: Any, args: Any) -> list[str]:
+    if not args.beta:
+        return ["No KL term (beta = 0): nothing holds the policy to a reference."]
+    reference = "the starting weights, frozen"
+    if trainer.ref_model is None:
+        adapters = trainer.accelerator.unwrap_model(trainer.model).peft_config
+        reference = "the starting adapter, frozen" if "ref" in adapters else "the base model without the adapter"
+    note = f"KL weight beta = {args.beta:g}; the reference is {reference}; k3 = exp(ref - logp) - (ref - logp) - 1"
+    if args.use_bias_correction_kl:
+        note += ", multiplied by the importance ratio"
+    if args.beta_warmup_steps:
+        note += f"; beta rises linearly over the first {args.beta_warmup_steps} optimizer steps"
+    return [note + "."]
+
+
+def _step_notes(args: Any, segmenter: str) -> list[str]:
+    notes = [f"Process rewards s_ik per step; step credit {args.step_credit}; steps are cut by {segmenter}."]
+    if args.step_credit != "min_to_go":
+        notes.append(f"Step baseline b: {args.step_baseline}.")
+    if args.deepseekmath_step_std:
+        notes.append("Step advantages are divided by the group's standard deviation, as in arXiv 2402.03300.")
+    return notes
+
+
+def _further_notes(trainer: Any, args: Any) -> list[str]:
+    """Other settings of TRL that change the objective."""
+    notes = []
+    if args.entropy_coef or args.use_adaptive_entropy:
+        adaptive = f", adapted towards {args.entropy_target} nats" if args.use_adaptive_entropy else ""
+        notes.append(
+            f"Entropy bonus with coefficient {args.entropy_coef:g}{adaptive}: minus that times the mean entropy of a "
+            "micro-batch's tokens, the one term that is divided by a count of tokens."
+        )
+    if args.top_entropy_quantile < 1:
+        share = f"{args.top_entropy_quantile:.0%}"
+        notes.append(f"Only the {share} of tokens with the highest entropy are in the policy term.")
+    if args.off_policy_mask_threshold is not None:
+        threshold = f"{args.off_policy_mask_threshold:g}"
+        notes.append(f"Completions with a negative advantage that are off-policy beyond {threshold} are masked.")
+    if trainer.aux_loss_enabled:
+        notes.append(f"Plus the router's load-balancing loss, weight {trainer.router_aux_loss_coef:g}.")
+    if args.use_vllm and args.vllm_importance_sampling_correction:
+        low, high = args.vllm_importance_sampling_clip_min, args.vllm_importance_sampling_clip_max
+        bounds = f"{'-inf' if low is None else f'{low:g}'} to {'inf' if high is None else f'{high:g}'}"
+        mode = args.vllm_importance_sampling_mode
+        notes.append(f"vLLM importance ratios ({mode}, {bounds}) weigh the policy term.")
+    if trainer.own_losses:
+        notes.append(
+            f"The trainer's class puts its own {' and '.join(trainer.own_losses)} in the place of TRL's: "
+            "the formula above may not hold."
+        )
+    return notes

@@ -1,0 +1,63 @@
+"""The curves of a run as one picture beside its card: reward and length over optimizer steps.
+
+Drawn from what the run logged, only when matplotlib is installed (`trl-drgrpo[report]`) and at least two points exist.
+"""
+
+from pathlib import Path
+from typing import Any
+
+PANELS = (
+    ("mean reward", ("reward", "eval_reward")),
+    ("mean completion length (tokens)", ("completions/mean_length", "eval_completions/mean_length")),
+)
+
+
+def curves(history: list[dict[str, Any]]) -> dict[str, dict[str, list[tuple[int, float]]]]:
+    """The points of each panel.
+
+    Args:
+        history (`list[dict]`): What was logged, see [`history_by_split`].
+
+    Returns:
+        `dict`: Panel title to metric name to `(step, value)`; panels with fewer than two points are left out.
+    """
+    panels = {}
+    logged = dict.fromkeys(name for entry in history for name in entry)
+    for title, stems in PANELS:
+        names = [name for name in logged if name.partition(" (")[0] in stems]
+        lines = {name: [(entry["step"], entry[name]) for entry in history if name in entry] for name in names}
+        lines = {name: points for name, points in lines.items() if len(points) > 1}
+        if lines:
+            panels[title] = lines
+    return panels
+
+
+def draw_curves(history: list[dict[str, Any]], target: Path) -> bool:
+    """Write the picture.
+
+    Args:
+        history (`list[dict]`): As for `curves`.
+        target (`Path`): The PNG file; its folder is made.
+
+    Returns:
+        `bool`: Whether there is one: not without matplotlib, nor without two points.
+    """
+    panels = curves(history)
+    if not panels:
+        return False
+    try:
+        from matplotlib.figure import Figure  # not pyplot: no backend is chosen, no figure kept
+    except ImportError:
+        return False
+    figure = Figure(figsize=(5.5 * len(panels), 3.5), layout="constrained")
+    for axes, (title, lines) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
+        for name, points in lines.items():
+            axes.plot(*zip(*points, strict=True), label=name, marker="." if len(points) < 50 else None)
+        axes.set_xlabel("optimizer step")
+        axes.set_title(title)
+        axes.grid(alpha=0.3)
+        if len(lines) > 1:
+            axes.legend()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(target, dpi=120, metadata={"Software": None})
+    return True

@@ -1,0 +1,250 @@
+"""Complete and incomplete checkpoints. Loads neither torch nor TRL: the command line asks before they load.
+
+A process that is killed while it writes a checkpoint leaves a folder that looks like one, and a bad disk or copy
+leaves files of the right size. So three marks:
+
+- `drgrpo_state.part` stands in the folder from the first moment of writing to the last;
+- `drgrpo_state.json` takes its place in one step, after everything else and over all ranks;
+- it lists the size and the checksum (XXH3, 128 bits) of the files beside it, and of itself.
+"""
+
+import contextlib
+import functools
+import hashlib
+import json
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from trl_drgrpo.common.errors import InputError
+
+logger = logging.getLogger(__name__)
+
+STATE_FILE = "drgrpo_state.json"
+PART_FILE = "drgrpo_state.part"
+TRAINER_STATE = "trainer_state.json"
+_NOT_LISTED = ("README.md", PART_FILE, STATE_FILE)  # the card may be edited
+_NOT_NEEDED = "drgrpo_rollouts_"  # rollouts that cannot be read are generated anew
+_SUM = "xxh3_128"
+
+
+def begin_checkpoint(checkpoint: Path) -> None:
+    """Mark a folder as being written, whatever an older run has left in it.
+
+    Args:
+        checkpoint (`Path`): The folder; made where it does not exist.
+    """
+    checkpoint.mkdir(parents=True, exist_ok=True)
+    (checkpoint / PART_FILE).touch()
+    (checkpoint / STATE_FILE).unlink(missing_ok=True)
+
+
+def finish_checkpoint(checkpoint: Path, state: dict[str, Any]) -> None:
+    """Write the state file, whole or not at all, and take the mark of `begin_checkpoint` away by it.
+
+    Args:
+        checkpoint (`Path`): The folder, with all its other files.
+        state (`dict`): What the state file shall hold.
+    """
+    part = checkpoint / PART_FILE
+    with part.open("w", encoding="utf-8") as file:
+        file.write(json.dumps({**state, _SUM: _sum_of_state(state)}, indent=2) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(checkpoint / STATE_FILE)
+    with contextlib.suppress(OSError):  # not every file system can sync a folder
+        folder = os.open(checkpoint, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def read_state(checkpoint: Path) -> dict[str, Any] | None:
+    """What the state file of a checkpoint holds; `None` where there is none.
+
+    Raises:
+        `ValueError`: It is damaged.
+    """
+    try:
+        state = json.loads((checkpoint / STATE_FILE).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    if not isinstance(state, dict):
+        raise ValueError("no mapping")
+    if _SUM in state and state.pop(_SUM) != _sum_of_state(state):  # release 0.1.0 wrote none
+        raise ValueError("its checksum differs")
+    return state
+
+
+def file_marks(checkpoint: Path) -> dict[str, dict[str, Any]]:
+    """Size in bytes and checksum of each file that a resumed run reads, by its path inside the folder."""
+    files = [path for path in checkpoint.rglob("*") if path.is_file()]
+    listed = sorted(path for path in files if not any(path.match(pattern) for pattern in _NOT_LISTED))
+    return {
+        path.relative_to(checkpoint).as_posix(): {"bytes": path.stat().st_size, _SUM: _checksum(path)}
+        for path in listed
+    }
+
+
+def why_incomplete(checkpoint: Path, checksums: bool = True) -> str:
+    """Why a folder is no complete checkpoint.
+
+    Args:
+        checkpoint (`Path`): A checkpoint folder, of this package or of plain TRL.
+        checksums (`bool`, *optional*, defaults to `True`): Read every file and compare its checksum; else only sizes.
+
+    Returns:
+        `str`: The reason; empty when it is complete.
+    """
+    if not checkpoint.is_dir():
+        return "it does not exist"
+    if (checkpoint / PART_FILE).exists():
+        return "it was not written to its end: the run died while it was being saved"
+    try:
+        trainer_state = json.loads((checkpoint / TRAINER_STATE).read_text(encoding="utf-8"))
+        if not isinstance(trainer_state, dict):
+            return f"{TRAINER_STATE} holds no state"
+    except FileNotFoundError:
+        return f"it holds no {TRAINER_STATE}"
+    except (OSError, ValueError):
+        return f"{TRAINER_STATE} cannot be read"
+    try:
+        marks = _marks_in(read_state(checkpoint))
+    except (OSError, ValueError) as error:
+        return f"{STATE_FILE} cannot be read ({error})"
+    needed = {name: mark for name, mark in marks.items() if not name.startswith(_NOT_NEEDED)}
+    for read in (False, True) if checksums else (False,):  # sizes cost nothing
+        for name, mark in needed.items():
+            if reason := why_changed(checkpoint, name, mark, read):
+                return reason
+    return ""
+
+
+def why_changed(checkpoint: Path, name: str, mark: dict[str, Any], checksum: bool = True) -> str:
+    """Why a file of a checkpoint is not the one that was written; empty when it is.
+
+    Args:
+        checkpoint (`Path`): The folder.
+        name (`str`): The file's path inside it.
+        mark (`dict`): Its entry in [`file_marks`].
+        checksum (`bool`, *optional*, defaults to `True`): Whether to read it.
+    """
+    path = checkpoint / name
+    try:
+        found = path.stat()
+        if found.st_size != mark["bytes"]:
+            return f"{name} has {found.st_size} bytes instead of {mark['bytes']}"
+        if checksum and mark.get(_SUM) not in (None, _checksum_once(path, found.st_mtime_ns, found.st_ctime_ns)):
+            return f"{name} was changed after it was written (its checksum differs)"
+    except FileNotFoundError:
+        return f"{name} is missing"
+    except OSError as error:
+        return f"{name} cannot be read ({error.strerror})"
+    return ""
+
+
+def require_complete(checkpoint: Path, checksums: bool = True) -> None:
+    """Refuse to resume from a folder that is not as it was written, to its end.
+
+    Args:
+        checkpoint (`Path`): The folder that the user named.
+        checksums (`bool`, *optional*, defaults to `True`): As in [`why_incomplete`].
+
+    Raises:
+        `InputError`: Says what is wrong, and which way out there is.
+    """
+    reason = why_incomplete(checkpoint, checksums)
+    if reason:
+        remedy = "Name an older checkpoint-<step> folder, or say True for the newest complete one in output_dir."
+        expected = "a complete checkpoint folder"
+        raise InputError("resume_from_checkpoint", f"{checkpoint}, but {reason}", expected, remedy)
+
+
+def checkpoint_folders(output_dir: Path) -> list[Path]:
+    """The checkpoint folders of a run, the highest step first."""
+    folders = [path for path in output_dir.glob("checkpoint-*") if path.name.rpartition("-")[2].isdigit()]
+    return sorted(folders, key=_step, reverse=True)
+
+
+def newest_complete_checkpoint(output_dir: Path) -> Path | None:
+    """The newest complete checkpoint of the run that wrote last; the log says why others are passed over.
+
+    A folder may hold checkpoints of several runs, and of steps behind which a run went back. The one written last says
+    which run is meant and how far it has come: others' checkpoints, and those of higher steps, do not count. Release
+    0.1.0 noted neither run nor time: its checkpoints count as the run's, and as older than all others.
+
+    Args:
+        output_dir (`Path`): Folder of a run.
+
+    Returns:
+        `Path` or `None`: Complete is one with our state file and files as it lists them, or, where no checkpoint has
+        one (a plain TRL run), one with a readable `trainer_state.json`.
+    """
+    folders = checkpoint_folders(output_dir)
+    ours = any((path / STATE_FILE).exists() for path in folders)
+    states = {path: state for path in folders if (state := state_or_none(path))}
+    last = max(states, key=lambda path: (saved_at(states[path]), _step(path)), default=None)
+    for path in folders:
+        reason = why_incomplete(path, checksums=False)
+        if not reason and ours and path not in states:
+            reason = (
+                f"it has no {STATE_FILE}, so plain TRL wrote it, and nothing says whether it is whole. To go on from "
+                f"its step, name it: resume_from_checkpoint={path}"
+            )
+        if not reason and last is not None:
+            reason = _why_not_of_the_newest(path, states[path], last, states[last])
+        if not (reason := reason or why_incomplete(path)):
+            return path
+        logger.warning("%s is skipped: %s. Looking for an older one.", path, reason)
+    return None
+
+
+def state_or_none(checkpoint: Path) -> dict[str, Any] | None:
+    """As `read_state`, without an error for one that cannot be read."""
+    with contextlib.suppress(OSError, ValueError):
+        return read_state(checkpoint)
+
+
+def saved_at(state: dict[str, Any]) -> float:
+    """Unix time at which a checkpoint was completed; 0 where release 0.1.0 noted none."""
+    return state.get("saved_at") or 0.0
+
+
+def _why_not_of_the_newest(path: Path, state: dict[str, Any], last: Path, newest: dict[str, Any]) -> str:
+    run, newest_run = state.get("run_id"), newest.get("run_id")
+    if run and newest_run and run != newest_run:
+        return f"it is of run {run}, and the run that wrote here last is {newest_run} ({last.name})"
+    if _step(path) > _step(last):
+        return f"the run went back behind it: {last.name} was written later"
+    return ""
+
+
+def _step(checkpoint: Path) -> int:
+    return int(checkpoint.name.rpartition("-")[2])
+
+
+def _marks_in(state: dict[str, Any] | None) -> dict[str, dict[str, Any]]:
+    """What `file_marks` gave when a checkpoint was written; of release 0.1.0 sizes alone."""
+    files = (state or {}).get("files")
+    if not isinstance(files, dict):
+        return {}
+    return {name: mark if isinstance(mark, dict) else {"bytes": mark} for name, mark in files.items()}
+
+
+def _checksum(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
+
+
+@functools.cache
+def _checksum_once(path: Path, modified: int, changed: int) -> str:
+    """As `_checksum`; the command line and the trainer ask for the same file."""
+    return _checksum(path)
+
+
+def _sum_of_state(state: dict[str, Any]) -> str:
+    return xxhash.xxh3_128(json.dumps(state, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,269 @@
+"""Checkpoints hold what a resumed run needs to be the same run, and one is saved before a run fails.
+
+What TRL and transformers restore is enough only between two generation batches of the first epoch. Added here: the
+completions not trained on yet, the count of micro-batches, the prompt order of later epochs, L, the reward scale.
+"""
+
+import logging
+import uuid
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+from trl_drgrpo.common.disk import room_needed
+from trl_drgrpo.common.errors import DiskFullError, InputError, RewardError
+from trl_drgrpo.features.diagnostics.facts import objective_facts
+from trl_drgrpo.features.resume.checkpoints import begin_checkpoint, why_incomplete
+from trl_drgrpo.features.resume.run_folder import choose_start, delete_run
+from trl_drgrpo.features.resume.run_state import (
+    RandomState,
+    RunState,
+    load_rollouts,
+    newest_loss_normalizer,
+    save_rollouts,
+)
+from trl_drgrpo.upstream.hooks import Feature
+
+logger = logging.getLogger(__name__)
+
+
+class Resume(Feature):
+    """Exact resume, and a checkpoint before an error. Notes the state between two optimizer steps.
+
+    Attributes:
+        run_id (`str`): Of the run that trains or has trained last; kept when it is resumed.
+    """
+
+    def __init__(self, trainer: Any):
+        super().__init__(trainer)
+        self.run_id = ""
+        self._has_begun = False  # whether the files in the output folder are this trainer's
+        self._checkpoints_of_this_run: frozenset[Path] = frozenset()
+        self._micro_step = 0  # micro-batches processed when the newest step began or ended
+        self._random_state: RandomState | None = None
+
+    def checkpoint(self, resume_from_checkpoint: str | bool | None) -> str | None:
+        """The checkpoint that `train()` shall resume from, the same on all ranks.
+
+        Args:
+            resume_from_checkpoint (`str` or `bool`, *optional*): As in [`trl.GRPOTrainer.train`]. `True`: the newest
+                complete one of the run that wrote last; where there is no run one starts, and the log says so.
+
+        Raises:
+            `InputError`: The folder holds another run, or the checkpoint is not complete, or was changed since.
+        """
+        checkpoint, self.run_id = self._agreed_start(resume_from_checkpoint or None)
+        if checkpoint is None and resume_from_checkpoint:
+            logger.warning("No checkpoint in %s to resume from: starting anew.", self.trainer.args.output_dir)
+        # The one that is resumed from holds its step already: written again, it would be gone if the run died then.
+        self._checkpoints_of_this_run = frozenset([checkpoint.resolve()] if checkpoint else [])
+        return str(checkpoint) if checkpoint else None
+
+    def _agreed_start(self, resume: str | bool | None) -> tuple[Path | None, str]:
+        """Checkpoint to go on from, and the id of a run that begins anew: the main process decides for all."""
+        decision: Any = None
+        if self.trainer.is_world_process_zero():
+            output_dir, overwrite = Path(self.trainer.args.output_dir), self.trainer.args.overwrite_output_dir
+            try:
+                if self._has_begun:  # by an earlier call
+                    decision = choose_start(output_dir, resume, overwrite=False) if resume else None
+                else:
+                    decision = choose_start(output_dir, resume, overwrite)
+            except (InputError, OSError) as error:
+                decision = error
+        decision, run_id = self.trainer.gathered([(decision, uuid.uuid4().hex[:12])])[0]
+        if isinstance(decision, Exception):
+            raise decision
+        return decision, run_id
+
+    @contextmanager
+    def around_train(self) -> Iterator[None]:
+        """Saves a checkpoint before the error of a reward function ends the run."""
+        try:
+            yield
+        except RewardError:
+            self._save_what_was_computed()
+            raise
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Everything is loaded, and the first step comes next."""
+        if args.overwrite_output_dir and not self._has_begun and args.should_save:
+            delete_run(Path(args.output_dir))
+        self._has_begun = True
+
+    # The boundary between two optimizer steps, at which an interrupted one can be repeated as it would be.
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._note_boundary()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._note_boundary()  # an evaluation that fails must not count as part of the step
+
+    def _note_boundary(self) -> None:
+        self._micro_step = self.trainer.micro_step
+        self._random_state = RandomState()
+
+    def _rewind(self) -> None:
+        """Put the trainer back to the boundary, as far as a checkpoint records it."""
+        trainer = self.trainer
+        if trainer.micro_step > self._micro_step:
+            newest = (trainer.micro_step - 1) // trainer.generate_every
+            if newest != self._micro_step // trainer.generate_every:
+                trainer.pending_rollouts = None  # those at hand are newer than the step that the run resumes from
+        trainer.micro_step = self._micro_step
+        if self._random_state is not None:
+            self._random_state.restore()
+
+    # Checkpoints
+
+    def writing(self, folder: Path) -> AbstractContextManager[Any]:
+        """As in [`Hooks`]: a full disk is one error, of a checkpoint and of the model."""
+        return room_needed(folder, self._what_is_saved)
+
+    def _what_is_saved(self) -> str:
+        whole = [path for path in self._checkpoints_of_this_run if not why_incomplete(path, checksums=False)]
+        if not whole:
+            return "No checkpoint of this run is saved. Make room, then start it again."
+        newest = max(whole, key=lambda path: path.stat().st_mtime_ns)
+        return (
+            f"The run up to {newest} is saved. Make room, then go on with --resume_from_checkpoint {newest} "
+            f'(in Python trainer.train(resume_from_checkpoint="{newest}")).'
+        )
+
+    def on_checkpoint_begun(self, checkpoint: Path) -> None:
+        if self.trainer.args.should_save:
+            begin_checkpoint(checkpoint)
+        self.trainer.accelerator.wait_for_everyone()  # no rank writes into a folder that still counts as complete
+
+    def complete(self, checkpoint: Path) -> None:
+        """Write what is missing, the state file last: with it the checkpoint counts as complete."""
+        pending = self.trainer.pending_rollouts
+        save_rollouts(checkpoint, self.trainer.accelerator.process_index, pending)
+        self.trainer.accelerator.wait_for_everyone()  # the state file says that all of it is there
+        if self.trainer.args.should_save:
+            RunState(
+                self.trainer.loss_normalizer,
+                self.trainer.micro_step,
+                self.trainer.reward_scale.state_dict(),
+                self._geometry(),
+                has_rollouts=pending is not None,
+                run_id=self.run_id,
+                objective=objective_facts(self.trainer),
+            ).save(checkpoint)
+        self._checkpoints_of_this_run |= {checkpoint.resolve()}
+
+    def on_checkpoint_loaded(self, checkpoint: Path) -> None:
+        if not any(checkpoint.rglob("*optim*")):  # of transformers, FSDP or DeepSpeed
+            message = "%s holds no optimizer state (save_only_model): the optimizer begins anew, as in another run."
+            logger.warning(message, checkpoint)
+        state = RunState.load(checkpoint)
+        if state is None:
+            self._say_what_is_missing(checkpoint)
+            return
+        if self.trainer.args.loss_normalizer not in (None, state.loss_normalizer):
+            raise InputError(
+                "loss_normalizer",
+                str(self.trainer.args.loss_normalizer),
+                f"{state.loss_normalizer}, with which the run in {checkpoint} was started",
+                "Another L is another step size in the middle of a run: leave loss_normalizer out, or start anew.",
+            )
+        if state.loss_normalizer != self.trainer.loss_normalizer:
+            message = "Keeping L = %d of the resumed run (max_completion_length is now %d)."
+            logger.warning(message, state.loss_normalizer, self.trainer.loss_normalizer)
+        self.trainer.loss_normalizer = state.loss_normalizer
+        self.run_id = state.run_id or self.run_id
+        self._say_what_changed(state, checkpoint)
+        self.trainer.reward_scale.load_state_dict(state.reward_scale)
+        self._resume_position(state, checkpoint)
+        self.trainer.advance_train_sampler(int((self.trainer.state.epoch or 0.0) + 1e-6))
+
+    def _say_what_changed(self, state: RunState, checkpoint: Path) -> None:
+        """Another objective in the middle of a run is allowed, but never silent."""
+        before = state.objective or {}  # release 0.1.0 noted none
+        changed = [
+            f"{name} {_in_words(before[name])} -> {_in_words(value)}"
+            for name, value in objective_facts(self.trainer).items()
+            if name in before and before[name] != value
+        ]
+        if changed:
+            message = "The objective is another one than in %s: %s. The run goes on with the new one."
+            logger.warning(message, checkpoint, "; ".join(changed))
+
+    def _say_what_is_missing(self, checkpoint: Path) -> None:
+        """A checkpoint of plain TRL, in a run that it began or, where another checkpoint is ours, has continued."""
+        logger.warning(
+            "%s holds no Dr. GRPO state: going on with L = %d. Completions not trained on yet are generated anew, and "
+            "the optimizer's moments are those of that run: after another objective than Dr. GRPO its first hundreds "
+            "of steps are smaller here. A new run from its weights has no such moments.",
+            checkpoint,
+            self.trainer.loss_normalizer,
+        )
+        ours = newest_loss_normalizer(checkpoint.parent)
+        if ours not in (None, self.trainer.loss_normalizer):
+            remedy = f"Set loss_normalizer={ours} to keep it."
+            logger.warning("Other checkpoints in %s were trained with L = %d. %s", checkpoint.parent, ours, remedy)
+
+    def _resume_position(self, state: RunState, checkpoint: Path) -> None:
+        """Restores the position between two generations; with another geometry the next step generates anew."""
+        geometry = self._geometry()
+        if state.geometry != geometry:
+            changed = [
+                f"{k} {state.geometry.get(k)} -> {v}" for k, v in geometry.items() if state.geometry.get(k) != v
+            ]
+            message = "Batch geometry changed (%s): completions not trained on yet are generated anew."
+            logger.warning(message, ", ".join(changed))
+            return
+        self.trainer.micro_step = state.micro_step
+        if not state.has_rollouts:
+            return
+        rank, device = self.trainer.accelerator.process_index, self.trainer.accelerator.device
+        rollouts = load_rollouts(checkpoint, rank, device, state.files)
+        # All ranks or none: one that generates alone waits forever.
+        if not all(self.trainer.gathered([rollouts is not None])):
+            logger.warning("Completions not trained on yet are generated anew: the run goes on, but not bit for bit.")
+        elif missing := self._needed_in_rollouts().difference(*(rollouts or [])):
+            message = "Completions not trained on yet hold no %s, which the run needs now: they are generated anew."
+            logger.warning(message, " and ".join(sorted(missing)))
+        else:
+            self.trainer.pending_rollouts = rollouts
+
+    def _needed_in_rollouts(self) -> set[str]:
+        """Keys of a micro-batch that the loss reads under settings that may have changed since it was made."""
+        needed = {"ref_per_token_logps"} if self.trainer.args.beta else set()
+        if self.trainer.args.use_vllm and self.trainer.args.vllm_importance_sampling_correction:
+            needed.add("importance_sampling_ratio")
+        return needed
+
+    def _geometry(self) -> dict[str, int]:
+        fields = (
+            "per_device_train_batch_size",
+            "gradient_accumulation_steps",
+            "steps_per_generation",
+            "num_iterations",
+            "num_generations",
+        )
+        return {name: getattr(self.trainer.args, name) for name in fields} | {
+            "num_processes": self.trainer.accelerator.num_processes
+        }
+
+    def _save_what_was_computed(self) -> None:
+        """A checkpoint at the last finished optimizer step, for a run that is about to end with an error."""
+        if self.trainer.accelerator.num_processes > 1:
+            logger.error("A reward function failed. With several processes no checkpoint is saved at this point.")
+            return
+        if self.trainer.state.global_step == 0:
+            return
+        folder = self.trainer.checkpoint_folder()
+        if folder.resolve() not in self._checkpoints_of_this_run:
+            self._rewind()
+            try:
+                self.trainer.save_checkpoint_now()
+            except DiskFullError as error:
+                logger.error("A reward function failed, and the run up to here cannot be saved. %s", error)
+                return
+        logger.error("A reward function failed. The run up to here is saved: resume from %s.", folder)
+
+
+def _in_words(value: Any) -> str:
+    return (" + ".join(map(str, value)) or "none") if isinstance(value, list) else str(value)

@@ -1,0 +1,308 @@
+"""Is my denominator right? The trainer's loss and gradient against `loss.py`, in float64, over a matrix of settings.
+
+Each case trains a tiny model for a few optimizer steps and then repeats every step without the trainer: each row alone
+and unpadded through a plain forward, log-softmax, `group_advantages`, `dr_grpo_loss` over all rows of the step at
+once, backward. Micro-batching, accumulation, padding, shuffling, reuse of rollouts and importance ratios must all
+cancel out.
+
+Two controls are part of every check: TRL's `dr_grpo` with the group's std left on, and TRL's default. They must
+*differ*; a check that cannot see them would prove nothing.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from itertools import product
+from typing import Any
+
+import torch
+from trl import GRPOConfig, GRPOTrainer
+
+from trl_drgrpo.config.config import DrGRPOConfig
+from trl_drgrpo.labs.check.record import (
+    DEFAULTS,
+    LONG_PROMPTS,
+    PROMPTS,
+    OptimizerStep,
+    Recording,
+    Rollouts,
+    Row,
+    Weights,
+    build_policy,
+    record,
+)
+from trl_drgrpo.objective.advantages import group_advantages
+from trl_drgrpo.objective.loss import dr_grpo_loss
+from trl_drgrpo.trainer import DrGRPOTrainer
+
+TOLERANCE = 1e-10  # relative, float64: four orders above what is seen, eight below any wrong weight
+FLOAT32_TOLERANCE = 1e-5  # where TRL's own head computes the log-probabilities, in float32
+CONTROL_FLOOR = 1e-2  # a control must be off by at least one percent
+
+
+@dataclass(frozen=True)
+class Case:
+    """One setting of the matrix.
+
+    Args:
+        name (`str`): What is special about it.
+        micro_batch (`int`): Rows per forward (`per_device_train_batch_size`).
+        accumulation (`int`): Micro-batches per optimizer step.
+        steps_per_generation (`int`): Micro-batches per generation.
+        num_iterations (`int`): Passes over each generation batch.
+        beta (`float`): KL weight.
+        lora (`bool`): Adapters instead of all weights.
+        settings (`tuple`): Further config fields, as pairs.
+        plain_head (`bool`): Log-probabilities in float64; `False` = TRL's own float32 head, with its tolerance.
+        long_prompts (`bool`): Prompts long enough for completions to share their forward.
+        control (`bool`): A run of stock TRL that must differ.
+    """
+
+    name: str
+    micro_batch: int = 8
+    accumulation: int = 1
+    steps_per_generation: int = 1
+    num_iterations: int = 1
+    beta: float = 0.0
+    lora: bool = False
+    settings: tuple[tuple[str, Any], ...] = ()
+    plain_head: bool = True
+    long_prompts: bool = False
+    control: bool = False
+
+    @property
+    def tolerance(self) -> float:
+        """Largest difference that still counts as equal."""
+        return TOLERANCE if self.plain_head else FLOAT32_TOLERANCE
+
+
+@dataclass(frozen=True)
+class CaseResult:
+    """Result of a case. Differences are the worst over its optimizer steps.
+
+    Args:
+        case ([`Case`]): The setting.
+        steps (`int`): Optimizer steps compared.
+        loss_difference (`float`): `|loss - spec|`, absolute.
+        gradient_difference (`float`): `|g - spec| / |spec|`, over all trained weights.
+        passed (`bool`): Equal to tolerance; for a control, different.
+    """
+
+    case: Case
+    steps: int
+    loss_difference: float
+    gradient_difference: float
+    passed: bool
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return {**asdict(self.case), **{k: v for k, v in asdict(self).items() if k != "case"}}
+
+
+def cases(full: bool = False) -> list[Case]:
+    """The matrix.
+
+    Args:
+        full (`bool`, *optional*, defaults to `False`): All combinations (about a minute) instead of one case per value
+            of each setting, plus the ones that are easy to get wrong.
+
+    Returns:
+        `list[Case]`.
+    """
+    return [*(_all_combinations() if full else _one_of_each()), *_special(), *_controls()]
+
+
+def _all_combinations() -> Iterator[Case]:
+    for (micro, accum), reuse, iterations, beta, lora in product(
+        ((8, 1), (4, 2), (2, 4)), (1, 2), (1, 2), (0.0, 0.1), (False, True)
+    ):
+        yield Case("", micro, accum, accum * reuse, iterations, beta, lora)
+
+
+def _one_of_each() -> Iterator[Case]:
+    yield Case("one batch", 8, 1, 1)
+    yield Case("accumulation", 2, 4, 4)
+    yield Case("rows cut from groups", 1, 8, 8)
+    yield Case("two steps per generation", 4, 2, 4)
+    yield Case("two iterations", 4, 2, 2, num_iterations=2)
+    yield Case("two of both", 2, 4, 8, num_iterations=2)
+    yield Case("KL", 4, 2, 2, beta=0.1)
+    yield Case("KL, off-policy", 4, 2, 4, num_iterations=2, beta=0.1)
+    yield Case("LoRA", 4, 2, 2, lora=True)
+    yield Case("LoRA, KL, off-policy", 4, 2, 4, num_iterations=2, beta=0.1, lora=True)
+
+
+def _special() -> Iterator[Case]:
+    yield Case("L set on its own", 4, 2, 4, settings=(("loss_normalizer", 100),))
+    yield Case("no length limit", 4, 2, 2, settings=(("max_completion_length", None), ("loss_normalizer", 64)))
+    yield Case("leave-one-out", 4, 2, 2, settings=(("advantage_baseline", "leave_one_out"),))
+    yield Case("clip-higher", 4, 2, 4, 2, settings=(("epsilon", 0.1), ("epsilon_high", 0.28)))
+    yield Case("KL warm-up", 4, 2, 2, beta=0.1, settings=(("beta_warmup_steps", 4),))
+    yield Case("truncated rows masked", 4, 2, 2, settings=(("mask_truncated_completions", True),))
+    yield Case("uneven generations", 4, 2, 3, settings=(("num_generations", 6),))
+    yield Case("shared prompts", 8, 1, 2, long_prompts=True)
+    yield Case("shared prompts, KL, off-policy", 8, 1, 2, num_iterations=2, beta=0.1, long_prompts=True)
+    yield Case("TRL's micro-batches", 4, 2, 4, settings=(("micro_batching", "upstream"),))
+    yield Case("TRL's float32 head", 4, 2, 4, num_iterations=2, beta=0.1, plain_head=False)
+
+
+def _controls() -> Iterator[Case]:
+    std_on = (("loss_type", "dr_grpo"), ("scale_rewards", "group"))
+    yield Case("control: TRL dr_grpo, std on", 4, 2, 2, settings=std_on, control=True)
+    yield Case("control: TRL default", 4, 2, 2, control=True)
+
+
+def run_case(case: Case, trainer_class: type | None = None) -> CaseResult:
+    """Train one case and compare every optimizer step with the specification.
+
+    Args:
+        case ([`Case`]): The setting.
+        trainer_class (`type`, *optional*): Trainer to check; `DrGRPOTrainer` (or stock TRL for a control) by default.
+
+    Returns:
+        [`CaseResult`].
+    """
+    config_class = GRPOConfig if case.control else DrGRPOConfig
+    updates_per_generation = max(1, case.steps_per_generation * case.num_iterations // case.accumulation)
+    settings = {
+        **DEFAULTS,
+        "per_device_train_batch_size": case.micro_batch,
+        "gradient_accumulation_steps": case.accumulation,
+        "steps_per_generation": case.steps_per_generation,
+        "num_iterations": case.num_iterations,
+        "beta": case.beta,
+        "max_steps": updates_per_generation + 2,
+        **dict(case.settings),
+    }
+    trainer_class = trainer_class or (GRPOTrainer if case.control else DrGRPOTrainer)
+    recording = record(
+        trainer_class,
+        config_class,
+        lora=case.lora,
+        plain_head=case.plain_head,
+        prompts=LONG_PROMPTS if case.long_prompts else PROMPTS,
+        **settings,
+    )
+    losses, gradients = [], []
+    for index, step in enumerate(recording.steps):
+        loss, gradient = _specification(case, settings, recording, step, index)
+        losses.append(_nan_to_inf(abs(sum(step.losses) - loss)))
+        gradients.append(_relative_difference(step.gradients, gradient))
+    worst = max(gradients) if _all_were_trained(case, settings, recording) else math.inf
+    equal = worst <= case.tolerance and max(losses) <= case.tolerance
+    passed = CONTROL_FLOOR < worst < math.inf if case.control else equal
+    return CaseResult(case, len(recording.steps), max(losses), worst, passed)
+
+
+def run_check(full: bool = False, on_result: Callable[[CaseResult], None] | None = None) -> list[CaseResult]:
+    """Run the matrix.
+
+    Args:
+        full (`bool`, *optional*, defaults to `False`): See [`cases`].
+        on_result (`Callable`, *optional*): Called with each result as it arrives.
+
+    Returns:
+        `list[CaseResult]`: In the order of [`cases`]. All passed = the trainer computes Dr. GRPO in this environment.
+    """
+    results = []
+    for case in cases(full):
+        results.append(run_case(case))
+        if on_result is not None:
+            on_result(results[-1])
+    return results
+
+
+def _specification(
+    case: Case, settings: dict[str, Any], recording: Recording, step: OptimizerStep, index: int
+) -> tuple[float, Weights]:
+    """Loss and gradient of one optimizer step by the written-down objective, without the trainer."""
+    policy, tokenizer = build_policy(case.lora)
+    scored = [_scored_row(row, rollouts, tokenizer, settings) for row, rollouts in step.rows]
+    rows = [row for row, _ in scored]
+    old_logps = [_logps(policy, r.weights, [row])[0].detach() for row, (_, r) in zip(rows, step.rows, strict=True)]
+    ref_logps = [logps.detach() for logps in _logps(policy, recording.initial_weights, rows)]
+    logps = _logps(policy, step.weights, rows)
+    lengths = torch.tensor([len(completion) for (_, completion), _ in step.rows])  # 0 for a row that was masked
+    warmup_steps = settings.get("beta_warmup_steps", 0)
+    nominal_rows = case.micro_batch * case.accumulation  # also those without signal, which need not have been run
+    loss = dr_grpo_loss(
+        _padded(logps),
+        _padded(old_logps),
+        torch.tensor([advantage for _, advantage in scored], dtype=torch.float64),
+        torch.arange(max(len(row_logps) for row_logps in logps)) < lengths.unsqueeze(1),  # (B, T)
+        settings.get("loss_normalizer") or settings["max_completion_length"],
+        epsilon_low=settings.get("epsilon", 0.2),
+        epsilon_high=settings.get("epsilon_high"),
+        beta=case.beta * (min(1.0, (index + 1) / warmup_steps) if warmup_steps else 1.0),
+        ref_per_token_logps=_padded(ref_logps),
+    )
+    loss = loss * len(rows) / nominal_rows
+    trained = {name: p for name, p in policy.named_parameters() if p.requires_grad}
+    gradients = torch.autograd.grad(loss, list(trained.values()))
+    return loss.item(), dict(zip(trained, gradients, strict=True))
+
+
+def _all_were_trained(case: Case, settings: dict[str, Any], recording: Recording) -> bool:
+    """Whether every row that has a gradient was part of as many losses as there are iterations."""
+    for rollouts in recording.rollouts:
+        if rollouts.micro_batches < case.steps_per_generation * case.num_iterations:
+            continue  # the run ended in the middle of it
+        expected = Counter()
+        for row, advantage in _scored_rows(rollouts, build_policy(False)[1], settings):
+            if row[1] and (advantage != 0 or case.beta):
+                expected[row] += case.num_iterations
+        if settings.get("mask_truncated_completions"):
+            expected = Counter({row: count for row, count in expected.items() if row in rollouts.trained})
+        if any(rollouts.trained[row] < count for row, count in expected.items()):
+            return False
+    return True
+
+
+def _scored_row(row: Row, rollouts: Rollouts, tokenizer: Any, settings: dict[str, Any]) -> tuple[Row, float]:
+    """A row with its advantage. One without tokens adds nothing: one of its group stands in for it."""
+    candidates = _scored_rows(rollouts, tokenizer, settings)
+    return next(c for c in candidates if c[0] == row or (not row[1] and c[0][0] == row[0]))
+
+
+def _scored_rows(rollouts: Rollouts, tokenizer: Any, settings: dict[str, Any]) -> list[tuple[Row, float]]:
+    """Every row of a generation batch with its advantage."""
+    # float32, as TRL stores rewards: the difference to float64 is not this check's subject
+    rewards = torch.tensor([torch.nan if r is None else r for r in rollouts.rewards], dtype=torch.float32)
+    baseline = settings.get("advantage_baseline", "group_mean")
+    advantages = group_advantages(rewards, settings["num_generations"], baseline).tolist()
+    prompts = [tuple(ids) for ids in tokenizer(rollouts.prompts)["input_ids"]]
+    return list(zip(zip(prompts, rollouts.completions, strict=True), advantages, strict=True))
+
+
+def _load(policy: torch.nn.Module, weights: Weights) -> None:
+    with torch.no_grad():
+        for name, parameter in policy.named_parameters():
+            parameter.copy_(weights[name])
+
+
+def _logps(policy, weights: Weights, rows: list[Row]) -> list[torch.Tensor]:
+    """Log-probabilities of each completion, row by row, without padding. List of (T_i,) tensors with gradient."""
+    _load(policy, weights)
+    logps = []
+    for prompt, completion in rows:
+        logits = policy(torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1]
+        targets = torch.tensor(completion).unsqueeze(1)
+        logps.append(logits.log_softmax(dim=-1).gather(1, targets).squeeze(1))
+    return logps
+
+
+def _padded(logps: list[torch.Tensor]) -> torch.Tensor:
+    return torch.nn.utils.rnn.pad_sequence(logps, batch_first=True)
+
+
+def _relative_difference(got: Weights, expected: Weights) -> float:
+    """`|got - expected| / |expected|`; infinite when there is no gradient to compare, since that proves nothing."""
+    difference = sum(float((got[name] - expected[name]).square().sum()) for name in expected) ** 0.5
+    scale = sum(float(value.square().sum()) for value in expected.values()) ** 0.5
+    return _nan_to_inf(difference / scale) if scale > 0 else math.inf
+
+
+def _nan_to_inf(difference: float) -> float:
+    """NaN is as different as can be; `max` and `<=` would let it pass."""
+    return math.inf if math.isnan(difference) else difference

@@ -1,0 +1,100 @@
+"""Measure a model on the list-sum task: sampled and greedy accuracy, and how long right and wrong completions are.
+
+The demo reports numbers of this file, not the training logs: they are taken on held-out problems, the same ones before
+and after, and do not depend on the trainer.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trl_drgrpo.labs.demo.task import list_sum_reward, prompt_of
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Result of one decoding mode on a set of problems.
+
+    Args:
+        accuracy (`float`): Share of right completions, 0 to 1.
+        length_right_mean (`float` or `None`): Mean length of right completions in tokens, end token included; `None`
+            if there is none.
+        length_wrong_mean (`float` or `None`): The same for wrong ones.
+        length_mean (`float`): Mean length of all completions in tokens.
+        texts (`tuple[str, ...]`): The completions, one per problem, in order.
+        right (`tuple[bool, ...]`): Whether each is right.
+    """
+
+    accuracy: float
+    length_right_mean: float | None
+    length_wrong_mean: float | None
+    length_mean: float
+    texts: tuple[str, ...]
+    right: tuple[bool, ...]
+
+    def numbers(self) -> dict[str, float | None]:
+        """The four numbers without the completions, for a results file."""
+        return {
+            "accuracy": self.accuracy,
+            "length_right_mean": self.length_right_mean,
+            "length_wrong_mean": self.length_wrong_mean,
+            "length_mean": self.length_mean,
+        }
+
+
+def mean_or_none(values: Sequence[float]) -> float | None:
+    """The mean, or `None` of nothing."""
+    return sum(values) / len(values) if values else None
+
+
+def evaluate(
+    model: Any,
+    tokenizer: Any,
+    problems: Sequence[Sequence[int]],
+    sample: bool,
+    seed: int = 0,
+    batch_size: int = 256,
+    max_new_tokens: int = 128,
+) -> Evaluation:
+    """Generate one completion per problem and judge it.
+
+    Args:
+        model (`PreTrainedModel`): A causal language model; left in the mode (training or evaluation) it was in.
+        tokenizer (`PreTrainedTokenizerBase`): Its tokenizer, padding on the left.
+        problems (`Sequence[Sequence[int]]`): The terms of each problem.
+        sample (`bool`): Sample at temperature 1 from the whole distribution, or decode greedily.
+        seed (`int`): Seed of the sampling; the global random state is put back afterwards.
+        batch_size (`int`): Problems per call of `model.generate`.
+        max_new_tokens (`int`): Completions are cut here.
+
+    Returns:
+        `Evaluation`.
+    """
+    import torch
+
+    texts: list[str] = []
+    lengths: list[int] = []
+    was_training = model.training
+    model.eval()
+    decoding = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0} if sample else {"do_sample": False}
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(seed)
+        for start in range(0, len(problems), batch_size):
+            chats = [prompt_of(numbers) for numbers in problems[start : start + batch_size]]
+            inputs = tokenizer.apply_chat_template(
+                chats, add_generation_prompt=True, padding=True, return_dict=True, return_tensors="pt"
+            ).to(model.device)
+            output = model.generate(**inputs, max_new_tokens=max_new_tokens, **decoding)  # (B, prompt + T)
+            completions = output[:, inputs["input_ids"].shape[1] :]
+            texts += tokenizer.batch_decode(completions, skip_special_tokens=True)
+            lengths += (completions != tokenizer.pad_token_id).sum(dim=1).tolist()
+    model.train(was_training)
+    right = [reward == 1.0 for reward in list_sum_reward(texts, [sum(numbers) for numbers in problems])]
+    return Evaluation(
+        accuracy=sum(right) / len(right),
+        length_right_mean=mean_or_none([n for n, ok in zip(lengths, right, strict=True) if ok]),
+        length_wrong_mean=mean_or_none([n for n, ok in zip(lengths, right, strict=True) if not ok]),
+        length_mean=sum(lengths) / len(lengths),
+        texts=tuple(texts),
+        right=tuple(right),
+    )

@@ -1,0 +1,130 @@
+"""The demo's report: tables for the terminal and a plot, all from the numbers of one `DemoResult`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from trl_drgrpo.labs.demo.process import step_numbers
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from trl_drgrpo.labs.demo.result import DemoResult
+
+_SAMPLES = 3
+
+
+def print_report(result: "DemoResult", console: Console) -> None:
+    """Print the before/after table, three held-out samples and where the files are.
+
+    Args:
+        result (`DemoResult`): A finished run.
+        console (`rich.console.Console`): Where to print.
+    """
+    console.print(before_after_table(result))
+    console.print(samples_table(result))
+    files = {
+        "report": result.report,
+        "comparison": result.comparison,
+        "plot": result.plot,
+        "numbers": result.results_file,
+        "model": result.model_dir,
+    }
+    for name, path in files.items():
+        if path is not None:
+            console.print(f"{name + ':':12}{path}", highlight=False, markup=False, soft_wrap=True)
+    console.print(f"\nLoad it:\n{loading_snippet(result.model_dir)}", highlight=False, markup=False, soft_wrap=True)
+
+
+def before_after_table(result: "DemoResult") -> Table:
+    """Accuracies, mean lengths and, with step rewards, the steps on held-out problems, before and after training."""
+    size = len(result.problems)
+    table = Table(title=f"Held-out problems ({size}), before and after {result.steps} steps", title_justify="left")
+    table.add_column("measure")
+    for name in ("before", "after", "change"):
+        table.add_column(name, justify="right")
+    for mode in ("sampled", "greedy"):
+        before, after = 100 * result.before[mode].accuracy, 100 * result.after[mode].accuracy
+        table.add_row(f"{mode} accuracy", f"{before:.1f}%", f"{after:.1f}%", f"{after - before:+.1f} points")
+    before, after = result.before["sampled"], result.after["sampled"]
+    for name, old, new in (
+        ("mean length, right (tokens)", before.length_right_mean, after.length_right_mean),
+        ("mean length, wrong (tokens)", before.length_wrong_mean, after.length_wrong_mean),
+    ):
+        change = "" if old is None or new is None else f"{new - old:+.1f}"
+        table.add_row(name, *("none" if value is None else f"{value:.1f}" for value in (old, new)), change)
+    if result.process:
+        old, new = (step_numbers(result.problems, evaluation.texts) for evaluation in (before, after))
+        steps, right = [[numbers[name] for numbers in (old, new)] for name in ("steps_mean", "process_reward")]
+        table.add_row("steps per completion", *(f"{value:.1f}" for value in steps), f"{steps[1] - steps[0]:+.1f}")
+        change = f"{100 * (right[1] - right[0]):+.1f} points"
+        table.add_row("right steps", *(f"{value:.1%}" for value in right), change)
+    return table
+
+
+def samples_table(result: "DemoResult") -> Table:
+    """The first three held-out problems with what the model sampled before and after training; not picked."""
+    table = Table(title=f"The first {_SAMPLES} held-out problems, sampled", title_justify="left", show_lines=True)
+    for name in ("prompt", "before", "after"):
+        table.add_column(name)
+    for row, numbers in enumerate(result.problems[:_SAMPLES]):
+        cells = [Text("+".join(map(str, numbers)))]
+        for evaluation in (result.before["sampled"], result.after["sampled"]):
+            verdict = "right" if evaluation.right[row] else f"wrong, {sum(numbers)} is right"
+            cells.append(Text(f"{evaluation.texts[row]}\n({verdict})"))
+        table.add_row(*cells)
+    return table
+
+
+def loading_snippet(model_dir: Path) -> str:
+    """Three lines of Python that load the saved model."""
+    return (
+        "from transformers import AutoModelForCausalLM, AutoTokenizer\n"
+        f'model = AutoModelForCausalLM.from_pretrained("{model_dir.as_posix()}")\n'
+        f'tokenizer = AutoTokenizer.from_pretrained("{model_dir.as_posix()}")'
+    )
+
+
+def draw_curves(curves: dict[str, list[float | None]], path: Path) -> Path:
+    """Plot pass rate and completion lengths over the training steps.
+
+    Args:
+        curves (`dict[str, list]`): `step`, `pass_rate`, `length_right_mean`, `length_wrong_mean`; `None` leaves a gap.
+        path (`Path`): PNG file to write.
+
+    Returns:
+        `Path`: `path`.
+
+    Raises:
+        ImportError: If matplotlib is not installed.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    rate, length = figure.subplots(1, 2)
+    steps = curves["step"]
+    _curve(rate, steps, curves["pass_rate"], "tab:blue", "pass rate")
+    rate.set(xlabel="training step", ylabel="pass rate (training problems)", ylim=(0, 1.02))
+    _curve(length, steps, curves["length_right_mean"], "tab:green", "right completions")
+    _curve(length, steps, curves["length_wrong_mean"], "tab:red", "wrong completions")
+    length.set(xlabel="training step", ylabel="mean length (tokens)")
+    length.legend(frameon=False)
+    for axes in (rate, length):
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=130)
+    return path
+
+
+def _curve(axes: "Axes", steps: list[float | None], values: list[float | None], color: str, label: str) -> None:
+    """Draw one curve: each step faintly, and the mean of up to nine neighboring steps that have a value."""
+    points = [
+        (step, value) for step, value in zip(steps, values, strict=True) if step is not None and value is not None
+    ]
+    xs, ys = [x for x, _ in points], [y for _, y in points]
+    windows = [ys[max(0, i - 4) : i + 5] for i in range(len(ys))]
+    axes.plot(xs, ys, color=color, alpha=0.25, linewidth=1)
+    axes.plot(xs, [sum(window) / len(window) for window in windows], color=color, linewidth=2, label=label)

@@ -1,0 +1,198 @@
+"""Train the shipped model on the list-sum task with `DrGRPOTrainer`: a whole run in about two minutes of CPU time.
+
+`run_demo` measures the model on held-out problems, trains it, measures it again and saves the model, the curves and
+every number. The claim that it checks: sampled accuracy rises by at least 40 percentage points.
+
+It always runs on the CPU in float32, also where there is a GPU: for a model this small the CPU is fast enough, and the
+numbers stay comparable.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.config import DrGRPOConfig
+from trl_drgrpo.features.diagnostics.progress import show_progress
+from trl_drgrpo.labs.demo.build import MODEL_DIR
+from trl_drgrpo.labs.demo.compare import train_with_grpo
+from trl_drgrpo.labs.demo.evaluate import Evaluation, evaluate
+from trl_drgrpo.labs.demo.process import PROCESS_SETTINGS, line_reward
+from trl_drgrpo.labs.demo.progress import CurvesCallback
+from trl_drgrpo.labs.demo.report import draw_curves
+from trl_drgrpo.labs.demo.result import (
+    COMPARISON_FILE,
+    GRPO_FOLDER,
+    PLOT_FILE,
+    REPORT_FILE,
+    DemoResult,
+    check_output_dir,
+)
+from trl_drgrpo.labs.demo.task import list_sum_reward, make_dataset, make_problems
+from trl_drgrpo.labs.demo.tokenizer import build_tokenizer
+from trl_drgrpo.report import write_report
+from trl_drgrpo.trainer import DrGRPOTrainer
+
+_PROMPTS_PER_STEP, _NUM_GENERATIONS, _MAX_COMPLETION_LENGTH = 8, 8, 128  # P, G, T
+_LEARNING_RATE = 3e-4
+
+
+def training_arguments(output_dir: Path, seed: int, steps: int, **fields: Any) -> DrGRPOConfig:
+    """The demo's training settings: `P = 8` prompts of `G = 8` completions per step, on the CPU in float32.
+
+    Args:
+        output_dir (`Path`): Folder of the run.
+        seed, steps (`int`): Settings of the run.
+        **fields: Fields of [`DrGRPOConfig`] to add or replace, `PROCESS_SETTINGS` for example.
+    """
+    return DrGRPOConfig(**{**training_settings(output_dir, seed, steps), **fields})
+
+
+def training_settings(output_dir: Path, seed: int, steps: int) -> dict[str, Any]:
+    """The settings that the demo and the run it is compared with share, as fields of [`trl.GRPOConfig`]."""
+    return {
+        "output_dir": str(output_dir),
+        "seed": seed,
+        "max_steps": steps,
+        "per_device_train_batch_size": _PROMPTS_PER_STEP * _NUM_GENERATIONS,
+        "num_generations": _NUM_GENERATIONS,
+        "max_completion_length": _MAX_COMPLETION_LENGTH,
+        "learning_rate": _LEARNING_RATE,
+        "lr_scheduler_type": "constant",
+        "gradient_checkpointing": False,
+        "use_cpu": True,
+        "bf16": False,
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "report_to": "none",
+    }
+
+
+def run_demo(
+    output_dir: str | Path = "runs/demo",
+    seed: int = 0,
+    steps: int = 200,
+    eval_size: int = 512,
+    console: Console | None = None,
+    process: bool = False,
+    compare: bool = False,
+) -> DemoResult:
+    """Measure, train, measure again, save.
+
+    Args:
+        output_dir (`str` or `Path`): Folder for `model/`, `curves.png`, `report.html` and `results.json`; see
+            `check_output_dir`.
+        seed (`int`): Seed of training problems and sampling, not negative. The held-out problems are always the same.
+        steps (`int`): Training steps, at least 1.
+        eval_size (`int`): Number of held-out problems.
+        console (`rich.console.Console`, *optional*): Where progress goes; standard error by default.
+        process (`bool`): Reward every line with `line_reward`, next to the outcome.
+        compare (`bool`): Then train the same model with stock TRL's GRPO, and write a report over both runs.
+
+    Returns:
+        `DemoResult`. Whether the model has learned is for the caller to judge (`result.learned`).
+
+    Raises:
+        InputError: On settings or a folder that do not fit.
+        KeyboardInterrupt: As it came; once training has begun, the model and the numbers so far are saved first.
+    """
+    if steps < 1:
+        raise InputError("steps", str(steps), "at least 1", "200 steps are enough to learn the task.")
+    if seed < 0:
+        raise InputError("seed", str(seed), "0 or larger", "Any such number will do.")
+    console = console or Console(stderr=True)
+    result = DemoResult(Path(output_dir), seed, steps, make_problems(eval_size, "held_out"), process)
+    check_output_dir(result.output_dir)
+    result.write()  # from here on the folder is recognisably a demo's
+    with _one_thread():
+        _measure_train_measure(result, console)
+    console.print(f"after training: {_in_words(result.after)}", highlight=False)
+    try:
+        result.plot = draw_curves(result.curves, result.output_dir / PLOT_FILE)
+    except ImportError:
+        missing = f'{PLOT_FILE}: not drawn, matplotlib is missing. Install it: pip install "trl-drgrpo[report]"'
+        console.print(missing, markup=False, highlight=False, soft_wrap=True)
+    result.report = write_report(result.output_dir, result.output_dir / REPORT_FILE)
+    if compare:
+        folder = result.output_dir / GRPO_FOLDER
+        console.print("the same with stock TRL's GRPO ...", highlight=False)
+        with result.timed("train_grpo"), _one_thread():
+            train_with_grpo(training_settings(folder, seed, steps), make_training_data(seed, steps), console)
+        result.comparison = write_report([result.output_dir, folder], result.output_dir / COMPARISON_FILE)
+        result.write()
+    return result
+
+
+def make_training_data(seed: int, steps: int) -> Any:
+    """The prompts of a run: as many as its steps ask for."""
+    return make_dataset(_PROMPTS_PER_STEP * steps, "train", seed)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Run torch on one thread: so small a model gains nothing from more, and they stall where cores are shared."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _measure_train_measure(result: DemoResult, console: Console) -> None:
+    """The run itself; whatever stops it, the model and the numbers so far are saved."""
+    tokenizer = AutoTokenizer.from_pretrained(MODEL_DIR)
+    model = AutoModelForCausalLM.from_pretrained(MODEL_DIR, dtype=torch.float32)
+    try:
+        with result.timed("evaluate_before"):
+            result.before = _measure(model, tokenizer, result)
+        result.write()
+        console.print(f"before training: {_in_words(result.before)}", highlight=False)
+        with result.timed("train"):
+            _train(model, tokenizer, result, console)
+        with result.timed("evaluate_after"):
+            result.after = _measure(model, tokenizer, result)
+        result.status = "finished"
+    finally:
+        model.config.use_cache = True  # the trainer turns it off for training
+        model.save_pretrained(result.model_dir)
+        build_tokenizer().save_pretrained(result.model_dir)  # the one in use remembers padding and where it came from
+        result.write()
+
+
+def _train(model: Any, tokenizer: Any, result: DemoResult, console: Console) -> None:
+    """Train the model in place; the curves grow in `result` step by step."""
+    progress = CurvesCallback(console, process=result.process)
+    result.curves = progress.curves
+    trainer = DrGRPOTrainer(
+        model=model,
+        reward_funcs=list_sum_reward,
+        args=training_arguments(
+            result.output_dir, result.seed, result.steps, **(PROCESS_SETTINGS if result.process else {})
+        ),
+        train_dataset=make_training_data(result.seed, result.steps),
+        processing_class=tokenizer,
+        step_reward_funcs=line_reward if result.process else None,
+    )
+    with show_progress(trainer, progress):
+        trainer.train()
+
+
+def _measure(model: Any, tokenizer: Any, result: DemoResult) -> dict[str, Evaluation]:
+    """Sampled and greedy accuracy on the held-out problems."""
+    return {
+        mode: evaluate(
+            model, tokenizer, result.problems, sample=mode == "sampled", max_new_tokens=_MAX_COMPLETION_LENGTH
+        )
+        for mode in ("sampled", "greedy")
+    }
+
+
+def _in_words(evaluations: dict[str, Evaluation]) -> str:
+    """Both accuracies in one phrase."""
+    return ", ".join(f"{mode} accuracy {evaluation.accuracy:.1%}" for mode, evaluation in evaluations.items())

@@ -1,0 +1,150 @@
+"""The one-step measurement on a real model, its data and its rewards: everything that a run would use, but no step.
+
+Completions come from the trainer's own generation and rewards, so a measurement is about the very run that would start
+from this configuration. Per batch there is one forward of its rows and one backward per objective and quantity; of the
+model only what is trainable is looked at, the adapter of a LoRA run for example.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+
+from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.labs.study.direction import QUANTITIES, Changes, Rollouts, ScoreSums, measure
+from trl_drgrpo.labs.study.objectives import OBJECTIVES
+from trl_drgrpo.trainer import DrGRPOTrainer
+from trl_drgrpo.upstream.hooks import CreditedBatch, TokenBatch
+from trl_drgrpo.upstream.swapping import swapped
+
+MEMORY_LIMIT = 16 * 2**30  # bytes for the gradients of all batches, on the CPU
+_BYTES = 4
+
+
+def measure_model(
+    trainer: DrGRPOTrainer,
+    batches: int,
+    on_batch: Callable[[int, Rollouts], None] | None = None,
+) -> Changes:
+    """Effect of one update of each objective on the lengths of correct and incorrect answers and on the pass rate.
+
+    Args:
+        trainer ([`DrGRPOTrainer`]): Not trained; in one process. Its configuration says how many rows a batch has
+            (`per_device_train_batch_size * steps_per_generation`), L, and what is right (`right_reward`,
+            `right_threshold`).
+        batches (`int`): K, generation batches to sample, at least 3. Standard errors fall with `1 / sqrt(K)`.
+        on_batch (`Callable`, *optional*): Called with each batch's number and roll-outs, for progress.
+
+    Returns:
+        [`Changes`]: Per update of unit length (Euclidean, over the trainable parameters).
+
+    Raises:
+        [`InputError`]: Too few batches, several processes, a sampler that is not the policy
+            (`top_p`, `top_k`, `min_p`), too many trainable parameters, rewards that are missing, or a reward of which
+            it is not known from which value on a completion is right.
+    """
+    _check(trainer, batches)
+    trainer.model.train()
+
+    def sampled() -> Iterator[tuple[Rollouts, ScoreSums]]:
+        for number, (batch, tokens, mask) in enumerate(islice(_sampled(trainer), batches)):
+            rollouts = _reduced(batch, mask, _right(trainer, batch), trainer.loss_normalizer)
+            yield rollouts, partial(score_sums, trainer, tokens, mask)
+            if on_batch is not None:
+                on_batch(number, rollouts)
+
+    return measure(sampled())
+
+
+def score_sums(trainer: DrGRPOTrainer, tokens: TokenBatch, mask: torch.Tensor, weights: np.ndarray) -> np.ndarray:
+    """`sum_i w_i grad log pi(o_i)` over a batch, for several weights at once.
+
+    Args:
+        trainer ([`DrGRPOTrainer`]): Whose policy it is.
+        tokens ([`TokenBatch`]): The rows; `per_device_train_batch_size` of them run at a time.
+        mask (`torch.Tensor` of shape `(B, T)`): 1 on the tokens that count.
+        weights (`np.ndarray` of shape `(W, B)`): NaN in a row of weights gives NaN.
+
+    Returns:
+        `np.ndarray` of shape `(W, n)`, float32: Over the n trainable parameters.
+    """
+    parameters = [p for p in trainer.model.parameters() if p.requires_grad]
+    sums = np.zeros((len(weights), sum(p.numel() for p in parameters)), dtype=np.float32)
+    known = [w for w in range(len(weights)) if np.isfinite(weights[w]).all()]
+    sums[[w for w in range(len(weights)) if w not in known]] = np.nan
+    size = trainer.args.per_device_train_batch_size
+    for first in range(0, len(mask), size):
+        rows = slice(first, first + size)
+        part = TokenBatch(tokens.input_ids[rows], tokens.attention_mask[rows], tokens.completion_width)
+        log_probs = trainer.score_tokens(trainer.model, part)[0]
+        per_row = (log_probs * mask[rows]).sum(dim=1)
+        for position, w in enumerate(known):
+            factors = torch.as_tensor(weights[w, rows], dtype=per_row.dtype, device=per_row.device)
+            last = position == len(known) - 1
+            grads = torch.autograd.grad(factors @ per_row, parameters, retain_graph=not last, allow_unused=True)
+            sums[w] += _flat(grads, parameters)
+    return sums
+
+
+def _sampled(trainer: DrGRPOTrainer) -> Iterator[tuple[CreditedBatch, TokenBatch, torch.Tensor]]:
+    """Batches as the training loop would see them, over and over the data."""
+    caught: list[CreditedBatch] = []
+    while True:
+        for inputs in trainer.get_train_dataloader():
+            with swapped(trainer, on_credit=caught.append):
+                rollouts = trainer.sample_rollouts(inputs)
+            batch = caught.pop()
+            tokens = TokenBatch(
+                torch.cat([rollouts["prompt_ids"], rollouts["completion_ids"]], dim=1),
+                torch.cat([rollouts["prompt_mask"], rollouts["completion_mask"]], dim=1),
+                rollouts["completion_ids"].size(1),
+            )
+            yield batch, tokens, batch.trained_mask
+
+
+def _reduced(batch: CreditedBatch, mask: torch.Tensor, right: np.ndarray, loss_normalizer: int) -> Rollouts:
+    rewards = batch.rewards.cpu().double().numpy()
+    if np.isnan(rewards).any():
+        got = f"{int(np.isnan(rewards).sum())} of {len(rewards)} completions without a reward"
+        raise InputError("reward_funcs", got, "a reward for each", "Measure with a reward that scores everything.")
+    lengths = mask.sum(dim=1).clamp(min=1).cpu().numpy()
+    return Rollouts(rewards, np.asarray(right, dtype=bool), lengths, batch.num_generations, loss_normalizer)
+
+
+def _right(trainer: DrGRPOTrainer, batch: CreditedBatch) -> np.ndarray:
+    """Mask of correct rows, `(B,)`; those without a reward are refused elsewhere."""
+    rule = trainer.diagnostics.right_rule
+    judged = rule.judge(batch.scored.rewards_per_func[:, rule.index].tolist()) if rule else None
+    if judged is None:
+        expected = "a reward of 0 or 1, or the value from which on a completion is right"
+        raise InputError("right_threshold", "none", expected, "Set it, and right_reward for another reward.")
+    return np.array([right is True for right in judged])
+
+
+def _flat(grads: Any, parameters: list[torch.nn.Parameter]) -> np.ndarray:
+    parts = [torch.zeros_like(p) if g is None else g for g, p in zip(grads, parameters, strict=True)]
+    return torch.cat([part.detach().float().flatten().cpu() for part in parts]).numpy()
+
+
+def _check(trainer: DrGRPOTrainer, batches: int) -> None:
+    if batches < 3:
+        raise InputError("batches", str(batches), "at least 3", "The standard error is that of a jackknife over them.")
+    if trainer.accelerator.num_processes > 1:
+        got = f"{trainer.accelerator.num_processes} processes"
+        raise InputError("launch", got, "one process", "Run the measurement without accelerate or torchrun.")
+    args = trainer.args
+    for name, value, plain in (("top_p", args.top_p, (None, 1.0)), ("top_k", args.top_k, (None, 0, -1))):
+        if value not in plain:
+            remedy = "Leave it at its default: the score function is that of the whole distribution."
+            raise InputError(name, str(value), f"{plain[1]}, sampling from the policy itself", remedy)
+    if args.min_p:
+        raise InputError("min_p", str(args.min_p), "none, sampling from the policy itself", "Leave it out.")
+    trainable = sum(p.numel() for p in trainer.model.parameters() if p.requires_grad)
+    needed = trainable * batches * (len(OBJECTIVES) + len(QUANTITIES)) * _BYTES
+    if needed > MEMORY_LIMIT:
+        got = f"{trainable:,} of them, {needed / 2**30:.0f} GiB of gradients for {batches} batches"
+        expected = f"at most {MEMORY_LIMIT / 2**30:.0f} GiB"
+        raise InputError("trainable parameters", got, expected, "Measure with LoRA, or with fewer batches.")

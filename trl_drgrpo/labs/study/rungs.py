@@ -1,0 +1,27 @@
+"""The studies of a small language model: rung b, constructed to have the length bias, and rung c, which is not."""
+
+from trl_drgrpo.labs.study import arithmetic, guessing
+from trl_drgrpo.labs.study.trajectories import Rung, RunSettings
+
+GUESSING = Rung(
+    name="guessing",
+    warm_start=guessing.warm_start,
+    make_prompts=guessing.make_prompts,
+    reward=guessing.verdict_reward,
+    max_completion=guessing.MAX_COMPLETION,
+    rollout=guessing.guessing_rollout,
+    environment_tokens=guessing.FEEDBACK_TOKENS,
+    fixed_tokens=1,  # the guess
+)
+ARITHMETIC = Rung(
+    name="arithmetic",
+    warm_start=arithmetic.warm_start,
+    make_prompts=arithmetic.make_prompts,
+    reward=arithmetic.answer_reward,
+    max_completion=arithmetic.MAX_COMPLETION,
+    learnable=True,
+    arms=("grpo", "dapo", "dr_grpo"),
+    settings=RunSettings(steps=40, learning_rate=5e-5),
+    measured_batches=8,
+)
+RUNGS = {rung.name: rung for rung in (GUESSING, ARITHMETIC)}

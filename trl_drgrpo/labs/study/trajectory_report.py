@@ -1,0 +1,241 @@
+"""A rung as numbers, tables and plot: every arm with every seed, the one-step measurement before it."""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trl_drgrpo.labs.study.direction import REFERENCE
+from trl_drgrpo.labs.study.intervals import Interval, interval
+from trl_drgrpo.labs.study.objectives import OBJECTIVES
+from trl_drgrpo.labs.study.provenance import provenance
+from trl_drgrpo.labs.study.tables import changes_as_dict
+from trl_drgrpo.labs.study.trajectories import LAST, Rung, Trajectory, run_arm
+
+_CURVES = {  # heading and decimals
+    "length_wrong": ("wrong answers (tokens)", 1),
+    "length_right": ("right answers (tokens)", 1),
+    "entropy": ("entropy (nats)", 2),
+    "pass_rate": ("pass rate", 3),
+}
+
+
+def run_study(
+    rung: Rung,
+    seeds: Sequence[int],
+    output: Path,
+    work_dir: Path,
+    jobs: int = 1,
+    on_run: Callable[[str], None] = lambda text: None,
+) -> dict[str, Any]:
+    """Warm-start the model, measure one step, and train every arm with every seed.
+
+    Runs that are in `output` already, with the same settings and versions, are kept: an interrupted study goes on.
+
+    Args:
+        rung ([`Rung`]): What to study.
+        seeds (`Sequence[int]`): Seeds, the same for each arm.
+        output (`Path`): JSON file, written after each run.
+        work_dir (`Path`): For the model and the trainers.
+        jobs (`int`, *optional*, defaults to `1`): Runs at a time, in processes of their own if more than one.
+        on_run (`Callable`, *optional*): Told in a line what was done.
+
+    Returns:
+        `dict[str, Any]`: `command`, `date`, `versions`, `settings`, `one_step` and `runs`, what the file holds.
+    """
+    results: dict[str, Any] = {**provenance(rung.name, len(seeds), jobs), "settings": asdict(rung.settings)}
+    kept = _kept(output, results)
+    results |= {"one_step": kept.get("one_step"), "runs": kept.get("runs", [])}
+    model_dir = work_dir / "model"
+    if not (model_dir / "model.safetensors").is_file():
+        rung.warm_start(model_dir)
+        on_run("the model is warm-started")
+    if results["one_step"] is None:
+        results["one_step"] = _one_step(rung, model_dir, work_dir)
+        _write(results, output)
+        on_run("one step is measured")
+    done = {(run["arm"], run["seed"]) for run in results["runs"]}
+    left = [(arm, seed) for seed in seeds for arm in rung.arms if (arm, seed) not in done]
+    for trajectory in _run_arms(rung, left, model_dir, work_dir, jobs):
+        results["runs"].append(trajectory.as_dict())
+        results["runs"].sort(key=lambda run: (run["seed"], rung.arms.index(run["arm"])))
+        _write(results, output)
+        wrong, right = trajectory.end("length_wrong"), trajectory.end("length_right")
+        label = OBJECTIVES[trajectory.arm].label
+        on_run(f"{label}, seed {trajectory.seed}: wrong {wrong:.1f}, right {right:.1f} tokens at the end")
+    return results
+
+
+def _run_arms(
+    rung: Rung, runs: Sequence[tuple[str, int]], model_dir: Path, work_dir: Path, jobs: int
+) -> Iterator[Trajectory]:
+    """The trajectories as they end; with several jobs each run has a process of its own, on one thread."""
+    calls = [(rung, arm, seed, model_dir, work_dir / f"{arm}-{seed}") for arm, seed in runs]
+    if jobs == 1:
+        yield from (run_arm(*call) for call in calls)
+        return
+    with ProcessPoolExecutor(
+        jobs, mp_context=get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)
+    ) as pool:
+        for future in as_completed([pool.submit(run_arm, *call) for call in calls]):
+            yield future.result()
+
+
+def _kept(output: Path, results: dict[str, Any]) -> dict[str, Any]:
+    try:
+        earlier = json.loads(output.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return earlier if all(earlier.get(key) == results[key] for key in ("settings", "versions")) else {}
+
+
+def _write(results: dict[str, Any], output: Path) -> None:
+    output.write_text(json.dumps(results) + "\n", encoding="utf-8")
+
+
+def _one_step(rung: Rung, model_dir: Path, work_dir: Path) -> dict[str, Any]:
+    from trl_drgrpo.config.config import DrGRPOConfig
+    from trl_drgrpo.labs.study.probe import measure_model
+    from trl_drgrpo.trainer import DrGRPOTrainer
+
+    args = DrGRPOConfig(
+        output_dir=str(work_dir / "one_step"),
+        per_device_train_batch_size=rung.measured_rows,
+        num_generations=rung.settings.num_generations,
+        max_completion_length=rung.max_completion,
+        use_cpu=True,
+        bf16=False,
+        report_to="none",
+        run_log=False,
+    )
+    trainer = DrGRPOTrainer(
+        model=str(model_dir),
+        reward_funcs=rung.reward,
+        args=args,
+        train_dataset=rung.make_prompts(rung.measured_rows * rung.measured_batches, 0),
+        rollout_func=rung.rollout(0) if rung.rollout else None,
+    )
+    return changes_as_dict(measure_model(trainer, rung.measured_batches))
+
+
+def trajectories(results: dict[str, Any]) -> list[Trajectory]:
+    """The runs of a results file."""
+    return [Trajectory.from_dict(run) for run in results["runs"]]
+
+
+def table(rung: Rung, results: dict[str, Any]) -> str:
+    """Final values of each arm as a Markdown table: mean and 95% interval over seeds.
+
+    Where being right can be learned, the last column has the tokens that were written until the pass rate was what the
+    worst run reached at its best; else the pass rate is the same throughout, and all tokens count.
+
+    Args:
+        rung ([`Rung`]): Whose results they are.
+        results (`dict[str, Any]`): Of [`run_study`].
+    """
+    runs = trajectories(results)
+    headings = [heading for heading, _ in _CURVES.values()] + ["thousand tokens written"]
+    level = int(100 * min(run.best() for run in runs)) / 100 if rung.learnable else None
+    if level is not None:
+        headings.append(f"thousand until {level:.2f} passed")
+    start = [f"{interval([getattr(run, name)[0] for run in runs]).mean:.{n}f}" for name, (_, n) in _CURVES.items()]
+    lines = [
+        f"| mean of the last {LAST} steps | {' | '.join(headings)} |",
+        "|---" * (len(headings) + 1) + "|",
+        f"| at the first step | {' | '.join(start)} |{' |' * (len(headings) - len(start))}",
+    ]
+    for arm in rung.arms:
+        own = [run for run in runs if run.arm == arm]
+        cells = [_cell(interval([run.end(name) for run in own]), n) for name, (_, n) in _CURVES.items()]
+        cells.append(_cell(interval([run.tokens / 1000 for run in own]), 0))
+        if level is not None:
+            cells.append(_cell(interval([(run.tokens_until(level) or run.tokens) / 1000 for run in own]), 0))
+        lines.append(f"| {OBJECTIVES[arm].label} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def difference_table(rung: Rung, results: dict[str, Any]) -> str:
+    """The same ends as differences from Dr. GRPO, seed by seed, as a Markdown table: mean and 95% interval.
+
+    Args:
+        rung ([`Rung`]): Whose results they are.
+        results (`dict[str, Any]`): Of [`run_study`].
+    """
+    runs = {(run.arm, run.seed): run for run in trajectories(results)}
+    seeds = sorted(seed for arm, seed in runs if arm == REFERENCE)
+    lines = [
+        f"| minus Dr. GRPO, same seed | {' | '.join(heading for heading, _ in _CURVES.values())} |",
+        "|---" * (len(_CURVES) + 1) + "|",
+    ]
+    for arm in rung.arms:
+        if arm == REFERENCE:
+            continue
+        pairs = [(runs[arm, seed], runs[REFERENCE, seed]) for seed in seeds if (arm, seed) in runs]
+        cells = [
+            _cell(interval([own.end(name) - reference.end(name) for own, reference in pairs]), decimals, "+")
+            for name, (_, decimals) in _CURVES.items()
+        ]
+        lines.append(f"| {OBJECTIVES[arm].label} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _cell(found: Interval, decimals: int, sign: str = "") -> str:
+    return f"{found.mean:{sign}.{decimals}f} ± {found.half_width:.{decimals}f}"
+
+
+def one_step_table(results: dict[str, Any], difference: bool = False) -> str:
+    """The measurement before training as a Markdown table, per update of unit length, ± standard error.
+
+    Args:
+        results (`dict[str, Any]`): Of [`run_study`].
+        difference (`bool`, *optional*, defaults to `False`): Differences from Dr. GRPO, in which the noise that
+            objectives share, being measured on the same batches, is gone.
+    """
+    quantities = {"length_wrong": 1, "length_right": 1, "pass_rate": 100}  # and the scale: points of a hundred
+    measured = results["one_step"]["differences_from_dr_grpo" if difference else "changes"]
+    first = "minus Dr. GRPO" if difference else "objective"
+    lines = [f"| {first} | wrong answers, tokens | right answers, tokens | pass rate, points |", "|---|---|---|---|"]
+    for name, objective in OBJECTIVES.items():
+        if difference and name == REFERENCE:
+            continue
+        cells = [
+            f"{scale * measured[name][q]['value']:+.1f} ± {scale * measured[name][q]['standard_error']:.1f}"
+            for q, scale in quantities.items()
+        ]
+        lines.append(f"| {objective.label} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def draw(rung: Rung, results: dict[str, Any], path: Path) -> Path:
+    """Lengths of right and wrong answers over the steps, one panel per arm: every seed, and their mean.
+
+    Args:
+        rung ([`Rung`]): Whose results they are.
+        results (`dict[str, Any]`): Of [`run_study`].
+        path (`Path`): PNG file to write.
+
+    Raises:
+        `ImportError`: matplotlib is not installed.
+    """
+    import numpy as np
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(3.25 * len(rung.arms), 3.6), layout="constrained")
+    for axes, arm in zip(figure.subplots(1, len(rung.arms), sharey=True), rung.arms, strict=True):
+        own = [run for run in trajectories(results) if run.arm == arm]
+        for name, color, label in (("length_wrong", "#d55e00", "wrong"), ("length_right", "#0072b2", "right")):
+            curves = np.array([getattr(run, name) for run in own])
+            axes.plot(curves.T, color=color, alpha=0.25, linewidth=0.8)
+            axes.plot(np.nanmean(curves, axis=0), color=color, linewidth=2, label=f"{label} answers")
+        axes.set(title=OBJECTIVES[arm].label, xlabel="optimizer step")
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(alpha=0.25)
+    figure.axes[0].set_ylabel("mean length (tokens)")
+    figure.axes[0].legend(frameon=False)
+    figure.savefig(path, dpi=130)
+    return path

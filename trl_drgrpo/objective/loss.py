@@ -1,0 +1,128 @@
+"""Advantages become a loss: the objective of Dr. GRPO, written down once as a specification.
+
+The trainer computes its loss in TRL; the tests and `trl-drgrpo check` compare it, and its gradient, with this file.
+
+Deltas from GRPO:
+
+- token losses are *summed*, and divided by a constant `B * L`: not by a row's length (which punishes a long wrong
+  answer less per token) and not by the number of tokens in a batch (which makes a row's weight depend on its
+  neighbors);
+- so the gradient is a plain sum over rows and tokens, and any split of the rows gives the same sum.
+
+Pure tensors, no trl and no transformers. Shapes: `B` rows, `T` completion tokens (padded).
+"""
+
+import torch
+
+from trl_drgrpo.common.errors import InputError
+
+
+def k3_divergence(per_token_logps: torch.Tensor, ref_per_token_logps: torch.Tensor) -> torch.Tensor:
+    """The k3 estimate of `KL[pi_theta || pi_ref]` per token: `exp(ref - logp) - (ref - logp) - 1`, never negative.
+
+    Args:
+        per_token_logps (`torch.Tensor` of shape `(B, T)`): Log-probabilities of the policy, in nats.
+        ref_per_token_logps (`torch.Tensor` of shape `(B, T)`): Log-probabilities of the frozen reference.
+
+    Returns:
+        `torch.Tensor` of shape `(B, T)`.
+
+    Source: Schulman, "Approximating KL divergence"; arXiv 2402.03300, equation 4.
+    """
+    log_ratio = ref_per_token_logps - per_token_logps
+    return torch.exp(log_ratio) - log_ratio - 1
+
+
+def dr_grpo_loss(
+    per_token_logps: torch.Tensor,
+    old_per_token_logps: torch.Tensor | None,
+    advantages: torch.Tensor,
+    completion_mask: torch.Tensor,
+    loss_normalizer: float,
+    epsilon_low: float = 0.2,
+    epsilon_high: float | None = None,
+    beta: float = 0.0,
+    ref_per_token_logps: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The Dr. GRPO loss of a batch of rows.
+
+    With `rho = exp(logp - old_logp)`:
+
+        l_it = -min(rho_it * A_it, clip(rho_it, 1 - epsilon_low, 1 + epsilon_high) * A_it) + beta * k3_it
+        loss = (1 / (B * L)) * sum_i sum_{t in mask} l_it
+
+    Args:
+        per_token_logps (`torch.Tensor` of shape `(B, T)`): Log-probabilities of the policy, in nats; carries gradient.
+        old_per_token_logps (`torch.Tensor` of shape `(B, T)` or `None`):
+            Log-probabilities of the policy that sampled the completions. `None` = the same policy (ratio 1).
+        advantages (`torch.Tensor` of shape `(B,)` or `(B, T)`): One advantage per row, or one per token.
+        completion_mask (`torch.Tensor` of shape `(B, T)`): 1 or True on tokens that are trained on, else 0 or False.
+        loss_normalizer (`float`): `L`, a positive constant in tokens. Never a tensor width.
+        epsilon_low (`float`, *optional*, defaults to `0.2`): Lower clip distance of the ratio.
+        epsilon_high (`float`, *optional*): Upper clip distance; `epsilon_low` when not given.
+        beta (`float`, *optional*, defaults to `0.0`): Weight of the KL term, not negative.
+        ref_per_token_logps (`torch.Tensor` of shape `(B, T)`, *optional*): Needed when `beta > 0`.
+
+    Returns:
+        `torch.Tensor`, scalar. Whatever stands in masked slots, NaN included, reaches neither loss nor gradient.
+
+    Raises:
+        `InputError`: Shapes that do not fit, `loss_normalizer <= 0`, `beta < 0`, or `beta > 0` without a reference.
+
+    Source: arXiv 2503.20783, equation 2 with both corrections; clipping from arXiv 2402.03300, equation 3; separate
+    clip distances from arXiv 2503.14476. Differs from TRL's `dr_grpo` in nothing once `scale_rewards="none"` and
+    `use_bias_correction_kl=False`.
+
+    Example: rewards (1, 0, 0, 1), lengths (2, 4, 3, 6), L = 8, ratio 1. The token sum is
+    0.5 * 2 - 0.5 * 4 - 0.5 * 3 + 0.5 * 6 = 0.5, so the loss is -0.5 / (4 * 8) = -0.015625.
+
+    ```python
+    >>> from trl_drgrpo import group_advantages
+    >>> advantages = group_advantages([1.0, 0.0, 0.0, 1.0], num_generations=4)
+    >>> mask = torch.arange(6) < torch.tensor([[2], [4], [3], [6]])
+    >>> logps = torch.full((4, 6), -1.5)
+    >>> dr_grpo_loss(logps, logps, advantages, mask, loss_normalizer=8).item()
+    -0.015625
+
+    ```
+    """
+    mask = completion_mask.bool()
+    _check(per_token_logps, old_per_token_logps, advantages, mask, loss_normalizer, beta, ref_per_token_logps)
+    logps = per_token_logps.masked_fill(~mask, 0.0)
+    old_logps = logps.detach() if old_per_token_logps is None else old_per_token_logps.masked_fill(~mask, 0.0)
+    token_advantages = (advantages.unsqueeze(1) if advantages.dim() == 1 else advantages).expand_as(mask)  # (B, T)
+    token_advantages = token_advantages.masked_fill(~mask, 0.0)
+
+    epsilon_high = epsilon_low if epsilon_high is None else epsilon_high
+    ratio = torch.exp(logps - old_logps)
+    clipped_ratio = ratio.clamp(1 - epsilon_low, 1 + epsilon_high)
+    per_token_loss = -torch.min(ratio * token_advantages, clipped_ratio * token_advantages)
+    if beta > 0 and ref_per_token_logps is not None:
+        per_token_loss = per_token_loss + beta * k3_divergence(logps, ref_per_token_logps.masked_fill(~mask, 0.0))
+    return per_token_loss.sum() / (mask.size(0) * loss_normalizer)
+
+
+def _check(logps, old_logps, advantages, mask, loss_normalizer, beta, ref_logps) -> None:
+    """Refuse what would broadcast silently or divide by nothing."""
+    named = {"old_per_token_logps": old_logps, "completion_mask": mask, "ref_per_token_logps": ref_logps}
+    for name, tensor in named.items():
+        if tensor is not None and tensor.shape != logps.shape:
+            raise InputError(
+                name, f"shape {tuple(tensor.shape)}", f"{tuple(logps.shape)}", "All (B, T) tensors share one shape."
+            )
+    if logps.dim() != 2 or mask.size(0) == 0:
+        raise InputError(
+            "per_token_logps", f"shape {tuple(logps.shape)}", "(B, T) with B >= 1", "Pass a batch of rows."
+        )
+    if advantages.shape not in (logps.shape, logps.shape[:1]):
+        expected = f"{tuple(logps.shape[:1])} or {tuple(logps.shape)}"
+        raise InputError("advantages", f"shape {tuple(advantages.shape)}", expected, "One per row, or one per token.")
+    if not loss_normalizer > 0:
+        raise InputError("loss_normalizer", f"{loss_normalizer}", "a positive constant", "Use max_completion_length.")
+    if beta < 0 or (beta > 0 and ref_logps is None):
+        raise InputError(
+            "beta",
+            f"{beta} {'without' if ref_logps is None else 'with'} ref_per_token_logps",
+            "0, or a positive weight together with ref_per_token_logps",
+            "Pass the reference's log-probabilities, or set beta to 0.",
+        )

@@ -1,0 +1,292 @@
+"""Calls step reward functions on a scored batch and keeps what the advantages need. Knows neither TRL nor the credit.
+
+completions -> steps (`steps`) -> one list of rewards per completion and function -> weighted sum per step.
+"""
+
+import asyncio
+import inspect
+import logging
+import math
+import numbers
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from trl_drgrpo.common.errors import InputError, RewardError
+from trl_drgrpo.process_rewards.steps import Steps, StepSegmenter, one_step_frac
+from trl_drgrpo.rewards.contract import innermost, reward_name
+
+logger = logging.getLogger(__name__)
+
+StepRewardFunc = Callable[..., Any]
+RaggedRewards = list[list[float | None]]
+
+
+@dataclass(frozen=True)
+class StepScores:
+    """The steps of a batch and what they were given.
+
+    Args:
+        steps (`list[Steps]`): One per completion.
+        rewards (`list[list[float | None]]`): Weighted sum over the functions, one entry per step; `None` = unscorable.
+        rewards_per_func (`list[list[list[float | None]]]`): The same per function.
+    """
+
+    steps: list[Steps]
+    rewards: RaggedRewards
+    rewards_per_func: list[RaggedRewards]
+
+
+class StepScorer:
+    """The step reward functions of a run, with their weights and the segmenter.
+
+    Args:
+        funcs (`list[Callable]`): Called as `f(prompts=, completions=, steps=, completion_ids=, step_ends=,
+            trainer_state=, log_metric=, log_extra=, <columns>)`, synchronous or asynchronous; each returns one list of
+            floats or `None` per completion, one entry per step.
+        segmenter ([`StepSegmenter`]): Cuts completions into steps.
+        weights (`list[float]`, *optional*): One per function; all 1 by default.
+        on_error (`str`, *optional*, defaults to `"raise"`): `"raise"`: a failing function is a [`RewardError`].
+            `"unscorable"`: all steps of that call are `None`, the first traceback is logged, and the share of failed
+            calls goes to `process_rewards/<name>/failed_frac`.
+
+    Raises:
+        `InputError`: Weights that do not fit the functions, or a function that is none.
+    """
+
+    def __init__(
+        self,
+        funcs: Sequence[StepRewardFunc],
+        segmenter: StepSegmenter,
+        weights: Sequence[float] | None = None,
+        on_error: str = "raise",
+    ):
+        for i, func in enumerate(funcs):
+            if not callable(func):
+                got = f"{type(func).__name__} at position {i}"
+                raise InputError("step_reward_funcs", got, "a function", "Pass the function itself.")
+        if weights is not None and len(weights) != len(funcs):
+            got, expected = f"{len(weights)} weights", f"{len(funcs)}, one per step reward function"
+            raise InputError("step_reward_weights", got, expected, "Give one number per function.")
+        self.funcs = list(funcs)
+        self.names = [reward_name(func) for func in funcs]
+        self.segmenter = segmenter
+        self.weights = [1.0] * len(self.funcs) if weights is None else list(weights)
+        self.on_error = on_error
+        self._logged_failures: set[str] = set()
+        self._has_warned_of_one_step = False
+
+    def score(
+        self,
+        completion_ids: list[list[int]],
+        tool_masks: list[list[int] | None],
+        tokenizer: Any,
+        log_metric: Callable[[str, float], None],
+        **call: Any,
+    ) -> StepScores:
+        """Cut a batch into steps and reward each of them.
+
+        Args:
+            completion_ids (`list[list[int]]`): Completion tokens of each row, without padding.
+            tool_masks (`list`): For each row 0 on tool results and 1 elsewhere, or `None`.
+            tokenizer ([`~transformers.PreTrainedTokenizerBase`]): Decodes them.
+            log_metric (`Callable[[str, float], None]`): Takes metrics, the functions' and ours.
+            call: `prompts`, `completions`, dataset columns and the rest, for the functions.
+
+        Returns:
+            [`StepScores`].
+
+        Raises:
+            `RewardError`: A function failed, or returned something else than one entry per step, and `on_error` is
+                `"raise"`.
+        """
+        rows = zip(completion_ids, tool_masks, strict=True)
+        steps = [self.segmenter(ids, tokenizer, mask) for ids, mask in rows]
+        self._warn_of_one_step(steps)
+        call.update(
+            completion_ids=completion_ids,
+            steps=[each.texts for each in steps],
+            step_ends=[each.ends for each in steps],
+            log_metric=log_metric,
+        )
+        per_func = [
+            self._settle(name, output, steps, log_metric)
+            for name, output in zip(self.names, _call_all(self.funcs, call), strict=True)
+        ]
+        return StepScores(steps, _weighted_sum(per_func, self.weights, steps), per_func)
+
+    def score_batch(
+        self, batch: Any, tool_mask: list[list[int]] | None, tokenizer: Any, trainer_state: Any
+    ) -> tuple[StepScores, dict[str, list[float]], dict[str, list[Any]]]:
+        """As `score`, for a generation batch of the trainer.
+
+        Args:
+            batch ([`ScoredBatch`]): This rank's rows, as the reward functions got them.
+            tool_mask (`list[list[int]]`, *optional*): For each row 0 on tool results, 1 elsewhere; may be padded.
+            tokenizer ([`~transformers.PreTrainedTokenizerBase`]): Decodes completions.
+            trainer_state ([`~transformers.TrainerState`]): For the functions.
+
+        Returns:
+            `tuple`: The [`StepScores`]; values per metric; columns for the table of logged completions.
+
+        Raises:
+            `RewardError`: As in `score`.
+        """
+        metrics: dict[str, list[float]] = defaultdict(list)
+        columns: dict[str, list[Any]] = defaultdict(list)
+        keys = [key for key in batch.inputs[0] if key not in ("prompt", "completion", "completion_ids")]
+        masks: list[Any] = [None] * len(batch.prompts)
+        if tool_mask is not None:
+            masks = [mask[: len(ids)] for mask, ids in zip(tool_mask, batch.completion_ids, strict=True)]
+        scores = self.score(
+            [list(ids) for ids in batch.completion_ids],
+            masks,
+            tokenizer,
+            lambda name, value: metrics[name].append(value),
+            log_extra=lambda column, values: columns[column].extend(values),
+            prompts=batch.prompts,
+            completions=batch.completions,
+            trainer_state=trainer_state,
+            **{key: [example[key] for example in batch.inputs] for key in keys},
+        )
+        for name, rewards in zip(self.names, scores.rewards_per_func, strict=True):
+            if scored := [s for row in rewards for s in row if s is not None]:
+                metrics[f"process_rewards/{name}/mean"].append(sum(scored) / len(scored))
+        columns["steps"] = [list(steps.texts) for steps in scores.steps]
+        columns["step_rewards"] = scores.rewards
+        return scores, metrics, columns
+
+    def _settle(self, name: str, output: Any, steps: list[Steps], log_metric: Callable) -> RaggedRewards:
+        """The rewards of one function, checked; or what its failure costs."""
+        error: Exception | None = output if isinstance(output, Exception) else None
+        rewards: RaggedRewards = [[None] * len(each.ends) for each in steps]
+        if error is None:
+            try:
+                rewards = validate_step_rewards(output, steps, name, repr(self.segmenter))
+            except RewardError as broken_contract:
+                error = broken_contract
+        if self.on_error == "unscorable":
+            log_metric(f"process_rewards/{name}/failed_frac", float(error is not None))
+        if error is None:
+            return rewards
+        if self.on_error == "raise":
+            if isinstance(error, RewardError):
+                raise error from error.__cause__
+            raise _as_reward_error(name, error) from error
+        if name not in self._logged_failures:
+            self._logged_failures.add(name)
+            logger.error("Step reward function '%s' failed; its steps count as unscorable.", name, exc_info=error)
+        return rewards
+
+    def _warn_of_one_step(self, steps: list[Steps]) -> None:
+        share = one_step_frac(steps)
+        if share == 1.0 and not self._has_warned_of_one_step:
+            self._has_warned_of_one_step = True
+            logger.warning(
+                "step_separator: %s found one step only in %.0f%% of the completions of a batch, so step rewards act "
+                "as outcome rewards. If your completions have steps, pick the separator they use.",
+                self.segmenter,
+                100 * share,
+            )
+
+
+def process_only(completions: list[Any], **kwargs: Any) -> list[float]:
+    """The outcome reward of a run that has step rewards only: TRL asks for one, and 0 for every row says nothing."""
+    return [0.0] * len(completions)
+
+
+def validate_step_rewards(output: Any, steps: list[Steps], name: str, segmenter: str) -> RaggedRewards:
+    """One list per completion with one finite number or `None` per step, or the reason why it is not.
+
+    Args:
+        output: What a step reward function returned: lists, tuples, or 1-D tensors and arrays.
+        steps (`list[Steps]`): The steps that were to be scored.
+        name (`str`): Name of the function, for the message.
+        segmenter (`str`): How the steps were cut, for the message.
+
+    Returns:
+        `list[list[float | None]]`: `None` where the function gave `None` or NaN.
+
+    Raises:
+        `RewardError`: Names the row, both counts and the segmenter.
+    """
+    field = f"step reward function '{name}'"
+    output = output.tolist() if hasattr(output, "tolist") else output
+    if not isinstance(output, (list, tuple)) or len(output) != len(steps):
+        got = f"{len(output)} rows" if isinstance(output, (list, tuple)) else type(output).__name__
+        raise RewardError(field, got, f"{len(steps)} lists, one per completion", "Return a list of lists.")
+    return [
+        _row(row, i, len(each.ends), field, segmenter) for i, (row, each) in enumerate(zip(output, steps, strict=True))
+    ]
+
+
+def _row(row: Any, i: int, due: int, field: str, segmenter: str) -> list[float | None]:
+    row = row.tolist() if hasattr(row, "tolist") else row
+    expected = f"{due} rewards, one per step of {segmenter}"
+    if not isinstance(row, (list, tuple)):
+        raise RewardError(field, f"{type(row).__name__} for completion {i}", expected, "Return a list of lists.")
+    if len(row) != due:
+        remedy = "Score the steps as they are passed in `steps`; do not cut the text again."
+        raise RewardError(field, f"{len(row)} rewards for completion {i}", expected, remedy)
+    return [_number(reward, i, k, field) for k, reward in enumerate(row)]
+
+
+def _number(reward: Any, i: int, k: int, field: str) -> float | None:
+    reward = reward.item() if hasattr(reward, "item") else reward
+    if reward is None or (isinstance(reward, numbers.Real) and math.isnan(reward)):
+        return None
+    if not isinstance(reward, numbers.Real) or math.isinf(reward):
+        got = f"{reward!r} for step {k} of completion {i}"
+        raise RewardError(field, got, "a finite number, or None for a step it cannot score", "Clip or convert it.")
+    return float(reward)
+
+
+def _weighted_sum(per_func: list[RaggedRewards], weights: list[float], steps: list[Steps]) -> RaggedRewards:
+    """`sum_f w_f * s_fk` over the functions that applied; `None` where none did."""
+    combined: RaggedRewards = []
+    for i, each in enumerate(steps):
+        combined.append([])
+        for k in range(len(each.ends)):
+            known = [(w, f[i][k]) for w, f in zip(weights, per_func, strict=True) if f[i][k] is not None]
+            combined[i].append(sum(w * s for w, s in known if s is not None) if known else None)
+    return combined
+
+
+def _call_all(funcs: list[StepRewardFunc], call: dict[str, Any]) -> list[Any]:
+    """Outputs in order; an exception stands in for the output of a function that raised."""
+    outputs: list[Any] = []
+    waiting: dict[int, StepRewardFunc] = {}
+    for i, func in enumerate(funcs):
+        if inspect.iscoroutinefunction(innermost(func)):
+            waiting[i] = func
+            outputs.append(None)
+        else:
+            outputs.append(_outcome(func, call))
+    if waiting:
+        with ThreadPoolExecutor(max_workers=1) as thread:  # a notebook's thread has an event loop running already
+            later = thread.submit(asyncio.run, _gather([func(**call) for func in waiting.values()])).result()
+        for i, output in zip(waiting, later, strict=True):
+            outputs[i] = output
+    return outputs
+
+
+def _outcome(func: StepRewardFunc, call: dict[str, Any]) -> Any:
+    try:
+        return func(**call)
+    except Exception as error:  # settled by `_settle`: raised with its name, or counted if the user opted in
+        return error
+
+
+async def _gather(calls: list[Any]) -> list[Any]:
+    return await asyncio.gather(*calls, return_exceptions=True)
+
+
+def _as_reward_error(name: str, error: Exception) -> RewardError:
+    return RewardError(
+        f"step reward function '{name}'",
+        f"{type(error).__name__}: {error}",
+        "one list of rewards per completion",
+        'Mend the function (its traceback is above), or set on_reward_error="unscorable" to go on without it.',
+    )

@@ -1,0 +1,17 @@
+"""A completion becomes steps: what a process reward is given for.
+
+    segmenter = step_segmenter("\\n\\n")
+    steps = segmenter(completion_ids, tokenizer)  # Steps(texts=(...), ends=(...))
+
+Steps partition the completion: every token is in exactly one, the last step runs through EOS and whatever trails it.
+Texts are slices of the decoded completion, special tokens included, so joining them gives that decode back; ends are
+inclusive indices of completion tokens, what `step_token_advantages` takes.
+
+Reading order: `rules.py` (where a step may end), `alignment.py` (which token that is), `segmenter.py` (both together),
+`spec.py` (the strings a configuration may hold). No torch, trl or transformers: the tokenizer is passed in.
+"""
+
+from trl_drgrpo.process_rewards.steps.segmenter import Steps, StepSegmenter, one_step_frac
+from trl_drgrpo.process_rewards.steps.spec import step_segmenter
+
+__all__ = ["StepSegmenter", "Steps", "one_step_frac", "step_segmenter"]

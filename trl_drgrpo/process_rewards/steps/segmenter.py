@@ -1,0 +1,141 @@
+"""Completion tokens become steps: texts to be judged, and inclusive token ends for the credit.
+
+The alignment says where a completion can be cut, the rule where it should be; a step ends at the first cut that is not
+too early. So a step never ends inside a character or inside a token: when one token holds the end of a step and the
+beginning of the next (`".\\n\\nB"`), that beginning belongs to the step the token ends.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+
+from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.process_rewards.steps.alignment import Aligner, Alignment, Tokenizer
+from trl_drgrpo.process_rewards.steps.rules import Completion, Rule
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The steps of one completion.
+
+    Args:
+        texts (`tuple[str, ...]` of length `S`): One text per step; joined they are the decoded completion.
+        ends (`tuple[int, ...]` of length `S`):
+            Inclusive index of each step's last token, in completion tokens; strictly increasing, the last one is the
+            completion's last token. Both are empty for a completion without tokens.
+    """
+
+    texts: tuple[str, ...]
+    ends: tuple[int, ...]
+
+
+class StepSegmenter:
+    """Cuts completions into steps. Build one with [`step_segmenter`].
+
+    Args:
+        rule ([`Rule`]): Where steps end.
+        name (`str`): How messages call it.
+    """
+
+    def __init__(self, rule: Rule, name: str):
+        self.rule = rule
+        self.name = name
+        self._aligner: Aligner | None = None
+
+    def __repr__(self) -> str:
+        return f"StepSegmenter({self.name})"
+
+    def __call__(self, completion_ids: list[int], tokenizer: Tokenizer, tool_mask: list[int] | None = None) -> Steps:
+        """Cut one completion into steps.
+
+        Args:
+            completion_ids (`list[int]` of length `T`):
+                Completion tokens without padding; EOS, if there is one, included.
+            tokenizer ([`Tokenizer`]): The tokenizer they belong to, slow or fast.
+            tool_mask (`list[int]` of length `T`, *optional*): 1 on the model's tokens, 0 on tool results.
+
+        Returns:
+            [`Steps`]: A partition of the completion. Texts include special tokens
+            (`decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)`). No tokens, no steps.
+
+        Raises:
+            `InputError`: `tool_mask` has another length than the completion or other values than 0 and 1, or a
+                function given as rule breaks its contract.
+
+        Example:
+
+        ```python
+        >>> from trl_drgrpo.labs.check.tiny import tiny_tokenizer
+        >>> from trl_drgrpo.process_rewards.steps import step_segmenter
+        >>> tokenizer = tiny_tokenizer()  # a token is a byte
+        >>> step_segmenter("\\n\\n")(tokenizer.encode("1+1=2\\n\\n2+2=4<|im_end|>"), tokenizer)
+        Steps(texts=('1+1=2\\n\\n', '2+2=4<|im_end|>'), ends=(6, 12))
+
+        ```
+        """
+        ids = [int(token_id) for token_id in completion_ids]
+        mask = None if tool_mask is None else [int(entry) for entry in tool_mask]
+        if mask is not None:
+            _check_tool_mask(mask, len(ids))
+        if not ids:
+            return Steps((), ())
+        if self._aligner is None or self._aligner.tokenizer is not tokenizer:
+            self._aligner = Aligner(tokenizer)
+        alignment = self._aligner.align(ids)
+        hidden = [i for i, token_id in enumerate(ids) if token_id in self._aligner.special_ids]
+        hidden += [i for i, entry in enumerate(mask or ()) if entry == 0]
+        completion = Completion(alignment, _visible(alignment, hidden), mask)
+        return _steps(alignment, self.rule.ends(completion))
+
+
+def one_step_frac(list_of_steps: Iterable[Steps]) -> float:
+    """Share of completions that came out as one step: near 1, the separator does not occur in what the model writes.
+
+    Args:
+        list_of_steps (iterable of [`Steps`]): One per completion.
+
+    Returns:
+        `float`: From 0 to 1, among completions with tokens; 0.0 when there is none.
+
+    Example:
+
+    ```python
+    >>> one_step_frac([Steps(("a",), (0,)), Steps(("a", "b"), (0, 1)), Steps((), ())])
+    0.5
+
+    ```
+    """
+    counts = [len(steps.ends) for steps in list_of_steps if steps.ends]
+    return counts.count(1) / len(counts) if counts else 0.0
+
+
+def _check_tool_mask(mask: list[int], length: int) -> None:
+    if len(mask) != length:
+        raise InputError(
+            "tool_mask",
+            f"{len(mask)} entries for {length} completion tokens",
+            "one entry per token",
+            "Pass the mask of the same completion, without padding.",
+        )
+    if other := set(mask) - {0, 1}:
+        raise InputError(
+            "tool_mask", f"{min(other)}", "0 or 1", "1 marks the model's tokens, 0 those of tool results."
+        )
+
+
+def _visible(alignment: Alignment, hidden: Iterable[int]) -> str:
+    """The text with spaces in place of hidden tokens: same length, nothing to read there."""
+    chars = list(alignment.text)
+    for token in hidden:
+        start, stop = alignment.lengths[token - 1] if token else 0, alignment.lengths[token]
+        chars[start:stop] = " " * len(chars[start:stop])
+    return "".join(chars)
+
+
+def _steps(alignment: Alignment, ends: list[int]) -> Steps:
+    """Steps that end after the given tokens and after the last one."""
+    ends = sorted({*ends, alignment.tokens[-1]})
+    offsets = [0, *(alignment.offsets[bisect_left(alignment.tokens, end)] for end in ends)]
+    texts = [alignment.text[start:stop] for start, stop in pairwise(offsets)]
+    return Steps(tuple(texts), tuple(ends))

@@ -1,0 +1,1 @@
+"""Rewards that score: `mathematics`, `code`, `strings`, `judge` (a model) and `reasoning_gym`."""

@@ -1,0 +1,220 @@
+"""The reward of code: unit tests, run in a sandbox, decided by a process that the completion cannot touch.
+
+What holds, for both forms of tests: the completion's code runs in `bubblewrap` (see `sandbox.py`), and the verdict is
+made outside of its process from values that it returned or printed. It never sees an expected value, so leaving early,
+patching `assert` or the interpreter, objects that equal everything, and forged messages gain nothing.
+
+What does not hold, because no test can give it: a completion that knows the expected values by heart (from its
+prompt, say) passes; so does one that is wrong where no test looks. The completion's code runs behind `setup` and can
+read all of it: expected values or a reference solution in it are given away. A function's process lives for all its
+tests, so earlier calls can influence later ones.
+
+What is asked of the completion: the entry point; without one, what the tests import from `solution`; without either,
+the one name that they call and nobody defines. Two such names in tests that belong together (`deep_equal(f(3), [9])`)
+are one too many, for the completion would bring its own judge: define the helper in `setup` or in the tests, or give
+all that is tested as the entry point (`"encode, decode"`).
+
+What results may be: plain data, dates and named tuples; an enumeration or a class that `setup` or the tests define:
+objects are compared by their attributes, as that class of theirs says. Objects of the completion's own classes can be
+used by attributes, methods, `len`, `str` and the like.
+
+What cannot be tested and is scored `None`: tests that pass objects of their own classes to the code, or that compare
+or add objects of the completion's own class (its `__eq__` could say yes to everything) or of a library; classes of
+tests (`unittest`), coroutines, pytest's fixtures and parameters; tests in which nothing is asserted or nothing is
+asked of the completion; names and modules that the tests use and that are not there. What counts as failed: a test
+that used the completion and came to none of its asserts; an assert that fails, though an `except` of the test
+swallows it; an object where plain data is due; processes (`subprocess`, `multiprocessing`) and sockets in the code;
+packages that `python` does not have.
+"""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.rewards.contract import check_column, check_flag, finite_number
+from trl_drgrpo.rewards.functions.code.problems import ProgramTests, fenced_code, parse_tests
+from trl_drgrpo.rewards.functions.code.sandbox import Sandbox
+from trl_drgrpo.rewards.functions.code.session import BrokenTests, Clock, run_function_tests, run_programs
+from trl_drgrpo.rewards.isolation.isolated import scored_in_workers
+from trl_drgrpo.rewards.limits import available_workers
+from trl_drgrpo.rewards.sample import SampleReward, column_values
+from trl_drgrpo.rewards.text import completion_text, prompt_text
+
+
+class CodeReward(SampleReward):
+    """Unit tests for Python: 1.0 if the code passes, else 0.0.
+
+    The code is the last block fenced as Python. The tests are assert statements (a list, or one text, as in MBPP and
+    HumanEval), pairs of standard input and output (APPS, CodeContests, TACO), or calls (`fn_name`): see
+    [`parse_tests`]. Rows whose tests cannot be run, whatever the completion, are
+    scored `None` and counted in `rewards/<name>/failed_frac`; the first is logged with the reason.
+
+    Args:
+        tests (`str`, *optional*, defaults to `"tests"`): Column with the tests.
+        setup (`str`, *optional*): Column with source that goes before code and tests (imports; HumanEval's prompt:
+            `"prompt"`, of which TRL passes the texts as `prompts`). The completion's code can read it: no expected
+            values and no reference solution belong there.
+        entry_point (`str`, *optional*): Column with the name of the function under test, for `check(candidate)`, or
+            with several names (`"encode, decode"`). No other name is asked of the completion.
+        partial (`bool`, *optional*, defaults to `False`): Give the fraction of tests passed instead of all or nothing.
+            All or nothing stops at the first test that fails.
+        require_fence (`bool`, *optional*, defaults to `True`): Without a block of Python the score is 0.0; `False`:
+            then the whole completion is the code.
+        tolerance (`float`, *optional*): Compare numbers in a program's output with this tolerance, absolute and
+            relative, instead of as text.
+        timeout (`float`, *optional*, defaults to `5.0`): Seconds of wall-clock per test.
+        total_timeout (`float`, *optional*, defaults to `30.0`): Seconds of wall-clock per completion; tests that it
+            does not reach count as failed.
+        workers (`int`, *optional*): Completions at a time. Defaults to the cores this process may use, divided by the
+            processes on this machine (`LOCAL_WORLD_SIZE`).
+        sandbox (`str` or [`Sandbox`], *optional*, defaults to `"bwrap"`): `"bwrap"`, or
+            `"none"`: **no sandbox**, in so many words; or a `Sandbox` with other limits.
+        on_error (`str`, *optional*, defaults to `"unscorable"`): What tests that cannot be run, or a sandbox that
+            fails during training, cost: `"unscorable"`, this completion's score; `"raise"`, the run.
+        name (`str`, *optional*, defaults to `"code_reward"`): Name in logs and metrics.
+
+    Raises:
+        [`InputError`]: A value that does not fit. On the first call, or from `check()`: a machine
+            on which bubblewrap is missing or does not work.
+
+    Example:
+
+    ```python
+    >>> humaneval = CodeReward(tests="test", setup="prompt", entry_point="entry_point")
+    >>> mbpp = CodeReward(tests="test_list", partial=True)
+
+    ```
+    """
+
+    truths = ("text", "list", "mapping")
+
+    def __init__(
+        self,
+        tests: str = "tests",
+        setup: str | None = None,
+        entry_point: str | None = None,
+        partial: bool = False,
+        require_fence: bool = True,
+        tolerance: float | None = None,
+        timeout: float = 5.0,
+        total_timeout: float = 30.0,
+        workers: int | None = None,
+        sandbox: str | Sandbox = "bwrap",
+        on_error: str = "unscorable",
+        name: str = "code_reward",
+    ):
+        _check_options(tolerance, timeout, total_timeout, workers, sandbox)
+        setup = "prompts" if setup == "prompt" else setup
+        check_column(tests, "tests")
+        for field, column in (("setup", setup), ("entry_point", entry_point)):
+            if column is not None:
+                check_column(column, field)
+        check_flag("partial", partial)
+        check_flag("require_fence", require_fence)
+        columns = [column for column in (tests, setup, entry_point) if column is not None]
+        super().__init__(name, list(dict.fromkeys(columns)), limits=None, on_error=on_error)
+        self.tests, self.setup, self.entry_point = tests, setup, entry_point
+        self.partial = partial
+        self.require_fence = require_fence
+        self.tolerance = tolerance
+        self.clock = Clock(timeout, total_timeout)
+        self.workers = workers
+        self.sandbox = Sandbox(sandbox) if isinstance(sandbox, str) else sandbox
+        self._is_checked = False
+
+    def check(self) -> None:
+        """Try the sandbox; to be called before training starts, and called by the first call at the latest.
+
+        Raises:
+            [`InputError`]: It does not work here; with what to install.
+        """
+        if not self._is_checked:
+            self.sandbox.check()
+            self._is_checked = True
+
+    def score(self, completion: str, **columns: Any) -> float:
+        """Score of one completion.
+
+        Args:
+            completion (`str`): Text of the completion.
+            **columns: This row's values of the columns named at construction.
+
+        Returns:
+            `float`: In [0, 1].
+
+        Raises:
+            [`BrokenTests`]: The tests cannot be run, whatever the completion.
+            [`SandboxError`]: The sandbox did not start.
+        """
+        tests = parse_tests(
+            columns[self.tests],
+            self._setup_text(columns),
+            columns[self.entry_point] if self.entry_point else None,
+            self.tolerance,
+        )
+        if tests is None:
+            raise BrokenTests(f"the column {self.tests!r} holds no tests of a known form")
+        code = fenced_code(completion)
+        if code is None:
+            if self.require_fence:
+                return 0.0
+            code = completion
+        self.check()
+        if isinstance(tests, ProgramTests):
+            passed = run_programs(self.sandbox, code, tests, self.clock, not self.partial)
+        else:
+            passed = run_function_tests(self.sandbox, code, tests, self.clock, not self.partial)
+        return sum(passed) / len(passed) if self.partial else float(all(passed))
+
+    def _setup_text(self, columns: dict[str, Any]) -> Any:
+        if self.setup == "prompts":
+            return prompt_text(columns["prompts"])
+        return columns[self.setup] if self.setup else None
+
+    def __call__(
+        self, completions: Sequence[Any], log_metric: Callable[[str, float], None] | None = None, **kwargs: Any
+    ) -> list[float | None]:
+        self.check()
+        values = {name: column_values(kwargs, name, len(completions), self.__name__) for name in self.columns}
+        # The work is in other processes: threads that wait for them are workers enough.
+        with ThreadPoolExecutor(self.workers or available_workers(), self.__name__) as pool:
+            futures = [
+                pool.submit(
+                    self.score, completion_text(completion), **{name: values[name][row] for name in self.columns}
+                )
+                for row, completion in enumerate(completions)
+            ]
+            try:
+                return scored_in_workers(
+                    Future.result,
+                    [((future,), {}) for future in futures],
+                    name=self.__name__,
+                    limits=None,
+                    on_error=self.on_error,
+                    log_metric=log_metric,
+                )
+            finally:
+                for future in futures:
+                    future.cancel()
+
+
+def _check_options(
+    tolerance: float | None, timeout: float, total_timeout: float, workers: int | None, sandbox: Any
+) -> None:
+    if not isinstance(sandbox, (str, Sandbox)):
+        raise InputError("sandbox", repr(sandbox), '"bwrap", "none" or a Sandbox', 'Leave it out for "bwrap".')
+    expected = "a number from 0 to below 1, or None"
+    if tolerance is not None and not 0 <= finite_number("tolerance", tolerance, expected, "1e-6 is usual.") < 1:
+        raise InputError("tolerance", str(tolerance), expected, "1e-6 is usual.")
+    for field, seconds in (("timeout", timeout), ("total_timeout", total_timeout)):
+        finite_number(field, seconds, "a finite number of seconds", "Set both, timeout at most total_timeout.")
+    if not 0 < timeout <= total_timeout < float("inf"):
+        got = f"timeout={timeout} and total_timeout={total_timeout}"
+        raise InputError("timeout", got, "0 < timeout <= total_timeout, finite", "They are seconds: set both.")
+    if workers is not None and (not isinstance(workers, int) or isinstance(workers, bool) or workers < 1):
+        expected = "a whole number, at least 1, or None for all cores"
+        raise InputError("workers", repr(workers)[:60], expected, "Leave it out.")
+
+
+code_reward = CodeReward()

@@ -1,0 +1,299 @@
+"""Running Python code that nobody has read: in namespaces of its own, under limits, with nothing of the host in sight.
+
+`bubblewrap` builds the room: no network, its own process ids, a read-only root that holds the interpreter and the
+system's libraries and nothing else (no home, no project, no /etc, no /proc, no environment), and a small private /tmp.
+The code runs under another user id where the caller is root, behind the system call filter of `seccomp.py` (no new
+processes, no sockets), under resource limits; one kill ends everything in it. Nothing is shared between two runs.
+
+What holds: the code cannot read or change a file of the host, reach a network, see or signal a process, or outlive
+its run. Memory is bounded by `memory_mb` (one process) plus `disk_mb`. What does not: the kernel is shared, so a hole
+in it is a hole here; processor time up to the time limit, and timing, are not hidden.
+
+`kind="none"` is no sandbox: the same program with resource limits, an empty environment and a temporary directory, but
+with the caller's files, network and processes in reach. It is for machines that are a sandbox themselves.
+"""
+
+import contextlib
+import functools
+import json
+import math
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.rewards.functions.code import seccomp
+from trl_drgrpo.rewards.functions.code.running import ENVIRONMENT, START_SECONDS, Running, SandboxError
+
+_SYSTEM_LIBRARIES = ("/usr/lib", "/usr/lib64", "/lib", "/lib64", "/etc/ld.so.cache")
+# argv: limits, [[module name, source], ...], function to call. Modules arrive as text, so that no file of the package
+# has to be visible inside.
+_BOOTSTRAP = """
+import json, sys, types
+limits, sources, entry = (json.loads(argument) for argument in sys.argv[1:4])
+del sys.argv[1:]
+for name, source in sources:
+    sys.modules[name] = module = types.ModuleType(name)
+    path = name.split(".")
+    for end in range(1, len(path)):
+        sys.modules.setdefault(".".join(path[:end]), types.ModuleType(".".join(path[:end])))
+    if len(path) > 1:
+        setattr(sys.modules[".".join(path[:-1])], path[-1], module)
+    exec(compile(source, name, "exec"), module.__dict__)
+sys.modules["trl_drgrpo.rewards.functions.code.confine"].confine(limits)
+getattr(module, entry)()
+"""
+_PROBE = '''
+import json, os, sys
+
+def probe():
+    """Things within reach: each entry that is not empty is a hole."""
+    found = {"environment": sorted(set(os.environ) - set(ALLOWED)), "proc": os.path.exists("/proc/1")}
+    found["files"] = [place for place in HIDDEN if os.path.lexists(place)][:3]
+    found["root"] = os.access("/", os.W_OK) or os.geteuid() == 0
+    try:
+        pid = os.fork()
+        if not pid:
+            os._exit(0)
+        found["fork"] = True
+    except OSError:
+        found["fork"] = False
+    import socket
+    try:
+        found["network"] = bool(socket.socket())
+    except OSError:
+        found["network"] = False
+    open("/tmp/probe", "w").write("x")
+    print(json.dumps(found))
+'''
+
+
+@dataclass(frozen=True)
+class Sandbox:
+    """Runs untrusted Python code.
+
+    Args:
+        kind (`str`, *optional*, defaults to `"bwrap"`): `"bwrap"`: bubblewrap. `"none"`: a plain subprocess with
+            resource limits, which is **no sandbox** (see the module); a warning says so.
+        python (`str`, *optional*): Interpreter for the code. Defaults to the one that this environment was made from,
+            so that only the standard library is there; for more packages, make an environment of its own
+            (`python -m venv`) and name its `bin/python`. Its files can be read by the code.
+        memory_mb (`int`, *optional*, defaults to `1024`): Address space of the process, in MiB.
+        disk_mb (`int`, *optional*, defaults to `16`): Size of its /tmp, and of any one file, in MiB.
+        threads (`int`, *optional*, defaults to `64`): Threads at most. Not enforced by kernels before 5.14 for callers
+            other than root, nor for a root that lacks CAP_SYS_ADMIN: there `memory_mb` is the only bound.
+
+    Raises:
+        [`InputError`]: An unknown kind, or a limit that is too small.
+    """
+
+    kind: str = "bwrap"
+    python: str | None = None
+    memory_mb: int = 1024
+    disk_mb: int = 16
+    threads: int = 64
+
+    def __post_init__(self):
+        if self.kind not in ("bwrap", "none"):
+            raise InputError("sandbox", repr(self.kind), '"bwrap" or "none"', 'Use "bwrap": "none" protects nothing.')
+        for field, least in (("memory_mb", 64), ("disk_mb", 1), ("threads", 1)):
+            if getattr(self, field) < least:
+                got = str(getattr(self, field))
+                raise InputError(field, got, f"at least {least}", "The interpreter itself does not fit in less.")
+        if self.python is not None and not os.access(self.python, os.X_OK):
+            raise InputError("python", repr(self.python), "an interpreter that can be run", "Name its full path.")
+
+    def check(self) -> None:
+        """Build a sandbox once and look at it from inside; to be called before training starts.
+
+        Raises:
+            [`InputError`]: bubblewrap is missing, cannot create namespaces here, or something that
+                it should keep away is in reach.
+        """
+        if self.kind == "none":
+            warn_unprotected()
+        else:
+            _check_walls(self)
+
+    def start(
+        self,
+        sources: Mapping[str, str],
+        entry: str,
+        *,
+        seconds: float,
+        stdin: int = subprocess.PIPE,
+        stdout: int = subprocess.PIPE,
+        pass_fds: Sequence[int] = (),
+    ) -> "Running":
+        """Start a program.
+
+        Args:
+            sources (`Mapping[str, str]`): Module name to source; loaded in order, standard library only.
+            entry (`str`): Function of the last module to call, without arguments.
+            seconds (`float`): Processor time after which the kernel ends it. Wall-clock is the caller's: see
+                [`Running.read`].
+            stdin, stdout (`int`, *optional*): File descriptors, or pipes to this process.
+            pass_fds (`Sequence[int]`, *optional*): Further file descriptors that stay open in the program.
+
+        Returns:
+            [`Running`]: Use it in a `with` block: leaving it kills all that runs inside.
+        """
+        uid = 1_900_000_000 + secrets.randbelow(100_000_000) if self.kind == "bwrap" and _is_host_root() else None
+        limits = {
+            "memory": self.memory_mb << 20,
+            "file": self.disk_mb << 20,
+            "cpu": math.ceil(seconds) + 1,
+            # Counted per user id on the whole machine by older kernels, where it would refuse for others' processes.
+            "threads": self.threads if self.kind == "bwrap" and (uid or _kernel() >= (5, 14)) else None,
+            "uid": uid,
+        }
+        modules = [("trl_drgrpo.rewards.functions.code.confine", source_of("confine.py")), *sources.items()]
+        arguments = [json.dumps(part) for part in (limits, modules, entry)]
+        command = [self._python(), "-I", "-B", "-c", _BOOTSTRAP, *arguments]
+        if self.kind == "none":
+            return Running.start(command, stdin, stdout, pass_fds, own_directory=True)
+        with _filter_pipe() as filter_fd:
+            options = ["--seccomp", str(filter_fd), *_walls(self._python(), self.disk_mb << 20)]
+            return Running.start([_bwrap(), *options, *command], stdin, stdout, [*pass_fds, filter_fd])
+
+    def _python(self) -> str:
+        if self.python is not None:
+            return os.path.abspath(self.python)
+        return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
+
+
+def warn_unprotected() -> None:
+    """Say that `sandbox="none"` is none."""
+    warnings.warn(
+        'sandbox="none": code written by the model runs with your files, your network and your rights. '
+        "Use it only where the whole machine may be lost.",
+        RuntimeWarning,
+        stacklevel=3,
+    )
+
+
+@functools.lru_cache
+def source_of(file: str) -> str:
+    """Source of a module of this folder, for the inside."""
+    return (Path(__file__).parent / file).read_text(encoding="utf-8")
+
+
+@functools.lru_cache
+def _check_walls(sandbox: Sandbox) -> None:
+    shown = (*_SYSTEM_LIBRARIES, *_interpreter_files(sandbox._python()))
+    hidden = [place for place in _private_places() if not any(f"{there}/".startswith(f"{place}/") for there in shown)]
+    constants = f"ALLOWED = {[*ENVIRONMENT, 'PWD', 'LC_CTYPE']!r}\nHIDDEN = {hidden!r}\n"
+    try:
+        with sandbox.start({"probe": constants + _PROBE}, "probe", seconds=20) as running:
+            running.wait_ready()
+            running.read(time.monotonic() + START_SECONDS, cap=10_000)
+        found = json.loads(running.output.decode())
+    except (SandboxError, OSError, ValueError) as error:
+        raise InputError(
+            "sandbox",
+            f"a bubblewrap that does not work here ({error})",
+            "one that can create namespaces",
+            "Allow unprivileged user namespaces (in a container: --privileged, or a seccomp profile that lets "
+            "`unshare` pass; on Ubuntu 24.04: `sysctl kernel.apparmor_restrict_unprivileged_userns=0`), or say "
+            'sandbox="none", which protects nothing.',
+        ) from error
+    holes = [name for name, reached in found.items() if reached]
+    if holes:
+        got = f"a sandbox from which these are in reach: {', '.join(holes)}"
+        raise InputError("sandbox", got, "nothing in reach", "Please report it with `uname -r` and `bwrap --version`.")
+
+
+def _private_places() -> list[str]:
+    """Files of this machine that nobody would want to show: a sample, to look for from inside."""
+    places = ["/etc/passwd", "/etc/hostname", "/proc/1", "/sys", "/var", "/run"]
+    for folder in (Path.home(), Path.cwd()):
+        with contextlib.suppress(OSError):
+            places += sorted(map(str, folder.iterdir()))[:100]
+    return places
+
+
+def _bwrap() -> str:
+    path = shutil.which("bwrap")
+    if path is None:
+        raise InputError(
+            "sandbox",
+            "no bubblewrap (`bwrap`) on this machine",
+            "bubblewrap 0.8 or newer",
+            'Install it: `apt-get install bubblewrap`; or say sandbox="none", which protects nothing.',
+        )
+    return path
+
+
+def _walls(python: str, disk_bytes: int) -> list[str]:
+    """Arguments of bubblewrap; the order counts, and the root is closed for writing last."""
+    options = ["--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
+    options += ["--die-with-parent", "--new-session", "--hostname", "sandbox", "--cap-drop", "ALL", "--clearenv"]
+    if _is_host_root():  # to become another user, whose limits the kernel enforces, once inside
+        options += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
+    else:
+        options += ["--unshare-user", "--uid", "65534", "--gid", "65534"]
+    for name, value in ENVIRONMENT.items():
+        options += ["--setenv", name, value]
+    shown = (*_SYSTEM_LIBRARIES, *_interpreter_files(python))
+    devices = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
+    options += ["--perms", "1777", "--size", str(disk_bytes), "--tmpfs", "/tmp"]
+    folders = {str(parent) for place in (*shown, *devices) for parent in Path(place).parents}
+    for folder in sorted(folders - {"/", "/tmp"}):
+        options += ["--perms", "0755", "--dir", folder]  # else bubblewrap makes them for its own user alone
+    for place in shown:
+        options += ["--ro-bind-try", place, place]
+    for device in devices:
+        options += ["--dev-bind", device, device]
+    return [*options, "--symlink", "/tmp", "/dev/shm", "--remount-ro", "/", "--chdir", "/tmp", "--"]
+
+
+@functools.lru_cache
+def _interpreter_files(python: str) -> tuple[str, ...]:
+    """The interpreter, its libraries, and, where it is that of an environment, what is installed there."""
+    ask = "import json, sys; print(json.dumps([sys.prefix, sys.base_prefix]))"
+    answer = subprocess.run([python, "-I", "-c", ask], capture_output=True, check=True, env={}, timeout=60)
+    prefix, base_prefix = json.loads(answer.stdout)
+    places = [python]
+    while os.path.islink(places[-1]) and len(places) < 10:  # bin/python of an environment is a link to the base
+        places.append(os.path.join(os.path.dirname(places[-1]), os.readlink(places[-1])))
+    places += [os.path.realpath(python), f"{base_prefix}/lib", f"{base_prefix}/lib64"]
+    if prefix != base_prefix:
+        places += [f"{prefix}/lib", f"{prefix}/lib64", f"{prefix}/pyvenv.cfg"]
+    return tuple(dict.fromkeys(os.path.normpath(place) for place in places))
+
+
+@contextlib.contextmanager
+def _filter_pipe():
+    machine = seccomp.machine()
+    if machine is None:
+        got = "an architecture without a system call filter"
+        raise InputError("sandbox", got, "x86_64 or aarch64", "Score code on such a machine.")
+    read_end, write_end = os.pipe()
+    try:
+        os.write(write_end, seccomp.filter_program(machine))  # far smaller than a pipe's buffer
+        os.close(write_end)
+        yield read_end
+    finally:
+        os.close(read_end)
+
+
+@functools.lru_cache
+def _is_host_root() -> bool:
+    """Root with the right to mount: then no user namespace is needed. A container's root often lacks it."""
+    if os.geteuid() != 0:
+        return False
+    status = Path("/proc/self/status").read_text()
+    capabilities = int(next(line for line in status.splitlines() if line.startswith("CapEff")).split()[1], 16)
+    return bool(capabilities >> 21 & 1)  # CAP_SYS_ADMIN
+
+
+@functools.lru_cache
+def _kernel() -> tuple[int, ...]:
+    return tuple(int(part) for part in os.uname().release.split("-")[0].split(".")[:2] if part.isdigit())

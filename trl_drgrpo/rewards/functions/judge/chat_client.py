@@ -1,0 +1,254 @@
+"""Requests to an OpenAI-compatible `POST {base_url}/chat/completions`, many at a time, with retries.
+
+The HTTP client is the one that huggingface_hub depends on (`httpx2`; `httpx` with huggingface_hub 1.x), so nothing is
+added to the installation. Retried are connection errors, time-outs, bodies that break off or are no JSON, and the
+statuses 408, 409, 425, 429 and 5xx; the pause doubles, is drawn at random below that (so that many processes do not
+come back together), and is at least what `Retry-After` asks for, for all requests of the session.
+
+The API key is read from the environment when a session opens and lives in its headers only: it is in no message, no
+`repr` and no pickle, redirects are not followed, and what a server says is quoted with the key blacked out.
+"""
+
+import asyncio
+import email.utils
+import importlib
+import json
+import math
+import os
+import random
+import time
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+from urllib.parse import urlsplit
+
+from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.rewards.text import completion_text
+
+_RETRIED = {408, 409, 425, 429}
+_REFUSED = {401, 403, 404}  # and redirects: what is asked is wrong, not this request
+
+
+class RequestFailed(Exception):
+    """No usable reply to one request; the message says why, without the key."""
+
+
+class EndpointRefused(RequestFailed):
+    """The endpoint will refuse every request: wrong key, wrong address, unknown model."""
+
+
+class _TryAgain(Exception):
+    def __init__(self, reason: str, wait: float = 0.0):
+        super().__init__(reason)
+        self.reason, self.wait = reason, wait
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Address of a chat model, with time-outs and retries.
+
+    Args:
+        base_url (`str`): Up to but without `/chat/completions`, as a rule it ends in `/v1`.
+        model (`str`): Name of the model there.
+        api_key_env (`str`, *optional*): Environment variable with the API key; `None`: no key is sent.
+        concurrency (`int`, *optional*, defaults to 16): Requests under way at the same time.
+        timeout (`float`, *optional*, defaults to 60.0): Seconds per attempt, from connecting to the last byte.
+        retries (`int`, *optional*, defaults to 4): Further attempts after the first.
+        backoff (`float`, *optional*, defaults to 0.5): Upper end of the first pause in seconds; it doubles every time.
+        max_backoff (`float`, *optional*, defaults to 30.0): Where it stops doubling.
+        max_reply_bytes (`int`, *optional*, defaults to 1 MiB): A longer body is not read.
+
+    Raises:
+        [`InputError`]: An address that is no plain http(s) URL, a number out of range, or a
+            variable that is not set.
+    """
+
+    base_url: str
+    model: str
+    api_key_env: str | None = None
+    concurrency: int = 16
+    timeout: float = 60.0
+    retries: int = 4
+    backoff: float = 0.5
+    max_backoff: float = 30.0
+    max_reply_bytes: int = 1 << 20
+
+    def __post_init__(self):
+        try:
+            url = urlsplit(self.base_url)
+            is_plain = url.scheme in ("http", "https") and bool(url.hostname) and not (url.query or url.fragment)
+            is_plain = is_plain and url.username is None and url.password is None and url.port != 0
+        except (AttributeError, TypeError, ValueError):
+            is_plain = False
+        if not is_plain:  # not quoted: there may be a password in it
+            expected = "http(s)://host[:port]/path without user, query or fragment"
+            remedy = "For example http://localhost:8000/v1; the key goes into an environment variable."
+            raise InputError("base_url", "an address of another form", expected, remedy)
+        if not isinstance(self.model, str) or not self.model:
+            raise InputError("model", repr(self.model), "the name of a model", "`GET {base_url}/models` lists them.")
+        for field, least in (("concurrency", 1), ("retries", 0), ("max_reply_bytes", 1)):
+            value = getattr(self, field)
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise InputError(field, repr(value), f"a whole number from {least}", "Leave it out for the default.")
+        for field in ("timeout", "backoff", "max_backoff"):
+            if not 0 < getattr(self, field) < math.inf:
+                expected = "a number of seconds above 0"
+                raise InputError(field, repr(getattr(self, field)), expected, "Leave it out for the default.")
+        self.read_key()
+
+    def read_key(self) -> str | None:
+        """The API key, or `None` where none is sent. Raises `InputError` where it is not set or cannot be sent."""
+        if self.api_key_env is None:
+            return None
+        key = os.environ.get(self.api_key_env, "").strip()
+        if not key or not (key.isascii() and key.isprintable()):
+            got = f"{self.api_key_env}, which {'cannot stand in a header' if key else 'is not set'}"
+            remedy = "Export the key under that name, or give api_key_env=None for a server that needs none."
+            raise InputError("api_key_env", got, "the name of an environment variable with the API key", remedy)
+        return key
+
+
+@dataclass(frozen=True)
+class Reply:
+    """The model's answer and its cost."""
+
+    text: str
+    prompt_tokens: int
+    completion_tokens: int
+    is_cut: bool  # it ran into its token limit
+
+
+class Session:
+    """Open connections to an endpoint for one batch of requests: `async with Session(endpoint, seconds) as session`.
+
+    Args:
+        endpoint ([`Endpoint`]): Where to.
+        seconds (`float`): Time left for the batch: no pause is begun that would outlast it.
+    """
+
+    def __init__(self, endpoint: Endpoint, seconds: float):
+        self.endpoint = endpoint
+        self.deadline = time.monotonic() + seconds
+        self.key = endpoint.read_key()
+        self.slots = asyncio.Semaphore(endpoint.concurrency)
+        self.resume_at = 0.0
+        self.num_retries = 0
+        self.http = _import_http()
+        # `identity`: a compressed body could unpack to any size.
+        headers = {"Accept-Encoding": "identity", "Content-Type": "application/json"}
+        if self.key is not None:
+            headers["Authorization"] = f"Bearer {self.key}"
+        limits = self.http.Limits(max_connections=endpoint.concurrency)
+        self.client = self.http.AsyncClient(headers=headers, limits=limits, timeout=endpoint.timeout)
+
+    async def __aenter__(self) -> "Session":
+        return self
+
+    async def __aexit__(self, *exc_info: Any) -> None:
+        await self.client.aclose()
+
+    async def ask(self, body: dict[str, Any]) -> Reply:
+        """The reply to one request.
+
+        Args:
+            body (`dict`): The JSON body: `model`, `messages`, sampling settings.
+
+        Raises:
+            [`RequestFailed`]: Out of attempts or time, or a reply that more attempts would not mend.
+            [`EndpointRefused`]: 401, 403, 404 or a redirect.
+        """
+        content = json.dumps(body).encode()
+        async with self.slots:
+            for attempt in range(self.endpoint.retries + 1):
+                await asyncio.sleep(max(0.0, self.resume_at - time.monotonic()))
+                try:
+                    return await self._attempt(content)
+                except _TryAgain as again:
+                    if attempt == self.endpoint.retries:
+                        raise RequestFailed(f"{again.reason}, {attempt + 1} times") from None
+                    await self._pause(attempt, again)
+        raise RequestFailed("no attempt")  # not reached: retries is 0 or more
+
+    async def _pause(self, attempt: int, again: _TryAgain) -> None:
+        longest = min(self.endpoint.max_backoff, self.endpoint.backoff * 2**attempt)
+        pause = max(random.uniform(0.0, longest), again.wait)
+        if time.monotonic() + pause > self.deadline:
+            raise RequestFailed(f"{again.reason}, and {pause:.3g} s to wait, more than the batch has left")
+        if again.wait:
+            self.resume_at = max(self.resume_at, time.monotonic() + again.wait)
+        self.num_retries += 1
+        await asyncio.sleep(pause)
+
+    async def _attempt(self, content: bytes) -> Reply:
+        url = f"{self.endpoint.base_url.rstrip('/')}/chat/completions"
+        try:
+            async with asyncio.timeout(self.endpoint.timeout):
+                async with self.client.stream("POST", url, content=content) as response:
+                    body = await self._read(response)
+        except (TimeoutError, self.http.TimeoutException):
+            raise _TryAgain(f"no whole reply within {self.endpoint.timeout:g} s") from None
+        except (self.http.TransportError, self.http.DecodingError) as error:
+            raise _TryAgain(self._quoted(f"{type(error).__name__}: {error}")) from None
+        self._check_status(response.status_code, response.headers, body)
+        try:
+            data = json.loads(body)
+        except (ValueError, RecursionError):
+            raise _TryAgain(f"a reply that is no JSON: {self._quoted(body)}") from None
+        return self._as_reply(data)
+
+    async def _read(self, response: Any) -> bytes:
+        body = bytearray()
+        async for chunk in response.aiter_bytes():
+            body += chunk
+            if len(body) > self.endpoint.max_reply_bytes:
+                raise RequestFailed(f"a reply of more than {self.endpoint.max_reply_bytes} bytes")
+        return bytes(body)
+
+    def _check_status(self, status: int, headers: Any, body: bytes) -> None:
+        if status == 200:
+            return
+        reason = f"HTTP {status} ({self._quoted(body)})"
+        if status in _RETRIED or status >= 500:
+            raise _TryAgain(reason, _retry_after(headers.get("retry-after")))
+        if status in _REFUSED or 300 <= status < 400:
+            raise EndpointRefused(reason)
+        raise RequestFailed(reason)
+
+    def _as_reply(self, data: Any) -> Reply:
+        try:
+            choice = data["choices"][0]
+            text = completion_text([choice["message"]])
+        except (AttributeError, IndexError, KeyError, TypeError):
+            raise RequestFailed(f"a reply without a message: {self._quoted(json.dumps(data))}") from None
+        usage = data.get("usage")
+        counts = [_count(usage, key) for key in ("prompt_tokens", "completion_tokens")]
+        return Reply(text, *counts, is_cut=choice.get("finish_reason") == "length")
+
+    def _quoted(self, said: str | bytes) -> str:
+        text = said.decode(errors="replace") if isinstance(said, bytes) else said
+        text = " ".join((text.replace(self.key, "***") if self.key else text).split())
+        return text if len(text) <= 200 else text[:197] + "..."
+
+
+def _count(usage: Any, key: str) -> int:
+    value = usage.get(key) if isinstance(usage, dict) else None
+    return value if isinstance(value, int) and value >= 0 else 0
+
+
+def _retry_after(value: str | None) -> float:
+    """Seconds that `Retry-After` asks for, in either of its forms; 0 where it says nothing that can be read."""
+    try:
+        seconds = float(value or 0)
+    except ValueError:
+        try:
+            seconds = email.utils.parsedate_to_datetime(value or "").timestamp() - time.time()
+        except (TypeError, ValueError, OverflowError):
+            return 0.0
+    return seconds if 0 < seconds < math.inf else 0.0
+
+
+def _import_http() -> ModuleType:
+    try:
+        return importlib.import_module("httpx2")
+    except ModuleNotFoundError:
+        return importlib.import_module("httpx")  # the same interface, under huggingface_hub 1.x

@@ -1,0 +1,36 @@
+"""Mathematical answers: where they stand, what they mean, whether two are equal.
+
+[`MathReward`] is the reward. `answers` finds the final answer; `latex`, `brackets` and `relations` read its spelling,
+`quantities` and `units` its numbers and units, `reading` puts them together. `equivalence` compares without algebra
+where it can; where it must, `guards` says what is safe, `formulas` writes it for the parser, and `algebra` decides.
+"""
+
+from typing import TYPE_CHECKING
+
+from trl_drgrpo.common.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from trl_drgrpo.rewards.functions.mathematics.answers import extract_answer as extract_answer
+    from trl_drgrpo.rewards.functions.mathematics.equivalence import equivalent as equivalent
+    from trl_drgrpo.rewards.functions.mathematics.reward import MathReward as MathReward
+    from trl_drgrpo.rewards.functions.mathematics.reward import math_reward as math_reward
+    from trl_drgrpo.rewards.functions.mathematics.reward import unreadable_gold as unreadable_gold
+
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "MathReward": "reward",
+        "equivalent": "equivalence",
+        "extract_answer": "answers",
+        "math_reward": "reward",
+        "unreadable_gold": "reward",
+    },
+)
+
+__all__ = [
+    "MathReward",
+    "equivalent",
+    "extract_answer",
+    "math_reward",
+    "unreadable_gold",
+]

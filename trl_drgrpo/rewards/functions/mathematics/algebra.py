@@ -1,0 +1,179 @@
+r"""The last step of comparing two answers: algebra, with Math-Verify's parser and sympy.
+
+Formulas are compared by their values at a few points: rational values exactly, others to 30 digits and, where these
+agree, to 200 behind the point. That refutes a wrong answer at once, where `simplify` would search, tells `2^{2019}-1`
+from `2^{2019}-2`, and shows `\frac{\sqrt{3}}{3}` to be `\frac{1}{\sqrt{3}}`. Math-Verify's `verify` decides on
+equations, inequalities and what has no such values.
+
+How long it takes is not bounded here, and no signals are used; the caller bounds it. Nothing heavy is imported before
+the first call.
+"""
+
+import functools
+import logging
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
+
+from trl_drgrpo.rewards.functions.mathematics.quantities import exact_number, is_rounded
+
+_CACHE = 4096  # a gold answer is read once for all completions of its group
+_DIGITS = 30
+_MORE_DIGITS = 200  # behind the point, for two values that agree in the first 30
+_MAX_DIGITS = 20_000
+_MAX_STEPS = 10
+
+
+@functools.lru_cache(maxsize=_CACHE)
+def algebraically_equal(gold: str, answer: str) -> bool:
+    """Whether two formulas, equations or intervals are the same by algebra.
+
+    Args:
+        gold (`str`): A tidied answer that is cheap to evaluate (`is_cheap`), like the other.
+        answer (`str`): The other.
+
+    Returns:
+        `bool`: `False` too where one of them cannot be read.
+    """
+    a, b = _parsed(gold), _parsed(answer)
+    if a is None or b is None:
+        return False
+    import sympy
+
+    if isinstance(a, sympy.Expr) and isinstance(b, sympy.Expr):
+        for decimal, other in ((gold, b), (answer, a)):
+            number = exact_number(decimal)
+            if number and number.places and (value := _real_value(other)) is not None and is_rounded(number, value):
+                return True
+        if (verdict := _same_values(a, b)) is not None:
+            return verdict
+    return _verify()(a, b, allow_set_relation_comp=True, timeout_seconds=None)
+
+
+def _same_values(a: Any, b: Any) -> bool | None:
+    """Whether two expressions agree in all points where both have a value; `None` where there is no such point."""
+    symbols = sorted(a.free_symbols | b.free_symbols, key=str)
+    agreed = None
+    for point in _points(len(symbols) or 1, a, b):
+        values = dict(zip(symbols, point, strict=False))
+        x, y = _value(a, values), _value(b, values)
+        if x is None or y is None:
+            continue
+        if not (_close(x, y, _DIGITS - 10) and _still_close(a, b, values, x, y)):
+            return False
+        agreed = True
+        if not symbols:
+            break
+    return agreed
+
+
+def _points(dimension: int, a: Any, b: Any) -> list[list[Any]]:
+    """Fractions of both signs without a pattern, and points of integers for what jumps there.
+
+    A sum up to `n` has values at integers only; `\\lfloor n/100 \\rfloor` jumps at 100.
+    """
+    import sympy
+
+    integers = [
+        [sympy.Integer(start + step * i) for i in range(dimension)] for start, step in ((3, 2), (6, 1), (10, 3))
+    ]
+    if a.has(sympy.Sum, sympy.Product) or b.has(sympy.Sum, sympy.Product):
+        return integers
+    first = [sympy.Rational(17 * i + 29, 13 * (3 + i)) for i in range(dimension)]
+    second = [sympy.Rational(-(11 * i + 5), 7) for i in range(dimension)]
+    mixed = [pair[i % 2] for i, pair in enumerate(zip(first, second, strict=True))]
+    points = [first, second, mixed, integers[0]]
+    if a.has(sympy.floor, sympy.ceiling, sympy.Mod) or b.has(sympy.floor, sympy.ceiling, sympy.Mod):
+        numbers = a.atoms(sympy.Rational) | b.atoms(sympy.Rational)
+        steps = sorted({abs(part) for number in numbers for part in (number.p, number.q)} | {1009})[-_MAX_STEPS:]
+        points += [[sympy.Integer(step + offset)] * dimension for step in steps for offset in (-1, 0, 1)]
+    return points
+
+
+def _value(expression: Any, values: dict[Any, Any], digits: int = _DIGITS) -> Any:
+    import sympy
+
+    try:
+        value = expression.subs(values).doit()
+        if value.is_Rational:
+            return value
+        value = value.evalf(digits, maxn=max(100, 2 * digits))
+    except (ArithmeticError, AttributeError, RecursionError, TypeError, ValueError, NotImplementedError):
+        return None
+    # What cancellation leaves of zero, 0.e-165, has no digit that counts.
+    value = value.xreplace({number: sympy.Integer(0) for number in value.atoms(sympy.Float) if number._prec == 1})
+    return value if value.is_number and value.is_finite and not value.has(sympy.nan, sympy.zoo) else None
+
+
+def _close(x: Any, y: Any, digits: int) -> bool:
+    from sympy import Rational as rational
+
+    if x.is_Rational and y.is_Rational:
+        return x == y
+    return bool(abs(x - y) <= max(abs(x), abs(y)) * rational(1, 10**digits))
+
+
+def _still_close(a: Any, b: Any, values: dict[Any, Any], x: Any, y: Any) -> bool:
+    """Whether two values that agree in 30 digits do so in all before the point and in 200 behind it."""
+    import sympy
+
+    if x.is_Rational and y.is_Rational:
+        return True  # compared exactly
+    _, _, exponent, bits = sympy.Float(max(abs(x), abs(y)), 15)._mpf_
+    digits = max(0, int((exponent + bits) * 0.302)) + _MORE_DIGITS
+    if digits > _MAX_DIGITS:
+        return False
+    x, y = _value(a, values, digits), _value(b, values, digits)
+    return x is not None and y is not None and _close(x, y, digits - 20)
+
+
+def real_value(text: str) -> Fraction | None:
+    """The value of a formula without variables to 30 digits; `None` where it has none or cannot be read."""
+    import sympy
+
+    parsed = _parsed(text)
+    value = _value(parsed, {}) if isinstance(parsed, sympy.Expr) and not parsed.free_symbols else None
+    return Fraction(str(value)) if value is not None and value.is_real else None
+
+
+def _real_value(expression: Any) -> Any:
+    value = _value(expression, {}) if not expression.free_symbols else None
+    exact = value is None or not value.is_real or value.is_Rational or expression.is_rational
+    return None if exact else Fraction(str(value))
+
+
+@functools.lru_cache(maxsize=_CACHE)
+def _parsed(text: str) -> Any:
+    """What Math-Verify's parser reads, with exact decimals and `i` as the imaginary unit; `None` if unreadable."""
+    import latex2sympy2_extended
+    import sympy
+    from latex2sympy2_extended.latex2sympy2 import ConversionConfig
+
+    try:
+        parsed = latex2sympy2_extended.latex2sympy(
+            text,
+            is_real=True,
+            normalization_config=latex2sympy2_extended.NormalizationConfig(boxed="none"),
+            # Math-Verify's `parse` leaves this at its default, to which R and r are one variable.
+            conversion_config=ConversionConfig(lowercase_symbols=False),
+        )
+    except MemoryError:
+        raise
+    except Exception:  # the parser raises bare ones
+        return None
+    if not isinstance(parsed, sympy.Basic):
+        return parsed
+    if parsed.has(sympy.zoo, sympy.nan, sympy.Derivative):
+        return None  # of 1/0 any value is as good as another, and the derivative of a letter is no 0
+    exact = {number: sympy.Rational(str(number)) for number in parsed.atoms(sympy.Float)}
+    imaginary = {symbol: sympy.I for symbol in parsed.free_symbols if str(symbol) == "i"}
+    return parsed.xreplace({**exact, **imaginary}) if exact or imaginary else parsed
+
+
+@functools.cache
+def _verify() -> Callable[..., bool]:
+    import math_verify
+
+    # It warns once that its time-out is off. It is: signals work in the main thread only.
+    logging.getLogger("math_verify.grader").setLevel(logging.ERROR)
+    return math_verify.verify

@@ -1,0 +1,193 @@
+r"""Finds the answer in a completion, and in a gold solution.
+
+Four places are in use: `\boxed{42}` (MATH), `<answer>42</answer>` (R1), a closing sentence such as "The answer is 42."
+or "#### 42" (GSM8K), or any of them in this order. The last one counts, and only what follows the reasoning is looked
+at: a draft inside `<think>` is no answer. A box or tag that is opened and never closed is none either.
+
+All of it is linear in the length of the text: a completion of 100 kB of braces costs milliseconds.
+"""
+
+import math
+import re
+from collections.abc import Callable
+from typing import Any
+
+from trl_drgrpo.rewards.functions.mathematics.guards import MAX_CHARS
+from trl_drgrpo.rewards.text import after_thinking, last_boxed, last_tagged
+
+_STATEMENT = re.compile(
+    r"(?:^|(?<=[\s*_(>]))(?:final |correct )?answer[*_]{0,3}\s{0,4}(?:is\b|[:=]|\bto [^.\n:]{0,80} is\b)"
+    r"(?:[*_]{1,3}(?=[\s:]))?\s{0,4}:?(?:[*_]{1,3}(?=\s))?",
+    re.IGNORECASE,
+)
+_FILLERS = re.compile(
+    r"(?:(?:therefore|thus|hence|then|so|indeed|now|simply|just|clearly|exactly|equal to|approximately|about)"
+    r"[,:]?\s+){1,3}",
+    re.IGNORECASE,
+)
+# 5 (five), 18 (dollars); a base or a modulus belongs to the number.
+_REMARK = re.compile(
+    r"(?<=\S)\s+\((?!.*\b(?:mod|base|not|or|\w+illion|thousand|hundred)\b)[a-zA-Z]{2}[a-zA-Z ,'-]*\)$"
+)
+_EMPHASIS = re.compile(r"(\*{1,3}|_{2,3}|[`'\"])(?=\S)([^*`\n]+)\1(?!\w)")
+_EMPHASIS_END = re.compile(r"(?<=[^\s*])\*{1,3}(?=[\s.,;:!?]|$)")  # no power: 2**3
+_HASHES = re.compile(r"^[ \t]*#{4}(?!#)(.*)$", re.MULTILINE)
+_HEADING = re.compile(
+    r"\d+[.)]\s+\D|(?:step|part|case)\b|(?:final |the )*(?:answer|conclusion|solution)\b|.*:$", re.IGNORECASE
+)
+_STARTS_WITH_NUMBER = re.compile(r"[-+(\[*]*\s*(?:[$\\€£]|\.?\d)|\(?[A-J]\)?$|[a-z]\s*=")
+_BARE_LINE = re.compile(r"\$+[^$]+\$+\.?|\\\(.+\\\)\.?|\\\[.+\\\]|[-+]?[\d.,/]*\d%?\.?")
+# Where the sentence that states the answer goes on to something else.
+_SENTENCE_END = re.compile(
+    r"(?<=[^\s.])\.(?=\s+[A-Z*(]|\s*$|\*{1,3}(?:\s|$))|\s(?:because|since|which|so that|as required)\b"
+)
+# "The answer is 3. Or it could be 4." says two things, so does "The answer is 3. No, it is 4."
+_IT = r"(?:it|that|this|the (?:\w+ )?answer)"
+_IT_COULD_BE = rf"{_IT} (?:could|may|might|can)(?: also| well| instead| even)* be"
+_ALTERNATIVE = re.compile(
+    r"[\s.,;?!*$)\\]*"
+    rf"(?:(?:or|alternatively|maybe|perhaps|possibly),?(?: {_IT_COULD_BE}| {_IT} is| it's| maybe| perhaps)?|"
+    rf"(?:but |though |and |then again,? )?{_IT_COULD_BE}|(?:(?:wait|no|actually|sorry)[,.]+ ?)+(?:{_IT} is|it's)?)"
+    r"\s*([-+(\[]*[$\\]*[\d.\\(][^\n?!;]{0,60})",
+    re.IGNORECASE,
+)
+_MATH_SPAN = re.compile(r"(\$\$?)(?!\d[\d.,]*(?:\s|$))(.+?)\1(?!\d)|\\\((.+?)\\\)|\\\[(.+?)\\\]")
+
+
+def boxed_answer(text: str) -> str | None:
+    r"""Content of the last `\boxed{...}` that is closed, `\fbox{...}` and `\boxed 5` included.
+
+    Example:
+
+    ```python
+    >>> boxed_answer(r"First \boxed{3}, no: \boxed{\frac{1}{2}}")
+    '\\frac{1}{2}'
+
+    ```
+    """
+    return (last_boxed(text) or "").rstrip(".,;") or None
+
+
+def tagged_answer(text: str) -> str | None:
+    """Content of the last closed `<answer>...</answer>`; if it holds a box or a closing statement, what that says."""
+    inner = last_tagged(text)
+    if inner is None:
+        return None
+    return boxed_answer(inner) or _stated(inner) or inner or None
+
+
+def final_line_answer(text: str) -> str | None:
+    """The answer behind the last "#### ..." or "answer is ...", or a last line that is a number or a formula."""
+    if hashed := _hashed(text):
+        return hashed
+    if stated := _stated(text):
+        return stated
+    last = text.rstrip().rsplit("\n", 1)[-1].strip().strip("*")
+    return last if len(last) <= MAX_CHARS and _BARE_LINE.fullmatch(last) else None
+
+
+def _hashed(text: str) -> str | None:
+    """The answer of GSM8K's `#### 42`; a Markdown heading of that level has none."""
+    length = len(text.rstrip())
+    for line in reversed(list(_HASHES.finditer(text))):
+        content = line[1].strip()
+        if not content or _HEADING.match(content[:MAX_CHARS].lstrip("*_ ")):
+            continue
+        if _STARTS_WITH_NUMBER.match(content) or line.end() >= length:
+            return content
+    return None
+
+
+def _stated(text: str) -> str | None:
+    text, start = text.rstrip(), None
+    for statement in _STATEMENT.finditer(text):
+        start = statement.end() if statement.end() < len(text) else start
+    if start is None:
+        return None
+    rest = text[start:].lstrip()[:MAX_CHARS]
+    answer = _first_stated(rest)
+    other = _ALTERNATIVE.match(rest, rest.find(answer) + len(answer)) if answer and answer in rest else None
+    return f"{answer} or {_first_stated(other[1])}" if other else answer
+
+
+def _first_stated(rest: str) -> str | None:
+    """What the sentence at the beginning of a text says that the answer is."""
+    line = rest.split("\n", 1)[0] if not rest.startswith((r"\[", "$$")) else rest
+    line = _plain(_FILLERS.sub("", line, count=1) if _FILLERS.match(line) else line)
+    if boxed := boxed_answer(line):
+        return boxed
+    if (formula := _MATH_SPAN.match(line)) and not re.match(r"\s*(?:,|and|or|[-+*/^=])", line[formula.end() :]):
+        # What follows the formula may be its unit; anything longer is a comment on it.
+        unit = re.match(r"\s*([a-zA-Z%]+)\s*\.?\s*$", line[formula.end() :])
+        return (formula[2] or formula[3] or formula[4]) + (rf" \text{{ {unit[1]} }}" if unit else "")
+    if end := _SENTENCE_END.search(line):
+        line = line[: end.start()]
+    return _REMARK.sub("", line.strip().rstrip(",;:")).strip() or None
+
+
+def _plain(line: str) -> str:
+    """`line` without the emphasis of Markdown around its beginning, and where that was opened before it."""
+    if emphasis := _EMPHASIS.match(line):
+        line = emphasis[2] + line[emphasis.end() :]
+    return _EMPHASIS_END.sub("", line)
+
+
+def _auto(text: str) -> str | None:
+    for extract in (boxed_answer, tagged_answer, final_line_answer):
+        if answer := extract(text):
+            return answer
+    return None
+
+
+ANSWER_FORMATS: dict[str, Callable[[str], str | None]] = {
+    "auto": _auto,
+    "boxed": boxed_answer,
+    "tags": tagged_answer,
+    "final_line": final_line_answer,
+}
+
+
+def extract_answer(completion: str, answer_format: str = "auto") -> str | None:
+    r"""The final answer in a completion, as written.
+
+    Args:
+        completion (`str`): What the model wrote. What comes before the last `</think>` is not looked at.
+        answer_format (`str`, *optional*, defaults to `"auto"`):
+            `"boxed"`: the last closed `\boxed{...}`. `"tags"`: the last `<answer>...</answer>`. `"final_line"`: the
+            last "#### 42" or "The answer is 42.", or a last line that is a number or a formula. `"auto"`: in this
+            order.
+
+    Returns:
+        `str` or `None`: `None` where there is no answer in that place.
+
+    Example:
+
+    ```python
+    >>> extract_answer("2 + 2 = 4, so the answer is 4.")
+    '4'
+
+    ```
+    """
+    return ANSWER_FORMATS[answer_format](after_thinking(completion))
+
+
+def gold_answers(gold: Any) -> list[str]:
+    r"""The right answers that a dataset's column holds for one problem.
+
+    Args:
+        gold: A bare answer, a solution that ends in `\boxed{...}`, "#### 42" or `<answer>...</answer>`, a number, or a
+            list of these, of which any counts.
+
+    Returns:
+        `list[str]`: Empty where there is none (`None`, an empty string, NaN).
+    """
+    if isinstance(gold, str):
+        answer = boxed_answer(gold) or _hashed(gold) or tagged_answer(gold) or gold.strip()
+        return [answer] if answer else []
+    if hasattr(gold, "tolist"):  # numpy and torch
+        gold = gold.tolist()
+    if isinstance(gold, (list, tuple)):
+        return [answer for entry in gold for answer in gold_answers(entry)]
+    if isinstance(gold, bool) or not isinstance(gold, (int, float)) or not math.isfinite(gold):
+        return []
+    return [str(int(gold)) if gold == int(gold) else repr(gold)]

@@ -1,0 +1,283 @@
+r"""Whether two mathematical answers are the same: by spelling, by value, by structure, and only then by algebra.
+
+Math-Verify reads the LaTeX and compares what is left for it, such as `\frac{\sqrt{3}}{3}` and `\frac{1}{\sqrt{3}}`.
+It is not asked what the cheap steps before it decide, which are most samples of a run, and neither what it gets wrong:
+small numbers (it rounds to six places), bases (`52_8` counts as 52), `\frac12`, units, the order in `(2, 1)`.
+Tuples, intervals, sets, unions and matrices are taken apart here and compared entry by entry.
+
+`deep=False` leaves algebra out; what remains is bounded, and quick. Bounding algebra is the business of the caller.
+"""
+
+import re
+from collections.abc import Iterable
+from itertools import chain
+from typing import Any
+
+from trl_drgrpo.rewards.functions.mathematics.algebra import real_value
+from trl_drgrpo.rewards.functions.mathematics.brackets import bracketed, collection, is_relation, matrix
+from trl_drgrpo.rewards.functions.mathematics.formulas import for_algebra, same_formula
+from trl_drgrpo.rewards.functions.mathematics.guards import MAX_CHARS, is_cheap, is_well_formed
+from trl_drgrpo.rewards.functions.mathematics.latex import tidy
+from trl_drgrpo.rewards.functions.mathematics.quantities import exact_number, is_near, numbers_equal, percent_equal
+from trl_drgrpo.rewards.functions.mathematics.reading import Answer, read, unlabeled
+from trl_drgrpo.rewards.functions.mathematics.relations import (
+    CALL,
+    NAME,
+    Approximation,
+    approximation,
+    by_name,
+    choice,
+    interval,
+    spread,
+    union,
+)
+from trl_drgrpo.rewards.functions.mathematics.relations import chain as links_of
+from trl_drgrpo.rewards.functions.mathematics.units import PERCENT, letter_unit, units_agree
+
+_BASED = re.compile(r"([\dA-Za-z]+)_\{?(?:\\text\{[a-z]+\}|\d+)\}?")
+_WORD = re.compile(r"[A-Za-z](?:[A-Za-z' ]|-(?=[A-Za-z]{3})){3,}|(?i:yes|no)|\([A-Z]\)|[A-Z]")
+_MAX_ENTRIES = 30  # of a set; in a longer one only spelling is compared
+
+
+# Public --------------------------------------------------------------------------------------------------------------
+
+
+def equivalent(gold: str, answer: str, deep: bool = True) -> bool | None:
+    r"""Whether `answer` says the same as `gold`.
+
+    Args:
+        gold (`str`): A readable gold answer.
+        answer (`str`): What was extracted from a completion.
+        deep (`bool`, *optional*, defaults to `True`): Whether algebra may be used. It may take as long as it takes.
+
+    Returns:
+        `bool` or `None`: `None` only with `deep=False`: cheap means do not decide it.
+
+    Example:
+
+    ```python
+    >>> equivalent(r"\frac12", "0.5"), equivalent(r"12\text{ m}", r"12\text{ g}"), equivalent("3+c", "3+d", deep=False)
+    (True, False, None)
+
+    ```
+    """
+    if (letter := choice(answer)) and re.fullmatch(r"[A-J]", _words(tidy(gold)) or ""):
+        return letter == _words(tidy(gold))
+    if not is_well_formed(answer):
+        return False
+    one, other = tidy(union(gold)), tidy(union(answer))
+    return _same(one, other, deep) if len(other) <= 2 * MAX_CHARS else one == other
+
+
+# By spelling, value and structure ------------------------------------------------------------------------------------
+
+
+def _same(gold: str, answer: str, deep: bool) -> bool | None:
+    # From the cheapest to the dearest: each step either decides or leaves the pair to the next.
+    if gold == answer:
+        return True
+    gold, answer = unlabeled(gold), unlabeled(answer)
+    if claim := approximation(answer):
+        return _same_as_claimed(gold, claim, deep)
+    if claim := approximation(gold):
+        return _either(_same(side, answer, deep) for side in {*claim})
+    if links := links_of(answer):
+        agreed = _all_same([links.last] * len(links.links), links.links, deep)
+        verdict = agreed if agreed is False else _same(gold, links.text, deep)
+        return verdict if not verdict or agreed else None
+    a, b = read(gold), read(answer)
+    if not units_agree(a.unit, b.unit) and PERCENT not in (a.unit, b.unit):
+        return False
+    if a.variable != b.variable and (a.variable and b.variable):
+        if re.fullmatch(CALL, a.variable) or re.fullmatch(CALL, b.variable):
+            return False  # f(2) = 5 against f(3) = 5
+        are_names = re.fullmatch(NAME, a.variable) and re.fullmatch(NAME, b.variable)
+        return False if are_names and a.number and b.number else same_formula(a.equation, b.equation, deep)
+    if a.number and b.number:
+        return _same_numbers(a, b)
+    if _same_with_letter(a, b) or _same_with_letter(b, a):
+        return True
+    if PERCENT in (a.unit, b.unit) and a.unit != b.unit:
+        return False
+    if a.text == b.text:
+        return True
+    if (verdict := _same_intervals(a.text, b.text, deep)) is not _UNDECIDED:
+        return verdict
+    if (verdict := _same_words(a.text, b.text)) is not _UNDECIDED:
+        return verdict
+    if (verdict := _same_collections(spread(a.text), spread(b.text), deep)) is not _UNDECIDED:
+        return verdict
+    if a.number and not a.unit and (quantity := letter_unit(b.text)):
+        return _same_numbers(a, read(quantity[0]))  # only in answers: a gold `12 m` may be a product
+    if is_relation(a.text) != is_relation(b.text):
+        return _relation_against_other(a, b, deep)
+    return same_formula(a.text, b.text, deep)
+
+
+_UNDECIDED = object()
+
+
+def _same_numbers(a: Answer, b: Answer) -> bool:
+    if a.number is None or b.number is None:
+        return False
+    if (a.unit == PERCENT) == (b.unit == PERCENT):
+        return numbers_equal(a.number, b.number)
+    percent, plain = (a, b) if a.unit == PERCENT else (b, a)
+    if plain.unit or percent.number is None or plain.number is None:
+        return False
+    return percent_equal(percent.number, plain.number)
+
+
+def _same_with_letter(with_unit: Answer, bare: Answer) -> bool:
+    r"""`12 \text{ m}` against `12 m`, the same with the unit set as a variable."""
+    quantity = letter_unit(bare.text) if with_unit.unit and not bare.unit else None
+    return bool(quantity) and quantity[1] == with_unit.unit and _same_numbers(with_unit, read(quantity[0]))
+
+
+def _same_as_claimed(gold: str, claim: Approximation, deep: bool) -> bool | None:
+    r"""`\sqrt{2} \approx 1.41` is its left side, or its right side if that is precise; neither if it is false."""
+    exact, rounded = read(claim.exact), read(claim.rounded)
+    if claim.exact == claim.rounded or rounded.number is None or rounded.unit not in ("", PERCENT, exact.unit):
+        return _same(gold, claim.exact, deep)
+    value = exact.number.value if exact.number else None
+    if value is None and deep and is_cheap(exact.text):
+        value = real_value(for_algebra(exact.text))
+    if value is None:
+        verdict = _same(gold, claim.exact, deep)
+        return verdict if deep else _either([verdict, _same(gold, claim.rounded, deep)]) and None
+    value *= 100 if rounded.unit == PERCENT != exact.unit else 1
+    if not is_near(rounded.text, value):
+        return False
+    sides = claim if is_near(rounded.text, value, precisely=True) else claim[:1]
+    return _either(_same(gold, side, deep) for side in sides)
+
+
+def _either(verdicts: Iterable[bool | None]) -> bool | None:
+    """`True` if one is, else undecided if one is, else `False`."""
+    verdicts = [*verdicts]
+    return True if True in verdicts else None if None in verdicts else False
+
+
+def _same_words(gold: str, answer: str) -> Any:
+    if _BASED.fullmatch(gold) or _BASED.fullmatch(answer):
+        if gold[:1].isdigit() or answer[:1].isdigit():
+            return gold.replace(r"\text{", "").replace("}", "") == answer.replace(r"\text{", "").replace("}", "")
+        return _UNDECIDED
+    if ":" in gold or ":" in answer:  # times and ratios: 8:30 is no quotient
+        return _letters(gold) == _letters(answer)
+    a, b = _words(gold), _words(answer)
+    if a is None and b is None:
+        return _UNDECIDED
+    if a is None or b is None:
+        return False if len(a or b or "") > 1 else _UNDECIDED
+    if len(a) == len(b) == 1:
+        return a == b
+    return a.casefold() == b.casefold()
+
+
+def _letters(text: str) -> str:
+    return re.sub(r"\\text|[{}\s.]", "", text).casefold()
+
+
+def _words(text: str) -> str | None:
+    """The text of an answer in words or of a choice, without its wrapper; `None` for mathematics."""
+    plain = re.sub(r"\s+", " ", re.sub(r"\\text\{([^{}]*)\}", r" \1 ", text)).strip().rstrip(".")
+    if plain == "DNE":
+        return "does not exist"
+    return plain.strip("()") if _WORD.fullmatch(plain) else None
+
+
+def _same_intervals(gold: str, answer: str, deep: bool) -> Any:
+    one, other = interval(gold), interval(answer)
+    if one and other and one[0] == other[0]:
+        return _same(one[1], other[1], deep)
+    if one is None and (r"\infty" in gold or bracketed(gold)):
+        one = "", gold
+    elif other is None and (r"\infty" in answer or bracketed(answer)):
+        other = "", answer
+    else:
+        return _UNDECIDED
+    return (
+        _same_collections(one[1], other[1], deep)
+        if one and other and (one[1], other[1]) != (gold, answer)
+        else _UNDECIDED
+    )
+
+
+def _same_collections(gold: str, answer: str, deep: bool) -> Any:
+    a, b = matrix(gold), matrix(answer)
+    if a or b:
+        same_shape = a and b and [len(row) for row in a] == [len(row) for row in b]
+        if a and b:
+            return _all_same(list(chain(*a)), list(chain(*b)), deep) if same_shape else False
+        rows, other = a or b, bracketed(answer if a else gold)
+        if not rows or not other or other.brackets != "()" or {1} != {len(row) for row in rows}:
+            return False
+        column = [row[0] for row in rows]  # a column is a vector, as a tuple is
+        return _all_same(column, other.items, deep) if len(column) == len(other.items) else False
+    # 100,200 is a number; 100, 200 is a list.
+    one, other = (None if exact_number(text) else collection(text) for text in (gold, answer))
+    if one is None or other is None:
+        if one is None and other is None:
+            return _UNDECIDED
+        if other and other.brackets == "" and len(other.items) <= _MAX_ENTRIES:
+            verdict = _all_same([gold] * len(other.items), other.items, deep)  # `0.5 or 1/2` is one answer
+            if verdict is not False:
+                return verdict
+        return _UNDECIDED if is_relation(gold) or is_relation(answer) else False
+    if len(one.items) != len(other.items):
+        return False
+    kinds = {one.brackets, other.brackets}
+    if kinds <= {"", "()"} and bool(names := by_name(one.items)) != bool(others := by_name(other.items)):
+        return _all_same(names or one.items, others or other.items, deep)
+    if kinds <= {"", "{}"} or kinds == {"U"}:
+        return _same_in_any_order(one.items, other.items, deep)
+    if kinds == {"", "()"} or len(kinds) == 1:
+        return _all_same(one.items, other.items, deep)
+    return False
+
+
+def _all_same(gold: Any, answer: Any, deep: bool) -> bool | None:
+    # The cheap look at all entries first: one that differs spares the algebra for the others.
+    verdicts = [_same(a, b, False) for a, b in zip(gold, answer, strict=True)]
+    if False in verdicts:
+        return False
+    if not deep:
+        return None if None in verdicts else True
+    return all(v or _same(a, b, True) for v, a, b in zip(verdicts, gold, answer, strict=True))
+
+
+def _same_in_any_order(gold: tuple[str, ...], answer: tuple[str, ...], deep: bool) -> bool | None:
+    if len(gold) > _MAX_ENTRIES:
+        return sorted(gold) == sorted(answer)
+    # Sameness is an equivalence, so each entry may take the first partner that fits.
+    rest, open_entries = list(answer), []
+    for entry in gold:
+        partner = next((other for other in rest if _same(entry, other, False)), None)
+        if partner is None:
+            open_entries.append(entry)
+        else:
+            rest.remove(partner)
+    if not open_entries:
+        return True
+    if any(all(_same(entry, other, False) is False for other in rest) for entry in open_entries):
+        return False
+    if not deep:
+        return None
+    for entry in open_entries:
+        partner = next((other for other in rest if _same(entry, other, True)), None)
+        if partner is None:
+            return False
+        rest.remove(partner)
+    return True
+
+
+def _relation_against_other(a: Answer, b: Answer, deep: bool) -> bool | None:
+    """`x > 5` says the same as `(5, \\infty)`; no other relation is the same as something that is none."""
+    relation, other = (a.text, b.text) if is_relation(a.text) else (b.text, a.text)
+    if other.startswith(("(", "[")) and "=" not in relation:
+        return same_formula(relation, other, deep)
+    name = a.variable or b.variable
+    if name and "=" in relation:  # y = 2x against y - 2x = 0
+        return same_formula(a.equation, b.equation, deep)
+    return False

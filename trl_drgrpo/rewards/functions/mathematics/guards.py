@@ -1,0 +1,120 @@
+r"""The cheap checks that keep a hostile answer away from algebra.
+
+A text that is too long, too deeply nested or unbalanced is no answer (`is_well_formed`), and one like `9^{9^{9}}` or
+`9999999!` is never handed to sympy, which would compute it (`is_cheap`).
+"""
+
+import math
+import re
+
+from trl_drgrpo.rewards.functions.mathematics.latex import group_end, letters
+
+MAX_CHARS = 1000  # no answer of MATH or GSM8K has more than a tenth of it
+MAX_DEPTH = 20
+_MAX_DIGITS = 300
+_MAX_POWER = 10_000  # product of the numeric exponents: 10^{10000} takes a millisecond, 9^{9^9} takes all day
+_MAX_POWER_OF_SUM = 100  # (a+b+c)^{100} has 5151 terms
+_MAX_FACTORIAL = 1000
+
+_BRACKET = re.compile(r"\\[{}]|\\\\|\\.|[{}()\[\]]", re.DOTALL)
+_OPENING, _CLOSING = ("{", "(", "[", r"\{"), ("}", ")", "]", r"\}")
+_LONG_NUMBER = re.compile(rf"\d{{{_MAX_DIGITS},}}")
+_UNBOUNDED = re.compile(r"\\(?:sum|prod|i*int|lim|bigcup|bigcap)(?![a-zA-Z])")
+_SHORT_SUM = re.compile(r"\\(?:sum|prod)_\{[a-z]=-?\d\}\^\{(?:\d{1,2}|\d?[a-z](?:[+-]\d)?)\}")
+_EXPONENT = re.compile(r"(.)\s*\^\s*")
+_TOWER = re.compile(r"\^\s*(?:\{[^{}]*\}|\w+)\s*\^")
+_INTEGER = re.compile(r"\d+")
+_POWER_IN_POWER = re.compile(r"\^\{[^{}]*\^")
+_OF_GROUP = re.compile(r"[)}\]]\s*!")
+_CHEAP_BINOMIAL = re.compile(r"\\binom\{\d{1,6}\}\{\d{1,2}\}")
+
+
+def is_well_formed(text: str) -> bool:
+    """Whether `text` is short, not deeply nested, and closes every brace it opens (intervals may mix theirs)."""
+    if not text.strip() or len(text) > MAX_CHARS:
+        return False
+    depth = braces = 0
+    for token in _BRACKET.findall(text):
+        depth += (token in _OPENING) - (token in _CLOSING)
+        braces += (token == "{") - (token == "}")
+        if depth > MAX_DEPTH or depth < 0 or braces < 0:
+            return False
+    return depth == 0 and braces == 0
+
+
+def is_cheap(text: str) -> bool:
+    r"""Whether sympy can be trusted with `text`: no towers of powers, huge factorials, long sums or integrals.
+
+    Args:
+        text (`str`): A tidied answer.
+
+    Returns:
+        `bool`: `False` means that only its spelling is compared. The limits err on the side of refusing.
+
+    Example:
+
+    ```python
+    >>> is_cheap("2^{100}"), is_cheap("9^{9^{9}}"), is_cheap("9999999!")
+    (True, False, False)
+
+    ```
+    """
+    text = _SHORT_SUM.sub("s", text, count=1)
+    if _LONG_NUMBER.search(text) or _UNBOUNDED.search(text) or _TOWER.search(text):
+        return False
+    return _powers_are_cheap(text) and _counts_are_cheap(text)
+
+
+def _powers_are_cheap(text: str) -> bool:
+    of_numbers = of_sums = 1
+    for power in _EXPONENT.finditer(text):
+        base, start = power[1], power.end()
+        end = group_end(text, start) if text.startswith("{", start) else -1
+        exponent = text[start:end] if end > 0 else _argument(text, start)
+        sizes = [int(number) for number in _INTEGER.findall(exponent)]
+        is_of_e = base == "e" and not re.search(r"\\[a-zA-Z]*$", text[: power.start()])
+        if "^" in exponent and sizes and (not is_of_e or _POWER_IN_POWER.search(exponent)):
+            return False
+        if "!" in exponent or "binom" in exponent:
+            return False
+        for size in sizes:
+            if base.isdigit():
+                of_numbers *= max(size, 1)
+            elif base in ")}]|!":
+                of_sums *= max(size, 1)
+            elif size > _MAX_POWER:
+                return False
+    return of_numbers <= _MAX_POWER and of_sums <= _MAX_POWER_OF_SUM
+
+
+def _argument(text: str, start: int) -> str:
+    """What stands after a `^` without braces: up to the end of a bracket, or of the number."""
+    if text.startswith("(", start):
+        end = text.find(")", start)
+        return text[start:] if end < 0 or "(" in text[start + 1 : end] else text[start:end]
+    return text[start : start + 1 + len(re.match(r"\d*", text[start + 1 :])[0])]  # pyright: ignore[reportOptionalSubscript]
+
+
+def _counts_are_cheap(text: str) -> bool:
+    """Factorials and binomials of small numbers only, and no factorial of a factorial."""
+    text = _CHEAP_BINOMIAL.sub(str(_MAX_FACTORIAL + 1), text)  # the number, so that no factorial of it passes
+    if "!" not in text and "binom" not in text:
+        return True
+    if "!!" in text or not all(_small(text, factorial.start()) for factorial in _OF_GROUP.finditer(text)):
+        return False
+    return all(int(number) <= _MAX_FACTORIAL for number in _INTEGER.findall(text))
+
+
+def _small(text: str, end: int) -> bool:
+    """Whether the group that ends at `end` is small enough for a factorial of it: `(2n-k)!`."""
+    start, depth = end, 0
+    while start >= 0:
+        depth += (text[start] in ")}]") - (text[start] in "({[")
+        if depth == 0:
+            break
+        start -= 1
+    group = text[max(start, 0) : end]
+    size = math.prod(max(int(number), 1) for number in _INTEGER.findall(group))
+    is_sum = not re.search(r"[!^.|]|binom", group)
+    is_sum = is_sum and text[max(start - 1, 0)] != "^"
+    return is_sum and len(letters(group)) <= 3 and len(re.findall("[a-z]", group)) <= 3 and size <= _MAX_FACTORIAL

@@ -1,0 +1,174 @@
+r"""`math_reward`: 1 if the final answer is mathematically the gold answer, 0 if it is not.
+
+Most samples are decided in this process, by spelling, exact numbers and structure, all of it bounded by construction.
+The rest needs algebra, which is not bounded: it runs in worker processes that are killed at the time limit, so that a
+hostile completion costs one sample. No signals are used; the reward works in any thread.
+
+Deltas from TRL's `accuracy_reward`: several places of the answer and several gold answers; `\frac12`, units, sets and
+percents compare as people read them; 0.0000672 is not 0.0000674; `9^{9^{9}}` is 0 at once and not after
+seconds. Text is not understood: `is not \boxed{5}` is a box with 5 in it.
+
+The same where TRL has a rule: a gold answer that cannot be read is `None`, a completion without one is 0. So is one
+whose algebra exceeds the limits: `None` would be better for it than to be wrong.
+"""
+
+import importlib.util
+from collections.abc import Callable, Sequence
+from difflib import get_close_matches
+from typing import Any
+
+from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.rewards.columns import ALWAYS_PASSED, NEVER_PASSED
+from trl_drgrpo.rewards.functions.mathematics.answers import ANSWER_FORMATS, extract_answer, gold_answers
+from trl_drgrpo.rewards.functions.mathematics.equivalence import equivalent
+from trl_drgrpo.rewards.functions.mathematics.reading import unreadable
+from trl_drgrpo.rewards.isolation.isolated import Limits, scored_in_workers
+from trl_drgrpo.rewards.sample import SampleReward, column_values
+from trl_drgrpo.rewards.text import completion_text
+
+
+class MathReward(SampleReward):
+    r"""Whether a completion's final answer equals the gold answer: 1.0 or 0.0, `None` where there is no gold answer.
+
+    Args:
+        answer_format (`str`, *optional*, defaults to `"auto"`):
+            Where the answer stands: `"boxed"`, `"tags"` (`<answer>...</answer>`), `"final_line"` ("The answer is 42.",
+            "#### 42") or `"auto"`, the first of these three that is there. An answer anywhere else scores 0.
+        answer_column (`str`, *optional*, defaults to `"solution"`):
+            Column of the dataset with the gold answer: a bare answer, a solution that ends in one of the forms above,
+            a number, or a list of which any counts.
+        think_opened (`"auto"` or `True`, *optional*, defaults to `"auto"`):
+            Whether the prompt ends in `<think>`. With `True` a completion without `</think>` has no answer, as it
+            never left its reasoning; `"auto"` sees that only where the completion itself opens the tag.
+        limits ([`Limits`], *optional*):
+            Limits of the algebra per completion. `None`: it runs in this process, unbounded.
+        on_error (`str`, *optional*, defaults to `"unscorable"`):
+            What becomes of a completion whose algebra exceeds the limits: it gets 0 and is counted in
+            `rewards/<name>/failed_frac`, or with `"raise"` it is an error.
+        name (`str`, *optional*, defaults to `"math_reward"`): Name in logs and metrics.
+
+    Raises:
+        [`InputError`]: An option is out of range, or Math-Verify is not installed.
+
+    Example:
+
+    ```python
+    >>> math_reward(completions=[r"So \boxed{\frac12}.", "So 2."], solution=[r"\frac{1}{2}", "2"])
+    [1.0, 0.0]
+
+    ```
+    """
+
+    truths = ("text", "number", "list")
+
+    def __init__(
+        self,
+        answer_format: str = "auto",
+        answer_column: str = "solution",
+        think_opened: bool | str = "auto",
+        limits: Limits | None = Limits(),  # noqa: B008 (frozen)
+        on_error: str = "unscorable",
+        name: str = "math_reward",
+    ):
+        if answer_format not in ANSWER_FORMATS:
+            near = get_close_matches(str(answer_format), ANSWER_FORMATS, n=1, cutoff=0.5)
+            remedy = f"Did you mean {near[0]!r}?" if near else "Say where the answer stands in a completion."
+            raise InputError("answer_format", repr(answer_format), f"one of {', '.join(ANSWER_FORMATS)}", remedy)
+        if not isinstance(answer_column, str) or not answer_column.isidentifier() or answer_column in _TAKEN:
+            remedy = "Name the column that holds the gold answer; rename it where TRL uses that name itself."
+            raise InputError("answer_column", repr(answer_column), "the name of a dataset column", remedy)
+        if think_opened not in ("auto", True):
+            remedy = "True fits a chat template that opens <think> itself; 'auto' fits all others."
+            raise InputError("think_opened", repr(think_opened), "'auto' or True", remedy)
+        if importlib.util.find_spec("math_verify") is None:
+            remedy = 'Install it with `pip install "trl-drgrpo[math]"`.'
+            raise InputError(name, "an environment without math-verify", "the package math-verify", remedy)
+        super().__init__(name, columns=(answer_column,), limits=limits, on_error=on_error)
+        self.answer_format = answer_format
+        self.answer_column = answer_column
+        self.think_opened = think_opened
+
+    def score(self, completion: str, **columns: Any) -> float | None:
+        """Reward of one completion, with algebra where it is needed."""
+        return self._graded(completion, columns[self.answer_column], deep=True)[1]
+
+    def check_row(self, **columns: Any) -> str | None:
+        """Why the row's gold answer cannot be read."""
+        return unreadable_gold(columns[self.answer_column])
+
+    def warm_up(self) -> None:
+        """Loads sympy and the parser in a new worker: seconds, which are not to count as the first completion's."""
+        equivalent("x + 1", "1 + x")
+
+    def _graded(self, completion: str, gold: Any, deep: bool) -> tuple[bool, float | None]:
+        """Whether the reward is decided, and the reward."""
+        readable = [answer for answer in gold_answers(gold) if not unreadable(answer)]
+        if not readable:
+            return True, None
+        is_unfinished = self.think_opened is True and "</think>" not in completion
+        answer = None if is_unfinished else extract_answer(completion, self.answer_format)
+        if answer is None:
+            return True, 0.0
+        verdicts = [equivalent(entry, answer, deep=False) for entry in readable]
+        if True in verdicts:
+            return True, 1.0
+        if None not in verdicts:
+            return True, 0.0
+        if not deep:
+            return False, None
+        undecided = (entry for entry, verdict in zip(readable, verdicts, strict=True) if verdict is None)
+        return True, float(any(equivalent(entry, answer) for entry in undecided))
+
+    def __call__(
+        self, completions: Sequence[Any], log_metric: Callable[[str, float], None] | None = None, **kwargs: Any
+    ) -> list[float | None]:
+        """Rewards of a batch. Only what needs algebra goes to the workers; without any, no process is started."""
+        texts = [completion_text(completion) for completion in completions]
+        golds = column_values(kwargs, self.answer_column, len(texts), self.__name__)
+        graded = [self._graded(text, gold, deep=False) for text, gold in zip(texts, golds, strict=True)]
+        rewards = [reward for _, reward in graded]
+        hard = [row for row, (is_decided, _) in enumerate(graded) if not is_decided]
+
+        def log_share(metric: str, value: float) -> None:
+            # The workers saw a part of the call; the share is one of the whole.
+            if log_metric is not None:
+                log_metric(metric, value * len(hard) / max(len(texts), 1))
+
+        scored = scored_in_workers(
+            self.score,
+            [((texts[row],), {self.answer_column: golds[row]}) for row in hard],
+            name=self.__name__,
+            limits=self.limits,
+            on_error=self.on_error,
+            log_metric=log_share,
+        )
+        for row, reward in zip(hard, scored, strict=True):
+            rewards[row] = reward or 0.0  # the gold answer is readable: what fails here is the completion
+        return rewards
+
+
+def unreadable_gold(gold: Any) -> str | None:
+    r"""Why [`MathReward`] makes every completion of a problem unscorable: its gold answer cannot be read.
+
+    Args:
+        gold: One value of the answer column, as [`MathReward`] takes it.
+
+    Returns:
+        `str` or `None`: The reason, for the last of several gold answers; `None` if one of them can be read.
+
+    Example:
+
+    ```python
+    >>> unreadable_gold(r"\boxed{\frac{1}{2}}"), unreadable_gold(r"x +"), unreadable_gold(None)
+    (None, 'a formula that breaks off', 'empty')
+
+    ```
+    """
+    reasons = [unreadable(answer) for answer in gold_answers(gold)]
+    return None if None in reasons else (reasons or ["empty"])[-1]
+
+
+# Keywords that TRL passes to every reward function, and columns that it passes under another name.
+_TAKEN = {*ALWAYS_PASSED, *NEVER_PASSED}
+
+math_reward = MathReward()

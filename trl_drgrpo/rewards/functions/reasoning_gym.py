@@ -1,0 +1,300 @@
+r"""reasoning-gym (arXiv 2505.24760) as data and as a reward: tasks made by a program, scored by the task itself.
+
+`make_splits` writes a task as a dataset with the columns `prompt` (messages), `answer` (text, or null where a task
+has no single answer) and `entry` (JSON: the task, its configuration, and the entry that its `score_answer` asks for).
+`reasoning_gym_reward` extracts the final answer from a completion and hands it to that `score_answer`.
+
+About seeds: row `i` of nearly every task is drawn from `seed + i`, so two seeds that differ by 1 share all rows but
+one. The test split therefore starts at `seed + 1_000_000`, and test questions that also occur in the training split
+are left out, with a warning: in a small task (few different questions) that may be all of them.
+"""
+
+import ast
+import dataclasses
+import functools
+import importlib
+import json
+import logging
+from collections.abc import Callable, Sequence
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any
+
+from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.rewards.text import after_thinking, completion_text, marked_answer
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+logger = logging.getLogger(__name__)
+
+TEST_SEED_DISTANCE = 1_000_000
+DEFAULT_SEED = 0
+DEFAULT_TEST_SIZE = 100
+_OWN_OPTIONS = ("test_size", "system_prompt")
+
+# What the tasks' scorers raise on text that they cannot read. (Measured: 3 of 105 tasks do.)
+_SCORER_ERRORS = (ArithmeticError, AttributeError, LookupError, RecursionError, SyntaxError, TypeError, ValueError)
+
+
+# Data ----------------------------------------------------------------------------------------------------------------
+
+
+def make_splits(task: str, options: dict[str, str], with_test: bool = True) -> dict[str, "Dataset"]:
+    """
+    Generates a task as a training and a test split.
+
+    Args:
+        task (`str`):
+            Name of a reasoning-gym task, e.g. `chain_sum`.
+        options (`dict[str, str]`):
+            `size` (rows to train on, defaults to the task's own, 500), `seed` (defaults to 0), `test_size` (defaults
+            to 100; 0: no test split), `system_prompt` (one of reasoning-gym's: `default`, `simple`, `direct`,
+            `DeepSeekZero`, `chain_of_draft`), and every field of the task's configuration.
+        with_test (`bool`, *optional*, defaults to `True`):
+            Whether to generate the test split at all.
+
+    Returns:
+        `dict[str, Dataset]`: `train` and, where one was asked for and a question is left in it, `test`.
+
+    Raises:
+        [`InputError`]: If reasoning-gym is not installed, or the task, an option or a value is
+            unknown to it.
+    """
+    gym, factory = _import_gym()
+    if task not in factory.DATASETS:
+        near = get_close_matches(task, factory.DATASETS, n=3, cutoff=0.5)
+        remedy = f"Did you mean {' or '.join(near)}?" if near else "`reasoning_gym.factory.DATASETS` lists them."
+        raise InputError("dataset_name", f"reasoning_gym:{task}", f"one of {len(factory.DATASETS)} tasks", remedy)
+    config = _read_options(task, factory.DATASETS[task][1], options)
+    system_prompt = _system_prompt(options.get("system_prompt"))
+    test_size = _whole_number("test_size", options.get("test_size", str(DEFAULT_TEST_SIZE)))
+    train = _entries(gym, task, config)
+    splits = {"train": _as_dataset(train, task, config, system_prompt)}
+    if with_test and test_size:
+        test_config = {**config, "seed": config["seed"] + TEST_SEED_DISTANCE, "size": test_size}
+        test = _without_overlap(task, train, _entries(gym, task, test_config))
+        if test:
+            splits["test"] = _as_dataset(test, task, test_config, system_prompt)
+    return splits
+
+
+def _import_gym() -> tuple[Any, Any]:
+    try:
+        return importlib.import_module("reasoning_gym"), importlib.import_module("reasoning_gym.factory")
+    except ModuleNotFoundError as error:
+        raise InputError(
+            "dataset_name",
+            f"a reasoning_gym task, but {error.name} is not installed",
+            "the package reasoning-gym",
+            'Install it with `pip install "trl-drgrpo[tasks]"`.',
+        ) from error
+
+
+def _read_options(task: str, config_class: type, options: dict[str, str]) -> dict[str, Any]:
+    """The task's configuration from the query: every key a field of it, every value of its default's type."""
+    defaults = {
+        entry.name: entry.default if entry.default_factory is dataclasses.MISSING else entry.default_factory()
+        for entry in dataclasses.fields(config_class)
+    }
+    config: dict[str, Any] = {"seed": DEFAULT_SEED, "size": defaults.get("size", 500)}
+    for key, text in options.items():
+        if key in _OWN_OPTIONS:
+            continue
+        if key not in defaults:
+            keys = [*defaults, *_OWN_OPTIONS]
+            near = get_close_matches(key, keys, n=1, cutoff=0.5)
+            remedy = f"Did you mean {near[0]}?" if near else "Remove it."
+            raise InputError(f"reasoning_gym:{task}?{key}", "an unknown option", f"one of {', '.join(keys)}", remedy)
+        config[key] = _read_value(f"reasoning_gym:{task}?{key}", text, 0 if key == "seed" else defaults[key])
+    if not 0 < config["size"] <= TEST_SEED_DISTANCE:
+        expected = f"a number of rows from 1 to {TEST_SEED_DISTANCE}"
+        remedy = "Beyond it the training rows would run into those of the test split."
+        raise InputError(f"reasoning_gym:{task}?size", str(config["size"]), expected, remedy)
+    return config
+
+
+def _read_value(field: str, text: str, default: Any) -> Any:
+    try:
+        value = ast.literal_eval({"true": "True", "false": "False"}.get(text, text))
+    except (SyntaxError, ValueError):
+        value = text
+    if isinstance(default, str):
+        return text
+    if isinstance(default, tuple) and isinstance(value, list):
+        value = tuple(value)
+    kinds = {bool: bool, int: int, float: (int, float), tuple: tuple, list: (list, tuple)}.get(type(default))
+    if kinds is not None and (
+        not isinstance(value, kinds) or isinstance(value, bool) is not isinstance(default, bool)
+    ):
+        remedy = f"Its default is {default!r}."
+        raise InputError(field, repr(text), f"a value of type {type(default).__name__}", remedy)
+    return value
+
+
+def _whole_number(key: str, text: str) -> int:
+    if not text.isdigit():
+        raise InputError(f"reasoning_gym option {key}", repr(text), "a whole number", "0 leaves the split out.")
+    return int(text)
+
+
+def _system_prompt(name: str | None) -> str | None:
+    if name is None:
+        return None
+    prompts = importlib.import_module("reasoning_gym.utils").SYSTEM_PROMPTS
+    if name not in prompts:
+        expected = f"one of {', '.join(prompts)}"
+        raise InputError("reasoning_gym option system_prompt", repr(name), expected, "Pick one of them.")
+    return prompts[name]
+
+
+def _entries(gym: Any, task: str, config: dict[str, Any]) -> list[dict[str, Any]]:
+    try:
+        dataset = gym.create_dataset(task, **config)
+        return [dataset[index] for index in range(len(dataset))]
+    except (AssertionError, TypeError, ValueError) as error:  # how the tasks refuse a configuration
+        reason = str(error) or type(error).__name__
+        remedy = "Change the options after the `?`; the others keep the task's defaults."
+        raise InputError(
+            f"reasoning_gym:{task}", f"options it refuses ({reason})", "options it takes", remedy
+        ) from error
+
+
+def _without_overlap(task: str, train: list[dict[str, Any]], test: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    seen = {entry["question"] for entry in train}
+    new = [entry for entry in test if entry["question"] not in seen]
+    if len(new) < len(test):
+        logger.warning(
+            "reasoning_gym:%s: %d of %d test questions also occur among the %d different training questions and were "
+            "left out. The task is small with these options: raise its difficulty, or lower size.",
+            task,
+            len(test) - len(new),
+            len(test),
+            len(seen),
+        )
+    return new
+
+
+def _as_dataset(
+    entries: list[dict[str, Any]], task: str, config: dict[str, Any], system_prompt: str | None
+) -> "Dataset":
+    from datasets import Dataset, Features, Value
+
+    system = [] if system_prompt is None else [{"role": "system", "content": system_prompt}]
+    features = Features(
+        {
+            "prompt": [{"role": Value("string"), "content": Value("string")}],
+            "answer": Value("string"),
+            "entry": Value("string"),
+        }
+    )
+    columns = {
+        "prompt": [[*system, {"role": "user", "content": entry["question"]}] for entry in entries],
+        "answer": [None if entry["answer"] is None else str(entry["answer"]) for entry in entries],
+        "entry": [_encode({"task": task, "config": config, "entry": entry}) for entry in entries],
+    }
+    return Dataset.from_dict(columns, features=features)
+
+
+def _encode(value: Any) -> str:
+    """JSON with tuples marked as such, because two tasks score a tuple and a list differently."""
+    return json.dumps(_mark_tuples(value), sort_keys=True)
+
+
+def _decode(text: str) -> Any:
+    """The inverse of `_encode`: for a column `entry`, a dict with `task`, `config` and `entry`."""
+    return json.loads(text, object_hook=lambda mapping: tuple(mapping["()"]) if mapping.keys() == {"()"} else mapping)
+
+
+def _mark_tuples(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return {"()": [_mark_tuples(item) for item in value]}
+    if isinstance(value, list):
+        return [_mark_tuples(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _mark_tuples(item) for key, item in value.items()}
+    return value
+
+
+# Reward --------------------------------------------------------------------------------------------------------------
+
+
+def reasoning_gym_reward(
+    completions: Sequence[Any],
+    entry: Sequence[str],
+    log_metric: Callable[[str, float], None] | None = None,
+    **kwargs: Any,
+) -> list[float]:
+    r"""
+    Scores completions with the `score_answer` of the task that each row comes from.
+
+    Many tasks give part of the points for a part of the answer; nothing is rounded here. A few tasks evaluate the
+    answer as an expression on the calling thread, so a hostile answer can take its time.
+
+    Args:
+        completions (`Sequence[str]` or sequence of message lists):
+            `B` completions, plain or conversational.
+        entry (`Sequence[str]`):
+            `B` rows of the dataset's column `entry`.
+        log_metric (`Callable`, *optional*):
+            Given by TRL. The share of answers at which a scorer raised is logged as
+            `rewards/reasoning_gym/scorer_error_frac`.
+        **kwargs:
+            The other columns; not used.
+
+    Returns:
+        `list[float]` of length `B`, as a rule between 0 and 1. No answer, or one that the scorer cannot read: 0.
+    """
+    scores, errors = [], 0
+    for completion, text in zip(completions, entry, strict=True):
+        row = _decode(text)
+        num_lines = len(str(row["entry"]["answer"]).strip().splitlines())
+        answer = extract_answer(completion_text(completion), last_lines=num_lines)
+        try:
+            score = 0.0 if answer is None else float(_scorer(row)(answer, row["entry"]))
+        except _SCORER_ERRORS:
+            score, errors = 0.0, errors + 1
+        scores.append(score)
+    if log_metric is not None and scores:
+        log_metric("rewards/reasoning_gym/scorer_error_frac", errors / len(scores))
+    return scores
+
+
+def extract_answer(text: str, last_lines: int = 1) -> str | None:
+    r"""
+    The final answer of a completion.
+
+    What follows the last `</think>`, if there is one, is searched for, in this order: the last `<answer>...</answer>`;
+    the last `\boxed{...}` that is closed; the last line that is not blank (for a task whose answers are grids,
+    as many lines as the right answer has).
+
+    Args:
+        text (`str`): The completion.
+        last_lines (`int`, *optional*, defaults to 1): How many of the last lines to take, for answers that are grids.
+
+    Returns:
+        `str` without surrounding blanks, or `None` if the text is blank.
+
+    Example:
+
+    ```python
+    >>> extract_answer("3+8=11 <answer>11</answer>"), extract_answer("so \\boxed{\\frac{1}{2}}."), extract_answer(" ")
+    ('11', '\\frac{1}{2}', None)
+
+    ```
+    """
+    text = after_thinking(text)
+    if (marked := marked_answer(text)) is not None:
+        return marked
+    # Blank lines inside a grid belong to it.
+    return "\n".join(text.rstrip().splitlines()[-last_lines:]).strip() or None
+
+
+def _scorer(row: dict[str, Any]) -> Callable[[str, dict[str, Any]], float]:
+    # The configuration goes by its JSON text: it has lists in it, and the cache needs something hashable.
+    return _cached_scorer(row["task"], _encode(row["config"]))
+
+
+@functools.lru_cache(maxsize=64)
+def _cached_scorer(task: str, config: str) -> Callable[[str, dict[str, Any]], float]:
+    gym, _ = _import_gym()
+    return gym.create_dataset(task, **{**_decode(config), "size": 1}).score_answer

@@ -1,0 +1,62 @@
+"""Rewards that read text and compute nothing: equal answers, choices, forms, JSON, lengths and repetition.
+
+`matching` holds an answer against a column (text or number), `choice` a letter, `formats` and `json_schema` check the
+form, `penalties` are TRL's three under one kind of name.
+"""
+
+from typing import TYPE_CHECKING
+
+from trl_drgrpo.common.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from trl_drgrpo.rewards.functions.strings.choice import ChoiceReward as ChoiceReward
+    from trl_drgrpo.rewards.functions.strings.choice import choice_reward as choice_reward
+    from trl_drgrpo.rewards.functions.strings.formats import FormatReward as FormatReward
+    from trl_drgrpo.rewards.functions.strings.formats import RegexReward as RegexReward
+    from trl_drgrpo.rewards.functions.strings.formats import format_reward as format_reward
+    from trl_drgrpo.rewards.functions.strings.json_schema import JsonSchemaReward as JsonSchemaReward
+    from trl_drgrpo.rewards.functions.strings.json_schema import json_schema_reward as json_schema_reward
+    from trl_drgrpo.rewards.functions.strings.matching import ExactMatchReward as ExactMatchReward
+    from trl_drgrpo.rewards.functions.strings.matching import NumericReward as NumericReward
+    from trl_drgrpo.rewards.functions.strings.matching import exact_match_reward as exact_match_reward
+    from trl_drgrpo.rewards.functions.strings.matching import numeric_reward as numeric_reward
+    from trl_drgrpo.rewards.functions.strings.penalties import length_penalty as length_penalty
+    from trl_drgrpo.rewards.functions.strings.penalties import overlong_penalty as overlong_penalty
+    from trl_drgrpo.rewards.functions.strings.penalties import repetition_penalty as repetition_penalty
+
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "ChoiceReward": "choice",
+        "ExactMatchReward": "matching",
+        "FormatReward": "formats",
+        "JsonSchemaReward": "json_schema",
+        "NumericReward": "matching",
+        "RegexReward": "formats",
+        "choice_reward": "choice",
+        "exact_match_reward": "matching",
+        "format_reward": "formats",
+        "json_schema_reward": "json_schema",
+        "length_penalty": "penalties",
+        "numeric_reward": "matching",
+        "overlong_penalty": "penalties",
+        "repetition_penalty": "penalties",
+    },
+)
+
+__all__ = [
+    "ChoiceReward",
+    "ExactMatchReward",
+    "FormatReward",
+    "JsonSchemaReward",
+    "NumericReward",
+    "RegexReward",
+    "choice_reward",
+    "exact_match_reward",
+    "format_reward",
+    "json_schema_reward",
+    "length_penalty",
+    "numeric_reward",
+    "overlong_penalty",
+    "repetition_penalty",
+]

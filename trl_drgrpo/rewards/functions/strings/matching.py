@@ -1,0 +1,256 @@
+r"""Rewards that hold an answer against a column: equal text or equal number. No symbolic mathematics.
+
+Where the answer is looked for is one setting, `where`, read as everywhere in this package: what follows the last
+`</think>`; in it the last `<answer>...</answer>`, else the last `\boxed{...}`, else the last line that is not blank.
+
+What is ambiguous scores 0: an answer tag with two numbers in it would otherwise be right by listing. A row without a
+truth (`None`) is left unscored.
+"""
+
+import contextlib
+import math
+import re
+from collections.abc import Iterator, Sequence
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+from trl_drgrpo.common.errors import InputError, UnscorableError
+from trl_drgrpo.rewards.contract import check_flag, finite_number
+from trl_drgrpo.rewards.sample import SampleReward, why_unreadable
+from trl_drgrpo.rewards.text import after_thinking, marked_answer
+
+_WHERE = ("answer", "marked", "whole")
+_WHITESPACE = ("keep", "collapse", "remove")
+
+
+def answer_text(completion: str, where: str) -> str | None:
+    r"""The part of a completion that holds its answer.
+
+    Args:
+        completion (`str`): The text.
+        where (`str`): `"answer"`: the last `<answer>...</answer>` behind `</think>`, else the last `\boxed{...}`, else
+            the last line; `"marked"`: the tag or the box, without falling back to the line; `"whole"`: everything.
+
+    Returns:
+        `str`, or `None` where there is no such part.
+
+    Example:
+
+    ```python
+    >>> answer_text("so\n7", "answer"), answer_text("so\n7", "marked"), answer_text("<answer>7</answer>", "marked")
+    ('7', None, '7')
+
+    ```
+    """
+    if where == "whole":
+        return completion
+    text = after_thinking(completion)
+    found = marked_answer(text)
+    if found is None and where == "answer":
+        found = text.rstrip().rpartition("\n")[2].strip() or None
+    return found
+
+
+class ExactMatchReward(SampleReward):
+    """1 where the answer is the column's text.
+
+    Args:
+        column (`str`, *optional*, defaults to `"answer"`): Dataset column with the truth: a text, something that
+            prints as one, or a list of which any will do. `None`: the row stays unscored.
+        where (`str`, *optional*, defaults to `"answer"`): Part of the completion that counts, see [`answer_text`].
+        strip (`bool`, *optional*, defaults to `True`): Leave out blanks at both ends, on both sides.
+        ignore_case (`bool`, *optional*, defaults to `False`): Whether upper and lower case are the same.
+        whitespace (`str`, *optional*, defaults to `"keep"`): Blanks inside: `"keep"`, `"collapse"` (runs become one
+            space) or `"remove"`.
+        name (`str`, *optional*, defaults to `"exact_match_reward"`): Name in logs.
+
+    Raises:
+        [`InputError`]: An unknown `where` or `whitespace`.
+
+    Example:
+
+    ```python
+    >>> exact_match_reward(completions=["I think\\n<answer> Rome </answer>", "Rom"], answer=["Rome", "Rome"])
+    [1.0, 0.0]
+
+    ```
+    """
+
+    truths = ("text", "number", "boolean", "list", "mapping")
+
+    def __init__(
+        self,
+        column: str = "answer",
+        where: str = "answer",
+        strip: bool = True,
+        ignore_case: bool = False,
+        whitespace: str = "keep",
+        name: str = "exact_match_reward",
+    ):
+        super().__init__(name, columns=(column,))
+        _one_of("where", where, _WHERE)
+        _one_of("whitespace", whitespace, _WHITESPACE)
+        check_flag("strip", strip)
+        check_flag("ignore_case", ignore_case)
+        self.column, self.where = column, where
+        self.strip, self.ignore_case, self.whitespace = strip, ignore_case, whitespace
+
+    def score(self, completion: str, **columns: Any) -> float | None:
+        """1.0 or 0.0; `None` for a row without a truth."""
+        truths = _alternatives(columns[self.column])
+        if not truths:
+            return None
+        answer = answer_text(completion, self.where)
+        if answer is None:
+            return 0.0
+        return float(self._normal(answer) in {self._normal(str(truth)) for truth in truths})
+
+    def _normal(self, text: str) -> str:
+        text = text.strip() if self.strip else text
+        if self.whitespace != "keep":
+            text = re.sub(r"\s+", " " if self.whitespace == "collapse" else "", text)
+        return text.casefold() if self.ignore_case else text
+
+
+class NumericReward(SampleReward):
+    r"""1 where the answer's number is the column's, within a tolerance.
+
+    Numbers are read with a sign, thousands separators, a fraction part, an exponent, and as a quotient of two (`3/4`);
+    currency, units and percent signs around them are left out, so `50%` is 50. What an answer tag or `\boxed{}` holds
+    must be one number (`\boxed{1, 2}` and `\frac{1}{2}` are not: use a mathematical reward for them); elsewhere the
+    last number counts. Numbers without tolerance are compared exactly, of whatever length.
+
+    Args:
+        column (`str`, *optional*, defaults to `"answer"`): Dataset column with a number, or a text with one; of a text
+            with `####`, as in GSM8K, the part behind it. `None`: the row stays unscored.
+        where (`str`, *optional*, defaults to `"answer"`): Part of the completion that counts, see [`answer_text`].
+            With `"whole"`, the last number of the completion.
+        abs_tol (`float`, *optional*, defaults to 0.0): Largest difference that still counts as equal.
+        rel_tol (`float`, *optional*, defaults to 0.0): The same as a share of the truth.
+        thousands (`str`, *optional*, defaults to `","`): Thousands separator: `","`, `"."`, `" "`, `"'"`, or `""` for
+            none. With `"."` the decimal separator is the comma.
+        name (`str`, *optional*, defaults to `"numeric_reward"`): Name in logs.
+        on_error (`str`, *optional*, defaults to `"unscorable"`): What a truth that is no number costs.
+
+    Raises:
+        [`InputError`]: A negative tolerance, an unknown `where` or separator.
+
+    Example:
+
+    ```python
+    >>> numeric_reward(completions=["That is $1,250.00.", "<answer>3/4</answer>"], answer=["1250", 0.75])
+    [1.0, 1.0]
+
+    ```
+    """
+
+    truths = ("text", "number")
+
+    def __init__(
+        self,
+        column: str = "answer",
+        where: str = "answer",
+        abs_tol: float = 0.0,
+        rel_tol: float = 0.0,
+        thousands: str = ",",
+        name: str = "numeric_reward",
+        on_error: str = "unscorable",
+    ):
+        super().__init__(name, columns=(column,), on_error=on_error)
+        _one_of("where", where, _WHERE)
+        _one_of("thousands", thousands, (",", ".", " ", "'", ""))
+        for field, tolerance in (("abs_tol", abs_tol), ("rel_tol", rel_tol)):
+            if finite_number(field, tolerance, "a number from 0", "0 compares exactly.") < 0:
+                raise InputError(field, repr(tolerance), "a number from 0", "0 compares exactly.")
+        self.column, self.where, self.thousands = column, where, thousands
+        self.abs_tol, self.rel_tol = float(abs_tol), float(rel_tol)
+
+    def score(self, completion: str, **columns: Any) -> float | None:
+        """1.0 or 0.0; `None` for a row without a truth, `UnscorableError` for a truth that is no number."""
+        truth = columns[self.column]
+        if truth is None:
+            return None
+        expected = self._truth(truth)
+        answer = answer_text(completion, self.where)
+        if answer is None:
+            return 0.0
+        found = list(self._numbers(answer))
+        marked = self.where != "whole" and answer_text(completion, "marked") is not None
+        if not found or (marked and len(found) > 1):
+            return 0.0
+        return float(self._equal(found[-1], expected))
+
+    def check_row(self, **columns: Any) -> str | None:
+        """Why the row's truth is none."""
+        return why_unreadable(self._truth, columns[self.column])
+
+    def _truth(self, truth: Any) -> tuple[Decimal, Decimal]:
+        if isinstance(truth, str):
+            found = list(self._numbers(truth.rpartition("####")[2]))
+            if len(found) == 1:
+                return found[0]
+        elif not isinstance(truth, bool):
+            with contextlib.suppress(InvalidOperation):
+                number = Decimal(str(truth))
+                if number.is_finite():
+                    return number, Decimal(1)
+        raise UnscorableError(f"column {self.column!r} holds {truth!r}, which is not one number")
+
+    def _numbers(self, text: str) -> Iterator[tuple[Decimal, Decimal]]:
+        """The numbers of a text, in order, each as numerator and denominator."""
+        point = "," if self.thousands == "." else "."
+        inside = re.escape(self.thousands)
+        # Every run of digits and separators is read once, so the time is linear in the text.
+        number = rf"\d(?:[\d{inside}]*\d)?(?:{re.escape(point)}\d+)?|{re.escape(point)}\d+"
+        tail = r"(?P<e>[eE][-+]?\d{1,4}(?!\w))?(?:/(?P<d>\d+)(?![\d/]))?"
+        pattern = rf"(?<![\w)])[-+−]?(?P<n>{number}){tail}|(?P<m>{number})"  # m: after a letter, so without a sign
+        for match in re.finditer(pattern, text):
+            yield from self._read(match, point)
+
+    def _read(self, match: re.Match[str], point: str) -> Iterator[tuple[Decimal, Decimal]]:
+        digits = match["n"] or match["m"]
+        whole, _, fraction = digits.partition(point)
+        pieces = whole.split(self.thousands) if self.thousands else [whole]
+        if len(pieces) > 1 and not (1 <= len(pieces[0]) <= 3 and all(len(piece) == 3 for piece in pieces[1:])):
+            # A list such as `1,2,3`: several numbers, of which the last takes the fraction.
+            yield from ((Decimal(piece), Decimal(1)) for piece in pieces[:-1] if piece)
+            pieces = pieces[-1:]
+        sign = "-" if match[0][0] in "-−" else ""
+        value = Decimal(f"{sign}{''.join(pieces) or 0}.{fraction or 0}{match['e'] or ''}")
+        denominator = Decimal(match["d"] or 1)
+        if denominator:
+            yield value, denominator
+
+    def _equal(self, found: tuple[Decimal, Decimal], truth: tuple[Decimal, Decimal]) -> bool:
+        if found[1] == truth[1]:
+            if found[0] == truth[0]:
+                return True
+        elif _quotient(found) == _quotient(truth):
+            return True
+        one, other = _quotient(found), _quotient(truth)
+        if math.isinf(one) or math.isinf(other):
+            return False
+        return abs(one - other) <= max(self.abs_tol, self.rel_tol * abs(other)) and bool(self.abs_tol or self.rel_tol)
+
+
+def _alternatives(truth: Any) -> Sequence[Any]:
+    if truth is None:
+        return ()
+    return truth if isinstance(truth, (list, tuple)) else (truth,)
+
+
+def _quotient(number: tuple[Decimal, Decimal]) -> float:
+    try:
+        return float(number[0]) / float(number[1])
+    except (OverflowError, ZeroDivisionError):
+        return math.inf
+
+
+def _one_of(field: str, value: Any, choices: Sequence[str]) -> None:
+    if value not in choices:
+        expected = f"one of {', '.join(repr(choice) for choice in choices)}"
+        raise InputError(field, repr(value), expected, "Pick one of them.")
+
+
+exact_match_reward = ExactMatchReward()
+numeric_reward = NumericReward()

@@ -1,0 +1,172 @@
+"""What a run asks of its model, held against the model's configuration: before the weights are read.
+
+`config.json` is a small file, and a model without weights is built from it in a fraction of a second (on the meta
+device). Both know what loading would end in a traceback for, minutes later: a context shorter than the completions, an
+attention implementation that is not there, a keyword that nobody takes, an adapter on layers the model does not have.
+"""
+
+import copy
+import inspect
+import re
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Any
+
+import torch
+import transformers
+from peft.tuners.tuners_utils import check_target_module_exists
+from torch import nn
+from transformers import AttentionInterface, AutoConfig, PreTrainedConfig, PreTrainedModel
+
+from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.extras import require_package
+from trl_drgrpo.common.hub_errors import hub_errors
+from trl_drgrpo.single_gpu.adapters import HEAD, check_adapter
+from trl_drgrpo.upstream.weight_sync import refuse_unsendable
+
+_A_MODEL = "a local folder, or the id of a model on the Hub"
+_ALL_LINEAR = "all-linear"
+
+
+def check_model(args: Any, model: Any, reward_funcs: list[Any], quantization_config: Any, peft_config: Any) -> None:
+    """
+    Refuse what this model cannot do, or could not be loaded with.
+
+    Args:
+        args ([`DrGRPOConfig`]): The configuration.
+        model (`str` or [`~transformers.PreTrainedModel`]): As given to the trainer.
+        reward_funcs (`list`): Of these, the ids of reward models are looked up.
+        quantization_config (*optional*): As the model will be loaded.
+        peft_config ([`~peft.PeftConfig`], *optional*): As given to the trainer.
+
+    Raises:
+        `InputError`: A model or reward model that cannot be had; completions as long as the context; an unknown
+            keyword of `model_init_kwargs` or attention implementation; `use_vllm` without vLLM, or with weights that
+            it could not be sent; an adapter that would train nothing, or on layers that are not there.
+    """
+    refuse_unsendable(args, model, quantization_config, peft_config)
+    if args.use_vllm:
+        require_package("vllm", "use_vllm", "True", "vllm")
+    init: dict[str, Any] = dict(args.model_init_kwargs or {})
+    check_adapter(model, peft_config, quantization_config, init)
+    config = getattr(model, "config", None)
+    if isinstance(model, str):
+        config = _checked_config(model, {"trust_remote_code": args.trust_remote_code, **init})
+    for reward in reward_funcs:
+        if isinstance(reward, str):
+            with hub_errors("reward_funcs", reward, "a local folder, or the id of a reward model on the Hub"):
+                AutoConfig.from_pretrained(reward, trust_remote_code=args.trust_remote_code)
+    if isinstance(config, PreTrainedConfig):
+        _check_context(args.max_completion_length, config)
+        named = model if isinstance(model, nn.Module) else _without_weights(config, init, peft_config)
+        if named is not None and peft_config is not None:
+            _check_targets(peft_config, named)
+
+
+def _checked_config(name: str, init: dict[str, Any]) -> Any:
+    """The configuration that the model will be loaded with, all keywords of `model_init_kwargs` accounted for."""
+    if isinstance(init.get("config"), PreTrainedConfig):
+        return init["config"]
+    known = set(inspect.signature(PreTrainedModel.from_pretrained).parameters)
+    known |= set(re.findall(r"[\"'](\w+)[\"']", inspect.getsource(PreTrainedModel.from_pretrained)))
+    _check_attention(init.get("attn_implementation"))
+    source = init.get("config") or name
+    # What the configuration is loaded with, or holds itself; the rest is for the weights.
+    loading = ("revision", "trust_remote_code", "cache_dir", "token", "subfolder", "local_files_only")
+    loading += ("attn_implementation",)
+    options = {key: value for key, value in init.items() if key in loading or key not in known}
+    with hub_errors("model_name_or_path", name, _A_MODEL):
+        config, unused = AutoConfig.from_pretrained(source, return_unused_kwargs=True, **options)
+    unknown = [key for key in unused if key not in known]
+    if unknown and not getattr(config, "auto_map", None):  # code of the repository may take any keyword
+        raise _unknown_keyword(unknown[0], config, known)
+    return config
+
+
+def _unknown_keyword(key: str, config: Any, known: set[str]) -> InputError:
+    names = [*known, *config.to_dict()]
+    near = get_close_matches(key, names, n=1, cutoff=0.7)
+    remedy = f"Did you mean {near[0]}?" if near else "Remove it."
+    expected = f"a field of {type(config).__name__}, or a keyword of from_pretrained"
+    return InputError("model_init_kwargs", f"the key {key!r}", expected, remedy)
+
+
+def _check_attention(name: Any) -> None:
+    """An unknown name; one with a slash is a kernel on the Hub."""
+    if not isinstance(name, str) or "/" in name:
+        return
+    known = ["eager", *AttentionInterface().valid_keys()]
+    if name not in known and name.removeprefix("paged|") not in known:
+        near = get_close_matches(name, known, n=1, cutoff=0.6)
+        remedy = f"Did you mean {near[0]}?" if near else "sdpa is there for nearly every model."
+        expected = f"one of {', '.join(sorted(known))}, or a kernel on the Hub"
+        raise InputError("attn_implementation", repr(name), expected, remedy)
+
+
+def _check_context(longest: int | None, config: PreTrainedConfig) -> None:
+    context = context_length(config)
+    if longest is not None and context is not None and longest >= context:
+        expected = f"less than the model's context of {context} tokens, which holds the prompt, too"
+        raise InputError("max_completion_length", str(longest), expected, "Lower it, or train another model.")
+
+
+def context_length(config: PreTrainedConfig) -> int | None:
+    """
+    The tokens that a model has positions for, prompt and completion together.
+
+    Args:
+        config ([`~transformers.PreTrainedConfig`]): Its configuration.
+
+    Returns:
+        `int`, *optional*: With what a scaling of its rotary positions adds; `None` where positions have no end.
+    """
+    text: Any = config.get_text_config()
+    length = getattr(text, "max_position_embeddings", None)
+    if not isinstance(length, int) or getattr(text, "alibi", False):
+        return None
+    rope = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
+    for scaling in (rope, *rope.values()):  # newer configurations have one mapping per kind of layer
+        if isinstance(scaling, Mapping) and isinstance(factor := scaling.get("factor"), (int, float)):
+            original = scaling.get("original_max_position_embeddings") or text.max_position_embeddings
+            length = max(length, int(factor * original))
+    return length
+
+
+def _without_weights(config: PreTrainedConfig, init: Mapping[str, Any], peft_config: Any) -> nn.Module | None:
+    """The model on the meta device, where somebody needs it; `None` where only loading would tell."""
+    targets = getattr(peft_config, "target_modules", None)
+    is_named = targets is not None and targets != _ALL_LINEAR
+    model_class = getattr(transformers, (config.architectures or [""])[0], None)
+    if model_class is None or not (is_named or init.get("attn_implementation")):
+        return None
+    try:
+        with torch.device("meta"):
+            return model_class(copy.deepcopy(config))
+    except (ValueError, ImportError) as error:
+        if init.get("attn_implementation") is None:
+            return None
+        got = f"{init['attn_implementation']!r}, which {model_class.__name__} cannot run with here"
+        reason = str(error).strip().splitlines()[0].rstrip(".")
+        raise InputError("attn_implementation", got, "another one, such as sdpa", f"{reason[:200]}.") from error
+    except (RuntimeError, TypeError, AttributeError):  # a model that computes with its weights while it is built
+        return None
+
+
+def _check_targets(config: Any, model: nn.Module) -> None:
+    """`target_modules` of which no layer has the name; PEFT passes over single ones, and so does this."""
+    targets = getattr(config, "target_modules", None)
+    if not targets or targets == _ALL_LINEAR or getattr(config, "target_parameters", None):
+        return
+    names = [name for name, _ in model.named_modules()]
+    if any(check_target_module_exists(config, name) for name in names):
+        return
+    layers = sorted({name.rpartition(".")[2] for name, each in model.named_modules() if isinstance(each, nn.Linear)})
+    given = [targets] if isinstance(targets, str) else sorted(targets)
+    near = [match for each in given for match in get_close_matches(each, layers, n=1, cutoff=0.6)]
+    remedy = f"Did you mean {', '.join(dict.fromkeys(near))}?" if near else f"{_ALL_LINEAR} takes every linear layer."
+    raise InputError(
+        "peft_config.target_modules (lora_target_modules)",
+        f"{', '.join(given)}, which no layer of {type(model).__name__} is called",
+        f"names such as {', '.join(layer for layer in layers if layer != HEAD)}, or {_ALL_LINEAR}",
+        remedy,
+    )

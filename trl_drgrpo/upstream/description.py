@@ -1,0 +1,138 @@
+"""One guard around everything that describes a run and takes no part in it.
+
+Model card, run log, statistics, warnings, progress, the memory plan: none of it may end a run or cost a save. What
+fails is left out, said once per place with its traceback, and counted. `KeyboardInterrupt` and `SystemExit` pass.
+
+A guarded block holds work of one process only. Exchanges between ranks stay outside, and a rank whose block failed
+takes part in them with an empty value: one that left them out would let the others wait forever.
+"""
+
+import functools
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import cached_property
+from typing import Any, TypeVar
+
+from transformers import TrainerCallback
+
+from trl_drgrpo.upstream.hooks import Feature
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+METRIC = "drgrpo/description_errors"
+CARD = "The model card"  # a place, as the guard names it
+
+
+class DescriptionGuard:
+    """Context manager around blocks that describe a run.
+
+    Attributes:
+        failures (`dict[str, int]`): How often each place failed.
+        tell (`Callable[[str, Exception], None]`, *optional*): Told the place and the error of each first failure.
+
+    Example:
+
+    ```python
+    >>> guard = DescriptionGuard()
+    >>> with guard("The model card"):
+    ...     1 / 0
+    >>> guard.value("The model card", lambda: 1 / 0, otherwise=0)
+    0
+    >>> guard.failures
+    {'The model card': 2}
+
+    ```
+    """
+
+    def __init__(self) -> None:
+        self.failures: dict[str, int] = {}
+        self.tell: Callable[[str, Exception], None] | None = None
+
+    @property
+    def total(self) -> int:
+        """Failures of all places."""
+        return sum(self.failures.values())
+
+    @contextmanager
+    def __call__(self, place: str) -> Iterator[None]:
+        """Go on behind the block when it fails.
+
+        Args:
+            place (`str`): What fails there, as the beginning of a sentence.
+        """
+        try:
+            yield
+        except Exception as error:  # whatever a library, a disk or a bug of ours does
+            self.failed(place, error)
+
+    def value(self, place: str, make: Callable[[], T], otherwise: T) -> T:
+        """What `make` returns, or `otherwise` where it fails."""
+        with self(place):
+            return make()
+        return otherwise
+
+    @contextmanager
+    def around(self, place: str, manager: Callable[[], AbstractContextManager[Any]]) -> Iterator[None]:
+        """Guard the beginning and the end of a block, not the block itself.
+
+        Args:
+            place (`str`): As above.
+            manager (`Callable`): Makes what is entered before the block and left after it; it sees no error of it.
+        """
+        entered = self.value(place, lambda: _entered(manager()), otherwise=None)
+        try:
+            yield
+        finally:
+            if entered is not None:
+                with self(place):
+                    entered.__exit__(None, None, None)
+
+    def failed(self, place: str, error: Exception) -> None:
+        """Count a failure, and say it if it is the first of its place."""
+        self.failures[place] = self.failures.get(place, 0) + 1
+        if self.failures[place] > 1:
+            return
+        message = "%s failed: the run goes on without it. Further failures there are counted in %s."
+        logger.warning(message, place, METRIC, exc_info=error)
+        if self.tell is not None:
+            self.tell(place, error)
+
+
+def _entered(manager: AbstractContextManager[Any]) -> AbstractContextManager[Any]:
+    manager.__enter__()
+    return manager
+
+
+class DescribingCallback(TrainerCallback):
+    """Base of callbacks that describe a run: their events are guarded, also those of a subclass."""
+
+    def __init_subclass__(cls, **kwargs: Any):
+        super().__init_subclass__(**kwargs)
+        for name, event in list(vars(cls).items()):
+            if hasattr(TrainerCallback, name) and name.startswith("on_"):
+                setattr(cls, name, _guarded(event))
+
+    @cached_property
+    def describing(self) -> DescriptionGuard:
+        """Its own until a trainer that counts gives it another one."""
+        return DescriptionGuard()
+
+
+def _guarded(event: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(event)
+    def guarded(self: DescribingCallback, *args: Any, **kwargs: Any) -> Any:
+        with self.describing(f"{type(self).__name__}.{event.__name__}"):
+            return event(self, *args, **kwargs)
+
+    return guarded
+
+
+class DescribingFeature(DescribingCallback, Feature):
+    """Base of features that describe a run: their events as callbacks are guarded, and count with the trainer's."""
+
+    def __init__(self, trainer: Any = None):
+        super().__init__(trainer)
+        if trainer is not None:
+            self.describing = trainer.describing

@@ -1,0 +1,301 @@
+"""`GRPOTrainer` with public hooks.
+
+TRL's GRPO files change weekly, so the rest of the package never touches a private name: `HostTrainer` overrides the
+few private methods that matter, calls `super()` exactly once in each, and hands what comes back to a public hook
+(`hooks.py`). What each override relies on stands in `seams.py`, which compares it with the TRL that is installed.
+
+Importing this module imports TRL's trainer (6-10 s); a TRL outside the supported range is refused before that.
+"""
+
+import sys
+from collections import defaultdict
+from collections.abc import Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from traceback import walk_tb
+from typing import Any
+
+from trl_drgrpo.upstream.versions import require_supported_trl
+
+require_supported_trl()
+
+import torch  # noqa: E402  # the version is judged before anything heavy loads
+from transformers import Trainer  # noqa: E402
+from transformers.trainer_utils import rotate_checkpoints  # noqa: E402
+from trl import GRPOTrainer  # noqa: E402
+from trl.models.utils import disable_gradient_checkpointing  # noqa: E402
+
+from trl_drgrpo.common.secrets import without_secrets  # noqa: E402
+from trl_drgrpo.upstream.description import CARD  # noqa: E402
+from trl_drgrpo.upstream.hooks import Hooks, ScoredBatch, ScoredTokens, TokenBatch  # noqa: E402
+from trl_drgrpo.upstream.private_state import PrivateState  # noqa: E402
+from trl_drgrpo.upstream.swapping import item_swapped, swapped  # noqa: E402
+from trl_drgrpo.upstream.translated_weights import load_translated  # noqa: E402
+
+
+@contextmanager
+def _trainable_values(model: Any):
+    """The values of trainable parameters as they are before TRL's constructor casts those on a quantized base.
+
+    Args:
+        model (`str` or `torch.nn.Module`): As given to the constructor, which runs inside the block.
+
+    Yields:
+        `dict[str, torch.Tensor]`: By parameter name, complete at the end of the block. No copies: TRL gives a cast
+        parameter other memory, and this holds on to the first.
+    """
+    values: dict[str, torch.Tensor] = {}
+    trl_module: Any = sys.modules[GRPOTrainer.__module__]
+    original = trl_module.get_peft_model
+
+    def note(holder: torch.nn.Module) -> None:
+        values.update({name: p.data for name, p in holder.named_parameters() if p.requires_grad})
+
+    def get_peft_model(*args: Any, **kwargs: Any) -> Any:
+        wrapped = original(*args, **kwargs)
+        values.clear()
+        note(wrapped)
+        return wrapped
+
+    if isinstance(model, torch.nn.Module):
+        note(model)
+    with swapped(trl_module, get_peft_model=get_peft_model):
+        yield values
+
+
+def _passed(error: BaseException, function: Any) -> bool:
+    """Whether an error came up through a function."""
+    return any(frame.f_code is function.__code__ for frame, _ in walk_tb(error.__traceback__))
+
+
+class HostTrainer(Hooks, PrivateState):
+    """`GRPOTrainer` with public hooks where this package steps in. With the hooks as they are, it is `GRPOTrainer`.
+
+    Each override calls `super()` once and edits what comes back; none copies a parent's body.
+    """
+
+    _limit_put_off: int | None = None  # save_total_limit, while a checkpoint is being written
+    _uploads_put_off = False
+    _loads_from: str | None = None  # the checkpoint whose weights are being loaded
+    _uploads_reported: Sequence[Any] = ()  # futures whose end was looked at
+    scores_rollouts = False  # whether a generation batch is being made: old and reference log-probabilities fall due
+
+    def __init__(self, model, *args, **kwargs):
+        with _trainable_values(model) as values:
+            super().__init__(model, *args, **kwargs)
+        self.built_with = dict(vars(self.args))
+        self.on_built(values)
+
+    def score_tokens(self, model: Any, tokens: TokenBatch) -> ScoredTokens:
+        """Log-probabilities and entropies of completion tokens."""
+        return self.score_as_trl(model, tokens)
+
+    # The seams themselves.
+
+    def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
+        with self.scoring():
+            return super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+
+    def _generate_and_score_completions(self, inputs):
+        calculate: Any = self._calculate_rewards  # a subclass's, where it has one: what it returns is what TRL gets
+
+        def calculate_and_show(inputs, prompts, completions, completion_ids_list):
+            rewards_per_func = calculate(inputs, prompts, completions, completion_ids_list)
+            self.on_rewards(ScoredBatch(rewards_per_func, inputs, prompts, completions, completion_ids_list))
+            return rewards_per_func
+
+        with swapped(self, scores_rollouts=True, _calculate_rewards=calculate_and_show):
+            rollouts = super()._generate_and_score_completions(inputs)
+        return self.on_rollouts(rollouts)
+
+    def _generate(self, prompts):
+        with self.rolling_out():
+            return super()._generate(prompts)
+
+    def _generate_single_turn(self, prompt_ids, images, multimodal_fields, num_generations, *args, **kwargs):
+        with self.generating():
+            return super()._generate_single_turn(
+                prompt_ids, images, multimodal_fields, num_generations, *args, **kwargs
+            )
+
+    def _prepare_inputs(self, generation_batch):
+        inputs = super()._prepare_inputs(generation_batch)
+        return self.on_micro_batch(inputs) if self.model.training else inputs
+
+    def _get_per_token_logps_and_entropies(
+        self, model, input_ids, attention_mask, logits_to_keep, batch_size=None, compute_entropy=False, **options
+    ):
+        tokens = TokenBatch(input_ids, attention_mask, logits_to_keep, batch_size, compute_entropy, options)
+        return self.score_tokens(model, tokens)
+
+    def score_as_trl(self, model: Any, tokens: TokenBatch) -> ScoredTokens:
+        """TRL's own way to compute log-probabilities and entropies of completion tokens."""
+        return super()._get_per_token_logps_and_entropies(
+            model,
+            tokens.input_ids,
+            tokens.attention_mask,
+            tokens.completion_width,
+            batch_size=tokens.batch_size,
+            compute_entropy=tokens.compute_entropy,
+            **tokens.options,
+        )
+
+    @property
+    def own_losses(self) -> list[str]:
+        """Methods of TRL's loss that a subclass has put its own in the place of."""
+        names = ("_compute_loss", "_get_per_token_logps_and_entropies")
+        return [name for name in names if getattr(type(self), name) is not getattr(HostTrainer, name)]
+
+    def completion_log_probs(self, inputs: dict[str, Any]) -> torch.Tensor:
+        """Log-probabilities of a micro-batch's completion tokens under the policy, `(B, T)`, without gradient."""
+        tokens = TokenBatch(
+            torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1),
+            torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1),
+            inputs["completion_ids"].size(1),
+        )
+        checkpointing = disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs)
+        with torch.no_grad(), checkpointing:
+            return self.score_tokens(self.model, tokens)[0]
+
+    def _compute_loss(self, model, inputs):
+        loss = self.loss_without_forward(inputs)
+        if loss is not None:
+            return loss
+        mode = "train" if self.model.training else "eval"
+        logged: Any = defaultdict(list)
+        constants = swapped(self, **self.loss_constants(inputs))
+        with self.computing_loss(inputs), constants, item_swapped(self._metrics, mode, logged):
+            loss = super()._compute_loss(model, inputs)
+        with self.describing("The metrics of the loss"):
+            for name, values in self.loss_metrics(inputs, logged).items():
+                self._metrics[mode][name].extend(values)
+        return loss
+
+    def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
+        """As in transformers, but a finished run that is resumed is finished: there it trains one more step."""
+        if self.state.global_step >= self.state.max_steps:
+            return [], None
+        return super().get_batch_samples(*args, **kwargs)
+
+    def _get_train_sampler(self, dataset=None):
+        self.train_sampler = super()._get_train_sampler(dataset)
+        return self.train_sampler
+
+    def _save_checkpoint(self, model, trial):
+        folder = self.checkpoint_folder(trial)
+        # Uploads begin and older checkpoints go only when this one is complete with what the hook adds: a run that is
+        # killed in between must find one of them, and what is uploaded must resume.
+        limit = self.args.save_total_limit
+        put_off = swapped(self, _limit_put_off=limit, _uploads_put_off=True)
+        with self.writing(folder):
+            self.on_checkpoint_begun(folder)
+            with put_off, swapped(self.args, save_total_limit=None):
+                super()._save_checkpoint(model, trial)
+            self.on_checkpoint_saved(folder)
+        if self.args.push_to_hub:
+            self._push_from_checkpoint(str(folder))
+        if self.args.should_save:
+            best = self.state.best_model_checkpoint
+            rotate_checkpoints(str(folder.parent), limit, best_model_checkpoint=best, use_mtime=True)
+
+    def _save(self, output_dir=None, state_dict=None):
+        # TRL's limit, where it is put off, belongs into the arguments that are saved with the model.
+        limit = {"save_total_limit": self._limit_put_off} if self._limit_put_off else {}
+        with without_secrets(), swapped(self.args, **limit):
+            super()._save(output_dir, state_dict)
+
+    def _push_from_checkpoint(self, checkpoint_folder):
+        if self._uploads_put_off:
+            return
+        self._report_failed_uploads()
+        with without_secrets():
+            super()._push_from_checkpoint(checkpoint_folder)
+
+    def _finish_current_push(self):
+        super()._finish_current_push()
+        self._report_failed_uploads()
+
+    def _report_failed_uploads(self) -> None:
+        """transformers waits for uploads, but never looks at how they ended."""
+        uploads = getattr(self, "push_in_progress", None)
+        done = [job for job in uploads.jobs if job.done()] if uploads else []
+        new = [job for job in done if job not in self._uploads_reported]
+        self._uploads_reported = done
+        if errors := [error for job in new if (error := job.exception()) is not None]:
+            self.on_failed_uploads(errors)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
+        with swapped(self, _loads_from=resume_from_checkpoint):
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+
+    def _load_best_model(self):
+        with swapped(self, _loads_from=self.state.best_model_checkpoint):
+            super()._load_best_model()
+
+    def _issue_warnings_after_load(self, load_result):
+        if load_result.unexpected_keys and self._loads_from:
+            load_result = load_translated(self.model, Path(self._loads_from)) or load_result
+        super()._issue_warnings_after_load(load_result)
+
+    def _load_optimizer_and_scheduler(self, checkpoint):
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is not None:
+            self.on_checkpoint_loaded(Path(checkpoint))
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        with self.describing("The numbers of a step"):
+            self.add_to_log(logs)
+        try:
+            super().log(logs, start_time)
+        except Exception as error:
+            if _passed(error, Trainer.log):
+                raise  # from a callback, which may mean it
+            self.describing.failed("The table of completions", error)
+            self._metrics["train" if self.model.training else "eval"].clear()
+
+    # The model's way out.
+
+    def create_model_card(
+        self,
+        model_name: str | None = None,
+        dataset_name: str | None = None,
+        tags: str | list[str] | None = None,
+    ) -> None:
+        """As [`trl.GRPOTrainer.create_model_card`], with a text that states the objective, data, rewards and results.
+
+        Args:
+            model_name, dataset_name, tags:
+                As in TRL. What is left out is what an earlier call gave.
+        """
+        given = {"model_name": model_name, "dataset_name": dataset_name, "tags": tags}
+        with self.describing(CARD), self.writing_card(given) as arguments:
+            super().create_model_card(**arguments)
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """As in transformers, with the run's card beside an adapter, in the place of PEFT's.
+
+        Raises:
+            `DiskFullError`: Says what is saved, and how to go on.
+        """
+        folder = Path(output_dir or self.args.output_dir)
+        with self.writing(folder):
+            super().save_model(output_dir, _internal_call)
+            self.on_model_saved(folder)
+
+    def init_hf_repo(self, *args: Any, **kwargs: Any) -> None:
+        """As in transformers; a Hub that cannot be reached, or refuses, is one clear error.
+
+        Raises:
+            `InputError`: Before anything was trained.
+        """
+        with self.opening_repository():
+            super().init_hf_repo(*args, **kwargs)
+
+    def push_to_hub(self, *args: Any, **kwargs: Any) -> Any:
+        """As in transformers; whatever goes wrong, the model is saved locally.
+
+        Raises:
+            `PushError`: Says where the model is and how to push it later.
+        """
+        with self.pushing():
+            return super().push_to_hub(*args, **kwargs)

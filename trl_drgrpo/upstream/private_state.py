@@ -1,0 +1,200 @@
+"""Private state of TRL, read and written under public names. No method of TRL is overridden here."""
+
+import math
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from trl_drgrpo.upstream.versions import require_supported_trl
+
+require_supported_trl()
+
+import torch  # noqa: E402  # the version is judged before anything heavy loads
+from accelerate.utils import DistributedType, gather_object  # noqa: E402
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR  # noqa: E402
+from trl import GRPOTrainer  # noqa: E402
+
+from trl_drgrpo.upstream.description import DescriptionGuard  # noqa: E402
+from trl_drgrpo.upstream.hooks import Feature  # noqa: E402
+
+# Where every process takes part in every forward and backward, none may leave one out.
+_LOCKSTEP = (DistributedType.DEEPSPEED, DistributedType.FSDP, DistributedType.MEGATRON_LM)
+
+
+# Arguments whose copy in TRL's trainer has another name.
+_COPIED_AS = {"epsilon": "epsilon_low"}
+
+
+class PrivateState(GRPOTrainer):
+    """`GRPOTrainer` with public names for what the rest of this package reads and writes."""
+
+    args: Any  # declared optional or wider by transformers, set by the time a method runs
+    model: Any
+    train_sampler: Any = None  # the newest that TRL made
+    built_with: dict[str, Any]  # the arguments as they were when the trainer was built
+    features: Sequence[Feature]
+    _logged_before_step: dict[str, int] = {}  # noqa: RUF012  # replaced, never changed
+
+    @cached_property
+    def describing(self) -> DescriptionGuard:
+        """Guards what describes the run, see `description.py`."""
+        return DescriptionGuard()
+
+    @property
+    def in_lockstep(self) -> bool:
+        """Whether every process takes part in each forward and backward, and may hold a part of each gradient only."""
+        return self.accelerator.distributed_type in _LOCKSTEP
+
+    @property
+    def group_size(self) -> int:
+        """G of the generation batch at hand: evaluation may have its own."""
+        group_size: Any = self.num_generations if self.model.training else self.num_generations_eval
+        return group_size
+
+    def checkpoint_folder(self, trial: Any = None) -> Path:
+        """Folder of a checkpoint at the current optimizer step."""
+        return Path(self._get_output_dir(trial=trial)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+
+    def save_checkpoint_now(self) -> None:
+        """Write a checkpoint outside the schedule."""
+        self._save_checkpoint(self.model, trial=None)
+
+    @property
+    def micro_step(self) -> int:
+        """Micro-batches processed so far: TRL decides by it when to generate and which slice of a batch is due."""
+        return self._step
+
+    @micro_step.setter
+    def micro_step(self, value: int) -> None:
+        self._step = value
+
+    def changed_too_late(self) -> dict[str, tuple[Any, Any]]:
+        """Arguments assigned after the constructor, of which the trainer or a feature uses a copy made there.
+
+        Returns:
+            `dict[str, tuple]`: Name of the argument to its value then and its value now.
+        """
+        taken = {name for feature in self.features for name in feature.takes}
+        changed = {}
+        for name, then in self.built_with.items():
+            now = getattr(self.args, name)
+            if name in taken and now != then:
+                changed[name] = (then, now)
+            copied_as = _COPIED_AS.get(name, name)
+            if copied_as not in vars(self):
+                continue
+            copied = vars(self)[copied_as]
+            if isinstance(copied, torch.Tensor):
+                copied = copied.tolist()
+            if now != then and now != copied:
+                changed[name] = (then, now)
+        return changed
+
+    @property
+    def text_tokenizer(self) -> Any:
+        """The tokenizer; where images come in, the processor's."""
+        return getattr(self.processing_class, "tokenizer", self.processing_class)
+
+    @property
+    def pad_token_id(self) -> int:
+        """Token that TRL pads with."""
+        tokenizer: Any = self._tokenizer
+        return tokenizer.pad_token_id
+
+    @property
+    def generate_every(self) -> int:
+        """Micro-batches that one generation batch serves."""
+        return self.args.steps_per_generation * self.num_iterations
+
+    @property
+    def pending_rollouts(self) -> list[dict[str, Any]] | None:
+        """Micro-batches of the current generation batch; `None` when the next step generates anyway."""
+        return None if self._step % self.generate_every == 0 else self._buffered_inputs
+
+    @pending_rollouts.setter
+    def pending_rollouts(self, micro_batches: list[dict[str, Any]] | None) -> None:
+        self._buffered_inputs = micro_batches
+
+    @property
+    def buffered_rollouts(self) -> list[dict[str, Any]]:
+        """Micro-batches of the current generation batch, also those that are done."""
+        return self._buffered_inputs or []
+
+    def sample_completions(self, prompt_ids: list[list[int]], num_generations: int) -> list[list[int]]:
+        """Sample from the policy with the trainer's own backend and settings, outside a generation batch.
+
+        Args:
+            prompt_ids (`list[list[int]]`): Token ids of each row; equal prompts are consecutive.
+            num_generations (`int`): How often each prompt stands there.
+
+        Returns:
+            `list[list[int]]`: Completion ids, one list per row.
+        """
+        return self._generate_single_turn(prompt_ids, None, {}, num_generations)[0]
+
+    def sample_rollouts(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        """A generation batch, sampled and scored as in training, outside of it.
+
+        Args:
+            inputs (`list[dict]`): Rows of the data, each prompt as often as there are generations: what the training
+                data loader yields.
+
+        Returns:
+            `dict[str, Any]`: What TRL trains on, `prompt_ids`, `completion_ids`, their masks and `advantages`.
+        """
+        return self._generate_and_score_completions(inputs)
+
+    def gathered(self, values: list[Any]) -> list[Any]:
+        """A list of Python objects of every rank, in the order of ranks."""
+        return gather_object(values)
+
+    @property
+    def stop_token_ids(self) -> set[int]:
+        """Tokens that end a completion, as TRL counts them; one that ends in none of them was cut off."""
+        return {*self.eos_token_ids, self.pad_token_id}
+
+    def log_batch(self, metrics: dict[str, list[float]], columns: dict[str, list[Any]]) -> None:
+        """Log what was seen in the newest generation batch. Called by every rank, each with its own rows.
+
+        Args:
+            metrics (`dict[str, list[float]]`): Values per name; logged is their mean over ranks.
+            columns (`dict[str, list]`): One value per row, added to the table of logged completions.
+        """
+        everyone = self.gathered([(metrics, columns)])
+        mode = "train" if self.model.training else "eval"
+        with self.describing("The metrics of a batch"):
+            for name in sorted({name for each, _ in everyone for name in each}):
+                values = [value for each, _ in everyone for value in each.get(name, [])]
+                self._metrics[mode][name].append(sum(values) / len(values))
+        with self.describing("The table of completions"):
+            for column in sorted({column for _, each in everyone for column in each}):
+                self._logs["extra"][column].extend(value for _, each in everyone for value in each.get(column, []))
+
+    def mark_step(self) -> None:
+        """An optimizer step begins: `step_metrics` counts from here."""
+        self._logged_before_step = {name: len(values) for name, values in self._metrics["train"].items()}
+
+    def step_metrics(self) -> dict[str, float]:
+        """The metrics of the optimizer step that ends, averaged as TRL averages them over a logging interval."""
+        result = {}
+        for name, values in self._metrics["train"].items():
+            new = [value for value in values[self._logged_before_step.get(name, 0) :] if not math.isnan(value)]
+            if new:
+                result[name] = sum(new) / len(new)
+        return result
+
+    def replace_logged_advantages(self, advantages: list[float]) -> None:
+        """Correct the advantages of the newest rows in the table of logged completions; each rank gives its own."""
+        advantages = self.gathered(advantages)
+        logged = self._logs["advantages"]
+        for _ in range(min(len(advantages), len(logged))):
+            logged.pop()
+        logged.extend(advantages)
+
+    def advance_train_sampler(self, epochs: int) -> None:
+        """Move the prompt order past `epochs` finished epochs: TRL's sampler starts over after a resume."""
+        sampler = self.train_sampler
+        if sampler is not None and getattr(sampler, "shuffle", False):
+            for _ in range(epochs):
+                torch.randperm(sampler.num_samples, generator=sampler.generator)

@@ -1,0 +1,149 @@
+"""The table of TRL internals that this package relies on, and its check.
+
+`upstream.py` overrides or calls these methods; nothing else does. A newer TRL in which one has moved is refused by
+name, before a model loads, instead of training something else.
+"""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import version
+
+from trl_drgrpo.common.errors import UpstreamError
+from trl_drgrpo.upstream.versions import TRL_TESTED, require_supported_trl
+
+require_supported_trl()
+
+from trl import GRPOTrainer  # noqa: E402  # the version is judged before anything heavy loads
+
+
+@dataclass(frozen=True)
+class Seam:
+    """One private method of `GRPOTrainer` that this package overrides or calls.
+
+    Args:
+        name (`str`): The method.
+        parameters (`tuple[str, ...]`): Its parameters after `self`, in order.
+        mentions (`tuple[str, ...]`): Source text that must still stand in TRL's body for the override to mean what it
+            means: a number read from an attribute, a key of the dict that comes back.
+    """
+
+    name: str
+    parameters: tuple[str, ...]
+    mentions: tuple[str, ...] = ()
+
+
+CONSTRUCTOR = (
+    "model",
+    "reward_funcs",
+    "args",
+    "train_dataset",
+    "eval_dataset",
+    "processing_class",
+    "reward_processing_classes",
+    "callbacks",
+    "optimizers",
+    "quantization_config",
+    "peft_config",
+    "tools",
+    "rollout_func",
+    "environment_factory",
+)
+
+SEAMS = (
+    Seam(
+        "__init__",
+        CONSTRUCTOR,
+        (
+            "self._step = 0",
+            "self._buffered_inputs = None",
+            '"advantages": deque(',
+            "model = get_peft_model(model, peft_config",
+        ),
+    ),
+    Seam("_calculate_rewards", ("inputs", "prompts", "completions", "completion_ids_list"), ("gather(",)),
+    Seam("_generate_and_score_completions", ("inputs",), ('"advantages": advantages', '_logs["advantages"].extend')),
+    Seam("_prepare_inputs", ("generation_batch",), ("self._step % generate_every", "self._buffered_inputs[")),
+    Seam(
+        "_get_per_token_logps_and_entropies",
+        ("model", "input_ids", "attention_mask", "logits_to_keep", "batch_size", "compute_entropy"),
+        ("model(**model_inputs, labels=labels, fused_lm_head=True)", "outputs.log_probs[:, -logits_to_keep:]"),
+    ),
+    Seam("_compute_loss", ("model", "inputs"), ("size(0) * self.max_completion_length", "self.beta * per_token_kl")),
+    Seam("_generate", ("prompts",), ("self.rollout_func(prompts, self)",)),
+    Seam(
+        "_generate_single_turn",
+        ("prompt_ids", "images", "multimodal_fields", "num_generations"),
+        ("unwrapped_model.generate(",),
+    ),
+    Seam("_get_train_sampler", ("dataset",), ("RepeatSampler(",)),
+    Seam(
+        "log",
+        ("logs", "start_time"),
+        ('self._logs["extra"]', "super().log(logs, start_time)\n        self._metrics[mode].clear()"),
+    ),
+    Seam("_save_checkpoint", ("model", "trial")),
+    Seam("_save", ("output_dir", "state_dict"), ("torch.save(self.args,",)),
+    Seam("_push_from_checkpoint", ("checkpoint_folder",), ("torch.save(self.args,", "self.push_in_progress")),
+    Seam("_finish_current_push", (), ("self.push_in_progress.wait_until_done()",)),
+    Seam(
+        "_load_from_checkpoint",
+        ("resume_from_checkpoint", "model"),
+        ("load_result = model.load_state_dict(state_dict, False)", "self._issue_warnings_after_load(load_result)"),
+    ),
+    Seam("_load_best_model", (), ("self._issue_warnings_after_load(load_result)",)),
+    Seam("_issue_warnings_after_load", ("load_result",), ("load_result.missing_keys",)),
+    Seam("_load_optimizer_and_scheduler", ("checkpoint",)),
+)
+
+
+@dataclass(frozen=True)
+class SeamReport:
+    """Result of `check_upstream` for one seam. `problem` is empty where nothing has moved."""
+
+    name: str
+    problem: str = ""
+
+
+def check_upstream(trainer_class: type = GRPOTrainer) -> list[SeamReport]:
+    """Compare the seams this package relies on with the installed TRL.
+
+    Args:
+        trainer_class (`type`, *optional*): The class to look at; the installed `trl.GRPOTrainer` by default.
+
+    Returns:
+        `list[SeamReport]`: One entry per seam, in the order of `SEAMS`; an entry without `problem` is in order.
+    """
+    return [SeamReport(seam.name, _problem(seam, trainer_class)) for seam in SEAMS]
+
+
+def require_seams() -> None:
+    """Refuse to build a trainer on a TRL in which a seam has moved.
+
+    Raises:
+        `UpstreamError`: Names each seam that moved and what it looks like now.
+    """
+    moved = [f"{report.name}: {report.problem}" for report in check_upstream() if report.problem]
+    if moved:
+        raise UpstreamError(
+            f"trl {version('trl')}: {'; '.join(moved)}. This version of trl-drgrpo was tested with trl "
+            f"{', '.join(TRL_TESTED)}: install that one, or look for a newer trl-drgrpo."
+        )
+
+
+def _problem(seam: Seam, trainer_class: type) -> str:
+    method = getattr(trainer_class, seam.name, None)
+    if method is None:
+        return f"GRPOTrainer.{seam.name} is gone"
+    parameters = tuple(inspect.signature(method).parameters)[1:]
+    if parameters[: len(seam.parameters)] != seam.parameters:
+        return f"takes ({', '.join(parameters)}); expected ({', '.join(seam.parameters)})"
+    source = _source(method)
+    missing = [text for text in seam.mentions if text not in source]
+    return f"no longer contains {', '.join(repr(text) for text in missing)}" if missing else ""
+
+
+@cache  # Python tokenizes a method to find its end: 0.1 s for all of them, and every trainer asks
+def _source(method: Callable) -> str:
+    return inspect.getsource(method)
