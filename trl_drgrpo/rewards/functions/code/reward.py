@@ -11,7 +11,7 @@ tests, so earlier calls can influence later ones.
 
 What is asked of the completion: the entry point; without one, what the tests import from `solution`; without either,
 the one name that they call and nobody defines. Two such names in tests that belong together (`deep_equal(f(3), [9])`)
-are one too many, for the completion would bring its own judge: define the helper in `setup` or in the tests, or give
+are one too many, for the completion would examine itself: define the helper in `setup` or in the tests, or give
 all that is tested as the entry point (`"encode, decode"`).
 
 What results may be: plain data, dates and named tuples; an enumeration or a class that `setup` or the tests define:
