@@ -2,7 +2,7 @@
 
 TRL's card calls a model with a local base "a fine-tuned version of None", writes `licence: license`, and says nothing
 of objective, rewards or settings; PEFT's card names the base by its path on the machine and drops TRL's tags. Here
-`publishing/objective.py` and `publishing/facts.py` read the run, `card.md.jinja` lays it out, and what is left of
+`objective.py` and `facts.py` read the run, `card.md.jinja` lays it out, and what is left of
 secrets or paths is taken out at the end.
 """
 
