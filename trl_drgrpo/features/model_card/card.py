@@ -20,8 +20,8 @@ from trl_drgrpo.common.secrets import redacted
 from trl_drgrpo.features.model_card import facts
 from trl_drgrpo.features.model_card.objective import objective_of
 from trl_drgrpo.features.model_card.plots import draw_curves
+from trl_drgrpo.features.model_card.snippet import is_conversational, usage_snippet
 from trl_drgrpo.features.model_card.text import code, fenced, plain
-from trl_drgrpo.features.model_card.usage import is_conversational, usage_snippet
 
 PICTURE = "card/curves.png"  # no underscore in front: transformers does not upload such files
 
