@@ -159,7 +159,7 @@ def validate_rewards(output: Any, num_completions: int, name: str) -> list[float
     rewards = list(output)
     if len(rewards) != num_completions:
         raise RewardError(field, f"{len(rewards)} rewards", due, "Score every completion of the call, in order.")
-    return [_number(reward, index, field) for index, reward in enumerate(rewards)]
+    return [reward_number(reward, field, f"for completion {index}") for index, reward in enumerate(rewards)]
 
 
 def log_mean(log_metric: Callable[[str, float], None] | None, metric: str, values: Iterable[float | None]) -> None:
@@ -169,17 +169,26 @@ def log_mean(log_metric: Callable[[str, float], None] | None, metric: str, value
         log_metric(metric, sum(present) / len(present))
 
 
-def _number(reward: Any, index: int, field: str) -> float | None:
+def reward_number(reward: Any, field: str, where: str) -> float | None:
+    """One reward of a function's result: a float, or `None` for `None` and NaN.
+
+    Args:
+        reward: Python's or numpy's number, or a zero-dimensional tensor; booleans count as 0 and 1.
+        field (`str`): The function, for the message.
+        where (`str`): What the reward is for, for the message: `"for completion 3"`.
+
+    Raises:
+        [`RewardError`]: It is no number, or an infinite one.
+    """
+    reward = reward.item() if hasattr(reward, "item") else reward  # a scalar of torch or numpy
     if reward is None:
         return None
-    if hasattr(reward, "item"):  # a scalar of torch or numpy
-        reward = reward.item()
+    expected = "a finite number, or None for what it cannot score"
     if not isinstance(reward, numbers.Real):
-        got = f"{type(reward).__name__} {_short(reward)} for completion {index}"
-        raise RewardError(field, got, "a number, or None for a completion it cannot score", "Convert it to a float.")
+        got = f"{type(reward).__name__} {_short(reward)} {where}"
+        raise RewardError(field, got, expected, "Convert it to a float.")
     if math.isinf(reward):
-        expected = "a finite number, or None for a completion it cannot score"
-        raise RewardError(field, f"{reward} for completion {index}", expected, "Clip it, or return None.")
+        raise RewardError(field, f"{reward} {where}", expected, "Clip it, or return None.")
     return None if math.isnan(reward) else float(reward)
 
 
