@@ -9,7 +9,7 @@ import csv
 import io
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +39,12 @@ def read_rows(path: str | Path, field: str = "data") -> list[Row]:
     file = Path(path)
     if file.is_dir():
         parts = sorted(file.glob("*.parquet"))
-        rows = [row for part in parts for row in _read_parquet(part, field)]
+        rows = [row for part in parts for row in read_parquet(part, field)]
     elif not file.is_file():
         expected = f"a {', '.join(READERS)} file, or a folder of Parquet files"
         raise InputError(field, f"{str(path)!r}, which is no file", expected, "Check the path.")
     elif file.suffix == ".parquet":
-        rows = _read_parquet(file, field)
+        rows = read_parquet(file, field)
     elif file.suffix == ".csv":
         rows = _read_csv(file, field)
     elif file.suffix in READERS:
@@ -172,12 +172,17 @@ def _read_csv(file: Path, field: str) -> list[Row]:
     return rows
 
 
-def _read_parquet(file: Path, field: str) -> list[Row]:
+def read_parquet(file: Path, field: str = "data", columns: Sequence[str] | None = None) -> list[Row]:
+    """The rows of a Parquet file; with `columns` these only, where it has them.
+
+    Raises:
+        [`InputError`]: It cannot be read.
+    """
     import pyarrow
     from pyarrow import parquet
 
     try:
-        return parquet.read_table(file).to_pylist()
+        return parquet.read_table(file, columns=columns and list(columns)).to_pylist()
     except (pyarrow.ArrowException, OSError) as error:
         reason = str(error).splitlines()[0]
         raise InputError(field, f"{str(file)!r} ({reason})", "a Parquet file", "Write the file again.") from error
