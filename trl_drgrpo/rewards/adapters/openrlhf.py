@@ -142,6 +142,8 @@ def to_openrlhf(reward: Callable, *, end_tokens: Sequence[str] = (), unscorable:
     """
     A reward function of TRL's form as OpenRLHF's.
 
+    Deprecated: goes away in 0.3, since what OpenRLHF calls takes three lines to write.
+
     Write `reward_func = to_openrlhf(reward, end_tokens=["<|im_end|>"])` in the file that the trainer's reward URL
     names. The label reaches the reward as `label`, `answer` and `solution`; the completion is the query without the
     prompt at its start (the whole query, where it does not start with it).
@@ -161,6 +163,7 @@ def to_openrlhf(reward: Callable, *, end_tokens: Sequence[str] = (), unscorable:
     Raises:
         [`InputError`]: If the reward needs token ids, which OpenRLHF does not pass.
     """
+    outward.warn_of_removal("to_openrlhf", "OpenRLHF")
     outward.refuse_token_ids(reward, "OpenRLHF")
 
     def reward_func(queries: Sequence[str], prompts: Sequence[str], labels: Sequence[Any], **kwargs: Any) -> dict:

@@ -185,6 +185,8 @@ def to_verl(reward: Callable, *, batched: bool = False, unscorable: float = 0.0)
     """
     A reward function of TRL's form as verl's `compute_score`.
 
+    Deprecated: goes away in 0.3, since what verl calls takes three lines to write.
+
     Write `compute_score = to_verl(reward)` in the file that `custom_reward_function.path` names. The entries of
     `extra_info` reach the reward as its columns, and the ground truth as `ground_truth`, `answer` and `solution`.
 
@@ -203,6 +205,7 @@ def to_verl(reward: Callable, *, batched: bool = False, unscorable: float = 0.0)
     Raises:
         [`InputError`]: If the reward needs token ids, which verl does not pass.
     """
+    outward.warn_of_removal("to_verl", "verl")
     outward.refuse_token_ids(reward, "verl")
 
     def keywords(sources: Sequence[Any], texts: Sequence[str], truths: Sequence[Any], extras: Sequence[Any] | None):
