@@ -12,7 +12,7 @@ from typing import Any
 
 from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.process_rewards.columns import dataset_columns, row_of
-from trl_drgrpo.rewards.contract import reward_name, reward_number
+from trl_drgrpo.rewards.contract import check_on_error, reward_name, reward_number
 
 logger = logging.getLogger(__name__)
 
@@ -52,8 +52,7 @@ def step_verifier(func: Callable[..., Any], name: str | None = None, on_error: s
 
     ```
     """
-    if on_error not in ("raise", "unscorable"):
-        raise InputError("on_error", repr(on_error), "'raise' or 'unscorable'", "Choose one of the two.")
+    check_on_error(on_error)
     if inspect.iscoroutinefunction(func):
         remedy = (
             "A step verifier is called step by step: write a step reward function instead, it may be asynchronous."

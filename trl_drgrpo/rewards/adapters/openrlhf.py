@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.rewards import signatures
 from trl_drgrpo.rewards.adapters import calling, outward
 from trl_drgrpo.rewards.adapters.calling import Call, Convention
 from trl_drgrpo.rewards.adapters.samples import Place, Sample, read_samples
@@ -101,16 +100,8 @@ class _OpenRLHF(Convention):
         return validate_rewards(rewards if isinstance(rewards, list | tuple) else [rewards], 1, "reward_func")[0]
 
 
-class _Batch:
-    """One call for all completions."""
-
-    def __init__(self, function: Callable, convention: _OpenRLHF, name: str):
-        self.function, self.convention, self.__name__ = function, convention, name
-        self.__signature__ = signatures.signature_of(())
-
-    def check_columns(self, columns: Sequence[str]) -> None:
-        """Raises [`InputError`] if the dataset lacks the label's column."""
-        self.convention.check_columns(columns, self.__name__)
+class _Batch(calling.BatchCall[_OpenRLHF]):
+    """A `reward_func` that is called as OpenRLHF calls it."""
 
     def __call__(
         self,

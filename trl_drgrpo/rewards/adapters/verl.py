@@ -145,16 +145,8 @@ class _Verl(Convention):
         return result[0] if isinstance(result, tuple | list) and result else result
 
 
-class _Batch:
-    """A batch function: one call for all completions."""
-
-    def __init__(self, function: Callable, convention: _Verl, name: str):
-        self.function, self.convention, self.__name__ = function, convention, name
-        self.__signature__ = signatures.signature_of(())
-
-    def check_columns(self, columns: Sequence[str]) -> None:
-        """Raises [`InputError`] if the dataset lacks a column that a call needs."""
-        self.convention.check_columns(columns, self.__name__)
+class _Batch(calling.BatchCall[_Verl]):
+    """A batch function."""
 
     def keywords(self, completions: Sequence[Any], prompts: Sequence[Any] | None, kwargs: dict) -> dict[str, Any]:
         samples = read_samples(completions, prompts, kwargs, self.__name__)

@@ -48,13 +48,11 @@ def read_rows(path: str | Path, field: str = "data") -> list[Row]:
     elif file.suffix == ".csv":
         rows = _read_csv(file, field)
     elif file.suffix in READERS:
-        rows = _read_json_lines(file, field)
+        rows = read_json_lines(file, field)
     else:
         remedy = "Rename the file by what it holds."
         raise InputError(field, f"{str(path)!r}", f"a file that ends in {', '.join(READERS)}", remedy)
-    if not rows:
-        raise InputError(field, f"{str(path)!r} without a row", "at least one row", "Check the file.")
-    return rows
+    return _not_empty(rows, path, field)
 
 
 def check_completions(rows: Iterable[Row], field: str = "data") -> None:
@@ -139,7 +137,15 @@ def with_columns_of(rows: list[Row], dataset: list[Row]) -> list[Row]:
     return joined
 
 
-def _read_json_lines(file: Path, field: str) -> list[Row]:
+def read_json_lines(path: str | Path, field: str = "data") -> list[Row]:
+    """The objects of a JSON Lines file, empty lines left out.
+
+    Raises:
+        [`InputError`]: No such file, no row, or a line that is not a JSON object.
+    """
+    file = Path(path)
+    if not file.is_file():
+        raise InputError(field, f"{str(path)!r}, which is no file", "a JSON Lines file", "Check the path.")
     rows: list[Row] = []
     for number, line in enumerate(_text(file, field).split("\n"), start=1):
         if not line.strip():
@@ -153,6 +159,12 @@ def _read_json_lines(file: Path, field: str) -> list[Row]:
             remedy = "Write one JSON object per line."
             raise InputError(f"{file}, line {number}", type(row).__name__, "a JSON object", remedy)
         rows.append(row)
+    return _not_empty(rows, path, field)
+
+
+def _not_empty(rows: list[Row], path: str | Path, field: str) -> list[Row]:
+    if not rows:
+        raise InputError(field, f"{str(path)!r} without a row", "at least one row", "Check the file.")
     return rows
 
 
