@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.errors import InputError, shortened
 
 Row = dict[str, Any]
 READERS = (".jsonl", ".json", ".csv", ".parquet")
@@ -72,7 +72,7 @@ def check_completions(rows: Iterable[Row], field: str = "data") -> None:
                 remedy = f"Rename the column that holds it: `--columns <column>={column}`."
                 raise InputError(f"{field}, row {number}", f"the columns {', '.join(row)}", f"a {column}", remedy)
             if not _is_text(row[column]):
-                got = f"a {column} of type {type(row[column]).__name__}: {_short(row[column])}"
+                got = f"a {column} of type {type(row[column]).__name__}: {shortened(row[column])}"
                 expected = "a text, or a list of messages with role and content"
                 raise InputError(f"{field}, row {number}", got, expected, "Mend the row, or leave it out.")
 
@@ -124,13 +124,13 @@ def with_columns_of(rows: list[Row], dataset: list[Row]) -> list[Row]:
             remedy = "Completions find their row by it."
             raise InputError(f"dataset, row {number}", f"the columns {', '.join(row)}", "a prompt", remedy)
         if by_prompt.setdefault(_prompt_key(row["prompt"]), row) != row:
-            got = f"the prompt of an earlier row with other columns: {_short(row['prompt'])}"
+            got = f"the prompt of an earlier row with other columns: {shortened(row['prompt'])}"
             raise InputError(f"dataset, row {number}", got, "different prompts", "Leave one of them out.")
     joined = []
     for number, row in enumerate(rows, start=1):
         found = by_prompt.get(_prompt_key(row.get("prompt")))
         if found is None:
-            got = f"a prompt that the dataset does not have: {_short(row.get('prompt'))}"
+            got = f"a prompt that the dataset does not have: {shortened(row.get('prompt'))}"
             remedy = "Give the dataset of the run, with the same system prompt."
             raise InputError(f"data, row {number}", got, "a prompt of --dataset", remedy)
         joined.append({**found, **row})
@@ -229,8 +229,3 @@ def _prompt_key(prompt: Any) -> str:
     return json.dumps(
         [(message.get("role"), prompt_text([message])) for message in prompt if isinstance(message, dict)]
     )
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
