@@ -189,9 +189,13 @@ def reward_number(reward: Any, field: str, where: str) -> float | None:
     if not isinstance(reward, numbers.Real):
         got = f"{type(reward).__name__} {shortened(reward)} {where}"
         raise RewardError(field, got, expected, "Convert it to a float.")
-    if math.isinf(reward):
-        raise RewardError(field, f"{reward} {where}", expected, "Clip it, or return None.")
-    return None if math.isnan(reward) else float(reward)
+    try:
+        number = float(reward)
+    except OverflowError:  # a whole number beyond all floats
+        number = math.inf
+    if math.isinf(number):
+        raise RewardError(field, f"{shortened(reward)} {where}", expected, "Clip it, or return None.")
+    return None if math.isnan(number) else number
 
 
 def innermost(func: Callable) -> Callable:
