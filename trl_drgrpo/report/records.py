@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from trl_drgrpo.features.diagnostics.statistics import STD_FLOOR
+from trl_drgrpo.features.diagnostics.statistics import grpo_zscores
 
 
 @dataclass
@@ -222,13 +222,12 @@ def finish_group(group: Group) -> Group:
     Returns:
         [`Group`]: The same one.
     """
-    rewards = [row.reward for row in group.rows if row.reward is not None]
+    scored = [row for row in group.rows if row.reward is not None]
+    rewards = [row.reward for row in scored if row.reward is not None]
     if group.baseline is None and rewards:
         group.baseline = statistics.fmean(rewards)
     if len(rewards) > 1:
-        mean, std = statistics.fmean(rewards), statistics.stdev(rewards)
-        group.std = std if group.std is None else group.std
-        for row in group.rows:
-            if row.reward is not None:
-                row.zscore = (row.reward - mean) / (std + STD_FLOOR) if len(set(rewards)) > 1 else 0.0
+        group.std = statistics.stdev(rewards) if group.std is None else group.std
+        for row, zscore in zip(scored, grpo_zscores(rewards), strict=True):
+            row.zscore = zscore
     return group

@@ -12,11 +12,13 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.report.records import Group, Row, Span, finish_group, mapping, number, text
+from trl_drgrpo.rewards.scoring.saved import TABLE_COLUMNS, read_parquet
 
 LOOKED_AT_ROWS = 120_000
 
-_FIXED = ("step", "prompt", "completion", "advantage")
+_FIXED = ("prompt", "completion", *TABLE_COLUMNS)
 
 
 class SavedCompletions:
@@ -40,17 +42,15 @@ class SavedCompletions:
         self._read_files()
 
     def _read_files(self) -> None:
-        from pyarrow import ArrowInvalid, parquet
-
         unreadable, seen = 0, None
         files = self._folder.glob("completions/completions_*.parquet")
         for path in sorted(files, key=lambda path: (len(path.name), path.name)):
             try:
-                table = parquet.read_table(path, columns=["prompt", "completion"])
-            except (ArrowInvalid, OSError, KeyError):
+                table = read_parquet(path, columns=("prompt", "completion"))
+                rows = [(row["prompt"], row["completion"]) for row in table]
+            except (InputError, KeyError):
                 unreadable += 1
                 continue
-            rows = list(zip(*(table.column(name).to_pylist() for name in ("prompt", "completion")), strict=True))
             if not rows or rows == seen:  # logged again while the same generations were still trained on
                 continue
             seen = rows
@@ -109,9 +109,7 @@ class SavedCompletions:
         return group
 
     def _read_groups(self, path: Path) -> list[Group]:
-        from pyarrow import parquet
-
-        table = parquet.read_table(path).to_pylist()
+        table = read_parquet(path)
         prompts = [conversation(row["prompt"]) for row in table]
         groups, at = [], 0
         for index, size in enumerate(_group_sizes(prompts)):

@@ -176,6 +176,24 @@ def difficulty_statistics(rows: BatchRows, trains: bool = True) -> dict[str, flo
     return result
 
 
+def grpo_zscores(rewards: Sequence[float]) -> list[float]:
+    """GRPO's advantages of a group, `(r - mean) / (std + 1e-4)` with the sample std; 0 where all rewards are equal.
+
+    Example:
+
+    ```python
+    >>> [round(z, 4) for z in grpo_zscores([1.0, 0.0, 0.0, 1.0])]
+    [0.8659, -0.8659, -0.8659, 0.8659]
+
+    ```
+    """
+    if len(set(rewards)) < 2:
+        return [0.0] * len(rewards)
+    mean = _mean(rewards)
+    std = math.sqrt(math.fsum((reward - mean) ** 2 for reward in rewards) / (len(rewards) - 1))
+    return [(reward - mean) / (std + STD_FLOOR) for reward in rewards]
+
+
 def _pass_rate(rows: BatchRows, group: range) -> float | None:
     right = [] if rows.right is None else [rows.right[i] for i in group if rows.right[i] is not None]
     return _mean([r is True for r in right]) if right else None
@@ -202,13 +220,9 @@ def _participation(weights: Sequence[float]) -> float:
 
 def _grpo_masses(rows: BatchRows, group: range) -> list[float]:
     """`|z_i|` of the rows that are trained on: the row's mean over its own tokens of a constant."""
-    rewards = [rows.rewards[i] for i in group if not math.isnan(rows.rewards[i])]
-    if len(set(rewards)) < 2:
-        return []
-    mean = _mean(rewards)
-    std = math.sqrt(math.fsum((reward - mean) ** 2 for reward in rewards) / (len(rewards) - 1))
-    scored = [i for i in group if not math.isnan(rows.rewards[i]) and rows.trained[i] > 0]
-    return [abs(rows.rewards[i] - mean) / (std + STD_FLOOR) for i in scored]
+    scored = [i for i in group if not math.isnan(rows.rewards[i])]
+    zscores = grpo_zscores([rows.rewards[i] for i in scored])
+    return [abs(z) for i, z in zip(scored, zscores, strict=True) if rows.trained[i] > 0]
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from trl_drgrpo.common.figure import COLORS, ROLES, new_figure, save_figure
 from trl_drgrpo.labs.study.intervals import interval
 from trl_drgrpo.labs.study.objectives import OBJECTIVES, gradient_mass
 from trl_drgrpo.labs.study.tabular import TabularRun, TabularTask, run_tabular
@@ -88,32 +89,22 @@ def draw(results: dict[str, Any], path: Path) -> Path:
     Raises:
         `ImportError`: matplotlib is not installed.
     """
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(12, 3.8), layout="constrained")
-    shown = ("grpo", "dr_grpo")
-    axes = figure.subplots(1, len(shown) + 1)
-    for panel, name in zip(axes, shown, strict=False):
-        for curve in results["objectives"][name]["curves"]:
-            steps = [results["stride"] * i for i in range(len(curve["wrong"]))]
-            panel.plot(steps, curve["wrong"], color="#d55e00", alpha=0.6, linewidth=1.2)
-            panel.plot(steps, curve["right"], color="#0072b2", alpha=0.6, linewidth=1.2)
-        panel.plot([], [], color="#d55e00", label="wrong answers")
-        panel.plot([], [], color="#0072b2", label="right answers")
+    figure, axes = new_figure(1, 3, 12, 3.8)
+    for panel, name in zip(axes, ("grpo", "dr_grpo"), strict=False):
+        for side in ("wrong", "right"):
+            for number, curve in enumerate(results["objectives"][name]["curves"]):
+                steps = [results["stride"] * i for i in range(len(curve[side]))]
+                label = None if number or panel is not axes[0] else f"{side} answers"
+                panel.plot(steps, curve[side], color=ROLES[side], alpha=0.6, linewidth=1.2, label=label)
         panel.set(title=OBJECTIVES[name].label, xlabel="optimizer step", ylim=(0, results["task"]["max_length"] * 0.8))
     axes[0].set_ylabel("expected length (tokens)")
-    axes[0].legend(frameon=False)
     _draw_mass(axes[-1], results["gradient_mass"])
-    for panel in axes:
-        panel.spines[["top", "right"]].set_visible(False)
-        panel.grid(alpha=0.25)
-    figure.savefig(path, dpi=130)
-    return path
+    return save_figure(figure, path)
 
 
 def _draw_mass(axes: Any, mass: dict[str, list[float]]) -> None:
     group = len(mass["with_std"]) - 1
-    for name, color, label in (("with_std", "#d55e00", "with std"), ("without_std", "#0072b2", "without (Dr. GRPO)")):
+    for name, color, label in (("with_std", COLORS[1], "with std"), ("without_std", COLORS[0], "without (Dr. GRPO)")):
         even = mass[name][group // 2]
         axes.plot(
             [k / group for k in range(group + 1)], [m / even for m in mass[name]], "o-", color=color, label=label
@@ -121,4 +112,3 @@ def _draw_mass(axes: Any, mass: dict[str, list[float]]) -> None:
     axes.set(
         title="Pull on a prompt by its difficulty", xlabel="pass rate of the group", ylabel="sum of |A|, even = 1"
     )
-    axes.legend(frameon=False)

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from trl_drgrpo.common.figure import ROLES, draw_trend, new_figure, save_figure
 from trl_drgrpo.labs.study.direction import REFERENCE
 from trl_drgrpo.labs.study.intervals import Interval, interval
 from trl_drgrpo.labs.study.objectives import OBJECTIVES
@@ -223,19 +224,14 @@ def draw(rung: Rung, results: dict[str, Any], path: Path) -> Path:
         `ImportError`: matplotlib is not installed.
     """
     import numpy as np
-    from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(3.25 * len(rung.arms), 3.6), layout="constrained")
-    for axes, arm in zip(figure.subplots(1, len(rung.arms), sharey=True), rung.arms, strict=True):
+    figure, panels = new_figure(1, len(rung.arms), 3.25 * len(rung.arms), 3.6, sharey=True)
+    for axes, arm in zip(panels, rung.arms, strict=True):
         own = [run for run in trajectories(results) if run.arm == arm]
-        for name, color, label in (("length_wrong", "#d55e00", "wrong"), ("length_right", "#0072b2", "right")):
-            curves = np.array([getattr(run, name) for run in own])
-            axes.plot(curves.T, color=color, alpha=0.25, linewidth=0.8)
-            axes.plot(np.nanmean(curves, axis=0), color=color, linewidth=2, label=f"{label} answers")
+        for side in ("wrong", "right"):
+            curves = np.array([getattr(run, f"length_{side}") for run in own])  # (seeds, steps)
+            label = f"{side} answers" if axes is panels[0] else None
+            draw_trend(axes, range(curves.shape[1]), curves.T, np.nanmean(curves, axis=0), ROLES[side], label)
         axes.set(title=OBJECTIVES[arm].label, xlabel="optimizer step")
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(alpha=0.25)
-    figure.axes[0].set_ylabel("mean length (tokens)")
-    figure.axes[0].legend(frameon=False)
-    figure.savefig(path, dpi=130)
-    return path
+    panels[0].set_ylabel("mean length (tokens)")
+    return save_figure(figure, path)

@@ -31,7 +31,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.errors import InputError, shortened
 from trl_drgrpo.rewards.contract import check_column, check_flag, finite_number
 from trl_drgrpo.rewards.functions.code.problems import ProgramTests, fenced_code, parse_tests
 from trl_drgrpo.rewards.functions.code.sandbox import Sandbox
@@ -214,7 +214,7 @@ def _check_options(
         raise InputError("timeout", got, "0 < timeout <= total_timeout, finite", "They are seconds: set both.")
     if workers is not None and (not isinstance(workers, int) or isinstance(workers, bool) or workers < 1):
         expected = "a whole number, at least 1, or None for all cores"
-        raise InputError("workers", repr(workers)[:60], expected, "Leave it out.")
+        raise InputError("workers", shortened(workers), expected, "Leave it out.")
 
 
 code_reward = CodeReward()
