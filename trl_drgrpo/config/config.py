@@ -23,9 +23,9 @@ from trl_drgrpo.config.validation import (
     ADAPTER_DTYPES,
     MICRO_BATCHINGS,
     REWARD_ERROR_POLICIES,
-    refuse,
-    refuse_partial_groups,
-    refuse_stale_batch,
+    validate,
+    validate_batch,
+    validate_groups,
 )
 from trl_drgrpo.objective.advantages import ADVANTAGE_BASELINES
 from trl_drgrpo.objective.step_advantages import STEP_BASELINES, STEP_CREDITS
@@ -276,8 +276,8 @@ class DrGRPOConfig(GRPOConfig):
 
     def __post_init__(self):
         self._spell_out()
-        refuse(self)
-        refuse_partial_groups(self)
+        validate(self)
+        validate_groups(self)
         self._fall_back_to_cpu()
         super().__post_init__()
 
@@ -290,9 +290,9 @@ class DrGRPOConfig(GRPOConfig):
             `InputError`: As in the constructor.
         """
         self._spell_out()
-        refuse(self)
-        refuse_partial_groups(self)
-        refuse_stale_batch(self)
+        validate(self)
+        validate_groups(self)
+        validate_batch(self)
 
     @classmethod
     def from_grpo_config(cls, config: GRPOConfig) -> "DrGRPOConfig":
