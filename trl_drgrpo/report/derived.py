@@ -67,7 +67,7 @@ def batch_metrics(groups: Sequence[Group]) -> dict[str, float | None]:
     buckets = [bucket_of(rate) for rate, _ in rates]
     for bucket in BUCKETS:
         metrics[f"difficulty/groups_frac/{bucket}"] = buckets.count(bucket) / len(buckets)
-    return {**metrics, **_masses(rates)}
+    return {**metrics, **_gradient_weights(rates)}
 
 
 def bucket_of(rate: float) -> str:
@@ -88,23 +88,26 @@ def bucket_of(rate: float) -> str:
     return BUCKETS[bucket_index(rate)]
 
 
-def _masses(rates: Sequence[tuple[float, Group]]) -> dict[str, float | None]:
-    """Shares of the gradient mass by bucket, with Dr. GRPO's weights and with GRPO's."""
-    masses: dict[str, float | None] = {}
-    for name, weigh in (("mass_frac", _dr_grpo_mass), ("mass_frac_grpo", _grpo_mass)):
+def _gradient_weights(rates: Sequence[tuple[float, Group]]) -> dict[str, float | None]:
+    """Shares of the gradient weight by bucket, with Dr. GRPO's weights and with GRPO's."""
+    weights: dict[str, float | None] = {}
+    for name, weigh in (
+        ("gradient_weight_frac", _dr_grpo_gradient_weight),
+        ("gradient_weight_frac_grpo", _grpo_gradient_weight),
+    ):
         by_bucket: dict[str, float] = dict.fromkeys(BUCKETS, 0.0)
         for rate, group in rates:
             by_bucket[bucket_of(rate)] += sum(weigh(row, rate) for row in group.rows)
         if total := sum(by_bucket.values()):
-            masses |= {f"difficulty/{name}/{bucket}": mass / total for bucket, mass in by_bucket.items()}
-    return masses
+            weights |= {f"difficulty/{name}/{bucket}": weight / total for bucket, weight in by_bucket.items()}
+    return weights
 
 
-def _dr_grpo_mass(row: Row, mean: float) -> float:
+def _dr_grpo_gradient_weight(row: Row, mean: float) -> float:
     """`|r - mean|` for each of its tokens."""
     return 0.0 if row.reward is None or row.length is None else abs(row.reward - mean) * row.length
 
 
-def _grpo_mass(row: Row, mean: float) -> float:
+def _grpo_gradient_weight(row: Row, mean: float) -> float:
     """`|z|` for each of its tokens, divided by their number."""
     return 0.0 if row.zscore is None or row.length is None else abs(row.zscore) * (row.length > 0)

@@ -160,7 +160,7 @@ def difficulty_metric(kind: str, bucket: str) -> str:
     Name of a difficulty metric.
 
     Args:
-        kind (`str`): `"groups_frac"`, `"mass_frac"` or `"mass_frac_grpo"`.
+        kind (`str`): `"groups_frac"`, `"gradient_weight_frac"` or `"gradient_weight_frac_grpo"`.
         bucket (`str`): One of `BUCKETS`.
     """
     if bucket not in BUCKETS:

@@ -16,6 +16,7 @@ from typing import Any
 from trl_drgrpo.features.diagnostics.facts import run_facts, start_facts
 from trl_drgrpo.features.diagnostics.phases import GENERATE, SCORE, PhaseClock
 from trl_drgrpo.features.diagnostics.records import group_records, recorded_groups, row_record
+from trl_drgrpo.features.diagnostics.renamed import with_old_names
 from trl_drgrpo.features.diagnostics.right import RightRule
 from trl_drgrpo.features.diagnostics.run_log import RunLog
 from trl_drgrpo.features.diagnostics.run_warnings import RunWarnings, warning_thresholds
@@ -141,7 +142,7 @@ class Diagnostics(DescribingFeature):
             rewards=seen.batch.rewards,
             lengths=[row.length for row in own],
             trained=[row.trained for row in own],
-            masses=[row.mass for row in own],
+            gradient_weights=[row.gradient_weight for row in own],
             truncated=[row.truncated for row in own],
             texts=[row.text for row in own],
             right=seen.right,
@@ -155,7 +156,7 @@ class Diagnostics(DescribingFeature):
         if self.run_log is not None and records:
             with self.describing("The run log's completions"):
                 self.run_log.completions(group_records(records, rows.num_generations, step, mode, first_group))
-        metrics = batch_statistics(rows, trains)
+        metrics = with_old_names(batch_statistics(rows, trains))
         if (step_rewards := batch.step_rewards) is not None:
             metrics |= self.describing.value(
                 "The statistics of the steps", lambda: step_statistics(step_rewards, rows.rewards), otherwise={}

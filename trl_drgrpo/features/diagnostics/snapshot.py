@@ -16,7 +16,7 @@ class OwnRow:
 
     length: int
     trained: int
-    mass: float
+    gradient_weight: float
     truncated: bool
     text: int
 
@@ -50,7 +50,7 @@ class BatchSnapshot:
             **{f"reward {f}": column for f, column in enumerate(batch.scored.rewards_per_func.unbind(dim=1))},
             "tokens": batch.completion_mask.sum(dim=1),
             "trained": batch.trained_mask.sum(dim=1),
-            "mass": advantages.abs().sum(dim=1),
+            "gradient_weight": advantages.abs().sum(dim=1),
         }
         if batch.steps is not None:
             tensors["token advantages"] = advantages[self._recorded]
@@ -61,10 +61,18 @@ class BatchSnapshot:
         self.own = [
             # A tool's tokens are in the completion but not trained on; where all of a row is masked, none can be told.
             OwnRow(
-                len(ids) - int(tokens - trained), int(trained), mass, _is_cut(ids, stop_token_ids), hash(tuple(ids))
+                len(ids) - int(tokens - trained),
+                int(trained),
+                gradient_weight,
+                _is_cut(ids, stop_token_ids),
+                hash(tuple(ids)),
             )
-            for ids, tokens, trained, mass in zip(
-                batch.scored.completion_ids, copied["tokens"], copied["trained"], copied["mass"], strict=True
+            for ids, tokens, trained, gradient_weight in zip(
+                batch.scored.completion_ids,
+                copied["tokens"],
+                copied["trained"],
+                copied["gradient_weight"],
+                strict=True,
             )
         ]
         self._token_values = self._per_recorded_row(copied) if batch.steps is not None else {}

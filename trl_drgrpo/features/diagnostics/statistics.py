@@ -1,8 +1,8 @@
 """Statistics of one generation batch: pure functions over its rows, in plain Python floats.
 
 The objective of Dr. GRPO is about two biases, so the batch is looked at from both sides: how long right and wrong
-completions are (length bias), and which difficulties the gradient comes from (difficulty bias). A row's *mass* is
-`sum_t |A_it|`, its share of the gradient before the model has a say; GRPO's mass of the same row, `|z_i|` with
+completions are (length bias), and which difficulties the gradient comes from (difficulty bias). A row's *gradient
+weight* is `sum_t |A_it|`, its share of the gradient before the model has a say; GRPO's of the same row, `|z_i|` with
 `z = (r - mean) / (std + 1e-4)` and the loss averaged over the row's own tokens, is the counterfactual beside it.
 
 Groups whose right rows are known are sorted into six buckets of the pass rate: none, up to 25, 50, 75 percent, less
@@ -26,7 +26,7 @@ class BatchRows:
         rewards (`B` floats): Weighted outcome reward; NaN = unscorable.
         lengths (`B` ints): Completion tokens that the model wrote.
         trained (`B` ints): Those that are trained on (0 for a truncated row that is masked).
-        masses (`B` floats): `sum_t |A_it|` over the tokens that are trained on.
+        gradient_weights (`B` floats): `sum_t |A_it|` over the tokens that are trained on.
         truncated (`B` bools): Whether the completion was cut off.
         texts (`B` hashable): Equal for equal completions, a hash of the tokens for example.
         right (`B` bools or `None`, *optional*): Whether the row is right, `None` for neither; `None` as a whole when
@@ -37,7 +37,7 @@ class BatchRows:
     rewards: Sequence[float]
     lengths: Sequence[int]
     trained: Sequence[int]
-    masses: Sequence[float]
+    gradient_weights: Sequence[float]
     truncated: Sequence[bool]
     texts: Sequence[int]
     right: Sequence[bool | None] | None = None
@@ -128,7 +128,7 @@ def group_statistics(rows: BatchRows, trains: bool = True) -> dict[str, float]:
     result = {"completions/unique_frac": _mean([len({rows.texts[i] for i in group}) / len(group) for group in groups])}
     if not trains:
         return result
-    live = [any(rows.masses[i] > 0 for i in group) for group in groups]
+    live = [any(rows.gradient_weights[i] > 0 for i in group) for group in groups]
     result["drgrpo/zero_signal_frac"] = 1 - _mean(live)
     if rows.right is not None:
         dead_rates = [None if alive else _pass_rate(rows, g) for g, alive in zip(groups, live, strict=True)]
@@ -152,8 +152,8 @@ def difficulty_statistics(rows: BatchRows, trains: bool = True) -> dict[str, flo
 
         - `drgrpo/pass_rate`: share of right rows among those that are right or wrong;
         - `difficulty/groups_frac/<bucket>`: share of the groups, sums to 1;
-        - `difficulty/mass_frac/<bucket>`: share of `sum |A_it|` over all rows and tokens, sums to 1;
-        - `difficulty/mass_frac_grpo/<bucket>`: share of `sum_i |z_i|`, sums to 1.
+        - `difficulty/gradient_weight_frac/<bucket>`: share of `sum |A_it|` over all rows and tokens, sums to 1;
+        - `difficulty/gradient_weight_frac_grpo/<bucket>`: share of `sum_i |z_i|`, sums to 1.
     """
     known = [] if rows.right is None else [right for right in rows.right if right is not None]
     if not known:
@@ -165,8 +165,8 @@ def difficulty_statistics(rows: BatchRows, trains: bool = True) -> dict[str, flo
     buckets = [(group, bucket_index(rate)) for group, rate in rates if rate is not None]
     shares = {"groups_frac": [1.0] * len(buckets)}
     if trains:
-        shares["mass_frac"] = [math.fsum(rows.masses[i] for i in group) for group, _ in buckets]
-        shares["mass_frac_grpo"] = [math.fsum(_grpo_masses(rows, group)) for group, _ in buckets]
+        shares["gradient_weight_frac"] = [math.fsum(rows.gradient_weights[i] for i in group) for group, _ in buckets]
+        shares["gradient_weight_frac_grpo"] = [math.fsum(_grpo_gradient_weights(rows, group)) for group, _ in buckets]
     for name, amounts in shares.items():
         total = math.fsum(amounts)
         for b, bucket in enumerate(BUCKETS):
@@ -190,7 +190,7 @@ def bucket_index(rate: float) -> int:
 
 def _row_advantages(rows: BatchRows, group: range) -> list[float]:
     """Mean `|A_it|` of each row that is trained on."""
-    return [rows.masses[i] / rows.trained[i] for i in group if rows.trained[i] > 0]
+    return [rows.gradient_weights[i] / rows.trained[i] for i in group if rows.trained[i] > 0]
 
 
 def _participation(weights: Sequence[float]) -> float:
@@ -200,7 +200,7 @@ def _participation(weights: Sequence[float]) -> float:
     return math.fsum(scaled) ** 2 / math.fsum(weight**2 for weight in scaled)
 
 
-def _grpo_masses(rows: BatchRows, group: range) -> list[float]:
+def _grpo_gradient_weights(rows: BatchRows, group: range) -> list[float]:
     """`|z_i|` of the rows that are trained on: the row's mean over its own tokens of a constant."""
     rewards = [rows.rewards[i] for i in group if not math.isnan(rows.rewards[i])]
     if len(set(rewards)) < 2:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from trl_drgrpo.labs.study.intervals import interval
-from trl_drgrpo.labs.study.objectives import OBJECTIVES, gradient_mass
+from trl_drgrpo.labs.study.objectives import OBJECTIVES, gradient_weight
 from trl_drgrpo.labs.study.tabular import TabularRun, TabularTask, run_tabular
 
 _STRIDE = 10  # steps between two points of the stored curves
@@ -33,15 +33,15 @@ def tabular_study(seeds: Sequence[int], task: TabularTask = TabularTask()) -> di
             "length_start": round(runs[0].length_right[0], 3),
             "curves": [_thinned(run) for run in runs],
         }
-    mass = {
-        "without_std": gradient_mass(task.num_generations, False),
-        "with_std": gradient_mass(task.num_generations, True),
+    weights = {
+        "without_std": gradient_weight(task.num_generations, False),
+        "with_std": gradient_weight(task.num_generations, True),
     }
     return {
         "task": dataclasses.asdict(task),
         "seeds": list(seeds),
         "objectives": objectives,
-        "gradient_mass": mass,
+        "gradient_mass": weights,
         "stride": _STRIDE,
     }
 
@@ -66,20 +66,20 @@ def table(results: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def mass_table(results: dict[str, Any]) -> str:
+def gradient_weight_table(results: dict[str, Any]) -> str:
     """The difficulty bias as a Markdown table: pull on a prompt by its right answers, the even prompt being 1."""
-    mass = results["gradient_mass"]
-    group = len(mass["with_std"]) - 1
-    even = {name: values[group // 2] for name, values in mass.items()}
+    weights = results["gradient_mass"]
+    group = len(weights["with_std"]) - 1
+    even = {name: values[group // 2] for name, values in weights.items()}
     lines = [f"| right answers of {group} | without std (Dr. GRPO) | with std | ratio |", "|---|---|---|---|"]
     for right in range(1, group):
-        without, std = (mass[name][right] / even[name] for name in ("without_std", "with_std"))
+        without, std = (weights[name][right] / even[name] for name in ("without_std", "with_std"))
         lines.append(f"| {right} | {without:.2f} | {std:.2f} | {std / without:.2f} |")
     return "\n".join(lines)
 
 
 def draw(results: dict[str, Any], path: Path) -> Path:
-    """Lengths over the steps for the objectives, all seeds, and the gradient mass by difficulty.
+    """Lengths over the steps for the objectives, all seeds, and the gradient weight by difficulty.
 
     Args:
         results (`dict[str, Any]`): Of [`tabular_study`].
@@ -103,7 +103,7 @@ def draw(results: dict[str, Any], path: Path) -> Path:
         panel.set(title=OBJECTIVES[name].label, xlabel="optimizer step", ylim=(0, results["task"]["max_length"] * 0.8))
     axes[0].set_ylabel("expected length (tokens)")
     axes[0].legend(frameon=False)
-    _draw_mass(axes[-1], results["gradient_mass"])
+    _draw_gradient_weight(axes[-1], results["gradient_mass"])
     for panel in axes:
         panel.spines[["top", "right"]].set_visible(False)
         panel.grid(alpha=0.25)
@@ -111,12 +111,16 @@ def draw(results: dict[str, Any], path: Path) -> Path:
     return path
 
 
-def _draw_mass(axes: Any, mass: dict[str, list[float]]) -> None:
-    group = len(mass["with_std"]) - 1
+def _draw_gradient_weight(axes: Any, weights: dict[str, list[float]]) -> None:
+    group = len(weights["with_std"]) - 1
     for name, color, label in (("with_std", "#d55e00", "with std"), ("without_std", "#0072b2", "without (Dr. GRPO)")):
-        even = mass[name][group // 2]
+        even = weights[name][group // 2]
         axes.plot(
-            [k / group for k in range(group + 1)], [m / even for m in mass[name]], "o-", color=color, label=label
+            [k / group for k in range(group + 1)],
+            [weight / even for weight in weights[name]],
+            "o-",
+            color=color,
+            label=label,
         )
     axes.set(
         title="Pull on a prompt by its difficulty", xlabel="pass rate of the group", ylabel="sum of |A|, even = 1"
