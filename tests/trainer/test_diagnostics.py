@@ -79,7 +79,7 @@ def test_logged_metrics_are_those_of_the_recorded_rows(settings, prompts, tokeni
         assert logs["reward"] == pytest.approx(logs["drgrpo/pass_rate"])
         assert logs["completions/truncated_frac"] == logs["completions/clipped_ratio"]
         assert logs["completions/mean_length"] == pytest.approx(statistics.fmean(row["length"] for row in rows))
-        for name, wanted in (("right", 1.0), ("wrong", 0.0)):
+        for name, wanted in (("correct", 1.0), ("incorrect", 0.0)):
             lengths = [row["length"] for row in rows if row["reward"] == wanted]
             mean = logs.get(f"completions/length_{name}_mean")
             assert mean == (pytest.approx(statistics.fmean(lengths)) if lengths else None)
@@ -147,10 +147,10 @@ def test_the_run_log_names_the_segmenter_that_was_used(settings, prompts, tokeni
     assert read(settings, "run.json")["objective"]["step_separator"] == recorded
 
 
-def test_an_outcome_reward_that_is_none_says_nothing_about_right(settings, prompts, tokenizer):
+def test_an_outcome_reward_that_is_none_says_nothing_about_correctness(settings, prompts, tokenizer):
     arguments = {"step_reward_funcs": step_reward}
     trainer = run(settings, prompts, tokenizer, None, arguments, max_steps=1, step_separator=["tokens:3"])
-    assert trainer.diagnostics.right_rule is None
+    assert trainer.diagnostics.correctness_rule is None
     assert "drgrpo/pass_rate" not in trainer.state.log_history[0]
     assert trainer.state.log_history[0]["drgrpo/zero_signal_frac"] < 1  # the steps do have a signal
 
@@ -160,7 +160,7 @@ def test_a_continuous_reward_says_once_what_to_set(settings, prompts, tokenizer,
         trainer = run(settings, prompts, tokenizer, reward)
     assert caplog.text.count("Set right_threshold") == 1
     assert not [
-        name for entry in trainer.state.log_history for name in entry if "right" in name or "pass_rate" in name
+        name for entry in trainer.state.log_history for name in entry if "correct" in name or "pass_rate" in name
     ]
     assert all(row["right"] is None for row in read(settings, "completions.jsonl")[-1]["rows"])
 
@@ -235,7 +235,7 @@ def test_what_was_seen_of_a_reward_survives_a_resume(settings, prompts, tokenize
     resumed = DrGRPOTrainer(tiny_model(tokenizer), reward, DrGRPOConfig(**fields), prompts, processing_class=tokenizer)
     caplog.clear()
     resumed.train(resume_from_checkpoint=str(checkpoint))
-    assert resumed.diagnostics.right_rule.is_binary is False
+    assert resumed.diagnostics.correctness_rule.is_binary is False
     assert "right_threshold" not in caplog.text
 
 
@@ -401,7 +401,7 @@ def test_a_tools_tokens_are_masked_spans_and_no_length(tokenizer):
     assert list(rows[0].trained) == [True, True, False, False, False, True, True]
     assert list(rows[0].token_advantages) == [0.5, 0.5, 0, 0, 0, 0.5, 0.5]
     assert list(rows[1].token_advantages) == [-0.5] * 3
-    assert [row.right for row in rows] == [True, False]
+    assert [row.correct for row in rows] == [True, False]
 
 
 def test_a_truncated_row_that_is_masked_is_recorded_as_such(settings, prompts, tokenizer):

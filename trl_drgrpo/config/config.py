@@ -88,11 +88,11 @@ class DrGRPOConfig(GRPOConfig):
         > Diagnostics
 
         right_reward (`str`, *optional*):
-            Name of the reward function that says which completions are right; the first one by default. For pass
-            rate, lengths of right and wrong completions, and difficulties.
+            Name of the reward function that says which completions are correct; the first one by default. For pass
+            rate, lengths of correct and incorrect completions, and difficulties.
         right_threshold (`float`, *optional*):
-            A completion is right if that reward is at least this. Without it only a reward that gives nothing but 0
-            and 1 is read as wrong and right.
+            A completion is correct if that reward is at least this. Without it only a reward that gives nothing but 0
+            and 1 is read as incorrect and correct.
         run_log (`bool`, *optional*, defaults to `True`):
             Write metrics, warnings and recorded completions to `<output_dir>/_drgrpo`, for `trl-drgrpo report`.
         record_groups (`int`, *optional*, defaults to `4`):
@@ -217,13 +217,13 @@ class DrGRPOConfig(GRPOConfig):
     )
     right_reward: str | None = field(
         default=None,
-        metadata={"help": "The reward function that says which completions are right. Defaults to the first one."},
+        metadata={"help": "The reward function that says which completions are correct. Defaults to the first one."},
     )
     right_threshold: float | None = field(
         default=None,
         metadata={
-            "help": "A completion is right if right_reward is at least this. Without it: if it is 1, while the reward "
-            "gives nothing but 0 and 1."
+            "help": "A completion is correct if right_reward is at least this. Without it: if it is 1, while the "
+            "reward gives nothing but 0 and 1."
         },
     )
     run_log: bool = field(

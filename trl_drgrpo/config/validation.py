@@ -23,8 +23,8 @@ ADAPTER_DTYPES = ("float32", "upstream")
 
 # What each other loss of TRL would bring back, in the words of the error message.
 _BIAS_OF_LOSS = {
-    "grpo": "It divides each completion's loss by its own length: a long wrong answer is punished less per token than "
-    "a short one, so wrong answers grow (length bias).",
+    "grpo": "It divides each completion's loss by its own length: a long incorrect answer is punished less per token "
+    "than a short one, so incorrect answers grow (length bias).",
     "bnpo": "It divides by the tokens of a micro-batch: the weight of a token depends on which rows share it.",
     "dapo": "It divides by the tokens of the batch: the weight of a row depends on how long the others are.",
 }

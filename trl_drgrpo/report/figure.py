@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 _COLUMNS = 3
 _COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#8a6d00")  # Okabe and Ito's, yellow darkened
-_ROLES = {"right": "#0072b2", "wrong": "#d55e00"}
+_ROLES = {"correct": "#0072b2", "incorrect": "#d55e00"}
 _DASHES = ("-", "--", ":")
 _SMOOTHING = 0.8
 

@@ -72,7 +72,7 @@ def read_plain_run(folder: Path) -> Run:
         run.completions = completions
         derived, notes = derived_metrics(completions)
         run.logged = _merged(run.logged, derived)
-        completions.right_is_one = bool(derived)
+        completions.one_is_correct = bool(derived)
         run.notes += notes
     run.notes += completions.notes
     if path is not None and state:

@@ -154,7 +154,7 @@ def _facts(about: dict[str, Any], starts: list[Any], began: float | None) -> dic
         "dataset": about.get("dataset"),
         "rewards": _weighted(names, weights),
         "step rewards": _weighted(*(mapping(about.get("step_rewards")).get(key) for key in ("names", "weights"))),
-        "right": _right(mapping(about.get("right"))),
+        "correct": _correctness(mapping(about.get("right"))),
         "max_steps": about.get("max_steps"),
         "device": latest.get("device"),
         "processes": latest.get("processes"),
@@ -174,11 +174,11 @@ def _weighted(names: Any, weights: Any) -> str:
     )
 
 
-def _right(right: Any) -> str:
-    if "reward" not in right:
+def _correctness(rule: Any) -> str:
+    if "reward" not in rule:
         return ""
-    threshold = right.get("threshold")
-    return f"{text(right['reward'])} {'is 1 (of 0 and 1)' if threshold is None else f'at least {text(threshold)}'}"
+    threshold = rule.get("threshold")
+    return f"{text(rule['reward'])} {'is 1 (of 0 and 1)' if threshold is None else f'at least {text(threshold)}'}"
 
 
 def _moment(time: float | None) -> str | None:

@@ -35,7 +35,7 @@ def test_a_whole_run(folder):
     assert (run.name, run.kind, run.status) == ("first", "trl-drgrpo", "finished at step 200")
     assert run.objective["loss_normalizer"] == 512
     assert run.facts["rewards"] == "math_reward + 0.1 format_reward"
-    assert run.facts["right"] == "math_reward at least 1.0"
+    assert run.facts["correct"] == "math_reward at least 1.0"
     assert [entry.step for entry in run.logged if entry.mode == "train"] == list(range(1, 21))
     assert [warning.cause for warning in run.warnings] == ["dead_groups_too_hard", "kl_out_of_range"]
     groups = looked_at(run)
@@ -63,9 +63,9 @@ def test_runs_of_0_1_read_as_those_of_today(folder, tmp_path):
     assert read_run(tmp_path).logged[0].metrics == entries[20]
 
 
-def test_right_without_a_threshold(folder):
+def test_correctness_without_a_threshold(folder):
     (folder / "_drgrpo" / "run.json").write_text(json.dumps(about(right={"reward": "r", "threshold": None})))
-    assert read_run(folder).facts["right"] == "r is 1 (of 0 and 1)"
+    assert read_run(folder).facts["correct"] == "r is 1 (of 0 and 1)"
 
 
 def test_the_log_folder_itself_names_the_same_run(folder):

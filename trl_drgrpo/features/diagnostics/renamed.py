@@ -11,6 +11,13 @@ from trl_drgrpo.features.diagnostics.statistics import BUCKETS
 T = TypeVar("T")
 
 OLD_NAMES = {  # new -> old
+    "completions/length_correct_mean": "completions/length_right_mean",
+    "completions/length_incorrect_mean": "completions/length_wrong_mean",
+    "completions/truncated_correct_frac": "completions/truncated_right_frac",
+    "completions/truncated_incorrect_frac": "completions/truncated_wrong_frac",
+    "drgrpo/all_correct_frac": "drgrpo/all_right_frac",
+    "drgrpo/all_incorrect_frac": "drgrpo/all_wrong_frac",
+} | {
     f"difficulty/gradient_weight_{kind}/{bucket}": f"difficulty/mass_{kind}/{bucket}"
     for kind in ("frac", "frac_grpo")
     for bucket in BUCKETS

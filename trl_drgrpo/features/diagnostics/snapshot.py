@@ -78,12 +78,12 @@ class BatchSnapshot:
         self._token_values = self._per_recorded_row(copied) if batch.steps is not None else {}
         self._add_rows_with_tools(copied)
 
-    def recorded_rows(self, names: Sequence[str], right: Sequence[bool | None] | None) -> Iterator[RecordedRow]:
+    def recorded_rows(self, names: Sequence[str], correct: Sequence[bool | None] | None) -> Iterator[RecordedRow]:
         """This rank's rows of the groups that are recorded.
 
         Args:
             names (`Sequence[str]` of length `F`): The reward functions.
-            right (`Sequence[bool or None]` of length `B`, *optional*): Over all ranks.
+            correct (`Sequence[bool or None]` of length `B`, *optional*): Over all ranks.
         """
         scored, steps = self.batch.scored, self.batch.steps
         for i in self._recorded:
@@ -105,7 +105,7 @@ class BatchSnapshot:
                 advantage=self.outcome_advantages[row],
                 length=own.length,
                 truncated=own.truncated,
-                right=right[row] if right else None,
+                correct=correct[row] if correct else None,
             )
 
     def _per_recorded_row(self, copied: dict[str, list[float]]) -> dict[int, tuple[list[float], list[bool]]]:

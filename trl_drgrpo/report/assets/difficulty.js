@@ -1,6 +1,6 @@
 // Difficulty over time as a heat map, and the gradient weight by difficulty with both weightings.
 const HEAT = { width: 560, left: 74, row: 22 };
-const bucketName = (bucket) => ({ 0: "none right", 100: "all right" })[bucket] || bucket.replace("-", "–") + "%";
+const bucketName = (bucket) => ({ 0: "none correct", 100: "all correct" })[bucket] || bucket.replace("-", "–") + "%";
 
 function heatMap(difficulty, most, read) {
   const buckets = [...DATA.buckets].reverse();
@@ -16,14 +16,14 @@ function heatMap(difficulty, most, read) {
     const at = event.target.dataset && event.target.dataset.at;
     if (!at) return;
     const [bucket, column] = at.split("/");
-    read.textContent = `step ${difficulty.steps[column]}: ${number(difficulty.groups[bucket][column], true)} of the groups had ${bucketName(bucket)}${bucket === "0" || bucket === "100" ? "" : " right"}`;
+    read.textContent = `step ${difficulty.steps[column]}: ${number(difficulty.groups[bucket][column], true)} of the groups had ${bucketName(bucket)}${bucket === "0" || bucket === "100" ? "" : " correct"}`;
   });
   return chart;
 }
 
 function gradientWeightBars(weight) {
   const kinds = [["gradient_weight_frac", "bar-dr", "Dr. GRPO's weights"], ["gradient_weight_frac_grpo", "bar-grpo", "GRPO's weights"]].filter(([kind]) => weight[kind]);
-  // Groups that are all right or all wrong have weight through step rewards, or through another reward.
+  // Groups that are all correct or all incorrect have weight through step rewards, or through another reward.
   const buckets = DATA.buckets.filter((bucket, i) => (i > 0 && i < DATA.buckets.length - 1) || kinds.some(([kind]) => weight[kind][bucket] > 0));
   const left = HEAT.left, room = HEAT.width - left - 60;
   const most = Math.max(...kinds.flatMap(([kind]) => buckets.map((bucket) => weight[kind][bucket] || 0)), 0.01);

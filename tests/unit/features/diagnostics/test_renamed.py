@@ -10,8 +10,8 @@ from trl_drgrpo.features.diagnostics.statistics import BatchRows, batch_statisti
 def logged():
     """Two groups of two with everything that can be said of a batch: one solved in half, one not at all."""
     rewards, lengths = [1.0, 0.0, 0.0, 0.0], [2, 3, 4, 5]
-    right, cut = [True, False, False, False], [False, True, False, True]
-    return batch_statistics(BatchRows(2, rewards, lengths, lengths, [1.0, 1.5, 0.0, 0.0], cut, [1, 2, 3, 4], right))
+    correct, cut = [True, False, False, False], [False, True, False, True]
+    return batch_statistics(BatchRows(2, rewards, lengths, lengths, [1.0, 1.5, 0.0, 0.0], cut, [1, 2, 3, 4], correct))
 
 
 def test_the_new_names_are_logged_and_no_old_one(logged):
