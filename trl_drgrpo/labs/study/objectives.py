@@ -78,7 +78,7 @@ OBJECTIVES = {
 
 
 def gradient_weight(num_generations: int, divides_by_std: bool) -> list[float]:
-    """`sum_i |A_i|` of a group with k right answers, for k = 0 to G: how hard the update pulls on such a prompt.
+    """`sum_i |A_i|` of a group with k correct answers, for k = 0 to G: how hard the update pulls on such a prompt.
 
     Args:
         num_generations (`int`): G.

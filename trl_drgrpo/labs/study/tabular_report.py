@@ -20,9 +20,9 @@ def tabular_study(seeds: Sequence[int], task: TabularTask = TabularTask()) -> di
         task ([`TabularTask`]): Sizes.
 
     Returns:
-        `dict[str, Any]`: `task`, `seeds`, `objectives` (per objective: lengths of right and wrong answers at the start
-        and per seed at the end, in tokens, and thinned curves), `gradient_mass` (sum of |A| in a group by its number
-        of right answers, with and without std).
+        `dict[str, Any]`: `task`, `seeds`, `objectives` (per objective: lengths of correct and incorrect answers at the
+        start and per seed at the end, in tokens, and thinned curves), `gradient_mass` (sum of |A| in a group by its
+        number of correct answers, with and without std).
     """
     objectives = {}
     for name in OBJECTIVES:
@@ -57,7 +57,7 @@ def table(results: dict[str, Any]) -> str:
     """The lengths at the end as a Markdown table, mean and 95% interval over seeds, in tokens."""
     start = next(iter(results["objectives"].values()))["length_start"]
     lines = [
-        f"| objective | wrong answers, from {start:.1f} tokens to | right answers, from {start:.1f} tokens to |",
+        f"| objective | incorrect answers, from {start:.1f} tokens to | correct answers, from {start:.1f} tokens to |",
         "|---|---|---|",
     ]
     for name, found in results["objectives"].items():
@@ -67,11 +67,11 @@ def table(results: dict[str, Any]) -> str:
 
 
 def gradient_weight_table(results: dict[str, Any]) -> str:
-    """The difficulty bias as a Markdown table: pull on a prompt by its right answers, the even prompt being 1."""
+    """The difficulty bias as a Markdown table: pull on a prompt by its correct answers, the even prompt being 1."""
     weights = results["gradient_mass"]
     group = len(weights["with_std"]) - 1
     even = {name: values[group // 2] for name, values in weights.items()}
-    lines = [f"| right answers of {group} | without std (Dr. GRPO) | with std | ratio |", "|---|---|---|---|"]
+    lines = [f"| correct answers of {group} | without std (Dr. GRPO) | with std | ratio |", "|---|---|---|---|"]
     for right in range(1, group):
         without, std = (weights[name][right] / even[name] for name in ("without_std", "with_std"))
         lines.append(f"| {right} | {without:.2f} | {std:.2f} | {std / without:.2f} |")
@@ -98,8 +98,8 @@ def draw(results: dict[str, Any], path: Path) -> Path:
             steps = [results["stride"] * i for i in range(len(curve["wrong"]))]
             panel.plot(steps, curve["wrong"], color="#d55e00", alpha=0.6, linewidth=1.2)
             panel.plot(steps, curve["right"], color="#0072b2", alpha=0.6, linewidth=1.2)
-        panel.plot([], [], color="#d55e00", label="wrong answers")
-        panel.plot([], [], color="#0072b2", label="right answers")
+        panel.plot([], [], color="#d55e00", label="incorrect answers")
+        panel.plot([], [], color="#0072b2", label="correct answers")
         panel.set(title=OBJECTIVES[name].label, xlabel="optimizer step", ylim=(0, results["task"]["max_length"] * 0.8))
     axes[0].set_ylabel("expected length (tokens)")
     axes[0].legend(frameon=False)
