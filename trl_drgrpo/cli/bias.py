@@ -1,8 +1,8 @@
 """`trl-drgrpo bias --config recipe.yaml [--flag value ...]`: what one update would do to the length of answers.
 
 Takes what `trl-drgrpo train` takes, samples a few generation batches from the model as it is, trains nothing, and
-prints for each objective of the family the expected change of the length of right answers, of wrong answers and of the
-pass rate, with standard errors: a bias without waiting for a run. stdout: a table, or JSON; stderr: progress.
+prints for each objective of the family the expected change of the length of correct answers, of incorrect ones and of
+the pass rate, with standard errors: a bias without waiting for a run. stdout: a table, or JSON; stderr: progress.
 """
 
 import argparse
@@ -56,7 +56,7 @@ def _measured(trainer: Any, batches: int, as_json: bool) -> str:
 
     def said(number: int, rollouts: Any) -> None:
         console.log(
-            f"batch {number + 1}/{batches}: {len(rollouts.lengths)} completions, {rollouts.right.mean():.0%} right"
+            f"batch {number + 1}/{batches}: {len(rollouts.lengths)} completions, {rollouts.right.mean():.0%} correct"
         )
 
     changes = measure_model(trainer, batches, said)

@@ -66,7 +66,8 @@ def _tabular(seeds: range, numbers: Path) -> tuple[Any, dict[str, Any]]:
 
     results = {**provenance("tabular", len(seeds)), **tabular_report.tabular_study(seeds)}
     print(f"Length of answers, {len(seeds)} seeds, mean and 95% interval:\n\n{tabular_report.table(results)}")
-    print(f"\nPull on a prompt (sum of |A|, the even prompt being 1):\n\n{tabular_report.mass_table(results)}")
+    weights = tabular_report.gradient_weight_table(results)
+    print(f"\nPull on a prompt (sum of |A|, the even prompt being 1):\n\n{weights}")
     numbers.write_text(json.dumps(results) + "\n", encoding="utf-8")
     return tabular_report.draw, results
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#8a6d00")  # Okabe and Ito's, yellow darkened
-ROLES = {"right": COLORS[0], "wrong": COLORS[1]}
+ROLES = {"correct": COLORS[0], "incorrect": COLORS[1]}
 
 
 def new_figure(rows: int, columns: int, width: float, height: float, **shared: Any) -> "tuple[Figure, list[Axes]]":

@@ -29,13 +29,13 @@ class SavedCompletions:
 
     Attributes:
         notes (`list[str]`): What could not be read, and how gaps were filled.
-        right_is_one (`bool`): Whether a reward of 1 makes a completion right: set once all are known to be 0 or 1.
+        one_is_correct (`bool`): Whether a reward of 1 makes a completion correct: set once all are known to be 0 or 1.
     """
 
     def __init__(self, folder: Path):
         self._folder = folder
         self.notes: list[str] = []
-        self.right_is_one = False
+        self.one_is_correct = False
         self._groups: list[tuple[Path, int]] = []
         self._open: tuple[Path, list[Group]] | None = None
         self._rows = 0
@@ -103,7 +103,7 @@ class SavedCompletions:
             encoded = self.tokenizer.encode_batch([row.text for row in group.rows], add_special_tokens=False)
             for row, one in zip(group.rows, encoded, strict=True):
                 row.length = len(one.ids)
-        if self.right_is_one:
+        if self.one_is_correct:
             for row in group.rows:
                 row.right = None if row.reward is None else row.reward == 1
         return group

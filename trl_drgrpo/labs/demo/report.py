@@ -52,8 +52,8 @@ def before_after_table(result: "DemoResult") -> Table:
         table.add_row(f"{mode} accuracy", f"{before:.1f}%", f"{after:.1f}%", f"{after - before:+.1f} points")
     before, after = result.before["sampled"], result.after["sampled"]
     for name, old, new in (
-        ("mean length, right (tokens)", before.length_right_mean, after.length_right_mean),
-        ("mean length, wrong (tokens)", before.length_wrong_mean, after.length_wrong_mean),
+        ("mean length, correct (tokens)", before.length_right_mean, after.length_right_mean),
+        ("mean length, incorrect (tokens)", before.length_wrong_mean, after.length_wrong_mean),
     ):
         change = "" if old is None or new is None else f"{new - old:+.1f}"
         table.add_row(name, *("none" if value is None else f"{value:.1f}" for value in (old, new)), change)
@@ -62,7 +62,7 @@ def before_after_table(result: "DemoResult") -> Table:
         steps, right = [[numbers[name] for numbers in (old, new)] for name in ("steps_mean", "process_reward")]
         table.add_row("steps per completion", *(f"{value:.1f}" for value in steps), f"{steps[1] - steps[0]:+.1f}")
         change = f"{100 * (right[1] - right[0]):+.1f} points"
-        table.add_row("right steps", *(f"{value:.1%}" for value in right), change)
+        table.add_row("correct steps", *(f"{value:.1%}" for value in right), change)
     return table
 
 
@@ -74,7 +74,7 @@ def samples_table(result: "DemoResult") -> Table:
     for row, numbers in enumerate(result.problems[:_SAMPLES]):
         cells = [Text("+".join(map(str, numbers)))]
         for evaluation in (result.before["sampled"], result.after["sampled"]):
-            verdict = "right" if evaluation.right[row] else f"wrong, {sum(numbers)} is right"
+            verdict = "correct" if evaluation.right[row] else f"incorrect, {sum(numbers)} is correct"
             cells.append(Text(f"{evaluation.texts[row]}\n({verdict})"))
         table.add_row(*cells)
     return table
@@ -106,8 +106,8 @@ def draw_curves(curves: dict[str, list[float | None]], path: Path) -> Path:
     steps = curves["step"]
     _curve(rate, steps, curves["pass_rate"], COLORS[2], None)
     rate.set(xlabel="training step", ylabel="pass rate (training problems)", ylim=(0, 1.02))
-    _curve(length, steps, curves["length_right_mean"], ROLES["right"], "right completions")
-    _curve(length, steps, curves["length_wrong_mean"], ROLES["wrong"], "wrong completions")
+    _curve(length, steps, curves["length_right_mean"], ROLES["correct"], "correct completions")
+    _curve(length, steps, curves["length_wrong_mean"], ROLES["incorrect"], "incorrect completions")
     length.set(xlabel="training step", ylabel="mean length (tokens)")
     return save_figure(figure, path)
 

@@ -51,7 +51,7 @@ def draw_groups(groups: Sequence[ExampleGroup], objectives: Sequence[str] = COMP
 def _draw_lengths(axes: Any, group: ExampleGroup) -> None:
     colors = [_RIGHT if right else _WRONG for right in group.is_right]
     axes.bar(np.arange(group.num_generations) + 1, group.lengths, color=colors, width=0.7)
-    axes.set_title(f"{group.right} of {group.num_generations} right", fontsize=11)
+    axes.set_title(f"{group.right} of {group.num_generations} correct", fontsize=11)
 
 
 def _draw_values(axes: Any, group: ExampleGroup, values: dict[str, np.ndarray]) -> None:
@@ -79,7 +79,7 @@ def _legend(figure: Any, objectives: Sequence[str]) -> None:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    handles: list[Any] = [Patch(color=_RIGHT, label="right answer"), Patch(color=_WRONG, label="wrong answer")]
+    handles: list[Any] = [Patch(color=_RIGHT, label="correct answer"), Patch(color=_WRONG, label="incorrect answer")]
     for name in objectives:
         fill = _NEUTRAL if name == "dr_grpo" else "white"
         style: dict[str, Any] = {
@@ -97,7 +97,7 @@ def _marker(objective: str) -> str:
 
 
 def group_widget() -> Any:
-    """Sliders for how many of 8 answers are right, for the lengths and the cut, a choice of objectives, the drawing.
+    """Sliders for how many of 8 answers are correct, for the lengths and the cut, a choice of objectives, the drawing.
 
     Returns:
         `ipywidgets.VBox`: Its last child is the drawing, an `ipywidgets.Image`.
@@ -111,9 +111,9 @@ def group_widget() -> Any:
     sliders = {
         name: ipywidgets.IntSlider(value, low, high, description=text, style=style, continuous_update=False)
         for name, text, value, low, high in (
-            ("right", "right answers", 4, 0, 8),
-            ("length_right", "right, tokens", 50, 1, 500),
-            ("length_wrong", "wrong, tokens", 200, 1, 500),
+            ("right", "correct answers", 4, 0, 8),
+            ("length_right", "correct, tokens", 50, 1, 500),
+            ("length_wrong", "incorrect, tokens", 200, 1, 500),
             ("max_length", "cut at, tokens (L)", 500, 1, 500),
         )
     }
