@@ -33,7 +33,7 @@ _HOMES = {
     "DrGRPOScriptArguments": ("trl_drgrpo", "cli/script_arguments.py"),
     "GRPOScriptArguments": ("trl", "scripts/grpo.py"),
     "ScriptArguments": ("trl", "scripts/utils.py"),
-    "DrGRPOConfig": ("trl_drgrpo", "config.py"),
+    "DrGRPOConfig": ("trl_drgrpo", "config/config.py"),
     "GRPOConfig": ("trl", "trainer/grpo_config.py"),
     "_BaseConfig": ("trl", "trainer/base_config.py"),
     "TrainingArguments": ("transformers", "training_args.py"),
