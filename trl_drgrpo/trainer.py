@@ -12,7 +12,7 @@ import textwrap
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from datasets import Dataset, DatasetDict, IterableDataset, IterableDatasetDict
@@ -27,8 +27,8 @@ from trl_drgrpo.features.diagnostics.movement import MovementWatch
 from trl_drgrpo.features.fast_path.feature import FastPath
 from trl_drgrpo.features.model_card.feature import ModelCard
 from trl_drgrpo.features.resume.feature import Resume
-from trl_drgrpo.objective.advantages import RunningRewardScale, combine_rewards, group_advantages
-from trl_drgrpo.objective.step_advantages import spread_over_tokens, step_advantages
+from trl_drgrpo.objective.advantages import AdvantageBaseline, RunningRewardScale, combine_rewards, group_advantages
+from trl_drgrpo.objective.step_advantages import StepBaseline, StepCredit, spread_over_tokens, step_advantages
 from trl_drgrpo.process_rewards.calling import RaggedRewards, StepRewardFunc, StepScorer, StepScores, process_only
 from trl_drgrpo.process_rewards.steps import StepSegmenter
 from trl_drgrpo.process_rewards.steps import step_segmenter as build_segmenter
@@ -163,7 +163,7 @@ class DrGRPOTrainer(HostTrainer):
         self.diagnostics, self.fast_path = Diagnostics(self), FastPath(self)
         self.resume, self.model_card = Resume(self), ModelCard(self)
         self.movement_watch = MovementWatch(self)
-        self.features = [self.diagnostics, self.fast_path, self.resume, self.model_card]
+        self.features = [self.resume, self.diagnostics, self.fast_path, self.model_card]
         super().__init__(
             model=model,
             reward_funcs=[
@@ -191,7 +191,7 @@ class DrGRPOTrainer(HostTrainer):
         if self.use_vllm and not self.in_lockstep:
             sync_merged_layers(self.vllm_generation)
         if not self.in_lockstep:  # there, a process may hold a part of each gradient only
-            self.features.append(self.movement_watch)
+            self.features = [*self.features, self.movement_watch]
         for feature in self.features:
             self.add_callback(feature)
             feature.on_trainer_built()
@@ -243,7 +243,7 @@ class DrGRPOTrainer(HostTrainer):
         """Replace the advantages of a scored generation batch by those of Dr. GRPO."""
         rewards = combine_rewards(self._batch.rewards_per_func, self.reward_weights)  # (B,) over all ranks
         self._refuse_infinite(rewards, "weighted sum of the rewards")
-        outcome = group_advantages(rewards, self.group_size, self.args.advantage_baseline)  # (B,)
+        outcome = group_advantages(rewards, self.group_size, cast(AdvantageBaseline, self.args.advantage_baseline))
         if self.args.scale_by_running_std:
             if self.model.training:
                 self.reward_scale.update(rewards)
@@ -290,8 +290,8 @@ class DrGRPOTrainer(HostTrainer):
         credits = step_advantages(
             step_rewards,
             self.group_size,
-            self.args.step_credit,
-            self.args.step_baseline,
+            cast(StepCredit, self.args.step_credit),
+            cast(StepBaseline, self.args.step_baseline),
             deepseekmath_std=self.args.deepseekmath_step_std,
         )
         return spread_over_tokens(credits[self.own_rows], [each.ends for each in steps.steps], trained)

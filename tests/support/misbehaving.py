@@ -140,3 +140,7 @@ def multiply(path, generations):
     with open(path, "a") as file:
         file.write(f"{os.getpid()}\n")
     time.sleep(600)
+
+
+def same(completions, answer, **kwargs):
+    return [float(completion == right) for completion, right in zip(completions, answer, strict=True)]

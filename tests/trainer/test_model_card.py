@@ -209,7 +209,7 @@ def test_fields_of_trl_that_are_none_break_no_description(plain_card, tmp_path):
     for name in {*fields, "max_grad_norm"}.difference(filled_in):
         with swapped(trainer.args, **{name: None}):
             card_text(trainer, trainer.model, False, tmp_path, None)
-            run_facts(trainer)
+            run_facts(trainer, None)
             setup_of(trainer.args, trainer.model)
 
 

@@ -32,7 +32,8 @@ class MovedModules:
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> Any:
         place = _new_place(name)
-        return ModuleSpec(name, self, origin=place, is_package=True) if place else None
+        loader: Any = self  # finder and loader need no base class
+        return ModuleSpec(name, loader, origin=place, is_package=True) if place else None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         return _Alias(spec.name, str(spec.origin))
@@ -47,7 +48,7 @@ class _Alias(ModuleType):
     def __init__(self, name: str, place: str):
         super().__init__(name)
         self.__dict__["_moved"] = import_module(place)
-        self.__path__: list[str] = []  # modules below it are looked for here, too, not loaded a second time
+        self.__path__ = []  # modules below it are looked for here, too, not loaded a second time
         message = f"{name} has moved to {place}; the old path goes away in 0.3."
         warnings.warn(message, DeprecationWarning, stacklevel=3)
 
@@ -71,4 +72,5 @@ def _new_place(name: str) -> str | None:
 def find_moved_modules() -> None:
     """Let imports find them; once per process."""
     if not any(isinstance(finder, MovedModules) for finder in sys.meta_path):
-        sys.meta_path.append(MovedModules())  # type: ignore[arg-type]  # a finder needs no base class
+        finder: Any = MovedModules()
+        sys.meta_path.append(finder)

@@ -211,7 +211,12 @@ class Feature(TrainerCallback):
 
     Args:
         trainer ([`DrGRPOTrainer`]): The trainer it belongs to; not built yet.
+
+    Attributes:
+        takes (`tuple[str, ...]`): Arguments read once, when the trainer is built: assigned later they come too late.
     """
+
+    takes: tuple[str, ...] = ()
 
     def __init__(self, trainer: Any = None):
         self.trainer = trainer

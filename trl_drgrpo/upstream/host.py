@@ -11,7 +11,6 @@ import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import contextmanager
-from functools import cached_property
 from pathlib import Path
 from traceback import walk_tb
 from typing import Any
@@ -27,7 +26,7 @@ from trl import GRPOTrainer  # noqa: E402
 from trl.models.utils import disable_gradient_checkpointing  # noqa: E402
 
 from trl_drgrpo.common.secrets import without_secrets  # noqa: E402
-from trl_drgrpo.upstream.description import CARD, DescriptionGuard  # noqa: E402
+from trl_drgrpo.upstream.description import CARD  # noqa: E402
 from trl_drgrpo.upstream.hooks import Hooks, ScoredBatch, ScoredTokens, TokenBatch  # noqa: E402
 from trl_drgrpo.upstream.private_state import PrivateState  # noqa: E402
 from trl_drgrpo.upstream.swapping import item_swapped, swapped  # noqa: E402
@@ -86,11 +85,6 @@ class HostTrainer(Hooks, PrivateState):
             super().__init__(model, *args, **kwargs)
         self.built_with = dict(vars(self.args))
         self.on_built(values)
-
-    @cached_property
-    def describing(self) -> DescriptionGuard:
-        """Guards what describes the run, see `description.py`."""
-        return DescriptionGuard()
 
     def score_tokens(self, model: Any, tokens: TokenBatch) -> ScoredTokens:
         """Log-probabilities and entropies of completion tokens."""

@@ -1,6 +1,8 @@
 """Private state of TRL, read and written under public names. No method of TRL is overridden here."""
 
 import math
+from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR  # noqa: E402
 from trl import GRPOTrainer  # noqa: E402
 
 from trl_drgrpo.upstream.description import DescriptionGuard  # noqa: E402
+from trl_drgrpo.upstream.hooks import Feature  # noqa: E402
 
 # Where every process takes part in every forward and backward, none may leave one out.
 _LOCKSTEP = (DistributedType.DEEPSPEED, DistributedType.FSDP, DistributedType.MEGATRON_LM)
@@ -30,8 +33,13 @@ class PrivateState(GRPOTrainer):
     model: Any
     train_sampler: Any = None  # the newest that TRL made
     built_with: dict[str, Any]  # the arguments as they were when the trainer was built
-    describing: DescriptionGuard
+    features: Sequence[Feature]
     _logged_before_step: dict[str, int] = {}  # noqa: RUF012  # replaced, never changed
+
+    @cached_property
+    def describing(self) -> DescriptionGuard:
+        """Guards what describes the run, see `description.py`."""
+        return DescriptionGuard()
 
     @property
     def in_lockstep(self) -> bool:
@@ -62,17 +70,21 @@ class PrivateState(GRPOTrainer):
         self._step = value
 
     def changed_too_late(self) -> dict[str, tuple[Any, Any]]:
-        """Arguments assigned after the constructor, of which the trainer uses a copy that it made there.
+        """Arguments assigned after the constructor, of which the trainer or a feature uses a copy made there.
 
         Returns:
             `dict[str, tuple]`: Name of the argument to its value then and its value now.
         """
+        taken = {name for feature in self.features for name in feature.takes}
         changed = {}
         for name, then in self.built_with.items():
+            now = getattr(self.args, name)
+            if name in taken and now != then:
+                changed[name] = (then, now)
             copied_as = _COPIED_AS.get(name, name)
             if copied_as not in vars(self):
                 continue
-            copied, now = vars(self)[copied_as], getattr(self.args, name)
+            copied = vars(self)[copied_as]
             if isinstance(copied, torch.Tensor):
                 copied = copied.tolist()
             if now != then and now != copied:

@@ -43,6 +43,7 @@ class Diagnostics(DescribingFeature):
         run_warnings ([`RunWarnings`]): Watches the logs of the main process.
     """
 
+    takes = ("run_log", "run_warnings", "right_reward", "right_threshold")
     run_warnings: RunWarnings
 
     def __init__(self, trainer: Any):
@@ -117,6 +118,7 @@ class Diagnostics(DescribingFeature):
         seen = self.describing.value(_STATISTICS, lambda: self._look_at(batch), otherwise=None)
         everyone = self.trainer.gathered([(seen.batch.own, seen.records) if seen else None])
         metrics = self.describing.value(_STATISTICS, lambda: self._described(seen, everyone), otherwise={})
+        metrics |= self.describing.value("The statistics of the steps", lambda: _of_steps(batch), otherwise={})
         self.trainer.log_batch({name: [value] for name, value in metrics.items()}, {})
 
     def _look_at(self, batch: CreditedBatch) -> "_Seen":
@@ -155,12 +157,7 @@ class Diagnostics(DescribingFeature):
         if self.run_log is not None and records:
             with self.describing("The run log's completions"):
                 self.run_log.completions(group_records(records, rows.num_generations, step, mode, first_group))
-        metrics = batch_statistics(rows, trains)
-        if (step_rewards := batch.step_rewards) is not None:
-            metrics |= self.describing.value(
-                "The statistics of the steps", lambda: step_statistics(step_rewards, rows.rewards), otherwise={}
-            )
-        return metrics
+        return batch_statistics(rows, trains)
 
     def _groups_before(self, mode: str, step: int, groups: int) -> int:
         """Groups in earlier batches of the step: one that accumulates, and an evaluation, may generate several."""
@@ -233,6 +230,10 @@ class Diagnostics(DescribingFeature):
         if self.right_rule is not None:
             self.right_rule.is_binary = state["right_is_binary"] is not False
         self.run_warnings.load_state_dict(state["warnings"])
+
+
+def _of_steps(batch: CreditedBatch) -> dict[str, float]:
+    return {} if batch.step_rewards is None else step_statistics(batch.step_rewards, batch.rewards.tolist())
 
 
 @dataclass(frozen=True)

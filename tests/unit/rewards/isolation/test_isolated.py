@@ -13,7 +13,7 @@ import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from misbehaving import MISDEEDS, misbehave
+from misbehaving import MISDEEDS, misbehave, same
 
 from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.rewards.columns import check_columns
@@ -46,10 +46,6 @@ def metrics():
 
     log_metric.logged = []
     return log_metric
-
-
-def same(completions, answer, **kwargs):
-    return [float(completion == right) for completion, right in zip(completions, answer, strict=True)]
 
 
 def act(completions, **kwargs):
@@ -381,7 +377,7 @@ class TestWhereFunctionsComeFrom:
             assert isolate(reward, **QUICK)(completions=["a", "bc"]) == [2.0, 4.0]
 
     def test_names(self):
-        isolated = isolate("test_rewards_isolation.same", timeout=30)
+        isolated = isolate("misbehaving.same", timeout=30)
         assert isolated.__name__ == "same"
         assert isolated(completions=["a", "b"], answer=["a", "a"]) == [1.0, 0.0]
 

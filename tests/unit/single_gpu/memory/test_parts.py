@@ -244,7 +244,7 @@ def test_what_an_op_gave_before_is_what_it_gives():
 def test_the_watch_over_movement_is_counted():
     from trl_drgrpo.features.diagnostics.movement import MovementWatch, _sample
 
-    assert MovementWatch().__init__.__defaults__[1] == estimate.WATCHED  # type: ignore[union-attr]
+    assert MovementWatch().__init__.__defaults__[2] == estimate.WATCHED  # type: ignore[union-attr]
     model = torch.nn.Sequential(torch.nn.Linear(400, 300), torch.nn.Linear(300, 7, dtype=torch.bfloat16))
     samples = _sample(model, estimate.WATCHED)
     real = sum(t.nbytes for each in samples for t in (each.index, each.start, each.touched))
