@@ -62,6 +62,7 @@ def trained(tmp_path_factory, prompts, tokenizer, saved_model):
         "beta": 0.1,
         "beta_warmup_steps": 4,
         "loss_normalizer": 64,
+        "advantage_baseline": "leave_one_out",  # so that the table of TRL would be another one
         "reward_weights": [1.0, 4.0],
         "log_completions": True,
         "num_completions_to_print": 0,
@@ -88,7 +89,7 @@ def credit(trained):
         lengths = rollouts["completion_mask"].sum(dim=1).tolist()
         ids = [row[:length] for row, length in zip(ids, lengths, strict=True)]
         with contextlib.ExitStack() as changed:
-            changed.enter_context(swapped(trained.args, **fields))
+            changed.enter_context(swapped(trained.args, **{"advantage_baseline": "group_mean", **fields}))
             if steps is not None:
                 scorer = StepScorer([lambda **call: steps], step_segmenter("tokens:4"), None, "raise")
                 changed.enter_context(swapped(trained, step_scorer=scorer))
@@ -107,9 +108,11 @@ def column(values):
 
 
 def test_rewards_of_a_run_reach_its_advantages_with_their_weights(trained):
-    # Weighted sums over the functions that applied: 1, 1 and two that nobody scored, mean 1; 1, 4, 0, 0, mean 1.25.
+    # Weighted sums over the functions that applied: 1, 1 and two that nobody scored, mean 1; 1, 4, 0, 0,
+    # less the mean of the others.
     assert trained.run.credited.rewards.nan_to_num(nan=-1.0).tolist() == [1.0, 1.0, -1.0, -1.0, 1.0, 4.0, 0.0, 0.0]
-    assert trained.run.seen["advantages"].tolist() == [0.0, 0.0, 0.0, 0.0, -0.25, 2.75, -1.25, -1.25]
+    expected = [0.0, 0.0, 0.0, 0.0, -1 / 3, 11 / 3, -5 / 3, -5 / 3]
+    assert trained.run.seen["advantages"].tolist() == pytest.approx(expected)
     assert trained.state.log_history[0]["reward"] == pytest.approx(7 / 6)
 
 
