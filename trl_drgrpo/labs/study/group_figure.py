@@ -16,7 +16,7 @@ from trl_drgrpo.labs.study.group import ExampleGroup
 from trl_drgrpo.labs.study.objectives import OBJECTIVES
 
 COMPARED = ("grpo", "dapo", "dr_grpo")  # what is drawn unless told otherwise
-_RIGHT, _WRONG, _NEUTRAL = ROLES["right"], ROLES["wrong"], "#555555"
+_RIGHT, _WRONG, _NEUTRAL = ROLES["correct"], ROLES["incorrect"], "#555555"
 _MARKERS = ("o", "s", "D", "^", "v")
 
 
