@@ -5,7 +5,6 @@ ends in a `TypeError` from deep inside, and `inf` quietly makes a whole group's 
 one error that names the function, or, for those who opted in, unscorable rows and a counter.
 """
 
-import contextlib
 import functools
 import inspect
 import keyword
@@ -116,22 +115,6 @@ def check_flag(field: str, value: Any) -> None:
     """
     if not isinstance(value, bool):
         raise InputError(field, shortened(value), "true or false", "Write it without quotes.")
-
-
-def finite_number(
-    field: str, value: Any, expected: str = "a finite number", remedy: str = "Write it as a number, for example 0.5."
-) -> float:
-    """
-    A number that was given as an option, numpy's included, as a float.
-
-    Raises:
-        [`InputError`]: If it is none, a boolean, infinite, or NaN.
-    """
-    if isinstance(value, numbers.Real) and not isinstance(value, bool):
-        with contextlib.suppress(OverflowError):
-            if math.isfinite(number := float(value)):
-                return number
-    raise InputError(field, shortened(value), expected, remedy)
 
 
 def validate_rewards(output: Any, num_completions: int, name: str) -> list[float | None]:

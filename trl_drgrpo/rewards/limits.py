@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trl_drgrpo.common.errors import InputError, shortened
-from trl_drgrpo.rewards.contract import finite_number
+from trl_drgrpo.common.ranges import finite_number
 
 _MOST_SECONDS = 10**6  # some eleven days; what waits for sockets takes no more than twice that
 _MOST_MB = 2**40  # an exabyte, which the system can still count in bytes

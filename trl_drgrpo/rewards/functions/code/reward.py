@@ -32,7 +32,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from trl_drgrpo.common.errors import InputError, shortened
-from trl_drgrpo.rewards.contract import check_column, check_flag, finite_number
+from trl_drgrpo.common.ranges import finite_number
+from trl_drgrpo.rewards.contract import check_column, check_flag
 from trl_drgrpo.rewards.functions.code.problems import ProgramTests, fenced_code, parse_tests
 from trl_drgrpo.rewards.functions.code.sandbox import Sandbox
 from trl_drgrpo.rewards.functions.code.session import BrokenTests, Clock, run_function_tests, run_programs

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trl_drgrpo.common.errors import InputError, shortened
-from trl_drgrpo.rewards.contract import finite_number
+from trl_drgrpo.common.ranges import finite_number
 from trl_drgrpo.rewards.isolation.isolated import Limits
 from trl_drgrpo.rewards.sample import SampleReward
 from trl_drgrpo.rewards.text import after_thinking
