@@ -14,7 +14,7 @@ ELSEWHERE = {  # test file -> package files
     "trainer/test_families.py": "upstream/translated_weights",
     "trainer/test_model_card.py": (
         "common/secrets features/model_card/card features/model_card/facts features/model_card/objective "
-        "features/model_card/plots features/model_card/text features/model_card/usage"
+        "features/model_card/plots features/model_card/text features/model_card/snippet"
     ),
     "trainer/test_process_rewards.py": "process_rewards/rollouts",
     "trainer/test_resume.py": "features/resume/run_state",
@@ -34,7 +34,6 @@ ELSEWHERE = {  # test file -> package files
     "unit/labs/study/test_tabular.py": ("cli/study labs/study/intervals labs/study/tables labs/study/tabular_report"),
     "unit/labs/study/test_trajectories.py": "labs/study/provenance labs/study/rungs labs/study/trajectory_report",
     "unit/labs/test_check.py": "cli/check",
-    "unit/labs/test_demo.py": "cli/demo",
     "unit/process_rewards/test_scorers.py": (
         "process_rewards/columns process_rewards/encoding process_rewards/loading process_rewards/marker "
         "process_rewards/qwen2_prm process_rewards/rules process_rewards/scorer process_rewards/texts "
@@ -66,6 +65,7 @@ ELSEWHERE = {  # test file -> package files
     "unit/rewards/functions/strings/test_matching.py": "rewards/text",
     "unit/single_gpu/test_merging.py": "cli/merge single_gpu/adapter_folder",
     "unit/test_package.py": "common/lazy common/version",
+    "unit/labs/test_demo.py": "cli/demo common/figure",
     "unit/upstream/test_seams.py": "upstream/swapping upstream/versions",
 }
 

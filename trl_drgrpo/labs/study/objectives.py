@@ -106,3 +106,6 @@ def _grouped(values: np.ndarray, num_generations: int) -> np.ndarray:
         got = f"{num_generations} for {len(values)} rows"
         raise InputError("num_generations", got, "at least 2, and a divisor of the rows", "Pass whole groups.")
     return np.asarray(values, dtype=np.float64).reshape(-1, num_generations)
+
+
+gradient_mass = gradient_weight  # its name in 0.1.0, until 0.3

@@ -16,11 +16,11 @@ from typing import Any, Generic, TypeVar
 import cloudpickle
 
 from trl_drgrpo.common.errors import InputError, RewardError
+from trl_drgrpo.common.ranges import finite_number
 from trl_drgrpo.rewards.adapters.samples import Sample, read_samples
 from trl_drgrpo.rewards.contract import (
     check_name,
     check_on_error,
-    finite_number,
     innermost,
     log_mean,
     reward_name,

@@ -126,13 +126,13 @@ def test_a_run_that_fails_says_how_and_callbacks_share_one_count(trainer):
 
 def test_what_was_seen_travels_with_checkpoints(trainer, tmp_path):
     trainer.diagnostics.on_credit(batch([0.5, 0.25]))
-    assert not trainer.diagnostics.right_rule.is_binary
+    assert not trainer.diagnostics.correctness_rule.is_binary
     trainer.diagnostics.on_checkpoint_saved(tmp_path)
     assert json.loads((tmp_path / STATE_FILE).read_text())["right_is_binary"] is False
     resumed = Diagnostics(trainer)
     resumed.on_trainer_built()
     resumed.on_checkpoint_loaded(tmp_path)
-    assert not resumed.right_rule.is_binary
+    assert not resumed.correctness_rule.is_binary
     assert resumed.run_warnings.state_dict() == trainer.diagnostics.run_warnings.state_dict()
     (tmp_path / STATE_FILE).write_text("{")
     resumed.on_checkpoint_loaded(tmp_path)  # a damaged one costs no run
@@ -147,7 +147,7 @@ def test_what_the_run_has_decides_what_is_set_up(trainer):
     trainer.args.run_log, trainer.reward_func_names = False, ["process_only"]
     diagnostics = Diagnostics(trainer)
     diagnostics.on_trainer_built()
-    assert (diagnostics.right_rule, diagnostics.run_log) == (None, None)
+    assert (diagnostics.correctness_rule, diagnostics.run_log) == (None, None)
     diagnostics.on_train_begin(trainer.args, trainer.state, None)
     diagnostics.on_train_end(trainer.args, trainer.state, None)
     assert trainer.describing.failures == {}
