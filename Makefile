@@ -8,7 +8,7 @@ OFFLINE = HF_HUB_OFFLINE=1
 
 OLDEST_VENV ?= .venv-oldest
 OLDEST_PIP = $(OLDEST_VENV)/bin/python -m pip install --quiet --constraint constraints-oldest.txt $(PIP_ARGS)
-OLDEST_TESTS = tests/trainer tests/process/test_trainer_process.py tests/process/test_vllm_server.py \
+OLDEST_TESTS = tests/trainer tests/process/test_vllm_server.py \
 	tests/process/test_vllm_colocate.py tests/unit/upstream tests/unit/config tests/unit/features tests/unit/labs/test_check.py
 
 .PHONY: setup demo check test test-programs test-slow test-oldest notebooks bench bench-overhead dist lint format clean

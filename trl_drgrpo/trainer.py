@@ -28,7 +28,7 @@ from trl_drgrpo.features.fast_path.feature import FastPath
 from trl_drgrpo.features.model_card.feature import ModelCard
 from trl_drgrpo.features.resume.feature import Resume
 from trl_drgrpo.objective.advantages import AdvantageBaseline, RunningRewardScale, combine_rewards, group_advantages
-from trl_drgrpo.objective.step_advantages import StepBaseline, StepCredit, spread_over_tokens, step_advantages
+from trl_drgrpo.objective.step_advantages import StepBaseline, StepCredit, broadcast_to_tokens, step_advantages
 from trl_drgrpo.process_rewards.calling import RaggedRewards, StepRewardFunc, StepScorer, StepScores, process_only
 from trl_drgrpo.process_rewards.steps import StepSegmenter
 from trl_drgrpo.process_rewards.steps import step_segmenter as build_segmenter
@@ -294,7 +294,7 @@ class DrGRPOTrainer(HostTrainer):
             cast(StepBaseline, self.args.step_baseline),
             deepseekmath_std=self.args.deepseekmath_step_std,
         )
-        return spread_over_tokens(credits[self.own_rows], [each.ends for each in steps.steps], trained)
+        return broadcast_to_tokens(credits[self.own_rows], [each.ends for each in steps.steps], trained)
 
     def _refuse_infinite(self, rewards: torch.Tensor, field: str) -> None:
         """An error, or NaN in place of the value (in place, `rewards` is a view) for those who opted in."""

@@ -249,9 +249,9 @@ def table(results):
         "steps per completion",
         "length, tokens",
         "`ok` lines, %",
-        "right lines, %",
+        "correct lines, %",
         "PRM's score, %",
-        "wrong lines below 1/2, %",
+        "incorrect lines below 1/2, %",
     ]
     lines = ["| " + " | ".join(header) + " |", "|---" * len(header) + "|"]
     for name, numbers, of_arm in rows:

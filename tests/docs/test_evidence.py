@@ -22,7 +22,7 @@ def read(study):
 def tables(study):
     results = read(study)
     if study == "tabular":
-        return [tabular_report.table(results), tabular_report.mass_table(results)]
+        return [tabular_report.table(results), tabular_report.gradient_weight_table(results)]
     one_step = [trajectory_report.one_step_table(results, difference) for difference in (False, True)]
     rung = RUNGS[study]
     return [*one_step, trajectory_report.table(rung, results), trajectory_report.difference_table(rung, results)]

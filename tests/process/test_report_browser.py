@@ -202,7 +202,7 @@ def test_curves_are_drawn_smoothed_and_compared(opened):
     assert script("return charts.length") >= 15
     assert texts(script, "#legend bdi") == ["first", "second"]
     lengths = "return charts[2].chart.data.length"
-    assert script(lengths) == 1 + 2 * 4  # right and wrong of two runs, each raw and smoothed
+    assert script(lengths) == 1 + 2 * 4  # correct and incorrect of two runs, each raw and smoothed
     reward = "const d = charts[0].chart.data; return [d[1], d[2]]"
     raw, smooth = script(reward)
     roughness = [sum(abs(b - a) for a, b in pairwise(values)) for values in (raw, smooth)]
@@ -214,13 +214,13 @@ def test_curves_are_drawn_smoothed_and_compared(opened):
     assert script(f"return new Set({pixels}).size") > 10  # something is drawn
 
 
-def test_gradient_mass_of_groups_that_are_all_wrong_is_shown_where_there_is_any(opened):
+def test_gradient_weight_of_groups_that_are_all_incorrect_is_shown_where_there_is_any(opened):
     script = opened("one")
-    names = "return [...massBars(%s).querySelectorAll('text:not(.ink)')].map((text) => text.textContent)"
-    mass = {"0": 0.75, "0-25": 0.25, "25-50": 0, "50-75": 0, "75-100": 0, "100": 0}
+    names = "return [...gradientWeightBars(%s).querySelectorAll('text:not(.ink)')].map((text) => text.textContent)"
+    weight = {"0": 0.75, "0-25": 0.25, "25-50": 0, "50-75": 0, "75-100": 0, "100": 0}
     middle = ["0–25%", "25–50%", "50–75%", "75–100%"]
-    assert script(names % json.dumps({"mass_frac": mass})) == ["none right", *middle]
-    assert script(names % json.dumps({"mass_frac": {**mass, "0": 0}})) == middle
+    assert script(names % json.dumps({"gradient_weight_frac": weight})) == ["none correct", *middle]
+    assert script(names % json.dumps({"gradient_weight_frac": {**weight, "0": 0}})) == middle
 
 
 def test_difficulty_and_differences(opened):

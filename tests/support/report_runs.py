@@ -144,7 +144,7 @@ def metrics(rng, step, steps, growth=0.0):
     wrong, right = 90 + 220 * growth * t + rng.gauss(0, 8), 80 + 15 * t + rng.gauss(0, 4)
     all_right, all_wrong = max(0.0, rate - 0.4 + rng.gauss(0, 0.05)), max(0.0, 0.5 - rate + rng.gauss(0, 0.04))
     shares = [max(0.0, math.exp(-(((k / 5) - rate) ** 2) / 0.05) + rng.gauss(0, 0.04)) for k in range(6)]
-    mass = [0.0, *[share * weight for share, weight in zip(shares[1:5], (0.3, 0.9, 0.9, 0.4), strict=True)], 0.0]
+    ours = [0.0, *[share * weight for share, weight in zip(shares[1:5], (0.3, 0.9, 0.9, 0.4), strict=True)], 0.0]
     grpo = [0.0, *[share * weight for share, weight in zip(shares[1:5], (0.8, 0.9, 0.9, 0.9), strict=True)], 0.0]
     logs = {
         "loss": rng.gauss(0, 0.01),
@@ -157,13 +157,13 @@ def metrics(rng, step, steps, growth=0.0):
         "kl": 0.001 + 0.02 * t + 0.002 * rng.random(),
         "entropy/with_signal": 1.2 - 0.7 * t + rng.gauss(0, 0.03) if rng.random() < 0.97 else None,
         "completions/mean_length": (right + wrong) / 2,
-        "completions/length_right_mean": right,
-        "completions/length_wrong_mean": wrong,
+        "completions/length_correct_mean": right,
+        "completions/length_incorrect_mean": wrong,
         "completions/truncated_frac": max(0.0, 0.1 - 0.1 * t + rng.gauss(0, 0.01)),
         "drgrpo/pass_rate": rate,
         "drgrpo/zero_signal_frac": all_right + all_wrong,
-        "drgrpo/all_right_frac": all_right,
-        "drgrpo/all_wrong_frac": all_wrong,
+        "drgrpo/all_correct_frac": all_right,
+        "drgrpo/all_incorrect_frac": all_wrong,
         "drgrpo/useful_token_frac": 0.9 + 0.05 * rng.random(),
         "clip_ratio/region_mean": 0.01 * rng.random(),
         "time/generate_s": 8 + rng.random(),
@@ -174,7 +174,7 @@ def metrics(rng, step, steps, growth=0.0):
         "process/steps_mean": 5 + rng.random(),
         "num_tokens": 1e5 * step,
     }
-    for name, values in (("groups_frac", shares), ("mass_frac", mass), ("mass_frac_grpo", grpo)):
+    for name, values in (("groups_frac", shares), ("gradient_weight_frac", ours), ("gradient_weight_frac_grpo", grpo)):
         logs |= {f"difficulty/{name}/{b}": v / sum(values) for b, v in zip(BUCKETS, values, strict=True)}
     return rate, logs
 

@@ -17,6 +17,7 @@ from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
 from trl_drgrpo.cli import flags, values
 from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.features.diagnostics.feature import STATE_FILE
+from trl_drgrpo.features.diagnostics.renamed import OLD_NAMES
 from trl_drgrpo.features.diagnostics.run_warnings import DEFAULTS, RunWarnings
 from trl_drgrpo.features.diagnostics.snapshot import BatchSnapshot
 from trl_drgrpo.features.diagnostics.statistics import BUCKETS
@@ -78,21 +79,23 @@ def test_logged_metrics_are_those_of_the_recorded_rows(settings, prompts, tokeni
         assert logs["reward"] == pytest.approx(logs["drgrpo/pass_rate"])
         assert logs["completions/truncated_frac"] == logs["completions/clipped_ratio"]
         assert logs["completions/mean_length"] == pytest.approx(statistics.fmean(row["length"] for row in rows))
-        for name, wanted in (("right", 1.0), ("wrong", 0.0)):
+        for name, wanted in (("correct", 1.0), ("incorrect", 0.0)):
             lengths = [row["length"] for row in rows if row["reward"] == wanted]
             mean = logs.get(f"completions/length_{name}_mean")
             assert mean == (pytest.approx(statistics.fmean(lengths)) if lengths else None)
         dead = [len({row["reward"] for row in group["rows"]}) == 1 for group in of_step]
         assert logs["drgrpo/zero_signal_frac"] == statistics.fmean(dead) == logs["frac_reward_zero_std"]
-        masses = [abs(row["advantage"]) * row["length"] for row in rows]
+        gradient_weights = [abs(row["advantage"]) * row["length"] for row in rows]
         shares = dict.fromkeys(BUCKETS, 0.0)
         for group in of_step:
             share = 4 * group["baseline"]
             bucket = "0" if share == 0 else "100" if share == 4 else ("0-25", "25-50", "50-75")[int(share) - 1]
             shares[bucket] += sum(abs(r["advantage"]) * r["length"] for r in group["rows"])
-        if sum(masses):
-            logged = {b: logs[f"difficulty/mass_frac/{b}"] for b in shares}
-            assert logged == pytest.approx({b: mass / sum(masses) for b, mass in shares.items()})
+        if sum(gradient_weights):
+            logged = {b: logs[f"difficulty/gradient_weight_frac/{b}"] for b in shares}
+            assert logged == pytest.approx({b: part / sum(gradient_weights) for b, part in shares.items()})
+        assert all(logs[old] == logs[new] for new, old in OLD_NAMES.items() if new in logs)  # of 0.1, until 0.3
+        assert {old for new, old in OLD_NAMES.items() if new in logs} == set(OLD_NAMES.values()) & logs.keys()
         assert logs["time/generate_s"] > 0
         assert logs["time/train_s"] > 0
         seconds = sum(logs[f"time/{phase}_s"] for phase in ("generate", "score", "train"))
@@ -129,7 +132,9 @@ def test_step_rewards_mark_the_spans(settings, prompts, tokenizer):
     assert any(len({span["advantage"] for span in row["spans"]}) > 1 for row in rows)
     assert read(settings, "run.json")["step_rewards"] == {"names": ["step_reward"], "weights": [1.0]}
     logs = read(settings, "metrics.jsonl")[0]["logs"]
-    assert sum(v for name, v in logs.items() if name.startswith("difficulty/mass_frac/")) == pytest.approx(1)
+    assert sum(v for name, v in logs.items() if name.startswith("difficulty/gradient_weight_frac/")) == pytest.approx(
+        1
+    )
     assert logs["time/score_s"] > 0
 
 
@@ -142,10 +147,10 @@ def test_the_run_log_names_the_segmenter_that_was_used(settings, prompts, tokeni
     assert read(settings, "run.json")["objective"]["step_separator"] == recorded
 
 
-def test_an_outcome_reward_that_is_none_says_nothing_about_right(settings, prompts, tokenizer):
+def test_an_outcome_reward_that_is_none_says_nothing_about_correctness(settings, prompts, tokenizer):
     arguments = {"step_reward_funcs": step_reward}
     trainer = run(settings, prompts, tokenizer, None, arguments, max_steps=1, step_separator=["tokens:3"])
-    assert trainer.diagnostics.right_rule is None
+    assert trainer.diagnostics.correctness_rule is None
     assert "drgrpo/pass_rate" not in trainer.state.log_history[0]
     assert trainer.state.log_history[0]["drgrpo/zero_signal_frac"] < 1  # the steps do have a signal
 
@@ -155,7 +160,7 @@ def test_a_continuous_reward_says_once_what_to_set(settings, prompts, tokenizer,
         trainer = run(settings, prompts, tokenizer, reward)
     assert caplog.text.count("Set right_threshold") == 1
     assert not [
-        name for entry in trainer.state.log_history for name in entry if "right" in name or "pass_rate" in name
+        name for entry in trainer.state.log_history for name in entry if "correct" in name or "pass_rate" in name
     ]
     assert all(row["right"] is None for row in read(settings, "completions.jsonl")[-1]["rows"])
 
@@ -166,7 +171,8 @@ def test_evaluations(settings, prompts, tokenizer):
     evaluation = next(entry for entry in read(settings, "metrics.jsonl") if entry["mode"] == "eval")
     assert 0 <= evaluation["logs"]["eval_drgrpo/pass_rate"] <= 1
     assert "eval_completions/unique_frac" in evaluation["logs"]
-    assert not [name for name in evaluation["logs"] if "mass" in name or "zero_signal" in name or "time/" in name]
+    of_training = ("gradient_weight", "mass_frac", "zero_signal", "time/")
+    assert not [name for name in evaluation["logs"] if any(word in name for word in of_training)]
     groups = [group for group in read(settings, "completions.jsonl") if group["mode"] == "eval"]
     assert [(group["step"], group["group"]) for group in groups] == [(2, 0), (2, 1)]  # of two batches
 
@@ -229,7 +235,7 @@ def test_what_was_seen_of_a_reward_survives_a_resume(settings, prompts, tokenize
     resumed = DrGRPOTrainer(tiny_model(tokenizer), reward, DrGRPOConfig(**fields), prompts, processing_class=tokenizer)
     caplog.clear()
     resumed.train(resume_from_checkpoint=str(checkpoint))
-    assert resumed.diagnostics.right_rule.is_binary is False
+    assert resumed.diagnostics.correctness_rule.is_binary is False
     assert "right_threshold" not in caplog.text
 
 
@@ -329,7 +335,7 @@ def test_trackers_get_the_metrics_unchanged(settings, prompts, tokenizer, tmp_pa
     trainer = run(settings, prompts, tokenizer, report_to="tensorboard")
     events = accumulator.EventAccumulator(str(tmp_path / "events"))
     events.Reload()
-    for name in ("drgrpo/pass_rate", "difficulty/mass_frac_grpo/25-50", "time/train_s"):
+    for name in ("drgrpo/pass_rate", "difficulty/gradient_weight_frac_grpo/25-50", "time/train_s"):
         logged = {entry["step"]: entry[name] for entry in trainer.state.log_history if name in entry}
         assert {e.step: e.value for e in events.Scalars(f"train/{name}")} == pytest.approx(logged)
 
@@ -387,7 +393,7 @@ def test_a_tools_tokens_are_masked_spans_and_no_length(tokenizer):
     advantages = torch.tensor([0.5, -0.5])
     batch = CreditedBatch(scored, torch.tensor([1.0, 0.0]), advantages, advantages, mask, trained, 2)
     seen = BatchSnapshot(batch, 0, {second[-1]}, {0})
-    assert [(row.length, row.trained, row.mass, row.truncated) for row in seen.own] == [
+    assert [(row.length, row.trained, row.gradient_weight, row.truncated) for row in seen.own] == [
         (4, 4, 2.0, True),
         (3, 3, 1.5, False),
     ]
@@ -395,7 +401,7 @@ def test_a_tools_tokens_are_masked_spans_and_no_length(tokenizer):
     assert list(rows[0].trained) == [True, True, False, False, False, True, True]
     assert list(rows[0].token_advantages) == [0.5, 0.5, 0, 0, 0, 0.5, 0.5]
     assert list(rows[1].token_advantages) == [-0.5] * 3
-    assert [row.right for row in rows] == [True, False]
+    assert [row.correct for row in rows] == [True, False]
 
 
 def test_a_truncated_row_that_is_masked_is_recorded_as_such(settings, prompts, tokenizer):

@@ -339,12 +339,6 @@ def test_a_checkpoint_of_release_0_1_0_is_resumed(settings, prompts, tokenizer, 
     assert "skipped" not in caplog.text
 
 
-def test_the_arguments_of_release_0_1_0_load():
-    args = torch.load(OLD / "training_args.bin", weights_only=False)
-    assert isinstance(args, DrGRPOConfig)
-    assert (args.scale_by_running_std, args.overwrite_output_dir) == (True, False)
-
-
 def test_another_L_in_so_many_words_is_refused(checkpoint, settings, prompts, tokenizer, reward):
     trainer = build({**settings, "loss_normalizer": 20}, prompts, tokenizer, reward)
     with pytest.raises(InputError, match="^loss_normalizer: got 20; expected 12, with which the run in"):

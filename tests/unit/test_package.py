@@ -79,28 +79,6 @@ def test_importing_the_rewards_loads_nothing_heavy():
     assert done.stdout.strip() == "[]", done.stderr
 
 
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("errors", "common.errors"),
-        ("steps.alignment", "process_rewards.steps.alignment"),
-        ("rewards.mathematics", "rewards.functions.mathematics"),
-    ],
-)
-def test_import_paths_of_0_1_0_lead_to_the_same_objects(old, new):
-    sys.modules.pop(f"trl_drgrpo.{old}", None)
-    with pytest.warns(DeprecationWarning, match=f"trl_drgrpo.{old} has moved to trl_drgrpo.{new}"):
-        moved = importlib.import_module(f"trl_drgrpo.{old}")
-    here = importlib.import_module(f"trl_drgrpo.{new}")
-    for name in getattr(here, "__all__", ["InputError"] if "errors" in new else ["Aligner"]):
-        assert getattr(moved, name) is getattr(here, name)
-
-
-def test_a_module_that_never_was_is_still_not_found():
-    with pytest.raises(ModuleNotFoundError, match="trl_drgrpo.nothing"):
-        importlib.import_module("trl_drgrpo.nothing")
-
-
 def test_the_package_runs_as_a_module():
     assert run(sys.executable, "-m", "trl_drgrpo", "--version").stdout.startswith("trl-drgrpo ")
 

@@ -1,14 +1,12 @@
 """`trl-drgrpo bias --config recipe.yaml [--flag value ...]`: what one update would do to the length of answers.
 
 Takes what `trl-drgrpo train` takes, samples a few generation batches from the model as it is, trains nothing, and
-prints for each objective of the family the expected change of the length of right answers, of wrong answers and of the
-pass rate, with standard errors: a bias without waiting for a run. stdout: a table, or JSON; stderr: progress.
+prints for each objective of the family the expected change of the length of correct answers, of incorrect ones and of
+the pass rate, with standard errors: a bias without waiting for a run. stdout: a table, or JSON; stderr: progress.
 """
 
 import argparse
-import contextlib
 import json
-import sys
 from typing import Any
 
 from trl_drgrpo.cli import console, train
@@ -32,18 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """
-    Runs the command.
-
-    Args:
-        args (`argparse.Namespace`): Parsed by a parser that `add_arguments` filled.
-
-    Returns:
-        `int`: 0.
-
-    Raises:
-        [`InputError`]: If an input does not fit.
-    """
+    """Measure and print."""
     if args.batches < 3:
         remedy = "The standard error is that of a jackknife over them."
         raise InputError("--batches", str(args.batches), "at least 3", remedy)
@@ -51,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     from trl_drgrpo.cli import job as jobs
 
     jobs.check_given(given)
-    with contextlib.redirect_stdout(sys.stderr):
+    with console.stdout_to_stderr():
         job = jobs.prepare({**given, "report_to": "none"})
         if args.dry_run:
             from trl_drgrpo.cli import resolved
@@ -59,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
             text = resolved.render(job)
         else:
             text = _measured(jobs.build_trainer(job), args.batches, args.json)
-    print(text, end="", flush=True)
+    console.print_result(text)
     return 0
 
 
@@ -69,7 +56,7 @@ def _measured(trainer: Any, batches: int, as_json: bool) -> str:
 
     def said(number: int, rollouts: Any) -> None:
         console.log(
-            f"batch {number + 1}/{batches}: {len(rollouts.lengths)} completions, {rollouts.right.mean():.0%} right"
+            f"batch {number + 1}/{batches}: {len(rollouts.lengths)} completions, {rollouts.right.mean():.0%} correct"
         )
 
     changes = measure_model(trainer, batches, said)

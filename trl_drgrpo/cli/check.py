@@ -25,14 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the check and print what it found.
-
-    Args:
-        args (`argparse.Namespace`): The flags.
-
-    Returns:
-        `int`: 0 when everything is in order, 1 when a seam has moved or a number differs.
-    """
+    """Run the check and print what it found; 1 when a seam has moved or a number differs."""
     os.environ["HF_HUB_OFFLINE"] = "1"  # nothing here needs the network, and TRL would report the run
     from trl_drgrpo.upstream.seams import check_upstream
 

@@ -5,12 +5,14 @@ process of each machine prints errors in the input.
 """
 
 import argparse
+import contextlib
 import os
 import re
 import sys
 import traceback
+from contextlib import AbstractContextManager
 from difflib import get_close_matches
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from trl_drgrpo.common.errors import InputError, RewardError
 
@@ -76,6 +78,17 @@ def debugging() -> bool:
 def is_main_process() -> bool:
     """Whether this is the process that prints results: rank 0 of all."""
     return os.environ.get("RANK", "0") == "0"
+
+
+def print_result(text: str) -> None:
+    """Prints a text, which ends in its own line break, on stdout: from the main process only."""
+    if is_main_process():
+        print(text, end="", flush=True)
+
+
+def stdout_to_stderr() -> AbstractContextManager[Any]:
+    """For calls of what prints progress, tables and logs on stdout: TRL, transformers, the user's rewards."""
+    return contextlib.redirect_stdout(sys.stderr)
 
 
 def report_error(error: BaseException) -> None:

@@ -14,11 +14,7 @@ EXIT_LEARNT, EXIT_NOT_LEARNT, EXIT_INTERRUPTED = 0, 1, 130
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the demo's options to a parser.
-
-    Args:
-        parser (`argparse.ArgumentParser`): The parser of this subcommand.
-    """
+    """Add the demo's options to a parser."""
     parser.description = (
         "Train the model that this package ships (about 145 thousand parameters) with DrGRPOTrainer on adding lists "
         "of digits. Runs offline on the CPU in about two minutes and ends with exit code 0 if sampled accuracy on "
@@ -46,17 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the demo and print its report.
-
-    Args:
-        args (`argparse.Namespace`): `output_dir`, `steps`, `seed`, `process` and `compare`.
-
-    Returns:
-        `int`: 0 if the model learned, 1 if not, 130 if interrupted.
-
-    Raises:
-        InputError: On settings or an output folder that do not fit.
-    """
+    """Run the demo and print its report; 1 if the model did not learn, 130 if interrupted."""
     try:
         stay_offline_and_quiet()
         from rich.console import Console

@@ -18,11 +18,7 @@ from trl_drgrpo.common.rows import prompt_problem
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the subcommand's options to a parser.
-
-    Args:
-        parser (`argparse.ArgumentParser`): The parser of this subcommand.
-    """
+    """Add the subcommand's options to a parser."""
     parser.description = (
         "For each prompt sample completions, split them into steps and roll out from behind every step: a step is "
         "labeled good if at least one roll-out is accepted by the outcome reward. Writes prompt, steps, labels and "
@@ -46,20 +42,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Label and write.
-
-    Args:
-        args (`argparse.Namespace`): As `add_arguments` defines them.
-
-    Returns:
-        `int`: 0.
-
-    Raises:
-        InputError: On data, a reward or a model that do not fit.
-    """
-    from trl_drgrpo.process_rewards.stepwise_data import read_json_lines
+    """Label and write."""
     from trl_drgrpo.rewards.columns import check_columns, check_ready
     from trl_drgrpo.rewards.registry import resolve_reward
+    from trl_drgrpo.rewards.scoring.saved import read_json_lines
 
     refuse_out_of_range(vars(args))
     for field in ("rollouts", "completions", "max_new_tokens", "batch_size"):

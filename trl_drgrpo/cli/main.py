@@ -1,7 +1,8 @@
 """`trl-drgrpo <subcommand>`: imports the chosen one only, and turns input errors into one line.
 
-Every subcommand is a module `trl_drgrpo/cli/<name>.py` (`_` for `-`) with `add_arguments(parser)` and
-`run(args) -> int`. Top-level `--help` and `--version` import none of them.
+Every subcommand is a module `trl_drgrpo/cli/<name>.py` (`_` for `-`). Its `add_arguments(parser)` fills the
+subcommand's parser; its `run(args) -> int` gives the exit code and raises [`InputError`] on bad input. Top-level
+`--help` and `--version` import none of them.
 
 Exit codes: what the subcommand returns (0: done, 1: ran and found something wrong), 2: bad input or no subcommand (its
 help goes to stderr), 130: Ctrl-C.

@@ -4,19 +4,13 @@ The result goes to standard output as YAML, everything else to standard error.
 """
 
 import argparse
-import contextlib
 import dataclasses
-import sys
 
 from trl_drgrpo.cli import console
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the subcommand's options to a parser.
-
-    Args:
-        parser (`argparse.ArgumentParser`): The parser of this subcommand.
-    """
+    """Add the subcommand's options to a parser."""
     parser.description = (
         "Load the base model in float32, merge the adapter, save the model with its tokenizer, and compare the logits "
         "of what was written with those of base and adapter. Needs 4 bytes of memory per parameter."
@@ -31,25 +25,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Merge and print the report.
-
-    Args:
-        args (`argparse.Namespace`): As `add_arguments` defines them.
-
-    Returns:
-        `int`: 0.
-
-    Raises:
-        InputError: On an adapter, base or output that does not fit, and when merged and unmerged logits differ.
-    """
+    """Merge and print the report."""
     from trl_drgrpo.single_gpu.merging import merge_adapter
 
-    with contextlib.redirect_stdout(sys.stderr):
+    with console.stdout_to_stderr():
         report = merge_adapter(
             args.adapter, args.output, base=args.base, dtype=args.dtype, trust_remote_code=args.trust_remote_code
         )
-    if console.is_main_process():
-        from trl_drgrpo.cli import resolved
+    from trl_drgrpo.cli import resolved
 
-        print(resolved.dump(dataclasses.asdict(report)), end="", flush=True)
+    console.print_result(resolved.dump(dataclasses.asdict(report)))
     return 0

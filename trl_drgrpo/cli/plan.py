@@ -59,18 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """
-    Runs the command.
-
-    Args:
-        args (`argparse.Namespace`): Parsed by a parser that `add_arguments` filled.
-
-    Returns:
-        `int`: 0, or 1 when nothing fits.
-
-    Raises:
-        [`InputError`]: If an input does not fit.
-    """
+    """Plan and print; 1 when nothing fits."""
     from trl_drgrpo.single_gpu.memory.units import parse_memory
 
     memory = parse_memory(args.memory) if args.memory is not None else None

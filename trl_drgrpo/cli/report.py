@@ -9,11 +9,7 @@ FORMATS = ("html", "md", "json", "png")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the subcommand's options to a parser.
-
-    Args:
-        parser (`argparse.ArgumentParser`): The parser of this subcommand.
-    """
+    """Add the subcommand's options to a parser."""
     parser.description = (
         "Write one self-contained HTML page (it opens without a network) over runs of DrGRPOTrainer or TRL's "
         "GRPOTrainer: curves, difficulty, completions colored by advantage, warnings, and how the runs differ. "
@@ -31,17 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the report.
-
-    Args:
-        args (`argparse.Namespace`): As `add_arguments` defines them.
-
-    Returns:
-        `int`: 0.
-
-    Raises:
-        InputError: On folders that are no runs and files that cannot be written.
-    """
+    """Write the report."""
     from trl_drgrpo.report import write_report
 
     print(write_report(args.run_dirs, args.output, args.format, args.max_groups))

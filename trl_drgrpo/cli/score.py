@@ -5,10 +5,8 @@ done, 1 a reward failed on some row, 2 bad input.
 """
 
 import argparse
-import contextlib
 import json
 import os
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -19,11 +17,7 @@ from trl_drgrpo.common.errors import InputError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the subcommand's options to a parser.
-
-    Args:
-        parser (`argparse.ArgumentParser`): The parser of this subcommand.
-    """
+    """Add the subcommand's options to a parser."""
     parser.description = (
         "Score saved completions and show, for each reward, mean, spread, failures, share of None and time, the "
         "slowest rows, and the rows on which two rewards (or a reward and its logged value) differ."
@@ -52,17 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Score and print.
-
-    Args:
-        args (`argparse.Namespace`): As `add_arguments` defines them.
-
-    Returns:
-        `int`: 0, or 1 where a reward failed on some row.
-
-    Raises:
-        InputError: On data or rewards that do not fit.
-    """
+    """Score and print; 1 where a reward failed on some row."""
     for field, least in (("batch_size", 1), ("show", 0), ("limit", 1)):
         value = getattr(args, field)
         if value is not None and value < least:
@@ -81,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     if len(set(args.rewards)) < len(args.rewards):
         raise InputError("rewards", " ".join(args.rewards), "different rewards", "Name each once.")
     rewards: dict[str, Any] = {}
-    with contextlib.redirect_stdout(sys.stderr):  # what a module or a reward prints is no result
+    with console.stdout_to_stderr():
         for text, spec in zip(args.rewards, specs, strict=True):
             reward = resolve_reward(spec, "rewards")
             name = reward_name(reward)

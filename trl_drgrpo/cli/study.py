@@ -19,11 +19,7 @@ STUDIES = {"tabular": 5, "guessing": 5, "arithmetic": 3}  # and the number of se
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the studies.
-
-    Args:
-        parser (`argparse.ArgumentParser`): The parser of this subcommand.
-    """
+    """Add the options of the studies."""
     parser.add_argument(
         "study",
         choices=STUDIES,
@@ -41,17 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run a study, print its tables, write its numbers and its plot.
-
-    Args:
-        args (`argparse.Namespace`): `study`, `seeds`, `jobs` and `output_dir`.
-
-    Returns:
-        `int`: 0.
-
-    Raises:
-        [`InputError`]: Fewer than two seeds, no job at all, or a folder that cannot be written.
-    """
+    """Run a study, print its tables, write its numbers and its plot."""
     seeds = range(STUDIES[args.study] if args.seeds is None else args.seeds)
     if len(seeds) < 2:
         raise InputError("seeds", str(args.seeds), "at least 2", "An interval needs more than one run.")
@@ -80,7 +66,8 @@ def _tabular(seeds: range, numbers: Path) -> tuple[Any, dict[str, Any]]:
 
     results = {**provenance("tabular", len(seeds)), **tabular_report.tabular_study(seeds)}
     print(f"Length of answers, {len(seeds)} seeds, mean and 95% interval:\n\n{tabular_report.table(results)}")
-    print(f"\nPull on a prompt (sum of |A|, the even prompt being 1):\n\n{tabular_report.mass_table(results)}")
+    weights = tabular_report.gradient_weight_table(results)
+    print(f"\nPull on a prompt (sum of |A|, the even prompt being 1):\n\n{weights}")
     numbers.write_text(json.dumps(results) + "\n", encoding="utf-8")
     return tabular_report.draw, results
 

@@ -7,10 +7,8 @@ output goes to stderr and a short YAML result to stdout. Flags win over the reci
 """
 
 import argparse
-import contextlib
 import dataclasses
 import os
-import sys
 from typing import Any
 
 from trl_drgrpo.cli import console, recipe, values
@@ -79,30 +77,17 @@ def _help(flag: Flag) -> str:
 
 
 def run(args: argparse.Namespace) -> int:
-    """
-    Runs the command.
-
-    Args:
-        args (`argparse.Namespace`): Parsed by a parser that `add_arguments` filled.
-
-    Returns:
-        `int`: 0.
-
-    Raises:
-        [`InputError`]: If an input does not fit.
-    """
+    """Train, or only resolve the recipe, and print the result."""
     given = read_given(args)
     from trl_drgrpo.cli import job as jobs
 
     jobs.check_given(given)
-    # TRL and transformers print progress and tables on stdout, which is for results here.
-    with contextlib.redirect_stdout(sys.stderr):
+    with console.stdout_to_stderr():
         job = jobs.prepare(given)
         result = None if args.dry_run else jobs.train(job)
-    if console.is_main_process():
-        from trl_drgrpo.cli import resolved
+    from trl_drgrpo.cli import resolved
 
-        print(resolved.render(job) if result is None else resolved.dump(result), end="", flush=True)
+    console.print_result(resolved.render(job) if result is None else resolved.dump(result))
     return 0
 
 

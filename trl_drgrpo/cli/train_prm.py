@@ -5,10 +5,9 @@ Results go to standard output, one number per line; progress to standard error. 
 """
 
 import argparse
-import contextlib
-import sys
 from typing import Any
 
+from trl_drgrpo.cli import console
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.folders import check_writable
 from trl_drgrpo.common.hub_errors import check_local
@@ -18,11 +17,7 @@ FORMATS = ("stepwise", "prm800k", "math_shepherd")  # of process_rewards.stepwis
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the subcommand's options to a parser.
-
-    Args:
-        parser (`argparse.ArgumentParser`): The parser of this subcommand.
-    """
+    """Add the subcommand's options to a parser."""
     parser.description = (
         "Train a language model with a head of two classes per token to tell good steps from bad ones. The data is a "
         "JSON Lines file with prompt, steps (list of texts) and labels (list of booleans); published PRM800K and "
@@ -50,17 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Train, save and print the numbers.
-
-    Args:
-        args (`argparse.Namespace`): As `add_arguments` defines them.
-
-    Returns:
-        `int`: 0.
-
-    Raises:
-        InputError: On data or a model that do not fit.
-    """
+    """Train, save and print the numbers."""
     from trl_drgrpo.process_rewards.stepwise_data import read_labeled_steps
 
     refuse_out_of_range(vars(args))
@@ -83,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
         "bf16",
     )
     arguments: dict[str, Any] = {field: getattr(args, field) for field in fields}
-    with contextlib.redirect_stdout(sys.stderr):  # transformers prints its logs there
+    with console.stdout_to_stderr():
         numbers = train_prm(
             args.model,
             rows,

@@ -1,1 +1,5 @@
-"""The ground floor: errors, lazy names, optional packages, secrets, the version. Imports nothing of the package."""
+"""The ground floor, which every room may use. Nothing of the package stands below it.
+
+`errors`, `lazy` names, `extras` (optional packages), `secrets`, `version`, `moved` (old import paths), `figure`;
+checks of values (`ranges`), data (`rows`) and folders (`folders`); refusals of the Hub (`hub_errors`) and the `disk`.
+"""

@@ -5,6 +5,24 @@ command line catches `InputError` alone and prints its single line without a tra
 """
 
 
+def shortened(value: object, most: int = 60) -> str:
+    """A value as an error shows it: its `repr`, cut at so many characters.
+
+    Example:
+
+    ```python
+    >>> shortened("a" * 100, most=10)
+    "'aaaaaa..."
+
+    ```
+    """
+    try:
+        text = repr(value)
+    except Exception:  # a whole number of thousands of digits, an object with a `__repr__` that fails
+        text = f"a value of type {type(value).__name__}"
+    return text if len(text) <= most else text[: most - 3] + "..."
+
+
 class InputError(ValueError):
     """Something the user gave does not fit.
 

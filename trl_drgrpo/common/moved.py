@@ -8,18 +8,22 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-# Modules that README, recipes and notebooks of 0.1.0 import from, and those that its pickles name.
+# Modules that README, recipes and notebooks of 0.1.0 import from, and those with public functions at its top.
 MOVED = {
     "advantages": "objective.advantages",
+    "check": "labs.check",
+    "data": "cli.data",
     "demo": "labs.demo",
     "diagnostics": "features.diagnostics",
     "errors": "common.errors",
     "loss": "objective.loss",
+    "prompts": "cli.prompts",
     "rewards.code": "rewards.functions.code",
     "rewards.judge": "rewards.functions.judge",
     "rewards.mathematics": "rewards.functions.mathematics",
     "rewards.reasoning_gym": "rewards.functions.reasoning_gym",
     "rewards.strings": "rewards.functions.strings",
+    "seams": "upstream.seams",
     "step_credit": "objective.step_advantages",
     "steps": "process_rewards.steps",
     "study": "labs.study",

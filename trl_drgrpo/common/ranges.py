@@ -4,13 +4,14 @@ A value beyond its range fails deep inside a run, or trains something nobody ask
 what transformers and TRL take on purpose: `max_steps=-1`, shares below 1 for steps, `top_k=0`, a learning rate of 0.
 """
 
+import contextlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any
 
-from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.errors import InputError, shortened
 
 
 @dataclass(frozen=True)
@@ -211,3 +212,19 @@ def refuse_out_of_range(values: Mapping[str, Any]) -> None:
 def _refuse(name: str, value: Any, allowed: Range) -> None:
     if not allowed.allows(value):
         raise InputError(name, repr(value), str(allowed), allowed.remedy)
+
+
+def finite_number(
+    field: str, value: Any, expected: str = "a finite number", remedy: str = "Write it as a number, for example 0.5."
+) -> float:
+    """
+    A number that was given as an option, numpy's included, as a float.
+
+    Raises:
+        [`InputError`]: If it is none, a boolean, infinite, or NaN.
+    """
+    if isinstance(value, Real) and not isinstance(value, bool):
+        with contextlib.suppress(OverflowError):
+            if math.isfinite(number := float(value)):
+                return number
+    raise InputError(field, shortened(value), expected, remedy)

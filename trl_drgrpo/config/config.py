@@ -23,9 +23,9 @@ from trl_drgrpo.config.validation import (
     ADAPTER_DTYPES,
     MICRO_BATCHINGS,
     REWARD_ERROR_POLICIES,
-    refuse,
-    refuse_partial_groups,
-    refuse_stale_batch,
+    validate,
+    validate_batch,
+    validate_groups,
 )
 from trl_drgrpo.objective.advantages import ADVANTAGE_BASELINES
 from trl_drgrpo.objective.step_advantages import STEP_BASELINES, STEP_CREDITS
@@ -88,11 +88,11 @@ class DrGRPOConfig(GRPOConfig):
         > Diagnostics
 
         right_reward (`str`, *optional*):
-            Name of the reward function that says which completions are right; the first one by default. For pass
-            rate, lengths of right and wrong completions, and difficulties.
+            Name of the reward function that says which completions are correct; the first one by default. For pass
+            rate, lengths of correct and incorrect completions, and difficulties.
         right_threshold (`float`, *optional*):
-            A completion is right if that reward is at least this. Without it only a reward that gives nothing but 0
-            and 1 is read as wrong and right.
+            A completion is correct if that reward is at least this. Without it only a reward that gives nothing but 0
+            and 1 is read as incorrect and correct.
         run_log (`bool`, *optional*, defaults to `True`):
             Write metrics, warnings and recorded completions to `<output_dir>/_drgrpo`, for `trl-drgrpo report`.
         record_groups (`int`, *optional*, defaults to `4`):
@@ -217,13 +217,13 @@ class DrGRPOConfig(GRPOConfig):
     )
     right_reward: str | None = field(
         default=None,
-        metadata={"help": "The reward function that says which completions are right. Defaults to the first one."},
+        metadata={"help": "The reward function that says which completions are correct. Defaults to the first one."},
     )
     right_threshold: float | None = field(
         default=None,
         metadata={
-            "help": "A completion is right if right_reward is at least this. Without it: if it is 1, while the reward "
-            "gives nothing but 0 and 1."
+            "help": "A completion is correct if right_reward is at least this. Without it: if it is 1, while the "
+            "reward gives nothing but 0 and 1."
         },
     )
     run_log: bool = field(
@@ -276,8 +276,8 @@ class DrGRPOConfig(GRPOConfig):
 
     def __post_init__(self):
         self._spell_out()
-        refuse(self)
-        refuse_partial_groups(self)
+        validate(self)
+        validate_groups(self)
         self._fall_back_to_cpu()
         super().__post_init__()
 
@@ -290,9 +290,9 @@ class DrGRPOConfig(GRPOConfig):
             `InputError`: As in the constructor.
         """
         self._spell_out()
-        refuse(self)
-        refuse_partial_groups(self)
-        refuse_stale_batch(self)
+        validate(self)
+        validate_groups(self)
+        validate_batch(self)
 
     @classmethod
     def from_grpo_config(cls, config: GRPOConfig) -> "DrGRPOConfig":

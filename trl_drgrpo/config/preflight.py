@@ -15,7 +15,7 @@ from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.folders import check_writable
 from trl_drgrpo.common.rows import check_prompt_values, column_values
 from trl_drgrpo.config.config import DrGRPOConfig
-from trl_drgrpo.features.diagnostics.right import RightRule
+from trl_drgrpo.features.diagnostics.correctness import CorrectnessRule
 from trl_drgrpo.rewards.columns import check_columns, check_form, check_ready, check_values, gold_columns
 from trl_drgrpo.rewards.contract import reward_name
 
@@ -79,7 +79,7 @@ def check_inputs(
     for func in [*reward_funcs, *(step_reward_funcs or [])]:
         check_ready(func)
     if args.right_reward is not None and environment_factory is None:  # an environment may bring a reward of its own
-        RightRule(_reward_names(reward_funcs), args.right_reward)
+        CorrectnessRule(_reward_names(reward_funcs), args.right_reward)
     if not step_reward_funcs and (unused := _changed_step_settings(args)):
         logger.warning("%s: without step_reward_funcs this has no effect.", ", ".join(unused))
     splits = {"train_dataset": train_dataset}

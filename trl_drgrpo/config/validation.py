@@ -1,7 +1,7 @@
 """Values of a configuration that contradict Dr. GRPO or each other: one error each, before a model loads.
 
-`DrGRPOConfig` calls `refuse` when it is built and, as its fields may be assigned to, when a trainer takes it and when
-training starts. Messages name the bias that a value would bring back and the class of TRL to use for the other
+`DrGRPOConfig` calls `validate` when it is built and, as its fields may be assigned to, when a trainer takes it and
+when training starts. Messages name the bias that a value would bring back and the class of TRL to use for the other
 objective.
 """
 
@@ -23,16 +23,16 @@ ADAPTER_DTYPES = ("float32", "upstream")
 
 # What each other loss of TRL would bring back, in the words of the error message.
 _BIAS_OF_LOSS = {
-    "grpo": "It divides each completion's loss by its own length: a long wrong answer is punished less per token than "
-    "a short one, so wrong answers grow (length bias).",
+    "grpo": "It divides each completion's loss by its own length: a long incorrect answer is punished less per token "
+    "than a short one, so incorrect answers grow (length bias).",
     "bnpo": "It divides by the tokens of a micro-batch: the weight of a token depends on which rows share it.",
     "dapo": "It divides by the tokens of the batch: the weight of a row depends on how long the others are.",
 }
 _ANOTHER_OBJECTIVE = "It is another objective than Dr. GRPO."
 
 
-def refuse(config: Any) -> None:
-    """Refuse what makes a run something else than Dr. GRPO, and values that do not fit each other.
+def validate(config: Any) -> None:
+    """Raise on what makes a run something else than Dr. GRPO, and on values that do not fit each other.
 
     Args:
         config ([`DrGRPOConfig`]): With `scale_rewards` spelled as TRL's string and `step_separator` as a list.
@@ -40,13 +40,13 @@ def refuse(config: Any) -> None:
     Raises:
         `InputError`: Names the field, and what to do.
     """
-    _refuse_other_objectives(config)
-    _refuse_bad_values(config)
-    _refuse_bad_fields(config)
-    _refuse_contradictory_credit(config)
+    _validate_objective(config)
+    _validate_values(config)
+    _validate_fields(config)
+    _validate_credit(config)
 
 
-def _refuse_other_objectives(config: Any) -> None:
+def _validate_objective(config: Any) -> None:
     """Values under which the run would not be Dr. GRPO any more."""
     if config.loss_type != "dr_grpo":
         bias = _BIAS_OF_LOSS.get(config.loss_type, _ANOTHER_OBJECTIVE)
@@ -91,7 +91,7 @@ _SWITCHES = (
 )
 
 
-def _refuse_bad_values(config: Any) -> None:
+def _validate_values(config: Any) -> None:
     """Types and ranges that would otherwise fail deep inside, or train something nobody asked for."""
     refuse_out_of_range(_as_zero(vars(config), config.use_vllm))
     if isinstance(config.generation_kwargs, dict):  # what overrides the fields of the same names
@@ -150,7 +150,7 @@ def _choices() -> dict[str, tuple[str, ...]]:
     }
 
 
-def _refuse_bad_fields(config: Any) -> None:
+def _validate_fields(config: Any) -> None:
     """Our own fields, and values that do not fit each other."""
     warning_thresholds(config.run_warnings)
     if config.right_reward is not None and not isinstance(config.right_reward, str):
@@ -181,7 +181,7 @@ def _refuse_bad_fields(config: Any) -> None:
         )
 
 
-def _refuse_contradictory_credit(config: Any) -> None:
+def _validate_credit(config: Any) -> None:
     """Process rewards: the choices must fit each other, and the separator must be one."""
     if not isinstance(config.step_separator, (list, tuple)):
         got = repr(config.step_separator)
@@ -190,7 +190,7 @@ def _refuse_contradictory_credit(config: Any) -> None:
     check_choices(config.step_credit, config.step_baseline, config.deepseekmath_step_std, prefix="step_")
 
 
-def refuse_partial_groups(config: Any) -> None:
+def validate_groups(config: Any) -> None:
     """A generation batch that would cut a prompt's group in two."""
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     steps = config.steps_per_generation or config.gradient_accumulation_steps
@@ -206,7 +206,7 @@ def refuse_partial_groups(config: Any) -> None:
         )
 
 
-def refuse_stale_batch(config: Any) -> None:
+def validate_batch(config: Any) -> None:
     """A generation batch that was worked out before a field behind it was assigned to: groups would be cut in two.
 
     Args:

@@ -4,7 +4,7 @@ The trainer computes its loss in TRL; the tests and `trl-drgrpo check` compare i
 
 Deltas from GRPO:
 
-- token losses are *summed*, and divided by a constant `B * L`: not by a row's length (which punishes a long wrong
+- token losses are *summed*, and divided by a constant `B * L`: not by a row's length (which punishes a long incorrect
   answer less per token) and not by the number of tokens in a batch (which makes a row's weight depend on its
   neighbors);
 - so the gradient is a plain sum over rows and tokens, and any split of the rows gives the same sum.

@@ -74,7 +74,7 @@ def step_token_advantages(
     ```
     """
     credits = step_advantages(step_rewards, num_generations, credit, baseline, deepseekmath_std=deepseekmath_std)
-    return spread_over_tokens(credits, step_ends, completion_mask)
+    return broadcast_to_tokens(credits, step_ends, completion_mask)
 
 
 def step_advantages(
@@ -144,7 +144,7 @@ def step_advantages(
     return credited
 
 
-def spread_over_tokens(
+def broadcast_to_tokens(
     values: Sequence[Sequence[float]], step_ends: Sequence[Sequence[int]], completion_mask: torch.Tensor
 ) -> torch.Tensor:
     """Give every token the value of its step.

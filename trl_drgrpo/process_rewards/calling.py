@@ -6,8 +6,6 @@ completions -> steps (`steps`) -> one list of rewards per completion and functio
 import asyncio
 import inspect
 import logging
-import math
-import numbers
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +14,7 @@ from typing import Any
 
 from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.process_rewards.steps import Steps, StepSegmenter, one_step_frac
-from trl_drgrpo.rewards.contract import innermost, reward_name
+from trl_drgrpo.rewards.contract import innermost, reward_name, reward_number
 
 logger = logging.getLogger(__name__)
 
@@ -230,17 +228,7 @@ def _row(row: Any, i: int, due: int, field: str, segmenter: str) -> list[float |
     if len(row) != due:
         remedy = "Score the steps as they are passed in `steps`; do not cut the text again."
         raise RewardError(field, f"{len(row)} rewards for completion {i}", expected, remedy)
-    return [_number(reward, i, k, field) for k, reward in enumerate(row)]
-
-
-def _number(reward: Any, i: int, k: int, field: str) -> float | None:
-    reward = reward.item() if hasattr(reward, "item") else reward
-    if reward is None or (isinstance(reward, numbers.Real) and math.isnan(reward)):
-        return None
-    if not isinstance(reward, numbers.Real) or math.isinf(reward):
-        got = f"{reward!r} for step {k} of completion {i}"
-        raise RewardError(field, got, "a finite number, or None for a step it cannot score", "Clip or convert it.")
-    return float(reward)
+    return [reward_number(reward, field, f"for step {k} of completion {i}") for k, reward in enumerate(row)]
 
 
 def _weighted_sum(per_func: list[RaggedRewards], weights: list[float], steps: list[Steps]) -> RaggedRewards:

@@ -7,14 +7,12 @@ infinite number) is one error that names row and step, or, for those who opted i
 
 import inspect
 import logging
-import math
-import numbers
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.process_rewards.columns import dataset_columns, row_of
-from trl_drgrpo.rewards.contract import reward_name
+from trl_drgrpo.rewards.contract import check_on_error, reward_name, reward_number
 
 logger = logging.getLogger(__name__)
 
@@ -54,8 +52,7 @@ def step_verifier(func: Callable[..., Any], name: str | None = None, on_error: s
 
     ```
     """
-    if on_error not in ("raise", "unscorable"):
-        raise InputError("on_error", repr(on_error), "'raise' or 'unscorable'", "Choose one of the two.")
+    check_on_error(on_error)
     if inspect.iscoroutinefunction(func):
         remedy = (
             "A step verifier is called step by step: write a step reward function instead, it may be asynchronous."
@@ -132,37 +129,26 @@ class _Rule:
         self, prompt: Any, texts: tuple[str, ...], step: int, values: dict[str, Any], row: int
     ) -> tuple[float | None, bool]:
         """Reward of one step, and whether the function failed on it."""
-        where = f"at step {step} of row {row}"
+        field, where = f"step verifier '{self.name}'", f"at step {step} of row {row}"
         if self.raises:
             try:
                 reward = self.func(prompt, texts[:step], texts[step], **values)
             except Exception as error:
                 raise RewardError(
-                    f"step verifier '{self.name}'",
+                    field,
                     f"{type(error).__name__}: {error} {where}",
                     "a number, or None for a step it cannot score",
                     'Mend the function (its traceback is above), or pass on_error="unscorable" to go on without it.',
                 ) from error
-            return self._number(reward, where), False
+            return reward_number(reward, field, where), False
         try:
-            return self._number(self.func(prompt, texts[:step], texts[step], **values), where), False
+            return reward_number(self.func(prompt, texts[:step], texts[step], **values), field, where), False
         except Exception as error:
             if not self.has_logged:
                 self.has_logged = True
                 message = "Step verifier '%s' failed %s; the step counts as unscorable. Further failures are counted."
                 logger.error(message, self.name, where, exc_info=error)
             return None, True
-
-    def _number(self, reward: Any, where: str) -> float | None:
-        if reward is None:
-            return None
-        if hasattr(reward, "item"):  # a scalar of torch or numpy
-            reward = reward.item()
-        if not isinstance(reward, numbers.Real) or math.isinf(reward):
-            got = f"{type(reward).__name__} {str(reward)[:60]!r} {where}"
-            expected = "a finite number, or None for a step it cannot score"
-            raise RewardError(f"step verifier '{self.name}'", got, expected, "Return a float.")
-        return None if math.isnan(reward) else float(reward)
 
 
 def _named_parameters(func: Callable[..., Any]) -> frozenset[str] | None:

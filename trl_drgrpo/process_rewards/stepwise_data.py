@@ -6,13 +6,13 @@ PRM800K (arXiv 2305.20050) and Math-Shepherd (arXiv 2312.08935) records convert;
 alternative that the annotators rated, each with the steps chosen before it.
 """
 
-import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.rewards.scoring.saved import read_json_lines
 
 Row = dict[str, Any]
 
@@ -133,39 +133,6 @@ def read_labeled_steps(path: str | Path, data_format: str = "stepwise") -> list[
         except InputError as error:
             raise error.under(f"{path}, row {line}") from error
     return rows
-
-
-def read_json_lines(path: str | Path) -> list[Row]:
-    """The objects of a JSON Lines file, empty lines left out.
-
-    Raises:
-        `InputError`: No such file, no row, or a line that is not a JSON object.
-    """
-    file = Path(path)
-    if not file.is_file():
-        raise InputError("data", f"{str(path)!r}, which is no file", "a JSON Lines file", "Check the path.")
-    records: list[Row] = []
-    with file.open("rb") as lines:
-        for number, encoded in enumerate(lines, start=1):
-            try:
-                line = encoded.decode("utf-8")
-            except UnicodeDecodeError as error:
-                got, remedy = f"bytes that are no text ({error.reason})", "Save the file as UTF-8 text."
-                raise InputError(f"{path}, line {number}", got, "a JSON object", remedy) from error
-            if not line.strip():
-                continue
-            try:
-                record = json.loads(line)
-            except json.JSONDecodeError as error:
-                remedy = "Write one JSON object per line."
-                raise InputError(f"{path}, line {number}", f"no JSON ({error})", "a JSON object", remedy) from error
-            if not isinstance(record, dict):
-                got = type(record).__name__
-                raise InputError(f"{path}, line {number}", got, "a JSON object", "Write one JSON object per line.")
-            records.append(record)
-    if not records:
-        raise InputError("data", f"{str(path)!r} without a row", "at least one row", "Check the file.")
-    return records
 
 
 def checked_rows(rows: Iterable[Mapping[str, Any]]) -> list[Row]:

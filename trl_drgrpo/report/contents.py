@@ -14,12 +14,12 @@ from trl_drgrpo.report.panels import Panel, difficulty_metric, other_metrics, pa
 from trl_drgrpo.report.records import Run, number
 from trl_drgrpo.report.sampling import sample_groups
 
-FORMAT = 1
+FORMAT = 2
 COMPLETION_BYTES = 3_200_000  # of the page's five megabytes
 CURVE_POINTS = 40_000  # of all curves of all runs
 
 _HEAT_COLUMNS = 100
-_MASS_KINDS = ("mass_frac", "mass_frac_grpo")
+_GRADIENT_WEIGHT_KINDS = ("gradient_weight_frac", "gradient_weight_frac_grpo")
 
 
 def report_contents(runs: Sequence[Run], max_groups: int | None = None, thin: bool = True) -> dict[str, Any]:
@@ -88,15 +88,15 @@ def _run(
 
 def difficulty(curves: dict[str, Curve]) -> dict[str, Any] | None:
     """
-    The heat map of difficulty over time, and the gradient mass by difficulty.
+    The heat map of difficulty over time, and the gradient weight by difficulty.
 
     Args:
         curves (`dict[str, Curve]`): Of the run, not thinned.
 
     Returns:
         `dict` or `None`: `steps` (last step of each column), `groups` (per bucket the shares of groups per column)
-        and `mass` (per weighting the share per bucket, mean over the run; absent if not logged). `None` if there is
-        nothing.
+        and `gradient_weight` (per weighting the share per bucket, mean over the run; absent if not logged). `None` if
+        there is nothing.
     """
     shares = {bucket: curves.get(difficulty_metric("groups_frac", bucket)) for bucket in BUCKETS}
     longest = max((curve for curve in shares.values() if curve), key=lambda curve: len(curve.steps), default=None)
@@ -108,12 +108,14 @@ def difficulty(curves: dict[str, Curve]) -> dict[str, Any] | None:
     for bucket, curve in shares.items():
         at = dict(zip(curve.steps, curve.values, strict=True)) if curve else {}
         groups[bucket] = [rounded(mean([at.get(step) for step in column]), 3) for column in columns]
-    mass = {}
-    for kind in _MASS_KINDS:
+    gradient_weight = {}
+    for kind in _GRADIENT_WEIGHT_KINDS:
         found = {bucket: curves.get(difficulty_metric(kind, bucket)) for bucket in BUCKETS}
         if any(found.values()):
-            mass[kind] = {bucket: rounded(mean(curve.values), 4) if curve else 0.0 for bucket, curve in found.items()}
-    return {"steps": [column[-1] for column in columns], "groups": groups, "mass": mass}
+            gradient_weight[kind] = {
+                bucket: rounded(mean(curve.values), 4) if curve else 0.0 for bucket, curve in found.items()
+            }
+    return {"steps": [column[-1] for column in columns], "groups": groups, "gradient_weight": gradient_weight}
 
 
 def settings_table(runs: Sequence[Run]) -> list[dict[str, Any]]:

@@ -1,7 +1,7 @@
 """Metrics of `DrGRPOTrainer` for a run of plain TRL, computed from its saved completions.
 
-Only where every reward is 0 or 1: what counts as right is never guessed from a continuous reward. The metrics have the
-names, and the definitions, of `DrGRPOTrainer`'s.
+Only where every reward is 0 or 1: what counts as correct is never guessed from a continuous reward. The metrics have
+the names, and the definitions, of `DrGRPOTrainer`'s.
 """
 
 import statistics
@@ -27,9 +27,11 @@ def derived_metrics(completions: Completions) -> tuple[dict[int, dict[str, float
     for _, group in completions.looked_at():
         several |= any(len(row.rewards) > 1 for row in group.rows)
         if any(row.reward not in (0, 1, None) for row in group.rows):
-            return {}, ["Some rewards are neither 0 nor 1, so right and wrong completions are not told apart."]
+            return {}, ["Some rewards are neither 0 nor 1, so correct and incorrect completions are not told apart."]
         batches[group.step].append(group)
-    notes = ["Right = reward 1. Pass rates, dead groups, lengths and difficulty are computed from saved completions."]
+    notes = [
+        "Correct = reward 1. Pass rates, dead groups, lengths and difficulty are computed from saved completions."
+    ]
     if several:
         notes.append("The weights of its reward functions are not recorded: rewards are summed with weight 1.")
     lengths = [row.length for groups in batches.values() for group in groups for row in group.rows]
@@ -58,16 +60,16 @@ def batch_metrics(groups: Sequence[Group]) -> dict[str, float | None]:
     rows = [row for _, group in rates for row in group.rows if row.reward is not None]
     metrics: dict[str, float | None] = {
         "drgrpo/pass_rate": statistics.fmean(row.reward or 0.0 for row in rows),
-        "drgrpo/all_right_frac": sum(rate == 1 for rate, _ in rates) / len(rates),
-        "drgrpo/all_wrong_frac": sum(rate == 0 for rate, _ in rates) / len(rates),
+        "drgrpo/all_correct_frac": sum(rate == 1 for rate, _ in rates) / len(rates),
+        "drgrpo/all_incorrect_frac": sum(rate == 0 for rate, _ in rates) / len(rates),
     }
-    for name, value in (("right", 1), ("wrong", 0)):
+    for name, value in (("correct", 1), ("incorrect", 0)):
         if lengths := [row.length for row in rows if row.reward == value and row.length is not None]:
             metrics[f"completions/length_{name}_mean"] = statistics.fmean(lengths)
     buckets = [bucket_of(rate) for rate, _ in rates]
     for bucket in BUCKETS:
         metrics[f"difficulty/groups_frac/{bucket}"] = buckets.count(bucket) / len(buckets)
-    return {**metrics, **_masses(rates)}
+    return {**metrics, **_gradient_weights(rates)}
 
 
 def bucket_of(rate: float) -> str:
@@ -75,7 +77,7 @@ def bucket_of(rate: float) -> str:
     The difficulty bucket of a pass rate.
 
     Args:
-        rate (`float`): Share of a group that is right, 0 to 1.
+        rate (`float`): Share of a group that is correct, 0 to 1.
 
     Example:
 
@@ -88,23 +90,26 @@ def bucket_of(rate: float) -> str:
     return BUCKETS[bucket_index(rate)]
 
 
-def _masses(rates: Sequence[tuple[float, Group]]) -> dict[str, float | None]:
-    """Shares of the gradient mass by bucket, with Dr. GRPO's weights and with GRPO's."""
-    masses: dict[str, float | None] = {}
-    for name, weigh in (("mass_frac", _dr_grpo_mass), ("mass_frac_grpo", _grpo_mass)):
+def _gradient_weights(rates: Sequence[tuple[float, Group]]) -> dict[str, float | None]:
+    """Shares of the gradient weight by bucket, with Dr. GRPO's weights and with GRPO's."""
+    weights: dict[str, float | None] = {}
+    for name, weigh in (
+        ("gradient_weight_frac", _dr_grpo_gradient_weight),
+        ("gradient_weight_frac_grpo", _grpo_gradient_weight),
+    ):
         by_bucket: dict[str, float] = dict.fromkeys(BUCKETS, 0.0)
         for rate, group in rates:
             by_bucket[bucket_of(rate)] += sum(weigh(row, rate) for row in group.rows)
         if total := sum(by_bucket.values()):
-            masses |= {f"difficulty/{name}/{bucket}": mass / total for bucket, mass in by_bucket.items()}
-    return masses
+            weights |= {f"difficulty/{name}/{bucket}": weight / total for bucket, weight in by_bucket.items()}
+    return weights
 
 
-def _dr_grpo_mass(row: Row, mean: float) -> float:
+def _dr_grpo_gradient_weight(row: Row, mean: float) -> float:
     """`|r - mean|` for each of its tokens."""
     return 0.0 if row.reward is None or row.length is None else abs(row.reward - mean) * row.length
 
 
-def _grpo_mass(row: Row, mean: float) -> float:
+def _grpo_gradient_weight(row: Row, mean: float) -> float:
     """`|z|` for each of its tokens, divided by their number."""
     return 0.0 if row.zscore is None or row.length is None else abs(row.zscore) * (row.length > 0)

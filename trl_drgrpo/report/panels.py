@@ -14,7 +14,7 @@ class Line:
     Args:
         label (`str`): In the legend.
         metrics (`tuple[str, ...]`): Names under which it may be logged; the first one that is there counts.
-        role (`str`, *optional*): `"right"`, `"wrong"` or `""`: right and wrong have the same color in every panel.
+        role (`str`, *optional*): `"correct"`, `"incorrect"` or `""`: each has the same color in every panel.
     """
 
     label: str
@@ -57,18 +57,18 @@ PANELS = (
         "Completion length",
         "tokens",
         (
-            Line("right", ("completions/length_right_mean",), "right"),
-            Line("wrong", ("completions/length_wrong_mean",), "wrong"),
+            Line("correct", ("completions/length_correct_mean",), "correct"),
+            Line("incorrect", ("completions/length_incorrect_mean",), "incorrect"),
             Line("all", ("completions/mean_length",)),
         ),
-        hint="Wrong answers that grow while right ones do not are the length bias that Dr. GRPO removes.",
+        hint="Incorrect answers that grow while correct ones do not are the length bias that Dr. GRPO removes.",
     ),
     Panel(
         "Dead groups",
         "share of groups",
         (
-            Line("all right", ("drgrpo/all_right_frac",), "right"),
-            Line("all wrong", ("drgrpo/all_wrong_frac",), "wrong"),
+            Line("all correct", ("drgrpo/all_correct_frac",), "correct"),
+            Line("all incorrect", ("drgrpo/all_incorrect_frac",), "incorrect"),
             Line("all equal", ("drgrpo/zero_signal_frac", "frac_reward_zero_std")),
         ),
         stacked=True,
@@ -118,8 +118,8 @@ def panels_for(metrics: Collection[str]) -> list[Panel]:
         metrics (`Collection[str]`): Names of metrics that any of the runs logged.
 
     Returns:
-        `list[Panel]`: Completions of all kinds, and groups of equal rewards, are drawn only where right and wrong ones
-        are not.
+        `list[Panel]`: Completions of all kinds, and groups of equal rewards, are drawn only where correct and
+        incorrect ones are not.
     """
     panels = []
     for panel in (*PANELS, *_reward_panels(metrics)):
@@ -160,7 +160,7 @@ def difficulty_metric(kind: str, bucket: str) -> str:
     Name of a difficulty metric.
 
     Args:
-        kind (`str`): `"groups_frac"`, `"mass_frac"` or `"mass_frac_grpo"`.
+        kind (`str`): `"groups_frac"`, `"gradient_weight_frac"` or `"gradient_weight_frac_grpo"`.
         bucket (`str`): One of `BUCKETS`.
     """
     if bucket not in BUCKETS:

@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from trl_drgrpo.features.diagnostics.renamed import with_new_names
 from trl_drgrpo.report.derived import derived_metrics
 from trl_drgrpo.report.records import Logged, Run, mapping, number, whole
 from trl_drgrpo.report.saved_completions import SavedCompletions
@@ -71,7 +72,7 @@ def read_plain_run(folder: Path) -> Run:
         run.completions = completions
         derived, notes = derived_metrics(completions)
         run.logged = _merged(run.logged, derived)
-        completions.right_is_one = bool(derived)
+        completions.one_is_correct = bool(derived)
         run.notes += notes
     run.notes += completions.notes
     if path is not None and state:
@@ -88,7 +89,7 @@ def _logged(line: Any) -> Logged | None:
     step = whole(mapping(line).get("step"))
     if step is None:
         return None
-    metrics = {str(name): number(value) for name, value in line.items() if name not in _NOT_METRICS}
+    metrics = with_new_names({str(name): number(value) for name, value in line.items() if name not in _NOT_METRICS})
     return Logged(step, "eval" if any(name.startswith("eval_") for name in metrics) else "train", metrics)
 
 

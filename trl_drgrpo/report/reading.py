@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.features.diagnostics.renamed import with_new_names
 from trl_drgrpo.report.json_lines import JsonLines
 from trl_drgrpo.report.recorded import RecordedCompletions
 from trl_drgrpo.report.records import Logged, Run, Warned, mapping, number, text, whole
@@ -153,7 +154,7 @@ def _facts(about: dict[str, Any], starts: list[Any], began: float | None) -> dic
         "dataset": about.get("dataset"),
         "rewards": _weighted(names, weights),
         "step rewards": _weighted(*(mapping(about.get("step_rewards")).get(key) for key in ("names", "weights"))),
-        "right": _right(mapping(about.get("right"))),
+        "correct": _correctness(mapping(about.get("right"))),
         "max_steps": about.get("max_steps"),
         "device": latest.get("device"),
         "processes": latest.get("processes"),
@@ -173,11 +174,11 @@ def _weighted(names: Any, weights: Any) -> str:
     )
 
 
-def _right(right: Any) -> str:
-    if "reward" not in right:
+def _correctness(rule: Any) -> str:
+    if "reward" not in rule:
         return ""
-    threshold = right.get("threshold")
-    return f"{text(right['reward'])} {'is 1 (of 0 and 1)' if threshold is None else f'at least {text(threshold)}'}"
+    threshold = rule.get("threshold")
+    return f"{text(rule['reward'])} {'is 1 (of 0 and 1)' if threshold is None else f'at least {text(threshold)}'}"
 
 
 def _moment(time: float | None) -> str | None:
@@ -211,7 +212,7 @@ def _logged(lines: JsonLines, starts: Starts, notes: list[str]) -> list[Logged]:
             superseded += 1
         else:
             metrics = {str(name): number(value) for name, value in mapping(line.get("logs")).items()}
-            logged.append(Logged(step, text(line.get("mode", "train")), metrics, time))
+            logged.append(Logged(step, text(line.get("mode", "train")), with_new_names(metrics), time))
     _note_unreadable(lines.unreadable, lines.path.name, notes)
     if superseded:
         notes.append(f"{superseded} logged entries were done again after a crash, or are an earlier run's: left out.")

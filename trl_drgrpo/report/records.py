@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from trl_drgrpo.features.diagnostics.statistics import STD_FLOOR
+from trl_drgrpo.features.diagnostics.statistics import grpo_zscores
 
 
 @dataclass
@@ -44,7 +44,7 @@ class Row:
         advantage (`float` or `None`): The outcome advantage that it was trained with.
         length (`int` or `None`): In tokens.
         truncated (`bool` or `None`): Whether it was cut at the maximal length.
-        right (`bool` or `None`): Whether it counts as right, where the run says what does.
+        right (`bool` or `None`): Whether it counts as correct, where the run says what does.
         zscore (`float` or `None`): GRPO's advantage, `(r - mean) / (std + 1e-4)`.
         cut (`int`): Characters left out of the middle of its text, to keep the report small.
     """
@@ -154,7 +154,7 @@ class Run:
         facts (`dict[str, str]`): Model, dataset, device, versions, ...
         formula (`list[str]`): The objective in lines of plain text; empty where nobody wrote it down.
         objective, settings (`dict`): Of the run; empty where nobody wrote them down.
-        right (`dict` or `None`): What counts as right: `{"reward": name, "threshold": x}`.
+        right (`dict` or `None`): What counts as correct: `{"reward": name, "threshold": x}`.
         logged (`list[Logged]`): In the order of the steps.
         warnings (`list[Warned]`): In the order of the steps.
         resumed_at (`list[int]`): Steps at which it was resumed.
@@ -222,13 +222,12 @@ def finish_group(group: Group) -> Group:
     Returns:
         [`Group`]: The same one.
     """
-    rewards = [row.reward for row in group.rows if row.reward is not None]
+    scored = [row for row in group.rows if row.reward is not None]
+    rewards = [row.reward for row in scored if row.reward is not None]
     if group.baseline is None and rewards:
         group.baseline = statistics.fmean(rewards)
     if len(rewards) > 1:
-        mean, std = statistics.fmean(rewards), statistics.stdev(rewards)
-        group.std = std if group.std is None else group.std
-        for row in group.rows:
-            if row.reward is not None:
-                row.zscore = (row.reward - mean) / (std + STD_FLOOR) if len(set(rewards)) > 1 else 0.0
+        group.std = statistics.stdev(rewards) if group.std is None else group.std
+        for row, zscore in zip(scored, grpo_zscores(rewards), strict=True):
+            row.zscore = zscore
     return group

@@ -12,11 +12,13 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.report.records import Group, Row, Span, finish_group, mapping, number, text
+from trl_drgrpo.rewards.scoring.saved import TABLE_COLUMNS, read_parquet
 
 LOOKED_AT_ROWS = 120_000
 
-_FIXED = ("step", "prompt", "completion", "advantage")
+_FIXED = ("prompt", "completion", *TABLE_COLUMNS)
 
 
 class SavedCompletions:
@@ -27,30 +29,28 @@ class SavedCompletions:
 
     Attributes:
         notes (`list[str]`): What could not be read, and how gaps were filled.
-        right_is_one (`bool`): Whether a reward of 1 makes a completion right: set once all are known to be 0 or 1.
+        one_is_correct (`bool`): Whether a reward of 1 makes a completion correct: set once all are known to be 0 or 1.
     """
 
     def __init__(self, folder: Path):
         self._folder = folder
         self.notes: list[str] = []
-        self.right_is_one = False
+        self.one_is_correct = False
         self._groups: list[tuple[Path, int]] = []
         self._open: tuple[Path, list[Group]] | None = None
         self._rows = 0
         self._read_files()
 
     def _read_files(self) -> None:
-        from pyarrow import ArrowInvalid, parquet
-
         unreadable, seen = 0, None
         files = self._folder.glob("completions/completions_*.parquet")
         for path in sorted(files, key=lambda path: (len(path.name), path.name)):
             try:
-                table = parquet.read_table(path, columns=["prompt", "completion"])
-            except (ArrowInvalid, OSError, KeyError):
+                table = read_parquet(path, columns=("prompt", "completion"))
+                rows = [(row["prompt"], row["completion"]) for row in table]
+            except (InputError, KeyError):
                 unreadable += 1
                 continue
-            rows = list(zip(*(table.column(name).to_pylist() for name in ("prompt", "completion")), strict=True))
             if not rows or rows == seen:  # logged again while the same generations were still trained on
                 continue
             seen = rows
@@ -103,15 +103,13 @@ class SavedCompletions:
             encoded = self.tokenizer.encode_batch([row.text for row in group.rows], add_special_tokens=False)
             for row, one in zip(group.rows, encoded, strict=True):
                 row.length = len(one.ids)
-        if self.right_is_one:
+        if self.one_is_correct:
             for row in group.rows:
                 row.right = None if row.reward is None else row.reward == 1
         return group
 
     def _read_groups(self, path: Path) -> list[Group]:
-        from pyarrow import parquet
-
-        table = parquet.read_table(path).to_pylist()
+        table = read_parquet(path)
         prompts = [conversation(row["prompt"]) for row in table]
         groups, at = [], 0
         for index, size in enumerate(_group_sizes(prompts)):

@@ -5,7 +5,6 @@ ends in a `TypeError` from deep inside, and `inf` quietly makes a whole group's 
 one error that names the function, or, for those who opted in, unscorable rows and a counter.
 """
 
-import contextlib
 import functools
 import inspect
 import keyword
@@ -15,7 +14,7 @@ import numbers
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from trl_drgrpo.common.errors import InputError, RewardError, speaks_for_itself
+from trl_drgrpo.common.errors import InputError, RewardError, shortened, speaks_for_itself
 from trl_drgrpo.rewards.columns import PER_CALL, pass_on_checks
 from trl_drgrpo.rewards.foreign import adapter_hint
 from trl_drgrpo.rewards.signatures import parameters
@@ -80,7 +79,7 @@ def check_on_error(on_error: Any) -> None:
     """
     if not isinstance(on_error, str) or on_error not in ("unscorable", "raise"):
         remedy = '"unscorable" leaves the completion out of its group, "raise" ends the run.'
-        raise InputError("on_error", _short(on_error), '"unscorable" or "raise"', remedy)
+        raise InputError("on_error", shortened(on_error), '"unscorable" or "raise"', remedy)
 
 
 def check_name(name: Any, field: str = "name") -> None:
@@ -91,7 +90,7 @@ def check_name(name: Any, field: str = "name") -> None:
         [`InputError`]: If it is no text, or an empty one.
     """
     if not isinstance(name, str) or not name.strip():
-        raise InputError(field, _short(name), "a text that is not empty", "Metrics are called rewards/<name>/mean.")
+        raise InputError(field, shortened(name), "a text that is not empty", "Metrics are called rewards/<name>/mean.")
 
 
 def check_column(column: Any, field: str = "column") -> None:
@@ -104,7 +103,7 @@ def check_column(column: Any, field: str = "column") -> None:
     is_name = isinstance(column, str) and column.isidentifier() and not keyword.iskeyword(column)
     if not is_name or column in _NO_COLUMNS:
         remedy = "TRL passes columns as keywords: rename one whose name has blanks, or that TRL uses itself."
-        raise InputError(field, _short(column), "the name of a dataset column", remedy)
+        raise InputError(field, shortened(column), "the name of a dataset column", remedy)
 
 
 def check_flag(field: str, value: Any) -> None:
@@ -115,23 +114,7 @@ def check_flag(field: str, value: Any) -> None:
         [`InputError`]: If it is neither `True` nor `False`.
     """
     if not isinstance(value, bool):
-        raise InputError(field, _short(value), "true or false", "Write it without quotes.")
-
-
-def finite_number(
-    field: str, value: Any, expected: str = "a finite number", remedy: str = "Write it as a number, for example 0.5."
-) -> float:
-    """
-    A number that was given as an option, numpy's included, as a float.
-
-    Raises:
-        [`InputError`]: If it is none, a boolean, infinite, or NaN.
-    """
-    if isinstance(value, numbers.Real) and not isinstance(value, bool):
-        with contextlib.suppress(OverflowError):
-            if math.isfinite(number := float(value)):
-                return number
-    raise InputError(field, _short(value), expected, remedy)
+        raise InputError(field, shortened(value), "true or false", "Write it without quotes.")
 
 
 def validate_rewards(output: Any, num_completions: int, name: str) -> list[float | None]:
@@ -155,11 +138,13 @@ def validate_rewards(output: Any, num_completions: int, name: str) -> list[float
     if hasattr(output, "tolist"):  # torch and numpy
         output = output.tolist()
     if isinstance(output, (str, bytes, dict)) or not isinstance(output, Iterable):
-        raise RewardError(field, f"{type(output).__name__} {_short(output)}", due, "Return a list from the function.")
+        raise RewardError(
+            field, f"{type(output).__name__} {shortened(output)}", due, "Return a list from the function."
+        )
     rewards = list(output)
     if len(rewards) != num_completions:
         raise RewardError(field, f"{len(rewards)} rewards", due, "Score every completion of the call, in order.")
-    return [_number(reward, index, field) for index, reward in enumerate(rewards)]
+    return [reward_number(reward, field, f"for completion {index}") for index, reward in enumerate(rewards)]
 
 
 def log_mean(log_metric: Callable[[str, float], None] | None, metric: str, values: Iterable[float | None]) -> None:
@@ -169,26 +154,31 @@ def log_mean(log_metric: Callable[[str, float], None] | None, metric: str, value
         log_metric(metric, sum(present) / len(present))
 
 
-def _number(reward: Any, index: int, field: str) -> float | None:
+def reward_number(reward: Any, field: str, where: str) -> float | None:
+    """One reward of a function's result: a float, or `None` for `None` and NaN.
+
+    Args:
+        reward: Python's or numpy's number, or a zero-dimensional tensor; booleans count as 0 and 1.
+        field (`str`): The function, for the message.
+        where (`str`): What the reward is for, for the message: `"for completion 3"`.
+
+    Raises:
+        [`RewardError`]: It is no number, or an infinite one.
+    """
+    reward = reward.item() if hasattr(reward, "item") else reward  # a scalar of torch or numpy
     if reward is None:
         return None
-    if hasattr(reward, "item"):  # a scalar of torch or numpy
-        reward = reward.item()
+    expected = "a finite number, or None for what it cannot score"
     if not isinstance(reward, numbers.Real):
-        got = f"{type(reward).__name__} {_short(reward)} for completion {index}"
-        raise RewardError(field, got, "a number, or None for a completion it cannot score", "Convert it to a float.")
-    if math.isinf(reward):
-        expected = "a finite number, or None for a completion it cannot score"
-        raise RewardError(field, f"{reward} for completion {index}", expected, "Clip it, or return None.")
-    return None if math.isnan(reward) else float(reward)
-
-
-def _short(value: Any) -> str:
+        got = f"{type(reward).__name__} {shortened(reward)} {where}"
+        raise RewardError(field, got, expected, "Convert it to a float.")
     try:
-        text = repr(value)
-    except Exception:  # a whole number of thousands of digits, an object with a `__repr__` that fails
-        text = f"a value of type {type(value).__name__}"
-    return text if len(text) <= 60 else text[:57] + "..."
+        number = float(reward)
+    except OverflowError:  # a whole number beyond all floats
+        number = math.inf
+    if math.isinf(number):
+        raise RewardError(field, f"{shortened(reward)} {where}", expected, "Clip it, or return None.")
+    return None if math.isnan(number) else number
 
 
 def innermost(func: Callable) -> Callable:

@@ -5,8 +5,8 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.rewards.contract import finite_number
+from trl_drgrpo.common.errors import InputError, shortened
+from trl_drgrpo.common.ranges import finite_number
 
 _MOST_SECONDS = 10**6  # some eleven days; what waits for sockets takes no more than twice that
 _MOST_MB = 2**40  # an exabyte, which the system can still count in bytes
@@ -56,10 +56,10 @@ class Limits:
         expected = f"a whole number, at least {least} {or_none}".rstrip()
         number = finite_number(field, value, expected, remedy)
         if number < least or not isinstance(value, numbers.Integral):
-            raise InputError(field, repr(value)[:60], expected, remedy)
+            raise InputError(field, shortened(value), expected, remedy)
         if number > most:
             expected = f"a whole number, at most {most} {or_none}".rstrip()
-            raise InputError(field, repr(value)[:60], expected, remedy)
+            raise InputError(field, shortened(value), expected, remedy)
 
 
 def available_workers() -> int:

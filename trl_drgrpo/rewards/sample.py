@@ -8,7 +8,7 @@ alike, and runs the scoring in killable workers where `limits` are given.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from trl_drgrpo.common.errors import InputError, UnscorableError
+from trl_drgrpo.common.errors import InputError, UnscorableError, shortened
 from trl_drgrpo.common.rows import ColumnValues
 from trl_drgrpo.rewards.columns import require_kind
 from trl_drgrpo.rewards.contract import check_column, check_name, check_on_error
@@ -44,7 +44,7 @@ class SampleReward:
             check_column(column)
         if limits is not None and not isinstance(limits, Limits):
             remedy = "For example `Limits(timeout=5)`, in a recipe `limits: {timeout: 5}`."
-            raise InputError("limits", repr(limits)[:60], "Limits, or None", remedy)
+            raise InputError("limits", shortened(limits), "Limits, or None", remedy)
         self.__name__ = name
         self.columns = tuple(columns)
         self.limits = limits

@@ -9,7 +9,7 @@ import pytest
 from trl_drgrpo import DrGRPOConfig
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.ranges import RANGES, refuse_out_of_range
-from trl_drgrpo.config.validation import refuse
+from trl_drgrpo.config.validation import validate
 
 # Fields of losses that are refused as a whole.
 OTHER_LOSSES = ("sapo_", "vespo_")
@@ -139,5 +139,5 @@ def test_a_configuration_refuses_them(fields, message):
     ],
 )
 def test_what_trl_fills_in_is_in_range_as_well(fields):
-    """`refuse` runs again when a trainer takes the configuration: texts are enumerations by then, steps are set."""
-    refuse(DrGRPOConfig(**fields))
+    """`validate` runs again when a trainer takes the configuration: texts are enumerations by then, steps are set."""
+    validate(DrGRPOConfig(**fields))

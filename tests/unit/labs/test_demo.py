@@ -303,7 +303,7 @@ class TestRun:
             write_report([tmp_path / "out", tmp_path / "out" / "grpo"], tmp_path / "both.json", "json").read_text()
         )["runs"]
         ours, grpo = (run["curves"] for run in runs)
-        for name in ("completions/length_wrong_mean", "drgrpo/all_right_frac", "drgrpo/pass_rate"):
+        for name in ("completions/length_incorrect_mean", "drgrpo/all_correct_frac", "drgrpo/pass_rate"):
             assert ours[name], name
             assert grpo[name], name
 

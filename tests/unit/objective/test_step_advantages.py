@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from trl_drgrpo.objective.step_advantages import (
     STEP_BASELINES,
     STEP_CREDITS,
-    spread_over_tokens,
+    broadcast_to_tokens,
     step_advantages,
     step_token_advantages,
 )
@@ -148,10 +148,10 @@ def test_rows_without_steps_are_zero(num_generations):
         (lambda: step_advantages([[1.0]], 1, baseline="mean"), "baseline: got 'mean'"),
         (lambda: step_advantages([[1.0]], 1, "min_to_go", "same_index"), "baseline: got 'same_index' with"),
         (lambda: step_advantages([[1.0]], 1, "min_to_go", deepseekmath_std=True), "deepseekmath_std: got True with"),
-        (lambda: spread_over_tokens([[1.0]], [[0, 1]], torch.ones(1, 3)), "step_ends: got 2 ends for 1 step rewards"),
-        (lambda: spread_over_tokens([[1.0, 1.0]], [[1, 1]], torch.ones(1, 3)), r"step_ends: got \[1, 1\] in row 0"),
-        (lambda: spread_over_tokens([[1.0]], [[3]], torch.ones(1, 3)), r"step_ends: got \[3\] in row 0"),
-        (lambda: spread_over_tokens([[1.0]], [[0], [0]], torch.ones(1, 3)), "step_ends: got 1 rows of values"),
+        (lambda: broadcast_to_tokens([[1.0]], [[0, 1]], torch.ones(1, 3)), "step_ends: got 2 ends for 1 step rewards"),
+        (lambda: broadcast_to_tokens([[1.0, 1.0]], [[1, 1]], torch.ones(1, 3)), r"step_ends: got \[1, 1\] in row 0"),
+        (lambda: broadcast_to_tokens([[1.0]], [[3]], torch.ones(1, 3)), r"step_ends: got \[3\] in row 0"),
+        (lambda: broadcast_to_tokens([[1.0]], [[0], [0]], torch.ones(1, 3)), "step_ends: got 1 rows of values"),
     ],
 )
 def test_bad_input_is_named(call, message):

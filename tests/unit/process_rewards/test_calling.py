@@ -74,7 +74,7 @@ def test_whatever_holds_numbers_is_accepted(row):
         ([[1.0, 1.0]], "got 1 rows; expected 2 lists"),
         ([[1.0], [1.0]], r"got 1 rewards for completion 0; expected 2 rewards, one per step of sep"),
         ([[1.0, 1.0], 1.0], "got float for completion 1"),
-        ([[1.0, "x"], [1.0]], "got 'x' for step 1 of completion 0"),
+        ([[1.0, "x"], [1.0]], "got str 'x' for step 1 of completion 0"),
         ([[1.0, float("inf")], [1.0]], "got inf for step 1 of completion 0"),
     ],
 )

@@ -417,7 +417,7 @@ def test_a_verifier_gets_the_columns_it_names():
 
 @pytest.mark.parametrize(
     ("result", "message"),
-    [("good", "str 'good'"), (float("inf"), "float 'inf'"), (ZeroDivisionError(), "ZeroDivision")],
+    [("good", "str 'good'"), (float("inf"), "inf"), (ZeroDivisionError(), "ZeroDivision")],
 )
 def test_a_verifier_that_fails_names_row_and_step(result, message):
     def broken(prompt, previous_steps, step):

@@ -65,7 +65,7 @@ def test_derived_metrics_agree_with_what_trl_logged(stock_run):
     for entry in read_run(stock_run).logged[:4]:
         metrics = entry.metrics
         assert metrics["drgrpo/pass_rate"] == pytest.approx(metrics["reward"], abs=1e-6)
-        dead = metrics["drgrpo/all_right_frac"] + metrics["drgrpo/all_wrong_frac"]
+        dead = metrics["drgrpo/all_correct_frac"] + metrics["drgrpo/all_incorrect_frac"]
         assert dead == pytest.approx(metrics["frac_reward_zero_std"], abs=1e-6)
 
 
@@ -78,14 +78,14 @@ def test_derived_metrics_by_hand():
         [group([1, 0, 0, 0], [2, 4, 4, 4]), group([1, 1, 0, 0], [1, 1, 1, 1]), group([0] * 4, [5] * 4)]
     )
     assert metrics["drgrpo/pass_rate"] == 3 / 12
-    assert metrics["drgrpo/all_wrong_frac"] == 1 / 3
-    assert metrics["completions/length_right_mean"] == 4 / 3
-    assert metrics["completions/length_wrong_mean"] == pytest.approx((12 + 2 + 20) / 9)
+    assert metrics["drgrpo/all_incorrect_frac"] == 1 / 3
+    assert metrics["completions/length_correct_mean"] == 4 / 3
+    assert metrics["completions/length_incorrect_mean"] == pytest.approx((12 + 2 + 20) / 9)
     assert metrics["difficulty/groups_frac/0-25"] == metrics["difficulty/groups_frac/25-50"] == 1 / 3
     # Dr. GRPO: .75 * 2 + 3 * .25 * 4 = 4.5 and 4 * .5 = 2; the dead group adds nothing
-    assert metrics["difficulty/mass_frac/0-25"] == pytest.approx(4.5 / 6.5)
+    assert metrics["difficulty/gradient_weight_frac/0-25"] == pytest.approx(4.5 / 6.5)
     # GRPO: sum |z| = 1.5 / .5 = 3 and 2 / .57735 = 3.4641 (+ 1e-4 on the std), whatever the lengths
-    assert metrics["difficulty/mass_frac_grpo/0-25"] == pytest.approx(3 / 6.4641, abs=1e-4)
+    assert metrics["difficulty/gradient_weight_frac_grpo/0-25"] == pytest.approx(3 / 6.4641, abs=1e-4)
 
 
 def test_a_continuous_reward_is_not_judged(stock_run, run_copy):
@@ -137,7 +137,7 @@ def test_the_contents_are_json_and_have_the_panels(stock_run):
     contents = json.loads(json.dumps(report_contents([read_run(stock_run)]), allow_nan=False))
     titles = [panel["title"] for panel in contents["panels"]]
     assert {"Reward", "Pass rate", "Dead groups", "Completion length", "Entropy"} <= set(titles)
-    assert contents["runs"][0]["difficulty"]["mass"]
+    assert contents["runs"][0]["difficulty"]["gradient_weight"]
 
 
 def test_conversations_become_text():

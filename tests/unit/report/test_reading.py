@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from report_runs import START, about, group_line, write_lines, write_run_log
 
 from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.features.diagnostics.renamed import OLD_NAMES, with_old_names
 from trl_drgrpo.features.diagnostics.run_log import RunLog
 from trl_drgrpo.report.json_lines import JsonLines
 from trl_drgrpo.report.reading import read_run, read_runs
@@ -34,7 +35,7 @@ def test_a_whole_run(folder):
     assert (run.name, run.kind, run.status) == ("first", "trl-drgrpo", "finished at step 200")
     assert run.objective["loss_normalizer"] == 512
     assert run.facts["rewards"] == "math_reward + 0.1 format_reward"
-    assert run.facts["right"] == "math_reward at least 1.0"
+    assert run.facts["correct"] == "math_reward at least 1.0"
     assert [entry.step for entry in run.logged if entry.mode == "train"] == list(range(1, 21))
     assert [warning.cause for warning in run.warnings] == ["dead_groups_too_hard", "kl_out_of_range"]
     groups = looked_at(run)
@@ -43,9 +44,28 @@ def test_a_whole_run(folder):
     assert run.notes == []
 
 
-def test_right_without_a_threshold(folder):
+def test_runs_of_0_1_read_as_those_of_today(folder, tmp_path):
+    """Old names become new ones, of two names for one value the new one stays; so they share curves and panels."""
+    path = folder / "_drgrpo" / "metrics.jsonl"
+    new = [json.loads(line) for line in path.read_text().splitlines()]
+    entries = {entry["step"]: entry["logs"] for entry in new if entry["mode"] == "train"}
+    assert entries[1].keys() & OLD_NAMES.keys()
+    for older in (True, False):
+        lines = [{**entry, "logs": with_old_names(entry["logs"])} for entry in new]
+        for line in lines if older else []:
+            line["logs"] = {name: value for name, value in line["logs"].items() if name not in OLD_NAMES}
+        write_lines(path, lines)
+        read = read_run(folder)
+        assert {entry.step: entry.metrics for entry in read.logged if entry.mode == "train"} == entries
+    last = with_old_names(entries[20])
+    state = {"global_step": 20, "max_steps": 20, "log_history": [{"step": 20, **last}]}
+    (tmp_path / "trainer_state.json").write_text(json.dumps(state))  # of a run without a run log
+    assert read_run(tmp_path).logged[0].metrics == entries[20]
+
+
+def test_correctness_without_a_threshold(folder):
     (folder / "_drgrpo" / "run.json").write_text(json.dumps(about(right={"reward": "r", "threshold": None})))
-    assert read_run(folder).facts["right"] == "r is 1 (of 0 and 1)"
+    assert read_run(folder).facts["correct"] == "r is 1 (of 0 and 1)"
 
 
 def test_the_log_folder_itself_names_the_same_run(folder):

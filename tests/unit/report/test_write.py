@@ -80,7 +80,7 @@ def test_differences_of_settings_and_numbers(runs):
     assert rows["epsilon"]["values"] == [0.2, None]
     assert not rows["epsilon"]["differs"]  # not recorded is not another value
     final = {row["name"]: row for row in contents["final_table"]}
-    first, second = final["Completion length, wrong"]["last"]
+    first, second = final["Completion length, incorrect"]["last"]
     assert second > first + 100
 
 

@@ -457,6 +457,13 @@ def test_to_verl_of_an_async_reward_is_async():
     assert adapters.to_verl(reward, batched=True)(["s"] * 2, ["4", "5"], ["4", "4"]) == [1.0, 0.0]
 
 
+@pytest.mark.parametrize("stack", ["verl", "openrlhf", "swift", "verifiers"])
+def test_the_way_out_is_deprecated(stack):
+    with pytest.warns(DeprecationWarning, match=f"^to_{stack} goes away in 0.3: what .* takes three lines") as caught:
+        getattr(adapters, f"to_{stack}")(equal)
+    assert caught[0].filename == __file__  # Python shows it to the one who calls
+
+
 def test_to_verifiers_scores_with_info_columns():
     def reward(completions, solution, **kwargs):
         return [None if c == "?" else float(c == s) for c, s in zip(completions, solution, strict=True)]

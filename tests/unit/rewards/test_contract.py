@@ -40,6 +40,8 @@ def test_whatever_holds_numbers_is_accepted(output):
         ([1.0], "got 1 rewards; expected a list of 2"),
         ([1.0, "x"], "got str 'x' for completion 1"),
         ([1.0, [1.0]], r"got list \[1.0\] for completion 1"),
+        ([1.0, 10**400], r"got 10+\.\.\. for completion 1; expected a finite number"),
+        ([1.0, 10**5000], "got a value of type int for completion 1"),
         ([1.0, float("inf")], "got inf for completion 1; expected a finite number"),
         (torch.zeros(2, 2), r"got list \[0.0, 0.0\] for completion 0"),
     ],

@@ -1,4 +1,4 @@
-"""Causes around a policy that solves nothing (any more): all cut off, all wrong, the reward collapsed."""
+"""Causes around a policy that solves nothing (any more): all cut off, all incorrect, the reward collapsed."""
 
 import statistics
 from collections.abc import Sequence
@@ -21,8 +21,8 @@ class AllTruncated(Watch):
     explains = ("truncation", "all_wrong", "dead_groups")
 
     def judge(self, series: list[tuple[Any, ...]]) -> str | None:
-        truncated, dead, rewards, lowest, right = series
-        if statistics.fmean(truncated) < self.thresholds["share"] or min(dead) < 1 or mean_of(right) > 0:
+        truncated, dead, rewards, lowest, correct = series
+        if statistics.fmean(truncated) < self.thresholds["share"] or min(dead) < 1 or mean_of(correct) > 0:
             return None
         if max(rewards) - min(lowest) > 1e-6 * max(abs(min(lowest)), 1.0):
             return None
@@ -34,8 +34,8 @@ class AllTruncated(Watch):
         )
 
 
-class AllWrong(Watch):
-    """Every completion is wrong."""
+class AllIncorrect(Watch):
+    """Every completion is incorrect."""
 
     cause = "all_wrong"
     defaults: ClassVar = {"steps": 20}
@@ -46,7 +46,7 @@ class AllWrong(Watch):
 
     def forget(self) -> None:
         super().forget()
-        self.seen["last_right"] = None  # newest step with a right completion
+        self.seen["last_right"] = None  # newest step with a correct completion
 
     def observe(self, step: int, metrics: Any) -> str | None:
         if (metrics.get(self.metrics[0]) or 0) > 0:
@@ -57,19 +57,19 @@ class AllWrong(Watch):
         rates, truncated = series
         if max(rates) > 0:
             return None
-        said = f"All completions of {self.span} were wrong"
+        said = f"All completions of {self.span} were incorrect"
         if mean_of(truncated) >= _MOSTLY_CUT_OFF:
             return f"{said}, and {mean_of(truncated):.0%} of them were cut off: raise max_completion_length."
         if (last := self.seen["last_right"]) is not None:
             return (
-                f"{said}; step {last} had right ones. Look at the newest completions: if they are broken, go back to "
-                "a checkpoint before that step and lower learning_rate; if they are sound, the prompts have become "
+                f"{said}; step {last} had correct ones. Look at the newest completions: if they are broken, go back "
+                "to a checkpoint before that step and lower learning_rate; if they are sound, the prompts have become "
                 "too hard."
             )
         return (
-            f"{said}, and no earlier one was right. Look at completions and their rewards (`trl-drgrpo score`): check "
-            "that the reward can read the answers and that right_threshold can be reached; else take easier prompts, "
-            "or a model that solves some of them."
+            f"{said}, and no earlier one was correct. Look at completions and their rewards (`trl-drgrpo score`): "
+            "check that the reward can read the answers and that right_threshold can be reached; else take easier "
+            "prompts, or a model that solves some of them."
         )
 
 

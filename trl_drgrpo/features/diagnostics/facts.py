@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from trl_drgrpo.features.diagnostics.right import RightRule
+from trl_drgrpo.features.diagnostics.correctness import CorrectnessRule
 from trl_drgrpo.features.model_card.objective import objective_of
 from trl_drgrpo.process_rewards.steps import step_segmenter
 from trl_drgrpo.upstream.versions import LIBRARIES, installed_versions
@@ -80,12 +80,12 @@ def start_facts(trainer: Any) -> dict[str, Any]:
     }
 
 
-def run_facts(trainer: Any, right: RightRule | None) -> dict[str, Any]:
+def run_facts(trainer: Any, correctness: CorrectnessRule | None) -> dict[str, Any]:
     """Facts of the run.
 
     Args:
         trainer ([`DrGRPOTrainer`]): The trainer, about to train.
-        right ([`RightRule`], *optional*): Which completions are right.
+        correctness ([`CorrectnessRule`], *optional*): Which completions are correct.
 
     Returns:
         `dict[str, Any]`: JSON-ready.
@@ -102,7 +102,7 @@ def run_facts(trainer: Any, right: RightRule | None) -> dict[str, Any]:
         "settings": _fields(args, _SETTINGS),
         "rewards": {"names": list(trainer.reward_func_names), "weights": trainer.reward_weights.tolist()},
         "step_rewards": {"names": list(scorer.names), "weights": list(scorer.weights)} if scorer else None,
-        "right": {"reward": right.name, "threshold": right.threshold} if right else None,
+        "right": {"reward": correctness.name, "threshold": correctness.threshold} if correctness else None,
     }
 
 

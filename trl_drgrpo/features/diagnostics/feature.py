@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trl_drgrpo.features.diagnostics.correctness import CorrectnessRule
 from trl_drgrpo.features.diagnostics.facts import run_facts, start_facts
 from trl_drgrpo.features.diagnostics.phases import GENERATE, SCORE, PhaseClock
 from trl_drgrpo.features.diagnostics.records import group_records, recorded_groups, row_record
-from trl_drgrpo.features.diagnostics.right import RightRule
+from trl_drgrpo.features.diagnostics.renamed import with_old_names
 from trl_drgrpo.features.diagnostics.run_log import RunLog
 from trl_drgrpo.features.diagnostics.run_warnings import RunWarnings, warning_thresholds
 from trl_drgrpo.features.diagnostics.snapshot import BatchSnapshot
@@ -38,7 +39,8 @@ class Diagnostics(DescribingFeature):
     """Says what a run does.
 
     Attributes:
-        right_rule ([`RightRule`], *optional*): Which completions are right; `None` where there is no outcome reward.
+        correctness_rule ([`CorrectnessRule`], *optional*): Which completions are correct; `None` where there is no
+            outcome reward.
         run_log ([`RunLog`], *optional*): On the main process, unless switched off.
         run_warnings ([`RunWarnings`]): Watches the logs of the main process.
     """
@@ -48,7 +50,7 @@ class Diagnostics(DescribingFeature):
 
     def __init__(self, trainer: Any):
         super().__init__(trainer)
-        self.right_rule: RightRule | None = None
+        self.correctness_rule: CorrectnessRule | None = None
         self.run_log: RunLog | None = None
         self.phases = PhaseClock()
         self._new_tokens = 0  # generated since the last optimizer step ended
@@ -62,7 +64,7 @@ class Diagnostics(DescribingFeature):
         """
         trainer, args = self.trainer, self.trainer.args
         if trainer.reward_func_names != [reward_name(process_only)]:  # whose 0 says nothing
-            self.right_rule = RightRule(trainer.reward_func_names, args.right_reward, args.right_threshold)
+            self.correctness_rule = CorrectnessRule(trainer.reward_func_names, args.right_reward, args.right_threshold)
         if args.run_log and trainer.accelerator.is_main_process:
             self.run_log = RunLog(Path(str(args.output_dir)))
         thresholds = warning_thresholds(args.run_warnings)
@@ -127,9 +129,10 @@ class Diagnostics(DescribingFeature):
         wanted = trainer.args.record_groups if trainer.args.run_log and trainer.state.max_steps else 0
         recorded = recorded_groups(len(batch.rewards) // batch.num_generations, wanted)
         seen = BatchSnapshot(batch, trainer.own_rows.start, trainer.stop_token_ids, set(recorded))
-        right = self.right_rule.judge(seen.per_func[self.right_rule.index]) if self.right_rule else None
-        records = [row_record(row, self._aligner) for row in seen.recorded_rows(trainer.reward_func_names, right)]
-        return _Seen(seen, right, records)
+        rule = self.correctness_rule
+        correct = rule.judge(seen.per_func[rule.index]) if rule else None
+        records = [row_record(row, self._aligner) for row in seen.recorded_rows(trainer.reward_func_names, correct)]
+        return _Seen(seen, correct, records)
 
     def _described(self, seen: "_Seen | None", everyone: list[Any]) -> dict[str, float]:
         """The batch's metrics, from what the ranks have seen; the main process writes down what they recorded."""
@@ -143,10 +146,10 @@ class Diagnostics(DescribingFeature):
             rewards=seen.batch.rewards,
             lengths=[row.length for row in own],
             trained=[row.trained for row in own],
-            masses=[row.mass for row in own],
+            gradient_weights=[row.gradient_weight for row in own],
             truncated=[row.truncated for row in own],
             texts=[row.text for row in own],
-            right=seen.right,
+            correct=seen.correct,
         )
         trains, step = self.trainer.model.training, self.trainer.state.global_step
         if trains:
@@ -157,7 +160,7 @@ class Diagnostics(DescribingFeature):
         if self.run_log is not None and records:
             with self.describing("The run log's completions"):
                 self.run_log.completions(group_records(records, rows.num_generations, step, mode, first_group))
-        return batch_statistics(rows, trains)
+        return with_old_names(batch_statistics(rows, trains))
 
     def _groups_before(self, mode: str, step: int, groups: int) -> int:
         """Groups in earlier batches of the step: one that accumulates, and an evaluation, may generate several."""
@@ -181,7 +184,7 @@ class Diagnostics(DescribingFeature):
             return
         start = self.describing.value("The facts of the start", lambda: start_facts(self.trainer), otherwise={})
         facts = self.describing.value(
-            "The facts of the run", lambda: run_facts(self.trainer, self.right_rule), otherwise={}
+            "The facts of the run", lambda: run_facts(self.trainer, self.correctness_rule), otherwise={}
         )
         with self.describing("The start of the run log"):
             self.run_log.start(state.global_step, start, facts)
@@ -215,7 +218,7 @@ class Diagnostics(DescribingFeature):
 
     def _save_state(self, file: Path) -> None:
         state = {
-            "right_is_binary": self.right_rule.is_binary if self.right_rule else None,
+            "right_is_binary": self.correctness_rule.is_binary if self.correctness_rule else None,
             "warnings": self.run_warnings.state_dict(),
         }
         file.write_text(json.dumps(state) + "\n", encoding="utf-8")
@@ -227,8 +230,8 @@ class Diagnostics(DescribingFeature):
                 self._load_state(json.loads(file.read_text(encoding="utf-8")))
 
     def _load_state(self, state: dict[str, Any]) -> None:
-        if self.right_rule is not None:
-            self.right_rule.is_binary = state["right_is_binary"] is not False
+        if self.correctness_rule is not None:
+            self.correctness_rule.is_binary = state["right_is_binary"] is not False
         self.run_warnings.load_state_dict(state["warnings"])
 
 
@@ -241,5 +244,5 @@ class _Seen:
     """One rank's view of a generation batch: all rewards, correctness of each row, and its recorded rows."""
 
     batch: BatchSnapshot
-    right: list[bool | None] | None
+    correct: list[bool | None] | None
     records: list[dict[str, Any]]

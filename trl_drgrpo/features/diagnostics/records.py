@@ -56,7 +56,7 @@ class RecordedRow:
         reward, advantage (`float`): The weighted sum, and the outcome advantage.
         length (`int`): Tokens that the model wrote.
         truncated (`bool`): Whether it was cut off.
-        right (`bool` or `None`): Whether it is right, `None` for neither or not known.
+        correct (`bool` or `None`): Whether it is correct, `None` for neither or not known.
     """
 
     index: int
@@ -72,7 +72,7 @@ class RecordedRow:
     advantage: float
     length: int
     truncated: bool
-    right: bool | None
+    correct: bool | None
 
 
 def row_record(row: RecordedRow, aligner: Aligner) -> dict[str, Any]:
@@ -95,7 +95,7 @@ def row_record(row: RecordedRow, aligner: Aligner) -> dict[str, Any]:
         "advantage": _number(row.advantage),
         "length": row.length,
         "truncated": row.truncated,
-        "right": row.right,
+        "right": row.correct,
     }
 
 

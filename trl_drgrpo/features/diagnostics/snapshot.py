@@ -16,7 +16,7 @@ class OwnRow:
 
     length: int
     trained: int
-    mass: float
+    gradient_weight: float
     truncated: bool
     text: int
 
@@ -50,7 +50,7 @@ class BatchSnapshot:
             **{f"reward {f}": column for f, column in enumerate(batch.scored.rewards_per_func.unbind(dim=1))},
             "tokens": batch.completion_mask.sum(dim=1),
             "trained": batch.trained_mask.sum(dim=1),
-            "mass": advantages.abs().sum(dim=1),
+            "gradient_weight": advantages.abs().sum(dim=1),
         }
         if batch.steps is not None:
             tensors["token advantages"] = advantages[self._recorded]
@@ -61,21 +61,29 @@ class BatchSnapshot:
         self.own = [
             # A tool's tokens are in the completion but not trained on; where all of a row is masked, none can be told.
             OwnRow(
-                len(ids) - int(tokens - trained), int(trained), mass, _is_cut(ids, stop_token_ids), hash(tuple(ids))
+                len(ids) - int(tokens - trained),
+                int(trained),
+                gradient_weight,
+                _is_cut(ids, stop_token_ids),
+                hash(tuple(ids)),
             )
-            for ids, tokens, trained, mass in zip(
-                batch.scored.completion_ids, copied["tokens"], copied["trained"], copied["mass"], strict=True
+            for ids, tokens, trained, gradient_weight in zip(
+                batch.scored.completion_ids,
+                copied["tokens"],
+                copied["trained"],
+                copied["gradient_weight"],
+                strict=True,
             )
         ]
         self._token_values = self._per_recorded_row(copied) if batch.steps is not None else {}
         self._add_rows_with_tools(copied)
 
-    def recorded_rows(self, names: Sequence[str], right: Sequence[bool | None] | None) -> Iterator[RecordedRow]:
+    def recorded_rows(self, names: Sequence[str], correct: Sequence[bool | None] | None) -> Iterator[RecordedRow]:
         """This rank's rows of the groups that are recorded.
 
         Args:
             names (`Sequence[str]` of length `F`): The reward functions.
-            right (`Sequence[bool or None]` of length `B`, *optional*): Over all ranks.
+            correct (`Sequence[bool or None]` of length `B`, *optional*): Over all ranks.
         """
         scored, steps = self.batch.scored, self.batch.steps
         for i in self._recorded:
@@ -97,7 +105,7 @@ class BatchSnapshot:
                 advantage=self.outcome_advantages[row],
                 length=own.length,
                 truncated=own.truncated,
-                right=right[row] if right else None,
+                correct=correct[row] if correct else None,
             )
 
     def _per_recorded_row(self, copied: dict[str, list[float]]) -> dict[int, tuple[list[float], list[bool]]]:

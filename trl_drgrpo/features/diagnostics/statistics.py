@@ -1,19 +1,20 @@
 """Statistics of one generation batch: pure functions over its rows, in plain Python floats.
 
-The objective of Dr. GRPO is about two biases, so the batch is looked at from both sides: how long right and wrong
-completions are (length bias), and which difficulties the gradient comes from (difficulty bias). A row's *mass* is
-`sum_t |A_it|`, its share of the gradient before the model has a say; GRPO's mass of the same row, `|z_i|` with
-`z = (r - mean) / (std + 1e-4)` and the loss averaged over the row's own tokens, is the counterfactual beside it.
+The objective of Dr. GRPO is about two biases, so the batch is looked at from both sides: how long correct and
+incorrect completions are (length bias), and which difficulties the gradient comes from (difficulty bias). A row's
+*gradient weight* is `sum_t |A_it|`, its share of the gradient before the model has a say; GRPO's of the same row,
+`|z_i|` with `z = (r - mean) / (std + 1e-4)` and the loss averaged over the row's own tokens, is the counterfactual
+beside it.
 
-Groups whose right rows are known are sorted into six buckets of the pass rate: none, up to 25, 50, 75 percent, less
-than all, all.
+Groups whose correct rows are known are sorted into six buckets of the pass rate: none, up to 25, 50, 75 percent,
+less than all, all.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-BUCKETS = ("0", "0-25", "25-50", "50-75", "75-100", "100")  # percent right in the group, (a, b] but for the ends
+BUCKETS = ("0", "0-25", "25-50", "50-75", "75-100", "100")  # percent correct in the group, (a, b] but for the ends
 STD_FLOOR = 1e-4  # what TRL adds to a group's std
 
 
@@ -26,21 +27,21 @@ class BatchRows:
         rewards (`B` floats): Weighted outcome reward; NaN = unscorable.
         lengths (`B` ints): Completion tokens that the model wrote.
         trained (`B` ints): Those that are trained on (0 for a truncated row that is masked).
-        masses (`B` floats): `sum_t |A_it|` over the tokens that are trained on.
+        gradient_weights (`B` floats): `sum_t |A_it|` over the tokens that are trained on.
         truncated (`B` bools): Whether the completion was cut off.
         texts (`B` hashable): Equal for equal completions, a hash of the tokens for example.
-        right (`B` bools or `None`, *optional*): Whether the row is right, `None` for neither; `None` as a whole when
-            it is not known what is right.
+        correct (`B` bools or `None`, *optional*): Whether the row is correct, `None` for neither; `None` as a whole
+            when it is not known what is correct.
     """
 
     num_generations: int
     rewards: Sequence[float]
     lengths: Sequence[int]
     trained: Sequence[int]
-    masses: Sequence[float]
+    gradient_weights: Sequence[float]
     truncated: Sequence[bool]
     texts: Sequence[int]
-    right: Sequence[bool | None] | None = None
+    correct: Sequence[bool | None] | None = None
 
     @property
     def groups(self) -> list[range]:
@@ -68,7 +69,7 @@ def batch_statistics(rows: BatchRows, trains: bool = True) -> dict[str, float]:
 
 
 def length_statistics(rows: BatchRows) -> dict[str, float]:
-    """Lengths of right and wrong completions, and who was cut off.
+    """Lengths of correct and incorrect completions, and who was cut off.
 
     Args:
         rows ([`BatchRows`]): The batch.
@@ -76,10 +77,10 @@ def length_statistics(rows: BatchRows) -> dict[str, float]:
     Returns:
         `dict[str, float]`:
 
-        - `completions/length_right_mean`, `completions/length_wrong_mean`: tokens;
-        - `completions/length_gap_mean`: the wrong ones' mean minus the right ones';
-        - `completions/truncated_frac`: share of completions that were cut off; `completions/truncated_right_frac` and
-          `completions/truncated_wrong_frac`: among the right and among the wrong ones.
+        - `completions/length_correct_mean`, `completions/length_incorrect_mean`: tokens;
+        - `completions/length_gap_mean`: the incorrect ones' mean minus the correct ones';
+        - `completions/truncated_frac`: share of completions that were cut off; `completions/truncated_correct_frac`
+          and `completions/truncated_incorrect_frac`: among the correct and among the incorrect ones.
 
     Example: the shared example, rewards (1,0,0,1) and lengths (2,4,3,6).
 
@@ -92,14 +93,14 @@ def length_statistics(rows: BatchRows) -> dict[str, float]:
     ```
     """
     result = {"completions/truncated_frac": _mean(rows.truncated)}
-    if rows.right is None:
+    if rows.correct is None:
         return result
-    for name, wanted in (("right", True), ("wrong", False)):
-        chosen = [i for i, right in enumerate(rows.right) if right is wanted]
+    for name, wanted in (("correct", True), ("incorrect", False)):
+        chosen = [i for i, correct in enumerate(rows.correct) if correct is wanted]
         if chosen:
             result[f"completions/length_{name}_mean"] = _mean([rows.lengths[i] for i in chosen])
             result[f"completions/truncated_{name}_frac"] = _mean([rows.truncated[i] for i in chosen])
-    means = [result.get(f"completions/length_{name}_mean") for name in ("wrong", "right")]
+    means = [result.get(f"completions/length_{name}_mean") for name in ("incorrect", "correct")]
     if means[0] is not None and means[1] is not None:
         result["completions/length_gap_mean"] = means[0] - means[1]
     return result
@@ -117,8 +118,8 @@ def group_statistics(rows: BatchRows, trains: bool = True) -> dict[str, float]:
 
         - `completions/unique_frac`: distinct completions of a group / G, mean over groups;
         - `drgrpo/zero_signal_frac`: share of groups in which no token has an advantage; of these, and as shares of all
-          groups, `drgrpo/all_right_frac` and `drgrpo/all_wrong_frac`: those whose scorable rows are all right, all
-          wrong;
+          groups, `drgrpo/all_correct_frac` and `drgrpo/all_incorrect_frac`: those whose scorable rows are all
+          correct, all incorrect;
         - `drgrpo/effective_group_size`: `(sum_i a_i)^2 / sum_i a_i^2` with `a_i` the mean `|A_it|` of row i, mean over
           groups with a signal: G when all rows weigh alike; `4 p (1 - p) G` at pass rate p.
     """
@@ -128,12 +129,12 @@ def group_statistics(rows: BatchRows, trains: bool = True) -> dict[str, float]:
     result = {"completions/unique_frac": _mean([len({rows.texts[i] for i in group}) / len(group) for group in groups])}
     if not trains:
         return result
-    live = [any(rows.masses[i] > 0 for i in group) for group in groups]
+    live = [any(rows.gradient_weights[i] > 0 for i in group) for group in groups]
     result["drgrpo/zero_signal_frac"] = 1 - _mean(live)
-    if rows.right is not None:
+    if rows.correct is not None:
         dead_rates = [None if alive else _pass_rate(rows, g) for g, alive in zip(groups, live, strict=True)]
-        result["drgrpo/all_right_frac"] = _mean([rate == 1 for rate in dead_rates])
-        result["drgrpo/all_wrong_frac"] = _mean([rate == 0 for rate in dead_rates])
+        result["drgrpo/all_correct_frac"] = _mean([rate == 1 for rate in dead_rates])
+        result["drgrpo/all_incorrect_frac"] = _mean([rate == 0 for rate in dead_rates])
     if any(live):
         sizes = [_participation(_row_advantages(rows, g)) for g, alive in zip(groups, live, strict=True) if alive]
         result["drgrpo/effective_group_size"] = _mean(sizes)
@@ -148,14 +149,14 @@ def difficulty_statistics(rows: BatchRows, trains: bool = True) -> dict[str, flo
         trains (`bool`, *optional*, defaults to `True`): Whether it is trained on.
 
     Returns:
-        `dict[str, float]`: Nothing when it is not known what is right.
+        `dict[str, float]`: Nothing when it is not known what is correct.
 
-        - `drgrpo/pass_rate`: share of right rows among those that are right or wrong;
+        - `drgrpo/pass_rate`: share of correct rows among those that are correct or incorrect;
         - `difficulty/groups_frac/<bucket>`: share of the groups, sums to 1;
-        - `difficulty/mass_frac/<bucket>`: share of `sum |A_it|` over all rows and tokens, sums to 1;
-        - `difficulty/mass_frac_grpo/<bucket>`: share of `sum_i |z_i|`, sums to 1.
+        - `difficulty/gradient_weight_frac/<bucket>`: share of `sum |A_it|` over all rows and tokens, sums to 1;
+        - `difficulty/gradient_weight_frac_grpo/<bucket>`: share of `sum_i |z_i|`, sums to 1.
     """
-    known = [] if rows.right is None else [right for right in rows.right if right is not None]
+    known = [] if rows.correct is None else [correct for correct in rows.correct if correct is not None]
     if not known:
         return {}
     result = {"drgrpo/pass_rate": _mean(known)}
@@ -165,8 +166,8 @@ def difficulty_statistics(rows: BatchRows, trains: bool = True) -> dict[str, flo
     buckets = [(group, bucket_index(rate)) for group, rate in rates if rate is not None]
     shares = {"groups_frac": [1.0] * len(buckets)}
     if trains:
-        shares["mass_frac"] = [math.fsum(rows.masses[i] for i in group) for group, _ in buckets]
-        shares["mass_frac_grpo"] = [math.fsum(_grpo_masses(rows, group)) for group, _ in buckets]
+        shares["gradient_weight_frac"] = [math.fsum(rows.gradient_weights[i] for i in group) for group, _ in buckets]
+        shares["gradient_weight_frac_grpo"] = [math.fsum(_grpo_gradient_weights(rows, group)) for group, _ in buckets]
     for name, amounts in shares.items():
         total = math.fsum(amounts)
         for b, bucket in enumerate(BUCKETS):
@@ -176,9 +177,27 @@ def difficulty_statistics(rows: BatchRows, trains: bool = True) -> dict[str, flo
     return result
 
 
+def grpo_zscores(rewards: Sequence[float]) -> list[float]:
+    """GRPO's advantages of a group, `(r - mean) / (std + 1e-4)` with the sample std; 0 where all rewards are equal.
+
+    Example:
+
+    ```python
+    >>> [round(z, 4) for z in grpo_zscores([1.0, 0.0, 0.0, 1.0])]
+    [0.8659, -0.8659, -0.8659, 0.8659]
+
+    ```
+    """
+    if len(set(rewards)) < 2:
+        return [0.0] * len(rewards)
+    mean = _mean(rewards)
+    std = math.sqrt(math.fsum((reward - mean) ** 2 for reward in rewards) / (len(rewards) - 1))
+    return [(reward - mean) / (std + STD_FLOOR) for reward in rewards]
+
+
 def _pass_rate(rows: BatchRows, group: range) -> float | None:
-    right = [] if rows.right is None else [rows.right[i] for i in group if rows.right[i] is not None]
-    return _mean([r is True for r in right]) if right else None
+    correct = [] if rows.correct is None else [rows.correct[i] for i in group if rows.correct[i] is not None]
+    return _mean([r is True for r in correct]) if correct else None
 
 
 def bucket_index(rate: float) -> int:
@@ -190,7 +209,7 @@ def bucket_index(rate: float) -> int:
 
 def _row_advantages(rows: BatchRows, group: range) -> list[float]:
     """Mean `|A_it|` of each row that is trained on."""
-    return [rows.masses[i] / rows.trained[i] for i in group if rows.trained[i] > 0]
+    return [rows.gradient_weights[i] / rows.trained[i] for i in group if rows.trained[i] > 0]
 
 
 def _participation(weights: Sequence[float]) -> float:
@@ -200,15 +219,11 @@ def _participation(weights: Sequence[float]) -> float:
     return math.fsum(scaled) ** 2 / math.fsum(weight**2 for weight in scaled)
 
 
-def _grpo_masses(rows: BatchRows, group: range) -> list[float]:
+def _grpo_gradient_weights(rows: BatchRows, group: range) -> list[float]:
     """`|z_i|` of the rows that are trained on: the row's mean over its own tokens of a constant."""
-    rewards = [rows.rewards[i] for i in group if not math.isnan(rows.rewards[i])]
-    if len(set(rewards)) < 2:
-        return []
-    mean = _mean(rewards)
-    std = math.sqrt(math.fsum((reward - mean) ** 2 for reward in rewards) / (len(rewards) - 1))
-    scored = [i for i in group if not math.isnan(rows.rewards[i]) and rows.trained[i] > 0]
-    return [abs(rows.rewards[i] - mean) / (std + STD_FLOOR) for i in scored]
+    scored = [i for i in group if not math.isnan(rows.rewards[i])]
+    zscores = grpo_zscores([rows.rewards[i] for i in scored])
+    return [abs(z) for i, z in zip(scored, zscores, strict=True) if rows.trained[i] > 0]
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from trl_drgrpo.features.diagnostics.collapse import AllTruncated, AllWrong, RewardCollapse
+from trl_drgrpo.features.diagnostics.collapse import AllIncorrect, AllTruncated, RewardCollapse
 from trl_drgrpo.features.diagnostics.series import change, distance_from_usual, moved
 from trl_drgrpo.features.diagnostics.watch import Metrics, Watch, finite, mean_of, span_of
 
@@ -25,22 +25,22 @@ class DeadGroups(Watch):
     cause = "dead_groups"
     defaults: ClassVar = {"share": 0.8, "steps": 20}
     metrics = ("drgrpo/zero_signal_frac",)
-    also_read = ("drgrpo/all_right_frac", "drgrpo/all_wrong_frac", "completions/unique_frac")
+    also_read = ("drgrpo/all_correct_frac", "drgrpo/all_incorrect_frac", "completions/unique_frac")
 
     def judge(self, series: list[tuple[Any, ...]]) -> str | None:
-        dead, right, wrong, unique = map(mean_of, series)
+        dead, correct, incorrect, unique = map(mean_of, series)
         if dead < self.thresholds["share"]:
             return None
         seen = f"{dead:.0%} of the groups had no signal over {self.span}"
         if unique and _further_distinct(unique, self.num_generations) <= SamplingCollapse.defaults["distinct"]:
             return f"{seen}: nearly all completions of a group are the same text. Raise temperature, top_p and top_k."
-        if right > dead / 2:
-            return f"{seen}, most of them all right: the prompts are too easy. Take harder ones, or stop here."
-        if wrong > dead / 2:
+        if correct > dead / 2:
+            return f"{seen}, most of them all correct: the prompts are too easy. Take harder ones, or stop here."
+        if incorrect > dead / 2:
             return (
-                f"{seen}, most of them all wrong: the prompts are too hard. Take easier ones, raise num_generations "
-                "or max_completion_length, or add a reward that tells better from worse; look at the completions to "
-                "see whether the reward can be earned at all."
+                f"{seen}, most of them all incorrect: the prompts are too hard. Take easier ones, raise "
+                "num_generations or max_completion_length, or add a reward that tells better from worse; look at the "
+                "completions to see whether the reward can be earned at all."
             )
         return (
             f"{seen}: the rewards within a group are equal. Look at the completions and their rewards; raise "
@@ -67,24 +67,24 @@ class SamplingCollapse(Watch):
         )
 
 
-class WrongGrow(Watch):
-    """Wrong answers get longer while right ones do not."""
+class IncorrectGrow(Watch):
+    """Incorrect answers get longer while correct ones do not."""
 
     cause = "wrong_grow"
     defaults: ClassVar = {"deviations": 6.0, "growth": 0.15, "steps": 40}
-    metrics = ("completions/length_wrong_mean", "completions/length_right_mean")
+    metrics = ("completions/length_incorrect_mean", "completions/length_correct_mean")
     fewest = 20
 
     def judge(self, series: list[tuple[Any, ...]]) -> str | None:
-        wrong, right = series
-        before = statistics.fmean(wrong[: len(wrong) // 2])
-        grew = change(wrong) > self.thresholds["growth"] * before
-        if not grew or moved(wrong) < self.thresholds["deviations"] or moved(right) > 2:
+        incorrect, correct = series
+        before = statistics.fmean(incorrect[: len(incorrect) // 2])
+        grew = change(incorrect) > self.thresholds["growth"] * before
+        if not grew or moved(incorrect) < self.thresholds["deviations"] or moved(correct) > 2:
             return None
         return (
-            f"Wrong completions grew by {change(wrong):.0f} tokens over {self.span} while right ones did not. The "
-            "objective does not reward that: look for a reward that pays for length or for steps, for truncation, and "
-            "for prompts that have become too hard."
+            f"Incorrect completions grew by {change(incorrect):.0f} tokens over {self.span} while correct ones did "
+            "not. The objective does not reward that: look for a reward that pays for length or for steps, for "
+            "truncation, and for prompts that have become too hard."
         )
 
 
@@ -260,11 +260,11 @@ class GradientStands(Watch):
 
 WATCHES: tuple[type[Watch], ...] = (  # those that explain others before these
     AllTruncated,
-    AllWrong,
+    AllIncorrect,
     RewardCollapse,
     DeadGroups,
     SamplingCollapse,
-    WrongGrow,
+    IncorrectGrow,
     Truncation,
     KL,
     RewardFailing,

@@ -1,6 +1,6 @@
 """The exact fast path: the same gradient for a fraction of the work (math.md, section 4). Glue only.
 
-After each generation the micro-batches of every optimizer step are planned anew (`microbatch.py`, `window.py`): rows
+After each generation the micro-batches of every optimizer step are planned anew (`planner.py`, `window.py`): rows
 without signal are left out, the others regrouped by length, cut to their own extent and, where the model allows it,
 packed behind one copy of their prompt (`packing.py`, `sharing.py`). Old log-probabilities are computed after that,
 for the rows that will be trained on. Generation runs each prompt once (`decoding.py`).

@@ -2,7 +2,7 @@
 
 TRL's card calls a model with a local base "a fine-tuned version of None", writes `licence: license`, and says nothing
 of objective, rewards or settings; PEFT's card names the base by its path on the machine and drops TRL's tags. Here
-`publishing/objective.py` and `publishing/facts.py` read the run, `card.md.jinja` lays it out, and what is left of
+`objective.py` and `facts.py` read the run, `card.md.jinja` lays it out, and what is left of
 secrets or paths is taken out at the end.
 """
 
@@ -20,8 +20,8 @@ from trl_drgrpo.common.secrets import redacted
 from trl_drgrpo.features.model_card import facts
 from trl_drgrpo.features.model_card.objective import objective_of
 from trl_drgrpo.features.model_card.plots import draw_curves
+from trl_drgrpo.features.model_card.snippet import is_conversational, usage_snippet
 from trl_drgrpo.features.model_card.text import code, fenced, plain
-from trl_drgrpo.features.model_card.usage import is_conversational, usage_snippet
 
 PICTURE = "card/curves.png"  # no underscore in front: transformers does not upload such files
 

@@ -6,6 +6,8 @@ Drawn from what the run logged, only when matplotlib is installed (`trl-drgrpo[r
 from pathlib import Path
 from typing import Any
 
+from trl_drgrpo.common.figure import new_figure, save_figure
+
 PANELS = (
     ("mean reward", ("reward", "eval_reward")),
     ("mean completion length (tokens)", ("completions/mean_length", "eval_completions/mean_length")),
@@ -46,18 +48,13 @@ def draw_curves(history: list[dict[str, Any]], target: Path) -> bool:
     if not panels:
         return False
     try:
-        from matplotlib.figure import Figure  # not pyplot: no backend is chosen, no figure kept
+        figure, drawn = new_figure(1, len(panels), 5.5 * len(panels), 3.5)
     except ImportError:
         return False
-    figure = Figure(figsize=(5.5 * len(panels), 3.5), layout="constrained")
-    for axes, (title, lines) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
+    for axes, (title, lines) in zip(drawn, panels.items(), strict=True):
         for name, points in lines.items():
-            axes.plot(*zip(*points, strict=True), label=name, marker="." if len(points) < 50 else None)
-        axes.set_xlabel("optimizer step")
-        axes.set_title(title)
-        axes.grid(alpha=0.3)
-        if len(lines) > 1:
-            axes.legend()
-    target.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(target, dpi=120, metadata={"Software": None})
+            label = name if len(lines) > 1 else None
+            axes.plot(*zip(*points, strict=True), label=label, marker="." if len(points) < 50 else None)
+        axes.set(xlabel="optimizer step", title=title)
+    save_figure(figure, target)
     return True

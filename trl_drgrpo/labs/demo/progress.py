@@ -10,8 +10,8 @@ from trl_drgrpo.features.diagnostics.progress import ProgressCallback
 _CURVES = {
     "pass_rate": "drgrpo/pass_rate",
     "length_mean": "completions/mean_length",
-    "length_right_mean": "completions/length_right_mean",
-    "length_wrong_mean": "completions/length_wrong_mean",
+    "length_right_mean": "completions/length_correct_mean",
+    "length_wrong_mean": "completions/length_incorrect_mean",
 }
 _PROCESS_CURVES = {"steps_mean": "process/steps_mean", "process_reward": "process/reward_mean"}
 

@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from trl_drgrpo.common.figure import COLORS, ROLES, draw_trend, new_figure, save_figure
 from trl_drgrpo.labs.demo.process import step_numbers
 
 if TYPE_CHECKING:
@@ -51,8 +52,8 @@ def before_after_table(result: "DemoResult") -> Table:
         table.add_row(f"{mode} accuracy", f"{before:.1f}%", f"{after:.1f}%", f"{after - before:+.1f} points")
     before, after = result.before["sampled"], result.after["sampled"]
     for name, old, new in (
-        ("mean length, right (tokens)", before.length_right_mean, after.length_right_mean),
-        ("mean length, wrong (tokens)", before.length_wrong_mean, after.length_wrong_mean),
+        ("mean length, correct (tokens)", before.length_right_mean, after.length_right_mean),
+        ("mean length, incorrect (tokens)", before.length_wrong_mean, after.length_wrong_mean),
     ):
         change = "" if old is None or new is None else f"{new - old:+.1f}"
         table.add_row(name, *("none" if value is None else f"{value:.1f}" for value in (old, new)), change)
@@ -61,7 +62,7 @@ def before_after_table(result: "DemoResult") -> Table:
         steps, right = [[numbers[name] for numbers in (old, new)] for name in ("steps_mean", "process_reward")]
         table.add_row("steps per completion", *(f"{value:.1f}" for value in steps), f"{steps[1] - steps[0]:+.1f}")
         change = f"{100 * (right[1] - right[0]):+.1f} points"
-        table.add_row("right steps", *(f"{value:.1%}" for value in right), change)
+        table.add_row("correct steps", *(f"{value:.1%}" for value in right), change)
     return table
 
 
@@ -73,7 +74,7 @@ def samples_table(result: "DemoResult") -> Table:
     for row, numbers in enumerate(result.problems[:_SAMPLES]):
         cells = [Text("+".join(map(str, numbers)))]
         for evaluation in (result.before["sampled"], result.after["sampled"]):
-            verdict = "right" if evaluation.right[row] else f"wrong, {sum(numbers)} is right"
+            verdict = "correct" if evaluation.right[row] else f"incorrect, {sum(numbers)} is correct"
             cells.append(Text(f"{evaluation.texts[row]}\n({verdict})"))
         table.add_row(*cells)
     return table
@@ -101,30 +102,21 @@ def draw_curves(curves: dict[str, list[float | None]], path: Path) -> Path:
     Raises:
         ImportError: If matplotlib is not installed.
     """
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 3.6), layout="constrained")
-    rate, length = figure.subplots(1, 2)
+    figure, (rate, length) = new_figure(1, 2, 9, 3.6)
     steps = curves["step"]
-    _curve(rate, steps, curves["pass_rate"], "tab:blue", "pass rate")
+    _curve(rate, steps, curves["pass_rate"], COLORS[2], None)
     rate.set(xlabel="training step", ylabel="pass rate (training problems)", ylim=(0, 1.02))
-    _curve(length, steps, curves["length_right_mean"], "tab:green", "right completions")
-    _curve(length, steps, curves["length_wrong_mean"], "tab:red", "wrong completions")
+    _curve(length, steps, curves["length_right_mean"], ROLES["correct"], "correct completions")
+    _curve(length, steps, curves["length_wrong_mean"], ROLES["incorrect"], "incorrect completions")
     length.set(xlabel="training step", ylabel="mean length (tokens)")
-    length.legend(frameon=False)
-    for axes in (rate, length):
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(alpha=0.3)
-    figure.savefig(path, dpi=130)
-    return path
+    return save_figure(figure, path)
 
 
-def _curve(axes: "Axes", steps: list[float | None], values: list[float | None], color: str, label: str) -> None:
+def _curve(axes: "Axes", steps: list[float | None], values: list[float | None], color: str, label: str | None) -> None:
     """Draw one curve: each step faintly, and the mean of up to nine neighboring steps that have a value."""
     points = [
         (step, value) for step, value in zip(steps, values, strict=True) if step is not None and value is not None
     ]
     xs, ys = [x for x, _ in points], [y for _, y in points]
     windows = [ys[max(0, i - 4) : i + 5] for i in range(len(ys))]
-    axes.plot(xs, ys, color=color, alpha=0.25, linewidth=1)
-    axes.plot(xs, [sum(window) / len(window) for window in windows], color=color, linewidth=2, label=label)
+    draw_trend(axes, xs, ys, [sum(window) / len(window) for window in windows], color, label)

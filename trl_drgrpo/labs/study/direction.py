@@ -5,7 +5,7 @@ Both factors are sums over roll-outs of the policy as it is, `sum_i w_i grad log
 
 - the update direction of an objective, with its token weights (`objectives.py`), divided by its own length: what
   gradient clipping, or a normalizing optimizer, makes of a batch;
-- the gradient of `f`, by the score function. For the mean length of wrong answers, a ratio of two expectations:
+- the gradient of `f`, by the score function. For the mean length of incorrect answers, a ratio of two expectations:
   `grad E[|o| | wrong] = E[1_wrong (|o| - E[|o| | wrong]) grad log pi(o)] / P(wrong)`.
 
 The two factors come from different batches: in one and the same batch their noise is correlated, and the product

@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from trl_drgrpo.common.figure import ROLES, new_figure
 from trl_drgrpo.labs.study.group import ExampleGroup
 from trl_drgrpo.labs.study.objectives import OBJECTIVES
 
 COMPARED = ("grpo", "dapo", "dr_grpo")  # what is drawn unless told otherwise
-_RIGHT, _WRONG, _NEUTRAL = "#0072b2", "#d55e00", "#555555"
+_RIGHT, _WRONG, _NEUTRAL = ROLES["correct"], ROLES["incorrect"], "#555555"
 _MARKERS = ("o", "s", "D", "^", "v")
 
 
@@ -32,18 +33,17 @@ def draw_groups(groups: Sequence[ExampleGroup], objectives: Sequence[str] = COMP
     Raises:
         `ImportError`: matplotlib is not installed.
     """
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(1.2 + 3.8 * len(groups), 7.2), layout="constrained")
-    axes = figure.subplots(3, len(groups), squeeze=False, sharey="row", sharex="col")
-    for column, group in zip(axes.T, groups, strict=True):
-        _draw_lengths(column[0], group)
-        _draw_values(column[1], group, {name: group.token_weights(name) for name in objectives})
-        _draw_values(column[2], group, {name: group.pulls(name) for name in objectives})
-        column[2].set_xlabel("answer of the group")
+    count = len(groups)
+    figure, panels = new_figure(3, count, 1.2 + 3.8 * count, 7.2, sharey="row", sharex="col")
+    for column, group in enumerate(groups):
+        lengths, weights, pulls = panels[column::count]
+        _draw_lengths(lengths, group)
+        _draw_values(weights, group, {name: group.token_weights(name) for name in objectives})
+        _draw_values(pulls, group, {name: group.pulls(name) for name in objectives})
+        pulls.set_xlabel("answer of the group")
     labels = ("length (tokens)", "weight of a token\n(even group = 1)", "pull of the answer\n(even group = 1)")
-    for row, label in zip(axes[:, 0], labels, strict=True):
-        row.set_ylabel(label)
+    for axes, label in zip(panels[::count], labels, strict=True):
+        axes.set_ylabel(label)
     _legend(figure, objectives)
     return figure
 
@@ -51,8 +51,7 @@ def draw_groups(groups: Sequence[ExampleGroup], objectives: Sequence[str] = COMP
 def _draw_lengths(axes: Any, group: ExampleGroup) -> None:
     colors = [_RIGHT if right else _WRONG for right in group.is_right]
     axes.bar(np.arange(group.num_generations) + 1, group.lengths, color=colors, width=0.7)
-    axes.set_title(f"{group.right} of {group.num_generations} right", fontsize=11)
-    _plain(axes)
+    axes.set_title(f"{group.right} of {group.num_generations} correct", fontsize=11)
 
 
 def _draw_values(axes: Any, group: ExampleGroup, values: dict[str, np.ndarray]) -> None:
@@ -74,14 +73,13 @@ def _draw_values(axes: Any, group: ExampleGroup, values: dict[str, np.ndarray]) 
     for level in (-1, 1):
         axes.axhline(level, color=_NEUTRAL, linewidth=0.8, linestyle=":")
     axes.set_xticks(np.arange(group.num_generations) + 1)
-    _plain(axes)
 
 
 def _legend(figure: Any, objectives: Sequence[str]) -> None:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    handles: list[Any] = [Patch(color=_RIGHT, label="right answer"), Patch(color=_WRONG, label="wrong answer")]
+    handles: list[Any] = [Patch(color=_RIGHT, label="correct answer"), Patch(color=_WRONG, label="incorrect answer")]
     for name in objectives:
         fill = _NEUTRAL if name == "dr_grpo" else "white"
         style: dict[str, Any] = {
@@ -98,14 +96,8 @@ def _marker(objective: str) -> str:
     return _MARKERS[list(OBJECTIVES).index(objective)]
 
 
-def _plain(axes: Any) -> None:
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis="y", alpha=0.25)
-    axes.set_axisbelow(True)
-
-
 def group_widget() -> Any:
-    """Sliders for how many of 8 answers are right, for the lengths and the cut, a choice of objectives, the drawing.
+    """Sliders for how many of 8 answers are correct, for the lengths and the cut, a choice of objectives, the drawing.
 
     Returns:
         `ipywidgets.VBox`: Its last child is the drawing, an `ipywidgets.Image`.
@@ -119,9 +111,9 @@ def group_widget() -> Any:
     sliders = {
         name: ipywidgets.IntSlider(value, low, high, description=text, style=style, continuous_update=False)
         for name, text, value, low, high in (
-            ("right", "right answers", 4, 0, 8),
-            ("length_right", "right, tokens", 50, 1, 500),
-            ("length_wrong", "wrong, tokens", 200, 1, 500),
+            ("right", "correct answers", 4, 0, 8),
+            ("length_right", "correct, tokens", 50, 1, 500),
+            ("length_wrong", "incorrect, tokens", 200, 1, 500),
             ("max_length", "cut at, tokens (L)", 500, 1, 500),
         )
     }

@@ -77,8 +77,8 @@ OBJECTIVES = {
 }
 
 
-def gradient_mass(num_generations: int, divides_by_std: bool) -> list[float]:
-    """`sum_i |A_i|` of a group with k right answers, for k = 0 to G: how hard the update pulls on such a prompt.
+def gradient_weight(num_generations: int, divides_by_std: bool) -> list[float]:
+    """`sum_i |A_i|` of a group with k correct answers, for k = 0 to G: how hard the update pulls on such a prompt.
 
     Args:
         num_generations (`int`): G.
@@ -91,7 +91,7 @@ def gradient_mass(num_generations: int, divides_by_std: bool) -> list[float]:
     Example:
 
     ```python
-    >>> gradient_mass(4, divides_by_std=False)
+    >>> gradient_weight(4, divides_by_std=False)
     [0.0, 1.5, 2.0, 1.5, 0.0]
 
     ```
@@ -106,3 +106,6 @@ def _grouped(values: np.ndarray, num_generations: int) -> np.ndarray:
         got = f"{num_generations} for {len(values)} rows"
         raise InputError("num_generations", got, "at least 2, and a divisor of the rows", "Pass whole groups.")
     return np.asarray(values, dtype=np.float64).reshape(-1, num_generations)
+
+
+gradient_mass = gradient_weight  # its name in 0.1.0, until 0.3

@@ -44,7 +44,7 @@ def measure_model(
     Raises:
         [`InputError`]: Too few batches, several processes, a sampler that is not the policy
             (`top_p`, `top_k`, `min_p`), too many trainable parameters, rewards that are missing, or a reward of which
-            it is not known from which value on a completion is right.
+            it is not known from which value on a completion is correct.
     """
     _check(trainer, batches)
     trainer.model.train()
@@ -116,10 +116,10 @@ def _reduced(batch: CreditedBatch, mask: torch.Tensor, right: np.ndarray, loss_n
 
 def _right(trainer: DrGRPOTrainer, batch: CreditedBatch) -> np.ndarray:
     """Mask of correct rows, `(B,)`; those without a reward are refused elsewhere."""
-    rule = trainer.diagnostics.right_rule
+    rule = trainer.diagnostics.correctness_rule
     judged = rule.judge(batch.scored.rewards_per_func[:, rule.index].tolist()) if rule else None
     if judged is None:
-        expected = "a reward of 0 or 1, or the value from which on a completion is right"
+        expected = "a reward of 0 or 1, or the value from which on a completion is correct"
         raise InputError("right_threshold", "none", expected, "Set it, and right_reward for another reward.")
     return np.array([right is True for right in judged])
 

@@ -7,8 +7,8 @@ from trl_drgrpo.labs.study.direction import QUANTITIES, REFERENCE, Changes, Esti
 from trl_drgrpo.labs.study.objectives import OBJECTIVES
 
 _HEADINGS = {
-    "length_right": "right answers, tokens",
-    "length_wrong": "wrong answers, tokens",
+    "length_right": "correct answers, tokens",
+    "length_wrong": "incorrect answers, tokens",
     "length": "all answers, tokens",
     "pass_rate": "pass rate, points",
 }

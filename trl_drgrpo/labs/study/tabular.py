@@ -6,8 +6,8 @@ The reward is 1 in the right state, whatever the length: an unbiased objective h
 
 The expected change of a state's rate is proportional to `E[c_i * score_i | state]`. With a constant divisor
 `E[A | state]` factors out and the score has mean 0: nothing but noise. With `1 / |o_i|` long completions weigh less
-than short ones, the weighted score has not mean 0, and its sign is that of the advantage: right answers shrink, wrong
-ones grow. GRPO without std does it too: it is the length, not the std.
+than short ones, the weighted score has not mean 0, and its sign is that of the advantage: correct answers shrink,
+incorrect ones grow. GRPO without std does it too: it is the length, not the std.
 """
 
 from dataclasses import dataclass, field

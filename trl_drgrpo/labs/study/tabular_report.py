@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from trl_drgrpo.common.figure import COLORS, ROLES, new_figure, save_figure
 from trl_drgrpo.labs.study.intervals import interval
-from trl_drgrpo.labs.study.objectives import OBJECTIVES, gradient_mass
+from trl_drgrpo.labs.study.objectives import OBJECTIVES, gradient_weight
 from trl_drgrpo.labs.study.tabular import TabularRun, TabularTask, run_tabular
 
 _STRIDE = 10  # steps between two points of the stored curves
@@ -20,9 +21,9 @@ def tabular_study(seeds: Sequence[int], task: TabularTask = TabularTask()) -> di
         task ([`TabularTask`]): Sizes.
 
     Returns:
-        `dict[str, Any]`: `task`, `seeds`, `objectives` (per objective: lengths of right and wrong answers at the start
-        and per seed at the end, in tokens, and thinned curves), `gradient_mass` (sum of |A| in a group by its number
-        of right answers, with and without std).
+        `dict[str, Any]`: `task`, `seeds`, `objectives` (per objective: lengths of correct and incorrect answers at the
+        start and per seed at the end, in tokens, and thinned curves), `gradient_mass` (sum of |A| in a group by its
+        number of correct answers, with and without std).
     """
     objectives = {}
     for name in OBJECTIVES:
@@ -33,15 +34,15 @@ def tabular_study(seeds: Sequence[int], task: TabularTask = TabularTask()) -> di
             "length_start": round(runs[0].length_right[0], 3),
             "curves": [_thinned(run) for run in runs],
         }
-    mass = {
-        "without_std": gradient_mass(task.num_generations, False),
-        "with_std": gradient_mass(task.num_generations, True),
+    weights = {
+        "without_std": gradient_weight(task.num_generations, False),
+        "with_std": gradient_weight(task.num_generations, True),
     }
     return {
         "task": dataclasses.asdict(task),
         "seeds": list(seeds),
         "objectives": objectives,
-        "gradient_mass": mass,
+        "gradient_mass": weights,
         "stride": _STRIDE,
     }
 
@@ -57,7 +58,7 @@ def table(results: dict[str, Any]) -> str:
     """The lengths at the end as a Markdown table, mean and 95% interval over seeds, in tokens."""
     start = next(iter(results["objectives"].values()))["length_start"]
     lines = [
-        f"| objective | wrong answers, from {start:.1f} tokens to | right answers, from {start:.1f} tokens to |",
+        f"| objective | incorrect answers, from {start:.1f} tokens to | correct answers, from {start:.1f} tokens to |",
         "|---|---|---|",
     ]
     for name, found in results["objectives"].items():
@@ -66,20 +67,20 @@ def table(results: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def mass_table(results: dict[str, Any]) -> str:
-    """The difficulty bias as a Markdown table: pull on a prompt by its right answers, the even prompt being 1."""
-    mass = results["gradient_mass"]
-    group = len(mass["with_std"]) - 1
-    even = {name: values[group // 2] for name, values in mass.items()}
-    lines = [f"| right answers of {group} | without std (Dr. GRPO) | with std | ratio |", "|---|---|---|---|"]
+def gradient_weight_table(results: dict[str, Any]) -> str:
+    """The difficulty bias as a Markdown table: pull on a prompt by its correct answers, the even prompt being 1."""
+    weights = results["gradient_mass"]
+    group = len(weights["with_std"]) - 1
+    even = {name: values[group // 2] for name, values in weights.items()}
+    lines = [f"| correct answers of {group} | without std (Dr. GRPO) | with std | ratio |", "|---|---|---|---|"]
     for right in range(1, group):
-        without, std = (mass[name][right] / even[name] for name in ("without_std", "with_std"))
+        without, std = (weights[name][right] / even[name] for name in ("without_std", "with_std"))
         lines.append(f"| {right} | {without:.2f} | {std:.2f} | {std / without:.2f} |")
     return "\n".join(lines)
 
 
 def draw(results: dict[str, Any], path: Path) -> Path:
-    """Lengths over the steps for the objectives, all seeds, and the gradient mass by difficulty.
+    """Lengths over the steps for the objectives, all seeds, and the gradient weight by difficulty.
 
     Args:
         results (`dict[str, Any]`): Of [`tabular_study`].
@@ -88,37 +89,30 @@ def draw(results: dict[str, Any], path: Path) -> Path:
     Raises:
         `ImportError`: matplotlib is not installed.
     """
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(12, 3.8), layout="constrained")
-    shown = ("grpo", "dr_grpo")
-    axes = figure.subplots(1, len(shown) + 1)
-    for panel, name in zip(axes, shown, strict=False):
-        for curve in results["objectives"][name]["curves"]:
-            steps = [results["stride"] * i for i in range(len(curve["wrong"]))]
-            panel.plot(steps, curve["wrong"], color="#d55e00", alpha=0.6, linewidth=1.2)
-            panel.plot(steps, curve["right"], color="#0072b2", alpha=0.6, linewidth=1.2)
-        panel.plot([], [], color="#d55e00", label="wrong answers")
-        panel.plot([], [], color="#0072b2", label="right answers")
+    figure, axes = new_figure(1, 3, 12, 3.8)
+    for panel, name in zip(axes, ("grpo", "dr_grpo"), strict=False):
+        for side, role in (("wrong", "incorrect"), ("right", "correct")):
+            for number, curve in enumerate(results["objectives"][name]["curves"]):
+                steps = [results["stride"] * i for i in range(len(curve[side]))]
+                label = None if number or panel is not axes[0] else f"{role} answers"
+                panel.plot(steps, curve[side], color=ROLES[role], alpha=0.6, linewidth=1.2, label=label)
         panel.set(title=OBJECTIVES[name].label, xlabel="optimizer step", ylim=(0, results["task"]["max_length"] * 0.8))
     axes[0].set_ylabel("expected length (tokens)")
-    axes[0].legend(frameon=False)
-    _draw_mass(axes[-1], results["gradient_mass"])
-    for panel in axes:
-        panel.spines[["top", "right"]].set_visible(False)
-        panel.grid(alpha=0.25)
-    figure.savefig(path, dpi=130)
-    return path
+    _draw_gradient_weight(axes[-1], results["gradient_mass"])
+    return save_figure(figure, path)
 
 
-def _draw_mass(axes: Any, mass: dict[str, list[float]]) -> None:
-    group = len(mass["with_std"]) - 1
-    for name, color, label in (("with_std", "#d55e00", "with std"), ("without_std", "#0072b2", "without (Dr. GRPO)")):
-        even = mass[name][group // 2]
+def _draw_gradient_weight(axes: Any, weights: dict[str, list[float]]) -> None:
+    group = len(weights["with_std"]) - 1
+    for name, color, label in (("with_std", COLORS[1], "with std"), ("without_std", COLORS[0], "without (Dr. GRPO)")):
+        even = weights[name][group // 2]
         axes.plot(
-            [k / group for k in range(group + 1)], [m / even for m in mass[name]], "o-", color=color, label=label
+            [k / group for k in range(group + 1)],
+            [weight / even for weight in weights[name]],
+            "o-",
+            color=color,
+            label=label,
         )
     axes.set(
         title="Pull on a prompt by its difficulty", xlabel="pass rate of the group", ylabel="sum of |A|, even = 1"
     )
-    axes.legend(frameon=False)

@@ -88,8 +88,9 @@ class Trajectory:
     Args:
         arm (`str`): A key of `ARMS`.
         seed (`int`): Of prompts, verdicts and sampling.
-        length_right, length_wrong (`list[float]`): Mean tokens of right and of wrong answers; NaN where there is none.
-        pass_rate (`list[float]`): Share of right answers, 0 to 1.
+        length_right, length_wrong (`list[float]`): Mean tokens of correct and of incorrect answers; NaN where there is
+            none.
+        pass_rate (`list[float]`): Share of correct answers, 0 to 1.
         entropy (`list[float]`): As the trainer logs it, in nats per token; that of `DrGRPOTrainer` is over rows with a
             signal.
         tokens_by_step (`list[int]`): Tokens that the model wrote.

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from trl_drgrpo.common.figure import ROLES, draw_trend, new_figure, save_figure
 from trl_drgrpo.labs.study.direction import REFERENCE
 from trl_drgrpo.labs.study.intervals import Interval, interval
 from trl_drgrpo.labs.study.objectives import OBJECTIVES
@@ -18,8 +19,8 @@ from trl_drgrpo.labs.study.tables import changes_as_dict
 from trl_drgrpo.labs.study.trajectories import LAST, Rung, Trajectory, run_arm
 
 _CURVES = {  # heading and decimals
-    "length_wrong": ("wrong answers (tokens)", 1),
-    "length_right": ("right answers (tokens)", 1),
+    "length_wrong": ("incorrect answers (tokens)", 1),
+    "length_right": ("correct answers (tokens)", 1),
     "entropy": ("entropy (nats)", 2),
     "pass_rate": ("pass rate", 3),
 }
@@ -67,7 +68,7 @@ def run_study(
         _write(results, output)
         wrong, right = trajectory.end("length_wrong"), trajectory.end("length_right")
         label = OBJECTIVES[trajectory.arm].label
-        on_run(f"{label}, seed {trajectory.seed}: wrong {wrong:.1f}, right {right:.1f} tokens at the end")
+        on_run(f"{label}, seed {trajectory.seed}: incorrect {wrong:.1f}, correct {right:.1f} tokens at the end")
     return results
 
 
@@ -199,7 +200,8 @@ def one_step_table(results: dict[str, Any], difference: bool = False) -> str:
     quantities = {"length_wrong": 1, "length_right": 1, "pass_rate": 100}  # and the scale: points of a hundred
     measured = results["one_step"]["differences_from_dr_grpo" if difference else "changes"]
     first = "minus Dr. GRPO" if difference else "objective"
-    lines = [f"| {first} | wrong answers, tokens | right answers, tokens | pass rate, points |", "|---|---|---|---|"]
+    head = f"| {first} | incorrect answers, tokens | correct answers, tokens | pass rate, points |"
+    lines = [head, "|---|---|---|---|"]
     for name, objective in OBJECTIVES.items():
         if difference and name == REFERENCE:
             continue
@@ -212,7 +214,7 @@ def one_step_table(results: dict[str, Any], difference: bool = False) -> str:
 
 
 def draw(rung: Rung, results: dict[str, Any], path: Path) -> Path:
-    """Lengths of right and wrong answers over the steps, one panel per arm: every seed, and their mean.
+    """Lengths of correct and incorrect answers over the steps, one panel per arm: every seed, and their mean.
 
     Args:
         rung ([`Rung`]): Whose results they are.
@@ -223,19 +225,14 @@ def draw(rung: Rung, results: dict[str, Any], path: Path) -> Path:
         `ImportError`: matplotlib is not installed.
     """
     import numpy as np
-    from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(3.25 * len(rung.arms), 3.6), layout="constrained")
-    for axes, arm in zip(figure.subplots(1, len(rung.arms), sharey=True), rung.arms, strict=True):
+    figure, panels = new_figure(1, len(rung.arms), 3.25 * len(rung.arms), 3.6, sharey=True)
+    for axes, arm in zip(panels, rung.arms, strict=True):
         own = [run for run in trajectories(results) if run.arm == arm]
-        for name, color, label in (("length_wrong", "#d55e00", "wrong"), ("length_right", "#0072b2", "right")):
-            curves = np.array([getattr(run, name) for run in own])
-            axes.plot(curves.T, color=color, alpha=0.25, linewidth=0.8)
-            axes.plot(np.nanmean(curves, axis=0), color=color, linewidth=2, label=f"{label} answers")
+        for side, role in (("wrong", "incorrect"), ("right", "correct")):
+            curves = np.array([getattr(run, f"length_{side}") for run in own])  # (seeds, steps)
+            label = f"{role} answers" if axes is panels[0] else None
+            draw_trend(axes, range(curves.shape[1]), curves.T, np.nanmean(curves, axis=0), ROLES[role], label)
         axes.set(title=OBJECTIVES[arm].label, xlabel="optimizer step")
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(alpha=0.25)
-    figure.axes[0].set_ylabel("mean length (tokens)")
-    figure.axes[0].legend(frameon=False)
-    figure.savefig(path, dpi=130)
-    return path
+    panels[0].set_ylabel("mean length (tokens)")
+    return save_figure(figure, path)

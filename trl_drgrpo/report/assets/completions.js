@@ -9,9 +9,9 @@ const fields = {};
 const textOf = (row) => (row.joined ??= row.spans.map((span) => span.text).join(""));
 
 function matches(entry) {
-  const { run, verdict: right, mode, from, to, search } = fields;
+  const { run, verdict, mode, from, to, search } = fields;
   if (run && run.value !== "" && entry.r !== Number(run.value)) return false;
-  if (right.value !== "" && String(entry.row.right) !== right.value) return false;
+  if (verdict.value !== "" && String(entry.row.right) !== verdict.value) return false;
   if (mode && mode.value !== "" && entry.group.mode !== mode.value) return false;
   if (from.value !== "" && entry.group.step < Number(from.value)) return false;
   if (to.value !== "" && entry.group.step > Number(to.value)) return false;
@@ -150,7 +150,7 @@ function filterBar() {
   const options = (pairs) => pairs.map(([value, label]) => el("option", { value }, label));
   const parts = [];
   if (MANY) parts.push(el("label", {}, "run ", make("run", el("select", {}, options([["", "all"], ...RUNS.map((run, i) => [i, plain(run.name)])])))));
-  parts.push(el("label", {}, "verdict ", make("verdict", el("select", { id: "verdict" }, options([["", "all"], ["true", "right"], ["false", "wrong"]])))));
+  parts.push(el("label", {}, "verdict ", make("verdict", el("select", { id: "verdict" }, options([["", "all"], ["true", "correct"], ["false", "incorrect"]])))));
   const modes = [...new Set(entries.map((entry) => entry.group.mode))];
   if (modes.length > 1) parts.push(el("label", {}, "mode ", make("mode", el("select", {}, options([["", "all"], ...modes.map((mode) => [mode, plain(mode)])])))));
   parts.push(el("label", {}, "steps ", make("from", el("input", { type: "number", min: 0, "aria-label": "from step", placeholder: "from" })), " ",

@@ -15,7 +15,7 @@ function smoothed(values) {
 
 const found = (curves, line) => line.metrics.map((name) => curves[name]).find((curve) => curve !== undefined);
 
-// One run: a color per line, those of right and wrong answers fixed. Several runs: a color per run, a dash per line.
+// One run: a color per line, those of correct and incorrect answers fixed. Several runs: a color per run, a dash per line.
 function lookOf(panel, line, run) {
   const position = panel.lines.indexOf(line);
   if (MANY) return { color: runColor(run), dash: [[], [6, 4], [2, 3]][position % 3] };

@@ -1,6 +1,6 @@
-// Difficulty over time as a heat map, and the gradient mass by difficulty with both weightings.
+// Difficulty over time as a heat map, and the gradient weight by difficulty with both weightings.
 const HEAT = { width: 560, left: 74, row: 22 };
-const bucketName = (bucket) => ({ 0: "none right", 100: "all right" })[bucket] || bucket.replace("-", "–") + "%";
+const bucketName = (bucket) => ({ 0: "none correct", 100: "all correct" })[bucket] || bucket.replace("-", "–") + "%";
 
 function heatMap(difficulty, most, read) {
   const buckets = [...DATA.buckets].reverse();
@@ -16,29 +16,29 @@ function heatMap(difficulty, most, read) {
     const at = event.target.dataset && event.target.dataset.at;
     if (!at) return;
     const [bucket, column] = at.split("/");
-    read.textContent = `step ${difficulty.steps[column]}: ${number(difficulty.groups[bucket][column], true)} of the groups had ${bucketName(bucket)}${bucket === "0" || bucket === "100" ? "" : " right"}`;
+    read.textContent = `step ${difficulty.steps[column]}: ${number(difficulty.groups[bucket][column], true)} of the groups had ${bucketName(bucket)}${bucket === "0" || bucket === "100" ? "" : " correct"}`;
   });
   return chart;
 }
 
-function massBars(mass) {
-  const kinds = [["mass_frac", "bar-dr", "Dr. GRPO's weights"], ["mass_frac_grpo", "bar-grpo", "GRPO's weights"]].filter(([kind]) => mass[kind]);
-  // Groups that are all right or all wrong have mass through step rewards, or through another reward.
-  const buckets = DATA.buckets.filter((bucket, i) => (i > 0 && i < DATA.buckets.length - 1) || kinds.some(([kind]) => mass[kind][bucket] > 0));
+function gradientWeightBars(weight) {
+  const kinds = [["gradient_weight_frac", "bar-dr", "Dr. GRPO's weights"], ["gradient_weight_frac_grpo", "bar-grpo", "GRPO's weights"]].filter(([kind]) => weight[kind]);
+  // Groups that are all correct or all incorrect have weight through step rewards, or through another reward.
+  const buckets = DATA.buckets.filter((bucket, i) => (i > 0 && i < DATA.buckets.length - 1) || kinds.some(([kind]) => weight[kind][bucket] > 0));
   const left = HEAT.left, room = HEAT.width - left - 60;
-  const most = Math.max(...kinds.flatMap(([kind]) => buckets.map((bucket) => mass[kind][bucket] || 0)), 0.01);
+  const most = Math.max(...kinds.flatMap(([kind]) => buckets.map((bucket) => weight[kind][bucket] || 0)), 0.01);
   const row = 18 * kinds.length + 10;
   const parts = buckets.flatMap((bucket, i) => [
     svg("text", { x: left - 6, y: i * row + row / 2, "text-anchor": "end" }, bucketName(bucket)),
     ...kinds.flatMap(([kind, look], k) => {
-      const share = mass[kind][bucket] || 0, wide = (share / most) * room;
+      const share = weight[kind][bucket] || 0, wide = (share / most) * room;
       return [svg("rect", { class: look, x: left, y: i * row + k * 17, width: Math.max(wide, 0.5), height: 15, rx: 2 }),
         svg("text", { class: "ink", x: left + wide + 6, y: i * row + k * 17 + 12 }, number(share, true))];
     })]);
-  const chart = svg("svg", { viewBox: `0 0 ${HEAT.width} ${row * buckets.length}`, role: "img", "aria-label": "Share of the gradient mass per difficulty" }, parts);
+  const chart = svg("svg", { viewBox: `0 0 ${HEAT.width} ${row * buckets.length}`, role: "img", "aria-label": "Share of the gradient weight per difficulty" }, parts);
   const legend = el("p", { class: "legend" }, kinds.map(([, look, name]) =>
     el("span", { "--k": look === "bar-dr" ? "var(--pos)" : "var(--gray)" }, el("i", { class: "key" }), name)));
-  return el("div", {}, el("h3", {}, "Gradient mass by difficulty"), el("p", { class: "hint" }, "Sum of |weight| over the tokens, as a share; mean over the run."), legend, chart);
+  return el("div", {}, el("h3", {}, "Gradient weight by difficulty"), el("p", { class: "hint" }, "Sum of |weight| over the tokens, as a share; mean over the run."), legend, chart);
 }
 
 function startDifficulty() {
@@ -52,6 +52,6 @@ function startDifficulty() {
     const read = el("p", { class: "heat-read" }, `From none to ${number(most, true)} of the groups of a step. Point at a cell for its value.`);
     return el("div", { class: "heat-run" },
       el("div", {}, el("h3", {}, MANY ? el("span", { class: "dot r" + (i % 6) }) : null, MANY ? el("bdi", {}, plain(run.name)) : "Share of groups over the steps"),
-        read, heatMap(run.difficulty, most, read)), Object.keys(run.difficulty.mass).length ? massBars(run.difficulty.mass) : null);
+        read, heatMap(run.difficulty, most, read)), Object.keys(run.difficulty.gradient_weight).length ? gradientWeightBars(run.difficulty.gradient_weight) : null);
   })));
 }

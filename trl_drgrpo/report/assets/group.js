@@ -12,7 +12,7 @@ function bars(low, high, value, look, extra) {
   return svg("svg", { viewBox: `0 0 ${BAR.width} ${BAR.height}`, preserveAspectRatio: "none", "aria-hidden": "true" }, parts);
 }
 
-const verdict = (row) => row.right === null ? null : el("span", { class: "verdict " + (row.right ? "right" : "wrong") }, row.right ? "✓ right" : "✗ wrong");
+const verdict = (row) => row.right === null ? null : el("span", { class: "verdict " + (row.right ? "correct" : "incorrect") }, row.right ? "✓ correct" : "✗ incorrect");
 const numbers = (values) => values.filter((value) => value !== null && value !== undefined);
 const lengthOf = (row) => row.length !== null ? row.length + " tokens" : row.spans.reduce((sum, span) => sum + span.text.length, row.cut) + " characters";
 

@@ -1,4 +1,4 @@
-"""Reward functions of the neighboring stacks as TRL's, and the other way round, in one call each.
+"""Reward functions of the neighboring stacks as TRL's, in one call each; the other way round (deprecated) until 0.3.
 
 | stack | in | out |
 |---|---|---|

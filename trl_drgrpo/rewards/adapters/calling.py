@@ -11,16 +11,16 @@ import inspect
 import logging
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import cloudpickle
 
 from trl_drgrpo.common.errors import InputError, RewardError
+from trl_drgrpo.common.ranges import finite_number
 from trl_drgrpo.rewards.adapters.samples import Sample, read_samples
 from trl_drgrpo.rewards.contract import (
     check_name,
     check_on_error,
-    finite_number,
     innermost,
     log_mean,
     reward_name,
@@ -48,6 +48,21 @@ class Convention:
 
     def check_columns(self, columns: Sequence[str], reward: str) -> None:
         """Raises [`InputError`] if the dataset lacks a column that a call needs."""
+
+
+Rule = TypeVar("Rule", bound=Convention)
+
+
+class BatchCall(Generic[Rule]):
+    """What the adapters of functions share that are called once for all completions."""
+
+    def __init__(self, function: Callable, convention: Rule, name: str):
+        self.function, self.convention, self.__name__ = function, convention, name
+        self.__signature__ = signature_of(())
+
+    def check_columns(self, columns: Sequence[str]) -> None:
+        """Raises [`InputError`] if the dataset lacks a column that a call needs."""
+        self.convention.check_columns(columns, self.__name__)
 
 
 class PerCompletion:

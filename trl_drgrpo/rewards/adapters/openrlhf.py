@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.rewards import signatures
 from trl_drgrpo.rewards.adapters import calling, outward
 from trl_drgrpo.rewards.adapters.calling import Call, Convention
 from trl_drgrpo.rewards.adapters.samples import Place, Sample, read_samples
@@ -101,16 +100,8 @@ class _OpenRLHF(Convention):
         return validate_rewards(rewards if isinstance(rewards, list | tuple) else [rewards], 1, "reward_func")[0]
 
 
-class _Batch:
-    """One call for all completions."""
-
-    def __init__(self, function: Callable, convention: _OpenRLHF, name: str):
-        self.function, self.convention, self.__name__ = function, convention, name
-        self.__signature__ = signatures.signature_of(())
-
-    def check_columns(self, columns: Sequence[str]) -> None:
-        """Raises [`InputError`] if the dataset lacks the label's column."""
-        self.convention.check_columns(columns, self.__name__)
+class _Batch(calling.BatchCall[_OpenRLHF]):
+    """A `reward_func` that is called as OpenRLHF calls it."""
 
     def __call__(
         self,
@@ -142,6 +133,8 @@ def to_openrlhf(reward: Callable, *, end_tokens: Sequence[str] = (), unscorable:
     """
     A reward function of TRL's form as OpenRLHF's.
 
+    Deprecated: goes away in 0.3, since what OpenRLHF calls takes three lines to write.
+
     Write `reward_func = to_openrlhf(reward, end_tokens=["<|im_end|>"])` in the file that the trainer's reward URL
     names. The label reaches the reward as `label`, `answer` and `solution`; the completion is the query without the
     prompt at its start (the whole query, where it does not start with it).
@@ -161,6 +154,7 @@ def to_openrlhf(reward: Callable, *, end_tokens: Sequence[str] = (), unscorable:
     Raises:
         [`InputError`]: If the reward needs token ids, which OpenRLHF does not pass.
     """
+    outward.warn_of_removal("to_openrlhf", "OpenRLHF")
     outward.refuse_token_ids(reward, "OpenRLHF")
 
     def reward_func(queries: Sequence[str], prompts: Sequence[str], labels: Sequence[Any], **kwargs: Any) -> dict:

@@ -1,7 +1,11 @@
-"""The other way round: a reward function of TRL's form, called by a trainer that passes less than TRL does."""
+"""The other way round: a reward function of TRL's form, called by a trainer that passes less than TRL does.
+
+Goes away in 0.3 with `to_verl`, `to_openrlhf`, `to_swift` and `to_verifiers`.
+"""
 
 import asyncio
 import inspect
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -53,6 +57,12 @@ async def score_later(reward: Callable, keywords: dict[str, Any]) -> list[float 
 
 async def _awaited(result: Any) -> Any:
     return await result
+
+
+def warn_of_removal(adapter: str, stack: str) -> None:
+    """Says, to the caller of an adapter, that it goes away."""
+    message = f"{adapter} goes away in 0.3: what {stack} calls takes three lines to write (recipes/rewards.md)."
+    warnings.warn(message, DeprecationWarning, stacklevel=3)
 
 
 def refuse_token_ids(reward: Callable, stack: str) -> None:

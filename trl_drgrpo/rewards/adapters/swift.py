@@ -104,6 +104,8 @@ def to_swift(reward: Callable) -> type:
     """
     A reward function of TRL's form as a class for ms-swift's `orms`.
 
+    Deprecated: goes away in 0.3, since what ms-swift calls takes three lines to write.
+
     Write `orms["my_reward"] = to_swift(reward)` in an external plugin, and name `my_reward` in `reward_funcs`.
 
     Args:
@@ -113,6 +115,7 @@ def to_swift(reward: Callable) -> type:
         `type`: Named like the reward, because ms-swift logs class names. Its instances are called as
         `orm(completions, <columns>, **kwargs) -> list[float | None]`; `None` is left out of the sum there, too.
     """
+    outward.warn_of_removal("to_swift", "ms-swift")
 
     def keywords(completions: Sequence[Any], given: dict[str, Any]) -> dict[str, Any]:
         messages = given.get("messages")

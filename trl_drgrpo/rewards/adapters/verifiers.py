@@ -149,6 +149,8 @@ def to_verifiers(reward: Callable, *, unscorable: float = 0.0) -> Callable:
     """
     A reward function of TRL's form as a function for a verifiers `Rubric`.
 
+    Deprecated: goes away in 0.3, since what verifiers calls takes three lines to write.
+
     The answer reaches the reward as `answer` and `solution`; the entries of `info` and the columns of the row reach it
     as its columns.
 
@@ -162,6 +164,7 @@ def to_verifiers(reward: Callable, *, unscorable: float = 0.0) -> Callable:
     Raises:
         [`InputError`]: If the reward needs token ids, which a rubric does not pass.
     """
+    outward.warn_of_removal("to_verifiers", "verifiers")
     outward.refuse_token_ids(reward, "verifiers")
 
     async def reward_func(prompt, completion, answer="", info=None, **kwargs) -> float:

@@ -145,16 +145,8 @@ class _Verl(Convention):
         return result[0] if isinstance(result, tuple | list) and result else result
 
 
-class _Batch:
-    """A batch function: one call for all completions."""
-
-    def __init__(self, function: Callable, convention: _Verl, name: str):
-        self.function, self.convention, self.__name__ = function, convention, name
-        self.__signature__ = signatures.signature_of(())
-
-    def check_columns(self, columns: Sequence[str]) -> None:
-        """Raises [`InputError`] if the dataset lacks a column that a call needs."""
-        self.convention.check_columns(columns, self.__name__)
+class _Batch(calling.BatchCall[_Verl]):
+    """A batch function."""
 
     def keywords(self, completions: Sequence[Any], prompts: Sequence[Any] | None, kwargs: dict) -> dict[str, Any]:
         samples = read_samples(completions, prompts, kwargs, self.__name__)
@@ -185,6 +177,8 @@ def to_verl(reward: Callable, *, batched: bool = False, unscorable: float = 0.0)
     """
     A reward function of TRL's form as verl's `compute_score`.
 
+    Deprecated: goes away in 0.3, since what verl calls takes three lines to write.
+
     Write `compute_score = to_verl(reward)` in the file that `custom_reward_function.path` names. The entries of
     `extra_info` reach the reward as its columns, and the ground truth as `ground_truth`, `answer` and `solution`.
 
@@ -203,6 +197,7 @@ def to_verl(reward: Callable, *, batched: bool = False, unscorable: float = 0.0)
     Raises:
         [`InputError`]: If the reward needs token ids, which verl does not pass.
     """
+    outward.warn_of_removal("to_verl", "verl")
     outward.refuse_token_ids(reward, "verl")
 
     def keywords(sources: Sequence[Any], texts: Sequence[str], truths: Sequence[Any], extras: Sequence[Any] | None):

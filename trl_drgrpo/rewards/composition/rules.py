@@ -19,6 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.ranges import finite_number
 from trl_drgrpo.rewards.columns import PER_CALL
 from trl_drgrpo.rewards.composition.parts import (
     Composed,
@@ -31,7 +32,7 @@ from trl_drgrpo.rewards.composition.parts import (
     log_nothing,
     rows_of,
 )
-from trl_drgrpo.rewards.contract import finite_number, log_mean, validate_rewards
+from trl_drgrpo.rewards.contract import log_mean, validate_rewards
 from trl_drgrpo.rewards.functions.strings.formats import format_reward
 
 logger = logging.getLogger(__name__)

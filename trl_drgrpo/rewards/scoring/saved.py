@@ -9,11 +9,11 @@ import csv
 import io
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.errors import InputError, shortened
 
 Row = dict[str, Any]
 READERS = (".jsonl", ".json", ".csv", ".parquet")
@@ -39,22 +39,20 @@ def read_rows(path: str | Path, field: str = "data") -> list[Row]:
     file = Path(path)
     if file.is_dir():
         parts = sorted(file.glob("*.parquet"))
-        rows = [row for part in parts for row in _read_parquet(part, field)]
+        rows = [row for part in parts for row in read_parquet(part, field)]
     elif not file.is_file():
         expected = f"a {', '.join(READERS)} file, or a folder of Parquet files"
         raise InputError(field, f"{str(path)!r}, which is no file", expected, "Check the path.")
     elif file.suffix == ".parquet":
-        rows = _read_parquet(file, field)
+        rows = read_parquet(file, field)
     elif file.suffix == ".csv":
         rows = _read_csv(file, field)
     elif file.suffix in READERS:
-        rows = _read_json_lines(file, field)
+        rows = read_json_lines(file, field)
     else:
         remedy = "Rename the file by what it holds."
         raise InputError(field, f"{str(path)!r}", f"a file that ends in {', '.join(READERS)}", remedy)
-    if not rows:
-        raise InputError(field, f"{str(path)!r} without a row", "at least one row", "Check the file.")
-    return rows
+    return _not_empty(rows, path, field)
 
 
 def check_completions(rows: Iterable[Row], field: str = "data") -> None:
@@ -74,7 +72,7 @@ def check_completions(rows: Iterable[Row], field: str = "data") -> None:
                 remedy = f"Rename the column that holds it: `--columns <column>={column}`."
                 raise InputError(f"{field}, row {number}", f"the columns {', '.join(row)}", f"a {column}", remedy)
             if not _is_text(row[column]):
-                got = f"a {column} of type {type(row[column]).__name__}: {_short(row[column])}"
+                got = f"a {column} of type {type(row[column]).__name__}: {shortened(row[column])}"
                 expected = "a text, or a list of messages with role and content"
                 raise InputError(f"{field}, row {number}", got, expected, "Mend the row, or leave it out.")
 
@@ -126,20 +124,28 @@ def with_columns_of(rows: list[Row], dataset: list[Row]) -> list[Row]:
             remedy = "Completions find their row by it."
             raise InputError(f"dataset, row {number}", f"the columns {', '.join(row)}", "a prompt", remedy)
         if by_prompt.setdefault(_prompt_key(row["prompt"]), row) != row:
-            got = f"the prompt of an earlier row with other columns: {_short(row['prompt'])}"
+            got = f"the prompt of an earlier row with other columns: {shortened(row['prompt'])}"
             raise InputError(f"dataset, row {number}", got, "different prompts", "Leave one of them out.")
     joined = []
     for number, row in enumerate(rows, start=1):
         found = by_prompt.get(_prompt_key(row.get("prompt")))
         if found is None:
-            got = f"a prompt that the dataset does not have: {_short(row.get('prompt'))}"
+            got = f"a prompt that the dataset does not have: {shortened(row.get('prompt'))}"
             remedy = "Give the dataset of the run, with the same system prompt."
             raise InputError(f"data, row {number}", got, "a prompt of --dataset", remedy)
         joined.append({**found, **row})
     return joined
 
 
-def _read_json_lines(file: Path, field: str) -> list[Row]:
+def read_json_lines(path: str | Path, field: str = "data") -> list[Row]:
+    """The objects of a JSON Lines file, empty lines left out.
+
+    Raises:
+        [`InputError`]: No such file, no row, or a line that is not a JSON object.
+    """
+    file = Path(path)
+    if not file.is_file():
+        raise InputError(field, f"{str(path)!r}, which is no file", "a JSON Lines file", "Check the path.")
     rows: list[Row] = []
     for number, line in enumerate(_text(file, field).split("\n"), start=1):
         if not line.strip():
@@ -153,6 +159,12 @@ def _read_json_lines(file: Path, field: str) -> list[Row]:
             remedy = "Write one JSON object per line."
             raise InputError(f"{file}, line {number}", type(row).__name__, "a JSON object", remedy)
         rows.append(row)
+    return _not_empty(rows, path, field)
+
+
+def _not_empty(rows: list[Row], path: str | Path, field: str) -> list[Row]:
+    if not rows:
+        raise InputError(field, f"{str(path)!r} without a row", "at least one row", "Check the file.")
     return rows
 
 
@@ -172,12 +184,17 @@ def _read_csv(file: Path, field: str) -> list[Row]:
     return rows
 
 
-def _read_parquet(file: Path, field: str) -> list[Row]:
+def read_parquet(file: Path, field: str = "data", columns: Sequence[str] | None = None) -> list[Row]:
+    """The rows of a Parquet file; with `columns` these only, where it has them.
+
+    Raises:
+        [`InputError`]: It cannot be read.
+    """
     import pyarrow
     from pyarrow import parquet
 
     try:
-        return parquet.read_table(file).to_pylist()
+        return parquet.read_table(file, columns=columns and list(columns)).to_pylist()
     except (pyarrow.ArrowException, OSError) as error:
         reason = str(error).splitlines()[0]
         raise InputError(field, f"{str(file)!r} ({reason})", "a Parquet file", "Write the file again.") from error
@@ -212,8 +229,3 @@ def _prompt_key(prompt: Any) -> str:
     return json.dumps(
         [(message.get("role"), prompt_text([message])) for message in prompt if isinstance(message, dict)]
     )
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."

@@ -12,7 +12,6 @@ from trl_drgrpo.common.lazy import lazy_names
 if TYPE_CHECKING:
     from trl_drgrpo.single_gpu.memory.estimate import Estimate as Estimate
     from trl_drgrpo.single_gpu.memory.estimate import Planner as Planner
-    from trl_drgrpo.single_gpu.memory.proposal import longest_completion as longest_completion
     from trl_drgrpo.single_gpu.memory.proposal import propose as propose
     from trl_drgrpo.single_gpu.memory.setup import Adapter as Adapter
     from trl_drgrpo.single_gpu.memory.setup import Setup as Setup
@@ -26,7 +25,6 @@ __getattr__, __dir__ = lazy_names(
         "Estimate": "estimate",
         "Planner": "estimate",
         "Setup": "setup",
-        "longest_completion": "proposal",
         "parse_memory": "units",
         "propose": "proposal",
         "read_config": "skeleton",
@@ -38,7 +36,6 @@ __all__ = [
     "Estimate",
     "Planner",
     "Setup",
-    "longest_completion",
     "parse_memory",
     "propose",
     "read_config",

@@ -65,28 +65,6 @@ def propose(planner: Planner, setup: Setup, memory: int, given: Any = (), rows: 
     return Proposal(planner.estimate(least), False, keys(least))
 
 
-def longest_completion(planner: Planner, setup: Setup, memory: int, most: int = 32768) -> int:
-    """The longest completion that fits with everything else as it is, in steps of 64 tokens; 0 when none does.
-
-    Args:
-        planner ([`Planner`]): Of the model.
-        setup ([`Setup`]): The run; its completion length is what is looked for.
-        memory (`int`): Bytes of the device.
-        most (`int`): No longer than this.
-
-    Returns:
-        `int`: Tokens.
-    """
-    low, high = 0, most // 64
-    while low < high:
-        middle = (low + high + 1) // 2
-        if planner.estimate(replace(setup, completion=64 * middle)).total <= memory:
-            low = middle
-        else:
-            high = middle - 1
-    return 64 * low
-
-
 def _batches(setup: Setup, rows: int, given: Any) -> list[Setup]:
     """Micro-batches for so many rows per step, the largest first."""
     sizes = [n for n in range(min(rows, 64), 0, -1) if rows % n == 0]

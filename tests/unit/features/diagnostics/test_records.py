@@ -30,7 +30,7 @@ def row(ids, advantages, trained=None, ends=(), step_rewards=(), **fields):
         "advantage": 0.5,
         "length": len(ids),
         "truncated": False,
-        "right": True,
+        "correct": True,
     }
     return RecordedRow(**{**values, **fields})
 

@@ -10,7 +10,7 @@ from trl_drgrpo.features.diagnostics.statistics import BUCKETS, BatchRows, batch
 NAN = math.nan
 
 
-def batch(rewards, lengths, size, right="binary", advantages=None, truncated=None, texts=None):
+def batch(rewards, lengths, size, correct="binary", advantages=None, truncated=None, texts=None):
     """Rows with outcome advantages unless others are given: `r - mean` over the group's scorable rows."""
     advantages = advantages or centerd(rewards, size)
     return BatchRows(
@@ -18,10 +18,10 @@ def batch(rewards, lengths, size, right="binary", advantages=None, truncated=Non
         rewards=rewards,
         lengths=lengths,
         trained=lengths,
-        masses=[abs(a) * n for a, n in zip(advantages, lengths, strict=True)],
+        gradient_weights=[abs(a) * n for a, n in zip(advantages, lengths, strict=True)],
         truncated=truncated or [False] * len(rewards),
         texts=texts or list(range(len(rewards))),
-        right=[None if math.isnan(r) else r >= 1 for r in rewards] if right == "binary" else right,
+        correct=[None if math.isnan(r) else r >= 1 for r in rewards] if correct == "binary" else correct,
     )
 
 
@@ -35,11 +35,11 @@ def centerd(rewards, size):
     return result
 
 
-# Three groups of four: the shared example (p = 1/2), one of four right (p = 1/4), all right.
+# Three groups of four: the shared example (p = 1/2), one of four correct (p = 1/4), all correct.
 #   rewards    1 0 0 1 | 1 0 0 0 | 1 1 1 1
 #   lengths    2 4 3 6 | 5 1 1 2 | 7 8 9 4
 #   |A|        .5 x 4  | .75 .25 .25 .25 | 0
-#   mass       1 2 1.5 3 = 7.5 | 3.75 .25 .25 .5 = 4.75 | 0
+#   weight     1 2 1.5 3 = 7.5 | 3.75 .25 .25 .5 = 4.75 | 0
 #   std (n-1)  sqrt(1/3) = .57735 | sqrt(.75 / 3) = .5
 #   sum |z|    4 x .5 / .57745 = 3.4635 | 1.5 / .5001 = 2.9994
 GOLDEN = batch([1, 0, 0, 1, 1, 0, 0, 0, 1, 1, 1, 1], [2, 4, 3, 6, 5, 1, 1, 2, 7, 8, 9, 4], 4)
@@ -47,29 +47,29 @@ GOLDEN = batch([1, 0, 0, 1, 1, 0, 0, 0, 1, 1, 1, 1], [2, 4, 3, 6, 5, 1, 1, 2, 7,
 
 def test_golden_lengths():
     stats = batch_statistics(replace(GOLDEN, truncated=[True] + [False] * 10 + [True]))
-    assert stats["completions/length_right_mean"] == pytest.approx((2 + 6 + 5 + 7 + 8 + 9 + 4) / 7)
-    assert stats["completions/length_wrong_mean"] == pytest.approx((4 + 3 + 1 + 1 + 2) / 5)
+    assert stats["completions/length_correct_mean"] == pytest.approx((2 + 6 + 5 + 7 + 8 + 9 + 4) / 7)
+    assert stats["completions/length_incorrect_mean"] == pytest.approx((4 + 3 + 1 + 1 + 2) / 5)
     assert stats["completions/length_gap_mean"] == pytest.approx(11 / 5 - 41 / 7)
     assert stats["completions/truncated_frac"] == pytest.approx(2 / 12)
-    assert stats["completions/truncated_right_frac"] == pytest.approx(2 / 7)
-    assert stats["completions/truncated_wrong_frac"] == 0.0
+    assert stats["completions/truncated_correct_frac"] == pytest.approx(2 / 7)
+    assert stats["completions/truncated_incorrect_frac"] == 0.0
 
 
 def test_golden_groups():
     stats = batch_statistics(replace(GOLDEN, texts=[1, 1, 1, 1, 1, 2, 3, 4, 1, 1, 2, 2]))
     assert stats["drgrpo/pass_rate"] == pytest.approx(7 / 12)
     assert stats["drgrpo/zero_signal_frac"] == pytest.approx(1 / 3)
-    assert (stats["drgrpo/all_right_frac"], stats["drgrpo/all_wrong_frac"]) == (pytest.approx(1 / 3), 0.0)
+    assert (stats["drgrpo/all_correct_frac"], stats["drgrpo/all_incorrect_frac"]) == (pytest.approx(1 / 3), 0.0)
     # 4 p (1 - p) G: 4 at p = 1/2, 3 at p = 1/4
     assert stats["drgrpo/effective_group_size"] == pytest.approx(3.5)
     assert stats["completions/unique_frac"] == pytest.approx((0.25 + 1 + 0.5) / 3)
 
 
-def test_golden_gradient_mass():
+def test_golden_gradient_weight():
     stats = batch_statistics(GOLDEN)
     groups, ours, grpo = (
         [stats[f"difficulty/{kind}/{bucket}"] for bucket in BUCKETS]
-        for kind in ("groups_frac", "mass_frac", "mass_frac_grpo")
+        for kind in ("groups_frac", "gradient_weight_frac", "gradient_weight_frac_grpo")
     )
     assert groups == pytest.approx([0, 1 / 3, 1 / 3, 0, 0, 1 / 3])
     assert ours == pytest.approx([0, 4.75 / 12.25, 7.5 / 12.25, 0, 0, 0])
@@ -77,7 +77,7 @@ def test_golden_gradient_mass():
 
 
 @pytest.mark.parametrize(
-    ("right", "size", "bucket"),
+    ("correct", "size", "bucket"),
     [
         (0, 8, "0"),
         (1, 8, "0-25"),
@@ -92,43 +92,43 @@ def test_golden_gradient_mass():
         (15, 16, "75-100"),
     ],
 )
-def test_buckets(right, size, bucket):
-    stats = batch_statistics(batch([1.0] * right + [0.0] * (size - right), [3] * size, size))
+def test_buckets(correct, size, bucket):
+    stats = batch_statistics(batch([1.0] * correct + [0.0] * (size - correct), [3] * size, size))
     assert [b for b in BUCKETS if stats[f"difficulty/groups_frac/{b}"] == 1.0] == [bucket]
 
 
-def test_a_dead_group_that_is_neither_all_right_nor_all_wrong():
-    rows = batch([0.5, 0.5], [1, 1], 2, right=[True, False])
+def test_a_dead_group_that_is_neither_all_correct_nor_all_incorrect():
+    rows = batch([0.5, 0.5], [1, 1], 2, correct=[True, False])
     stats = batch_statistics(rows)
-    assert (stats["drgrpo/zero_signal_frac"], stats["drgrpo/all_right_frac"]) == (1.0, 0.0)
-    assert stats["drgrpo/all_wrong_frac"] == 0.0
+    assert (stats["drgrpo/zero_signal_frac"], stats["drgrpo/all_correct_frac"]) == (1.0, 0.0)
+    assert stats["drgrpo/all_incorrect_frac"] == 0.0
     assert "drgrpo/effective_group_size" not in stats
-    assert "difficulty/mass_frac/0" not in stats  # a share of nothing
+    assert "difficulty/gradient_weight_frac/0" not in stats  # a share of nothing
 
 
-def test_a_second_reward_can_leave_a_signal_in_a_group_that_is_all_right():
+def test_a_second_reward_can_leave_a_signal_in_a_group_that_is_all_correct():
     stats = batch_statistics(batch([1.1, 1.0], [1, 1], 2))
-    assert (stats["drgrpo/zero_signal_frac"], stats["drgrpo/all_right_frac"]) == (0.0, 0.0)
-    assert stats["difficulty/mass_frac/100"] == 1.0
+    assert (stats["drgrpo/zero_signal_frac"], stats["drgrpo/all_correct_frac"]) == (0.0, 0.0)
+    assert stats["difficulty/gradient_weight_frac/100"] == 1.0
 
 
-def test_unscorable_rows_are_neither_right_nor_wrong():
+def test_unscorable_rows_are_neither_correct_nor_incorrect():
     stats = batch_statistics(batch([1.0, NAN, 0.0, NAN, NAN, NAN], [1, 50, 2, 60, 70, 80], 3))
     assert stats["drgrpo/pass_rate"] == 0.5
-    assert (stats["completions/length_right_mean"], stats["completions/length_wrong_mean"]) == (1, 2)
+    assert (stats["completions/length_correct_mean"], stats["completions/length_incorrect_mean"]) == (1, 2)
     assert stats["difficulty/groups_frac/25-50"] == 1.0  # the second group is in no bucket
     assert stats["drgrpo/zero_signal_frac"] == 0.5
 
 
-def test_masked_rows_have_no_mass_and_no_weight_under_grpo():
+def test_masked_rows_have_no_gradient_weight_and_no_weight_under_grpo():
     rows = replace(batch([1.0, 0.0, 0.0, 0.0], [2, 2, 2, 2], 4), trained=[2, 0, 2, 2])
-    rows = replace(rows, masses=[1.5, 0.0, 0.5, 0.5])
+    rows = replace(rows, gradient_weights=[1.5, 0.0, 0.5, 0.5])
     stats = batch_statistics(rows)
     assert stats["drgrpo/effective_group_size"] == pytest.approx((0.75 + 0.25 + 0.25) ** 2 / (0.5625 + 2 * 0.0625))
 
 
-def test_without_knowing_what_is_right_nothing_is_said_about_it():
-    stats = batch_statistics(replace(GOLDEN, right=None))
+def test_without_knowing_what_is_correct_nothing_is_said_about_it():
+    stats = batch_statistics(replace(GOLDEN, correct=None))
     assert set(stats) == {
         "completions/truncated_frac",
         "completions/unique_frac",
@@ -153,7 +153,7 @@ def test_the_lowest_reward():
 
 
 def oracle(rewards, lengths, size):
-    """Mass shares by bucket, ours and GRPO's, token by token in plain loops."""
+    """Shares of the gradient weight by bucket, ours and GRPO's, token by token in plain loops."""
     ours, grpo = dict.fromkeys(BUCKETS, 0.0), dict.fromkeys(BUCKETS, 0.0)
     for start in range(0, len(rewards), size):
         group, rate = rewards[start : start + size], sum(rewards[start : start + size]) / size
@@ -178,9 +178,9 @@ def binary_batches(draw):
 
 
 @given(binary_batches())
-def test_gradient_mass_agrees_with_loops_over_tokens(drawn):
+def test_gradient_weight_agrees_with_loops_over_tokens(drawn):
     stats = batch_statistics(batch(*drawn))
-    for kind, amounts in zip(("mass_frac", "mass_frac_grpo"), oracle(*drawn), strict=True):
+    for kind, amounts in zip(("gradient_weight_frac", "gradient_weight_frac_grpo"), oracle(*drawn), strict=True):
         total = sum(amounts.values())
         shares = {b: stats.get(f"difficulty/{kind}/{b}") for b in BUCKETS}
         expected = {b: amounts[b] / total if total else None for b in BUCKETS}
@@ -193,7 +193,7 @@ def test_invariants(drawn, random):
     stats = batch_statistics(batch(*drawn))
     # Shares are shares, and histograms sum to 1.
     assert all(0 <= value <= 1 for name, value in stats.items() if "_frac" in name)
-    for kind in ("groups_frac", "mass_frac", "mass_frac_grpo"):
+    for kind in ("groups_frac", "gradient_weight_frac", "gradient_weight_frac_grpo"):
         shares = [value for name, value in stats.items() if name.startswith(f"difficulty/{kind}/")]
         assert not shares or math.isclose(sum(shares), 1.0)
     # The closed form of the effective group size for 0/1 rewards.
@@ -201,7 +201,7 @@ def test_invariants(drawn, random):
     live = [4 * p * (1 - p) * size for p in rates if 0 < p < 1]
     assert stats.get("drgrpo/effective_group_size") == (pytest.approx(sum(live) / len(live)) if live else None)
     assert stats["drgrpo/zero_signal_frac"] == pytest.approx(1 - len(live) / len(rates))
-    assert stats["drgrpo/all_right_frac"] + stats["drgrpo/all_wrong_frac"] == pytest.approx(
+    assert stats["drgrpo/all_correct_frac"] + stats["drgrpo/all_incorrect_frac"] == pytest.approx(
         stats["drgrpo/zero_signal_frac"]
     )
     # The order of rows in a group, and of groups, does not matter.

@@ -75,7 +75,9 @@ def ramp(start, slope, std=0.0, length=60, seed=0):
 )
 def test_dead_groups_say_which(right, wrong, words):
     told = Told().feed(
-        drgrpo__zero_signal_frac=[0.9] * 30, drgrpo__all_right_frac=[right] * 30, drgrpo__all_wrong_frac=[wrong] * 30
+        drgrpo__zero_signal_frac=[0.9] * 30,
+        drgrpo__all_correct_frac=[right] * 30,
+        drgrpo__all_incorrect_frac=[wrong] * 30,
     )
     assert told.causes == ["dead_groups"]
     assert told.warnings[0][0] == 20  # once, after as many steps as the default says
@@ -85,7 +87,7 @@ def test_dead_groups_say_which(right, wrong, words):
 def test_dead_groups_of_equal_texts_are_not_called_too_hard():
     told = Told().feed(
         drgrpo__zero_signal_frac=[0.9] * 20,
-        drgrpo__all_wrong_frac=[0.9] * 20,
+        drgrpo__all_incorrect_frac=[0.9] * 20,
         completions__unique_frac=[1.1 / G] * 20,
     )
     assert told.causes == ["sampling_collapse", "dead_groups"]
@@ -93,7 +95,7 @@ def test_dead_groups_of_equal_texts_are_not_called_too_hard():
     assert "too hard" not in told.text
 
 
-def test_dead_groups_without_knowing_what_is_right():
+def test_dead_groups_without_knowing_what_is_correct():
     assert "equal" in Told().feed(drgrpo__zero_signal_frac=[0.9] * 20).text
     assert Told().feed(drgrpo__zero_signal_frac=[0.7] * 100).causes == []  # usual
     assert Told().feed(drgrpo__zero_signal_frac=[0.9] * 19).causes == []
@@ -104,17 +106,21 @@ def test_sampling_collapse():
     assert Told().feed(completions__unique_frac=[0.5] * 50).causes == []
 
 
-def test_wrong_answers_grow():
+def test_incorrect_answers_grow():
     wrong, flat = ramp(100, 1, 5), ramp(100, 0, 5, seed=1)
-    assert Told().feed(completions__length_wrong_mean=wrong, completions__length_right_mean=flat).causes == [
+    assert Told().feed(completions__length_incorrect_mean=wrong, completions__length_correct_mean=flat).causes == [
         "wrong_grow"
     ]
-    both = Told().feed(completions__length_wrong_mean=wrong, completions__length_right_mean=ramp(90, 1, 5, seed=2))
+    both = Told().feed(
+        completions__length_incorrect_mean=wrong, completions__length_correct_mean=ramp(90, 1, 5, seed=2)
+    )
     assert both.causes == []
-    down = Told().feed(completions__length_wrong_mean=ramp(200, -1, 5), completions__length_right_mean=flat)
+    down = Told().feed(completions__length_incorrect_mean=ramp(200, -1, 5), completions__length_correct_mean=flat)
     assert down.causes == []
     # significant, but a few tokens in a thousand
-    small = Told().feed(completions__length_wrong_mean=ramp(1000, 0.2, 0.1), completions__length_right_mean=[900] * 60)
+    small = Told().feed(
+        completions__length_incorrect_mean=ramp(1000, 0.2, 0.1), completions__length_correct_mean=[900] * 60
+    )
     assert small.causes == []
 
 
@@ -208,7 +214,7 @@ def test_a_run_without_any_signal_says_so_at_its_end():
     assert Told().finish().causes == []
     wrong = {
         "drgrpo__zero_signal_frac": [1.0] * 12,
-        "drgrpo__all_wrong_frac": [1.0] * 12,
+        "drgrpo__all_incorrect_frac": [1.0] * 12,
         "drgrpo__pass_rate": [0.0] * 12,
     }
     assert Told().feed(**wrong).finish().causes == ["all_dead"]  # not all_wrong and dead_groups as well
@@ -225,7 +231,7 @@ def rollouts(pass_rates, seed=0, truncated=0.2, groups=8):
             {
                 "drgrpo__pass_rate": statistics.fmean(row for group in right for row in group),
                 "drgrpo__zero_signal_frac": statistics.fmean(len(set(group)) == 1 for group in right),
-                "drgrpo__all_wrong_frac": statistics.fmean(not any(group) for group in right),
+                "drgrpo__all_incorrect_frac": statistics.fmean(not any(group) for group in right),
                 "completions__truncated_frac": truncated,
             }
         )
@@ -274,13 +280,13 @@ def test_a_collapse_is_noticed_over_a_resume():
     assert first.warnings + resumed.warnings == Told().feed(**series).warnings
 
 
-def test_all_wrong():
+def test_all_incorrect():
     never = Told().feed(**rollouts([0.0] * 40))
     assert never.causes == ["all_wrong"]  # dead_groups would repeat it
     assert never.warnings[0][0] == 20
-    assert "no earlier one was right" in never.text
+    assert "no earlier one was correct" in never.text
     broken = Told({"reward_collapse": False}).feed(**rollouts([0.4] * 40 + [0.0] * 20))
-    assert "step 40 had right ones" in broken.text
+    assert "step 40 had correct ones" in broken.text
     assert Told().feed(**rollouts([0.0] * 20, truncated=0.82)).text.count("82% of them were cut off") == 1
     assert Told().feed(**rollouts([0.0] * 40 + [0.05] * 40)).causes == ["all_wrong", "dead_groups"]  # it is over
     assert Told().feed(drgrpo__pass_rate=[0.0] * 19 + [0.01] + [0.0] * 19).causes == []
@@ -308,7 +314,7 @@ def test_a_run_too_short_for_a_window_is_judged_at_its_end():
         ({"drgrpo__zero_signal_frac": [0.9] * 5}, "dead_groups"),
         ({"completions__unique_frac": [1 / G] * 5}, "sampling_collapse"),
         (
-            {"completions__length_wrong_mean": ramp(100, 3, 5, 30), "completions__length_right_mean": [90] * 30},
+            {"completions__length_incorrect_mean": ramp(100, 3, 5, 30), "completions__length_correct_mean": [90] * 30},
             "wrong_grow",
         ),
         ({"kl": [0.05, 0.06] * 15 + [0.9] * 3}, "kl"),
@@ -360,8 +366,8 @@ def test_noise_alone_is_rarely_warned_of(correlation):
             .feed(
                 drgrpo__zero_signal_frac=of(0.55, 0.1, 0),
                 completions__unique_frac=of(0.9, 0.05, 1),
-                completions__length_wrong_mean=of(600, 60, 2),
-                completions__length_right_mean=of(400, 60, 3),
+                completions__length_incorrect_mean=of(600, 60, 2),
+                completions__length_correct_mean=of(400, 60, 3),
                 completions__truncated_frac=of(0.25, 0.08, 4),
                 kl=of(0.05, 0.01, 5),
                 process__steps_mean=of(8, 1, 6),

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from trl_drgrpo import dr_grpo_loss, group_advantages
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.labs.study.objectives import OBJECTIVES, STD_FLOOR, gradient_mass
+from trl_drgrpo.labs.study.objectives import OBJECTIVES, STD_FLOOR, gradient_weight
 
 REWARDS, LENGTHS = np.array([1.0, 0.0, 0.0, 1.0]), np.array([2, 4, 3, 6])
 
@@ -45,9 +45,9 @@ def test_advantages_of_a_group_sum_to_zero_and_equal_rewards_give_exactly_none(r
             assert (values == 0).all() == (len(set(group)) == 1)
 
 
-def test_gradient_mass_without_std_is_a_parabola_and_with_std_its_root():
-    assert gradient_mass(8, False) == pytest.approx([2 * k * (8 - k) / 8 for k in range(9)])
-    with_std, without = gradient_mass(8, True), gradient_mass(8, False)
+def test_gradient_weight_without_std_is_a_parabola_and_with_std_its_root():
+    assert gradient_weight(8, False) == pytest.approx([2 * k * (8 - k) / 8 for k in range(9)])
+    with_std, without = gradient_weight(8, True), gradient_weight(8, False)
     for k in range(1, 8):  # std of k ones and 8 - k zeros: sqrt(k (8 - k) / 56)
         assert with_std[k] == pytest.approx(without[k] / ((k * (8 - k) / 56) ** 0.5 + STD_FLOOR))
     assert with_std[1] / with_std[4] > without[1] / without[4]  # the difficulty bias

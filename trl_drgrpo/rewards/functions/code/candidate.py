@@ -1,4 +1,4 @@
-"""The side of the completion: runs its code and answers the judge's calls. Standard library only: it runs inside.
+"""The side of the completion: runs its code and answers the examiner's calls. Standard library only: it runs inside.
 
 This process is the completion's. It may take over everything here, and all it gains is what it could do anyway:
 say what the value of a call is. It is never told which value is due.
@@ -56,7 +56,7 @@ def run_script():
 
 
 class Candidate:
-    """The completion's module and the objects that the judge knows by number."""
+    """The completion's module and the objects that the examiner knows by number."""
 
     def __init__(self, reader, writer):
         self.reader = reader

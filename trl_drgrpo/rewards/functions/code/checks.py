@@ -1,7 +1,7 @@
 """Checks that are counted when they are carried out. Standard library only: it runs inside.
 
 Test sets contain entries in which nothing is ever asserted: a test that nobody calls, an `assert` of a tuple, a
-comparison as a statement. Run as they are, they pass any code; so the judge counts.
+comparison as a statement. Run as they are, they pass any code; so the examiner counts.
 """
 
 import ast

@@ -24,7 +24,7 @@ _ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul
 
 
 class Unsupported(BaseException):
-    """A test that nobody here can judge: nothing that a test catches."""
+    """A test that nobody here can decide: nothing that a test catches."""
 
 
 class Channel:

@@ -11,7 +11,7 @@ tests, so earlier calls can influence later ones.
 
 What is asked of the completion: the entry point; without one, what the tests import from `solution`; without either,
 the one name that they call and nobody defines. Two such names in tests that belong together (`deep_equal(f(3), [9])`)
-are one too many, for the completion would bring its own judge: define the helper in `setup` or in the tests, or give
+are one too many, for the completion would examine itself: define the helper in `setup` or in the tests, or give
 all that is tested as the entry point (`"encode, decode"`).
 
 What results may be: plain data, dates and named tuples; an enumeration or a class that `setup` or the tests define:
@@ -31,8 +31,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.rewards.contract import check_column, check_flag, finite_number
+from trl_drgrpo.common.errors import InputError, shortened
+from trl_drgrpo.common.ranges import finite_number
+from trl_drgrpo.rewards.contract import check_column, check_flag
 from trl_drgrpo.rewards.functions.code.problems import ProgramTests, fenced_code, parse_tests
 from trl_drgrpo.rewards.functions.code.sandbox import Sandbox
 from trl_drgrpo.rewards.functions.code.session import BrokenTests, Clock, run_function_tests, run_programs
@@ -214,7 +215,7 @@ def _check_options(
         raise InputError("timeout", got, "0 < timeout <= total_timeout, finite", "They are seconds: set both.")
     if workers is not None and (not isinstance(workers, int) or isinstance(workers, bool) or workers < 1):
         expected = "a whole number, at least 1, or None for all cores"
-        raise InputError("workers", repr(workers)[:60], expected, "Leave it out.")
+        raise InputError("workers", shortened(workers), expected, "Leave it out.")
 
 
 code_reward = CodeReward()

@@ -1,7 +1,7 @@
 """One completion against its tests: starting the processes, keeping the clock, collecting verdicts.
 
-Function tests take two sandboxes that share a pair of pipes and nothing else: the judge's, with the tests, and the
-completion's, with its code (see `judge.py`). Programs take one sandbox per test, and their output is compared here.
+Function tests take two sandboxes that share a pair of pipes and nothing else: the examiner's, with the tests, and the
+completion's, with its code (see `examiner.py`). Programs take one sandbox per test, and their output is compared here.
 A test that hangs or ends the completion's process fails; the tests after it get fresh processes.
 """
 
@@ -53,11 +53,11 @@ def run_function_tests(
     while len(passed) < due:
         if spent >= clock.in_all or (stop_at_first and False in passed):
             break
-        with _judge(sandbox, {**job, "first": len(passed)}, clock.in_all) as judge:
-            due = _number_of_tests(judge)
+        with _examiner(sandbox, {**job, "first": len(passed)}, clock.in_all) as examiner:
+            due = _number_of_tests(examiner)
             started = time.monotonic()
             left = Clock(clock.per_test, clock.in_all - spent)
-            more = list(_verdicts(judge, left, due - len(passed), stop_at_first))
+            more = list(_verdicts(examiner, left, due - len(passed), stop_at_first))
             spent += time.monotonic() - started
         if not more:
             break  # the code does not load
@@ -92,8 +92,8 @@ def run_program(sandbox: Sandbox, code: str, stdin: str, seconds: float, cap: in
 
 
 @contextlib.contextmanager
-def _judge(sandbox: Sandbox, job: dict[str, Any], seconds: float) -> Iterator[Running]:
-    """A judge at work, with the completion's process at its other end."""
+def _examiner(sandbox: Sandbox, job: dict[str, Any], seconds: float) -> Iterator[Running]:
+    """An examiner at work, with the completion's process at its other end."""
     requests_out, requests_in = os.pipe()
     replies_out, replies_in = os.pipe()
     with contextlib.ExitStack() as stack:
@@ -103,31 +103,31 @@ def _judge(sandbox: Sandbox, job: dict[str, Any], seconds: float) -> Iterator[Ru
         candidate = stack.enter_context(
             sandbox.start(_sources("candidate"), "serve", seconds=seconds, stdin=requests_out, stdout=replies_in)
         )
-        judge = stack.enter_context(
-            sandbox.start(_sources("judge"), "judge", seconds=seconds, pass_fds=(replies_out, requests_in))
+        examiner = stack.enter_context(
+            sandbox.start(_sources("examiner"), "examine", seconds=seconds, pass_fds=(replies_out, requests_in))
         )
         ours.close()
         candidate.wait_ready()
-        judge.wait_ready()
-        judge.feed(json.dumps({**job, "read_fd": replies_out, "write_fd": requests_in}).encode() + b"\n")
-        yield judge
+        examiner.wait_ready()
+        examiner.feed(json.dumps({**job, "read_fd": replies_out, "write_fd": requests_in}).encode() + b"\n")
+        yield examiner
 
 
-def _number_of_tests(judge: Running) -> int:
-    message = _message(judge, time.monotonic() + _SETUP_SECONDS)
+def _number_of_tests(examiner: Running) -> int:
+    message = _message(examiner, time.monotonic() + _SETUP_SECONDS)
     if message is None:
         raise BrokenTests("their setup does not end, or ends the process")
     return message["tests"]
 
 
-def _verdicts(judge: Running, clock: Clock, due: int, stop_at_first: bool) -> Iterator[bool]:
-    """Verdicts in order, up to and including one for the test at which judge or completion stopped, if so."""
+def _verdicts(examiner: Running, clock: Clock, due: int, stop_at_first: bool) -> Iterator[bool]:
+    """Verdicts in order, up to and including one for the test at which examiner or completion stopped, if so."""
     end = time.monotonic() + clock.in_all
-    message = _message(judge, min(end, time.monotonic() + clock.per_test))
+    message = _message(examiner, min(end, time.monotonic() + clock.per_test))
     if message is None or not message.get("loaded"):
         return
     for _ in range(due):
-        message = _message(judge, min(end, time.monotonic() + clock.per_test))
+        message = _message(examiner, min(end, time.monotonic() + clock.per_test))
         if message is None or "passed" not in message:
             yield False
             return
@@ -136,8 +136,8 @@ def _verdicts(judge: Running, clock: Clock, due: int, stop_at_first: bool) -> It
             return
 
 
-def _message(judge: Running, deadline: float) -> dict[str, Any] | None:
-    line = judge.read_line(deadline, _MAX_VERDICT)
+def _message(examiner: Running, deadline: float) -> dict[str, Any] | None:
+    line = examiner.read_line(deadline, _MAX_VERDICT)
     if line is None:
         return None
     message = json.loads(line)
@@ -147,5 +147,5 @@ def _message(judge: Running, deadline: float) -> dict[str, Any] | None:
 
 
 def _sources(module: str) -> dict[str, str]:
-    names = ("wire", "remote", "checks", "entries", "names", module) if module == "judge" else ("wire", module)
+    names = ("wire", "remote", "checks", "entries", "names", module) if module == "examiner" else ("wire", module)
     return {_PATH + name: source_of(f"{name}.py") for name in names}

@@ -1,4 +1,4 @@
-"""Values between the judge and the completion's process, as lines of JSON. Standard library only: it runs inside.
+"""Values between the examiner and the completion's process, as lines of JSON. Standard library only: it runs inside.
 
 Only plain data crosses: a value arrives as exactly the built-in or standard type it claims to be, so a `__eq__`,
 `__len__` or `__class__` of the completion's own never takes part in a comparison. Anything else stays where it was

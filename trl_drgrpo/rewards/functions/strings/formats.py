@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.rewards.contract import check_flag, finite_number
+from trl_drgrpo.common.ranges import finite_number
+from trl_drgrpo.rewards.contract import check_flag
 from trl_drgrpo.rewards.sample import SampleReward
 from trl_drgrpo.rewards.text import completion_text
 

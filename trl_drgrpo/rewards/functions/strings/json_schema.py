@@ -9,8 +9,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.rewards.contract import finite_number
+from trl_drgrpo.common.errors import InputError, shortened
+from trl_drgrpo.common.ranges import finite_number
 from trl_drgrpo.rewards.isolation.isolated import Limits
 from trl_drgrpo.rewards.sample import SampleReward
 from trl_drgrpo.rewards.text import after_thinking
@@ -63,7 +63,7 @@ class JsonSchemaReward(SampleReward):
             _import_jsonschema()  # that it is missing is known before the run
         if schema is not None and not isinstance(schema, (Mapping, bool)):
             remedy = "Mend the schema; one schema per row is a `column`."
-            raise InputError("schema", repr(schema)[:60], "a JSON Schema: a mapping, true or false", remedy)
+            raise InputError("schema", shortened(schema), "a JSON Schema: a mapping, true or false", remedy)
         if schema is not None:
             _validator(schema)
 

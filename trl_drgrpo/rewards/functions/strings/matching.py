@@ -15,7 +15,8 @@ from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from trl_drgrpo.common.errors import InputError, UnscorableError
-from trl_drgrpo.rewards.contract import check_flag, finite_number
+from trl_drgrpo.common.ranges import finite_number
+from trl_drgrpo.rewards.contract import check_flag
 from trl_drgrpo.rewards.sample import SampleReward, why_unreadable
 from trl_drgrpo.rewards.text import after_thinking, marked_answer
 

@@ -9,7 +9,7 @@ import importlib
 from collections.abc import Callable
 
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.rewards.contract import finite_number
+from trl_drgrpo.common.ranges import finite_number
 
 
 def repetition_penalty(ngram_size: int = 3, max_penalty: float = -1.0) -> Callable:

@@ -14,7 +14,7 @@ from trl_drgrpo.rewards.functions.code import checks, entries, names, wire
 from trl_drgrpo.rewards.functions.code.remote import Channel, Solution, Unsupported
 
 
-def judge():
+def examine():
     """Read one job from standard input, write what became of it, a line each, to standard output."""
     reader, writer = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     null = os.open(os.devnull, os.O_RDWR)

@@ -1,8 +1,8 @@
 """Decides which completions are correct: a threshold on one named reward, never a guess about a continuous one.
 
-With `right_threshold` a completion is right when the reward reaches it. Without one, only a reward that has given
-nothing but 0 and 1 so far is read as wrong and right; its first other value ends that, for good, and says what to set.
-A completion without that reward is neither.
+With `right_threshold` a completion is correct when the reward reaches it. Without one, only a reward that has given
+nothing but 0 and 1 so far is read as incorrect and correct; its first other value ends that, for good, and says what
+to set. A completion without that reward is neither.
 """
 
 import logging
@@ -14,13 +14,13 @@ from trl_drgrpo.common.errors import InputError
 logger = logging.getLogger(__name__)
 
 
-class RightRule:
+class CorrectnessRule:
     """Judges completions by one reward.
 
     Args:
         names (`Sequence[str]`): The reward functions, in their order.
-        reward (`str`, *optional*): The one that says what is right; the first one by default.
-        threshold (`float`, *optional*): Right if the reward is at least this; `None`: see the module docstring.
+        reward (`str`, *optional*): The one that says what is correct; the first one by default.
+        threshold (`float`, *optional*): Correct if the reward is at least this; `None`: see the module docstring.
 
     Attributes:
         name (`str`): The reward that is asked.
@@ -32,10 +32,10 @@ class RightRule:
     Example:
 
     ```python
-    >>> rule = RightRule(["accuracy", "format"])
+    >>> rule = CorrectnessRule(["accuracy", "format"])
     >>> rule.judge([1.0, 0.0, float("nan")])
     [True, False, None]
-    >>> RightRule(["accuracy"], threshold=0.5).judge([0.7, 0.2])
+    >>> CorrectnessRule(["accuracy"], threshold=0.5).judge([0.7, 0.2])
     [True, False]
 
     ```
@@ -51,7 +51,7 @@ class RightRule:
         self.is_binary = True  # whether all values so far were 0 or 1
 
     def judge(self, rewards: Sequence[float]) -> list[bool | None] | None:
-        """Right, wrong, or neither.
+        """Correct, incorrect, or neither.
 
         Args:
             rewards (`Sequence[float]` of length `B`): Values of the reward; NaN = unscorable.
@@ -67,9 +67,9 @@ class RightRule:
                 return [None if math.isnan(reward) else reward == 1.0 for reward in rewards]
             self.is_binary = False
             logger.info(
-                "The reward %r gave %g, so it is not known from which value on a completion is right: pass rate and "
-                "lengths of right and wrong completions are not logged. Set right_threshold (and right_reward, for "
-                "another reward).",
+                "The reward %r gave %g, so it is not known from which value on a completion is correct: pass rate and "
+                "lengths of correct and incorrect completions are not logged. Set right_threshold (and right_reward, "
+                "for another reward).",
                 self.name,
                 other,
             )

@@ -5,23 +5,23 @@ import pytest
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.features.diagnostics.right import RightRule
+from trl_drgrpo.features.diagnostics.correctness import CorrectnessRule
 
 NAN = math.nan
 
 
 def test_a_threshold_is_inclusive_and_an_unscorable_row_is_neither():
-    assert RightRule(["a"], threshold=0.5).judge([0.5, 0.49, NAN, -1.0]) == [True, False, None, False]
+    assert CorrectnessRule(["a"], threshold=0.5).judge([0.5, 0.49, NAN, -1.0]) == [True, False, None, False]
 
 
 def test_the_named_reward_is_asked():
-    rule = RightRule(["format", "answer"], reward="answer")
+    rule = CorrectnessRule(["format", "answer"], reward="answer")
     assert (rule.name, rule.index) == ("answer", 1)
-    assert RightRule(["format", "answer"]).index == 0
+    assert CorrectnessRule(["format", "answer"]).index == 0
 
 
 def test_a_reward_that_is_not_binary_is_never_guessed(caplog):
-    rule = RightRule(["score"])
+    rule = CorrectnessRule(["score"])
     with caplog.at_level(logging.INFO):
         assert rule.judge([0.0, 1.0, NAN]) == [False, True, None]
         assert rule.judge([0.0, 0.5]) is None
@@ -34,7 +34,7 @@ def test_a_reward_that_is_not_binary_is_never_guessed(caplog):
 
 def test_a_threshold_needs_no_binary_reward(caplog):
     with caplog.at_level(logging.WARNING):
-        assert RightRule(["score"], threshold=0.9).judge([0.5, 3.0]) == [False, True]
+        assert CorrectnessRule(["score"], threshold=0.9).judge([0.5, 3.0]) == [False, True]
     assert caplog.text == ""
 
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.rewards.columns import check_columns
-from trl_drgrpo.rewards.functions.code import CodeReward, code_reward, judge, wire
+from trl_drgrpo.rewards.functions.code import CodeReward, code_reward, examiner, wire
 from trl_drgrpo.rewards.functions.code.problems import (
     FunctionTests,
     ProgramTests,
@@ -480,12 +480,12 @@ def test_the_helper_that_nobody_defines_is_named(caplog):
     ],
 )
 def test_several_names_are_asked_for_where_none_can_judge_another(tests, setup, entry_point, names):
-    assert judge.prepare(tests, setup, entry_point)[2] == names
+    assert examiner.prepare(tests, setup, entry_point)[2] == names
 
 
 def test_a_helper_that_the_setup_calls_and_nobody_defines_is_not_asked_for():
     with pytest.raises(ValueError, match="the tests use f, same together"):
-        judge.prepare(["compare(1, 1)"], "def compare(x, y): assert same(f(x), y)", None)
+        examiner.prepare(["compare(1, 1)"], "def compare(x, y): assert same(f(x), y)", None)
 
 
 # Results that are no plain data.
@@ -776,7 +776,7 @@ def test_any_column_is_tests_or_none(column):
 def test_expected_values_of_calls_are_never_names():
     tests = parse_tests('{"fn_name": "f", "inputs": [[NaN]], "outputs": [Infinity]}')
     assert isinstance(tests, FunctionTests)
-    _, _, names = judge.prepare(tests.tests, "", "f")
+    _, _, names = examiner.prepare(tests.tests, "", "f")
     assert set(names) == {"f"}
     assert scored("nan = inf = Infinity = 1\ndef f(x): return 1", {"fn_name": "f", "inputs": [[1]], "outputs": [math.inf]}) == 0.0  # fmt: skip
 
@@ -792,7 +792,7 @@ def test_expected_values_of_calls_are_never_names():
     ],
 )
 def test_names_of_the_completion_are_those_nobody_else_makes(tests, names):
-    assert judge.prepare(tests, "", None)[2] == names
+    assert examiner.prepare(tests, "", None)[2] == names
 
 
 @pytest.mark.parametrize(
@@ -807,4 +807,4 @@ def test_names_of_the_completion_are_those_nobody_else_makes(tests, names):
     ],
 )
 def test_how_a_text_is_counted_as_tests(text, count):
-    assert len(judge.prepare(text, "", "f")[1]) == count
+    assert len(examiner.prepare(text, "", "f")[1]) == count

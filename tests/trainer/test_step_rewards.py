@@ -1,8 +1,7 @@
-"""Step rewards through the trainer: what reaches the loss, and that it works with everything else."""
+"""Step rewards work in training with everything else; `test_credit.py` has what they become."""
 
 from pathlib import Path
 
-import oracles
 import pytest
 import torch
 from peft import LoraConfig
@@ -11,7 +10,6 @@ from runs import assert_same_weights, length_reward, train, weights
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
 from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.labs.check.tiny import tiny_model
-from trl_drgrpo.objective.step_advantages import STEP_BASELINES, STEP_CREDITS
 
 
 def parity(steps, step_ends, completion_ids, **kwargs):
@@ -22,60 +20,10 @@ def parity(steps, step_ends, completion_ids, **kwargs):
     ]
 
 
-class Spy(DrGRPOTrainer):
-    """Keeps the newest batch with its advantages, before it is shuffled."""
-
-    def on_rollouts(self, rollouts):
-        self.seen = super().on_rollouts(rollouts)
-        return self.seen
-
-
-def process(settings, prompts, tokenizer, reward=None, trainer_class=DrGRPOTrainer, **arguments):
+def process(settings, prompts, tokenizer, reward=None, **arguments):
     settings = {"step_separator": ["tokens:3"], **settings}
     arguments.setdefault("step_reward_funcs", [parity])
-    return train(trainer_class, DrGRPOConfig, settings, prompts, tokenizer, reward, **arguments)
-
-
-# One of each by default: the pure functions have every combination.
-QUICK = {
-    ("return_to_go", "pooled"),
-    ("immediate", "leave_one_out"),
-    ("min_to_go", "per_completion"),
-    ("immediate", "none"),
-}
-
-
-@pytest.mark.parametrize(
-    ("credit", "baseline"),
-    [
-        pytest.param(c, b, marks=[] if (c, b) in QUICK else pytest.mark.slow)
-        for c in STEP_CREDITS
-        for b in STEP_BASELINES
-        if (c, b) != ("min_to_go", "same_index")
-    ],
-)
-def test_the_loss_gets_the_advantages_of_the_definition(credit, baseline, settings, prompts, tokenizer):
-    settings = {**settings, "step_credit": credit, "step_baseline": baseline, "max_steps": 1}
-    trainer = process(settings, prompts, tokenizer, trainer_class=Spy)
-    mask = trainer.seen["completion_mask"]
-    ids = [row[m.bool()].tolist() for row, m in zip(trainer.seen["completion_ids"], mask, strict=True)]
-    ends = [[min(t, len(row) - 1) for t in range(2, len(row) + 2, 3)] for row in ids]
-    expected = oracles.step_token_advantages(
-        parity(None, ends, ids), ends, mask.tolist(), trainer.num_generations, credit, baseline
-    )
-    assert any(value for row in expected for value in row)
-    torch.testing.assert_close(trainer.seen["advantages"], torch.tensor(expected), atol=1e-6, rtol=0)
-
-
-def test_outcome_and_process_are_added_with_their_weights(settings, prompts, tokenizer, reward):
-    settings = {**settings, "max_steps": 1}
-    outcome = train(Spy, DrGRPOConfig, settings, prompts, tokenizer, reward).seen
-    alone = process(settings, prompts, tokenizer, trainer_class=Spy).seen
-    weighted = {**settings, "outcome_weight": 0.5, "process_weight": 2.0}
-    both = process(weighted, prompts, tokenizer, reward, trainer_class=Spy).seen
-    mask = both["completion_mask"]
-    expected = (0.5 * outcome["advantages"].unsqueeze(1) + 2.0 * alone["advantages"]) * mask
-    torch.testing.assert_close(both["advantages"], expected)
+    return train(DrGRPOTrainer, DrGRPOConfig, settings, prompts, tokenizer, reward, **arguments)
 
 
 def test_one_step_per_completion_trains_like_the_outcome(settings, prompts, tokenizer, reward):
@@ -112,43 +60,6 @@ def test_works_with_lora(settings, prompts, tokenizer, saved_model):
     lora = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
     trainer = process(settings, prompts, tokenizer, model=saved_model, peft_config=lora)
     assert any(p.abs().sum() > 0 for name, p in weights(trainer).items() if "lora_B" in name)
-
-
-def test_tool_tokens_get_no_advantage_and_turns_are_steps(settings, prompts, tokenizer):
-    """A rollout that says which tokens came from the environment, as TRL's tool loop does."""
-    model_tokens, tool_tokens = [65, 66, 67], [70, 71]
-    ids = model_tokens + tool_tokens + model_tokens
-
-    def rollout(texts, trainer):
-        return {
-            "prompt_ids": [tokenizer(text)["input_ids"] for text in texts],
-            "completion_ids": [[t + i for t in ids] for i in range(len(texts))],
-            "logprobs": None,
-            "env_mask": [[1] * 3 + [0] * 2 + [1] * 3] * len(texts),
-        }
-
-    def by_row(steps, completion_ids, **kwargs):
-        assert [len(each) for each in steps] == [2] * len(steps)
-        return [[float(row[0] % 3), 1.0] for row in completion_ids]
-
-    settings = {**settings, "step_separator": ["turn"], "step_credit": "immediate", "max_steps": 1}
-    arguments = {"rollout_func": rollout, "step_reward_funcs": by_row, "trainer_class": Spy}
-    advantages = process(settings, prompts, tokenizer, **arguments).seen["advantages"]
-    assert advantages[:, 3:5].abs().sum() == 0
-    assert (advantages[:, :3] == advantages[:, :1]).all()
-    assert advantages[:, :3].abs().sum() > 0
-    assert (advantages[:, 5:] == advantages[:, 5:6]).all()
-
-
-def test_importance_ratios_of_a_generation_engine_multiply_token_losses(settings, prompts, tokenizer):
-    """What TRL does with vLLM's log-probabilities, here with a ratio given by hand, on (B, T) advantages."""
-    trainer = process({**settings, "max_steps": 1}, prompts, tokenizer, trainer_class=Spy)
-    plain = trainer.compute_loss(trainer.model, trainer.seen)
-    trainer.use_vllm = True
-    ratio = torch.full(trainer.seen["completion_mask"].shape, 2.0)
-    corrected = trainer.compute_loss(trainer.model, {**trainer.seen, "importance_sampling_ratio": ratio})
-    assert plain.item() != 0.0
-    assert corrected.item() == pytest.approx(2 * plain.item(), rel=1e-5)
 
 
 def test_evaluation_scores_steps_too(settings, prompts, tokenizer):

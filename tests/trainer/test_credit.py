@@ -1,0 +1,305 @@
+"""The heart: rewards -> advantages -> loss inside `DrGRPOTrainer`.
+
+One run of one step is shared. Batches given by hand then go through the hooks of its trainer, as `host.py` calls them.
+"""
+
+import contextlib
+from pathlib import Path
+from types import SimpleNamespace
+
+import oracles
+import pytest
+import torch
+from runs import short_run, train
+
+from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer, dr_grpo_loss
+from trl_drgrpo.common.errors import RewardError
+from trl_drgrpo.objective.advantages import RunningRewardScale
+from trl_drgrpo.objective.step_advantages import STEP_BASELINES, STEP_CREDITS
+from trl_drgrpo.process_rewards.calling import StepScorer
+from trl_drgrpo.process_rewards.steps import step_segmenter
+from trl_drgrpo.upstream.hooks import ScoredBatch
+from trl_drgrpo.upstream.swapping import swapped
+
+NAN = float("nan")
+WIDTH = 12
+
+
+class Spy(DrGRPOTrainer):
+    """Keeps generation batches with their advantages, before they are shuffled, and what goes to TRL's loss."""
+
+    handed = ()
+
+    def on_rollouts(self, rollouts):
+        self.seen = super().on_rollouts(rollouts)
+        return self.seen
+
+    def on_credit(self, batch):
+        self.credited = batch
+        super().on_credit(batch)
+
+    def loss_constants(self, inputs):
+        constants = super().loss_constants(inputs)
+        self.handed = [*self.handed, (inputs, constants)]
+        return constants
+
+
+def first(completions, **kwargs):
+    return [1.0, 0.0, None, float("nan"), 1.0, 0.0, 0.0, 0.0]
+
+
+def second(completions, **kwargs):
+    return [None, 0.25, None, None, 0.0, 1.0, None, 0.0]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, prompts, tokenizer, saved_model):
+    """Two rewards, KL that warms up, and the table of completions; one step in two micro-batches of four rows."""
+    folder = tmp_path_factory.mktemp("credit")
+    settings = {
+        **short_run(folder),
+        "max_steps": 1,
+        "beta": 0.1,
+        "beta_warmup_steps": 4,
+        "loss_normalizer": 64,
+        "advantage_baseline": "leave_one_out",  # so that the table of TRL would be another one
+        "reward_weights": [1.0, 4.0],
+        "log_completions": True,
+        "num_completions_to_print": 0,
+        "run_log": False,
+    }
+    trainer = train(Spy, DrGRPOConfig, settings, prompts, tokenizer, [first, second], saved_model)
+    trainer.run = SimpleNamespace(seen=trainer.seen, credited=trainer.credited, handed=trainer.handed)
+    return trainer
+
+
+@pytest.fixture
+def credit(trained):
+    """Advantages `(b,)` or `(b, T)` of rewards given by hand, under fields of the configuration."""
+
+    def credit(rewards, tool_mask=None, steps=None, **fields):
+        rows = len(rewards)
+        rewards = torch.tensor([[NAN if r is None else r for r in row] for row in rewards])  # (B, F)
+        ids = [[65 + (i + t) % 20 for t in range(WIDTH)] for i in range(rows)]
+        texts = [""] * rows
+        rollouts = {"completion_ids": torch.tensor(ids), "completion_mask": torch.ones(rows, WIDTH, dtype=torch.long)}
+        rollouts["completion_mask"][-1, 8:] = 0  # one row is shorter
+        if tool_mask is not None:
+            rollouts["tool_mask"] = tool_mask
+        lengths = rollouts["completion_mask"].sum(dim=1).tolist()
+        ids = [row[:length] for row, length in zip(ids, lengths, strict=True)]
+        with contextlib.ExitStack() as changed:
+            changed.enter_context(swapped(trained.args, **{"advantage_baseline": "group_mean", **fields}))
+            if steps is not None:
+                scorer = StepScorer([lambda **call: steps], step_segmenter("tokens:4"), None, "raise")
+                changed.enter_context(swapped(trained, step_scorer=scorer))
+            trained.on_rewards(ScoredBatch(rewards, [{"prompt": ""}] * rows, texts, texts, ids))
+            return trained.on_rollouts(rollouts)["advantages"]
+
+    return credit
+
+
+def column(values):
+    """Rewards of the first function alone."""
+    return [[value, None] for value in values]
+
+
+# Rewards become advantages
+
+
+def test_rewards_of_a_run_reach_its_advantages_with_their_weights(trained):
+    # Weighted sums over the functions that applied: 1, 1 and two that nobody scored, mean 1; 1, 4, 0, 0,
+    # less the mean of the others.
+    assert trained.run.credited.rewards.nan_to_num(nan=-1.0).tolist() == [1.0, 1.0, -1.0, -1.0, 1.0, 4.0, 0.0, 0.0]
+    expected = [0.0, 0.0, 0.0, 0.0, -1 / 3, 11 / 3, -5 / 3, -5 / 3]
+    assert trained.run.seen["advantages"].tolist() == pytest.approx(expected)
+    assert trained.state.log_history[0]["reward"] == pytest.approx(7 / 6)
+
+
+def test_the_table_of_completions_shows_these_advantages(trained):
+    pandas = pytest.importorskip("pandas")
+    table = pandas.read_parquet(next(Path(trained.args.output_dir).glob("completions/*.parquet")))
+    assert table["advantage"].tolist() == trained.run.credited.advantages.tolist()
+
+
+def test_unscorable_rows_are_left_out_of_the_mean_and_get_nothing(credit):
+    rewards = column([1.0, 0.0, None, NAN, None, 1.0, None, None])
+    assert credit(rewards).tolist() == [0.5, -0.5, 0, 0, 0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("baseline", ["group_mean", "leave_one_out"])
+def test_advantages_are_those_of_the_oracle(baseline, credit):
+    rewards = [0.5, 2.0, None, -1.0, 0.7, 0.7, 0.7, 0.7]
+    expected = oracles.group_advantages(rewards, 4, baseline)
+    assert credit(column(rewards), advantage_baseline=baseline).tolist() == pytest.approx(expected)
+
+
+def test_the_running_scale_is_one_number_for_all_and_learns_from_training_only(trained, credit):
+    rewards = [3.0, 0.0, 1.0, 5.0, 2.0, 2.0, 0.0, 9.0]
+    logs = {}
+    with swapped(trained, reward_scale=RunningRewardScale()), swapped(trained.args, scale_by_running_std=True):
+        scaled = credit(column(rewards))
+        std = torch.tensor(rewards).std().item()
+        torch.testing.assert_close(scaled * std, credit(column(rewards), scale_by_running_std=False))
+        trained.add_to_log(logs)
+        assert logs["drgrpo/reward_scale"] == pytest.approx(std)
+        trained.model.eval()
+        try:
+            torch.testing.assert_close(credit(column(rewards)), scaled)
+        finally:
+            trained.model.train()
+        assert trained.reward_scale.count == 8
+
+
+@pytest.mark.parametrize("value", [1e39, -1e39])
+def test_an_infinite_reward_is_named(value, credit):
+    with pytest.raises(RewardError, match="reward function 'second': got -?inf in float32 for row 1 of the batch"):
+        credit([[0.0, 0.0], [0.0, value], [1.0, 0.0], [0.0, 1.0]])
+
+
+def test_an_infinite_reward_is_unscorable_for_those_who_opted_in(credit):
+    advantages = credit(column([1e39, 1.0, 0.0, 2.0]), on_reward_error="unscorable")
+    assert advantages.tolist() == [0.0, 0.0, -1.0, 1.0]
+
+
+def test_an_infinite_weighted_sum_is_named(credit):
+    with pytest.raises(RewardError, match="weighted sum of the rewards: got inf"):
+        credit([[0.0, 3e38]] * 4)
+
+
+# With step rewards
+
+STEPS = [[1.0, 0.0, 2.0], [0.0, None, 1.0], [2.0, 2.0, 0.0], [1.0, 3.0]]  # the last row has two steps of four tokens
+ENDS = [[3, 7, 11]] * 3 + [[3, 7]]
+MASK = [[1] * WIDTH] * 3 + [[1] * 8 + [0] * 4]
+
+
+@pytest.mark.parametrize(
+    ("rule", "baseline"),
+    [(c, b) for c in STEP_CREDITS for b in STEP_BASELINES if (c, b) != ("min_to_go", "same_index")],
+)
+def test_step_rewards_become_the_advantages_of_the_definition(rule, baseline, credit):
+    expected = oracles.step_token_advantages(STEPS, ENDS, MASK, 4, rule, baseline)
+    assert any(value for row in expected for value in row)
+    fields = {"step_credit": rule, "step_baseline": baseline}
+    advantages = credit(column([0.0] * 4), steps=STEPS, **fields)
+    torch.testing.assert_close(advantages, torch.tensor(expected), atol=1e-6, rtol=0)
+
+
+def test_outcome_and_process_are_added_with_their_weights(credit):
+    rewards = [3.0, 0.0, 1.0, 0.0]
+    process = credit(column([0.0] * 4), steps=STEPS)
+    both = credit(column(rewards), steps=STEPS, outcome_weight=0.5, process_weight=2.0)
+    expected = (0.5 * credit(column(rewards)).unsqueeze(1) + 2.0 * process) * torch.tensor(MASK)
+    torch.testing.assert_close(both, expected)
+    assert both[:3, -1].abs().min() > 0
+
+
+def test_a_row_shows_the_mean_over_its_trained_tokens(trained, credit):
+    tool_mask = torch.ones(4, WIDTH, dtype=torch.long)
+    tool_mask[:, 4:8] = 0
+    steps = [[row[0], row[-1]] for row in STEPS[:3]] + [[1.0]]
+    advantages = credit(column([1.0, 0.0, 0.0, 2.0]), tool_mask=tool_mask, steps=steps)
+    assert advantages[:, 4:8].abs().sum() == 0
+    counts = torch.tensor([8, 8, 8, 4])
+    torch.testing.assert_close(torch.tensor(trained.credited.row_advantages), advantages.sum(dim=1) / counts)
+
+
+def test_tool_tokens_get_no_advantage_and_turns_are_steps(settings, prompts, tokenizer):
+    """A rollout that says which tokens came from the environment, as TRL's tool loop does."""
+    model_tokens, tool_tokens = [65, 66, 67], [70, 71]
+    ids = model_tokens + tool_tokens + model_tokens
+
+    def rollout(texts, trainer):
+        return {
+            "prompt_ids": [tokenizer(text)["input_ids"] for text in texts],
+            "completion_ids": [[t + i for t in ids] for i in range(len(texts))],
+            "logprobs": None,
+            "env_mask": [[1] * 3 + [0] * 2 + [1] * 3] * len(texts),
+        }
+
+    def by_row(steps, completion_ids, **kwargs):
+        assert [len(each) for each in steps] == [2] * len(steps)
+        return [[float(row[0] % 3), 1.0] for row in completion_ids]
+
+    settings = {**settings, "step_separator": ["turn"], "step_credit": "immediate", "max_steps": 1}
+    arguments = {"rollout_func": rollout, "step_reward_funcs": by_row}
+    advantages = train(Spy, DrGRPOConfig, settings, prompts, tokenizer, None, **arguments).seen["advantages"]
+    assert advantages[:, 3:5].abs().sum() == 0
+    assert (advantages[:, :3] == advantages[:, :1]).all()
+    assert advantages[:, :3].abs().sum() > 0
+    assert (advantages[:, 5:] == advantages[:, 5:6]).all()
+
+
+# Advantages become a loss
+
+
+def test_the_loss_gets_the_constant_l_and_the_beta_that_is_due(trained):
+    # L = 64 over the rows that a stock micro-batch would have, beta 0.1 * (0 + 1) / 4 in the first step
+    assert len(trained.run.handed) == 2
+    for inputs, constants in trained.run.handed:
+        rows = len(inputs["completion_ids"])
+        assert constants == {"max_completion_length": pytest.approx(64 * 4 / rows), "beta": pytest.approx(0.025)}
+
+
+def test_beta_warms_up_linearly_and_is_logged(trained):
+    logged = []
+    for step in range(1, 7):  # finished steps; TRL logs after each
+        with swapped(trained.state, global_step=step):
+            logs = {}
+            trained.add_to_log(logs)
+            logged.append(logs["drgrpo/beta"])
+            assert trained.loss_constants({})["beta"] == pytest.approx(min(0.1, 0.025 * (step + 1)))
+    assert logged == pytest.approx([0.025, 0.05, 0.075, 0.1, 0.1, 0.1])  # never 0 while beta > 0
+    assert trained.state.log_history[0]["drgrpo/beta"] == pytest.approx(0.025)
+
+
+@pytest.mark.parametrize("per_token", [False, True])
+def test_the_loss_of_a_micro_batch_is_that_of_the_specification_and_the_oracle(per_token, trained):
+    inputs = dict(trained.run.seen)
+    logps, mask, ref = trained.completion_log_probs(inputs), inputs["completion_mask"], inputs["ref_per_token_logps"]
+    noise = torch.randn(logps.shape, generator=torch.Generator().manual_seed(0))
+    old = logps + 0.4 * noise  # ratios on both sides of the clip range
+    ref = ref + 0.4 * noise.flip(0)
+    advantages = inputs["advantages"]
+    if per_token:
+        advantages = advantages.unsqueeze(1) * torch.linspace(-1.0, 1.0, logps.size(1))
+    inputs |= {"old_per_token_logps": old, "advantages": advantages, "ref_per_token_logps": ref}
+    with swapped(trained.state, global_step=0):
+        loss = trained.compute_loss(trained.model, inputs).item()
+    # The trainer averages two accumulated micro-batches.
+    specified = dr_grpo_loss(logps, old, advantages, mask, 64, beta=0.025, ref_per_token_logps=ref).item() / 2
+    nested = [tensor.tolist() for tensor in (logps, old, advantages, mask)]
+    expected = oracles.dr_grpo(*nested, 64, 0.2, 0.2, 0.025, ref.tolist())[0] / 2
+    assert abs(expected) > 1e-4
+    assert loss == pytest.approx(expected, rel=1e-4)
+    assert specified == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_micro_batches_of_a_step_add_up_to_the_loss_of_its_batch(trained):
+    inputs = trained.run.seen
+    micro_batches = [each for each, _ in trained.run.handed]
+    assert sum(len(each["completion_ids"]) for each in micro_batches) == 8
+    with swapped(trained.state, global_step=0):
+        total = sum(trained.compute_loss(trained.model, each).item() for each in micro_batches)
+    logps, ref = trained.completion_log_probs(inputs), inputs["ref_per_token_logps"]
+    mask, advantages = inputs["completion_mask"], inputs["advantages"]
+    expected = dr_grpo_loss(logps, None, advantages, mask, 64, beta=0.025, ref_per_token_logps=ref)
+    assert total == pytest.approx(expected.item(), rel=1e-4)
+
+
+def test_importance_ratios_of_a_generation_engine_multiply_token_losses(trained):
+    """What TRL does with vLLM's log-probabilities, here with a ratio given by hand, on (B, T) advantages."""
+    advantages = trained.run.seen["advantages"].unsqueeze(1) * trained.run.seen["completion_mask"]
+    inputs = {**trained.run.seen, "advantages": advantages}
+    ratio = torch.full(advantages.shape, 2.0)
+    with swapped(trained, beta=0.0):
+        plain = trained.compute_loss(trained.model, inputs).item()
+        with swapped(trained, use_vllm=True):
+            corrected = trained.compute_loss(trained.model, {**inputs, "importance_sampling_ratio": ratio}).item()
+    assert plain != 0.0
+    assert corrected == pytest.approx(2 * plain, rel=1e-5)
+
+
+def test_describing_all_this_failed_nowhere(trained):
+    assert trained.describing.failures == {}

@@ -1,0 +1,142 @@
+"""The feature with a trainer that is a namespace: when it stands aside, and the constants of what it has planned."""
+
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from trl_drgrpo.features.fast_path.feature import FastPath
+from trl_drgrpo.features.fast_path.window import PLAN
+
+
+@pytest.fixture
+def trainer():
+    """Plans, unless a test says otherwise."""
+    config = SimpleNamespace(get_text_config=lambda: SimpleNamespace())
+    trainer = SimpleNamespace(
+        args=SimpleNamespace(
+            micro_batching="exact",
+            entropy_coef=0.0,
+            use_adaptive_entropy=False,
+            top_entropy_quantile=1.0,
+            torch_compile=False,
+            fast_generation=True,
+        ),
+        beta=0.0,
+        aux_loss_enabled=False,
+        own_losses=[],
+        importance_sampling_level="token",
+        accelerator=SimpleNamespace(unwrap_model=lambda model: model, device=torch.device("cpu"), num_processes=1),
+        model=SimpleNamespace(config=config, training=True),
+        use_vllm=False,
+        use_transformers_continuous_batching=False,
+        in_lockstep=False,
+        score_as_trl=lambda model, tokens: "as TRL",
+    )
+    trainer.fast_path = FastPath(trainer)
+    return trainer
+
+
+def rope(kind):
+    return SimpleNamespace(get_text_config=lambda: SimpleNamespace(rope_parameters={"rope_type": kind}))
+
+
+REASONS = [
+    ("args.entropy_coef", 0.1, "the entropy bonus is a mean"),
+    ("args.use_adaptive_entropy", True, "the entropy bonus is a mean"),
+    ("args.top_entropy_quantile", 0.5, "top_entropy_quantile compares"),
+    ("aux_loss_enabled", True, "the load-balancing loss is a mean"),
+    ("model.active_peft_config", SimpleNamespace(is_prompt_learning=True), "virtual tokens"),
+    ("args.torch_compile", True, "torch.compile would compile each shape anew"),
+    ("model.config", rope("dynamic"), "rotary angles depend on the width"),
+    ("own_losses", ["_compute_loss"], "SimpleNamespace has its own _compute_loss"),
+]
+
+
+@pytest.mark.parametrize(("place", "value", "reason"), REASONS)
+def test_it_stands_aside_where_planning_would_not_be_exact_and_says_why(place, value, reason, trainer, caplog):
+    assert trainer.fast_path.plans
+    owner = trainer
+    *parents, name = place.split(".")
+    for parent in parents:
+        owner = getattr(owner, parent)
+    setattr(owner, name, value)
+    assert not trainer.fast_path.plans
+    with trainer.fast_path.around_train():
+        pass
+    assert "Micro-batches stay as TRL makes them: " in caplog.text
+    assert reason in caplog.text
+
+
+def test_nothing_is_said_where_it_plans_or_was_not_asked(trainer, caplog):
+    with trainer.fast_path.around_train():
+        pass
+    trainer.args.micro_batching, trainer.args.entropy_coef = "upstream", 0.1
+    with trainer.fast_path.around_train():
+        pass
+    assert not trainer.fast_path.plans
+    assert caplog.text == ""
+
+
+def test_rows_are_left_out_only_where_the_advantage_is_all_that_moves_them(trainer):
+    assert trainer.fast_path.skips
+    trainer.beta = 0.1
+    assert trainer.fast_path.plans
+    assert not trainer.fast_path.skips
+
+
+def test_a_planned_micro_batch_is_divided_by_the_rows_of_a_stock_one(trainer):
+    assert trainer.fast_path.rows_per_nominal_row({}) == 1.0
+    assert trainer.fast_path.rows_per_nominal_row({PLAN: {"rows": 6, "nominal_rows": 4}}) == 1.5
+
+
+def test_an_empty_slot_has_a_loss_of_zero_without_a_forward(trainer):
+    loss = trainer.fast_path.loss_without_forward({PLAN: {"rows": 0}})
+    loss.backward()
+    assert loss.item() == 0.0
+    assert trainer.fast_path.loss_without_forward({PLAN: {"rows": 1}}) is None
+    assert trainer.fast_path.loss_without_forward({}) is None
+
+
+def test_the_packs_of_a_micro_batch_are_those_of_its_loss_only(trainer):
+    with trainer.fast_path.computing_loss({PLAN: {"packs": [[0, 1], [2]]}}):
+        assert trainer.fast_path._packs == [(0, 1), (2,)]
+    assert trainer.fast_path._packs is None
+    assert isinstance(trainer.fast_path.computing_loss({}), nullcontext)
+
+
+def test_metrics_of_a_planned_micro_batch_wait_for_the_end_of_their_window(trainer):
+    logged = {"kl": [0.5]}
+    planned = {"rows": 1, "tokens": 2, "loss_tokens": 2}
+    assert trainer.fast_path.loss_metrics({}, logged) is logged
+    with trainer.fast_path.around_train():
+        assert trainer.fast_path.loss_metrics({PLAN: planned}, {}) == {}
+
+
+def test_a_micro_batch_that_is_not_new_is_left_as_it_is(trainer):
+    inputs = {"completion_ids": None}
+    assert trainer.fast_path.micro_batch(inputs) is inputs
+
+
+def test_inputs_it_does_not_know_and_rows_without_a_prompt_stay_with_trl_and_are_said_once(trainer, caplog):
+    trainer.gathered = lambda values: values
+    known = {"completion_ids": torch.ones(2, 3), "prompt_mask": torch.ones(2, 2)}
+    assert trainer.fast_path._can_be_planned([known])
+    for _ in range(2):
+        assert not trainer.fast_path._can_be_planned([{**known, "pixel_values": torch.ones(1)}])
+    assert [record.message for record in caplog.records] == ["Micro-batches with pixel_values stay as TRL makes them."]
+    assert not trainer.fast_path._can_be_planned([{**known, "prompt_mask": torch.tensor([[1, 1], [0, 0]])}])
+
+
+def test_evaluation_and_images_are_scored_as_trl_does(trainer):
+    text, image = SimpleNamespace(is_text_only=True), SimpleNamespace(is_text_only=False)
+    assert trainer.fast_path.score_tokens(trainer.model, image) == "as TRL"
+    trainer.model.training = False
+    assert trainer.fast_path.score_tokens(trainer.model, text) == "as TRL"
+
+
+@pytest.mark.parametrize("elsewhere", ["use_vllm", "use_transformers_continuous_batching", "in_lockstep"])
+def test_generation_is_trls_where_something_else_generates(elsewhere, trainer):
+    setattr(trainer, elsewhere, True)
+    assert isinstance(trainer.fast_path.generating(), nullcontext)

@@ -1,0 +1,129 @@
+"""A feature hears each event once, in the order of the features; contexts are left in reverse, after an error too."""
+
+from contextlib import contextmanager
+
+import pytest
+
+from trl_drgrpo.features.resume.checkpoints import STATE_FILE
+from trl_drgrpo.upstream.hooks import Feature, Hooks
+
+EVENTS = ["on_credit", "add_to_log", "on_checkpoint_begun", "on_checkpoint_saved", "on_checkpoint_loaded"]
+CONTEXTS = ["rolling_out", "scoring"]
+
+
+class Listener(Feature):
+    """Writes down what it hears."""
+
+    def __init__(self, name, heard):
+        super().__init__()
+        self.name, self.heard = name, heard
+
+    @contextmanager
+    def _entered(self, place):
+        self.heard.append(f"{self.name} enters {place}")
+        try:
+            yield
+        finally:
+            self.heard.append(f"{self.name} leaves {place}")
+
+
+def _event(name):
+    return lambda self, what: self.heard.append((self.name, name, what))
+
+
+for event in EVENTS:
+    setattr(Listener, event, _event(event))
+for context in CONTEXTS:
+    setattr(Listener, context, lambda self, context=context: self._entered(context))
+
+
+@pytest.fixture
+def hooks():
+    hooks, hooks.heard = Hooks(), []
+    hooks.features = [Listener("first", hooks.heard), Listener("second", hooks.heard)]
+    return hooks
+
+
+@pytest.mark.parametrize("event", EVENTS)
+def test_each_feature_hears_an_event_once_in_order(event, hooks):
+    what = object()
+    getattr(hooks, event)(what)
+    assert hooks.heard == [("first", event, what), ("second", event, what)]
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
+@pytest.mark.parametrize("error", [None, ValueError, KeyboardInterrupt])
+def test_contexts_are_left_in_reverse_order(context, error, hooks):
+    def block():
+        with getattr(hooks, context)():
+            hooks.heard.append("block")
+            if error:
+                raise error
+
+    if error:
+        with pytest.raises(error):
+            block()
+    else:
+        block()
+    entered = [f"first enters {context}", f"second enters {context}"]
+    assert hooks.heard == [*entered, "block", f"second leaves {context}", f"first leaves {context}"]
+
+
+def test_a_context_that_cannot_be_entered_leaves_those_before_it(hooks):
+    def fails():
+        raise OSError
+
+    hooks.features[1].scoring = fails
+    with pytest.raises(OSError), hooks.scoring():
+        hooks.heard.append("block")
+    assert hooks.heard in ([], ["first enters scoring", "first leaves scoring"])
+
+
+def test_the_hooks_as_they_stand_change_nothing():
+    hooks, feature, given = Hooks(), Feature(), {"a": 1}
+    assert hooks.on_rollouts(given) is given
+    assert hooks.on_micro_batch(given) is given
+    assert hooks.loss_metrics(given, given) is given
+    assert (hooks.loss_without_forward(given), hooks.loss_constants(given)) == (None, {})
+    with hooks.writing_card(given) as arguments:
+        assert arguments is given
+    for event in EVENTS:
+        assert getattr(feature, event)(given) is None
+    for context in (hooks.generating, hooks.pushing, hooks.opening_repository, feature.around_train, feature.scoring):
+        with context():
+            pass
+    assert given == {"a": 1}
+
+
+def test_in_a_run_the_state_file_is_written_last_and_contexts_nest(settings, prompts, tokenizer, reward, monkeypatch):
+    from runs import train
+
+    from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
+
+    heard, files = [], []
+
+    class Plugged(DrGRPOTrainer):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            self.features = [*self.features, Listener("ours", heard)]
+
+        def on_checkpoint_saved(self, checkpoint):
+            monkeypatch.setattr(self.features[-1], "on_checkpoint_saved", lambda path: (path / "ours").touch())
+            complete = self.resume.complete
+
+            def then_complete(path):
+                files.append({each.name for each in path.iterdir()})
+                complete(path)
+
+            monkeypatch.setattr(self.resume, "complete", then_complete)
+            super().on_checkpoint_saved(checkpoint)
+            files.append({each.name for each in checkpoint.iterdir()})
+
+    settings = {**settings, "max_steps": 1, "save_strategy": "steps", "save_steps": 1}
+    train(Plugged, DrGRPOConfig, settings, prompts, tokenizer, reward)
+    before, after = files
+    assert "ours" in before
+    assert after - before == {STATE_FILE}
+    names = [each if isinstance(each, str) else each[1] for each in heard]
+    assert names[:4] == [f"ours {verb} {place}" for place in CONTEXTS for verb in ("enters", "leaves")]
+    assert [names.count(event) for event in ("on_credit", "on_checkpoint_begun", "on_checkpoint_loaded")] == [1, 1, 0]
