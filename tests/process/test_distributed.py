@@ -83,7 +83,7 @@ def test_two_processes_with_different_numbers_of_live_rows(tmp_path):
 
 @pytest.mark.slow
 def test_a_process_that_cannot_describe_its_rows_holds_up_nobody(tmp_path):
-    one, two = run(1, tmp_path / "one.pt", "group_mean"), run(2, tmp_path / "two.pt", "blind")
+    one, two = run((tmp_path / "one.pt", 1, "group_mean"), (tmp_path / "two.pt", 2, "blind"))
     assert difference(two["weights"], one["weights"]) < 1e-12
     assert two["failures"] == {"The statistics of a batch": 4}
     assert not [name for entry in two["log"] for name in entry if name.startswith("difficulty/")]

@@ -86,8 +86,7 @@ def build(output, processes, mode):
         raise SystemExit(f"{trainer.accelerator.num_processes} processes, expected {processes}")
     use_plain_lm_head(model)
     if mode == "blind" and trainer.accelerator.process_index == 1:
-        for name in ("_look_at", "_plan_metrics"):
-            setattr(trainer, name, fails)
+        trainer.diagnostics._look_at = trainer.fast_path._plan_metrics = fails
     return trainer
 
 

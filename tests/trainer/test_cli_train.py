@@ -298,11 +298,11 @@ def test_a_reward_that_breaks_its_contract_is_one_line_and_the_run_is_saved(reci
 @pytest.mark.slow
 def test_two_processes_print_one_result(recipe):
     launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "-m", "trl_drgrpo.cli.main"]
+    dry = subprocess.run([*launch, *recipe(), "--dry_run"], capture_output=True, text=True, timeout=300)
+    assert dry.stdout.count("# rows per optimizer step: 16 (4 per device x 2 accumulated x 2 processes)") == 1
     done = subprocess.run([*launch, *recipe()], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert yaml.safe_load(done.stdout)["steps"] == 2  # two documents would not parse as one mapping
-    dry = subprocess.run([*launch, *recipe(), "--dry_run"], capture_output=True, text=True, timeout=300)
-    assert dry.stdout.count("# rows per optimizer step: 16 (4 per device x 2 accumulated x 2 processes)") == 1
 
 
 def test_the_qlora_preset_trains_an_adapter_on_a_4_bit_base(recipe, capfd):
