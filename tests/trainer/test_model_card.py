@@ -18,12 +18,12 @@ from tiny_bases import nf4
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
 from trl_drgrpo.common.secrets import is_secret, redacted, scrubbed
-from trl_drgrpo.features.diagnostics.facts import run_facts
-from trl_drgrpo.features.model_card import facts
+from trl_drgrpo.features.diagnostics.run_facts import run_facts
+from trl_drgrpo.features.model_card import card_facts
 from trl_drgrpo.features.model_card.card import card_text
+from trl_drgrpo.features.model_card.markdown_text import code, fenced, plain, without_paths
 from trl_drgrpo.features.model_card.objective import objective_of
 from trl_drgrpo.features.model_card.plots import curves, draw_curves
-from trl_drgrpo.features.model_card.text import code, fenced, plain, without_paths
 from trl_drgrpo.labs.check.tiny import tiny_model
 from trl_drgrpo.process_rewards.steps import step_segmenter
 from trl_drgrpo.single_gpu.memory.warning import setup_of
@@ -216,7 +216,7 @@ def test_fields_of_trl_that_are_none_break_no_description(plain_card, tmp_path):
 def test_a_quantised_base_is_stated(model):
     model.config.quantization_config = nf4()
     expected = "quant_method bitsandbytes, load_in_4bit True, bnb_4bit_quant_type nf4, bnb_4bit_use_double_quant True"
-    assert facts.adapter_rows(model) == [("base model quantized", expected)]
+    assert card_facts.adapter_rows(model) == [("base model quantized", expected)]
 
 
 def executed(card, folder, monkeypatch, capsys):
@@ -299,7 +299,7 @@ def test_options_of_any_type_are_stated_and_end_no_run(tmp_path):
     options = {"dtype": torch.float32, "cache_dir": tmp_path, "config": Quantized(), "max_memory": {0: "2GiB"}}
     generation = {"sequence_bias": {(10,): -1.0}, "bad": {3}}
     args = DrGRPOConfig("out", report_to="none", model_init_kwargs=options, generation_kwargs=generation)
-    shown = yaml.safe_load(yaml.safe_dump(facts.changed_settings(args)))
+    shown = yaml.safe_load(yaml.safe_dump(card_facts.changed_settings(args)))
     config = {"load_in_4bit": True, "dtype": "torch.bfloat16"}
     assert shown["model_init_kwargs"] == {
         "dtype": "torch.float32",
@@ -405,10 +405,10 @@ def test_curves_of_each_split():
         for step in (1, 2)
         for i, split in enumerate(("a", "a_b"))
     ]
-    labeled = facts.history_by_split(history, {"a": None, "a_b": None})
+    labeled = card_facts.history_by_split(history, {"a": None, "a_b": None})
     lines = {"eval_reward (a)": [(1, 1.0), (2, 2.0)], "eval_reward (a_b)": [(1, 2.0), (2, 3.0)]}
     assert curves(labeled) == {"mean reward": lines}
-    assert facts.history_by_split(history, None) == history
+    assert card_facts.history_by_split(history, None) == history
 
 
 def test_without_matplotlib_there_is_no_picture(tmp_path, monkeypatch):
@@ -424,19 +424,19 @@ def test_without_matplotlib_there_is_no_picture(tmp_path, monkeypatch):
     ],
 )
 def test_what_a_hub_id_is(name, expected):
-    assert facts.is_hub_id(name) is expected
+    assert card_facts.is_hub_id(name) is expected
 
 
 def test_the_dataset_says_where_it_is_from(prompts):
-    assert facts.dataset_id(prompts) is None
+    assert card_facts.dataset_id(prompts) is None
     copied = Dataset.from_dict({"prompt": ["a"]})
     copied.info.download_checksums = {"hf://datasets/openai/gsm8k@0123abc/main/train.parquet": {}}
-    assert facts.dataset_id(copied) == "openai/gsm8k"
+    assert card_facts.dataset_id(copied) == "openai/gsm8k"
 
 
 def test_metrics_first_and_last():
     history = [{"step": 1, "reward": 1.0, "step_time": 3}, {"step": 2, "reward": 2.0}, {"step": 2, "eval_reward": 5.0}]
-    assert facts.metric_rows(history) == [("eval_reward", "5", "5", "2"), ("reward", "1", "2", "2")]
+    assert card_facts.metric_rows(history) == [("eval_reward", "5", "5", "2"), ("reward", "1", "2", "2")]
 
 
 @settings(max_examples=50)

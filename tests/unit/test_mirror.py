@@ -10,11 +10,11 @@ ELSEWHERE = {  # test file -> package files
     "trainer/test_adapters.py": "single_gpu/adapters",
     "trainer/test_cli_train.py": "cli/job cli/resolved cli/train",
     "trainer/test_description.py": "upstream/description",
-    "trainer/test_diagnostics.py": "features/diagnostics/facts features/diagnostics/snapshot",
+    "trainer/test_diagnostics.py": "features/diagnostics/run_facts features/diagnostics/snapshot",
     "trainer/test_families.py": "upstream/translated_weights",
     "trainer/test_model_card.py": (
-        "common/secrets features/model_card/card features/model_card/facts features/model_card/objective "
-        "features/model_card/plots features/model_card/text features/model_card/snippet"
+        "common/secrets features/model_card/card features/model_card/card_facts features/model_card/objective "
+        "features/model_card/plots features/model_card/markdown_text features/model_card/snippet"
     ),
     "trainer/test_process_rewards.py": "process_rewards/rollouts",
     "trainer/test_resume.py": "features/resume/run_state",
@@ -35,8 +35,8 @@ ELSEWHERE = {  # test file -> package files
     "unit/labs/study/test_trajectories.py": "labs/study/provenance labs/study/rungs labs/study/trajectory_report",
     "unit/labs/test_check.py": "cli/check",
     "unit/process_rewards/test_scorers.py": (
-        "process_rewards/columns process_rewards/encoding process_rewards/loading process_rewards/marker "
-        "process_rewards/qwen2_prm process_rewards/rules process_rewards/scorer process_rewards/texts "
+        "process_rewards/step_columns process_rewards/encoding process_rewards/loading process_rewards/marker "
+        "process_rewards/qwen2_prm process_rewards/step_verifiers process_rewards/scorer process_rewards/texts "
         "process_rewards/token_classification"
     ),
     "unit/process_rewards/test_training.py": (
@@ -54,7 +54,7 @@ ELSEWHERE = {  # test file -> package files
     ),
     "unit/rewards/functions/mathematics/test_formulas.py": "rewards/functions/mathematics/algebra",
     "unit/rewards/isolation/test_isolated.py": (
-        "rewards/isolation/batch rewards/isolation/calling rewards/isolation/pickling rewards/sample"
+        "rewards/isolation/batch rewards/isolation/in_worker rewards/isolation/pickling rewards/sample"
     ),
     "unit/rewards/isolation/test_workers.py": (
         "rewards/isolation/nursery rewards/isolation/processes rewards/isolation/worker rewards/limits"
@@ -65,7 +65,7 @@ ELSEWHERE = {  # test file -> package files
     "unit/rewards/functions/strings/test_matching.py": "rewards/text",
     "unit/single_gpu/test_merging.py": "cli/merge single_gpu/adapter_folder",
     "unit/test_package.py": "common/lazy common/version",
-    "unit/labs/test_demo.py": "cli/demo common/figure",
+    "unit/labs/test_demo.py": "cli/demo common/drawing",
     "unit/upstream/test_seams.py": "upstream/swapping upstream/versions",
 }
 

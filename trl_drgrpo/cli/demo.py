@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
         stay_offline_and_quiet()
         from rich.console import Console
 
-        from trl_drgrpo.labs.demo.report import print_report
+        from trl_drgrpo.labs.demo.demo_report import print_report
         from trl_drgrpo.labs.demo.result import REQUIRED_GAIN_POINTS
         from trl_drgrpo.labs.demo.run import run_demo
 

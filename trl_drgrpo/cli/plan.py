@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Plan and print; 1 when nothing fits."""
-    from trl_drgrpo.single_gpu.memory.units import parse_memory
+    from trl_drgrpo.single_gpu.memory.sizes import parse_memory
 
     memory = parse_memory(args.memory) if args.memory is not None else None
     if memory is None:

@@ -5,7 +5,7 @@ from typing import Any
 import yaml
 
 from trl_drgrpo.single_gpu.memory.proposal import Proposal
-from trl_drgrpo.single_gpu.memory.units import readable
+from trl_drgrpo.single_gpu.memory.sizes import readable
 
 
 def table(name: str, memory: int, proposal: Proposal) -> str:

@@ -2,8 +2,8 @@
 
 Everything here is a step reward function, or makes one: called as `f(prompts=, completions=, steps=, completion_ids=,
 step_ends=, ..., <dataset columns>)`, it returns one list of floats per completion, one per step, `None` where a step
-cannot be scored. `rules` checks steps with a function, the scorers with a process reward model (PRM), `monte_carlo`
-with roll-outs. `training` and `labeling` make such a model.
+cannot be scored. `step_verifiers` checks steps with a function, the scorers with a process reward model (PRM),
+`monte_carlo` with roll-outs. `training` and `labeling` make such a model.
 
 Names resolve on first use: importing this package loads neither torch nor transformers.
 """
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from trl_drgrpo.process_rewards.monte_carlo import MonteCarloScorer as MonteCarloScorer
     from trl_drgrpo.process_rewards.rollouts import TrainerRollouts as TrainerRollouts
     from trl_drgrpo.process_rewards.rollouts import TransformersRollouts as TransformersRollouts
-    from trl_drgrpo.process_rewards.rules import step_verifier as step_verifier
+    from trl_drgrpo.process_rewards.step_verifiers import step_verifier as step_verifier
     from trl_drgrpo.process_rewards.stepwise_data import convert_math_shepherd as convert_math_shepherd
     from trl_drgrpo.process_rewards.stepwise_data import convert_prm800k as convert_prm800k
     from trl_drgrpo.process_rewards.token_classification import TokenClassificationScorer as TokenClassificationScorer
@@ -39,7 +39,7 @@ __getattr__, __dir__ = lazy_names(
         "convert_math_shepherd": "stepwise_data",
         "convert_prm800k": "stepwise_data",
         "label_steps": "labeling",
-        "step_verifier": "rules",
+        "step_verifier": "step_verifiers",
         "train_prm": "training",
     },
 )

@@ -16,7 +16,7 @@ from itertools import pairwise
 from typing import Any, Literal
 
 from trl_drgrpo.common.errors import InputError, RewardError
-from trl_drgrpo.process_rewards.columns import dataset_columns, row_of
+from trl_drgrpo.process_rewards.step_columns import dataset_columns, row_of
 from trl_drgrpo.process_rewards.texts import END_TOKENS, Cleaner
 from trl_drgrpo.rewards.contract import checked_reward, reward_name
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.common.figure import COLORS, ROLES, draw_trend, new_figure, save_figure
+from trl_drgrpo.common.drawing import COLORS, ROLES, draw_trend, new_figure, save_figure
 from trl_drgrpo.report.visible_text import visible
 
 if TYPE_CHECKING:

@@ -18,9 +18,9 @@ from trl_drgrpo.single_gpu.memory import phases as phase_room
 from trl_drgrpo.single_gpu.memory.ledger import Ledger
 from trl_drgrpo.single_gpu.memory.setup import from_keys
 from trl_drgrpo.single_gpu.memory.shapes import Shape, scored_shapes, shares_prompts, trained_shapes
+from trl_drgrpo.single_gpu.memory.sizes import readable
 from trl_drgrpo.single_gpu.memory.skeleton import build
 from trl_drgrpo.single_gpu.memory.stand_ins import HEAD_TOKENS, HEAD_VOCABULARY, FourBitLinear, FusedHead
-from trl_drgrpo.single_gpu.memory.units import readable
 
 SMALL = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
 

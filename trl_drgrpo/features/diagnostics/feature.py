@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from trl_drgrpo.features.diagnostics.correctness import CorrectnessRule
-from trl_drgrpo.features.diagnostics.facts import run_facts, start_facts
-from trl_drgrpo.features.diagnostics.phases import GENERATE, SCORE, PhaseClock
-from trl_drgrpo.features.diagnostics.records import group_records, recorded_groups, row_record
+from trl_drgrpo.features.diagnostics.group_records import group_records, recorded_groups, row_record
+from trl_drgrpo.features.diagnostics.phase_clock import GENERATE, SCORE, PhaseClock
 from trl_drgrpo.features.diagnostics.renamed import with_old_names
+from trl_drgrpo.features.diagnostics.run_facts import run_facts, start_facts
 from trl_drgrpo.features.diagnostics.run_log import RunLog
 from trl_drgrpo.features.diagnostics.run_warnings import RunWarnings, warning_thresholds
 from trl_drgrpo.features.diagnostics.snapshot import BatchSnapshot

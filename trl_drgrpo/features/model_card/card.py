@@ -2,7 +2,7 @@
 
 TRL's card calls a model with a local base "a fine-tuned version of None", writes `licence: license`, and says nothing
 of objective, rewards or settings; PEFT's card names the base by its path on the machine and drops TRL's tags. Here
-`objective.py` and `facts.py` read the run, `card.md.jinja` lays it out, and what is left of
+`objective.py` and `card_facts.py` read the run, `card.md.jinja` lays it out, and what is left of
 secrets or paths is taken out at the end.
 """
 
@@ -17,11 +17,11 @@ import yaml
 from huggingface_hub import ModelCardData
 
 from trl_drgrpo.common.secrets import redacted
-from trl_drgrpo.features.model_card import facts
+from trl_drgrpo.features.model_card import card_facts
+from trl_drgrpo.features.model_card.markdown_text import code, fenced, plain
 from trl_drgrpo.features.model_card.objective import objective_of
 from trl_drgrpo.features.model_card.plots import draw_curves
 from trl_drgrpo.features.model_card.snippet import is_conversational, usage_snippet
-from trl_drgrpo.features.model_card.text import code, fenced, plain
 
 PICTURE = "card/curves.png"  # no underscore in front: transformers does not upload such files
 
@@ -55,7 +55,7 @@ def write_card(trainer: Any, metadata: ModelCardData, readme: Path, dataset_name
     """
     model = trainer.accelerator.unwrap_model(trainer.model)
     is_adapter = hasattr(model, "peft_config")
-    _repair(metadata, model, is_adapter, dataset_name or facts.dataset_id(trainer.train_dataset))
+    _repair(metadata, model, is_adapter, dataset_name or card_facts.dataset_id(trainer.train_dataset))
     text = card_text(trainer, model, is_adapter, readme.parent, dataset_name)
     content = f"---\n{redacted(metadata.to_yaml(), vars(trainer.args))}\n---\n{text}"
     readme.parent.mkdir(parents=True, exist_ok=True)
@@ -78,11 +78,11 @@ def card_text(trainer: Any, model: Any, is_adapter: bool, folder: Path, dataset_
         `str`: Markdown.
     """
     args, state = trainer.args, trainer.state
-    history = facts.history_by_split(state.log_history, trainer.eval_dataset)
+    history = card_facts.history_by_split(state.log_history, trainer.eval_dataset)
     objective = objective_of(trainer)
-    metrics = facts.metric_rows(history)
+    metrics = card_facts.metric_rows(history)
     drawn = not trainer.is_in_train and draw_curves(history, folder / PICTURE)
-    settings = facts.changed_settings(args)
+    settings = card_facts.changed_settings(args)
     truncated = [e["completions/clipped_ratio"] for e in state.log_history if "completions/clipped_ratio" in e]
     has_evaluation = any(row[0].startswith("eval_") for row in metrics)
     values = {
@@ -93,21 +93,21 @@ def card_text(trainer: Any, model: Any, is_adapter: bool, folder: Path, dataset_
         "snippet": _snippet(trainer, is_adapter),
         "formula": "\n".join(objective.formula),
         "notes": objective.notes,
-        "data": facts.data_rows(trainer, dataset_name),
-        "rewards": facts.reward_rows(trainer),
+        "data": card_facts.data_rows(trainer, dataset_name),
+        "rewards": card_facts.reward_rows(trainer),
         "only_process": trainer.reward_func_names == ["process_only"],
         "on_reward_error": args.on_reward_error,
         "metrics": metrics,
         "has_evaluation": has_evaluation,
         "evaluation": "Names with `eval_` are of the evaluation data, all others of the training batches.",
         "picture": PICTURE if drawn else "",
-        "training": facts.training_rows(trainer),
-        "adapter": facts.adapter_rows(model),
+        "training": card_facts.training_rows(trainer),
+        "adapter": card_facts.adapter_rows(model),
         "is_adapter": is_adapter,
         "settings": yaml.safe_dump(settings, sort_keys=True, allow_unicode=True) if settings else "# none",
         "seed": args.seed,
         "truncated": f"{truncated[-1]:.0%}" if truncated and truncated[-1] > 0 else "",
-        "machine": [*facts.machine_rows(trainer), *facts.versions()],
+        "machine": [*card_facts.machine_rows(trainer), *card_facts.versions()],
         "citations": _citations(trainer),
     }
     return _template().render(redacted(values, vars(args)))  # before Markdown's escapes take them apart
@@ -116,12 +116,12 @@ def card_text(trainer: Any, model: Any, is_adapter: bool, folder: Path, dataset_
 def _repair(data: ModelCardData, model: Any, is_adapter: bool, dataset_name: str | None) -> None:
     """The metadata that the Hub reads: what TRL gets wrong, and what PEFT would have added."""
     data.pop("licence")  # a misspelled placeholder; the license is the author's to state
-    data.base_model = facts.base_model_of(model)
+    data.base_model = card_facts.base_model_of(model)
     data.library_name = "transformers"
     data.model_name = data.model_name or None
-    if dataset_name and facts.is_hub_id(dataset_name):
+    if dataset_name and card_facts.is_hub_id(dataset_name):
         data.datasets = dataset_name
-    elif not facts.is_hub_id(data.datasets):
+    elif not card_facts.is_hub_id(data.datasets):
         data.datasets = None
     tags = set(data.tags or [])
     if is_adapter:
@@ -143,8 +143,8 @@ def _base_of(model: Any) -> Any:
 
 
 def _base(model: Any) -> str:
-    name = facts.base_model_of(model)
-    return f"[{name}](https://huggingface.co/{name})" if name else plain(facts.describe_model(model))
+    name = card_facts.base_model_of(model)
+    return f"[{name}](https://huggingface.co/{name})" if name else plain(card_facts.describe_model(model))
 
 
 def _snippet(trainer: Any, is_adapter: bool) -> str:

@@ -6,7 +6,7 @@ Drawn from what the run logged, only when matplotlib is installed (`trl-drgrpo[r
 from pathlib import Path
 from typing import Any
 
-from trl_drgrpo.common.figure import new_figure, save_figure
+from trl_drgrpo.common.drawing import new_figure, save_figure
 
 PANELS = (
     ("mean reward", ("reward", "eval_reward")),

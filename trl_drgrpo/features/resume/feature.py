@@ -13,7 +13,7 @@ from typing import Any
 
 from trl_drgrpo.common.disk import room_needed
 from trl_drgrpo.common.errors import DiskFullError, InputError, RewardError
-from trl_drgrpo.features.diagnostics.facts import objective_facts
+from trl_drgrpo.features.diagnostics.run_facts import objective_facts
 from trl_drgrpo.features.resume.checkpoints import begin_checkpoint, why_incomplete
 from trl_drgrpo.features.resume.run_folder import choose_start, delete_run
 from trl_drgrpo.features.resume.run_state import (

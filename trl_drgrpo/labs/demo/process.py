@@ -10,7 +10,7 @@ from typing import Any
 
 from trl_drgrpo.labs.demo.task import check_steps, numbers_of
 from trl_drgrpo.labs.demo.tokenizer import IM_END, IM_START, PAD
-from trl_drgrpo.process_rewards.rules import step_verifier
+from trl_drgrpo.process_rewards.step_verifiers import step_verifier
 
 PROCESS_SETTINGS: dict[str, Any] = {
     "step_separator": ["\n"],

@@ -21,10 +21,10 @@ from trl_drgrpo.config import DrGRPOConfig
 from trl_drgrpo.features.diagnostics.progress import show_progress
 from trl_drgrpo.labs.demo.build import MODEL_DIR
 from trl_drgrpo.labs.demo.compare import train_with_grpo
+from trl_drgrpo.labs.demo.demo_report import draw_curves
 from trl_drgrpo.labs.demo.evaluate import Evaluation, evaluate
 from trl_drgrpo.labs.demo.process import PROCESS_SETTINGS, line_reward
-from trl_drgrpo.labs.demo.progress import CurvesCallback
-from trl_drgrpo.labs.demo.report import draw_curves
+from trl_drgrpo.labs.demo.progress_lines import CurvesCallback
 from trl_drgrpo.labs.demo.result import (
     COMPARISON_FILE,
     GRPO_FOLDER,

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from trl_drgrpo.common.figure import ROLES, new_figure
+from trl_drgrpo.common.drawing import ROLES, new_figure
 from trl_drgrpo.labs.study.group import ExampleGroup
 from trl_drgrpo.labs.study.objectives import OBJECTIVES
 

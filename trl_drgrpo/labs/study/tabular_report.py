@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from trl_drgrpo.common.figure import COLORS, ROLES, new_figure, save_figure
+from trl_drgrpo.common.drawing import COLORS, ROLES, new_figure, save_figure
 from trl_drgrpo.labs.study.intervals import interval
 from trl_drgrpo.labs.study.objectives import OBJECTIVES, gradient_weight
 from trl_drgrpo.labs.study.tabular import TabularRun, TabularTask, run_tabular

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from trl_drgrpo.common.figure import ROLES, draw_trend, new_figure, save_figure
+from trl_drgrpo.common.drawing import ROLES, draw_trend, new_figure, save_figure
 from trl_drgrpo.labs.study.direction import REFERENCE
 from trl_drgrpo.labs.study.intervals import Interval, interval
 from trl_drgrpo.labs.study.objectives import OBJECTIVES

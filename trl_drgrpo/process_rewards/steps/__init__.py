@@ -8,10 +8,10 @@ Texts are slices of the decoded completion, special tokens included, so joining 
 inclusive indices of completion tokens, what `step_token_advantages` takes.
 
 Reading order: `rules.py` (where a step may end), `alignment.py` (which token that is), `segmenter.py` (both together),
-`spec.py` (the strings a configuration may hold). No torch, trl or transformers: the tokenizer is passed in.
+`separators.py` (the strings a configuration may hold). No torch, trl or transformers: the tokenizer is passed in.
 """
 
 from trl_drgrpo.process_rewards.steps.segmenter import Steps, StepSegmenter, one_step_frac
-from trl_drgrpo.process_rewards.steps.spec import step_segmenter
+from trl_drgrpo.process_rewards.steps.separators import step_segmenter
 
 __all__ = ["StepSegmenter", "Steps", "one_step_frac", "step_segmenter"]

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.rewards.adapters import calling, outward
-from trl_drgrpo.rewards.adapters.calling import Call, Convention
+from trl_drgrpo.rewards.adapters import foreign_calls, outward
+from trl_drgrpo.rewards.adapters.foreign_calls import Call, Convention
 from trl_drgrpo.rewards.adapters.samples import Place, Sample, read_samples
 from trl_drgrpo.rewards.contract import check_flag, innermost, log_mean, reward_name, validate_rewards
 from trl_drgrpo.rewards.text import prompt_text
@@ -55,22 +55,22 @@ def from_openrlhf(
     Raises:
         [`InputError`]: For options that do not fit, or a function that takes other arguments.
     """
-    found = calling.loaded(function, "function")
-    calling.check_options(timeout, on_error)
+    found = foreign_calls.loaded(function, "function")
+    foreign_calls.check_options(timeout, on_error)
     check_flag("batched", batched)
-    calling.check_takes(found, "function", "f(queries, prompts, labels, **kwargs)", 3)
+    foreign_calls.check_takes(found, "function", "f(queries, prompts, labels, **kwargs)", 3)
     if inspect.iscoroutinefunction(innermost(found)):
         remedy = "Use from_trl, from_verl or from_verifiers for async functions."
         raise InputError("function", f"{reward_name(found)}, which is async", "a sync function", remedy)
     if batched and timeout is not None:
         remedy = "Set batched to false, or put `isolate(..., batched=True)` around the reward."
         raise InputError("timeout", f"{timeout} for a batch function", "none", remedy)
-    render = None if render_prompt is None else calling.loaded(render_prompt, "render_prompt")
+    render = None if render_prompt is None else foreign_calls.loaded(render_prompt, "render_prompt")
     convention = _OpenRLHF(answer_column, render)
     title = name or reward_name(found)
     if batched:
         return _Batch(found, convention, title)
-    return calling.per_completion([found], convention, name=title, timeout=timeout, on_error=on_error)
+    return foreign_calls.per_completion([found], convention, name=title, timeout=timeout, on_error=on_error)
 
 
 class _OpenRLHF(Convention):
@@ -100,7 +100,7 @@ class _OpenRLHF(Convention):
         return validate_rewards(rewards if isinstance(rewards, list | tuple) else [rewards], 1, "reward_func")[0]
 
 
-class _Batch(calling.BatchCall[_OpenRLHF]):
+class _Batch(foreign_calls.BatchCall[_OpenRLHF]):
     """A `reward_func` that is called as OpenRLHF calls it."""
 
     def __call__(

@@ -10,8 +10,8 @@ from typing import Any
 
 from trl_drgrpo.common.errors import RewardError
 from trl_drgrpo.rewards import signatures
-from trl_drgrpo.rewards.adapters import calling
-from trl_drgrpo.rewards.adapters.calling import Call, Convention
+from trl_drgrpo.rewards.adapters import foreign_calls
+from trl_drgrpo.rewards.adapters.foreign_calls import Call, Convention
 from trl_drgrpo.rewards.adapters.samples import Place, Sample
 from trl_drgrpo.rewards.contract import check_flag, reward_name
 
@@ -59,11 +59,11 @@ def from_r1_zero(
 
     ```
     """
-    found = calling.loaded(grader, "grader")
+    found = foreign_calls.loaded(grader, "grader")
     check_flag("fast", fast)
-    calling.check_takes(found, "grader", "f(response, gt, fast=...) -> (info, reward)", 2, ("fast",))
+    foreign_calls.check_takes(found, "grader", "f(response, gt, fast=...) -> (info, reward)", 2, ("fast",))
     options: dict[str, Any] = {"name": name or reward_name(found), "timeout": timeout, "on_error": on_error}
-    return calling.per_completion([found], _R1Zero(answer_column, fast), **options)
+    return foreign_calls.per_completion([found], _R1Zero(answer_column, fast), **options)
 
 
 class _R1Zero(Convention):

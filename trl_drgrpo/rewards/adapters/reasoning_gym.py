@@ -11,8 +11,8 @@ from typing import Any
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.rewards import reasoning_gym as tasks
-from trl_drgrpo.rewards.adapters import calling
-from trl_drgrpo.rewards.adapters.calling import Call, Convention
+from trl_drgrpo.rewards.adapters import foreign_calls
+from trl_drgrpo.rewards.adapters.foreign_calls import Call, Convention
 from trl_drgrpo.rewards.adapters.samples import Sample, decoded
 from trl_drgrpo.rewards.functions.reasoning_gym import reasoning_gym_reward
 
@@ -53,7 +53,7 @@ def from_reasoning_gym(
     score_answer = _score_answer(task)
     needed = (entry_column,) if entry_column else ("answer", "metadata")
     options: dict[str, Any] = {"name": name, "columns": needed, "timeout": timeout, "on_error": on_error}
-    return calling.per_completion([_Scorer(score_answer)], _ReasoningGym(entry_column), **options)
+    return foreign_calls.per_completion([_Scorer(score_answer)], _ReasoningGym(entry_column), **options)
 
 
 def _score_answer(task: Any) -> Callable[..., Any]:

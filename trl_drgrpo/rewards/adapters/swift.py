@@ -12,7 +12,7 @@ from typing import Any
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.rewards import signatures
-from trl_drgrpo.rewards.adapters import calling, outward
+from trl_drgrpo.rewards.adapters import foreign_calls, outward
 from trl_drgrpo.rewards.adapters.samples import NOT_COLUMNS, as_messages
 from trl_drgrpo.rewards.contract import innermost, reward_name
 from trl_drgrpo.rewards.text import completion_text
@@ -42,7 +42,7 @@ def from_swift(
     Raises:
         [`InputError`]: If `orm` cannot be called, or cannot be made from `args`.
     """
-    found: Any = calling.loaded(orm, "orm", "an ORM class, an instance, or the path of one")
+    found: Any = foreign_calls.loaded(orm, "orm", "an ORM class, an instance, or the path of one")
     title = name or reward_name(found)
     if inspect.isclass(found):
         found = _instance(found, args)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.rewards.adapters.calling import loaded
+from trl_drgrpo.rewards.adapters.foreign_calls import loaded
 from trl_drgrpo.rewards.adapters.samples import as_messages, as_text
 from trl_drgrpo.rewards.columns import pass_on_checks
 from trl_drgrpo.rewards.contract import innermost, reward_name

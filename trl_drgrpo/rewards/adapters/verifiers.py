@@ -12,8 +12,8 @@ from typing import Any
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.rewards import signatures
-from trl_drgrpo.rewards.adapters import calling, outward
-from trl_drgrpo.rewards.adapters.calling import Call, Convention
+from trl_drgrpo.rewards.adapters import foreign_calls, outward
+from trl_drgrpo.rewards.adapters.foreign_calls import Call, Convention
 from trl_drgrpo.rewards.adapters.samples import Sample, decoded
 from trl_drgrpo.rewards.contract import reward_name
 from trl_drgrpo.rewards.paths import resolve_object
@@ -84,7 +84,7 @@ def from_verifiers(
     objects = [dict(found) for _, _, found in parts]
     known = {key for found in objects for key in found}
     columns = {column for function in functions for column in signatures.required(function)} - {*_OFFERED, *known}
-    return calling.per_completion(
+    return foreign_calls.per_completion(
         functions,
         _Verifiers(functions, objects, answer_column),
         name=name or (reward_name(functions[0]) if len(functions) == 1 else "rubric"),
@@ -107,7 +107,7 @@ def _parts(rubric: Any, parser: Any) -> list[tuple[Callable, float, Mapping[str,
     inner = getattr(rubric, "rubrics", None)
     functions = getattr(rubric, "funcs", None)
     if inner is None and functions is None:
-        return [(calling.loaded(rubric, "rubric", "a Rubric, or functions"), 1.0, {"parser": None, **given})]
+        return [(foreign_calls.loaded(rubric, "rubric", "a Rubric, or functions"), 1.0, {"parser": None, **given})]
     own = list(zip(functions or (), getattr(rubric, "weights", ()), strict=True))
     objects = {"parser": getattr(rubric, "parser", None), **getattr(rubric, "class_objects", {}), **given}
     return [(function, weight, objects) for function, weight in own] + _parts(list(inner or ()), parser)

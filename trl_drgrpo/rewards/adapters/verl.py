@@ -11,8 +11,8 @@ from typing import Any
 
 from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.rewards import signatures
-from trl_drgrpo.rewards.adapters import calling, outward
-from trl_drgrpo.rewards.adapters.calling import Call, Convention
+from trl_drgrpo.rewards.adapters import foreign_calls, outward
+from trl_drgrpo.rewards.adapters.foreign_calls import Call, Convention
 from trl_drgrpo.rewards.adapters.samples import Place, Sample, decoded, read_samples
 from trl_drgrpo.rewards.contract import innermost, reward_name
 
@@ -72,13 +72,13 @@ def from_verl(
 
     ```
     """
-    found = calling.loaded(function, "function")
-    calling.check_options(timeout, on_error)
+    found = foreign_calls.loaded(function, "function")
+    foreign_calls.check_options(timeout, on_error)
     is_batch = "solution_strs" in {parameter.name for parameter in signatures.parameters(found) or ()}
     convention = _Verl(found, is_batch, answer_column, data_source, reward_kwargs or {})
     title = name or reward_name(found)
     if not is_batch:
-        return calling.per_completion([found], convention, name=title, timeout=timeout, on_error=on_error)
+        return foreign_calls.per_completion([found], convention, name=title, timeout=timeout, on_error=on_error)
     if timeout is not None:
         remedy = "Leave timeout out and put `isolate(..., batched=True)` around the reward."
         raise InputError("timeout", f"{timeout} for a batch function", "none", remedy)
@@ -145,7 +145,7 @@ class _Verl(Convention):
         return result[0] if isinstance(result, tuple | list) and result else result
 
 
-class _Batch(calling.BatchCall[_Verl]):
+class _Batch(foreign_calls.BatchCall[_Verl]):
     """A batch function."""
 
     def keywords(self, completions: Sequence[Any], prompts: Sequence[Any] | None, kwargs: dict) -> dict[str, Any]:

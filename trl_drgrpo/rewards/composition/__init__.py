@@ -1,6 +1,6 @@
 """Rewards made of rewards: weighted sums, gates, bounds, a cache, a note on rewards that are not binary.
 
-`rules` has the five; `parts` is how one reward calls others, synchronous or not, and what it logs of them.
+`combinations` has the five; `parts` is how one reward calls others, synchronous or not, and what it logs of them.
 """
 
 from typing import TYPE_CHECKING
@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING
 from trl_drgrpo.common.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from trl_drgrpo.rewards.composition.rules import cached as cached
-    from trl_drgrpo.rewards.composition.rules import clipped as clipped
-    from trl_drgrpo.rewards.composition.rules import gated as gated
-    from trl_drgrpo.rewards.composition.rules import noted_if_not_binary as noted_if_not_binary
-    from trl_drgrpo.rewards.composition.rules import weighted_sum as weighted_sum
+    from trl_drgrpo.rewards.composition.combinations import cached as cached
+    from trl_drgrpo.rewards.composition.combinations import clipped as clipped
+    from trl_drgrpo.rewards.composition.combinations import gated as gated
+    from trl_drgrpo.rewards.composition.combinations import noted_if_not_binary as noted_if_not_binary
+    from trl_drgrpo.rewards.composition.combinations import weighted_sum as weighted_sum
 
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
-        "cached": "rules",
-        "clipped": "rules",
-        "gated": "rules",
-        "noted_if_not_binary": "rules",
-        "weighted_sum": "rules",
+        "cached": "combinations",
+        "clipped": "combinations",
+        "gated": "combinations",
+        "noted_if_not_binary": "combinations",
+        "weighted_sum": "combinations",
     },
 )
 

@@ -2,7 +2,7 @@
 
 [`isolate`] wraps any reward function, [`scored_in_workers`] is what rewards here call themselves, [`Limits`] says what
 one completion may take. Behind them: `workers` (the trainer's side: pools, deadlines), `processes` and `nursery` (the
-process that forks and kills), `worker` and `calling` (what runs there), `pickling` (how a function gets there).
+process that forks and kills), `worker` and `in_worker` (what runs there), `pickling` (how a function gets there).
 """
 
 from typing import TYPE_CHECKING

@@ -20,7 +20,7 @@ from trl_drgrpo.common.rows import ColumnValues
 from trl_drgrpo.rewards.columns import check_own_columns, check_ready, check_values, row_problem
 from trl_drgrpo.rewards.contract import check_flag, check_on_error, reward_name
 from trl_drgrpo.rewards.isolation.batch import Call, Failure
-from trl_drgrpo.rewards.isolation.calling import RewardCaller, SampleScorer, Scored
+from trl_drgrpo.rewards.isolation.in_worker import RewardCaller, SampleScorer, Scored
 from trl_drgrpo.rewards.isolation.pickling import original, pickled, portable
 from trl_drgrpo.rewards.isolation.worker import failure_of
 from trl_drgrpo.rewards.isolation.workers import pool_for

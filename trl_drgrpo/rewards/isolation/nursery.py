@@ -40,7 +40,7 @@ def main() -> NoReturn:
     with contextlib.suppress(OSError):
         os.dup2(2, 1)  # prints of a reward are no results of the trainer
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    importlib.import_module("trl_drgrpo.rewards.isolation.calling")  # what every worker needs, imported once
+    importlib.import_module("trl_drgrpo.rewards.isolation.in_worker")  # what every worker needs, imported once
     Nursery(control, parent).run()
     os._exit(0)
 

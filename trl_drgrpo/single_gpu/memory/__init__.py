@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from trl_drgrpo.single_gpu.memory.proposal import propose as propose
     from trl_drgrpo.single_gpu.memory.setup import Adapter as Adapter
     from trl_drgrpo.single_gpu.memory.setup import Setup as Setup
+    from trl_drgrpo.single_gpu.memory.sizes import parse_memory as parse_memory
     from trl_drgrpo.single_gpu.memory.skeleton import read_config as read_config
-    from trl_drgrpo.single_gpu.memory.units import parse_memory as parse_memory
 
 __getattr__, __dir__ = lazy_names(
     __name__,
@@ -25,7 +25,7 @@ __getattr__, __dir__ = lazy_names(
         "Estimate": "estimate",
         "Planner": "estimate",
         "Setup": "setup",
-        "parse_memory": "units",
+        "parse_memory": "sizes",
         "propose": "proposal",
         "read_config": "skeleton",
     },

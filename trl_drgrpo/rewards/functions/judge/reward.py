@@ -23,7 +23,7 @@ from typing import Any
 from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.rewards.contract import check_on_error
 from trl_drgrpo.rewards.functions.judge.chat_client import Endpoint, EndpointRefused, Reply, RequestFailed, Session
-from trl_drgrpo.rewards.functions.judge.score import ScoreReader, number_pair
+from trl_drgrpo.rewards.functions.judge.reply_score import ScoreReader, number_pair
 from trl_drgrpo.rewards.signatures import signature_of
 from trl_drgrpo.rewards.text import completion_text, prompt_text
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trl_drgrpo.rewards.functions.mathematics.answer_reading import unreadable
 from trl_drgrpo.rewards.functions.mathematics.equivalence import equivalent
-from trl_drgrpo.rewards.functions.mathematics.reading import unreadable
 
 SAME = [
     # fractions, decimals, mixed numbers

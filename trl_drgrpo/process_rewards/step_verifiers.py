@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from trl_drgrpo.common.errors import InputError, RewardError
-from trl_drgrpo.process_rewards.columns import dataset_columns, row_of
+from trl_drgrpo.process_rewards.step_columns import dataset_columns, row_of
 from trl_drgrpo.rewards.contract import check_on_error, reward_name, reward_number
 
 logger = logging.getLogger(__name__)

@@ -1,8 +1,8 @@
 import pytest
 
 from trl_drgrpo.rewards.functions.mathematics import unreadable_gold
+from trl_drgrpo.rewards.functions.mathematics.answer_reading import read, unlabeled
 from trl_drgrpo.rewards.functions.mathematics.latex import tidy
-from trl_drgrpo.rewards.functions.mathematics.reading import read, unlabeled
 
 
 @pytest.mark.parametrize(

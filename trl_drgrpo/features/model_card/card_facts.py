@@ -16,7 +16,7 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
 from trl_drgrpo.common.secrets import scrubbed
-from trl_drgrpo.features.model_card.text import is_local_path, without_paths
+from trl_drgrpo.features.model_card.markdown_text import is_local_path, without_paths
 from trl_drgrpo.upstream.versions import installed_versions
 
 Rows = list[tuple[str, Any]]

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from trl_drgrpo.common.figure import COLORS, ROLES, draw_trend, new_figure, save_figure
+from trl_drgrpo.common.drawing import COLORS, ROLES, draw_trend, new_figure, save_figure
 from trl_drgrpo.labs.demo.process import step_numbers
 
 if TYPE_CHECKING:
