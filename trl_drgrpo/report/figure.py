@@ -5,8 +5,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.drawing import COLORS, ROLES, draw_trend, new_figure, save_figure
+from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.report.visible_text import visible
 
 if TYPE_CHECKING:
