@@ -2,7 +2,8 @@
 
 [`MathReward`] is the reward. `answers` finds the final answer; `latex`, `brackets` and `relations` read its spelling,
 `quantities` and `units` its numbers and units, `answer_reading` puts them together. `equivalence` compares without
-algebra where it can; where it must, `guards` says what is safe, `formulas` writes it for the parser, and `algebra` decides.
+algebra where it can; where it must, `guards` says what is safe, `formulas` writes it for the parser, and `algebra`
+decides.
 """
 
 from typing import TYPE_CHECKING
