@@ -46,12 +46,15 @@ def pages(tmp_path_factory):
 
 @pytest.fixture
 def opened(browser, pages):
+    from selenium.webdriver.support.ui import WebDriverWait
+
     def open_page(name):
         browser.get("about:blank")  # what the browser's own start page loads is not ours
         browser.get_log("browser")
         browser.get_log("performance")
         browser.get(pages[name].as_uri())
-        assert script("return document.documentElement.dataset.ready") == "yes"
+        ready = "return document.documentElement.dataset.ready"
+        WebDriverWait(browser, 30).until(lambda _: script(ready) == "yes")  # a loaded machine takes its time
         return script
 
     script = browser.execute_script
