@@ -13,18 +13,18 @@ from trl_drgrpo.labs.check.enumeration import SmallPolicy, Trajectory
 GOOD, BAD, SEPARATOR = "+", "-", "\n"
 
 
-def stop_or_go(good: float, go: float = 0.5, max_steps: int = 3) -> SmallPolicy:
+def stop_or_go(good: float, at_once: bool = False) -> SmallPolicy:
     """After each step the policy decides whether to write another one; the reward is the number of good steps.
 
-    Rows end with EOS behind a separator, a step of its own, or are cut after `max_steps`.
+    Rows end with EOS behind a separator, a step of its own, or are cut after three steps.
 
     Args:
-        good (`float`): Probability that a step is good; its logit is the second parameter.
-        go (`float`): Probability of another step; its logit is the first parameter.
-        max_steps (`int`): K.
+        good (`float`): Probability that a step is good; its logit is the second parameter, that of another step the
+            first.
+        at_once (`bool`, *optional*, defaults to `False`): The first step is a decision too: a row may be EOS alone.
     """
-    logits = _logits(go, good)
-    rows = _written(logits[0], lambda marks: logits[1], max_steps)
+    logits = _logits(0.5, good)
+    rows = _written(logits[0], lambda marks: logits[1], 3, at_once)
     return SmallPolicy(f"stop or go, good {good:g}", logits, tuple(rows))
 
 
@@ -34,7 +34,7 @@ def reasoning(max_steps: int = 3) -> SmallPolicy:
     The parameters are the logits of another step, of a good step after a good one, and of one after a bad one.
     """
     logits = _logits(0.5, 0.75, 0.3)
-    rows = _written(logits[0], lambda marks: logits[2 if marks.endswith(BAD) else 1], max_steps)
+    rows = _written(logits[0], lambda marks: logits[2 if marks.endswith(BAD) else 1], max_steps, at_once=False)
     return SmallPolicy("reasoning", logits, tuple(rows))
 
 
@@ -95,18 +95,22 @@ def _walks(
         yield from _walks(logits, following, decided[1], (*rewards, staying), rooms, chance / 2)
 
 
-def _written(go: torch.Tensor, good_after: Callable[[str], torch.Tensor], max_steps: int) -> Iterator[Trajectory]:
+def _written(
+    go: torch.Tensor, good_after: Callable[[str], torch.Tensor], max_steps: int, at_once: bool
+) -> Iterator[Trajectory]:
     """All texts of at most `max_steps` lines: a mark and a separator each, then EOS unless the text was cut."""
     certain = torch.zeros((), dtype=torch.float64)
 
     def continued(marks: str, log_probs: list[torch.Tensor]) -> Iterator[Trajectory]:
+        if len(marks) == max_steps:
+            yield _row(marks, log_probs, closing=False)
+            return
+        may_stop = at_once or marks != ""
+        if may_stop:
+            yield _row(marks, [*log_probs, _choice(go, 0)], closing=True)
         for mark in (GOOD, BAD):
-            written = _choice(good_after(marks), int(mark == GOOD)) + (_choice(go, 1) if marks else certain)
-            so_far, tokens = marks + mark, [*log_probs, written, certain]
-            stopped = len(so_far) < max_steps
-            yield _row(so_far, [*tokens, _choice(go, 0)] if stopped else tokens, closing=stopped)
-            if stopped:
-                yield from continued(so_far, tokens)
+            written = _choice(good_after(marks), int(mark == GOOD)) + (_choice(go, 1) if may_stop else certain)
+            yield from continued(marks + mark, [*log_probs, written, certain])
 
     return continued("", [])
 
@@ -115,12 +119,12 @@ def _row(marks: str, log_probs: list[torch.Tensor], closing: bool) -> Trajectory
     ends = [2 * k + 1 for k in range(len(marks))]
     rewards = [float(mark == GOOD) for mark in marks]
     if closing:
-        ends, rewards = [*ends, ends[-1] + 1], [*rewards, 0.0]
+        ends, rewards = [*ends, 2 * len(marks)], [*rewards, 0.0]
     return Trajectory(
         torch.stack(log_probs),
         tuple(ends),
         tuple(rewards),
-        outcome=float(marks[-1] == GOOD),
+        outcome=float(marks.endswith(GOOD)),
         text="".join(mark + SEPARATOR for mark in marks),
         closing=closing,
     )
