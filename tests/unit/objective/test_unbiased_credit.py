@@ -8,12 +8,16 @@ p)`, which is q / 2; in the logit of "good", `(1 + p + p^2) q (1 - q)`.
 import math
 from dataclasses import dataclass
 from itertools import pairwise, product
+from random import Random
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trl_drgrpo.objective.advantages import group_advantages
 from trl_drgrpo.objective.step_advantages import step_advantages
+from trl_drgrpo.objective.value_baseline import value_differences
 
 GO = 0.5
 MOST_STEPS = 3
@@ -24,7 +28,8 @@ class Row:
     """A row's steps: rewards, and `d log pi / d logit` of what was decided with each of them."""
 
     probability: float
-    rewards: list
+    marks: tuple
+    rewards: list  # None for a closing EOS: nobody is asked about it, and it is paid nothing
     go: list
     good: list
 
@@ -41,17 +46,17 @@ def rows_of(q, closing):
             good = [1 - q if mark else -q for mark in marks]
             rewards = list(marks)
             if stopped and closing:
-                rewards, go, good = [*rewards, 0.0], [*go, -GO], [*good, 0.0]
+                rewards, go, good = [*rewards, None], [*go, -GO], [*good, 0.0]
             elif stopped:
                 go[-1] += -GO
-            rows.append(Row(probability, rewards, go, good))
+            rows.append(Row(probability, marks, rewards, go, good))
     return rows
 
 
 def expected_gradient(rows, group_size, advantages_of):
     """`sum over groups of p * 1/G * sum of A * score`, in the logits of "go" and "good"."""
     groups = list(product(rows, repeat=group_size))
-    advantages = iter(advantages_of([row.rewards for group in groups for row in group], group_size))
+    advantages = iter(advantages_of([row for group in groups for row in group], group_size))
     go = good = 0.0
     for group in groups:
         weight = math.prod(row.probability for row in group) / group_size
@@ -66,7 +71,7 @@ def expected_gradient(rows, group_size, advantages_of):
 
 
 def to_go(group):
-    returns = [[sum(row[k:]) for k in range(len(row))] for row in group]
+    returns = [[sum(reward or 0.0 for reward in row[k:]) for k in range(len(row))] for row in group]
     credited = []
     for i, row in enumerate(returns):
         others = [other for j, other in enumerate(returns) if j != i]
@@ -95,17 +100,28 @@ def by_state(group, keys):
     return credited
 
 
+def value_differences_of(group):
+    """`V_i,k-1 - mean_j V_j,k-1`; rows keep their last value, 0 before the first."""
+    before = [[0.0, *row] for row in group]
+    width = max(len(row) for row in group)
+    held = [[row[min(k, len(row) - 1)] for k in range(width)] for row in before]
+    return [[row[k] - sum(other[k] for other in held) / len(held) for k in range(width)] for row in held]
+
+
 def in_groups(of_group):
     """A definition for one group, for all of them."""
 
     def of_batch(rows, group_size):
-        return [row for start in range(0, len(rows), group_size) for row in of_group(rows[start : start + group_size])]
+        groups = [rows[start : start + group_size] for start in range(0, len(rows), group_size)]
+        return [credited for group in groups for credited in of_group([row.rewards for row in group])]
 
     return of_batch
 
 
 def the_packages(credit, baseline, **options):
-    return lambda rows, group_size: step_advantages(rows, group_size, credit, baseline, **options)
+    return lambda rows, group_size: step_advantages(
+        [row.rewards for row in rows], group_size, credit, baseline, **options
+    )
 
 
 # Credit of the decision to go on, as in the table of the design: gradient in its logit, for q = 0.2 and q = 0.8.
@@ -155,4 +171,40 @@ def test_state_keys_are_their_definition(group, random):
     keys = [[random.choice("abc") for _ in row] for row in group]
     credited = step_advantages(group, len(group), state_keys=keys)
     for row, reference in zip(credited, by_state(group, keys), strict=True):
+        assert row == pytest.approx(reference, abs=1e-12)
+
+
+# A process reward model as a baseline
+
+
+def unlike_any_value(marks):
+    """Noise, bad steps and length: what a model should not reward, per step."""
+    return [Random(str(marks[: k + 1])).uniform(-4, 4) - 2 * marks[k] + 3 * k for k in range(len(marks))]
+
+
+def last_is_good(row):
+    return row.marks[-1]
+
+
+@pytest.mark.parametrize("group_size", [2, 3])
+@pytest.mark.parametrize("c", [0.5, 1.0, -3.0])
+def test_a_model_of_values_is_worth_nothing_whatever_it_says(c, group_size):
+    def of_batch(rows, group_size):
+        values = [[*unlike_any_value(row.marks), *[None] * (row.rewards[-1] is None)] for row in rows]
+        differences = value_differences(values, group_size).flatten(0, 1).tolist()
+        outcomes = [last_is_good(row) for row in rows]
+        advantages = group_advantages(torch.tensor(outcomes, dtype=torch.float64), group_size, "leave_one_out")
+        return [
+            [a - c * difference for difference, _ in zip(row, of.rewards, strict=False)]
+            for a, row, of in zip(advantages.tolist(), differences, rows, strict=True)
+        ]
+
+    q = 0.8  # the last step is good with probability q, however many there are
+    assert expected_gradient(rows_of(q, True), group_size, of_batch) == pytest.approx((0.0, q * (1 - q)), abs=1e-12)
+
+
+@given(groups_of_rewards.filter(all))  # a row without any step is left out of the mean
+def test_value_differences_are_their_definition(group):
+    seen = value_differences(group, len(group))[0]
+    for row, reference in zip(seen.tolist(), value_differences_of(group), strict=True):
         assert row == pytest.approx(reference, abs=1e-12)

@@ -67,13 +67,11 @@ def _stop_or_go() -> Iterator[CreditCase]:
         ("per_completion", "mean of the rows' means"),
         ("same_index", "mean of the same step"),
     ):
-        published = TrainerCredit(step_baseline=baseline)
-        yield line(name, policies, published, control=True)
-        yield line(f"{name}, EOS paid with the last step", merged, published, control=True)
+        yield line(name, policies, TrainerCredit(step_baseline=baseline), control=True)
     z_score = TrainerCredit(step_baseline="deepseekmath", deepseekmath_step_std=True)
     yield line("DeepSeekMath, z-score per step", policies, z_score, control=True)
     pure = TrainerCredit(step_credit="min_to_go", step_baseline="deepseekmath")
-    yield line("min_to_go (PURE): the worst step", merged, pure, lowest, control=True)
+    yield line("min_to_go (PURE): the worst step", policies, pure, lowest, control=True)
 
 
 def _outcome() -> Iterator[CreditCase]:
@@ -85,15 +83,19 @@ def _outcome() -> Iterator[CreditCase]:
 
 def _value_baseline() -> Iterator[CreditCase]:
     """A process reward model as a baseline: whatever it says of a prefix, its expected gradient is 0."""
-    policy = reasoning()
-    pairs = reasoning(max_steps=2)  # two groups of two rows each: 6 ** 4 batches
-    line = partial(_line, "reasoning, PRM as baseline")
-    for name, value in (("exact", exact_value(policy)), ("random", random_value), ("adversarial", adversarial_value)):
-        one = TrainerCredit(value, process_role="baseline", advantage_baseline="leave_one_out")
-        yield line(
-            f"leave_one_out, V {name}, c of the other group", [pairs], one, outcome, group_sizes=(2,), prompts=2
-        )
-        yield line(f"V {name}, as a reward", [policy], TrainerCredit(value), outcome, control=True)
+    policy, short = reasoning(), reasoning(max_steps=2)  # short: 6 rows, and so 6 ** 4 batches of two groups of two
+    values = {"exact": exact_value(policy), "random": random_value, "adversarial": adversarial_value}
+    line = partial(_line, "PRM as baseline")
+    alone = {"process_role": "baseline", "advantage_baseline": "leave_one_out"}
+    for name, value in values.items():
+        known = TrainerCredit(value, fitted=0.75, **alone)
+        yield line(f"V {name}, c of earlier batches", [short], known, outcome, prompts=1)
+    fitted = TrainerCredit(adversarial_value, **alone)
+    yield line("V adversarial, c of the other group", [short], fitted, outcome, group_sizes=(2,), prompts=2)
+    mean = TrainerCredit(adversarial_value, fitted=0.75, process_role="baseline", advantage_baseline="group_mean")
+    yield line("V adversarial, group_mean, times G/(G-1)", [short], mean, outcome, shrinks=True, prompts=1)
+    for name, value in values.items():
+        yield line(f"V {name}, paid as a reward", [policy], TrainerCredit(value), outcome, control=True)
 
 
 def exact_value(policy: SmallPolicy) -> Judge:

@@ -4,6 +4,7 @@ Rewards are multiples of a power of two, so that float32 holds them, and their m
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import torch
 from torch.nn.functional import logsigmoid
@@ -25,7 +26,7 @@ def stop_or_go(good: float, at_once: bool = False) -> SmallPolicy:
     """
     logits = _logits(0.5, good)
     rows = _written(logits[0], lambda marks: logits[1], 3, at_once)
-    return SmallPolicy(f"stop or go, good {good:g}", logits, tuple(rows))
+    return SmallPolicy(f"stop or go, good {good:g}", logits, tuple(replace(row, outcome=0.0) for row in rows))
 
 
 def reasoning(max_steps: int = 3) -> SmallPolicy:
