@@ -61,6 +61,7 @@ def _stop_or_go() -> Iterator[CreditCase]:
     yield line("min_increments: the worst step", policies, TrainerCredit(**least), lowest)
     yield line("min_increments, rows may be EOS alone", at_once, TrainerCredit(**least), lowest)
     yield line("none, EOS paid with the last step", merged, alone, control=True)
+    yield line("immediate", policies, TrainerCredit(step_credit="immediate"), control=True)
     for baseline, name in (
         ("deepseekmath", "DeepSeekMath, pooled mean"),
         ("pooled_others", "pooled mean of the others"),
@@ -79,6 +80,8 @@ def _outcome() -> Iterator[CreditCase]:
     yield line("leave_one_out", [reasoning()], TrainerCredit(None, advantage_baseline="leave_one_out"), outcome)
     mean = TrainerCredit(None, advantage_baseline="group_mean")
     yield line("group_mean, times G/(G-1)", [reasoning()], mean, outcome, shrinks=True)
+    both = TrainerCredit(advantage_baseline="leave_one_out", outcome_weight=0.5, process_weight=0.25)
+    yield line("leave_one_out and to_go", [reasoning()], both, lambda row: 0.5 * outcome(row) + 0.25 * total(row))
 
 
 def _value_baseline() -> Iterator[CreditCase]:

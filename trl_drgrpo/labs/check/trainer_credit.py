@@ -1,7 +1,8 @@
 """Advantages of enumerated rows, as a real trainer computes them: token ids in, `compute_advantages` out."""
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -71,7 +72,9 @@ class TrainerCredit:
         )
         if self.judge is None:
             batch = replace(batch, step_rewards=None, step_ends=None)
-        advantages = self.trainer.compute_advantages(batch)
+        trainer = self.trainer
+        with _float64():
+            advantages = trainer.compute_advantages(batch)
         return advantages if advantages.dim() == 2 else advantages.unsqueeze(1) * mask
 
     @cached_property
@@ -108,6 +111,17 @@ class TrainerCredit:
 
     def _judge_all(self, steps: Sequence[Sequence[str]], **kwargs: Any) -> list[list[float]]:
         return [self.judge(texts) for texts in steps] if self.judge else []
+
+
+@contextmanager
+def _float64() -> Iterator[None]:
+    """Advantages of tokens are made in the default dtype: float32, as TRL's loss takes them, would blur a fitted c."""
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(default)
 
 
 def _no_reward(completions: list[Any], **kwargs: Any) -> list[float]:
