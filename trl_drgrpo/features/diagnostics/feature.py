@@ -68,6 +68,8 @@ class Diagnostics(DescribingFeature):
         if args.run_log and trainer.accelerator.is_main_process:
             self.run_log = RunLog(Path(str(args.output_dir)))
         thresholds = warning_thresholds(args.run_warnings)
+        if args.process_role == "baseline":
+            thresholds.pop("process_hacked", None)  # a score that is not paid cannot be exploited
         self.run_warnings = RunWarnings(thresholds, args.num_generations or 1, self._record_warning)
         self._aligner = Aligner(trainer.text_tokenizer)
         self.describing.tell = self._record_failure
