@@ -112,7 +112,8 @@ def _run_credit(args: argparse.Namespace) -> list[Any]:
 
     if args.json:
         return run_credit_check()
-    print("\nExpected gradient of the credit, enumerated, against the exact one (|difference|, relative)")
+    print("\nExpected gradient of the credit, enumerated, against the exact one (|difference|, relative;")
+    print("  for constructions that must differ: what is left of it at the best of all learning rates)")
 
     def show(result: CreditResult) -> None:
         print(

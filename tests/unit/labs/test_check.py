@@ -123,7 +123,7 @@ def test_the_command_prints_a_table_and_exits_0(short_matrix, capsys):
     assert cli.main(["check"]) == 0
     out = capsys.readouterr().out
     assert "4 of 4 cases as they should be: the trainer computes Dr. GRPO here." in out
-    assert "own row in the mean (must differ)" in out
+    assert "own row counted (must differ)" in out
     assert "_compute_loss" in out
     assert "must differ" in out
 

@@ -53,13 +53,14 @@ def _stop_or_go() -> Iterator[CreditCase]:
     policies = [stop_or_go(0.2), stop_or_go(0.8)]
     merged = [policy.map(Trajectory.with_eos_in_last_step) for policy in policies]
     at_once = [stop_or_go(0.2, at_once=True), stop_or_go(0.8, at_once=True)]
-    to_go, alone, least = TrainerCredit(), TrainerCredit(step_baseline="none"), {"step_credit": "min_increments"}
+    to_go, alone = TrainerCredit(), TrainerCredit(step_baseline="none")
+    increments = TrainerCredit(step_credit="min_increments")
     line = partial(_line, "stop or go")
     yield line("to_go", policies, to_go)
     yield line("to_go, rows may be EOS alone", at_once, to_go)
     yield line("none", policies, alone)
-    yield line("min_increments: the worst step", policies, TrainerCredit(**least), lowest)
-    yield line("min_increments, rows may be EOS alone", at_once, TrainerCredit(**least), lowest)
+    yield line("min_increments: the worst step", policies, increments, lowest)
+    yield line("min_increments, rows may be EOS alone", at_once, increments, lowest)
     yield line("none, EOS paid with the last step", merged, alone, control=True)
     yield line("immediate", policies, TrainerCredit(step_credit="immediate"), control=True)
     for baseline, name in (
@@ -86,17 +87,17 @@ def _outcome() -> Iterator[CreditCase]:
 
 def _value_baseline() -> Iterator[CreditCase]:
     """A process reward model as a baseline: whatever it says of a prefix, its expected gradient is 0."""
-    policy, short = reasoning(), reasoning(max_steps=2)  # short: 6 rows, and so 6 ** 4 batches of two groups of two
+    policy = reasoning(max_steps=2)  # 6 rows, and so 6 ** 4 batches of two groups of two
     values = {"exact": exact_value(policy), "random": random_value, "adversarial": adversarial_value}
     line = partial(_line, "PRM as baseline")
-    alone = {"process_role": "baseline", "advantage_baseline": "leave_one_out"}
+    fit = partial(TrainerCredit, process_role="baseline", advantage_baseline="leave_one_out")
     for name, value in values.items():
-        known = TrainerCredit(value, fitted=0.75, **alone)
-        yield line(f"V {name}, c of earlier batches", [short], known, outcome, prompts=1)
-    fitted = TrainerCredit(adversarial_value, **alone)
-    yield line("V adversarial, c of the other group", [short], fitted, outcome, group_sizes=(2,), prompts=2)
+        known = fit(value, fitted=0.75)
+        yield line(f"V {name}, c of earlier batches", [policy], known, outcome, prompts=1)
+    fitted = fit(adversarial_value)
+    yield line("V adversarial, c of the other group", [policy], fitted, outcome, group_sizes=(2,), prompts=2)
     mean = TrainerCredit(adversarial_value, fitted=0.75, process_role="baseline", advantage_baseline="group_mean")
-    yield line("V adversarial, group_mean, times G/(G-1)", [short], mean, outcome, shrinks=True, prompts=1)
+    yield line("V adversarial, group_mean, times G/(G-1)", [policy], mean, outcome, shrinks=True, prompts=1)
     for name, value in values.items():
         yield line(f"V {name}, paid as a reward", [policy], TrainerCredit(value), outcome, control=True)
 
@@ -130,8 +131,8 @@ def _two_turns() -> Iterator[CreditCase]:
 def _shared_states() -> Iterator[CreditCase]:
     line = partial(_line, "shared states", policies=[shared_states()])
     yield line("to_go with state keys", estimator=TrainerCredit(step_separator="turn"))
-    yield line("GiGPO without std: own row in the mean", estimator=PublishedCredit(state_mean), control=True)
-    yield line("GiGPO", estimator=PublishedCredit(state_z_score), control=True)
+    yield line("GiGPO's step mean: own row counted", estimator=PublishedCredit(state_mean), control=True)
+    yield line("GiGPO's step z-score", estimator=PublishedCredit(state_z_score), control=True)
 
 
 def _line(

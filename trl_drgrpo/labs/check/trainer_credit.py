@@ -96,14 +96,15 @@ class TrainerCredit:
     def _read(self, rows: Sequence[Trajectory]) -> None:
         """Tokenize rows, and let the trainer cut them into steps and score those."""
         for row in rows:
-            text = self.tokenizer.encode(row.text) if row.text is not None else [0] * len(row.log_probs)
-            self._ids[row] = [*text, self.tokenizer.eos_token_id] if row.text is not None and row.closing else text
-            self._scored[row] = row
+            ids: Any = [0] * len(row.log_probs)
+            if row.text is not None:
+                ids = [*self.tokenizer.encode(row.text), *[self.tokenizer.eos_token_id] * row.closing]
+            self._ids[row], self._scored[row] = ids, row
         rows = [row for row in rows if row.text is not None and self.judge]
         if not rows:
             return
         ids = [self._ids[row] for row in rows]
-        scores = self.trainer.step_scorer.score(ids, [None] * len(ids), self.tokenizer, lambda name, value: None)
+        scores = self.trainer.step_scorer.score(ids, [None] * len(rows), self.tokenizer, lambda name, value: None)
         for row, steps, ends, rewards in zip(rows, scores.steps, scores.ends, scores.rewards, strict=True):
             closing = steps.closing is not None
             paid = (*rewards, 0.0) if closing else tuple(rewards)
