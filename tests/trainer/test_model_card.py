@@ -185,7 +185,7 @@ def test_what_else_changes_the_objective(settings, prompts, tokenizer, reward):
             return super()._compute_loss(model, inputs)
 
     trainer = built(
-        {**settings, "deepseekmath_step_std": True},
+        {**settings, "deepseekmath_step_std": True, "step_baseline": "deepseekmath"},
         prompts,
         tokenizer,
         reward,
