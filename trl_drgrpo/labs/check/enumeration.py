@@ -71,12 +71,10 @@ class SmallPolicy:
     """A policy of a few numbers and everything that it can do.
 
     Args:
-        name (`str`): For the table.
         logits (`torch.Tensor`, float64, with gradient): Its parameters.
         rows (`tuple[Trajectory, ...]` of length `N`): All trajectories; their probabilities sum to 1.
     """
 
-    name: str
     logits: torch.Tensor
     rows: tuple[Trajectory, ...]
 

@@ -1,7 +1,4 @@
-"""The small policies of `trl-drgrpo check --credit`: each has one thing in which step credit goes wrong.
-
-Rewards are multiples of a power of two, so that float32 holds them, and their means over one or two rows, exactly.
-"""
+"""The small policies of `trl-drgrpo check --credit`: each has one thing in which step credit goes wrong."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -26,7 +23,7 @@ def stop_or_go(good: float, at_once: bool = False) -> SmallPolicy:
     """
     logits = _logits(0.5, good)
     rows = _written(logits[0], lambda marks: logits[1], 3, at_once)
-    return SmallPolicy(f"stop or go, good {good:g}", logits, tuple(replace(row, outcome=0.0) for row in rows))
+    return SmallPolicy(logits, tuple(replace(row, outcome=0.0) for row in rows))
 
 
 def reasoning(max_steps: int = 3) -> SmallPolicy:
@@ -36,7 +33,7 @@ def reasoning(max_steps: int = 3) -> SmallPolicy:
     """
     logits = _logits(0.5, 0.75, 0.3)
     rows = _written(logits[0], lambda marks: logits[2 if marks.endswith(BAD) else 1], max_steps, at_once=False)
-    return SmallPolicy("reasoning", logits, tuple(rows))
+    return SmallPolicy(logits, tuple(rows))
 
 
 def two_turns() -> SmallPolicy:
@@ -58,7 +55,7 @@ def two_turns() -> SmallPolicy:
                 for luck, odds in ((0.0, 0.75), (2.0, 0.25)):
                     reward = luck + (1.0 if reaction == state else -0.5)
                     rows.append(Trajectory(log_probs, (0, 1), (paid, reward), chance=chance * odds))
-    return SmallPolicy("two turns", logits, tuple(rows))
+    return SmallPolicy(logits, tuple(rows))
 
 
 def shared_states() -> SmallPolicy:
@@ -68,7 +65,7 @@ def shared_states() -> SmallPolicy:
     """
     logits = _logits(0.6, 0.35)
     rows = list(_walks(logits, "hall", torch.zeros(0, dtype=torch.float64), (), (), 1.0))
-    return SmallPolicy("shared states", logits, tuple(rows))
+    return SmallPolicy(logits, tuple(rows))
 
 
 _ROOMS = {"hall": (0.0, 1.0), "cellar": (0.25, 3.0)}  # what staying pays, and what leaving does

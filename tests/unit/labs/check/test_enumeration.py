@@ -9,7 +9,7 @@ from trl_drgrpo.labs.check.small_policies import reasoning, shared_states, stop_
 POLICIES = [stop_or_go(0.2), stop_or_go(0.8), stop_or_go(0.2, at_once=True), reasoning(), two_turns(), shared_states()]
 
 
-@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.name)
+@pytest.mark.parametrize("policy", POLICIES)
 def test_everything_that_can_happen_is_listed_once(policy):
     assert policy.probabilities().sum().item() == pytest.approx(1.0, abs=1e-15)
     for row in policy.rows:
@@ -58,6 +58,16 @@ def test_reinforce_is_exact_however_it_is_batched(prompts):
     policy = shared_states() if prompts != 2 else reasoning(max_steps=2)
     ((gradient, exact),) = compare([policy], whole_row, group_sizes=(2,), prompts=prompts)
     assert gradient.tolist() == pytest.approx(exact.tolist(), abs=1e-13)
+
+
+def test_rows_need_not_be_independent():
+    """Two copies of one row: drawn with the row's probability, each weighs half."""
+    policy = two_turns()
+    batches = [(i, i) for i in range(len(policy.rows))]
+    rows = [policy.rows[i] for batch in batches for i in batch]
+    advantages = whole_row(rows, 2).reshape(len(batches), 2, -1)
+    gradient = policy.expected_gradient(batches, advantages, policy.probabilities())
+    assert gradient.tolist() == pytest.approx(policy.gradient(total).tolist(), abs=1e-13)
 
 
 def test_a_shrinking_mean_is_known_by_its_factor():
