@@ -77,19 +77,45 @@ def encode_whole(tokenizer: Any, marked_text: str, token_id: int, shift: int, sp
     Returns:
         [`ScoringInput`].
     """
+    input_ids, offsets, places, cut = _tokenized(tokenizer, marked_text, special_tokens)
+    positions: list[int | None] = []
+    token = 0
+    for place in places:
+        while token < len(offsets) and offsets[token][1] <= place:
+            token += 1
+        right = token < len(offsets) and input_ids[token] == token_id and token + shift >= 0
+        positions.append(token + shift if right else None)
+    return ScoringInput(input_ids, positions, cut)
+
+
+def encode_boundaries(tokenizer: Any, marked_text: str, special_tokens: bool) -> ScoringInput:
+    """Tokenize a rendered text at once; a position is the last token that begins before its mark.
+
+    Args:
+        tokenizer (`PreTrainedTokenizerBase`): A fast one (with offsets).
+        marked_text (`str`): The text, with `PROMPT_START` and `PROMPT_END` around the prompt and `STEP` behind the
+            last character of each step. A token that holds characters from both sides belongs to what is before.
+        special_tokens (`bool`): Whether the tokenizer adds its own; not for a text that a chat template made.
+
+    Returns:
+        [`ScoringInput`]: One position per mark; `None` where no token is before it.
+    """
+    input_ids, offsets, places, cut = _tokenized(tokenizer, marked_text, special_tokens)
+    before = [sum(start < place for start, end in offsets if start < end) for place in places]
+    with_text = [i for i, (start, end) in enumerate(offsets) if start < end]
+    return ScoringInput(input_ids, [with_text[count - 1] if count else None for count in before], cut)
+
+
+def _tokenized(
+    tokenizer: Any, marked_text: str, special_tokens: bool
+) -> tuple[list[int], list[tuple[int, int]], list[int], tuple[int, int]]:
+    """Token ids and their offsets, the places of `STEP`, and the tokens of the prompt: first and one past the last."""
     text, places = take_out_marks(marked_text)
     encoded = tokenizer(text, add_special_tokens=special_tokens, return_offsets_mapping=True)
     input_ids, offsets = list(encoded["input_ids"]), encoded["offset_mapping"]
     first, last = places[PROMPT_START][0], places[PROMPT_END][-1]
     prompt = [i for i, (start, end) in enumerate(offsets) if first <= start < end <= last]
-    positions: list[int | None] = []
-    token = 0
-    for place in places[STEP]:
-        while token < len(offsets) and offsets[token][1] <= place:
-            token += 1
-        right = token < len(offsets) and input_ids[token] == token_id and token + shift >= 0
-        positions.append(token + shift if right else None)
-    return ScoringInput(input_ids, positions, (prompt[0], prompt[-1] + 1) if prompt else (0, 0))
+    return input_ids, offsets, places[STEP], (prompt[0], prompt[-1] + 1) if prompt else (0, 0)
 
 
 def single_token_id(tokenizer: Any, text: str) -> int | None:
