@@ -195,6 +195,8 @@ class DrGRPOTrainer(HostTrainer):
         for feature in self.features:
             self.add_callback(feature)
             feature.on_trainer_built()
+        if self.step_scorer:
+            self.step_scorer.on_trainer_built(self)
         self.add_callback(MemoryWatch())
         if args.max_completion_length is None and not self.use_vllm:
             self._fill_the_context()
@@ -279,6 +281,7 @@ class DrGRPOTrainer(HostTrainer):
 
     def _score_steps(self, scorer: StepScorer, rollouts: dict[str, Any]) -> StepScores:
         tool_mask = rollouts["tool_mask"].tolist() if "tool_mask" in rollouts else None
+        scorer.on_rollouts(rollouts)
         with self.scoring():
             steps, metrics, columns = scorer.score_batch(self._batch, tool_mask, self.text_tokenizer, self.state)
         self.log_batch(metrics, columns)

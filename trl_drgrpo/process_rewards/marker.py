@@ -22,19 +22,18 @@ from trl_drgrpo.process_rewards.loading import load_model, load_tokenizer
 from trl_drgrpo.process_rewards.scorer import PRMScorer
 from trl_drgrpo.process_rewards.texts import PROMPT_END, PROMPT_START, STEP
 
-_LOADING = frozenset({"dtype", "device", "quantization_config", "trust_remote_code"})
-
 
 class MarkerScorer(PRMScorer):
     """Loading, and the checks that every format with a marker or a chat needs before anything is scored."""
 
     auto_class = "AutoModelForCausalLM"
+    loading_options = frozenset({"dtype", "device", "quantization_config", "trust_remote_code"})
 
     def __init__(self, model: Any, tokenizer: Any, marker: str | None, name: str, options: dict[str, Any]):
         tokenizer = load_tokenizer(model, tokenizer, options.get("trust_remote_code", False))
         if marker is not None:
             self.marker_id = required_token(tokenizer, marker, "marker", name)
-        loading = {key: options.pop(key) for key in _LOADING & options.keys()}
+        loading = {key: options.pop(key) for key in self.loading_options & options.keys()}
         super().__init__(self._load(model, **loading), tokenizer, name=name, marker=marker, **options)
 
     def _load(self, model: Any, **loading: Any) -> Any:
@@ -153,7 +152,7 @@ class QwenMathScorer(MarkerScorer):
         self._check_outputs(2)
 
     def _encode(self, prompt: Any, steps: Sequence[str]) -> ScoringInput:
-        messages = _marked(self._messages(prompt))
+        messages = marked_prompt(self._messages(prompt))
         answer = "".join(f"{step}{STEP}{self.marker}" for step in steps)
         text = self._chat([*messages, {"role": "assistant", "content": answer}])
         return encode_whole(self.tokenizer, text, self.marker_id, shift=0, special_tokens=False)
@@ -213,7 +212,7 @@ class ChatTurnScorer(MarkerScorer):
         return logits[:, self.candidates].softmax(dim=-1)[:, 0]
 
 
-def _marked(messages: list[dict[str, str]]) -> list[dict[str, str]]:
+def marked_prompt(messages: list[dict[str, str]]) -> list[dict[str, str]]:
     """Marks around the prompt: from the first message that is not the system's to the end of the last one."""
     marked = [dict(message) for message in messages]
     first = next((i for i, message in enumerate(marked) if message["role"] != "system"), 0)

@@ -53,7 +53,7 @@ class PRMScorer:
         self.model = model.eval()
         self.tokenizer = tokenizer
         self.batch_size = batch_size
-        self.max_length = max_length or _longest_input(model, tokenizer)
+        self.max_length = max_length or longest_input(model, tokenizer)
         self.__name__ = name
         self._prompt_text = prompt_text
         self._cleaner = Cleaner([*tokenizer.all_special_tokens, *END_TOKENS], marker)
@@ -165,9 +165,7 @@ class PRMScorer:
             scores.append([None if position is None else next(values) for position in row.positions])
         return scores
 
-    def _logits(
-        self, rows: Sequence[ScoringInput], wanted: Sequence[Sequence[int]], model: Any
-    ) -> list[torch.Tensor]:
+    def _logits(self, rows: Sequence[ScoringInput], wanted: Sequence[Sequence[int]], model: Any) -> list[torch.Tensor]:
         """One forward pass: for each row the logits at the wanted positions, `(positions, classes or vocabulary)`."""
         width = max(len(row.input_ids) for row in rows)
         device = model.device
@@ -216,7 +214,8 @@ def wrong_head(name: str, got: str, due: int = 2) -> InputError:
     return InputError(f"model of '{name}'", got, "a head of 2 classes per token", remedy)
 
 
-def _longest_input(model: Any, tokenizer: Any) -> int:
+def longest_input(model: Any, tokenizer: Any) -> int:
+    """Tokens that model and tokenizer say they can read."""
     config = model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config
     positions = getattr(config, "max_position_embeddings", None) or _NO_LIMIT
     return int(min(positions, tokenizer.model_max_length, _NO_LIMIT))
