@@ -6,15 +6,16 @@ A model trained to tell right answers from wrong ones by this sum over the whole
 learned a value in it: `q_k = r_1 + ... + r_k` (arXiv 2412.01981, Proposition 3.1). `cumulative=True` gives `q_k`, as
 the cards of EurusPRM print it; the default gives `r_k`, the reward of PRIME (arXiv 2502.01456, equation 5).
 
-Two sources. [`ImplicitRewardScorer`]: two models. [`PolicyLogRatio`]: the policy in training and the model that the run
-began with, on the very tokens that are trained on. Paid as a reward, that one pays the policy for being far from its
-reference, the opposite of a KL penalty, and amplifies what it does already; as a baseline (`cumulative=True`) it is
-harmless.
+Two sources. [`ImplicitRewardScorer`]: two models. [`PolicyLogRatio`]: the policy in training and the model that the
+run began with, on the very tokens that are trained on. Paid as a reward, that one pays the policy for being far from
+its reference, the opposite of a KL penalty, and amplifies what it does already; as a baseline (`cumulative=True`) it
+is harmless.
 """
 
 import copy
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -105,7 +106,7 @@ class ImplicitRewardScorer(MarkerScorer):
         scores: list[list[float | None]] = []
         for row, log_probs, log_probs_ref in zip(rows, mine, reference, strict=True):
             boundaries = _boundaries(row)
-            widths = [end - start for start, end in zip(boundaries, boundaries[1:], strict=False)]
+            widths = [end - start for start, end in pairwise(boundaries)]
             scores.append(_per_step(log_probs - log_probs_ref, widths, self.beta, self.cumulative))
         return scores
 
@@ -204,14 +205,9 @@ class PolicyLogRatio:
         scored = mask.any(dim=1).tolist()
         rewards: list[list[float | None]] = []
         for row, ends in enumerate(step_ends):
-            starts = [0, *(end + 1 for end in ends[:-1])]
-            widths = [end + 1 - start for start, end in zip(starts, ends, strict=False)]
-            total = ends[-1] + 1 if ends else 0
-            rewards.append(
-                _per_step(ratio[row, :total], widths, self.beta, self.cumulative)
-                if scored[row]
-                else [None] * len(ends)
-            )
+            widths = [end - before for before, end in pairwise([-1, *ends])]
+            own = _per_step(ratio[row, : sum(widths)], widths, self.beta, self.cumulative)
+            rewards.append(own if scored[row] else [None] * len(ends))
         return rewards
 
     def _reference_model(self) -> Any:

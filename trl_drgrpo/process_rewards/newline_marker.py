@@ -1,9 +1,9 @@
 r"""Process reward models in Math-Shepherd's manner whose marker is a run of line breaks: VersaPRM, Math-PSA.
 
-| format | input | read |
-|---|---|---|
-| VersaPRM (arXiv 2502.06737) | `question \n\nstep \n\n\n\nstep \n\n\n\n` | `+` against `-` at ` \n\n\n\n` |
-| Math-PSA (arXiv 2410.09671) | `question Step 1: ... \n\n\n\n\n Step 2: ... \n\n\n\n\n` | ` +` against ` -` at ` \n\n\n\n\n` |
+| format | marker | input | read at the marker |
+|---|---|---|---|
+| VersaPRM (arXiv 2502.06737) | ` \n\n\n\n` | `question \n\n`, `step` + marker, ... | `+` against `-` |
+| Math-PSA (arXiv 2410.09671) | ` \n\n\n\n\n` | `question `, `Step 1: ...` + marker, a space, ... | ` +` against ` -` |
 
 The space before the line breaks belongs to the marker: it keeps the tokenizers of Llama 3 and Qwen2.5 from joining the
 first break with a full stop, and with it the marker is one token. Runs of as many breaks that the policy wrote are

@@ -1,8 +1,8 @@
 """The architectures of Qwen2.5-Math-PRM (arXiv 2501.07301) and Skywork-o1-Open-PRM, to load without code from the Hub.
 
-A Qwen2 decoder and, on every token, a head: two classes (linear, ReLU, linear), or one value (linear). The names of the
-weights are those of the published checkpoints (`model.*`; `score.0.*`, `score.2.*`; `v_head.summary.*`). Delta from the
-published code: no cache, no loss, no logits of the vocabulary.
+A Qwen2 decoder and, on every token, a head: two classes (linear, ReLU, linear), or one value (linear). The names of
+the weights are those of the published checkpoints (`model.*`; `score.0.*`, `score.2.*`; `v_head.summary.*`). Delta
+from the published code: no cache, no loss, no logits of the vocabulary.
 """
 
 from typing import Any

@@ -2,12 +2,12 @@ r"""Process reward models with one output per token: Skywork-o1-Open-PRM and Rea
 
 | format | input | read |
 |---|---|---|
-| Skywork-o1-Open-PRM | `problem\n`, then every line of the answer and the step token `\n` | sigmoid at a step's last `\n` |
-| ReasonFlux-PRM-1.5B (arXiv 2506.18896) | problem and answer | sigmoid at a step's last token |
+| Skywork-o1-Open-PRM | `problem\n`, then each line of the answer and the step token `\n` | at a step's last `\n` |
+| ReasonFlux-PRM-1.5B (arXiv 2506.18896) | problem and answer | at a step's last token |
 
-Source: the code that the two model cards point to. ReasonFlux-PRM-1.5B is published as the score of a whole text, read
-at its last token. Its score of a step is that of the text up to there, from one forward pass: the last step's is the
-published number. No weights of either were run here.
+The score is the output's sigmoid. Source: the code that the two model cards point to. ReasonFlux-PRM-1.5B is published
+as the score of a whole text, read at its last token. Its score of a step is that of the text up to there, from one
+forward pass: the last step's is the published number. No weights of either were run here.
 """
 
 from collections.abc import Sequence

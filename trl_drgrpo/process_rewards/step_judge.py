@@ -3,13 +3,13 @@ r"""A generative process reward model, or any chat model, that judges step by st
     Step 1: <critique> The step is \boxed{correct}
     Step 2: <critique> The step is \boxed{incorrect}
 
-Reward 1 for a correct step and 0 for an incorrect one. Such a judge stops at the first mistake: the steps behind it are
-not judged (`None`), as in the data that ThinkPRM was trained on. A reply that leaves an earlier step without a verdict
-is a failure: the row is unscorable, and counted.
+Reward 1 for a correct step and 0 for an incorrect one. Such a judge stops at the first mistake: the steps behind it
+are not judged (`None`), as in the data that ThinkPRM was trained on. A reply that leaves an earlier step without a
+verdict is a failure: the row is unscorable, and counted.
 
 Prompt and verdicts: arXiv 2504.16828 and its code, `launch/ThinkPRM-1.5B` behind vLLM for example. Differs in two
-points: a chat API does not let us begin the model's reply ("Let's verify step by step:"), and the last verdict on a step
-counts. No such model was run here.
+points: a chat API does not let us begin the model's reply ("Let's verify step by step:"), and the last verdict on a
+step counts. No such model was run here.
 
 A judge can be talked to, see [`JudgeReward`]: what the policy writes is kept from posing as a step of another number,
 and no more.
