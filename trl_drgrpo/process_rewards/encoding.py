@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.process_rewards.texts import PROMPT_END, PROMPT_START, STEP, take_out_marks
 
 
@@ -113,6 +114,9 @@ def _tokenized(
     text, places = take_out_marks(marked_text)
     encoded = tokenizer(text, add_special_tokens=special_tokens, return_offsets_mapping=True)
     input_ids, offsets = list(encoded["input_ids"]), encoded["offset_mapping"]
+    if not places[PROMPT_START] or not places[PROMPT_END]:
+        remedy = "Use the tokenizer and the chat template that the model was trained with."
+        raise InputError("tokenizer", "a chat template that leaves the prompt out", "one that writes it", remedy)
     first, last = places[PROMPT_START][0], places[PROMPT_END][-1]
     prompt = [i for i, (start, end) in enumerate(offsets) if first <= start < end <= last]
     return input_ids, offsets, places[STEP], (prompt[0], prompt[-1] + 1) if prompt else (0, 0)

@@ -83,8 +83,7 @@ class ImplicitRewardScorer(MarkerScorer):
         self.beta, self.cumulative, self.step_separator = beta, cumulative, step_separator
         self.reference = self.model if reference is None else self._load(reference, **loading).eval()
         self.max_length = min(self.max_length, longest_input(self.reference, tokenizer))
-        self._check_vocabulary()
-        self._sample_row()  # a chat template that drops the answer, or is none
+        self._check_vocabulary(self._sample_row().input_ids)  # and see that there is a chat template that fits
 
     def _encode(self, prompt: Any, steps: Sequence[str]) -> ScoringInput:
         messages = marked_prompt(self._messages(prompt))
@@ -121,12 +120,14 @@ class ImplicitRewardScorer(MarkerScorer):
             for logits, answer in zip(self._logits(rows, wanted, model), answers, strict=True)
         ]
 
-    def _check_vocabulary(self) -> None:
+    def _check_vocabulary(self, sample: Sequence[int]) -> None:
+        """Both models must have an output for every token that is in use; tokens added to a tokenizer may not be."""
+        due = max(*sample, *_own_vocabulary(self.tokenizer).values()) + 1
         for role, model in (("model", self.model), ("reference", self.reference)):
             outputs = model.config.get_text_config().vocab_size
-            if outputs < len(self.tokenizer):
+            if outputs < due:
                 got, remedy = f"{outputs} tokens", "Model and reference must be of one family, with one tokenizer."
-                raise InputError(f"{role} of '{self.__name__}'", got, f"at least {len(self.tokenizer)}", remedy)
+                raise InputError(f"{role} of '{self.__name__}'", got, f"at least {due}", remedy)
 
 
 class PolicyLogRatio:
@@ -243,11 +244,11 @@ def _check_same_tokenizer(reference: Any, tokenizer: Any, name: str, trusts: boo
     if not isinstance(reference, str):
         return
     theirs = load_tokenizer(reference, None, trusts)
-    added = {*tokenizer.get_added_vocab(), *theirs.get_added_vocab()}
-    mine, other = (
-        {token: i for token, i in each.get_vocab().items() if token not in added} for each in (tokenizer, theirs)
-    )
-    if mine != other:
-        differing = len(mine.items() ^ other.items())
+    if differing := len(_own_vocabulary(tokenizer).items() ^ _own_vocabulary(theirs).items()):
         got, remedy = f"a tokenizer of which {differing} entries differ", "Name the model that it was trained from."
         raise InputError(f"reference of '{name}'", got, "the model's own tokenizer", remedy)
+
+
+def _own_vocabulary(tokenizer: Any) -> dict[str, int]:
+    added = tokenizer.get_added_vocab()
+    return {token: i for token, i in tokenizer.get_vocab().items() if token not in added}

@@ -93,6 +93,9 @@ def load_model(
     if quantization_config is not None:
         options |= {"quantization_config": quantization_config, "device_map": {"": device}}
     with hub_errors("model", str(model), f"a folder or Hub id that {auto_class} loads"):
+        if auto_class != "AutoModelForCausalLM" and transformers.utils.find_adapter_config_file(model) is not None:
+            remedy = "The head of what is under it would be random: merge them first."
+            raise InputError("model", f"{str(model)!r}, an adapter", "a whole checkpoint with its head", remedy)
         own = auto_class if auto_class in OWN_CLASSES else architecture(model)
         if own in OWN_CLASSES and not (trust_remote_code and auto_class not in OWN_CLASSES):
             loader: Any = getattr(importlib.import_module("trl_drgrpo.process_rewards.qwen2_prm"), own)

@@ -138,7 +138,7 @@ def _check_model(model: Any, field: str = "model") -> None:
         raise InputError(field, repr(model), "a path or Hub id", "Name a process reward model.")
     path = Path(model).expanduser()
     looks_local = path.is_absolute() or model.startswith((".", "~")) or model.count("/") > 1
-    if path.is_dir() and not (path / "config.json").is_file():
+    if path.is_dir() and not any((path / name).is_file() for name in ("config.json", "adapter_config.json")):
         raise InputError(field, f"{model}, a folder without config.json", "a saved model", "Name its folder.")
     if looks_local and not path.is_dir():
         remedy = f"Relative paths start at the current directory, {os.getcwd()}."

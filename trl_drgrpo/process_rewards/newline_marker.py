@@ -60,10 +60,10 @@ class VersaScorer(MathShepherdScorer):
 class MathPSAScorer(VersaScorer):
     r"""OpenR's Math-PSA: Qwen2.5-Math-7B-Instruct that predicts ` +` or ` -` at ` \n\n\n\n\n` behind numbered steps.
 
-    The published checkpoint is an adapter: load it with PEFT, and pass the model with its base's tokenizer.
+    The published checkpoint is an adapter, which loads on the base that it names; name the base's tokenizer too.
 
     Args:
-        model (`str` or `PreTrainedModel`): Path of a merged checkpoint, or model.
+        model (`str` or `PreTrainedModel`): Path, Hub id or model; an adapter's too.
         tokenizer, marker, good, bad, number_steps, name, **options: As in [`MathShepherdScorer`].
 
     Raises:

@@ -148,7 +148,10 @@ class HostTrainer(Hooks, PrivateState):
         return [name for name in names if getattr(type(self), name) is not getattr(HostTrainer, name)]
 
     def completion_log_probs(self, inputs: dict[str, Any], model: Any = None) -> torch.Tensor:
-        """Log-probabilities of a micro-batch's completion tokens under the policy, or a model, `(B, T)`, without gradient."""
+        """Log-probabilities of a micro-batch's completion tokens under the policy, or another model, `(B, T)`.
+
+        Without gradient.
+        """
         tokens = TokenBatch(
             torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1),
             torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1),
