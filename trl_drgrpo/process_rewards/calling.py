@@ -80,14 +80,14 @@ class StepScorer:
     def on_trainer_built(self, trainer: Any) -> None:
         """Introduce the trainer to the functions that have a method of this name."""
         for func in self.funcs:
-            if hasattr(func, "on_trainer_built"):
-                func.on_trainer_built(trainer)
+            if (hook := getattr(func, "on_trainer_built", None)) is not None:
+                hook(trainer)
 
     def on_rollouts(self, rollouts: dict[str, Any]) -> None:
         """Show this rank's batch as the trainer holds it (`completion_ids (b, T)` and so on) to functions that ask."""
         for func in self.funcs:
-            if hasattr(func, "on_rollouts"):
-                func.on_rollouts(rollouts)
+            if (hook := getattr(func, "on_rollouts", None)) is not None:
+                hook(rollouts)
 
     def score(
         self,

@@ -7,6 +7,7 @@ from chat_server import Server, chat
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.process_rewards.step_judge import StepJudge, read_verdicts
+from trl_drgrpo.rewards.columns import check_columns
 from trl_drgrpo.rewards.registry import resolve_reward
 
 PROMPT = (
@@ -43,6 +44,7 @@ def verdicts(*words):
 
 
 def test_the_prompt_is_the_one_the_model_was_trained_on(server):
+    check_columns(judge(server), ["prompt", "answer", "steps", "step_ends"], "step_judge")
     server.behave = lambda number, body: (200, {}, chat(verdicts("correct", "correct")))
     steps = [("2+2=4.\n\n", "\n", "4+2 is {problem} 6.<|im_end|>")]
     rewards, metrics = score(judge(server), steps)
