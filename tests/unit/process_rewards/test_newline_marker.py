@@ -1,5 +1,7 @@
 """Markers of line breaks, against the two authors' evaluation code; adapters; a tokenizer without the marker."""
 
+import re
+
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
@@ -49,8 +51,9 @@ def test_line_breaks_of_the_policy_end_no_step(make):
     scorer = make()
     marker_id = scorer.marker_id
     for written in ("so\n\n\n\n\n\nit", "so \n \n\n\n\n it", "so   \n\n\n\n\n\n\n\n\n"):
-        row = scorer._encode("1?\n\n\n\n\n\n2?", [scorer._cleaner.step(written), "2"])
-        assert row.input_ids.count(marker_id) == 2
+        row = scorer._encode("1?\n\n \n\n\n\n2?", [scorer._cleaner.step(written), "2"])
+        text = scorer.tokenizer.decode(row.input_ids)
+        assert len(re.findall(r"\n\s*\n\s*\n\s*\n", text)) == 2  # the format's own
         assert [row.input_ids[position] for position in row.positions] == [marker_id] * 2
 
 
