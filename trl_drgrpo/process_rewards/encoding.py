@@ -64,13 +64,17 @@ def encode_piecewise(tokenizer: Any, prompt: str, steps: Sequence[str], separato
     return ScoringInput(input_ids, positions, (len(start), len(start) + len(prompt_ids)))
 
 
-def encode_whole(tokenizer: Any, marked_text: str, token_id: int, shift: int, special_tokens: bool) -> ScoringInput:
+def encode_whole(
+    tokenizer: Any, marked_text: str, marks: int, token_id: int, shift: int, special_tokens: bool
+) -> ScoringInput:
     """Tokenize a rendered text at once.
 
     Args:
         tokenizer (`PreTrainedTokenizerBase`): A fast one (with offsets).
         marked_text (`str`): The text, with `PROMPT_START` and `PROMPT_END` around the prompt and `STEP` before the
             character at which each step is read.
+        marks (`int`): How many `STEP` there were before a chat template was rendered. Where one got lost (some cut
+            reasoning out of an answer), no step can be scored.
         token_id (`int`): The token that must be there; a step where another one is cannot be scored.
         shift (`int`): Added to that token's index: -1 reads the logits that predict it.
         special_tokens (`bool`): Whether the tokenizer adds its own; not for a text that a chat template made.
@@ -79,6 +83,8 @@ def encode_whole(tokenizer: Any, marked_text: str, token_id: int, shift: int, sp
         [`ScoringInput`].
     """
     input_ids, offsets, places, cut = _tokenized(tokenizer, marked_text, special_tokens)
+    if len(places) != marks:
+        return ScoringInput(input_ids, [None] * marks, cut)
     positions: list[int | None] = []
     token = 0
     for place in places:
@@ -89,22 +95,25 @@ def encode_whole(tokenizer: Any, marked_text: str, token_id: int, shift: int, sp
     return ScoringInput(input_ids, positions, cut)
 
 
-def encode_boundaries(tokenizer: Any, marked_text: str, special_tokens: bool) -> ScoringInput:
+def encode_boundaries(tokenizer: Any, marked_text: str, marks: int, special_tokens: bool) -> ScoringInput:
     """Tokenize a rendered text at once; a position is the last token that begins before its mark.
 
     Args:
         tokenizer (`PreTrainedTokenizerBase`): A fast one (with offsets).
         marked_text (`str`): The text, with `PROMPT_START` and `PROMPT_END` around the prompt and `STEP` behind the
             last character of each step. A token that holds characters from both sides belongs to what is before.
+        marks (`int`): As in [`encode_whole`].
         special_tokens (`bool`): Whether the tokenizer adds its own; not for a text that a chat template made.
 
     Returns:
-        [`ScoringInput`]: One position per mark; `None` where no token is before it.
+        [`ScoringInput`]: One position per mark; all `None` where one is lost, or no token is before the first.
     """
     input_ids, offsets, places, cut = _tokenized(tokenizer, marked_text, special_tokens)
     before = [sum(start < place for start, end in offsets if start < end) for place in places]
+    if len(places) != marks or 0 in before:
+        return ScoringInput(input_ids, [None] * marks, cut)
     with_text = [i for i, (start, end) in enumerate(offsets) if start < end]
-    return ScoringInput(input_ids, [with_text[count - 1] if count else None for count in before], cut)
+    return ScoringInput(input_ids, [with_text[count - 1] for count in before], cut)
 
 
 def _tokenized(

@@ -83,17 +83,17 @@ class ImplicitRewardScorer(MarkerScorer):
         self.beta, self.cumulative, self.step_separator = beta, cumulative, step_separator
         self.reference = self.model if reference is None else self._load(reference, **loading).eval()
         self.max_length = min(self.max_length, longest_input(self.reference, tokenizer))
-        self._check_vocabulary(self._sample_row().input_ids)  # and see that there is a chat template that fits
+        sample = self._sample_row()
+        if None in sample.positions:
+            got = "a chat template that changes the answer"
+            raise InputError(f"tokenizer of '{name}'", got, "one that writes it as it is", "Set another one.")
+        self._check_vocabulary(sample.input_ids)
 
     def _encode(self, prompt: Any, steps: Sequence[str]) -> ScoringInput:
         messages = marked_prompt(self._messages(prompt))
         answer = STEP + f"{self.step_separator}{STEP}".join(steps) + STEP
         text = self._chat([*messages, {"role": "assistant", "content": answer}])
-        row = encode_boundaries(self.tokenizer, text, special_tokens=False)
-        if len(row.positions) != len(steps) + 1 or None in row.positions:
-            got = "a chat template that changes the answer"
-            raise InputError(f"tokenizer of '{self.__name__}'", got, "one that writes it as it is", "Set another one.")
-        return row
+        return encode_boundaries(self.tokenizer, text, len(steps) + 1, special_tokens=False)
 
     def _scores(self, rows: Sequence[ScoringInput]) -> list[list[float | None]]:
         mine = self._log_probs(rows, self.model)

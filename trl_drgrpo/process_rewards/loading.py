@@ -93,7 +93,8 @@ def load_model(
     if quantization_config is not None:
         options |= {"quantization_config": quantization_config, "device_map": {"": device}}
     with hub_errors("model", str(model), f"a folder or Hub id that {auto_class} loads"):
-        if auto_class != "AutoModelForCausalLM" and transformers.utils.find_adapter_config_file(str(model)) is not None:
+        with_head = auto_class != "AutoModelForCausalLM"
+        if with_head and transformers.utils.find_adapter_config_file(str(model)) is not None:
             remedy = "The head of what is under it would be random: merge them first."
             raise InputError("model", f"{str(model)!r}, an adapter", "a whole checkpoint with its head", remedy)
         own = auto_class if auto_class in OWN_CLASSES else architecture(model)

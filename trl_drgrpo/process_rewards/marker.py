@@ -103,7 +103,7 @@ class MathShepherdScorer(MarkerScorer):
         numbered = [self._numbered(step, k) for k, step in enumerate(steps, start=1)]
         answer = between.join(f"{step}{before_marker}{STEP}{self.marker}" for step in numbered)
         text = f"{PROMPT_START}{self._text(prompt).strip()}{PROMPT_END}{before_steps}{answer}"
-        return encode_whole(self.tokenizer, text, self.marker_id, shift=0, special_tokens=True)
+        return encode_whole(self.tokenizer, text, len(steps), self.marker_id, shift=0, special_tokens=True)
 
     def _numbered(self, step: str, k: int) -> str:
         return step if not self.number_steps or re.match(r"Step \d+:", step) else f"Step {k}: {step.lstrip()}"
@@ -155,7 +155,7 @@ class QwenMathScorer(MarkerScorer):
         messages = marked_prompt(self._messages(prompt))
         answer = "".join(f"{step}{STEP}{self.marker}" for step in steps)
         text = self._chat([*messages, {"role": "assistant", "content": answer}])
-        return encode_whole(self.tokenizer, text, self.marker_id, shift=0, special_tokens=False)
+        return encode_whole(self.tokenizer, text, len(steps), self.marker_id, shift=0, special_tokens=False)
 
     def _read(self, logits: torch.Tensor) -> torch.Tensor:
         return logits.softmax(dim=-1)[:, 1]
@@ -206,7 +206,7 @@ class ChatTurnScorer(MarkerScorer):
             turns.append({"role": "user", "content": step if k else f"{question} {step}"})
             turns.append({"role": "assistant", "content": f"{STEP}{self.good}"})
         text = self._chat(turns)
-        return encode_whole(self.tokenizer, text, self.candidates[0], shift=-1, special_tokens=False)
+        return encode_whole(self.tokenizer, text, len(steps), self.candidates[0], shift=-1, special_tokens=False)
 
     def _read(self, logits: torch.Tensor) -> torch.Tensor:
         return logits[:, self.candidates].softmax(dim=-1)[:, 0]

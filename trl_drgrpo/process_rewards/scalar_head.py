@@ -111,7 +111,7 @@ class ReasonFluxScorer(MarkerScorer):
     def _encode(self, prompt: Any, steps: Sequence[str]) -> ScoringInput:
         answer = self.step_separator.join(f"{step}{STEP}" for step in steps)
         text = f"{PROMPT_START}{self._text(prompt)}{PROMPT_END}{answer}"
-        return encode_boundaries(self.tokenizer, text, special_tokens=True)
+        return encode_boundaries(self.tokenizer, text, len(steps), special_tokens=True)
 
     def _read(self, logits: torch.Tensor) -> torch.Tensor:
         return logits[:, 0].sigmoid()

@@ -98,7 +98,7 @@ class PRMScorer:
             encoded = self._encode(prompt, kept)
             fitted = encoded.fit(self.max_length)
             truncated += fitted is not encoded
-            if self._fits(encoded, fitted):
+            if self._fits(encoded, fitted) and encoded.positions.count(None) < len(encoded.positions):
                 inputs.append((row, indices, fitted))  # type: ignore[arg-type]
         for (row, indices, _), scores in zip(inputs, self._run([item for *_, item in inputs]), strict=True):
             for index, score in zip(indices, scores, strict=True):
@@ -136,7 +136,8 @@ class PRMScorer:
         elif fitted is not encoded:
             self._warn("prompt", f"{limit}; longer rows lose the left of their prompt (the steps are kept whole).")
         if None in encoded.positions:
-            self._warn("format", f"'{self.__name__}': a marker merged with its surroundings; its step is unscorable.")
+            reason = "a marker merged with its surroundings, or the chat template left a part of the answer out"
+            self._warn("format", f"'{self.__name__}': {reason}; such steps are unscorable.")
         return fitted is not None
 
     def _warn(self, kind: str, message: str) -> None:

@@ -298,6 +298,20 @@ def test_a_marker_that_merges_with_its_surroundings_is_refused():
         MathShepherdScorer(built(Qwen2ForCausalLM, config(tokenizer)), tokenizer, marker="x")
 
 
+@pytest.mark.parametrize("kind", ["qwen_math", "implicit"])
+def test_an_answer_that_the_chat_template_cuts_is_unscorable(kind):
+    """Templates of reasoning models write an answer without what it thought."""
+    scorer = SCORERS[kind]()
+    expected = scorer(["1?"], steps=[("1", "it is 1")])
+    scorer.tokenizer.chat_template = scorer.tokenizer.chat_template.replace(
+        "message['content']", "message['content'].split('</think>')[-1]"
+    )
+    with pytest.warns(UserWarning, match="the chat template left a part of the answer out; such steps are unscorable"):
+        scores = scorer(["1?", "1?"], steps=[("1", "so</think>", "it is 1"), ("1", "it is 1")])
+    close(scores[1:], expected)
+    assert scores[0] == [None, None, None]
+
+
 def test_a_tokenizer_without_chat_template_is_refused():
     tokenizer = marked_tokenizer()
     tokenizer.chat_template = None
