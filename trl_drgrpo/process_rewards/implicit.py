@@ -3,8 +3,8 @@ r"""Implicit process rewards: how much more likely a model makes a step than its
     r_k = beta * sum over the tokens t of step k of (log pi(y_t | y_<t) - log pi_ref(y_t | y_<t))
 
 A model trained to tell right answers from wrong ones by this sum over the whole answer has, without any step label,
-learned a value in it: `q_k = r_1 + ... + r_k` (arXiv 2412.01981, Proposition 3.1). `cumulative=True` gives `q_k`, as
-the cards of EurusPRM print it; the default gives `r_k`, the reward of PRIME (arXiv 2502.01456, equation 5).
+learned a value in it: `q_k = r_1 + ... + r_k` (arXiv 2412.01981). `cumulative=True` gives `q_k`, as the cards of
+EurusPRM print it; the default gives `r_k`, the process reward of PRIME (arXiv 2502.01456).
 
 Two sources. [`ImplicitRewardScorer`]: two models. [`PolicyLogRatio`]: the policy in training and the model that the
 run began with, on the very tokens that are trained on. Paid as a reward, that one pays the policy for being far from
@@ -41,8 +41,8 @@ class ImplicitRewardScorer(MarkerScorer):
             what is under it the reference.
         tokenizer (`str` or `PreTrainedTokenizerBase`, *optional*): Of both, with a chat template; required if the
             model is loaded already.
-        beta (`float`, *optional*, defaults to `0.05`): Factor: the training's own makes `q` a log-odds (0.05 in arXiv
-            2412.01981 and PRIME); EurusPRM's cards print with 0.001.
+        beta (`float`, *optional*, defaults to `0.05`): Factor, that of arXiv 2412.01981; EurusPRM's cards print with
+            0.001.
         cumulative (`bool`, *optional*, defaults to `False`): `q_k` in the place of `r_k`.
         step_separator (`str`, *optional*, defaults to an empty line): Between two steps.
         name (`str`, *optional*, defaults to `"implicit_prm"`): Name in logs and metrics.
@@ -236,7 +236,7 @@ def _boundaries(row: ScoringInput) -> list[int]:
 
 def _check_beta(beta: float) -> None:
     if not 0 < beta < float("inf"):
-        raise InputError("beta", repr(beta), "a positive number", "0.05 is the papers'.")
+        raise InputError("beta", repr(beta), "a positive number", "0.05 is the default.")
 
 
 def _check_same_tokenizer(reference: Any, tokenizer: Any, name: str, trusts: bool) -> None:
