@@ -14,7 +14,7 @@ is harmless.
 
 import copy
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from itertools import pairwise
 from typing import Any
 
@@ -81,8 +81,9 @@ class ImplicitRewardScorer(MarkerScorer):
         options.setdefault("batch_size", 2)
         super().__init__(model, tokenizer, None, name, options)
         self.beta, self.cumulative, self.step_separator = beta, cumulative, step_separator
-        self.reference = self.model if reference is None else self._load(reference, **loading).eval()
-        self.max_length = min(self.max_length, longest_input(self.reference, tokenizer))
+        self.reference = None if reference is None else self._load(reference, **loading)
+        if self.reference is not None:
+            self.max_length = min(self.max_length, longest_input(self.reference, tokenizer))
         sample = self._sample_row()
         if None in sample.positions:
             got = "a chat template that changes the answer"
@@ -97,11 +98,8 @@ class ImplicitRewardScorer(MarkerScorer):
 
     def _scores(self, rows: Sequence[ScoringInput]) -> list[list[float | None]]:
         mine = self._log_probs(rows, self.model)
-        bare: AbstractContextManager[Any] = (
-            self.model.disable_adapter() if self.reference is self.model else nullcontext()
-        )
-        with bare:
-            reference = self._log_probs(rows, self.reference)
+        with self.model.disable_adapter() if self.reference is None else nullcontext():
+            reference = self._log_probs(rows, self.model if self.reference is None else self.reference)
         scores: list[list[float | None]] = []
         for row, log_probs, log_probs_ref in zip(rows, mine, reference, strict=True):
             boundaries = _boundaries(row)
@@ -110,20 +108,20 @@ class ImplicitRewardScorer(MarkerScorer):
         return scores
 
     def _log_probs(self, rows: Sequence[ScoringInput], model: Any) -> list[torch.Tensor]:
-        """For each row the log-probabilities of the answer's tokens, in float32."""
+        """For each row the log-probabilities of the answer's tokens, in float32 on the CPU."""
         model.eval()
         spans = [(boundaries[0], boundaries[-1]) for boundaries in map(_boundaries, rows)]
         wanted = [list(range(start, end)) for start, end in spans]
         answers = [row.input_ids[start + 1 : end + 1] for row, (start, end) in zip(rows, spans, strict=True)]
         return [
-            logits.float().log_softmax(dim=-1).gather(1, torch.tensor(answer, device=logits.device)[:, None])[:, 0]
+            logits.float().log_softmax(dim=-1).gather(1, torch.tensor(answer, device=logits.device)[:, None])[:, 0].cpu()
             for logits, answer in zip(self._logits(rows, wanted, model), answers, strict=True)
         ]
 
     def _check_vocabulary(self, sample: Sequence[int]) -> None:
         """Both models must have an output for every token that is in use; tokens added to a tokenizer may not be."""
         due = max(*sample, *_own_vocabulary(self.tokenizer).values()) + 1
-        for role, model in (("model", self.model), ("reference", self.reference)):
+        for role, model in (("model", self.model), ("reference", self.reference or self.model)):
             outputs = model.config.get_text_config().vocab_size
             if outputs < due:
                 got, remedy = f"{outputs} tokens", "Model and reference must be of one family, with one tokenizer."

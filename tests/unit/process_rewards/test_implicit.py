@@ -40,8 +40,8 @@ def test_a_steps_reward_is_the_log_ratio_of_its_tokens():
 
 
 def test_a_model_against_itself_is_zero():
-    scorer = implicit()
-    scorer.reference = copy.deepcopy(scorer.model)
+    model = implicit().model
+    scorer = ImplicitRewardScorer(model, model, tiny_tokenizer())
     assert scorer(PROMPTS, steps=STEPS) == [[0.0] * len(row) for row in STEPS]
 
 
