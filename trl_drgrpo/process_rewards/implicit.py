@@ -113,10 +113,11 @@ class ImplicitRewardScorer(MarkerScorer):
         spans = [(boundaries[0], boundaries[-1]) for boundaries in map(_boundaries, rows)]
         wanted = [list(range(start, end)) for start, end in spans]
         answers = [row.input_ids[start + 1 : end + 1] for row, (start, end) in zip(rows, spans, strict=True)]
-        return [
-            logits.float().log_softmax(dim=-1).gather(1, torch.tensor(answer, device=logits.device)[:, None])[:, 0].cpu()
-            for logits, answer in zip(self._logits(rows, wanted, model), answers, strict=True)
-        ]
+        log_probs: list[torch.Tensor] = []
+        for logits, answer in zip(self._logits(rows, wanted, model), answers, strict=True):
+            tokens = torch.tensor(answer, device=logits.device).unsqueeze(1)
+            log_probs.append(logits.float().log_softmax(dim=-1).gather(1, tokens)[:, 0].cpu())
+        return log_probs
 
     def _check_vocabulary(self, sample: Sequence[int]) -> None:
         """Both models must have an output for every token that is in use; tokens added to a tokenizer may not be."""
