@@ -306,9 +306,12 @@ class DrGRPOTrainer(HostTrainer):
             batch.rewards, batch.num_generations, cast(AdvantageBaseline, self.args.advantage_baseline)
         )
         if self.args.scale_by_running_std:
+            scale = (
+                self.reward_scale.std if self.reward_scale.count else None
+            )  # of earlier batches: independent of this
             if batch.training:
                 self.reward_scale.update(batch.rewards)
-            outcome = outcome / self.reward_scale.std
+            outcome = outcome / (scale or self.reward_scale.std)
         if batch.step_rewards is None or batch.step_ends is None:
             return outcome
         is_baseline = self.args.process_role == "baseline"

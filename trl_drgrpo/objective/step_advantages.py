@@ -152,7 +152,7 @@ def step_advantages(
     if baseline in ("to_go", "none"):
         advantages = values = _credited(rewards, credit)
         if baseline == "to_go":
-            means = None if state_keys is None else _state_means(values, state_keys, num_generations)
+            means = None if state_keys is None else _state_means(values, state_keys, counts, num_generations)
             advantages = _less_others(values, means)
     else:
         advantages = _as_published(rewards, credit, baseline)
@@ -281,10 +281,17 @@ def _less_others(values: torch.Tensor, means: torch.Tensor | None) -> torch.Tens
 
 
 def _state_means(
-    values: torch.Tensor, state_keys: Sequence[Sequence[Hashable | None]], num_generations: int
+    values: torch.Tensor,
+    state_keys: Sequence[Sequence[Hashable | None]],
+    counts: Sequence[int],
+    num_generations: int,
 ) -> torch.Tensor:
     """The other rows' mean value at the state of each step `(P, G, K)`; NaN where none of them passed it."""
     means = torch.full_like(values, math.nan)
+    for i, (keys, count) in enumerate(zip(state_keys, counts, strict=True)):
+        if len(keys) != count:  # a mixture of baselines would not be unbiased
+            got = f"{len(keys)} keys for {count} steps in row {i}"
+            raise InputError("state_keys", got, "one per step, a closing included", "Give None for an unknown state.")
     for p in range(values.size(0)):
         group = state_keys[p * num_generations : (p + 1) * num_generations]
         visits: dict[Hashable, dict[int, list[float]]] = {}

@@ -200,6 +200,7 @@ def test_rows_without_steps_are_zero(num_generations):
             lambda: step_advantages([[1.0]], 1, "min_to_go", "pooled", deepseekmath_std=True),
             "deepseekmath_std: got True with",
         ),
+        (lambda: step_advantages([[1.0, 2.0]], 1, state_keys=[["a"]]), "state_keys: got 1 keys for 2 steps in row 0"),
         (lambda: broadcast_to_tokens([[1.0]], [[0, 1]], torch.ones(1, 3)), "step_ends: got 2 ends for 1 step rewards"),
         (lambda: broadcast_to_tokens([[1.0, 1.0]], [[1, 1]], torch.ones(1, 3)), r"step_ends: got \[1, 1\] in row 0"),
         (lambda: broadcast_to_tokens([[1.0]], [[3]], torch.ones(1, 3)), r"step_ends: got \[3\] in row 0"),
