@@ -64,7 +64,7 @@ ELSEWHERE = {  # test file -> package files
     "unit/rewards/test_registry.py": "rewards/functions/reasoning_gym rewards/paths",
     "unit/rewards/functions/strings/test_matching.py": "rewards/text",
     "unit/single_gpu/test_merging.py": "cli/merge single_gpu/adapter_folder",
-    "unit/test_package.py": "common/lazy common/version",
+    "unit/test_package.py": "common/version",
     "unit/labs/test_demo.py": "cli/demo common/drawing",
     "unit/upstream/test_seams.py": "upstream/swapping upstream/versions",
 }

@@ -10,7 +10,7 @@ Names resolve on first use: importing this package loads neither torch nor trans
 
 from typing import TYPE_CHECKING
 
-from trl_drgrpo.common.lazy import lazy_names
+from trl_drgrpo.common.lazy import attach
 
 if TYPE_CHECKING:
     from trl_drgrpo.process_rewards.labeling import label_steps as label_steps
@@ -26,35 +26,4 @@ if TYPE_CHECKING:
     from trl_drgrpo.process_rewards.token_classification import TokenClassificationScorer as TokenClassificationScorer
     from trl_drgrpo.process_rewards.training import train_prm as train_prm
 
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        "ChatTurnScorer": "marker",
-        "MathShepherdScorer": "marker",
-        "MonteCarloScorer": "monte_carlo",
-        "QwenMathScorer": "marker",
-        "TokenClassificationScorer": "token_classification",
-        "TrainerRollouts": "rollouts",
-        "TransformersRollouts": "rollouts",
-        "convert_math_shepherd": "stepwise_data",
-        "convert_prm800k": "stepwise_data",
-        "label_steps": "labeling",
-        "step_verifier": "step_verifiers",
-        "train_prm": "training",
-    },
-)
-
-__all__ = [
-    "ChatTurnScorer",
-    "MathShepherdScorer",
-    "MonteCarloScorer",
-    "QwenMathScorer",
-    "TokenClassificationScorer",
-    "TrainerRollouts",
-    "TransformersRollouts",
-    "convert_math_shepherd",
-    "convert_prm800k",
-    "label_steps",
-    "step_verifier",
-    "train_prm",
-]
+attach(__name__)

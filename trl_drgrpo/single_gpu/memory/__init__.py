@@ -7,7 +7,7 @@ against measurements, are in `recipes/memory.md`.
 
 from typing import TYPE_CHECKING
 
-from trl_drgrpo.common.lazy import lazy_names
+from trl_drgrpo.common.lazy import attach
 
 if TYPE_CHECKING:
     from trl_drgrpo.single_gpu.memory.estimate import Estimate as Estimate
@@ -18,25 +18,4 @@ if TYPE_CHECKING:
     from trl_drgrpo.single_gpu.memory.sizes import parse_memory as parse_memory
     from trl_drgrpo.single_gpu.memory.skeleton import read_config as read_config
 
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        "Adapter": "setup",
-        "Estimate": "estimate",
-        "Planner": "estimate",
-        "Setup": "setup",
-        "parse_memory": "sizes",
-        "propose": "proposal",
-        "read_config": "skeleton",
-    },
-)
-
-__all__ = [
-    "Adapter",
-    "Estimate",
-    "Planner",
-    "Setup",
-    "parse_memory",
-    "propose",
-    "read_config",
-]
+attach(__name__)
