@@ -48,16 +48,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def refuse_unknown(unknown: list[str], parser: argparse.ArgumentParser) -> None:
-    """
-    Raises for the first argument that the parser did not know.
-
-    Args:
-        unknown (`list[str]`): What `parse_known_args` left over.
-        parser (`argparse.ArgumentParser`): The parser of the chosen subcommand; the nearest flag is one of its.
-
-    Raises:
-        [`InputError`]: If `unknown` is not empty.
-    """
+    """Refuses the first argument that `parse_known_args` left over; the nearest flag is one of `parser`."""
     if not unknown:
         return
     flags = [option for option in parser._option_string_actions if option.startswith("--")]

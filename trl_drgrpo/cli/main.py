@@ -35,15 +35,8 @@ SUBCOMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """
-    Runs the command line.
-
-    Args:
-        argv (`Sequence[str]`, *optional*): Arguments without the program's name. Defaults to `sys.argv[1:]`.
-
-    Returns:
-        `int`: The exit code (see the module docstring). `--help` and `--version` exit by `SystemExit(0)`.
-    """
+    """Runs the command line and returns the exit code (see the module docstring). `--help` exits by
+    `SystemExit(0)`."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         args = _parse(arguments)

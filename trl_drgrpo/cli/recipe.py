@@ -43,20 +43,7 @@ class Recipe:
 
 
 def read_recipe(path: str, known: dict[str, Flag]) -> Recipe:
-    """
-    Reads a recipe.
-
-    Args:
-        path (`str`): The YAML file.
-        known (`dict[str, Flag]`): The keys there are.
-
-    Returns:
-        [`Recipe`].
-
-    Raises:
-        [`InputError`]: If the file is missing, is no YAML or no mapping, holds an unknown key, a key twice, or a
-            value of the wrong type. Keys are checked before values.
-    """
+    """Reads a recipe. `known`: the keys there are. Checks the keys before the values."""
     text = _read(path)
     try:
         loader = Loader(text)

@@ -249,19 +249,8 @@ def _fit_class(name: str, value: Any, flag: Flag) -> Any:
 
 
 def reward_spec(value: Any, name: str) -> Any:
-    """
-    A reward as it was written: a name or a path, or a mapping; after a flag that is inline YAML or JSON.
-
-    Args:
-        value (`Any`): A YAML value, or the text that followed a flag.
-        name (`str`): What error messages call the setting.
-
-    Returns:
-        `str` or `dict`: What [`resolve_reward`] takes.
-
-    Raises:
-        [`InputError`]: If it is neither, or names what does not exist.
-    """
+    """A reward as it was written, checked: a name or a path, or a mapping; after a flag that is inline YAML or JSON.
+    `name` is what error messages call the setting."""
     if isinstance(value, str) and value.lstrip().startswith("{"):
         try:
             value = yaml.load(value, Loader)

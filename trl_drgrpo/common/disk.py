@@ -17,15 +17,8 @@ _PROBE = 1 << 20  # bytes
 
 @contextmanager
 def room_needed(folder: Path, what_is_safe: Callable[[], str]) -> Iterator[None]:
-    """Inside the block a folder is written to; a full disk is one error that says what is safe.
-
-    Args:
-        folder (`Path`): What is written.
-        what_is_safe (`Callable[[], str]`): Called for the end of the message: what is saved, and how to go on.
-
-    Raises:
-        `DiskFullError`: No space is left, or a quota is used up.
-    """
+    """Inside the block a folder is written to; a full disk is one `DiskFullError`, which ends with
+    `what_is_safe()`."""
     try:
         yield
     except (OSError, RuntimeError, SafetensorError) as error:

@@ -12,16 +12,8 @@ _RETRIES = "huggingface_hub.utils._http"
 
 
 def check_local(field: str, name: str) -> None:
-    """
-    Refuse the name of a folder that is not there, of a file, and of a folder that holds no model. Loads nothing.
-
-    Args:
-        field (`str`): What error messages call the setting.
-        name (`str`): A folder or a Hub id; what could be an id passes.
-
-    Raises:
-        [`InputError`]: Says what is there instead.
-    """
+    """Refuses the name of a folder that is not there, of a file, and of a folder that holds no model. Loads nothing. A
+    name that could be a Hub id passes."""
     path = Path(name).expanduser()
     expected = "a model's folder or Hub id"
     if path.is_file():
@@ -40,17 +32,9 @@ def check_local(field: str, name: str) -> None:
 
 @contextmanager
 def hub_errors(field: str, name: str, expected: str) -> Iterator[None]:
-    """
-    Makes one `InputError` of whatever loading a model, a tokenizer or a configuration raises inside the block.
-
-    Args:
-        field (`str`): What error messages call the setting.
-        name (`str`): The folder or Hub id that is loaded.
-        expected (`str`): What would have loaded.
-
-    Raises:
-        [`InputError`]: In the place of an `OSError`, `ValueError`, `KeyError` or `TypeError`.
-    """
+    """Makes one `InputError` of the `OSError`, `ValueError`, `KeyError` or `TypeError` that loading a model, a
+    tokenizer or a configuration raises inside the block. `name`: the folder or Hub id; `expected`: what would have
+    loaded."""
     try:
         with quiet_retries():
             yield
@@ -78,13 +62,9 @@ def quiet_retries() -> Iterator[None]:
 
 def hub_reason(error: BaseException) -> tuple[str, str] | None:
     """
-    Why the Hub did not give what was asked for.
+    Why the Hub did not give what was asked for, from the error or its causes; `None` for another problem.
 
-    Args:
-        error (`BaseException`): What the loading library raised; its causes are looked through.
-
-    Returns:
-        `tuple[str, str]`: What is wrong, to follow the name and a comma, and what to do. `None`: something else.
+    Returns what is wrong, to follow the name and a comma, and what to do.
     """
     from huggingface_hub import constants, errors
 

@@ -11,9 +11,6 @@ def attach(package: str) -> None:
 
     That block is the only list of them: type checkers read it, and so does this function, from the source file. It
     sets `__all__`, `__dir__` and `__getattr__`. Each name has its line, `from <module> import <name> as <name>`.
-
-    Args:
-        package (`str`): The package's `__name__`.
     """
     namespace = vars(sys.modules[package])
     with open(namespace["__file__"], encoding="utf-8") as source:

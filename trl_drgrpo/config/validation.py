@@ -32,14 +32,8 @@ _ANOTHER_OBJECTIVE = "It is another objective than Dr. GRPO."
 
 
 def validate(config: Any) -> None:
-    """Raise on what makes a run something else than Dr. GRPO, and on values that do not fit each other.
-
-    Args:
-        config ([`DrGRPOConfig`]): With `scale_rewards` spelled as TRL's string and `step_separator` as a list.
-
-    Raises:
-        `InputError`: Names the field, and what to do.
-    """
+    """Raise on what makes a run something else than Dr. GRPO, and on values that do not fit each other. `config` has
+    `scale_rewards` as TRL's string and `step_separator` as a list."""
     _validate_objective(config)
     _validate_values(config)
     _validate_fields(config)
@@ -207,14 +201,8 @@ def validate_groups(config: Any) -> None:
 
 
 def validate_batch(config: Any) -> None:
-    """A generation batch that was worked out before a field behind it was assigned to: groups would be cut in two.
-
-    Args:
-        config ([`DrGRPOConfig`]): With the batch sizes that TRL's constructor fills in.
-
-    Raises:
-        `InputError`: The sizes do not fit each other any more.
-    """
+    """Refuse a generation batch that was worked out before a field behind it was assigned to: groups would be cut in
+    two."""
     batch, steps = config.per_device_train_batch_size, config.steps_per_generation or 1
     rows = batch * config.world_size * steps
     if config.generation_batch_size != rows:

@@ -27,16 +27,9 @@ _COUNTS = {"steps": 1, "consecutive": 1}
 
 
 def warning_thresholds(setting: Any) -> dict[str, dict[str, float]]:
-    """The thresholds of the causes that are watched.
-
-    Args:
-        setting (`bool`, `dict` or `str`): `run_warnings` as configured; a text is JSON.
-
-    Returns:
-        `dict[str, dict[str, float]]`: All thresholds of each watched cause; empty: silence.
-
-    Raises:
-        `InputError`: A cause or a threshold that does not exist, or a value out of its range.
+    """
+    All thresholds of each watched cause, from `run_warnings` as configured (a text is JSON); empty: silence. Refuses a
+    cause or threshold that does not exist, and a value out of its range.
 
     Example:
 
@@ -132,12 +125,8 @@ class RunWarnings:
         ]
 
     def observe(self, step: int, metrics: Metrics) -> None:
-        """Take in an optimizer step.
-
-        Args:
-            step (`int`): Its number; one that is not above the last one starts another run.
-            metrics (`Mapping[str, float]`): Its metrics, whether they are logged at this step or not.
-        """
+        """Take in the metrics of an optimizer step, logged or not. A step that is not above the last one starts
+        another run."""
         if step <= self.step:
             self.signal_steps = self.dead_steps = 0
             for watch in self._watches:

@@ -19,12 +19,7 @@ _SAMPLES = 3
 
 
 def print_report(result: "DemoResult", console: Console) -> None:
-    """Print the before/after table, three held-out samples and where the files are.
-
-    Args:
-        result (`DemoResult`): A finished run.
-        console (`rich.console.Console`): Where to print.
-    """
+    """Print the before/after table, three held-out samples and where the files are."""
     console.print(before_after_table(result))
     console.print(samples_table(result))
     files = {
@@ -90,18 +85,8 @@ def loading_snippet(model_dir: Path) -> str:
 
 
 def draw_curves(curves: dict[str, list[float | None]], path: Path) -> Path:
-    """Plot pass rate and completion lengths over the training steps.
-
-    Args:
-        curves (`dict[str, list]`): `step`, `pass_rate`, `length_right_mean`, `length_wrong_mean`; `None` leaves a gap.
-        path (`Path`): PNG file to write.
-
-    Returns:
-        `Path`: `path`.
-
-    Raises:
-        ImportError: If matplotlib is not installed.
-    """
+    """Plot pass rate and completion lengths over the training steps into a PNG file; `None` leaves a gap.
+    `ImportError` without matplotlib."""
     figure, (rate, length) = new_figure(1, 2, 9, 3.6)
     steps = curves["step"]
     _curve(rate, steps, curves["pass_rate"], COLORS[2], None)

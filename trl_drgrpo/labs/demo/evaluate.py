@@ -56,19 +56,11 @@ def evaluate(
     batch_size: int = 256,
     max_new_tokens: int = 128,
 ) -> Evaluation:
-    """Generate one completion per problem and judge it.
+    """
+    Generate one completion per problem (its terms) and judge it.
 
-    Args:
-        model (`PreTrainedModel`): A causal language model; left in the mode (training or evaluation) it was in.
-        tokenizer (`PreTrainedTokenizerBase`): Its tokenizer, padding on the left.
-        problems (`Sequence[Sequence[int]]`): The terms of each problem.
-        sample (`bool`): Sample at temperature 1 from the whole distribution, or decode greedily.
-        seed (`int`): Seed of the sampling; the global random state is put back afterwards.
-        batch_size (`int`): Problems per call of `model.generate`.
-        max_new_tokens (`int`): Completions are cut here.
-
-    Returns:
-        `Evaluation`.
+    `sample`: at temperature 1 from the whole distribution, else greedily. `seed`: of the sampling; the global random
+    state is put back afterwards. `batch_size`: problems per call of `model.generate`. The tokenizer pads on the left.
     """
     import torch
 
