@@ -83,16 +83,8 @@ def check_columns(reward_func: Callable | Any, columns: Iterable[str], name: str
 
 
 def check_form(reward_func: Any, name: str) -> None:
-    """
-    Refuses a class, which TRL would call and take the instance for the rewards, and what cannot be called.
-
-    Args:
-        reward_func (`Any`): A reward, a model, or the id of one.
-        name (`str`): What to call the reward in the message.
-
-    Raises:
-        [`InputError`]: If it is one of these; the remedy names the adapter of its stack.
-    """
+    """Refuses a class, which TRL would call and take the instance for the rewards, and what cannot be called. The
+    remedy names the adapter of its stack."""
     if inspect.isclass(reward_func):
         got, default = f"the class {reward_func.__name__}", f"Pass an instance: {reward_func.__name__}(...)."
     elif not isinstance(reward_func, str) and not callable(reward_func):
@@ -104,31 +96,15 @@ def check_form(reward_func: Any, name: str) -> None:
 
 
 def check_ready(reward_func: Any) -> None:
-    """
-    Has a reward look whether what it needs is there: a sandbox, a program.
-
-    Args:
-        reward_func (`Any`): A reward; one without a method `check()` is taken to need nothing, and so is a model.
-
-    Raises:
-        [`InputError`]: From that method; or TRL's accuracy rewards without Math-Verify.
-    """
+    """Has a reward look, by its method `check()`, whether what it needs is there: a sandbox, a program; for TRL's
+    accuracy rewards Math-Verify."""
     own_check = _own(reward_func, "check")
     if own_check is not None and _takes(own_check):
         own_check()
 
 
 def check_own_columns(reward_func: Any, columns: Iterable[str]) -> None:
-    """
-    What a reward itself says about the columns, beyond its signature.
-
-    Args:
-        reward_func (`Any`): A reward; one without a method `check_columns(columns)` has nothing to say.
-        columns (`Iterable[str]`): Column names of the dataset.
-
-    Raises:
-        [`InputError`]: From that method.
-    """
+    """What a reward itself says about the columns, by its method `check_columns(columns)`, beyond its signature."""
     names = list(columns)
     own_check = _own(reward_func, "check_columns")
     if own_check is not None and _takes(own_check, names):
@@ -136,17 +112,8 @@ def check_own_columns(reward_func: Any, columns: Iterable[str]) -> None:
 
 
 def check_values(reward_func: Any, values: Mapping[str, ColumnValues]) -> None:
-    """
-    What a reward itself says about the values of its columns.
-
-    Args:
-        reward_func (`Any`): A reward; one without a method `check_values(values)` has nothing to say.
-        values (`Mapping[str, ColumnValues]`): What the columns hold that were looked at.
-
-    Raises:
-        [`InputError`]: From that method; or TRL's accuracy rewards with solutions that are no text,
-            for which they give `None` in every row.
-    """
+    """What a reward itself says about the values of its columns, by its method `check_values(values)`. TRL's accuracy
+    rewards give `None` in every row where solutions are no text: refused."""
     own_check = _own(reward_func, "check_values")
     if own_check is not None and _takes(own_check, values):
         own_check(values)
@@ -158,16 +125,8 @@ def require_kind(
     """
     Refuse a column that holds something else than a reward reads.
 
-    Args:
-        reward (`str`): The reward's name, for the message.
-        column (`str`): The column; one that was not looked at passes.
-        values (`Mapping[str, ColumnValues]`): What the columns hold.
-        kinds (`tuple[str, ...]`): What the reward reads, of the kinds of [`ColumnValues`]; a column
-            of several kinds passes.
-        nulls (`bool`, *optional*, defaults to `True`): Whether some rows may be null.
-
-    Raises:
-        [`InputError`]: Another kind, nothing but nulls, or a null where none may be.
+    `kinds`: what it reads, of the kinds of [`ColumnValues`]; a column of several kinds passes, and one that was not
+    looked at. `nulls`: some rows may be null.
     """
     found = values.get(column)
     if found is None:
@@ -182,39 +141,20 @@ def require_kind(
 
 
 def gold_columns(reward_func: Any, columns: Iterable[str]) -> list[str]:
-    """The dataset's columns that a reward's signature requires.
-
-    Args:
-        reward_func (`Any`): A reward; a model requires none.
-        columns (`Iterable[str]`): Column names of the dataset.
-    """
+    """The dataset's columns that a reward's signature requires; a model requires none."""
     passed = {column for column in columns if column not in NEVER_PASSED}
     return [p.name for p in _parameters(reward_func) or [] if _is_required(p) and p.name in passed]
 
 
 def row_problem(reward_func: Any, columns: Mapping[str, Any]) -> str | None:
-    """
-    Why no completion of a row can be scored: a gold answer that cannot be read, tests that cannot be run.
-
-    Args:
-        reward_func (`Any`): A reward; one without a method `check_row(**columns)` has nothing to say.
-        columns (`Mapping[str, Any]`): Values of the row, by column.
-
-    Returns:
-        `str`, or `None` where nothing speaks against the row.
-    """
+    """Why no completion of a row can be scored, by the reward's `check_row(**columns)`: a gold answer that cannot be
+    read, tests that cannot be run. `None` where nothing speaks against the row."""
     own_check = _own(reward_func, "check_row")
     return own_check(**columns) if own_check is not None and _takes(own_check, **columns) else None
 
 
 def pass_on_checks(wrapper: Any, reward_func: Any) -> None:
-    """
-    Gives a function that is put around a reward that reward's own checks.
-
-    Args:
-        wrapper (`Any`): The function around it; gets the attributes.
-        reward_func (`Any`): The reward; without such methods nothing happens.
-    """
+    """Gives a wrapper the checks of the reward inside it, where it has any."""
     for name in ("check", "check_columns", "check_values", "check_row"):
         if (own_check := _own(reward_func, name)) is not None:
             setattr(wrapper, name, own_check)

@@ -21,17 +21,8 @@ def required(function: Callable) -> list[str]:
 
 
 def select(function: Callable, offered: Mapping[str, Any], by_request: Mapping[str, Any] | None = None) -> dict:
-    """
-    The keyword arguments for a function that takes a subset of what is offered.
-
-    Args:
-        function (`Callable`): Gets all that is offered if it has `**kwargs`, else what it names.
-        offered (`Mapping[str, Any]`): By parameter name.
-        by_request (`Mapping[str, Any]`, *optional*): Passed only where the function names them.
-
-    Returns:
-        `dict[str, Any]`.
-    """
+    """The keyword arguments for a function: all that is offered if it has `**kwargs`, else those that it names. It
+    gets those `by_request` only where it names them."""
     known = parameters(function)
     takes_all = known is None or any(p.kind is p.VAR_KEYWORD for p in known)
     names = {p.name for p in known or ()}

@@ -90,17 +90,8 @@ _ONE, _SEVERAL = ("reward", "gate"), ("rewards", "parts")
 
 
 def check_spec(spec: Any, field: str = "reward_funcs") -> None:
-    """
-    Checks what needs no import: the form of a spec, and the names in its mappings.
-
-    Args:
-        spec (`Any`): What the recipe says.
-        field (`str`, *optional*, defaults to `"reward_funcs"`): What error messages call the setting.
-
-    Raises:
-        [`InputError`]: If it is neither text nor a mapping with one known name, or if its options
-            are those of nothing.
-    """
+    """Checks what needs no import: that a spec is text or a mapping with one known name, and its options. `field` is
+    for the message."""
     if isinstance(spec, str) and spec.strip():
         return
     name, options = _split(spec, field)
@@ -167,13 +158,8 @@ def _limits(options: Mapping[str, Any], field: str) -> Any:
 
 
 def default_reward(name: str) -> Callable:
-    """
-    The reward that a name of the table stands for on its own.
-
-    Raises:
-        `ImportError`: If its module does not import.
-        [`InputError`]: If it needs options.
-    """
+    """The reward that a name of the table stands for on its own. `ImportError`: its module does not import;
+    [`InputError`]: it needs options."""
     entry = REWARDS[name]
     if entry.default is None:
         factory = _attribute(name, entry, entry.factory or "", "reward_funcs")

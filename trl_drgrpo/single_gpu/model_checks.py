@@ -111,15 +111,8 @@ def _check_context(longest: int | None, config: PreTrainedConfig) -> None:
 
 
 def context_length(config: PreTrainedConfig) -> int | None:
-    """
-    The tokens that a model has positions for, prompt and completion together.
-
-    Args:
-        config ([`~transformers.PreTrainedConfig`]): Its configuration.
-
-    Returns:
-        `int`, *optional*: With what a scaling of its rotary positions adds; `None` where positions have no end.
-    """
+    """The tokens that a model has positions for, prompt and completion together, with what a scaling of its rotary
+    positions adds; `None` where positions have no end."""
     text: Any = config.get_text_config()
     length = getattr(text, "max_position_embeddings", None)
     if not isinstance(length, int) or getattr(text, "alibi", False):

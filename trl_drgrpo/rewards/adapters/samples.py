@@ -70,16 +70,8 @@ class Place:
     usual: tuple[str, ...]
 
     def column(self, columns: Iterable[str], reward: str) -> str:
-        """
-        The path that applies to a dataset.
-
-        Args:
-            columns (`Iterable[str]`): Names of its columns.
-            reward (`str`): What to call the reward in the message.
-
-        Raises:
-            [`InputError`]: If there is no such column.
-        """
+        """The path that applies to a dataset with these columns; refuses one without. `reward`: its name, for the
+        message."""
         names = list(columns)
         for path in (self.path,) if self.path else self.usual:
             if path in names or path.split(".")[0] in names:

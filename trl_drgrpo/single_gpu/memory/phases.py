@@ -44,15 +44,11 @@ class Phases:
         self.is_uniform = len(kinds) == 1 and len(kinds_of_attention) <= 1
 
     def train(self, setup: Setup, gradients: int = 0, roughly: bool = False) -> tuple[int, int]:
-        """Forward, backward and, in a step's first micro-batch, the gradients that come to be.
+        """
+        Forward, backward and, in a step's first micro-batch, the gradients that come to be.
 
-        Args:
-            setup ([`Setup`]): The run.
-            gradients (`int`): Bytes of those that a later micro-batch finds.
-            roughly (`bool`): Only the micro-batch of most tokens, which is a lower bound.
-
-        Returns:
-            `tuple[int, int]`: Bytes of the micro-batch that needs most, and of the gradients it finds.
+        `gradients`: bytes of those that a later micro-batch finds. `roughly`: only the micro-batch of most tokens, a
+        lower bound. Returns bytes of the micro-batch that needs most, and of the gradients it finds.
         """
         found = []
         shapes = trained_shapes(self.config, setup)

@@ -125,28 +125,17 @@ class CodeReward(SampleReward):
         self._is_checked = False
 
     def check(self) -> None:
-        """Try the sandbox; to be called before training starts, and called by the first call at the latest.
-
-        Raises:
-            [`InputError`]: It does not work here; with what to install.
-        """
+        """Try the sandbox, before training starts or with the first call. Says what to install where it does not
+        work."""
         if not self._is_checked:
             self.sandbox.check()
             self._is_checked = True
 
     def score(self, completion: str, **columns: Any) -> float:
-        """Score of one completion.
+        """
+        Score of one completion, in [0, 1]. `columns`: this row's values of the columns named at construction.
 
-        Args:
-            completion (`str`): Text of the completion.
-            **columns: This row's values of the columns named at construction.
-
-        Returns:
-            `float`: In [0, 1].
-
-        Raises:
-            [`BrokenTests`]: The tests cannot be run, whatever the completion.
-            [`SandboxError`]: The sandbox did not start.
+        [`BrokenTests`]: the tests cannot be run, whatever the completion. [`SandboxError`]: the sandbox did not start.
         """
         tests = parse_tests(
             columns[self.tests],

@@ -25,15 +25,11 @@ _WHITESPACE = ("keep", "collapse", "remove")
 
 
 def answer_text(completion: str, where: str) -> str | None:
-    r"""The part of a completion that holds its answer.
+    r"""
+    The part of a completion that holds its answer, or `None`.
 
-    Args:
-        completion (`str`): The text.
-        where (`str`): `"answer"`: the last `<answer>...</answer>` behind `</think>`, else the last `\boxed{...}`, else
-            the last line; `"marked"`: the tag or the box, without falling back to the line; `"whole"`: everything.
-
-    Returns:
-        `str`, or `None` where there is no such part.
+    `where`: `"answer"`, the last `<answer>...</answer>` behind `</think>`, else the last `\boxed{...}`, else the last
+    line; `"marked"`, the tag or the box; `"whole"`, everything.
 
     Example:
 
