@@ -26,6 +26,7 @@ ELSEWHERE = {  # test file -> package files
     "unit/cli/test_score.py": "cli/score_report",
     "unit/config/test_config.py": "common/errors",
     "unit/features/diagnostics/test_watches.py": "features/diagnostics/watch",
+    "unit/features/fast_path/test_packing.py": "features/fast_path/sharing",
     "unit/labs/study/test_tabular.py": "cli/study labs/study/intervals labs/study/tables labs/study/tabular_report",
     "unit/labs/study/test_trajectories.py": "labs/study/provenance labs/study/rungs labs/study/trajectory_report",
     "unit/labs/test_check.py": "cli/check",
