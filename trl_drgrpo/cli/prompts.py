@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from typing import Any
 
-from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.errors import InputError, did_you_mean
 
 SLOT = "{prompt}"
 _SLOTS = re.compile(r"\{\{([A-Za-z_]\w*)\}\}|\{([^{}]+)\}")
@@ -43,8 +43,7 @@ def template_text(template: str) -> str:
         return TEMPLATES[template]
     if isinstance(template, str) and SLOT in template:
         return template
-    near = get_close_matches(str(template), TEMPLATES, n=1, cutoff=0.5)
-    remedy = f"Did you mean {near[0]!r}?" if near else "For example `Question: {prompt} Answer:`."
+    remedy = did_you_mean(template, TEMPLATES, "For example `Question: {prompt} Answer:`.", form="{!r}")
     expected = f"one of {', '.join(TEMPLATES)}, or a text with {SLOT} in it"
     raise InputError("prompt_template", repr(template), expected, remedy)
 

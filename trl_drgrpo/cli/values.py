@@ -9,7 +9,6 @@ not `False`).
 import ast
 import contextlib
 import json
-from difflib import get_close_matches
 from typing import Any
 
 import yaml
@@ -17,7 +16,7 @@ import yaml
 from trl_drgrpo.cli import flags
 from trl_drgrpo.cli.flags import Flag
 from trl_drgrpo.cli.strict_yaml import Loader
-from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.errors import InputError, did_you_mean
 from trl_drgrpo.rewards.spec import check_spec
 
 # Text fields of TRL and transformers that are documented to take a boolean too.
@@ -54,8 +53,7 @@ def coerce(flag: Flag, value: Any, text: str | None = None, where: str = "") -> 
         ) from None
     if flag.choices is not None and result is not None and result not in flag.choices:
         names = [str(choice) for choice in flag.choices]
-        near = get_close_matches(str(result), names, n=1, cutoff=0.5)
-        remedy = f"Did you mean {near[0]}?" if near else "Pick one of them."
+        remedy = did_you_mean(result, names, "Pick one of them.")
         raise InputError(flag.name, f"{value!r}{where}", f"one of {', '.join(names)}", remedy)
     return result
 
@@ -181,8 +179,7 @@ def _fit_class(name: str, value: Any, flag: Flag) -> Any:
     known = flags.dataclass_flags(name)
     for key in value:
         if key not in known:
-            near = get_close_matches(str(key), known, n=1, cutoff=0.5)
-            remedy = f"Did you mean {near[0]}?" if near else "Remove it."
+            remedy = did_you_mean(key, known, "Remove it.")
             raise InputError(f"{flag.name}: {key}", "an unknown key", f"one of {', '.join(known)}", remedy)
     if "path" not in value:
         raise InputError(flag.name, f"{value!r}", "a mapping with a `path`", "Add the Hub id or the builder's name.")

@@ -7,10 +7,9 @@ objective.
 
 import os
 from collections.abc import Mapping
-from difflib import get_close_matches
 from typing import Any
 
-from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.errors import InputError, did_you_mean
 from trl_drgrpo.common.ranges import Range, refuse_out_of_range
 from trl_drgrpo.features.diagnostics.run_warnings import warning_thresholds
 from trl_drgrpo.objective.advantages import ADVANTAGE_BASELINES
@@ -105,8 +104,7 @@ def _validate_values(config: Any) -> None:
     for name, allowed in _choices().items():
         value = getattr(config, name)
         if value not in allowed:
-            near = get_close_matches(str(value), allowed, n=1, cutoff=0.6)
-            remedy = f"Did you mean {near[0]!r}?" if near else "Pick one of them."
+            remedy = did_you_mean(value, allowed, "Pick one of them.", cutoff=0.6, form="{!r}")
             raise InputError(name, repr(value), f"one of {', '.join(allowed)}", remedy)
 
 

@@ -8,12 +8,11 @@ import importlib.util
 import os
 import sys
 import zlib
-from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.errors import InputError, did_you_mean
 
 FILE_PREFIX = "trl_drgrpo_user_reward_"  # modules that were named by their file
 
@@ -116,8 +115,7 @@ def import_failed(spec: str, module: str, error: BaseException) -> InputError:
 def _member(module: ModuleType, attribute: str, spec: str) -> tuple[ModuleType, Any]:
     if not hasattr(module, attribute):
         public = public_names(module)
-        near = get_close_matches(attribute, public, n=2, cutoff=0.5)
-        hint = f"Did you mean {' or '.join(near)}?" if near else f"Its functions: {', '.join(public) or 'none'}."
+        hint = did_you_mean(attribute, public, f"Its functions: {', '.join(public) or 'none'}.", most=2)
         raise InputError("reward_funcs", f"{spec!r}", f"a function of {origin(module)}", hint)
     return module, getattr(module, attribute)
 

@@ -12,10 +12,9 @@ quantization, paged optimizers, all linear layers), the recipe of arXiv 2503.207
 
 import dataclasses
 from collections.abc import Mapping
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
-from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.errors import InputError, did_you_mean
 from trl_drgrpo.common.extras import require_package
 from trl_drgrpo.common.ranges import refuse_bad_adapter
 
@@ -125,8 +124,7 @@ def check_preset(name: Any, given: Mapping[str, Any] | None = None, is_planned: 
     """Refuses a preset that does not exist or cannot be had, and given keys that contradict it. `is_planned`: nothing
     will run here, so no package is asked for."""
     if name not in PRESETS:
-        near = get_close_matches(str(name).lower(), PRESETS, n=1, cutoff=0.5)
-        remedy = f"Did you mean {near[0]!r}?" if near else "Pick one of them."
+        remedy = did_you_mean(str(name).lower(), PRESETS, "Pick one of them.", form="{!r}")
         raise InputError("preset", repr(name), f"one of {', '.join(PRESETS)}", remedy)
     for key, value in _CONTRADICTIONS[name].items():
         if given is not None and given.get(key) is value:
@@ -170,7 +168,6 @@ def _training(name: str, on_cpu: bool, device: str | None = None) -> dict[str, A
 def _check_overrides(overrides: Mapping[str, Any], fields: list[str]) -> None:
     for name in overrides:
         if name not in fields:
-            near = get_close_matches(name, fields, n=1, cutoff=0.6)
-            remedy = f"Did you mean {near[0]}?" if near else "Training arguments go into preset_arguments(...)."
+            remedy = did_you_mean(name, fields, "Training arguments go into preset_arguments(...).", cutoff=0.6)
             raise InputError(name, "an unknown field", "a field of peft.LoraConfig", remedy)
     refuse_bad_adapter(overrides)

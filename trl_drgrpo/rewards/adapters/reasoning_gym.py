@@ -6,10 +6,9 @@ knows the task of every row. Here the task is named once, and the entry is put t
 """
 
 from collections.abc import Callable
-from difflib import get_close_matches
 from typing import Any
 
-from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.errors import InputError, did_you_mean
 from trl_drgrpo.rewards import reasoning_gym as tasks
 from trl_drgrpo.rewards.adapters import foreign_calls
 from trl_drgrpo.rewards.adapters.foreign_calls import Call, Convention
@@ -60,8 +59,7 @@ def _score_answer(task: Any) -> Callable[..., Any]:
     if isinstance(task, str):
         _, factory = tasks._import_gym()
         if task not in factory.DATASETS:
-            near = get_close_matches(task, factory.DATASETS, n=3, cutoff=0.5)
-            remedy = f"Did you mean {' or '.join(near)}?" if near else "`reasoning_gym.factory.DATASETS` lists them."
+            remedy = did_you_mean(task, factory.DATASETS, "`reasoning_gym.factory.DATASETS` lists them.", most=3)
             raise InputError("task", repr(task), f"one of {len(factory.DATASETS)} tasks of reasoning-gym", remedy)
         return factory.get_score_answer_fn(task)
     if hasattr(task, "score_answer"):

@@ -16,10 +16,9 @@ import importlib
 import json
 import logging
 from collections.abc import Callable, Sequence
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
-from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.errors import InputError, did_you_mean
 from trl_drgrpo.rewards.text import after_thinking, completion_text, marked_answer
 
 if TYPE_CHECKING:
@@ -62,8 +61,7 @@ def make_splits(task: str, options: dict[str, str], with_test: bool = True) -> d
     """
     gym, factory = _import_gym()
     if task not in factory.DATASETS:
-        near = get_close_matches(task, factory.DATASETS, n=3, cutoff=0.5)
-        remedy = f"Did you mean {' or '.join(near)}?" if near else "`reasoning_gym.factory.DATASETS` lists them."
+        remedy = did_you_mean(task, factory.DATASETS, "`reasoning_gym.factory.DATASETS` lists them.", most=3)
         raise InputError("dataset_name", f"reasoning_gym:{task}", f"one of {len(factory.DATASETS)} tasks", remedy)
     config = _read_options(task, factory.DATASETS[task][1], options)
     system_prompt = _system_prompt(options.get("system_prompt"))
@@ -102,8 +100,7 @@ def _read_options(task: str, config_class: type, options: dict[str, str]) -> dic
             continue
         if key not in defaults:
             keys = [*defaults, *_OWN_OPTIONS]
-            near = get_close_matches(key, keys, n=1, cutoff=0.5)
-            remedy = f"Did you mean {near[0]}?" if near else "Remove it."
+            remedy = did_you_mean(key, keys, "Remove it.")
             raise InputError(f"reasoning_gym:{task}?{key}", "an unknown option", f"one of {', '.join(keys)}", remedy)
         config[key] = _read_value(f"reasoning_gym:{task}?{key}", text, 0 if key == "seed" else defaults[key])
     if not 0 < config["size"] <= TEST_SEED_DISTANCE:
