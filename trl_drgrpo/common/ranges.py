@@ -182,19 +182,20 @@ def refuse_bad_adapter(values: Mapping[str, Any], prefix: str = "") -> None:
     goes before the field in the message."""
     for name, key in _ADAPTER.items():
         if values.get(name) is not None:
-            _refuse(f"{prefix}{name}", values[name], RANGES[key])
+            refuse_outside(f"{prefix}{name}", values[name], RANGES[key])
 
 
 def refuse_out_of_range(values: Mapping[str, Any]) -> None:
     """Refuses the first number that lies outside its range. Leaves alone the fields that the table does not know."""
     for name, allowed in RANGES.items():
         if name in values:
-            _refuse(name, values[name], allowed)
+            refuse_outside(name, values[name], allowed)
 
 
-def _refuse(name: str, value: Any, allowed: Range) -> None:
+def refuse_outside(field: str, value: Any, allowed: Range) -> None:
+    """Refuses a number that lies outside a range."""
     if not allowed.allows(value):
-        raise InputError(name, repr(value), str(allowed), allowed.remedy)
+        raise InputError(field, shortened(value), str(allowed), allowed.remedy)
 
 
 def finite_number(

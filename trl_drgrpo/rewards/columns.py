@@ -11,7 +11,7 @@ needed), `check_values(values)` (the kind of values in a column) and `check()` (
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
@@ -19,6 +19,7 @@ from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.extras import require_package
 from trl_drgrpo.common.rows import ColumnValues
 from trl_drgrpo.rewards.foreign import adapter_hint
+from trl_drgrpo.rewards.signatures import is_required, parameters, required
 
 # What TRL passes to every reward function (`GRPOTrainer._calculate_rewards`), next to the dataset's columns; the first
 # three once per call, the others as one value per completion.
@@ -61,15 +62,15 @@ def check_columns(reward_func: Callable | Any, columns: Iterable[str], name: str
     ```
     """
     check_form(reward_func, name)
-    parameters = _parameters(reward_func)
-    if parameters is None:
+    named = None if _is_model(reward_func) else parameters(reward_func)
+    if named is None:
         return
     names = list(columns)
     check_own_columns(reward_func, names)
     _check_no_collision(names, name)
     passed_columns = [column for column in names if column not in NEVER_PASSED]
     available = {*ALWAYS_PASSED, *passed_columns}
-    for parameter in parameters:
+    for parameter in named:
         if parameter.kind is inspect.Parameter.POSITIONAL_ONLY and parameter.default is inspect.Parameter.empty:
             raise InputError(
                 f"reward {name}",
@@ -77,9 +78,9 @@ def check_columns(reward_func: Callable | Any, columns: Iterable[str], name: str
                 "parameters that can be passed by keyword",
                 "TRL passes everything by keyword: remove the `/` from the signature.",
             )
-        if _is_required(parameter) and parameter.name not in available:
+        if is_required(parameter) and parameter.name not in available:
             raise _missing_column(name, parameter.name, names, passed_columns, adapter_hint(reward_func))
-    _check_accepts([*ALWAYS_PASSED, *passed_columns], parameters, name, adapter_hint(reward_func))
+    _check_accepts([*ALWAYS_PASSED, *passed_columns], named, name, adapter_hint(reward_func))
 
 
 def check_form(reward_func: Any, name: str) -> None:
@@ -143,7 +144,7 @@ def require_kind(
 def gold_columns(reward_func: Any, columns: Iterable[str]) -> list[str]:
     """The dataset's columns that a reward's signature requires; a model requires none."""
     passed = {column for column in columns if column not in NEVER_PASSED}
-    return [p.name for p in _parameters(reward_func) or [] if _is_required(p) and p.name in passed]
+    return [] if _is_model(reward_func) else [name for name in required(reward_func) if name in passed]
 
 
 def row_problem(reward_func: Any, columns: Mapping[str, Any]) -> str | None:
@@ -178,7 +179,7 @@ def _own(reward_func: Any, name: str) -> Callable | None:
     """The method of that name of a reward, behind partials; a model's methods are its own affair."""
     while isinstance(reward_func, functools.partial):
         reward_func = reward_func.func
-    if isinstance(reward_func, str) or not callable(reward_func) or _is_module(reward_func):
+    if _is_model(reward_func):
         return None
     if getattr(reward_func, "__module__", None) == _ACCURACY_REWARDS and name in _TRLS_CHECKS:
         return functools.partial(_TRLS_CHECKS[name], reward_func.__name__)
@@ -195,25 +196,15 @@ def _takes(function: Callable, *args: Any, **kwargs: Any) -> bool:
     return True
 
 
-def _parameters(reward_func: Any) -> list[inspect.Parameter] | None:
-    """The parameters as seen by a caller; `None` where there is no signature to check (a model, a built-in)."""
-    if isinstance(reward_func, str) or not callable(reward_func) or _is_module(reward_func):
-        return None
-    try:
-        return list(inspect.signature(reward_func).parameters.values())
-    except (TypeError, ValueError):
-        return None
+def _is_model(reward_func: Any) -> bool:
+    """Whether it is a model or the id of one, or anything else that nobody calls with columns."""
+    return isinstance(reward_func, str) or not callable(reward_func) or _is_module(reward_func)
 
 
 def _is_module(reward_func: Any) -> bool:
     # Without importing torch: if it has not been imported, the object cannot be one of its modules.
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(reward_func, torch.nn.Module)
-
-
-def _is_required(parameter: inspect.Parameter) -> bool:
-    by_keyword = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return parameter.kind in by_keyword and parameter.default is inspect.Parameter.empty
 
 
 def _check_no_collision(columns: list[str], name: str) -> None:
@@ -241,10 +232,10 @@ def _missing_column(name: str, missing: str, columns: list[str], passed_columns:
     )
 
 
-def _check_accepts(keywords: list[str], parameters: list[inspect.Parameter], name: str, hint: str) -> None:
-    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
+def _check_accepts(keywords: list[str], taken: Sequence[inspect.Parameter], name: str, hint: str) -> None:
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in taken):
         return
-    named = {p.name for p in parameters if p.kind is not inspect.Parameter.POSITIONAL_ONLY}
+    named = {p.name for p in taken if p.kind is not inspect.Parameter.POSITIONAL_ONLY}
     refused = [keyword for keyword in keywords if keyword not in named]
     if refused:
         raise InputError(

@@ -15,9 +15,14 @@ def parameters(function: Callable) -> tuple[inspect.Parameter, ...] | None:
         return None
 
 
+def is_required(parameter: inspect.Parameter) -> bool:
+    """Whether a call by name must give the parameter."""
+    return parameter.kind in _BY_NAME and parameter.default is parameter.empty
+
+
 def required(function: Callable) -> list[str]:
-    """Names of the parameters that must be given by name."""
-    return [p.name for p in parameters(function) or () if p.kind in _BY_NAME and p.default is p.empty]
+    """Names of the parameters that a call by name must give."""
+    return [parameter.name for parameter in parameters(function) or () if is_required(parameter)]
 
 
 def select(function: Callable, offered: Mapping[str, Any], by_request: Mapping[str, Any] | None = None) -> dict:

@@ -13,7 +13,6 @@ replies (`log_replies=True`) of the highest rewards, and gate a judge by somethi
 import asyncio
 import hashlib
 import logging
-import math
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trl_drgrpo.common.errors import InputError, RewardError
+from trl_drgrpo.common.ranges import positive, refuse_outside
 from trl_drgrpo.rewards.contract import check_on_error
 from trl_drgrpo.rewards.functions.judge.chat_client import Endpoint, EndpointRefused, Reply, RequestFailed, Session
 from trl_drgrpo.rewards.functions.judge.reply_score import ScoreReader, number_pair
@@ -115,10 +115,7 @@ class JudgeReward:
         self.price = None if price is None else number_pair("price", price)
         if "{completion}" not in template:
             raise InputError("template", "a template without {completion}", "one with it", "Say where it goes.")
-        if not 0 < batch_timeout < math.inf:
-            raise InputError(
-                "batch_timeout", repr(batch_timeout), "a number of seconds above 0", "600 is the default."
-            )
+        refuse_outside("batch_timeout", batch_timeout, positive(remedy="600 seconds is the default."))
         check_on_error(on_error)
         self.template, self.system = template, system
         self.batch_timeout, self.log_replies, self.on_error = batch_timeout, log_replies, on_error
