@@ -1,8 +1,8 @@
 """Memory planned ahead: what a run will need at its peak, from the model's configuration alone.
 
 Reading order: setup (what of a run matters) -> skeleton (the model without memory) -> ledger and stand_ins (how bytes
-are counted) -> shapes (of micro-batches) -> phases -> estimate -> proposal. The formulas in words, and estimates
-against measurements, are in `recipes/memory.md`.
+are counted) -> shapes (of micro-batches) -> passes -> phases -> estimate -> proposal. The formulas in words, and
+estimates against measurements, are in `recipes/memory.md`.
 """
 
 from typing import TYPE_CHECKING
