@@ -2,7 +2,7 @@
 
 A Qwen2 model of about 145 thousand parameters is warm-started on the demonstrator's completions (supervised next-token
 training, completion tokens only, training split only) and saved as safetensors with its tokenizer. It ends up as
-fluent and as faulty as the demonstrator: right on about 3 of 10 held-out problems when sampled.
+fluent and as faulty as the demonstrator: correct on about 3 of 10 held-out problems when sampled.
 
 One thread, fixed seed and fixed order make the weights reproducible on the same machine and library versions. Takes
 several minutes on one core.

@@ -1,6 +1,6 @@
 """One completion with its row, and where in the row a foreign function's arguments stand.
 
-The other stacks keep the right answer in other columns than TRL's rewards do (verl: `reward_model["ground_truth"]`,
+The other stacks keep the correct answer in other columns than TRL's rewards do (verl: `reward_model["ground_truth"]`,
 OpenRLHF: `label`), so a column is named by a path (`reward_model.ground_truth`), and where none is named the usual
 places of that stack are looked up in order.
 """

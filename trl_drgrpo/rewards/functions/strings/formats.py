@@ -1,6 +1,6 @@
 """Rewards for the form of a completion: R1's tags, or a pattern of one's own.
 
-Both are 1 or 0, and the first does not look at whether the answer is right: combine it with a reward that does
+Both are 1 or 0, and the first does not look at whether the answer is correct: combine it with a reward that does
 (`gated(accuracy, gate=format_reward)`).
 
 Completions are written by a model under optimization, so the tags are searched in linear time, and a user's pattern

@@ -3,7 +3,7 @@ r"""Rewards that hold an answer against a column: equal text or equal number. No
 Where the answer is looked for is one setting, `where`, read as everywhere in this package: what follows the last
 `</think>`; in it the last `<answer>...</answer>`, else the last `\boxed{...}`, else the last line that is not blank.
 
-What is ambiguous scores 0: an answer tag with two numbers in it would otherwise be right by listing. A row without a
+What is ambiguous scores 0: an answer tag with two numbers in it would otherwise be correct by listing. A row without a
 truth (`None`) is left unscored.
 """
 
