@@ -4,7 +4,7 @@ Only the wording lives here. `InputError` is a `ValueError`, so code that catche
 command line catches `InputError` alone and prints its single line without a traceback.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 
 def shortened(value: object, most: int = 60) -> str:
@@ -86,6 +86,13 @@ class UnscorableError(ValueError):
 def speaks_for_itself(error: BaseException) -> bool:
     """Whether the message of an error says all there is, so that a traceback through this package would be noise."""
     return isinstance(error, (InputError, UnscorableError)) and error.__cause__ is None
+
+
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """The error and what it was raised from, outermost first."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 class UpstreamError(RuntimeError):

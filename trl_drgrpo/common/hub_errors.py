@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.errors import InputError, causes
 
 _RETRIES = "huggingface_hub.utils._http"
 
@@ -68,7 +68,7 @@ def hub_reason(error: BaseException) -> tuple[str, str] | None:
     """
     from huggingface_hub import constants, errors
 
-    causes = list(_causes(error))
+    found = list(causes(error))
     kinds = (
         (errors.GatedRepoError, "which is gated", "Ask for access on its page, and log in with `hf auth login`."),
         (errors.RevisionNotFoundError, "which has no such revision", "Correct the revision."),
@@ -79,27 +79,20 @@ def hub_reason(error: BaseException) -> tuple[str, str] | None:
         ),
     )
     for kind, got, remedy in kinds:
-        if any(isinstance(cause, kind) for cause in causes):
+        if any(isinstance(cause, kind) for cause in found):
             return got, remedy
     unreachable = (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled)
-    if any(isinstance(cause, unreachable) for cause in causes):
+    if any(isinstance(cause, unreachable) for cause in found):
         if constants.HF_HUB_OFFLINE:
             got = "which is not in the local cache (offline mode, HF_HUB_OFFLINE=1)"
             return got, "Unset HF_HUB_OFFLINE to download it, or name a local folder."
-        reason = str(causes[-1]).strip().rstrip(".")
+        reason = str(found[-1]).strip().rstrip(".")
         got = f"which is not in the local cache; the Hub, {constants.ENDPOINT}, cannot be reached ({reason:.100})"
         return got, "Check the network, or name a local folder."
-    if any(isinstance(cause, errors.EntryNotFoundError) for cause in causes):
+    if any(isinstance(cause, errors.EntryNotFoundError) for cause in found):
         return "a repository without the file that is needed", "Check that it holds a model that transformers reads."
-    for cause in causes:
+    for cause in found:
         if isinstance(cause, errors.HfHubHTTPError):
             status = getattr(cause.response, "status_code", "no status")
             return f"for which the Hub answered with status {status}", "Try again later, or name a local folder."
     return None
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """The error and what it was raised from, outermost first."""
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__

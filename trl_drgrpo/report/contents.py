@@ -5,6 +5,7 @@ Curves, samples and differences are computed here and nowhere else, so that the 
 
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from trl_drgrpo.common.version import __version__
@@ -46,7 +47,7 @@ def report_contents(runs: Sequence[Run], max_groups: int | None = None, thin: bo
         "made_by": f"trl-drgrpo {__version__}",
         "made_at": int(time.time()),
         "buckets": list(BUCKETS),
-        "panels": [panel.as_json() for panel in panels],
+        "panels": [asdict(panel) for panel in panels],
         "other_metrics": other_metrics(names, panels),
         "settings_table": settings_table(runs),
         "final_table": final_table(panels, trained),

@@ -1,8 +1,7 @@
 """Panels of the report and their metrics: one list for the page, the figure and the tables."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from trl_drgrpo.features.diagnostics.statistics import BUCKETS
 
@@ -40,10 +39,6 @@ class Panel:
     stacked: bool = False
     hint: str = ""
     share: bool = False
-
-    def as_json(self) -> dict[str, Any]:
-        """As the page has it."""
-        return asdict(self)
 
 
 def _one(title: str, unit: str, *metrics: str, hint: str = "", share: bool = False) -> Panel:

@@ -77,10 +77,12 @@ def check_on_error(on_error: Any) -> None:
         raise InputError("on_error", shortened(on_error), '"unscorable" or "raise"', remedy)
 
 
-def check_name(name: Any, field: str = "name") -> None:
+def check_name(name: Any) -> None:
     """Refuses a name under which nothing could be logged: no text, or an empty one."""
     if not isinstance(name, str) or not name.strip():
-        raise InputError(field, shortened(name), "a text that is not empty", "Metrics are called rewards/<name>/mean.")
+        raise InputError(
+            "name", shortened(name), "a text that is not empty", "Metrics are called rewards/<name>/mean."
+        )
 
 
 def check_column(column: Any, field: str = "column") -> None:

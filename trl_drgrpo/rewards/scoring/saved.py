@@ -55,18 +55,17 @@ def read_rows(path: str | Path, field: str = "data") -> list[Row]:
     return _not_empty(rows, path, field)
 
 
-def check_completions(rows: Iterable[Row], field: str = "data") -> None:
-    """Every row has a prompt and a completion, each a text or messages with text. The first is row 1 in the message,
-    `field` what it calls the setting."""
+def check_completions(rows: Iterable[Row]) -> None:
+    """Every row has a prompt and a completion, each a text or messages with text. The first is row 1."""
     for number, row in enumerate(rows, start=1):
         for column in ("prompt", "completion"):
             if column not in row:
                 remedy = f"Rename the column that holds it: `--columns <column>={column}`."
-                raise InputError(f"{field}, row {number}", f"the columns {', '.join(row)}", f"a {column}", remedy)
+                raise InputError(f"data, row {number}", f"the columns {', '.join(row)}", f"a {column}", remedy)
             if not _is_text(row[column]):
                 got = f"a {column} of type {type(row[column]).__name__}: {shortened(row[column])}"
                 expected = "a text, or a list of messages with role and content"
-                raise InputError(f"{field}, row {number}", got, expected, "Mend the row, or leave it out.")
+                raise InputError(f"data, row {number}", got, expected, "Mend the row, or leave it out.")
 
 
 def renamed(rows: list[Row], renamings: Iterable[str]) -> list[Row]:
