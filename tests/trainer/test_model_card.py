@@ -146,8 +146,9 @@ def test_every_switch_that_changes_the_objective_is_stated(settings, prompts, to
 @pytest.mark.parametrize(
     ("credit", "formula"),
     [
-        ("return_to_go", "sum over steps k that end at or after t of (s_ik - b)"),
-        ("immediate", "s_ik - b of the step k that token t is in"),
+        ("return_to_go", "Q_ik - mean of Q_jk over the other rows j; Q_ik = sum over steps l >= k of s_il, 0 once"),
+        ("immediate", "Q_ik - mean of Q_jk over the other rows j; Q_ik = s_ik, 0 once row i has ended"),
+        ("min_increments", "Q_ik - mean of Q_jk over the other rows j; Q_ik = sum over steps l >= k of (m_il - m_i"),
         ("min_to_go", "min over steps k that end at or after t of s_ik, minus the group's mean"),
     ],
 )
@@ -184,7 +185,7 @@ def test_what_else_changes_the_objective(settings, prompts, tokenizer, reward):
             return super()._compute_loss(model, inputs)
 
     trainer = built(
-        {**settings, "deepseekmath_step_std": True},
+        {**settings, "deepseekmath_step_std": True, "step_baseline": "deepseekmath"},
         prompts,
         tokenizer,
         reward,

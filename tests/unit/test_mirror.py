@@ -9,6 +9,7 @@ ROOT = Path(__file__).parents[2]
 ELSEWHERE = {  # test file -> package files
     "trainer/test_adapters.py": "single_gpu/adapters",
     "trainer/test_cli_train.py": "cli/job cli/resolved",
+    "trainer/test_credit.py": "upstream/batches",
     "trainer/test_description.py": "upstream/description",
     "trainer/test_diagnostics.py": "features/diagnostics/run_facts features/diagnostics/snapshot",
     "trainer/test_families.py": "upstream/translated_weights",

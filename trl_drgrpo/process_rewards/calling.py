@@ -18,6 +18,8 @@ from trl_drgrpo.rewards.contract import innermost, reward_name, reward_number
 
 logger = logging.getLogger(__name__)
 
+_ROWS_TO_LOOK_AT = 8
+
 StepRewardFunc = Callable[..., Any]
 RaggedRewards = list[list[float | None]]
 
@@ -36,6 +38,11 @@ class StepScores:
     rewards: RaggedRewards
     rewards_per_func: list[RaggedRewards]
 
+    @property
+    def ends(self) -> list[list[int]]:
+        """Inclusive last token of each step, and of the closing where there is one."""
+        return [[*each.ends, *(() if each.closing is None else (each.closing,))] for each in self.steps]
+
 
 class StepScorer:
     """The step reward functions of a run, with their weights and the segmenter.
@@ -43,7 +50,8 @@ class StepScorer:
     Args:
         funcs (`list[Callable]`): Called as `f(prompts=, completions=, steps=, completion_ids=, step_ends=,
             trainer_state=, log_metric=, log_extra=, <columns>)`, synchronous or asynchronous; each returns one list of
-            floats or `None` per completion, one entry per step.
+            floats or `None` per completion, one entry per step. One with a method `on_trainer_built(trainer)` is
+            called there once, one with `on_rollouts(rollouts)` before each batch.
         segmenter ([`StepSegmenter`]): Cuts completions into steps.
         weights (`list[float]`, *optional*): One per function; all 1 by default.
         on_error (`str`, *optional*, defaults to `"raise"`): `"raise"`: a failing function is a [`RewardError`].
@@ -75,6 +83,19 @@ class StepScorer:
         self.on_error = on_error
         self._logged_failures: set[str] = set()
         self._has_warned_of_one_step = False
+        self._was_asked_to_look = False
+
+    def on_trainer_built(self, trainer: Any) -> None:
+        """Introduce the trainer to the functions that have a method of this name."""
+        for func in self.funcs:
+            if (hook := getattr(func, "on_trainer_built", None)) is not None:
+                hook(trainer)
+
+    def on_rollouts(self, rollouts: dict[str, Any]) -> None:
+        """Show this rank's batch as the trainer holds it (`completion_ids (b, T)` and so on) to functions that ask."""
+        for func in self.funcs:
+            if (hook := getattr(func, "on_rollouts", None)) is not None:
+                hook(rollouts)
 
     def score(
         self,
@@ -155,6 +176,27 @@ class StepScorer:
         columns["steps"] = [list(steps.texts) for steps in scores.steps]
         columns["step_rewards"] = scores.rewards
         return scores, metrics, columns
+
+    def warn_of_looking_ahead(self, batch: Any, tool_mask: list[list[int]] | None, tokenizer: Any) -> None:
+        """Warn, once, where tokens behind a step decide that it ends: a baseline per step is biased then.
+
+        Args:
+            batch, tool_mask, tokenizer: As in `score_batch`, whose first rows are looked at.
+        """
+        if self._was_asked_to_look:
+            return
+        self._was_asked_to_look = True
+        for i, ids in enumerate(batch.completion_ids[:_ROWS_TO_LOOK_AT]):
+            mask = tool_mask[i][: len(ids)] if tool_mask else None
+            if ids and self.segmenter.looks_ahead(list(ids), tokenizer, mask):
+                logger.warning(
+                    "step_separator: %s ends a step depending on what follows it (found in completion %d of the "
+                    "batch): step_baseline='to_go' is slightly biased then. End a step where the text up to there "
+                    "says so.",
+                    self.segmenter,
+                    i,
+                )
+                return
 
     def _settle(self, name: str, output: Any, steps: list[Steps], log_metric: Callable) -> RaggedRewards:
         """The rewards of one function, checked; or what its failure costs."""

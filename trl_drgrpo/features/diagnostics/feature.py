@@ -26,8 +26,8 @@ from trl_drgrpo.features.diagnostics.steps import step_statistics
 from trl_drgrpo.process_rewards.calling import process_only
 from trl_drgrpo.process_rewards.steps.alignment import Aligner
 from trl_drgrpo.rewards.contract import reward_name
+from trl_drgrpo.upstream.batches import CreditedBatch
 from trl_drgrpo.upstream.description import METRIC, DescribingCallback, DescribingFeature
-from trl_drgrpo.upstream.hooks import CreditedBatch
 
 # Places, as the guard names them.
 _STATISTICS, _WARNINGS, _PHASES = "The statistics of a batch", "The watch for warnings", "The clock of the phases"
@@ -65,6 +65,8 @@ class Diagnostics(DescribingFeature):
         if args.run_log and trainer.accelerator.is_main_process:
             self.run_log = RunLog(Path(str(args.output_dir)))
         thresholds = warning_thresholds(args.run_warnings)
+        if args.process_role == "baseline":
+            thresholds.pop("process_hacked", None)  # a score that is not paid cannot be exploited
         self.run_warnings = RunWarnings(thresholds, args.num_generations or 1, self._record_warning)
         self._aligner = Aligner(trainer.text_tokenizer)
         self.describing.tell = self._record_failure

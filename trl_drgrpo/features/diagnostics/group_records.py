@@ -127,9 +127,10 @@ def _group_record(number: int, members: list[dict[str, Any]], step: int, mode: s
 
 def _spans(row: RecordedRow, aligner: Aligner) -> Iterator[dict[str, Any]]:
     """Runs of tokens of one kind; their texts joined are the decoded completion."""
-    step_of = [k for k, _ in enumerate(row.step_ends) for _ in range(_step_size(row.step_ends, k))]
+    step_of: list[int | None] = [k for k, _ in enumerate(row.step_ends) for _ in range(_step_size(row.step_ends, k))]
+    step_of += [None] * (len(row.token_ids) - len(step_of))  # the closing, or a row without steps
     kinds = [
-        (advantage, step_of[t] if step_of else None, not trained)
+        (advantage, step_of[t], not trained)
         for t, (advantage, trained) in enumerate(zip(row.token_advantages, row.trained, strict=True))
     ]
     runs = [(kind, len(list(tokens))) for kind, tokens in groupby(kinds)]
