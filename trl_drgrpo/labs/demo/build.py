@@ -47,7 +47,18 @@ def build_config(tokenizer: Any) -> "Qwen2Config":
 
 
 def warm_start_batches(tokenizer: Any, steps: int, batch_size: int, seed: int) -> Iterator[dict[str, "torch.Tensor"]]:
-    """Fresh demonstrations for every step, from the training split; batches as [`pad_rows`] makes them."""
+    """Fresh demonstrations for every step, from the training split.
+
+    Args:
+        tokenizer (`PreTrainedTokenizerBase`): Its chat template renders the prompt.
+        steps (`int`): Number of batches.
+        batch_size (`int`): Rows per batch.
+        seed (`int`): Seed of problems and demonstrations.
+
+    Yields:
+        `input_ids`, `attention_mask` and `labels`, each `(batch_size, T)` int64, padded on the right; labels are -100
+        on prompt and padding.
+    """
     rng = random.Random(seed)
     pad, end = tokenizer.convert_tokens_to_ids([PAD, IM_END])
     for _ in range(steps):
