@@ -37,15 +37,9 @@ from trl_drgrpo.upstream.translated_weights import load_translated  # noqa: E402
 
 @contextmanager
 def _trainable_values(model: Any):
-    """The values of trainable parameters as they are before TRL's constructor casts those on a quantized base.
-
-    Args:
-        model (`str` or `torch.nn.Module`): As given to the constructor, which runs inside the block.
-
-    Yields:
-        `dict[str, torch.Tensor]`: By parameter name, complete at the end of the block. No copies: TRL gives a cast
-        parameter other memory, and this holds on to the first.
-    """
+    """The values of trainable parameters by name, as they are before TRL's constructor, which runs inside the block,
+    casts those on a quantized base; complete at its end. No copies: TRL gives a cast parameter other memory, and this
+    holds on to the first."""
     values: dict[str, torch.Tensor] = {}
     trl_module: Any = sys.modules[GRPOTrainer.__module__]
     original = trl_module.get_peft_model
@@ -277,40 +271,27 @@ class HostTrainer(Hooks, PrivateState):
         tags: str | list[str] | None = None,
     ) -> None:
         """As [`trl.GRPOTrainer.create_model_card`], with a text that states the objective, data, rewards and results.
-
-        Args:
-            model_name, dataset_name, tags:
-                As in TRL. What is left out is what an earlier call gave.
-        """
+        What is left out is what an earlier call gave."""
         given = {"model_name": model_name, "dataset_name": dataset_name, "tags": tags}
         with self.describing(CARD), self.writing_card(given) as arguments:
             super().create_model_card(**arguments)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """As in transformers, with the run's card beside an adapter, in the place of PEFT's.
-
-        Raises:
-            `DiskFullError`: Says what is saved, and how to go on.
-        """
+        """As in transformers, with the run's card beside an adapter, in the place of PEFT's. A `DiskFullError` says
+        what is saved."""
         folder = Path(output_dir or self.args.output_dir)
         with self.writing(folder):
             super().save_model(output_dir, _internal_call)
             self.on_model_saved(folder)
 
     def init_hf_repo(self, *args: Any, **kwargs: Any) -> None:
-        """As in transformers; a Hub that cannot be reached, or refuses, is one clear error.
-
-        Raises:
-            `InputError`: Before anything was trained.
-        """
+        """As in transformers; a Hub that cannot be reached, or refuses, is one clear error before anything was
+        trained."""
         with self.opening_repository():
             super().init_hf_repo(*args, **kwargs)
 
     def push_to_hub(self, *args: Any, **kwargs: Any) -> Any:
-        """As in transformers; whatever goes wrong, the model is saved locally.
-
-        Raises:
-            `PushError`: Says where the model is and how to push it later.
-        """
+        """As in transformers; whatever goes wrong, the model is saved locally. A `PushError` says where, and how to
+        push it later."""
         with self.pushing():
             return super().push_to_hub(*args, **kwargs)

@@ -119,11 +119,7 @@ def check_upstream(trainer_class: type = GRPOTrainer) -> list[SeamReport]:
 
 
 def require_seams() -> None:
-    """Refuse to build a trainer on a TRL in which a seam has moved.
-
-    Raises:
-        `UpstreamError`: Names each seam that moved and what it looks like now.
-    """
+    """Refuse to build a trainer on a TRL in which a seam has moved; names each and what it looks like now."""
     moved = [f"{report.name}: {report.problem}" for report in check_upstream() if report.problem]
     if moved:
         raise UpstreamError(

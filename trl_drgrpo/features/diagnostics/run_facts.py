@@ -81,15 +81,7 @@ def start_facts(trainer: Any) -> dict[str, Any]:
 
 
 def run_facts(trainer: Any, correctness: CorrectnessRule | None) -> dict[str, Any]:
-    """Facts of the run.
-
-    Args:
-        trainer ([`DrGRPOTrainer`]): The trainer, about to train.
-        correctness ([`CorrectnessRule`], *optional*): Which completions are correct.
-
-    Returns:
-        `dict[str, Any]`: JSON-ready.
-    """
+    """Facts of the run, JSON-ready. `correctness` says which completions are correct."""
     args, scorer = trainer.args, trainer.step_scorer
     return {
         "trainer": type(trainer).__name__,
@@ -107,15 +99,8 @@ def run_facts(trainer: Any, correctness: CorrectnessRule | None) -> dict[str, An
 
 
 def objective_facts(trainer: Any) -> dict[str, Any]:
-    """What a change of makes another objective, in one flat mapping: a resumed run compares it.
-
-    Args:
-        trainer ([`DrGRPOTrainer`]): The trainer, about to train.
-
-    Returns:
-        `dict[str, Any]`: JSON-ready: the objective of `run_facts`, rewards with their weights, how completions are
-            sampled.
-    """
+    """What a change of makes another objective, in one flat JSON-ready mapping that a resumed run compares: the
+    objective of `run_facts`, rewards with their weights, how completions are sampled."""
     scorer = trainer.step_scorer
     return {
         **_objective(trainer),

@@ -23,14 +23,7 @@ class Objective:
 
 
 def objective_of(trainer: Any) -> Objective:
-    """The objective that a trainer minimizes.
-
-    Args:
-        trainer ([`DrGRPOTrainer`]): Built; also before its first step.
-
-    Returns:
-        [`Objective`].
-    """
+    """The objective that a trainer minimizes; also before its first step."""
     args: Any = trainer.args
     has_steps = trainer.step_scorer is not None
     formula = [
