@@ -60,6 +60,8 @@ def build(output, processes, mode):
     tokenizer = tiny_tokenizer()
     model = in_double_precision(tiny_model(tokenizer))
     per_step = {"steps_per_generation": 2, "save_strategy": "steps", "save_steps": 1} if mode == "resume" else {}
+    if mode == "baseline":
+        per_step = {"process_role": "baseline"}
     accumulation = 3 if mode.startswith("uneven") else 1  # three micro-batches, of which few are needed
     trainer = DrGRPOTrainer(
         model=model,
@@ -80,7 +82,7 @@ def build(output, processes, mode):
         train_dataset=Dataset.from_dict({"prompt": [f"{i}+{i * i}=" for i in range(9)]}),
         processing_class=tokenizer,
         rollout_func=fixed_rollouts,
-        step_reward_funcs=step_reward if mode == "process" else None,
+        step_reward_funcs=step_reward if mode in ("process", "baseline") else None,
     )
     if trainer.accelerator.num_processes != processes:
         raise SystemExit(f"{trainer.accelerator.num_processes} processes, expected {processes}")

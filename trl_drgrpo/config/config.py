@@ -119,7 +119,8 @@ class DrGRPOConfig(GRPOConfig):
             What a step is compared with: `"to_go"` (what the other rows earn from the same step on) and `"none"` are
             unbiased. `"deepseekmath"`, `"pooled_others"`, `"per_completion"` and `"same_index"` are not.
         outcome_weight, process_weight (`float`, *optional*, default to `1.0`):
-            `A_it = outcome_weight * A_i + process_weight * A_it(process)`.
+            `A_it = outcome_weight * A_i + process_weight * A_it(process)`. `to_go` compares with the *other* rows, so
+            its scale is that of `advantage_baseline="leave_one_out"`: G / (G - 1) times the group mean's.
         step_reward_weights (`list[float]`, *optional*):
             One weight per step reward function; all 1 by default.
         deepseekmath_step_std (`bool`, *optional*, defaults to `False`):
