@@ -1,0 +1,365 @@
+"""Environments that reward their turns: who is credited with what, and what the model may not see."""
+
+import json
+import re
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from datasets import Dataset
+from runs import assert_same_weights, short_run, weights
+from trl.chat_template_utils import qwen3_chat_template
+
+from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
+from trl_drgrpo.common.errors import InputError, RewardError
+from trl_drgrpo.labs.check.tiny import tiny_model, tiny_tokenizer
+from trl_drgrpo.process_rewards.steps import step_segmenter
+
+
+class Walk:
+    """Pays for the place that it is sent to, on every call."""
+
+    def reset(self, **kwargs):
+        self.place, self.paid = 0, []
+
+    def on_turn_begin(self):
+        self.paid.append(0.0)
+
+    def state_key(self):
+        return self.place
+
+    def go(self, row: int, to: int) -> str:
+        """Go to a place.
+
+        Args:
+            row: Who goes.
+            to: The place.
+
+        Returns:
+            Where it is, or something much too long.
+        """
+        self.place = to
+        self.paid[-1] += to
+        return "far away " * 100 if to == 4 else f"at {to}"
+
+    def get_turn_rewards(self):
+        return self.paid
+
+
+def call(name, **arguments):
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+# What the four rows of a group say, turn by turn. They earn, and begin in the places:
+#   0: 1, 2, 0      0, 1, 2
+#   1: 2, 0, 0      0, 2, 2     its second turn calls what is no tool
+#   2: 2, 0         0, 1        its first turn makes two calls
+#   3: 4            0           the answer to its call does not fit and is dropped
+SAYS = [
+    [call("go", row=0, to=1), call("go", row=0, to=2), "there"],
+    [call("go", row=1, to=2), call("get_turn_rewards"), "there"],
+    [call("go", row=2, to=1) + call("go", row=2, to=1), "there"],
+    [call("go", row=3, to=4)],
+]
+EARNED = [[1.0, 2.0, 0.0], [2.0, 0.0, 0.0], [2.0, 0.0], [4.0]]
+# From turn k on they earn 3 2 0, 2 0 0, 2 0, 4. Less the mean of the three others, 0 for those that have ended:
+TO_GO = [[3 - 8 / 3, 2.0, 0.0], [2 - 9 / 3, -2 / 3, 0.0], [2 - 9 / 3, -2 / 3], [4 - 7 / 3]]
+# In place 1, row 0 earned 2 from there on and row 2 nothing; in place 2 nobody earned anything.
+BY_STATE = [[3 - 8 / 3, 2.0, 0.0], [2 - 9 / 3, 0.0, 0.0], [2 - 9 / 3, -2.0], [4 - 7 / 3]]
+
+
+class Scripted(DrGRPOTrainer):
+    """Says `SAYS` in the place of the random model, and keeps the batches."""
+
+    def _generate_single_turn(self, prompt_ids, *args, **kwargs):
+        sampled = super()._generate_single_turn(prompt_ids, *args, **kwargs)
+        for place, ids in enumerate(prompt_ids):
+            said = self.processing_class.decode(ids).split("<|im_start|>assistant\n")[1:-1]
+            row = int(re.search(r'"row": (\d)', said[0])[1]) if said else place % 4
+            sampled[0][place] = self.processing_class.encode((SAYS[row] + ["there"])[len(said)] + "<|im_end|>")
+        return sampled
+
+    def on_rollouts(self, rollouts):
+        self.rollouts = super().on_rollouts(rollouts)
+        return self.rollouts
+
+    def on_credit(self, batch):
+        self.credited = batch
+        super().on_credit(batch)
+
+
+def build(folder, data=({},), trainer_class=Scripted, **changes):
+    """A trainer; `changes` are arguments of it, or else fields of its configuration."""
+    names = ("tools", "environment_factory", "reward_funcs", "step_reward_funcs", "eval_dataset", "step_segmenter")
+    arguments = {name: changes.pop(name) for name in names if name in changes}
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = qwen3_chat_template
+    model = tiny_model(tokenizer)
+    model.config.max_position_embeddings = 4096  # the tools' description comes with the prompt
+    rows = [{"prompt": [{"role": "user", "content": "Walk."}], **row} for row in data]
+    settings = {**short_run(folder), "max_steps": 1, "max_completion_length": 512, "run_log": False}
+    return trainer_class(
+        model,
+        args=DrGRPOConfig(**{**settings, **changes}),
+        train_dataset=Dataset.from_list(rows * (16 // len(rows))),
+        processing_class=tokenizer,
+        **arguments,
+    )
+
+
+@pytest.fixture(scope="module")
+def walked(tmp_path_factory):
+    """A run of two steps with checkpoints, a run log and an evaluation; no reward but that of the turns."""
+    folder = tmp_path_factory.mktemp("turns")
+    fields = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1, "run_log": True, "record_groups": -1}
+    trainer = build(folder, environment_factory=Walk, **fields)
+    trainer.train()
+    trainer.run = SimpleNamespace(credited=trainer.credited, rollouts=trainer.rollouts, folder=folder, fields=fields)
+    return trainer
+
+
+def test_every_turn_carries_what_it_earned_beyond_the_others(walked):
+    batch = walked.run.credited
+    assert batch.step_rewards == EARNED * 2
+    assert batch.state_keys == [[0, 1, 2], [0, 2, 2], [0, 1], [0]] * 2
+    for state_keys, expected in ((batch.state_keys, BY_STATE), (None, TO_GO)):
+        advantages = walked.compute_advantages(replace(batch, state_keys=state_keys))
+        found = [[advantages[i, end].item() for end in ends] for i, ends in enumerate(_last_words(batch))]
+        assert found == [pytest.approx(row, abs=1e-6) for row in expected * 2]
+
+
+def _last_words(batch):
+    """For each row the last token of each turn that the model wrote."""
+    found = []
+    for mask, ends in zip(batch.trained_mask.tolist(), batch.step_ends, strict=True):
+        found.append([max(t for t in range(end + 1) if mask[t]) for end in ends])
+    return found
+
+
+def test_what_the_environment_wrote_carries_nothing(walked):
+    advantages, tool_mask = walked.run.rollouts["advantages"], walked.run.rollouts["tool_mask"]
+    written_by_it = walked.run.credited.completion_mask.bool() & (tool_mask == 0)
+    assert written_by_it.sum() > 100
+    assert advantages[written_by_it].abs().max() == 0
+    assert advantages[0, : walked.run.credited.step_ends[0][0]].abs().max() > 0
+
+
+def test_the_model_sees_tools_and_nothing_else_of_an_environment(walked):
+    assert [tool.__name__ for tool in walked.tools] == ["go"]
+    prompt = walked.processing_class.decode(walked.run.rollouts["prompt_ids"][0])
+    assert '"go"' in prompt
+    assert not re.search("state_key|get_turn_rewards|on_turn_begin", prompt)
+    answers = [m["content"] for m in walked.run.credited.scored.completions[1] if m["role"] == "tool"]
+    assert answers == ["at 2", "{'error': 'Tool get_turn_rewards not found.'}"]
+
+
+def test_log_and_recorded_completions_have_turns_as_steps(walked):
+    logs = walked.state.log_history[0]
+    assert logs["process_rewards/Walk/mean"] == pytest.approx(11 / 9)
+    assert logs["process/steps_mean"] == pytest.approx(9 / 4)
+    facts = json.loads((walked.run.folder / "_drgrpo" / "run.json").read_text())
+    assert facts["step_rewards"] == {"names": ["Walk"], "weights": [1.0]}
+    assert facts["objective"]["step_separator"] == ["turn"]
+    assert facts["objective"]["state_keys"] == ["Walk"]
+    assert any("Walk.state_key" in note for note in _notes(walked))
+    group = json.loads((walked.run.folder / "_drgrpo" / "completions.jsonl").read_text().splitlines()[0])
+    for row, earned, expected in zip(group["rows"], EARNED, BY_STATE, strict=True):
+        own = [span for span in row["spans"] if not span["masked"]]
+        assert [span["step"] for span in own] == list(range(len(earned)))
+        assert [span["step_reward"] for span in own] == earned
+        assert [span["advantage"] for span in own] == pytest.approx(expected, abs=1e-3)
+    assert walked.describing.failures == {}
+
+
+def _notes(trainer):
+    from trl_drgrpo.features.model_card.objective import objective_of
+
+    return objective_of(trainer).notes
+
+
+def test_an_evaluation_credits_turns_too(walked):
+    metrics = walked.evaluate(Dataset.from_list([{"prompt": [{"role": "user", "content": "Walk."}]}] * 2))
+    assert metrics["eval_process_rewards/Walk/mean"] == pytest.approx(11 / 9)
+    assert not walked.credited.training
+    assert walked.credited.step_rewards[:4] == EARNED
+
+
+def test_a_resumed_run_is_the_same_run(walked, caplog):
+    resumed = build(walked.run.folder, environment_factory=Walk, **walked.run.fields)
+    resumed.train(resume_from_checkpoint=str(walked.run.folder / "checkpoint-1"))
+    assert_same_weights(weights(walked), weights(resumed))
+    assert "objective is another one" not in caplog.text
+
+
+# Beside other rewards, other environments, and no environment at all
+
+
+class Later(Walk):
+    """The same, asynchronous, with an outcome."""
+
+    async def get_turn_rewards(self):
+        return self.paid
+
+    def get_reward(self):
+        return float(self.place)
+
+
+class Idle:
+    """Rewards no turns."""
+
+    def reset(self, **kwargs):
+        return None
+
+    def go(self, row: int, to: int) -> str:
+        """Go nowhere.
+
+        Args:
+            row: Who goes.
+            to: The place.
+
+        Returns:
+            Nothing.
+        """
+        return ""
+
+
+def number_of_environments(environments, steps, **kwargs):
+    return [[len(environments) / 10] * len(turns) for turns in steps]
+
+
+def test_several_environments_stand_beside_outcomes_and_step_rewards(tmp_path):
+    trainer = build(
+        tmp_path,
+        data=[{"environment": "later"}, {"environment": "idle"}],
+        environment_factory={"later": Later, "idle": Idle},
+        step_reward_funcs=number_of_environments,
+        step_reward_weights=[10.0],
+        step_baseline="none",
+        shuffle_dataset=False,
+    )
+    trainer.train()
+    batch = trainer.credited
+    turns, none = EARNED, [[None] * len(row) for row in EARNED]
+    none[3] = [None, None]  # its answer is short here, so the model speaks once more
+    assert trainer.step_scorer.names == ["number_of_environments", "Later"]
+    assert batch.steps.rewards_per_func[1] == [*turns, *none[:3], batch.steps.rewards_per_func[1][7]]
+    assert set(batch.steps.rewards_per_func[1][7]) == {None}
+    assert batch.step_rewards[0] == [9.0, 10.0, 8.0]  # 10 * 0.8 and what the turn earned
+    assert batch.step_rewards[4] == [8.0, 8.0, 8.0]
+    assert trainer.reward_func_names == ["Later"]
+    assert batch.rewards[:4].tolist() == [2.0, 2.0, 1.0, 4.0]
+    assert batch.state_keys is None
+
+
+def go(row: int, to: int) -> str:
+    """Go to a place.
+
+    Args:
+        row: Who goes.
+        to: The place.
+
+    Returns:
+        Where it is.
+    """
+    return f"at {to}"
+
+
+def test_with_tools_alone_a_turn_is_a_step(tmp_path):
+    def calls(steps, **kwargs):
+        return [[float(turn.count("<tool_call>")) for turn in turns] for turns in steps]
+
+    trainer = build(tmp_path, tools=[go], step_reward_funcs=calls)
+    trainer.train()
+    assert trainer.credited.step_rewards[:3] == [[1.0, 1.0, 0.0], [1.0, 1.0, 0.0], [2.0, 0.0]]
+    assert trainer.credited.state_keys is None
+    assert trainer.step_separator == ["turn"]
+
+
+# What cannot be
+
+
+def _environment(**methods):
+    return type("Broken", (Walk,), methods)
+
+
+@pytest.mark.parametrize(
+    ("methods", "message"),
+    [
+        (
+            {"get_turn_rewards": lambda self: self.paid[:-1]},
+            r"Broken.get_turn_rewards: got 2 rewards for row 0; expected 3, one per turn of the model. Let `on_turn_begi",
+        ),
+        ({"get_turn_rewards": lambda self: 1.0}, "Broken.get_turn_rewards: got float for row 0; expected a list of 3"),
+        (
+            {"get_turn_rewards": lambda self: [float("inf")] * len(self.paid)},
+            "step reward function 'Broken': got inf for step 0 of completion 0; expected a finite number",
+        ),
+        ({"state_key": lambda self: [0]}, r"Broken.state_key: got list \[0\] for row 0, turn 0; expected something has"),
+        ({"on_turn_begin": lambda self: self.paid / 0}, "Broken.on_turn_begin: got TypeError: .* for row 0, turn 0"),
+    ],
+    ids=["count", "number", "infinite", "unhashable", "error"],
+)
+def test_a_method_that_breaks_its_contract_is_one_line(methods, message, walked):
+    """On the shared trainer, which gets the environment for one batch."""
+    environment = _environment(**methods)()
+    environment.reset()
+    record = walked.turns
+    from trl_drgrpo.process_rewards.calling import StepScorer
+    from trl_drgrpo.process_rewards.turns import TurnRecord, TurnRewards
+
+    with pytest.raises(RewardError, match=f"^{message}"):
+        turns = TurnRecord([environment], reads_states=True)
+        for _ in range(3):
+            turns.begin([0])
+        begun = TurnRewards(type(environment), lambda: [3], record.trainer.run_async)
+        tool_mask = [1, 0, 1, 0, 1]
+        StepScorer([begun], step_segmenter("turn")).score(
+            [[65] * 5], [tool_mask], walked.processing_class, print, environments=[environment]
+        )
+
+
+class Awaited(Walk):
+    async def state_key(self):
+        return 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"environment_factory": Walk, "step_separator": ["\n"]},
+            r"step_separator: got StepSegmenter\('\\n'\) with Walk.get_turn_rewards\(\); expected 'turn'",
+        ),
+        (
+            {"environment_factory": Walk, "step_segmenter": step_segmenter("tokens:3")},
+            r"step_separator: got StepSegmenter\('tokens:3'\) with Walk",
+        ),
+        ({"environment_factory": Walk()}, "environment_factory: got Walk; expected something to be called"),
+        ({"environment_factory": {"a": None}}, "environment_factory: got NoneType for 'a'"),
+        ({"environment_factory": Awaited}, "Awaited.state_key: got an asynchronous method; expected a plain one"),
+        (
+            {"environment_factory": type("Odd", (Walk,), {"state_key": 3})},
+            "Odd.state_key: got int; expected a method",
+        ),
+        ({"environment_factory": Walk, "process_role": "baseline"}, "process_role: got 'baseline' without reward_func"),
+        (
+            {"environment_factory": Walk, "step_reward_weights": [1.0, 2.0]},
+            "step_reward_weights: got 2 weights; expected 1, one per step reward function",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused_before_a_model_loads(changes, message, tmp_path):
+    class Unbuilt(Scripted):
+        pass
+
+    with pytest.raises(InputError, match=f"^{message}"):
+        build(tmp_path, trainer_class=Unbuilt, **changes)
+
+
+def test_states_that_nothing_is_compared_by_are_told_once(tmp_path, caplog):
+    trainer = build(tmp_path, environment_factory=Walk, step_baseline="none")
+    assert caplog.text.count("Walk.state_key() is not used") == 1
+    trainer.train()
+    assert trainer.credited.state_keys is None
+    assert torch.equal(trainer.credited.advantages[0, 0], torch.tensor(3.0))
