@@ -6,62 +6,17 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-import torch
 from datasets import Dataset
 from runs import assert_same_weights, short_run, weights
 from trl.chat_template_utils import qwen3_chat_template
+from walk import SAYS, Scripted, Walk
 
-from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
-from trl_drgrpo.common.errors import InputError, RewardError
+from trl_drgrpo import DrGRPOConfig
+from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.labs.check.tiny import tiny_model, tiny_tokenizer
 from trl_drgrpo.process_rewards.steps import step_segmenter
 
-
-class Walk:
-    """Pays for the place that it is sent to, on every call."""
-
-    def reset(self, **kwargs):
-        self.place, self.paid = 0, []
-
-    def on_turn_begin(self):
-        self.paid.append(0.0)
-
-    def state_key(self):
-        return self.place
-
-    def go(self, row: int, to: int) -> str:
-        """Go to a place.
-
-        Args:
-            row: Who goes.
-            to: The place.
-
-        Returns:
-            Where it is, or something much too long.
-        """
-        self.place = to
-        self.paid[-1] += to
-        return "far away " * 100 if to == 4 else f"at {to}"
-
-    def get_turn_rewards(self):
-        return self.paid
-
-
-def call(name, **arguments):
-    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
-
-
-# What the four rows of a group say, turn by turn. They earn, and begin in the places:
-#   0: 1, 2, 0      0, 1, 2
-#   1: 2, 0, 0      0, 2, 2     its second turn calls what is no tool
-#   2: 2, 0         0, 1        its first turn makes two calls
-#   3: 4            0           the answer to its call does not fit and is dropped
-SAYS = [
-    [call("go", row=0, to=1), call("go", row=0, to=2), "there"],
-    [call("go", row=1, to=2), call("get_turn_rewards"), "there"],
-    [call("go", row=2, to=1) + call("go", row=2, to=1), "there"],
-    [call("go", row=3, to=4)],
-]
+# What the rows of `SAYS` earn, turn by turn.
 EARNED = [[1.0, 2.0, 0.0], [2.0, 0.0, 0.0], [2.0, 0.0], [4.0]]
 # From turn k on they earn 3 2 0, 2 0 0, 2 0, 4. Less the mean of the three others, 0 for those that have ended:
 TO_GO = [[3 - 8 / 3, 2.0, 0.0], [2 - 9 / 3, -2 / 3, 0.0], [2 - 9 / 3, -2 / 3], [4 - 7 / 3]]
@@ -69,16 +24,8 @@ TO_GO = [[3 - 8 / 3, 2.0, 0.0], [2 - 9 / 3, -2 / 3, 0.0], [2 - 9 / 3, -2 / 3], [
 BY_STATE = [[3 - 8 / 3, 2.0, 0.0], [2 - 9 / 3, 0.0, 0.0], [2 - 9 / 3, -2.0], [4 - 7 / 3]]
 
 
-class Scripted(DrGRPOTrainer):
-    """Says `SAYS` in the place of the random model, and keeps the batches."""
-
-    def _generate_single_turn(self, prompt_ids, *args, **kwargs):
-        sampled = super()._generate_single_turn(prompt_ids, *args, **kwargs)
-        for place, ids in enumerate(prompt_ids):
-            said = self.processing_class.decode(ids).split("<|im_start|>assistant\n")[1:-1]
-            row = int(re.search(r'"row": (\d)', said[0])[1]) if said else place % 4
-            sampled[0][place] = self.processing_class.encode((SAYS[row] + ["there"])[len(said)] + "<|im_end|>")
-        return sampled
+class Kept(Scripted):
+    """Keeps the batches."""
 
     def on_rollouts(self, rollouts):
         self.rollouts = super().on_rollouts(rollouts)
@@ -89,7 +36,7 @@ class Scripted(DrGRPOTrainer):
         super().on_credit(batch)
 
 
-def build(folder, data=({},), trainer_class=Scripted, **changes):
+def build(folder, data=({},), **changes):
     """A trainer; `changes` are arguments of it, or else fields of its configuration."""
     names = ("tools", "environment_factory", "reward_funcs", "step_reward_funcs", "eval_dataset", "step_segmenter")
     arguments = {name: changes.pop(name) for name in names if name in changes}
@@ -99,7 +46,7 @@ def build(folder, data=({},), trainer_class=Scripted, **changes):
     model.config.max_position_embeddings = 4096  # the tools' description comes with the prompt
     rows = [{"prompt": [{"role": "user", "content": "Walk."}], **row} for row in data]
     settings = {**short_run(folder), "max_steps": 1, "max_completion_length": 512, "run_log": False}
-    return trainer_class(
+    return Kept(
         model,
         args=DrGRPOConfig(**{**settings, **changes}),
         train_dataset=Dataset.from_list(rows * (16 // len(rows))),
@@ -196,7 +143,15 @@ def test_a_resumed_run_is_the_same_run(walked, caplog):
 
 
 class Later(Walk):
-    """The same, asynchronous, with an outcome."""
+    """The same, asynchronous, with an outcome, and a long answer that leaves the model no room for another turn."""
+
+    room = 0
+
+    def go(self, row: int, to: int) -> str:
+        answer = super().go(row, to)
+        return "x" * self.room if to == 4 else answer
+
+    go.__doc__ = Walk.go.__doc__
 
     async def get_turn_rewards(self):
         return self.paid
@@ -228,7 +183,10 @@ def number_of_environments(environments, steps, **kwargs):
     return [[len(environments) / 10] * len(turns) for turns in steps]
 
 
-def test_several_environments_stand_beside_outcomes_and_step_rewards(tmp_path):
+def test_several_environments_stand_beside_outcomes_and_step_rewards(walked, tmp_path, monkeypatch):
+    around = (walked.run.rollouts["tool_mask"][0] == 0).sum().item() // 2 - len("at 1")  # a tool's answer in tokens
+    call_length = len(walked.processing_class.encode(SAYS[3][0] + "<|im_end|>"))
+    monkeypatch.setattr(Later, "room", 512 - call_length - around)
     trainer = build(
         tmp_path,
         data=[{"environment": "later"}, {"environment": "idle"}],
@@ -240,11 +198,10 @@ def test_several_environments_stand_beside_outcomes_and_step_rewards(tmp_path):
     )
     trainer.train()
     batch = trainer.credited
-    turns, none = EARNED, [[None] * len(row) for row in EARNED]
-    none[3] = [None, None]  # its answer is short here, so the model speaks once more
     assert trainer.step_scorer.names == ["number_of_environments", "Later"]
-    assert batch.steps.rewards_per_func[1] == [*turns, *none[:3], batch.steps.rewards_per_func[1][7]]
-    assert set(batch.steps.rewards_per_func[1][7]) == {None}
+    assert batch.steps.rewards_per_func[1][:4] == EARNED
+    assert {reward for row in batch.steps.rewards_per_func[1][4:] for reward in row} == {None}
+    assert batch.trained_mask[3].sum() == call_length < batch.completion_mask[3].sum() == 512  # the turn that is none
     assert batch.step_rewards[0] == [9.0, 10.0, 8.0]  # 10 * 0.8 and what the turn earned
     assert batch.step_rewards[4] == [8.0, 8.0, 8.0]
     assert trainer.reward_func_names == ["Later"]
@@ -279,46 +236,6 @@ def test_with_tools_alone_a_turn_is_a_step(tmp_path):
 # What cannot be
 
 
-def _environment(**methods):
-    return type("Broken", (Walk,), methods)
-
-
-@pytest.mark.parametrize(
-    ("methods", "message"),
-    [
-        (
-            {"get_turn_rewards": lambda self: self.paid[:-1]},
-            r"Broken.get_turn_rewards: got 2 rewards for row 0; expected 3, one per turn of the model. Let `on_turn_begi",
-        ),
-        ({"get_turn_rewards": lambda self: 1.0}, "Broken.get_turn_rewards: got float for row 0; expected a list of 3"),
-        (
-            {"get_turn_rewards": lambda self: [float("inf")] * len(self.paid)},
-            "step reward function 'Broken': got inf for step 0 of completion 0; expected a finite number",
-        ),
-        ({"state_key": lambda self: [0]}, r"Broken.state_key: got list \[0\] for row 0, turn 0; expected something has"),
-        ({"on_turn_begin": lambda self: self.paid / 0}, "Broken.on_turn_begin: got TypeError: .* for row 0, turn 0"),
-    ],
-    ids=["count", "number", "infinite", "unhashable", "error"],
-)
-def test_a_method_that_breaks_its_contract_is_one_line(methods, message, walked):
-    """On the shared trainer, which gets the environment for one batch."""
-    environment = _environment(**methods)()
-    environment.reset()
-    record = walked.turns
-    from trl_drgrpo.process_rewards.calling import StepScorer
-    from trl_drgrpo.process_rewards.turns import TurnRecord, TurnRewards
-
-    with pytest.raises(RewardError, match=f"^{message}"):
-        turns = TurnRecord([environment], reads_states=True)
-        for _ in range(3):
-            turns.begin([0])
-        begun = TurnRewards(type(environment), lambda: [3], record.trainer.run_async)
-        tool_mask = [1, 0, 1, 0, 1]
-        StepScorer([begun], step_segmenter("turn")).score(
-            [[65] * 5], [tool_mask], walked.processing_class, print, environments=[environment]
-        )
-
-
 class Awaited(Walk):
     async def state_key(self):
         return 0
@@ -342,24 +259,22 @@ class Awaited(Walk):
             {"environment_factory": type("Odd", (Walk,), {"state_key": 3})},
             "Odd.state_key: got int; expected a method",
         ),
-        ({"environment_factory": Walk, "process_role": "baseline"}, "process_role: got 'baseline' without reward_func"),
+        (
+            {"environment_factory": Walk, "process_role": "baseline"},
+            "process_role: got 'baseline' without reward_func",
+        ),
         (
             {"environment_factory": Walk, "step_reward_weights": [1.0, 2.0]},
             "step_reward_weights: got 2 weights; expected 1, one per step reward function",
         ),
     ],
 )
-def test_what_cannot_be_is_refused_before_a_model_loads(changes, message, tmp_path):
-    class Unbuilt(Scripted):
-        pass
-
+def test_what_cannot_be_is_refused_at_once(changes, message, tmp_path):
     with pytest.raises(InputError, match=f"^{message}"):
-        build(tmp_path, trainer_class=Unbuilt, **changes)
+        build(tmp_path, **changes)
 
 
 def test_states_that_nothing_is_compared_by_are_told_once(tmp_path, caplog):
     trainer = build(tmp_path, environment_factory=Walk, step_baseline="none")
     assert caplog.text.count("Walk.state_key() is not used") == 1
-    trainer.train()
-    assert trainer.credited.state_keys is None
-    assert torch.equal(trainer.credited.advantages[0, 0], torch.tensor(3.0))
+    assert trainer.turns.state_keys_of is None

@@ -146,7 +146,9 @@ class TurnRewards:
             # before.
             return [*output[: turns - 1], _sum(output[turns - 1 :])]
         if len(output) != turns:
-            remedy = "Let `on_turn_begin` append a 0 to the rewards: it is called once per turn, with or without a call."
+            remedy = (
+                "Let `on_turn_begin` append a 0 to them: it is called once per turn, whatever tools are called in it."
+            )
             raise RewardError(field, f"{len(output)} rewards for row {row}", expected, remedy)
         return list(output)
 

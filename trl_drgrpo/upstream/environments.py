@@ -110,7 +110,7 @@ class ToolLoop:
         self._lengths = [len(messages) for messages in conversations]
 
     def rows_that_go_on(self) -> list[int]:
-        """Rows to which a tool's result was added since the last call. TRL takes back what exceeds the length limit."""
+        """Rows that got a tool's result since the last call. TRL takes back one that exceeds the length limit."""
         lengths, self._lengths = self._lengths, [len(messages) for messages in self._conversations]
         return [
             row

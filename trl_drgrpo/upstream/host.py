@@ -106,9 +106,7 @@ class HostTrainer(Hooks, PrivateState):
 
         def calculate_and_show(inputs, prompts, completions, completion_ids_list):
             rewards_per_func = calculate(inputs, prompts, completions, completion_ids_list)
-            batch = ScoredBatch(
-                rewards_per_func, inputs, prompts, completions, completion_ids_list, self.environments
-            )
+            batch = ScoredBatch(rewards_per_func, inputs, prompts, completions, completion_ids_list, self.environments)
             self.on_rewards(batch)
             return rewards_per_func
 
