@@ -79,8 +79,9 @@ class DrGRPOTrainer(HostTrainer):
         step_reward_funcs (`Callable` or list of them, *optional*, keyword only):
             Process rewards. Each is called as `f(prompts=, completions=, steps=, completion_ids=, step_ends=,
             trainer_state=, log_metric=, log_extra=, <dataset columns>)`, synchronous or asynchronous, and returns one
-            list of floats (or `None` entries) per completion, one per step. They work beside `reward_funcs` or alone;
-            `args` says how they become advantages (`step_credit`, `step_baseline`, the weights).
+            list of floats (or `None` entries) per completion, one per step; with environments it is passed
+            `environments=`, too. They work beside `reward_funcs` or alone; `args` says how they become advantages
+            (`step_credit`, `step_baseline`, the weights).
         step_segmenter ([`StepSegmenter`], *optional*, keyword only):
             Cuts completions into steps; built from `args.step_separator` by default.
         advantage_func (`Callable[[RolloutBatch], torch.Tensor]`, *optional*, keyword only):

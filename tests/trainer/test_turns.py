@@ -109,7 +109,7 @@ def test_log_and_recorded_completions_have_turns_as_steps(walked):
     assert facts["step_rewards"] == {"names": ["Walk"], "weights": [1.0]}
     assert facts["objective"]["step_separator"] == ["turn"]
     assert facts["objective"]["state_keys"] == ["Walk"]
-    assert any("Walk.state_key" in note for note in _notes(walked))
+    assert any("(state_key of Walk)" in note for note in _notes(walked))
     group = json.loads((walked.run.folder / "_drgrpo" / "completions.jsonl").read_text().splitlines()[0])
     for row, earned, expected in zip(group["rows"], EARNED, BY_STATE, strict=True):
         own = [span for span in row["spans"] if not span["masked"]]

@@ -34,7 +34,7 @@ class Hooks:
         return _entered(feature.rolling_out() for feature in self.features)
 
     def on_turns_begin(self, rows: Sequence[int]) -> None:
-        """Called when rows of this rank begin a turn of the model: at first all, then those that got a tool's result."""
+        """Called when rows of this rank begin a turn of the model: first all, then those that got a tool's result."""
         for feature in self.features:
             feature.on_turns_begin(rows)
 

@@ -1,6 +1,8 @@
 """What environments give to their turns, and what they may not."""
 
 import asyncio
+import re
+from pathlib import Path
 
 import pytest
 
@@ -116,6 +118,25 @@ def test_a_failure_may_be_unscorable(tokenizer, caplog):
     environment = changed(get_turn_rewards=lambda self: [0.0])()
     assert rewarded([environment], [2], tokenizer, on_error="unscorable")[0] == [[None, None]]
     assert "got 1 rewards for row 0" in caplog.text
+
+
+def test_the_example_of_the_recipe_plays():
+    page = (Path(__file__).parents[3] / "recipes" / "process_rewards.md").read_text()
+    (block,) = re.findall(r"^## Turns\n.*?^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    exec(compile(block, "process_rewards.md", "exec"), names := {})
+    game = names["GuessNumber"]()
+    check_turn_methods(type(game))
+    game.reset(number=76, prompt="unused")
+    record = TurnRecord([game], reads_states=True)
+    for guesses in ([50], [], [60, 90], [76]):
+        record.begin([0])
+        said = [game.guess(guess) for guess in guesses]
+    assert said == ["found"]
+    assert record.state_keys == [[(1, 100), (51, 100), (51, 100), (61, 89)]]
+    earned = [0.5, 0.0, 1 - 40 / 50 + 1 - 29 / 40, 1 - 1 / 29]
+    rewards = TurnRewards(type(game), lambda: [4], asyncio.run)
+    assert rewards(environments=[game], steps=[["turn"] * 4]) == [pytest.approx(earned)]
+    assert game.get_reward() == 1.0
 
 
 async def later(self):

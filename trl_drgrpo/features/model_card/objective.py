@@ -157,8 +157,8 @@ def _step_notes(args: Any, segmenter: str, state_keys_of: Sequence[str] | None) 
         notes.append(f"Step baseline b: {args.step_baseline}.")
     if state_keys_of:
         notes.append(
-            f"A turn that begins in a state ({', '.join(state_keys_of)}.state_key) that other rows of the group passed "
-            "is compared with what those earned from there on."
+            "A turn that begins in a state which other rows of the group passed is compared with what those earned "
+            f"from there on (state_key of {', '.join(state_keys_of)})."
         )
     if args.deepseekmath_step_std:
         notes.append("Step advantages are divided by the group's standard deviation, as in arXiv 2402.03300.")
