@@ -209,6 +209,25 @@ def test_several_environments_stand_beside_outcomes_and_step_rewards(walked, tmp
     assert batch.state_keys is None
 
 
+class Still:
+    """Has no tools, so there is one turn."""
+
+    def reset(self, **kwargs):
+        self.paid = 0.5
+
+    def get_turn_rewards(self):
+        return [self.paid]
+
+
+def test_an_environment_without_tools_rewards_its_only_turn(tmp_path):
+    trainer = build(tmp_path, environment_factory=Still, per_device_eval_batch_size=16)
+    trainer.train()
+    assert trainer.tools == []
+    assert trainer.credited.step_rewards == [[0.5]] * 8
+    trainer.evaluate(trainer.train_dataset.select(range(4)))
+    assert trainer.credited.step_rewards == [[0.5]] * 16
+
+
 def go(row: int, to: int) -> str:
     """Go to a place.
 

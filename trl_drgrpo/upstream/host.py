@@ -87,7 +87,6 @@ class HostTrainer(Hooks, PrivateState):
     def __init__(self, model, *args, **kwargs):
         with _trainable_values(model) as values:
             super().__init__(model, *args, **kwargs)
-        self.withhold_from_model(TURN_METHODS)
         self.built_with = dict(vars(self.args))
         self.on_built(values)
 

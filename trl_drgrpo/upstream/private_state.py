@@ -128,7 +128,7 @@ class PrivateState(GRPOTrainer):
         Args:
             methods (sequence of `str`): Names. Another tool of the same name stays.
         """
-        if self.environment_factories is None:
+        if self.environment_factories is None or not self.tools:
             return
 
         def hidden(environment: Any) -> list[Any]:

@@ -182,3 +182,11 @@ class TestFromGRPOConfig:
         fields = {**self.plain, "gradient_accumulation_steps": 4, "num_generations": 4, "output_dir": "somewhere"}
         converted = DrGRPOConfig.from_grpo_config(GRPOConfig(**fields))
         assert converted.to_dict() == DrGRPOConfig(**fields).to_dict()
+
+
+def test_a_separator_that_was_not_chosen_is_the_turn_where_there_are_turns():
+    config = DrGRPOConfig(use_cpu=True)
+    assert (config.separators(has_turns=False), config.separators(has_turns=True)) == (["\n\n"], ["turn"])
+    config.step_separator = "\n"
+    config.check()
+    assert config.separators(has_turns=True) == ["\n"]
