@@ -14,7 +14,7 @@ from trl_drgrpo.common.ranges import Range, refuse_out_of_range
 from trl_drgrpo.features.diagnostics.run_warnings import warning_thresholds
 from trl_drgrpo.objective.advantages import ADVANTAGE_BASELINES
 from trl_drgrpo.objective.step_advantages import STEP_BASELINES, STEP_CREDITS, check_choices
-from trl_drgrpo.process_rewards.steps import step_segmenter
+from trl_drgrpo.process_rewards.steps.separators import configured_segmenter
 
 REWARD_ERROR_POLICIES = ("raise", "unscorable")
 MICRO_BATCHINGS = ("exact", "upstream")
@@ -177,10 +177,11 @@ def _validate_fields(config: Any) -> None:
 
 def _validate_credit(config: Any) -> None:
     """Process rewards: the choices must fit each other, and the separator must be one."""
-    if not isinstance(config.step_separator, (list, tuple)):
-        got = repr(config.step_separator)
-        raise InputError("step_separator", got, "a list of separators", "Leave it out for the default, an empty line.")
-    step_segmenter(config.step_spec)
+    if config.step_separator is not None:
+        if not isinstance(config.step_separator, (list, tuple)):
+            got = repr(config.step_separator)
+            raise InputError("step_separator", got, "a list of separators", "Leave it out for the default.")
+        configured_segmenter(config.step_separator)
     check_choices(config.step_credit, config.step_baseline, config.deepseekmath_step_std, prefix="step_")
     if config.process_role == "baseline":
         paid = {"step_credit": "return_to_go", "step_baseline": "to_go", "process_weight": 1}

@@ -27,8 +27,10 @@ from trl.models.utils import disable_gradient_checkpointing  # noqa: E402
 from trl.trainer.utils import use_adapter  # noqa: E402
 
 from trl_drgrpo.common.secrets import without_secrets  # noqa: E402
+from trl_drgrpo.process_rewards.turns import TURN_METHODS  # noqa: E402
 from trl_drgrpo.upstream.batches import ScoredBatch, ScoredTokens, TokenBatch  # noqa: E402
 from trl_drgrpo.upstream.description import CARD  # noqa: E402
+from trl_drgrpo.upstream.environments import ToolLoop  # noqa: E402
 from trl_drgrpo.upstream.hooks import Hooks  # noqa: E402
 from trl_drgrpo.upstream.private_state import PrivateState  # noqa: E402
 from trl_drgrpo.upstream.swapping import item_swapped, swapped  # noqa: E402
@@ -74,6 +76,7 @@ class HostTrainer(Hooks, PrivateState):
     _uploads_put_off = False
     _loads_from: str | None = None  # the checkpoint whose weights are being loaded
     _uploads_reported: Sequence[Any] = ()  # futures whose end was looked at
+    _tool_loop: ToolLoop | None = None  # while tools are called
     scores_rollouts = False  # whether a generation batch is being made: old and reference log-probabilities fall due
 
     def __init__(self, model, *args, **kwargs):
@@ -97,7 +100,8 @@ class HostTrainer(Hooks, PrivateState):
 
         def calculate_and_show(inputs, prompts, completions, completion_ids_list):
             rewards_per_func = calculate(inputs, prompts, completions, completion_ids_list)
-            self.on_rewards(ScoredBatch(rewards_per_func, inputs, prompts, completions, completion_ids_list))
+            batch = ScoredBatch(rewards_per_func, inputs, prompts, completions, completion_ids_list, self.environments)
+            self.on_rewards(batch)
             return rewards_per_func
 
         with swapped(self, scores_rollouts=True, _calculate_rewards=calculate_and_show):
@@ -105,10 +109,18 @@ class HostTrainer(Hooks, PrivateState):
         return self.on_rollouts(rollouts)
 
     def _generate(self, prompts):
+        self.withhold_from_model(TURN_METHODS)
         with self.rolling_out():
+            self.on_turns_begin(range(len(prompts)))
             return super()._generate(prompts)
 
+    def _tool_call_loop(self, prompts, prompt_ids, completion_ids, completions, *args, **kwargs):
+        with swapped(self, _tool_loop=ToolLoop(completions)):
+            return super()._tool_call_loop(prompts, prompt_ids, completion_ids, completions, *args, **kwargs)
+
     def _generate_single_turn(self, prompt_ids, images, multimodal_fields, num_generations, *args, **kwargs):
+        if self._tool_loop is not None:
+            self.on_turns_begin(self._tool_loop.rows_that_go_on())
         with self.generating():
             return super()._generate_single_turn(
                 prompt_ids, images, multimodal_fields, num_generations, *args, **kwargs

@@ -1,7 +1,8 @@
 """Private state of TRL, read and written under public names. No method of TRL is overridden here."""
 
+import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -117,6 +118,32 @@ class PrivateState(GRPOTrainer):
     def buffered_rollouts(self) -> list[dict[str, Any]]:
         """Micro-batches of the current generation batch, also those that are done."""
         return self._buffered_inputs or []
+
+    def withhold_from_model(self, methods: Sequence[str]) -> None:
+        """Take methods of environments out of the tools that TRL has made of them: it spares `reset` and `get_reward`.
+
+        Args:
+            methods (sequence of `str`): Names. Another tool of the same name stays.
+        """
+        if self.environment_factories is None or not self.tools:
+            return
+
+        def hidden(environment: Any) -> list[Any]:
+            return [getattr(environment, name) for name in methods if hasattr(type(environment), name)]
+
+        probes = [pool[0] for pool in self._environment_pool.values()]  # TRL describes their methods to the model
+        known = [method for environment in probes for method in hidden(environment)]
+        for tools in (self.tools, *self._env_tools.values()):
+            tools[:] = [tool for tool in tools if tool not in known]
+        for row, environment in enumerate(self.environments or ()):  # and calls those of each row's own
+            own = hidden(environment)
+            for callable_tools in (self._sync_tool_dicts[row], self._async_tool_dicts[row]):
+                for name in [name for name, tool in callable_tools.items() if tool in own]:
+                    del callable_tools[name]
+
+    def run_async(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """The result of a coroutine, from the event loop on which TRL runs asynchronous methods of environments."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self.async_loop).result()
 
     def sample_completions(self, prompt_ids: list[list[int]], num_generations: int) -> list[list[int]]:
         """Completion ids, sampled from the policy with the trainer's own backend and settings, outside a generation
