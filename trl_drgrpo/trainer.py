@@ -280,7 +280,8 @@ class DrGRPOTrainer(HostTrainer):
         )
         advantages = self._advantages_given(batch)
         rollouts["advantages"] = advantages
-        credited = CreditedBatch(**vars(batch), advantages=advantages)
+        ratios = rollouts.get("importance_sampling_ratio")
+        credited = CreditedBatch(**vars(batch), advantages=advantages, sampling_ratios=ratios)
         means = self.describing.value(
             "The table of completions", lambda: credited.row_advantages.tolist(), otherwise=[]
         )

@@ -152,6 +152,7 @@ class Diagnostics(DescribingFeature):
             truncated=[row.truncated for row in own],
             texts=[row.text for row in own],
             correct=seen.correct,
+            weights=None if own[0].weight is None else [row.weight for row in own],
         )
         trains, step = self.trainer.model.training, self.trainer.state.global_step
         if trains:
