@@ -36,7 +36,7 @@ class DrGRPOScriptArguments(GRPOScriptArguments):
             `"lora"` or `"qlora"`: values for the adapter, the quantization and the training arguments that were not
             given, see [`trl_drgrpo.single_gpu.lora_preset`].
         early_stopping_patience (`int`, *optional*):
-            Stop after so many evaluations in a row in which `metric_for_best_model` was no better than its best.
+            Stop after so many evaluations in a row that were not the best by `metric_for_best_model`.
     """
 
     dataset_name: str | None = field(
@@ -95,6 +95,6 @@ class DrGRPOScriptArguments(GRPOScriptArguments):
     early_stopping_patience: int | None = field(
         default=None,
         metadata={
-            "help": "Stop after so many evaluations in a row in which metric_for_best_model was no better than its best."
+            "help": "Stop after so many evaluations in a row that were not the best by metric_for_best_model."
         },
     )

@@ -1,8 +1,8 @@
 """`metric_for_best_model`: the metric of an evaluation that says which checkpoint is the best.
 
-transformers finds out that there is no such metric when the first evaluation is over, with a `KeyError`. A metric that is
-nearly one of those that every evaluation has is a misspelling, and is refused before a model loads; any other may be one
-that a reward function logs itself.
+transformers finds out that there is no such metric when the first evaluation is over, with a `KeyError`. A metric that
+is nearly one of those that every evaluation has is a misspelling, and refused before a model loads; any other may be
+one that a reward function logs itself.
 """
 
 import math

@@ -136,8 +136,7 @@ class DrGRPOConfig(GRPOConfig):
         - `loss_type`: `"dr_grpo"` instead of `"dapo"`.
         - `scale_rewards`: `"none"` instead of `"group"`.
         - `use_bias_correction_kl`: `False` instead of `True`.
-        - `vllm_importance_sampling_mode`: `"token_truncate"` instead of `"sequence_mask"`, under which a row weighs the
-          less the longer it is.
+        - `vllm_importance_sampling_mode`: `"token_truncate"` instead of `"sequence_mask"`, a length bias.
         - `use_cpu` and `bf16`: without an accelerator, CPU and float32 instead of an error.
 
     Raises:
@@ -162,9 +161,9 @@ class DrGRPOConfig(GRPOConfig):
     vllm_importance_sampling_mode: str = field(
         default="token_truncate",
         metadata={
-            "help": "How a row is weighed by the ratio of the policy's probabilities to vLLM's: 'token_truncate' clips "
-            "each token's ratio, 'token_mask' sets it to 0 outside of the bounds; 'sequence_truncate' and "
-            "'sequence_mask' (TRL's default) take the product over the row, so that long rows weigh less.",
+            "help": "How the ratio of the policy's probabilities to vLLM's is bounded: 'token_truncate' clips each "
+            "token's, 'token_mask' sets it to 0 beyond the bounds; 'sequence_truncate' and 'sequence_mask' (TRL's "
+            "default) do so with the product over a row, so that long rows weigh less.",
             "choices": list(SAMPLING_CORRECTIONS),
         },
     )

@@ -1,8 +1,8 @@
 """The correction for vLLM's probabilities, seen from the side of a row: how much do its tokens weigh?
 
 Each token's loss is multiplied by a ratio of the policy's probability to the engine's, bounded in one of four ways. A
-row's weight is the mean ratio over its trained tokens. Where the ratio is the product over a row, noise that is the same
-for every token masks or clips long rows more often: a length bias, with nothing in the other metrics to see it by.
+row's weight is the mean ratio over its trained tokens. Where the ratio is the product over a row, noise that is the
+same for every token masks or clips long rows more often: a length bias that no other metric shows.
 """
 
 import math
@@ -28,8 +28,8 @@ def weight_statistics(
 
     Returns:
         `dict[str, float]`: `sampling/weight_q1_mean` (the shortest quarter of the rows) to `sampling/weight_q4_mean`,
-        `sampling/weight_correct_mean`, `sampling/weight_incorrect_mean`. Rows of one length are in one quarter, that of
-        their mean rank, so a quarter may be empty; what is empty is left out.
+        `sampling/weight_correct_mean`, `sampling/weight_incorrect_mean`. Rows of one length are in one quarter, that
+        of their mean rank, so a quarter may be empty; what is empty is left out.
 
     Example:
 
@@ -67,8 +67,8 @@ class UnequalWeights(Watch):
         if abs(short - long) < max(self.thresholds["share"] * max(short, long), self.thresholds["deviations"] * error):
             return None
         return (
-            f"The correction for vLLM's probabilities weighs the longest quarter of the completions {long:.2f} and the "
-            f"shortest {short:.2f} (means over {self.span}): a length bias. Take "
+            f"The correction for vLLM's probabilities weighs the longest quarter of the completions {long:.2f} and "
+            f"the shortest {short:.2f} (means over {self.span}): a length bias. Take "
             "vllm_importance_sampling_mode='token_truncate'. If you have it, engine and trainer disagree too much "
             "(sampling/sampling_logp_difference): same dtype, vllm serve --logprobs-mode processed_logprobs."
         )

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from trl_drgrpo.features.diagnostics.correctness import CorrectnessRule
-from trl_drgrpo.features.diagnostics.first_loss import first_loss_remarks
+from trl_drgrpo.features.diagnostics.first_loss import first_loss_remarks, is_first_loss
 from trl_drgrpo.features.diagnostics.group_records import group_records, recorded_groups, row_record
 from trl_drgrpo.features.diagnostics.phase_clock import GENERATE, SCORE, PhaseClock
 from trl_drgrpo.features.diagnostics.renamed import with_old_names
@@ -186,8 +186,7 @@ class Diagnostics(DescribingFeature):
         with self.describing(_WARNINGS):
             self.run_warnings.observe_log(state.global_step, logs)
         with self.describing("The remarks on the first loss"):
-            is_first = "loss" in logs and sum("loss" in entry for entry in state.log_history) == 1
-            if is_first and self.run_warnings.thresholds:  # none: silence is wanted
+            if self.run_warnings.thresholds and is_first_loss(logs, state.log_history):  # no thresholds: silence
                 for remark in first_loss_remarks(self.trainer, logs["loss"]):
                     logger.warning(remark)
 

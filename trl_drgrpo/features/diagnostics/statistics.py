@@ -35,7 +35,7 @@ class BatchRows:
         correct (`B` bools or `None`, *optional*): Whether the row is correct, `None` for neither; `None` as a whole
             when it is not known what is correct.
         weights (`B` floats, *optional*): Mean of the ratios that correct for the probabilities of the engine that
-            sampled, over the tokens that are trained on, NaN without any; `None` as a whole where nothing is corrected.
+            sampled, over the tokens that are trained on, NaN without any; `None` where nothing is corrected.
     """
 
     num_generations: int

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from trl_drgrpo import DrGRPOConfig
-from trl_drgrpo.features.diagnostics.first_loss import first_loss_remarks
+from trl_drgrpo.features.diagnostics.first_loss import first_loss_remarks, is_first_loss
 
 
 def remarks(step_scorer=None, own_advantages=None, own_losses=(), **fields):
@@ -19,6 +19,14 @@ def remarks(step_scorer=None, own_advantages=None, own_losses=(), **fields):
         own_losses=list(own_losses),
     )
     return first_loss_remarks(trainer, -0.00123)
+
+
+def test_the_first_loss_is_that_of_a_step_with_a_signal_of_the_whole_run():
+    dead, alive, evaluation = {"loss": 0.0, "drgrpo/zero_signal_frac": 1.0}, {"loss": 0.1}, {"eval_loss": 0.1}
+    assert not is_first_loss(dead, [dead])
+    assert is_first_loss(alive, [evaluation, dead, alive])
+    assert not is_first_loss(evaluation, [alive, evaluation])
+    assert not is_first_loss(alive, [alive, dead, alive])  # resumed: the history came with the checkpoint
 
 
 def test_the_loss_is_explained():
