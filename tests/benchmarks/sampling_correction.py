@@ -1,9 +1,9 @@
 """What the corrections for vLLM's probabilities weigh rows of different lengths, through TRL's own code.
 
 The policy's log-probabilities are 0. The engine's differ from them by noise that is independent from token to token,
-with the standard deviation sigma, such that the mean ratio of a token is 1. Every generation batch holds as many rows of
-each length, so the quarters of `sampling/weight_q1_mean` to `sampling/weight_q4_mean` are the lengths. Beside what is
-measured stands what a lognormal model says: the logarithm of a row's ratio has the variance `T sigma^2`.
+with the standard deviation sigma, such that the mean ratio of a token is 1. Every generation batch holds as many rows
+of each length, so the quarters of `sampling/weight_q1_mean` to `sampling/weight_q4_mean` are the lengths. Beside what
+is measured stands what a lognormal model says: the logarithm of a row's ratio has the variance `T sigma^2`.
 
 Run: `python tests/benchmarks/sampling_correction.py` (about a minute).
 """

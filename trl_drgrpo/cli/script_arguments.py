@@ -94,7 +94,5 @@ class DrGRPOScriptArguments(GRPOScriptArguments):
     )
     early_stopping_patience: int | None = field(
         default=None,
-        metadata={
-            "help": "Stop after so many evaluations in a row that were not the best by metric_for_best_model."
-        },
+        metadata={"help": "Stop after so many evaluations in a row that were not the best by metric_for_best_model."},
     )
