@@ -20,6 +20,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixi
 from trl import GRPOConfig
 
 from trl_drgrpo.common.errors import InputError, RewardError
+from trl_drgrpo.config.best_metric import with_best_metric
 from trl_drgrpo.config.config import DrGRPOConfig, dr_grpo_config
 from trl_drgrpo.config.preflight import check_inputs
 from trl_drgrpo.features.diagnostics.feature import Diagnostics
@@ -260,13 +261,17 @@ class DrGRPOTrainer(HostTrainer):
                 return super().train(checkpoint, *args, **kwargs)
         except RewardError as error:
             raise without_frames(error) from error.__cause__
+        finally:
+            self.is_in_train = False  # which transformers leaves as it is after an error
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """As in TRL."""
+        """As in TRL. In training, an evaluation without `metric_for_best_model` is an `InputError`."""
         try:
-            return super().evaluate(*args, **kwargs)
+            metrics = super().evaluate(*args, **kwargs)
         except RewardError as error:
             raise without_frames(error) from error.__cause__
+        is_scheduled = self.is_in_train and not args and kwargs.keys() <= {"ignore_keys"}  # as transformers calls it
+        return with_best_metric(self.args, metrics) if is_scheduled else metrics
 
     # Rewards become advantages
 
@@ -293,7 +298,8 @@ class DrGRPOTrainer(HostTrainer):
         )
         advantages = self._advantages_given(batch)
         rollouts["advantages"] = advantages
-        credited = CreditedBatch(**vars(batch), advantages=advantages)
+        ratios = rollouts.get("importance_sampling_ratio")
+        credited = CreditedBatch(**vars(batch), advantages=advantages, sampling_ratios=ratios)
         means = self.describing.value(
             "The table of completions", lambda: credited.row_advantages.tolist(), otherwise=[]
         )

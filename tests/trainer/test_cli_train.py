@@ -27,6 +27,8 @@ calls = []
 def short_later(completions, **kwargs):
     calls.append(1)
     return [float(len(c)) for c in completions][: 1 if len(calls) == 2 else None]
+def worse_and_worse(completions, trainer_state, **kwargs):
+    return [i % 2 - float(trainer_state.global_step) for i in range(len(completions))]
 """
 
 
@@ -120,6 +122,25 @@ def test_train_with_lora_evaluation_checkpoint_and_resume(recipe, capfd):
     assert result["steps"] == 2
     assert {"eval_reward_first", "eval_reward_last"} <= set(result)
     assert "evaluation at step 2" in err
+
+
+def test_early_stopping(recipe, capfd):
+    argv = recipe(
+        reward_funcs=["mine.py:worse_and_worse"],
+        max_steps=4,
+        eval_strategy="steps",
+        eval_steps=1,
+        per_device_eval_batch_size=8,
+        save_strategy="best",
+        metric_for_best_model="eval_reward",
+        load_best_model_at_end=True,
+        early_stopping_patience=1,
+    )
+    assert main(argv) == 0
+    assert yaml.safe_load(capfd.readouterr().out)["steps"] == 2
+    assert [path.name for path in Path("out").glob("checkpoint-*")] == ["checkpoint-1"]
+    best, saved = (load_file(f"out/{name}model.safetensors") for name in ("checkpoint-1/", ""))
+    assert all(torch.equal(best[name], saved[name]) for name in best)
 
 
 def test_a_full_disk_a_second_run_and_a_resumed_one(recipe, monkeypatch, capfd):
@@ -264,6 +285,12 @@ def test_the_flags_mean_what_they_mean_to_trl(recipe):
         ({"model_init_kwargs": {"use_cach": False}}, "model_init_kwargs: got the key 'use_cach'"),
         ({"attn_implementation": "sdp"}, "attn_implementation: got 'sdp'"),
         ({"use_peft": True, "lora_target_modules": ["q_prj"]}, "Did you mean q_proj?"),
+        ({"metric_for_best_model": "eval_rewards"}, "got eval_rewards; expected a metric of the evaluations. Did you"),
+        ({"early_stopping_patience": 0}, "early_stopping_patience: got 0; expected a whole number, at least 1"),
+        (
+            {"early_stopping_patience": 1, "metric_for_best_model": "reward"},
+            "early_stopping_patience: got 1; expected metric_for_best_model and eval_strategy beside it",
+        ),
         ({"report_to": "wandbb"}, "report_to: got wandbb; expected one of "),
         ({"prompt_template": "{prompt} {anser}"}, "prompt_template: got the slot {anser}"),
         ({"dataset_name": "nulls.jsonl"}, "prompt: got null as the prompt in row 5 (the first is 0) of nulls.jsonl"),

@@ -195,7 +195,7 @@ def test_what_else_changes_the_objective(settings, prompts, tokenizer, reward):
     trainer.args.use_vllm = True  # after the constructor, which would start the engine
     objective = objective_of(trainer)
     notes = " ".join(objective.notes)
-    assert "vLLM importance ratios (sequence_mask, -inf to 3) weigh the policy term." in notes
+    assert "vLLM importance ratios (token_truncate, -inf to 3) weigh the policy term." in notes
     assert "its own _compute_loss in the place of TRL's" in notes
     assert "own" not in (trainer.own_advantages or "")
     trainer.advantage_func = step_reward

@@ -117,6 +117,7 @@ def prepare(given: dict[str, Any]) -> Job:
     job = Job(given, *(_build(name, {**preset, **given}) for name in flags.DATACLASSES), preset=preset)
     job.model.model_name_or_path = model_path(job.model.model_name_or_path)
     refuse_out_of_range(vars(job.model))
+    _check_early_stopping(job)
     _complete_init(job)
     if job.script.reward_model_name_or_path:
         job.reward_funcs.append(job.script.reward_model_name_or_path)
@@ -146,6 +147,16 @@ def _build(name: str, given: dict[str, Any]) -> Any:
     except (ValueError, ImportError, NotImplementedError, OSError) as error:
         remedy = f"{str(error).rstrip('.')}."
         raise InputError("configuration", f"values that {name} refuses", "values that fit together", remedy) from error
+
+
+def _check_early_stopping(job: Job) -> None:
+    """What transformers' callback asserts when training begins."""
+    refuse_out_of_range(vars(job.script))
+    patience, training = job.script.early_stopping_patience, job.training
+    if patience is not None and (training.metric_for_best_model is None or training.eval_strategy == "no"):
+        expected = "metric_for_best_model and eval_strategy beside it"
+        remedy = "Add for example `metric_for_best_model: eval_reward`, `eval_strategy: steps` and `eval_steps: 50`."
+        raise InputError("early_stopping_patience", str(patience), expected, remedy)
 
 
 def _complete_init(job: Job) -> None:
@@ -203,10 +214,12 @@ def _load_mixture(job: Job) -> Any:
 
 def build_trainer(job: Job) -> Any:
     """The trainer of a job: the model is loaded, nothing is trained."""
+    from transformers import EarlyStoppingCallback
     from trl import get_peft_config, get_quantization_config  # pyright: ignore[reportPrivateImportUsage]
 
     from trl_drgrpo.trainer import DrGRPOTrainer
 
+    patience = job.script.early_stopping_patience
     trainer = DrGRPOTrainer(
         model=job.model.model_name_or_path,
         reward_funcs=job.reward_funcs,
@@ -214,6 +227,7 @@ def build_trainer(job: Job) -> Any:
         args=job.training,
         train_dataset=job.train_dataset,
         eval_dataset=job.eval_dataset,
+        callbacks=[EarlyStoppingCallback(patience)] if patience is not None else None,
         quantization_config=get_quantization_config(job.model),
         peft_config=get_peft_config(job.model),
     )

@@ -14,7 +14,7 @@ from trl_drgrpo.rewards.spec import RewardSpec
 class DrGRPOScriptArguments(GRPOScriptArguments):
     """
     Script arguments: TRL's [`GRPOScriptArguments`] with wider `dataset_name` and `reward_funcs`, and with
-    `step_reward_funcs`, `rename_columns`, `prompt_template`, `system_prompt` and `preset`.
+    `step_reward_funcs`, `rename_columns`, `prompt_template`, `system_prompt`, `preset` and `early_stopping_patience`.
 
     Args:
         dataset_name (`str`, *optional*):
@@ -35,6 +35,8 @@ class DrGRPOScriptArguments(GRPOScriptArguments):
         preset (`str`, *optional*):
             `"lora"` or `"qlora"`: values for the adapter, the quantization and the training arguments that were not
             given, see [`trl_drgrpo.single_gpu.lora_preset`].
+        early_stopping_patience (`int`, *optional*):
+            Stop after so many evaluations in a row that were not the best by `metric_for_best_model`.
     """
 
     dataset_name: str | None = field(
@@ -90,4 +92,8 @@ class DrGRPOScriptArguments(GRPOScriptArguments):
             "preset sets.",
             "choices": ["lora", "qlora"],
         },
+    )
+    early_stopping_patience: int | None = field(
+        default=None,
+        metadata={"help": "Stop after so many evaluations in a row that were not the best by metric_for_best_model."},
     )

@@ -159,6 +159,7 @@ RANGES: dict[str, Range] = {
     "eval_steps": Range(0, optional=True, remedy=_STEPS),
     "save_steps": Range(0, remedy=_STEPS),
     "eval_delay": Range(0),
+    "early_stopping_patience": whole(1, optional=True),
     "save_total_limit": whole(0, optional=True, remedy="Leave it out to keep every checkpoint."),
     "num_completions_to_print": whole(0, optional=True),
     "torch_empty_cache_steps": whole(1, optional=True),

@@ -6,6 +6,8 @@ Deltas from `GRPOConfig`:
   divides advantages by the group's std);
 - `use_bias_correction_kl=False`: the KL term is k3 as published, not k3 times the importance ratio (no effect at the
   default `beta=0.0`);
+- `vllm_importance_sampling_mode="token_truncate"`: what corrects for vLLM's probabilities weighs long rows like short
+  ones (no effect without vLLM);
 - a few new fields, all of them off or equal to TRL's behavior by default;
 - contradictions are errors here, before a model loads;
 - on a machine without an accelerator it selects CPU and float32 by itself, where TRL raises.
@@ -24,6 +26,7 @@ from trl_drgrpo.config.validation import (
     MICRO_BATCHINGS,
     PROCESS_ROLES,
     REWARD_ERROR_POLICIES,
+    SAMPLING_CORRECTIONS,
     validate,
     validate_batch,
     validate_groups,
@@ -38,6 +41,9 @@ import torch  # noqa: E402  # the version is judged before anything heavy loads
 from trl import GRPOConfig  # noqa: E402
 
 logger = logging.getLogger(__name__)
+
+# Fields of TRL whose default is another one here.
+_OWN_DEFAULTS = ("loss_type", "scale_rewards", "use_bias_correction_kl", "vllm_importance_sampling_mode")
 
 
 @dataclass
@@ -132,6 +138,7 @@ class DrGRPOConfig(GRPOConfig):
         - `loss_type`: `"dr_grpo"` instead of `"dapo"`.
         - `scale_rewards`: `"none"` instead of `"group"`.
         - `use_bias_correction_kl`: `False` instead of `True`.
+        - `vllm_importance_sampling_mode`: `"token_truncate"` instead of `"sequence_mask"`, a length bias.
         - `use_cpu` and `bf16`: without an accelerator, CPU and float32 instead of an error.
 
     Raises:
@@ -151,6 +158,15 @@ class DrGRPOConfig(GRPOConfig):
         default=False,
         metadata={
             "help": "Whether to multiply the KL term by the importance ratio (DeepSeek-V3.2). False: k3 as published."
+        },
+    )
+    vllm_importance_sampling_mode: str = field(
+        default="token_truncate",
+        metadata={
+            "help": "How the ratio of the policy's probabilities to vLLM's is bounded: 'token_truncate' clips each "
+            "token's, 'token_mask' sets it to 0 beyond the bounds; 'sequence_truncate' and 'sequence_mask' (TRL's "
+            "default) do so with the product over a row, so that long rows weigh less.",
+            "choices": list(SAMPLING_CORRECTIONS),
         },
     )
     loss_normalizer: int | None = field(
@@ -340,10 +356,7 @@ class DrGRPOConfig(GRPOConfig):
         for own in dataclasses.fields(cls):
             if own.name not in trl_default:
                 setattr(converted, own.name, own.default if own.default_factory is MISSING else own.default_factory())
-            elif (
-                own.name in ("loss_type", "scale_rewards", "use_bias_correction_kl")
-                and getattr(config, own.name) == trl_default[own.name]
-            ):
+            elif own.name in _OWN_DEFAULTS and getattr(config, own.name) == trl_default[own.name]:
                 changed.append(f"{own.name} {getattr(config, own.name)!r} -> {own.default!r}")
                 setattr(converted, own.name, own.default)
         logger.warning("A plain GRPOConfig is read as a Dr. GRPO run: %s.", ", ".join(changed) or "nothing to change")

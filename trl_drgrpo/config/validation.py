@@ -20,6 +20,7 @@ REWARD_ERROR_POLICIES = ("raise", "unscorable")
 MICRO_BATCHINGS = ("exact", "upstream")
 ADAPTER_DTYPES = ("float32", "upstream")
 PROCESS_ROLES = ("reward", "baseline")
+SAMPLING_CORRECTIONS = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 
 # What each other loss of TRL would bring back, in the words of the error message.
 _BIAS_OF_LOSS = {
@@ -38,6 +39,8 @@ def validate(config: Any) -> None:
     _validate_values(config)
     _validate_fields(config)
     _validate_credit(config)
+    if config.use_vllm and config.vllm_importance_sampling_correction:
+        _validate_correction(config)
 
 
 def _validate_objective(config: Any) -> None:
@@ -139,7 +142,7 @@ def _choices() -> dict[str, tuple[str, ...]]:
         "log_level": tuple(trainer_log_levels),
         "log_level_replica": tuple(trainer_log_levels),
         "vllm_mode": ("server", "colocate"),
-        "vllm_importance_sampling_mode": ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask"),
+        "vllm_importance_sampling_mode": SAMPLING_CORRECTIONS,
         **{name: tuple(str(member.value) for member in values) for name, values in enumerations.items()},
     }
 
@@ -190,6 +193,43 @@ def _validate_credit(config: Any) -> None:
                 got = f"{getattr(config, name)!r} with process_role='baseline'"
                 remedy = "It says how step rewards are paid, and a baseline is not paid: leave it out."
                 raise InputError(name, got, repr(default), remedy)
+
+
+_ALL_TOKENS: dict[str, tuple[Any, ...]] = {"top_p": (None, 1.0), "top_k": (None, 0, -1), "min_p": (None, 0.0)}
+
+
+def refuse_truncated_sampling(config: Any, remedy: str, beside: str = "") -> None:
+    """Refuse `top_p`, `top_k` and `min_p`, wherever they are set: sampling from all tokens is the policy itself.
+
+    Args:
+        config ([`DrGRPOConfig`]): Its `generation_kwargs` override the fields of the same names.
+        remedy (`str`): Why, and what to do.
+        beside (`str`, *optional*): What it is refused together with.
+
+    Raises:
+        `InputError`: Names the field.
+    """
+    overrides = config.generation_kwargs if isinstance(config.generation_kwargs, dict) else {}
+    for name, off in _ALL_TOKENS.items():
+        value = overrides.get(name, getattr(config, name))
+        if value not in off:
+            field = f"generation_kwargs: {name}" if name in overrides else name
+            raise InputError(field, f"{value}{beside}", f"{off[1]}, sampling from the policy itself", remedy)
+
+
+def _validate_correction(config: Any) -> None:
+    """The correction for vLLM's probabilities: they must be of the distribution that the policy's are of."""
+    refuse_truncated_sampling(
+        config,
+        "vLLM's probabilities are of the tokens that are left, the policy's of all, so every ratio would be the share "
+        "that is left. Leave it out, or set vllm_importance_sampling_correction=False.",
+        beside=" with vllm_importance_sampling_correction=True",
+    )
+    bounds = config.vllm_importance_sampling_clip_min, config.vllm_importance_sampling_clip_max
+    if config.vllm_importance_sampling_mode.endswith("_truncate") and bounds == (None, None):
+        got = f"None with vllm_importance_sampling_mode={config.vllm_importance_sampling_mode!r}"
+        remedy = "TRL's default is 3.0; for the bare ratio of a row take 'sequence_mask'."
+        raise InputError("vllm_importance_sampling_clip_max", got, "a number", remedy)
 
 
 def validate_groups(config: Any) -> None:

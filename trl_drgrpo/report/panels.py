@@ -3,6 +3,7 @@
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from trl_drgrpo.features.diagnostics.correction import QUARTERS
 from trl_drgrpo.features.diagnostics.statistics import BUCKETS
 
 
@@ -79,6 +80,25 @@ PANELS = (
     _one("Gradient norm", "before clipping", "grad_norm"),
     _one("Truncated", "share of completions", "completions/truncated_frac", "completions/clipped_ratio", share=True),
     _one("Clipped tokens", "share of tokens", "clip_ratio/region_mean", "clip_ratio"),
+    Panel(
+        "Weight by length",
+        "mean ratio to vLLM's probabilities",
+        (
+            Line("shortest quarter", (QUARTERS[0],)),
+            Line("second", (QUARTERS[1],)),
+            Line("third", (QUARTERS[2],)),
+            Line("longest quarter", (QUARTERS[3],)),
+        ),
+        hint="What token losses are multiplied by. Curves that part are a length bias: take token_truncate.",
+    ),
+    Panel(
+        "Weight by correctness",
+        "mean ratio to vLLM's probabilities",
+        (
+            Line("correct", ("sampling/weight_correct_mean",), "correct"),
+            Line("incorrect", ("sampling/weight_incorrect_mean",), "incorrect"),
+        ),
+    ),
     Panel(
         "Time per phase",
         "seconds",

@@ -3,6 +3,13 @@
 from trl_drgrpo.report.panels import panels_for
 
 
+def test_weights_of_a_correction_are_drawn_by_length_and_by_correctness():
+    names = [f"sampling/weight_{of}_mean" for of in ("q1", "q2", "q3", "q4", "correct", "incorrect")]
+    by_length, by_correctness = panels_for(set(names))
+    assert [line.metrics[0] for line in (*by_length.lines, *by_correctness.lines)] == names
+    assert [line.role for line in by_correctness.lines] == ["correct", "incorrect"]
+
+
 def test_entropies_over_different_rows_are_different_lines():
     assert [line.label for line in panels_for({"entropy", "entropy/with_signal"})[0].lines] == [
         "all rows",
