@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import oracles
 import pytest
 import torch
-
 from runs import short_run, train
+
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer, dr_grpo_loss
 from trl_drgrpo.common.errors import RewardError
 from trl_drgrpo.objective.advantages import RunningRewardScale

@@ -10,9 +10,9 @@ from pathlib import Path
 import pandas
 import pytest
 import torch
+from runs import assert_same_weights, train, weights
 from transformers import HfArgumentParser, TrainerCallback
 
-from runs import assert_same_weights, train, weights
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
 from trl_drgrpo.cli import flags, values
 from trl_drgrpo.common.errors import InputError, RewardError

@@ -13,9 +13,9 @@ from huggingface_hub import ModelCard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from peft import LoraConfig, get_peft_model
+from runs import short_run, train
 from tiny_bases import nf4
 
-from runs import short_run, train
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
 from trl_drgrpo.common.secrets import is_secret, redacted, scrubbed
 from trl_drgrpo.features.diagnostics.run_facts import run_facts

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 from peft import LoraConfig
-
 from runs import assert_same_weights, length_reward, train, weights
+
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
 from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.labs.check.tiny import tiny_model
