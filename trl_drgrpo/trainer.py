@@ -221,6 +221,8 @@ class DrGRPOTrainer(HostTrainer):
         for feature in self.features:
             self.add_callback(feature)
             feature.on_trainer_built()
+        if self.step_scorer:
+            self.step_scorer.on_trainer_built(self)
         self.add_callback(MemoryWatch())
         if args.max_completion_length is None and not self.use_vllm:
             self._fill_the_context()
@@ -375,6 +377,7 @@ class DrGRPOTrainer(HostTrainer):
     def _scored_steps(self, scorer: StepScorer, rollouts: dict[str, Any]) -> dict[str, Any]:
         """The fields of [`RolloutBatch`] that step rewards fill."""
         tool_mask = rollouts["tool_mask"].tolist() if "tool_mask" in rollouts else None
+        scorer.on_rollouts(rollouts)
         with self.scoring():
             steps, metrics, columns = scorer.score_batch(self._batch, tool_mask, self.text_tokenizer, self.state)
         if self.args.step_baseline == "to_go" or self.args.process_role == "baseline":

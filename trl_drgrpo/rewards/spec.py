@@ -64,11 +64,19 @@ REWARDS: dict[str, Entry] = {
     "repetition_penalty": Entry("trl_drgrpo.rewards.functions.strings", None, "repetition_penalty"),
     "overlong_penalty": Entry("trl_drgrpo.rewards.functions.strings", None, "overlong_penalty"),
     "length_penalty": Entry("trl_drgrpo.rewards.functions.strings", None, "length_penalty"),
-    # Process reward models, for step_reward_funcs
+    # Process rewards, for step_reward_funcs
     "token_classification_prm": Entry("trl_drgrpo.process_rewards.named", None, "token_classification_prm"),
     "math_shepherd_prm": Entry("trl_drgrpo.process_rewards.named", None, "math_shepherd_prm"),
     "qwen_math_prm": Entry("trl_drgrpo.process_rewards.named", None, "qwen_math_prm"),
     "chat_turn_prm": Entry("trl_drgrpo.process_rewards.named", None, "chat_turn_prm"),
+    "versa_prm": Entry("trl_drgrpo.process_rewards.named", None, "versa_prm"),
+    "math_psa_prm": Entry("trl_drgrpo.process_rewards.named", None, "math_psa_prm"),
+    "skywork_prm": Entry("trl_drgrpo.process_rewards.named", None, "skywork_prm"),
+    "reasonflux_prm": Entry("trl_drgrpo.process_rewards.named", None, "reasonflux_prm"),
+    "implicit_prm": Entry("trl_drgrpo.process_rewards.named", None, "implicit_prm"),
+    "prm": Entry("trl_drgrpo.process_rewards.named", None, "prm"),
+    "policy_log_ratio": Entry("trl_drgrpo.process_rewards", None, "PolicyLogRatio"),
+    "step_judge": Entry("trl_drgrpo.process_rewards", None, "StepJudge"),
     # Around other rewards
     "isolate": Entry("trl_drgrpo.rewards.isolation", None, "isolate"),
     "weighted_sum": Entry("trl_drgrpo.rewards.composition", None, "weighted_sum"),

@@ -24,6 +24,7 @@ from transformers import Trainer  # noqa: E402
 from transformers.trainer_utils import rotate_checkpoints  # noqa: E402
 from trl import GRPOTrainer  # noqa: E402
 from trl.models.utils import disable_gradient_checkpointing  # noqa: E402
+from trl.trainer.utils import use_adapter  # noqa: E402
 
 from trl_drgrpo.common.secrets import without_secrets  # noqa: E402
 from trl_drgrpo.upstream.batches import ScoredBatch, ScoredTokens, TokenBatch  # noqa: E402
@@ -151,8 +152,11 @@ class HostTrainer(Hooks, PrivateState):
         names = ("_compute_loss", "_get_per_token_logps_and_entropies")
         return [name for name in names if getattr(type(self), name) is not getattr(HostTrainer, name)]
 
-    def completion_log_probs(self, inputs: dict[str, Any]) -> torch.Tensor:
-        """Log-probabilities of a micro-batch's completion tokens under the policy, `(B, T)`, without gradient."""
+    def completion_log_probs(self, inputs: dict[str, Any], model: Any = None) -> torch.Tensor:
+        """Log-probabilities of a micro-batch's completion tokens under the policy, or another model, `(B, T)`.
+
+        Without gradient.
+        """
         tokens = TokenBatch(
             torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1),
             torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1),
@@ -160,7 +164,17 @@ class HostTrainer(Hooks, PrivateState):
         )
         checkpointing = disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs)
         with torch.no_grad(), checkpointing:
-            return self.score_tokens(self.model, tokens)[0]
+            return self.score_tokens(self.model if model is None else model, tokens)[0]
+
+    @property
+    def has_adapter(self) -> bool:
+        """Whether the policy is a PEFT model."""
+        return hasattr(self.accelerator.unwrap_model(self.model), "peft_config")
+
+    def without_adapter(self) -> Any:
+        """Inside, the policy is TRL's reference: without its adapter, or with the copy of the one it began with."""
+        model = self.accelerator.unwrap_model(self.model)
+        return use_adapter(model, adapter_name="ref" if "ref" in model.peft_config else None)
 
     def _compute_loss(self, model, inputs):
         loss = self.loss_without_forward(inputs)
