@@ -207,10 +207,10 @@ def _validate_sampling(config: Any) -> None:
         remedy = "True keeps the objective; 'dapo' is the mean over the groups with a signal."
         raise InputError("dynamic_sampling", repr(config.dynamic_sampling), "True, False or 'dapo'", remedy)
     name = "dynamic_sampling" if config.dynamic_sampling else "curriculum" if config.curriculum else None
+    if config.prior_pass_rates is not None and not config.curriculum:
+        got = repr(config.prior_pass_rates)
+        raise InputError("prior_pass_rates", got, "None without curriculum", "Set curriculum=True to use it.")
     if name is None:
-        if config.prior_pass_rates is not None:
-            got = repr(config.prior_pass_rates)
-            raise InputError("prior_pass_rates", got, "None without curriculum", "Set curriculum=True to use it.")
         return
     if config.beta != 0:
         remedy = "Groups that are left out would add to the KL term: set beta=0, or switch it off."

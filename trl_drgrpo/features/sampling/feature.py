@@ -13,8 +13,6 @@ import math
 import random
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +20,8 @@ import torch
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.features.diagnostics.correctness import CorrectnessRule
-from trl_drgrpo.features.sampling.pass_rates import PassRates, prompt_key
+from trl_drgrpo.features.sampling.draws import Draw, cap_warning, sampling_metrics
+from trl_drgrpo.features.sampling.pass_rates import PassRates, read_pass_rates, unknown_prompts
 from trl_drgrpo.features.sampling.prompt_stream import PromptStream
 from trl_drgrpo.objective.group_selection import Selection, keep_probability, select_groups
 from trl_drgrpo.upstream.batches import CreditedBatch
@@ -32,27 +31,6 @@ from trl_drgrpo.upstream.rollouts import OF_THE_BATCH, joined_rows, row_of, unkn
 logger = logging.getLogger(__name__)
 
 STATE_FILE = "drgrpo_sampling.json"  # in every checkpoint
-
-
-@dataclass
-class Draw:
-    """A prompt that was drawn.
-
-    Args:
-        example (`dict`): Its row of the dataset.
-        key (`str`): Its identity by content.
-        probability (`float`): With which it was kept.
-        place (`tuple[int, int]`, *optional*): Round and group in it; `None`: it was not kept.
-        live (`bool`): Whether its group carries a signal.
-        reward (`float`): Mean reward of its group; NaN = unscorable, or not generated.
-    """
-
-    example: dict[str, Any]
-    key: str
-    probability: float = 1.0
-    place: tuple[int, int] | None = None
-    live: bool = False
-    reward: float = math.nan
 
 
 class PromptSampling(Feature):
@@ -80,6 +58,7 @@ class PromptSampling(Feature):
         self._rule: CorrectnessRule | None = None
         self._has_warned = False
         self._judged: list[tuple[str, int, int]] = []  # prompts, correct and judged completions of the batch at hand
+        self._tokens = 0  # that this process has generated for the batch at hand
 
     @property
     def is_on(self) -> bool:
@@ -95,31 +74,48 @@ class PromptSampling(Feature):
         trainer, args = self.trainer, self.trainer.args
         if not self.is_on:
             return
-        self.stream = PromptStream(trainer.training_examples, args.seed, bool(trainer.shuffle_dataset))
+        has_environments = trainer.environment_factories is not None  # they read other columns than the prompt
+        self.stream = PromptStream(
+            trainer.training_examples, args.seed, bool(trainer.shuffle_dataset), whole_rows=has_environments
+        )
         if args.curriculum:
             self._rule = CorrectnessRule(trainer.reward_func_names, args.right_reward, args.right_threshold)
-        prompts = self._prompts()
-        if prompts is not None and len(set(prompts)) < self._cap(self._wanted()):
-            most = len(set(prompts)) // self._wanted()
-            remedy = (
-                f"A batch has {self._wanted()} prompts and never takes one twice: at most {most} fit this dataset."
-            )
-            raise InputError(
-                "max_sampling_rounds",
-                f"{args.max_sampling_rounds} with {len(set(prompts))} different prompts",
-                f"at least {self._cap(self._wanted())} prompts",
-                remedy,
-            )
+        self._check_prompts()
         if args.prior_pass_rates:
-            known = self.pass_rates.read_prior(Path(args.prior_pass_rates), prompts or [])
-            logger.info(
-                "prior_pass_rates: knows %d of %s prompts.", known, len(prompts) if prompts else "the stream's"
-            )
+            self._take_prior(Path(args.prior_pass_rates))
 
-    def _prompts(self) -> list[str] | None:
-        """Keys of all prompts; `None` of a stream."""
-        dataset = self.trainer.train_dataset
-        return [prompt_key(prompt) for prompt in dataset["prompt"]] if hasattr(dataset, "__len__") else None
+    def _check_prompts(self) -> None:
+        """That a batch can be filled without taking a prompt twice."""
+        cap = self._cap(self._wanted())
+        different = self.stream.count_different(cap)
+        if different is not None and different < cap:
+            raise self._too_few(different)
+
+    def _too_few(self, different: int) -> InputError:
+        wanted = self._wanted()
+        return InputError(
+            "max_sampling_rounds",
+            f"{self.trainer.args.max_sampling_rounds} with {different} different prompts",
+            f"at least {self._cap(wanted)} prompts",
+            f"A batch has {wanted} prompts and never takes one twice: at most {different // wanted} fit this dataset.",
+        )
+
+    def _take_prior(self, path: Path) -> None:
+        """Take in pass rates from before the run, if they are of these prompts."""
+        rates = read_pass_rates(path)
+        self.pass_rates.take_prior(rates)
+        if (found := self.stream.count_known(rates)) is None:
+            return
+        known, looked_up = found
+        if not known:
+            raise unknown_prompts(path)
+        logger.info(
+            "prior_pass_rates: %s has %d prompts; of %d training prompts that were looked up, it knows %d.",
+            path,
+            len(rates),
+            looked_up,
+            known,
+        )
 
     def _wanted(self) -> int:
         return self.trainer.args.generation_batch_size // self.trainer.num_generations
@@ -147,7 +143,7 @@ class PromptSampling(Feature):
         args, size = self.trainer.args, self.trainer.num_generations
         examples = self.trainer.gathered(list(inputs))[::size] if self._ranks > 1 else inputs[::size]
         wanted, cap = len(examples), self._cap(len(examples))
-        prompts = self._different(chain(examples, self.stream))
+        prompts = self._prompts(examples)
         drawn: list[Draw] = []
         rounds: list[dict[str, Any]] = []
         while self._selected(drawn) < wanted and len(drawn) < cap:
@@ -166,17 +162,15 @@ class PromptSampling(Feature):
         self._log(drawn, selection, len(rounds), wanted)
         return self._batch(rounds, drawn, selection, len(inputs))
 
+    def _prompts(self, examples: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], str]]:
+        """These, then the stream's, each prompt once."""
+        seen: set[str] = set()
+        yield from self.stream.different(examples, seen)
+        raise self._too_few(len(seen))
+
     @property
     def _ranks(self) -> int:
         return self.trainer.accelerator.num_processes
-
-    def _different(self, examples: Iterator[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], str]]:
-        """Each prompt once: trying one again until it is mixed would make hard prompts weigh more."""
-        seen = set()
-        for example in examples:
-            if (key := prompt_key(example["prompt"])) not in seen:
-                seen.add(key)
-                yield example, key
 
     def _selected(self, drawn: list[Draw]) -> int:
         dynamic = self.trainer.args.dynamic_sampling
@@ -197,7 +191,8 @@ class PromptSampling(Feature):
             example, key = next(prompts)
             draw = Draw(example, key)
             if args.curriculum:
-                draw.probability = keep_probability(self.pass_rates.estimate(key), args.curriculum_q_min)
+                draw.estimate = self.pass_rates.estimate(key)
+                draw.probability = keep_probability(draw.estimate, args.curriculum_q_min)
             if random.Random(f"{args.seed} {self.draws}").random() < draw.probability:
                 fresh.append(draw)
             self.draws += 1
@@ -226,6 +221,9 @@ class PromptSampling(Feature):
             draw.reward = rewards[i] if rewards else math.nan
             if correct is not None and (judged := [c for c in correct[group] if c is not None]):
                 self._judged.append((draw.key, sum(judged), len(judged)))
+        tool_mask = rollouts.get("tool_mask")
+        written = rollouts["completion_mask"] if tool_mask is None else rollouts["completion_mask"] * tool_mask
+        self._tokens += int(written.sum())
         live = sum(draw.live for draw in fresh) / len(fresh)
         self.live_share = live if self.live_share is None else 0.8 * self.live_share + 0.2 * live
         return rollouts
@@ -279,50 +277,24 @@ class PromptSampling(Feature):
 
     def _log(self, drawn: list[Draw], selection: Selection, rounds: int, wanted: int) -> None:
         """Metrics of a batch, and what is learned about prompts for the next one."""
-        generated = [draw for draw in drawn if draw.place is not None]
         for key, correct, scored in self._judged:
             self.pass_rates.update(key, correct, scored)
         self._judged.clear()
-        live = sum(draw.live for draw in generated)
-        metrics = {
-            "sampling/draws": len(drawn),
-            "sampling/groups_generated": len(generated),
-            "sampling/groups_live": live,
-            "sampling/groups_trained": len(selection.draws),
-            "sampling/groups_dropped": max(0, live - sum(drawn[i].live for i in selection.draws)),
-            "sampling/rounds": rounds,
-            "sampling/capped_frac": float(selection.capped),
-        }
-        if selection.weights:
-            metrics["sampling/weight_mean"] = sum(selection.weights) / len(selection.weights)
-            metrics["sampling/weight_max"] = max(selection.weights)
-            metrics["sampling/effective_groups"] = sum(selection.weights) ** 2 / sum(w * w for w in selection.weights)
-        if self.trainer.args.dynamic_sampling == "dapo" and len(selection.draws) > 1:
-            # what the mean over live groups multiplies the gradient by, beside the unbiased weight
-            metrics["sampling/dapo_factor"] = (selection.drawn - 1) / (len(selection.draws) - 1)
+        metrics = sampling_metrics(
+            drawn,
+            selection,
+            rounds=rounds,
+            tokens=self._tokens * self._ranks,  # the mean over ranks, which is what is logged, is all
+            dapo=self.trainer.args.dynamic_sampling == "dapo",
+        )
+        self._tokens = 0
         if self.trainer.args.curriculum:
-            metrics["sampling/keep_probability"] = sum(draw.probability for draw in drawn) / len(drawn)
             metrics["sampling/pass_rate_estimate"] = self.pass_rates.mean
         self.trainer.log_batch({name: [float(value)] for name, value in metrics.items()}, {})
         if selection.capped and not self._has_warned:
             self._has_warned = True
-            self._warn_of_the_cap(generated, wanted)
-
-    def _warn_of_the_cap(self, generated: list[Draw], wanted: int) -> None:
-        rewards = [draw.reward for draw in generated if not draw.live and not math.isnan(draw.reward)]
-        seen = f" Groups without a signal: rewards from {min(rewards):g} to {max(rewards):g}, " if rewards else ""
-        if rewards:
-            seen += f"{sum(reward == max(rewards) for reward in rewards) / len(rewards):.0%} of them at the highest."
-        logger.warning(
-            "Sampling: %d of %d groups carried a signal after the %d prompts that max_sampling_rounds=%d allows; the "
-            "step trains on those.%s Prompts of another difficulty, or a larger num_generations, would help. Said "
-            "once; sampling/capped_frac counts.",
-            sum(draw.live for draw in generated),
-            wanted,
-            self._cap(wanted),
-            self.trainer.args.max_sampling_rounds,
-            seen,
-        )
+            rounds_allowed = self.trainer.args.max_sampling_rounds
+            logger.warning(cap_warning(drawn, wanted, rounds_allowed))
 
     def on_checkpoint_saved(self, checkpoint: Path) -> None:
         """As in [`Hooks`]."""

@@ -1,32 +1,21 @@
-"""Running estimates of prompts' pass rates, shrunk to that of all prompts, and forgetting."""
+"""Prompts' pass rates: running estimates, shrunk to that of all prompts and forgetting, and files of them.
 
-import hashlib
+A file has one JSON object per line and prompt: `key`, `pass_rate` and `completions` count, `prompt` is for the reader.
+"""
+
 import json
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.errors import InputError, shortened
+from trl_drgrpo.rewards.text import prompt_key, prompt_text
 
 _FIELDS = "{'key': ..., 'pass_rate': ..., 'completions': ...}"
+_PROMPT_CHARACTERS = 120
 
-
-def prompt_key(prompt: Any) -> str:
-    """A prompt's identity by content: 16 hexadecimal digits, the same in every run and process.
-
-    Args:
-        prompt (`str` or list of messages): As in the dataset.
-
-    Example:
-
-    ```python
-    >>> prompt_key("1+1?") == prompt_key("1+1?") != prompt_key([{"role": "user", "content": "1+1?"}])
-    True
-
-    ```
-    """
-    text = prompt if isinstance(prompt, str) else json.dumps(prompt, sort_keys=True, default=str)
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+Rates = dict[str, tuple[float, float]]  # by key of the prompt: pass rate, completions it was seen in
 
 
 class PassRates:
@@ -74,38 +63,15 @@ class PassRates:
         forgotten = 0.999**scored
         self.correct, self.scored = forgotten * self.correct + correct, forgotten * self.scored + scored
 
-    def read_prior(self, path: Path, keys: Sequence[str]) -> int:
-        """Take in a file of pass rates from before the run: JSON lines as `trl-drgrpo score --pass_rates` writes them.
+    def take_prior(self, rates: Rates) -> None:
+        """Take in pass rates from before the run.
 
         Args:
-            path (`Path`): The file.
-            keys (`Sequence[str]`): Keys of the training prompts; empty: not checked (a stream).
-
-        Returns:
-            `int`: How many of the prompts it knows.
-
-        Raises:
-            `InputError`: It cannot be read, or knows none of the prompts.
+            rates (`dict`): Of [`read_pass_rates`].
         """
-        known = 0
-        wanted = set(keys)
-        for number, line in enumerate(_lines(path), 1):
-            try:
-                row = json.loads(line)
-                key, rate, completions = str(row["key"]), float(row["pass_rate"]), float(row.get("completions", 8))
-                if not (0 <= rate <= 1 and completions > 0):
-                    raise ValueError("out of range")
-            except (ValueError, KeyError, TypeError) as error:
-                got = f"{path}, line {number}: {line.strip()[:80]!r} ({type(error).__name__}: {error})"
-                raise InputError("prior_pass_rates", got, _FIELDS, "Write it with trl-drgrpo score.") from error
-            if not wanted or key in wanted:
-                known += 1
-                self.counts[key] = (rate * completions, completions)
-                self.correct, self.scored = self.correct + rate * completions, self.scored + completions
-        if not known:
-            remedy = "Keys are hashes of prompts: score the prompts of this dataset, with its system prompt."
-            raise InputError("prior_pass_rates", f"{path}, which knows none of the prompts", "the same data", remedy)
-        return known
+        for key, (rate, completions) in rates.items():
+            self.counts[key] = (rate * completions, completions)
+            self.correct, self.scored = self.correct + rate * completions, self.scored + completions
 
     def state_dict(self) -> dict[str, Any]:
         """The estimates, JSON-ready."""
@@ -115,6 +81,73 @@ class PassRates:
         """Restore what `state_dict` returned."""
         self.counts = {key: (float(c), float(n)) for key, (c, n) in state["counts"].items()}
         self.correct, self.scored = float(state["correct"]), float(state["scored"])
+
+
+def read_pass_rates(path: Path) -> Rates:
+    """Pass rates from a file: JSON lines as `trl-drgrpo score --pass_rates` writes them.
+
+    Args:
+        path (`Path`): The file.
+
+    Returns:
+        `dict[str, tuple[float, float]]`: By key of the prompt its pass rate, and the completions it was seen in.
+
+    Raises:
+        `InputError`: It cannot be read, or is empty; names the line.
+    """
+    rates: Rates = {}
+    for number, line in enumerate(_lines(path), 1):
+        try:
+            row = json.loads(line)
+            key, rate, completions = str(row["key"]), float(row["pass_rate"]), float(row.get("completions", 8))
+            if not (0 <= rate <= 1 and 0 < completions < float("inf")):
+                raise ValueError("out of range")
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            got = f"{path}, line {number}: {shortened(line.strip(), 80)} ({type(error).__name__}: {error})"
+            raise InputError("prior_pass_rates", got, _FIELDS, "Write it with trl-drgrpo score.") from error
+        rates[key] = (rate, completions)
+    if not rates:
+        remedy = "Write it with trl-drgrpo score --pass_rates."
+        raise InputError("prior_pass_rates", f"{path}, which is empty", "one line per prompt", remedy)
+    return rates
+
+
+def write_pass_rates(path: Path, prompts: Iterable[Any], correct: Iterable[bool | None]) -> tuple[int, int]:
+    """Write a file of pass rates.
+
+    Args:
+        path (`Path`): The file.
+        prompts (`Iterable`): Of each completion, texts or messages.
+        correct (`Iterable[bool | None]`): Of each completion; `None` = could not be judged, and does not count.
+
+    Returns:
+        `tuple[int, int]`: Prompts that were written, and prompts without a completion that could be judged.
+    """
+    seen: dict[str, tuple[Any, list[bool]]] = {}
+    for prompt, is_correct in zip(prompts, correct, strict=True):
+        judged = seen.setdefault(prompt_key(prompt), (prompt, []))[1]
+        if is_correct is not None:
+            judged.append(is_correct)
+    partial = Path(f"{path}.partial")
+    with partial.open("w", encoding="utf-8", errors="backslashreplace") as file:
+        for key, (prompt, judged) in seen.items():
+            if judged:
+                row = {"key": key, "pass_rate": sum(judged) / len(judged), "completions": len(judged)}
+                text = " ".join(prompt_text(prompt).split())
+                row["prompt"] = text if len(text) <= _PROMPT_CHARACTERS else f"{text[: _PROMPT_CHARACTERS - 3]}..."
+                file.write(json.dumps(row, ensure_ascii=False) + "\n")
+    os.replace(partial, path)
+    unjudged = sum(not judged for _, judged in seen.values())
+    return len(seen) - unjudged, unjudged
+
+
+def unknown_prompts(path: Path) -> InputError:
+    """The error for a file of pass rates that knows none of the prompts."""
+    remedy = (
+        "Keys are hashes of prompts as the model is given them: score completions of this dataset, with its "
+        "prompt_template and system_prompt."
+    )
+    return InputError("prior_pass_rates", f"{path}, which knows none of the prompts", "the same prompts", remedy)
 
 
 def _lines(path: Path) -> list[str]:
