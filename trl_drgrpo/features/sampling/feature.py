@@ -82,7 +82,7 @@ class PromptSampling(Feature):
             self._rule = CorrectnessRule(trainer.reward_func_names, args.right_reward, args.right_threshold)
         self._check_prompts()
         if args.prior_pass_rates:
-            self._take_prior(Path(args.prior_pass_rates))
+            self._take_prior(Path(args.prior_pass_rates).expanduser())
 
     def _check_prompts(self) -> None:
         """That a batch can be filled without taking a prompt twice."""
