@@ -57,8 +57,8 @@ def step_token_advantages(
         deepseekmath_std (`bool`, *optional*, defaults to `False`): See [`step_advantages`].
 
     Returns:
-        `torch.Tensor` of shape `(B, T)`, float32, on the device of `completion_mask`: the advantage of each token is
-        that of its step. Tokens behind the last step, and rows without steps, get 0.
+        `torch.Tensor` of shape `(B, T)`, of the default dtype, on the device of `completion_mask`: the advantage of
+        each token is that of its step. Tokens behind the last step, and rows without steps, get 0.
 
     Raises:
         `InputError`: Shapes that do not fit, ends that do not increase or lie outside `T`, an unknown choice.
@@ -176,7 +176,7 @@ def broadcast_to_tokens(
         completion_mask (`torch.Tensor` of shape `(B, T)`): 1 or True on tokens that are trained on.
 
     Returns:
-        `torch.Tensor` of shape `(B, T)`, float32, on the device of `completion_mask`; 0 where the mask is.
+        `torch.Tensor` of shape `(B, T)`, of the default dtype, on the mask's device; 0 where the mask is.
 
     Raises:
         `InputError`: Counts that differ, ends that do not increase or lie outside `T`.
@@ -201,11 +201,11 @@ def broadcast_to_tokens(
         got = f"{list(step_ends[row])} in row {row}"
         raise InputError("step_ends", got, expected, "Ends are inclusive, in completion tokens.")
     last = np.array([row[-1] if len(row) else -1 for row in step_ends])
-    flat = np.array(list(chain.from_iterable(values)), dtype=np.float32)
-    advantages = np.zeros((rows, width), dtype=np.float32)
+    flat = np.array(list(chain.from_iterable(values)), dtype=np.float64)
+    advantages = np.zeros((rows, width))
     advantages[np.arange(width) <= last[:, None]] = np.repeat(flat, ends - before)
-    advantages = torch.from_numpy(advantages)
-    return advantages.to(completion_mask.device).masked_fill(~completion_mask.bool(), 0.0)
+    on_tokens = torch.from_numpy(advantages).to(completion_mask.device, torch.get_default_dtype())
+    return on_tokens.masked_fill(~completion_mask.bool(), 0.0)
 
 
 def with_closings(
