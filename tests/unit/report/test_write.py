@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from report_runs import HOSTILE, write_hostile, write_run_log
@@ -12,11 +13,12 @@ from report_runs import HOSTILE, write_hostile, write_run_log
 from trl_drgrpo import write_report
 from trl_drgrpo.cli.main import main
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.report.contents import report_contents
-from trl_drgrpo.report.curves import curves_of
+from trl_drgrpo.report import page
+from trl_drgrpo.report.contents import difficulty, report_contents
+from trl_drgrpo.report.curves import Curve, curves_of
 from trl_drgrpo.report.figure import smoothed
 from trl_drgrpo.report.markdown import markdown_page
-from trl_drgrpo.report.panels import PANELS, panels_for
+from trl_drgrpo.report.panels import PANELS, other_metrics, panels_for
 from trl_drgrpo.report.reading import read_runs
 from trl_drgrpo.report.records import Logged
 from trl_drgrpo.report.visible_text import visible
@@ -70,6 +72,35 @@ def test_entropies_over_different_rows_are_different_lines():
         "all rows",
         "rows with a signal",
     ]
+
+
+def test_sampling_is_drawn_where_it_was_logged():
+    names = {"sampling/draws", "sampling/groups_live", "sampling/keep_probability/0-25", "sampling/capped_frac"}
+    panels = panels_for(names)
+    assert [(panel.title, [line.label for line in panel.lines]) for panel in panels] == [
+        ("Sampled prompts", ["drawn", "live"])
+    ]
+    assert other_metrics(names, panels) == ["sampling/capped_frac"]
+    assert not any("ampl" in panel.title for panel in panels_for({"reward"}))
+
+
+def test_what_the_curriculum_keeps_is_part_of_the_difficulty():
+    curves = {
+        "difficulty/groups_frac/0-25": Curve([1, 2], [1.0, 1.0]),
+        "sampling/keep_probability/0-25": Curve([1, 2], [0.2, 0.4]),
+    }
+    kept = difficulty(curves)["keep_probability"]
+    assert kept == {"0": None, "0-25": 0.3, "25-50": None, "50-75": None, "75-100": None, "100": None}
+    del curves["sampling/keep_probability/0-25"]
+    assert difficulty(curves)["keep_probability"] == {}
+
+
+def test_no_function_of_the_pages_scripts_replaces_another():
+    folder = Path(page.__file__).parent / "assets"
+    source = "\n".join((folder / name).read_text() for name in page._SCRIPTS if not name.startswith("uplot"))
+    names = re.findall(r"^(?:function|const|let) (\w+)", source, flags=re.MULTILINE)
+    assert len(names) > 30
+    assert len(set(names)) == len(names)
 
 
 def test_differences_of_settings_and_numbers(runs):

@@ -53,6 +53,10 @@ _SETTINGS = (
     "num_generations_eval",
     "max_completion_length",
     *_SAMPLING,
+    "dynamic_sampling",
+    "max_sampling_rounds",
+    "curriculum",
+    "curriculum_q_min",
     "use_vllm",
     "vllm_mode",
     "seed",
@@ -132,6 +136,7 @@ def _objective(trainer: Any) -> dict[str, Any]:
     objective |= {name: getattr(args, name) if scorer else None for name in _STEP_OBJECTIVE}
     if scorer and scorer.segmenter.name != step_segmenter(args.step_spec).name:
         objective["step_separator"] = scorer.segmenter.name  # the trainer was given a segmenter of its own
+    objective["dynamic_sampling"] = "dapo" if args.dynamic_sampling == "dapo" else None  # True keeps the objective
     objective["advantages"] = trainer.own_advantages
     return objective | _fields(args, _WEIGHTS)
 

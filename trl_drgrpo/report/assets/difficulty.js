@@ -1,5 +1,5 @@
 // Difficulty over time as a heat map, the gradient weight by difficulty with both weightings, and what the curriculum keeps.
-const HEAT = { width: 560, left: 74, row: 22 };
+const HEAT = { width: 560, left: 84, row: 22 };
 const bucketName = (bucket) => ({ 0: "none correct", 100: "all correct" })[bucket] || bucket.replace("-", "–") + "%";
 
 function heatMap(difficulty, most, read) {
@@ -22,7 +22,7 @@ function heatMap(difficulty, most, read) {
 }
 
 // A bar per bucket and kind; values: kind -> bucket -> share, null = nothing to show.
-function bars(label, values, kinds, buckets) {
+function bucketBars(label, values, kinds, buckets) {
   const left = HEAT.left, room = HEAT.width - left - 60;
   const most = Math.max(...kinds.flatMap(([kind]) => buckets.map((bucket) => values[kind][bucket] || 0)), 0.01);
   const row = 18 * kinds.length + 10;
@@ -40,7 +40,7 @@ function gradientWeightBars(weight) {
   const kinds = [["gradient_weight_frac", "bar-dr", "Dr. GRPO's weights"], ["gradient_weight_frac_grpo", "bar-grpo", "GRPO's weights"]].filter(([kind]) => weight[kind]);
   // Groups that are all correct or all incorrect have weight through step rewards, or through another reward.
   const buckets = DATA.buckets.filter((bucket, i) => (i > 0 && i < DATA.buckets.length - 1) || kinds.some(([kind]) => weight[kind][bucket] > 0));
-  const chart = bars("Share of the gradient weight per difficulty", weight, kinds, buckets);
+  const chart = bucketBars("Share of the gradient weight per difficulty", weight, kinds, buckets);
   const legend = el("p", { class: "legend" }, kinds.map(([, look, name]) =>
     el("span", { "--k": look === "bar-dr" ? "var(--pos)" : "var(--gray)" }, el("i", { class: "key" }), name)));
   return el("div", {}, el("h3", {}, "Gradient weight by difficulty"), el("p", { class: "hint" }, "Sum of |weight| over the tokens, as a share; mean over the run."), legend, chart);
@@ -48,7 +48,7 @@ function gradientWeightBars(weight) {
 
 function keepProbabilityBars(kept) {
   const buckets = DATA.buckets.filter((bucket) => kept[bucket] !== null);
-  const chart = bars("Probability to keep a prompt per estimated pass rate", { kept }, [["kept", "bar-dr", ""]], buckets);
+  const chart = bucketBars("Probability to keep a prompt per estimated pass rate", { kept }, [["kept", "bar-dr", ""]], buckets);
   return el("div", {}, el("h3", {}, "Curriculum: prompts kept"), el("p", { class: "hint" }, "Probability to keep a prompt, by its estimated pass rate; mean over the run. The group's weight is the inverse."), chart);
 }
 
