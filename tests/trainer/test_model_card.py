@@ -18,11 +18,10 @@ from tiny_bases import nf4
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
 from trl_drgrpo.common.secrets import is_secret, redacted, scrubbed
-from trl_drgrpo.features.diagnostics.run_facts import run_facts
+from trl_drgrpo.features.diagnostics.run_facts import objective_facts, run_facts
 from trl_drgrpo.features.model_card import card_facts
 from trl_drgrpo.features.model_card.card import card_text
 from trl_drgrpo.features.model_card.markdown_text import code, fenced, plain, without_paths
-from trl_drgrpo.features.diagnostics.run_facts import objective_facts
 from trl_drgrpo.features.model_card.objective import objective_of
 from trl_drgrpo.features.model_card.plots import curves, draw_curves
 from trl_drgrpo.labs.check.tiny import tiny_model

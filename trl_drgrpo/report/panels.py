@@ -6,7 +6,6 @@ from typing import Any
 
 from trl_drgrpo.features.diagnostics.statistics import BUCKETS
 
-
 BY_DIFFICULTY = ("difficulty/", "sampling/keep_probability/")  # not curves over the steps: one chart of their own
 
 
@@ -122,7 +121,7 @@ PANELS = (
         "Sampling weight",
         "times the advantages",
         (Line("mean", ("sampling/weight_mean",)), Line("largest", ("sampling/weight_max",))),
-        hint="What keeps the objective: the fewer groups carry a signal, the smaller; the rarer one was kept, the larger.",
+        hint="Keeps the objective: small where few groups carry a signal, large where a prompt was rarely kept.",
     ),
     _one("Effective groups", "of a batch", "sampling/effective_groups", hint="Equal weights count in full."),
     Panel(

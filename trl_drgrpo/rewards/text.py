@@ -53,8 +53,8 @@ def prompt_key(prompt: Any) -> str:
     ```python
     >>> prompt_key("1+1?") == prompt_key("1+1?") != prompt_key([{"role": "user", "content": "1+1?"}])
     True
-    >>> part = {"type": "text", "text": "1+1?"}
-    >>> prompt_key([{"role": "user", "content": [part], "name": None}]) == prompt_key([{"content": "1+1?", "role": "user"}])
+    >>> in_a_table = [{"content": [{"type": "text", "text": "1+1?"}], "name": None, "role": "user"}]
+    >>> prompt_key(in_a_table) == prompt_key([{"role": "user", "content": "1+1?"}])
     True
 
     ```

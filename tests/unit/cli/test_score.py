@@ -486,7 +486,8 @@ def test_pass_rates_by_the_first_reward(here, capsys):
         prompt_key("2+3="): (0.0, 1.0),
         prompt_key("1+1="): (1.0, 1.0),
     }
-    assert "Pass rates of 3 prompts by exact: out/rates.jsonl; 1 without a score are left out" in capsys.readouterr().err
+    said = "Pass rates of 3 prompts by exact: out/rates.jsonl; 1 without a score are left out"
+    assert said in capsys.readouterr().err
 
 
 def test_what_passes_has_to_be_said_of_other_rewards(here, capsys):

@@ -33,7 +33,8 @@ def test_rows_of_two_batches_become_one():
 def test_what_has_a_value_per_token_keeps_it():
     more = {"advantages": torch.tensor([[0.1, 0.2]]), "importance_sampling_ratio": torch.tensor([[1.5]])}
     row = row_of(batch([[1]], [[2, 3]], old_per_token_logps=torch.tensor([[-1.0, -2.0]]), **more), 0)
-    joined = joined_rows([row, row_of(batch([[1]], [[2, 3]], old_per_token_logps=torch.zeros(1, 2), **more), 0)], 0, None)
+    other = row_of(batch([[1]], [[2, 3]], old_per_token_logps=torch.zeros(1, 2), **more), 0)
+    joined = joined_rows([row, other], 0, None)
     assert torch.equal(joined["advantages"], torch.tensor([[0.1, 0.2]] * 2))
     assert torch.equal(joined["importance_sampling_ratio"], torch.tensor([[1.5], [1.5]]))
     assert torch.equal(joined["old_per_token_logps"][0], torch.tensor([-1.0, -2.0]))

@@ -219,4 +219,3 @@ def _is_text(value: Any) -> bool:
 
 def _is_parts(content: Any) -> bool:
     return isinstance(content, list) and all(isinstance(part, dict) for part in content)
-
