@@ -107,10 +107,12 @@ def test_all_dead_ends_at_the_cap_and_says_so_once(settings, data, tokenizer, ca
     assert trainer.state.global_step == 4
 
 
-def test_a_resumed_run_ends_like_an_uninterrupted_one(settings, data, tokenizer):
-    settings |= {"save_strategy": "steps", "save_steps": 2, "curriculum": True, "max_sampling_rounds": 8}
+@pytest.mark.parametrize(("iterations", "saved"), [(1, 2), (2, 3)])  # the latter in the middle of a batch's second use
+def test_a_resumed_run_ends_like_an_uninterrupted_one(iterations, saved, settings, data, tokenizer):
+    settings |= {"save_strategy": "steps", "save_steps": 1, "curriculum": True, "max_sampling_rounds": 8}
+    settings["num_iterations"] = iterations
     whole = run(settings, data, tokenizer)
-    folder = f"{settings['output_dir']}/checkpoint-2"
+    folder = f"{settings['output_dir']}/checkpoint-{saved}"
     state = json.loads((Path(folder) / STATE_FILE).read_text())
     assert state["position"] > 0
     assert state["pass_rates"]["counts"]
@@ -123,7 +125,8 @@ def test_a_resumed_run_ends_like_an_uninterrupted_one(settings, data, tokenizer)
     )
     resumed.train(resume_from_checkpoint=folder)
     assert_same_weights(weights(resumed), weights(whole))
-    assert resumed.rounds == whole.rounds[-len(resumed.rounds) :]
+    assert resumed.rounds == whole.rounds[len(whole.rounds) - len(resumed.rounds) :]
+    assert resumed.sampling.draws == whole.sampling.draws
 
 
 def test_a_stream_is_drawn_from_too(settings, data, tokenizer):
