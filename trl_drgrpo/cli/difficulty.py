@@ -65,7 +65,8 @@ def within_range(dataset: Any, limits: list[float], path: str) -> tuple[Any, str
         if next(iter(kept), None) is None:
             raise _nothing_left(limits, path, "of the stream's")
         return kept, f"a stream, whose prompts outside of it are skipped; {_CHANGES}"
-    keys = [prompt_key(row["prompt"]) for row in dataset.select_columns(["prompt"])]
+    batches = dataset.select_columns(["prompt"]).iter(1000)  # several times as fast as row by row
+    keys = [prompt_key(prompt) for batch in batches for prompt in batch["prompt"]]
     if not any(key in rates for key in keys):
         raise unknown_prompts(Path(path))
     staying = list(compress(range(len(keys)), map(stays, keys)))
