@@ -11,7 +11,7 @@ Names resolve on first use: importing this package loads neither torch nor trans
 
 from typing import TYPE_CHECKING
 
-from trl_drgrpo.common.lazy import lazy_names
+from trl_drgrpo.common.lazy import attach
 
 if TYPE_CHECKING:
     from trl_drgrpo.process_rewards.implicit import ImplicitRewardScorer as ImplicitRewardScorer
@@ -34,49 +34,4 @@ if TYPE_CHECKING:
     from trl_drgrpo.process_rewards.token_classification import TokenClassificationScorer as TokenClassificationScorer
     from trl_drgrpo.process_rewards.training import train_prm as train_prm
 
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        "ChatTurnScorer": "marker",
-        "ImplicitRewardScorer": "implicit",
-        "MathPSAScorer": "newline_marker",
-        "MathShepherdScorer": "marker",
-        "MonteCarloScorer": "monte_carlo",
-        "PolicyLogRatio": "implicit",
-        "QwenMathScorer": "marker",
-        "ReasonFluxScorer": "scalar_head",
-        "SkyworkScorer": "scalar_head",
-        "StepJudge": "step_judge",
-        "TokenClassificationScorer": "token_classification",
-        "TrainerRollouts": "rollouts",
-        "TransformersRollouts": "rollouts",
-        "VersaScorer": "newline_marker",
-        "convert_math_shepherd": "stepwise_data",
-        "convert_prm800k": "stepwise_data",
-        "label_steps": "labeling",
-        "step_verifier": "step_verifiers",
-        "train_prm": "training",
-    },
-)
-
-__all__ = [
-    "ChatTurnScorer",
-    "ImplicitRewardScorer",
-    "MathPSAScorer",
-    "MathShepherdScorer",
-    "MonteCarloScorer",
-    "PolicyLogRatio",
-    "QwenMathScorer",
-    "ReasonFluxScorer",
-    "SkyworkScorer",
-    "StepJudge",
-    "TokenClassificationScorer",
-    "TrainerRollouts",
-    "TransformersRollouts",
-    "VersaScorer",
-    "convert_math_shepherd",
-    "convert_prm800k",
-    "label_steps",
-    "step_verifier",
-    "train_prm",
-]
+attach(__name__)

@@ -18,14 +18,8 @@ _NO_COLUMNS = ("prompt", "completion", "completions", "completion_ids")
 
 
 def recorded_groups(groups: int, wanted: int) -> list[int]:
-    """Chooses the recorded groups of a generation batch, spread evenly, so that all ranks have some.
-
-    Args:
-        groups (`int`): Groups in the batch, over all ranks.
-        wanted (`int`): How many to keep; -1: all.
-
-    Returns:
-        `list[int]`: Ascending indices.
+    """
+    Chooses `wanted` groups (-1: all) of a generation batch, spread evenly, so that all ranks have some; ascending.
 
     Example:
 
@@ -76,15 +70,7 @@ class RecordedRow:
 
 
 def row_record(row: RecordedRow, aligner: Aligner) -> dict[str, Any]:
-    """A row as it stands in `completions.jsonl`, with what its group needs under `index`, `prompt`, `columns`.
-
-    Args:
-        row ([`RecordedRow`]): The row.
-        aligner ([`Aligner`]): Decodes completions of this tokenizer.
-
-    Returns:
-        `dict[str, Any]`.
-    """
+    """A row as it stands in `completions.jsonl`, with what its group needs under `index`, `prompt`, `columns`."""
     return {
         "index": row.index,
         "prompt": prompt_text(row.prompt),

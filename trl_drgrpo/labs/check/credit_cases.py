@@ -25,7 +25,7 @@ from trl_drgrpo.labs.check.enumeration import (
 from trl_drgrpo.labs.check.published import PublishedCredit, same_turn_z_score, state_mean, state_z_score
 from trl_drgrpo.labs.check.sampled_prompts import Sampling, retried_until_mixed
 from trl_drgrpo.labs.check.small_policies import reasoning, shared_states, stop_or_go, two_turns
-from trl_drgrpo.labs.check.trainer_credit import Judge, TrainerCredit, good_steps
+from trl_drgrpo.labs.check.trainer_credit import Judge, TrainerCredit, good_steps, seen_steps
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,7 @@ def _stop_or_go() -> Iterator[CreditCase]:
     line = partial(_line, "stop or go")
     yield line("to_go", policies, to_go)
     yield line("to_go, rows may be EOS alone", at_once, to_go)
+    yield line("to_go, an EOS alone has no score", at_once, TrainerCredit(seen_steps))
     yield line("none", policies, alone)
     yield line("min_increments: the worst step", policies, increments, lowest)
     yield line("min_increments, rows may be EOS alone", at_once, increments, lowest)

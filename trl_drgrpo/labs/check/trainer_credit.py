@@ -13,17 +13,24 @@ from datasets import Dataset
 from trl_drgrpo.config.config import DrGRPOConfig
 from trl_drgrpo.labs.check.enumeration import Trajectory
 from trl_drgrpo.labs.check.record import DEFAULTS
-from trl_drgrpo.labs.check.small_policies import GOOD, SEPARATOR
+from trl_drgrpo.labs.check.small_policies import BAD, GOOD, SEPARATOR
 from trl_drgrpo.labs.check.tiny import tiny_model, tiny_tokenizer
 from trl_drgrpo.trainer import DrGRPOTrainer
 from trl_drgrpo.upstream.batches import RolloutBatch, ScoredBatch
 
-Judge = Callable[[Sequence[str]], list[float]]  # the texts of a row's steps -> a reward, or a value, per step
+Judge = Callable[
+    [Sequence[str]], Sequence[float | None]
+]  # the texts of a row's steps -> a reward, or a value, per step
 
 
 def good_steps(steps: Sequence[str]) -> list[float]:
     """1 for a good step, 0 for a bad one."""
     return [float(step.startswith(GOOD)) for step in steps]
+
+
+def seen_steps(steps: Sequence[str]) -> list[float | None]:
+    """The same, with no score for a step that holds no mark: an EOS alone, as process reward models have it."""
+    return [float(step[0] == GOOD) if step[0] in (GOOD, BAD) else None for step in steps]
 
 
 class TrainerCredit:
@@ -107,11 +114,11 @@ class TrainerCredit:
         scores = self.trainer.step_scorer.score(ids, [None] * len(rows), self.tokenizer, lambda name, value: None)
         for row, steps, ends, rewards in zip(rows, scores.steps, scores.ends, scores.rewards, strict=True):
             closing = steps.closing is not None
-            paid = (*rewards, 0.0) if closing else tuple(rewards)
+            paid: Any = (*rewards, 0.0) if closing else tuple(rewards)
             self._scored[row] = replace(row, step_ends=tuple(ends), step_rewards=paid, closing=closing)
 
-    def _judge_all(self, steps: Sequence[Sequence[str]], **kwargs: Any) -> list[list[float]]:
-        return [self.judge(texts) for texts in steps] if self.judge else []
+    def _judge_all(self, steps: Sequence[Sequence[str]], **kwargs: Any) -> list[list[float | None]]:
+        return [list(self.judge(texts)) for texts in steps] if self.judge else []
 
 
 @contextmanager

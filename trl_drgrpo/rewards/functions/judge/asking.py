@@ -6,13 +6,13 @@ Tokens and retries go to the log.
 
 import asyncio
 import logging
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from trl_drgrpo.common.errors import InputError, RewardError
+from trl_drgrpo.common.ranges import positive, refuse_outside
 from trl_drgrpo.rewards.contract import check_on_error
 from trl_drgrpo.rewards.functions.judge.chat_client import Endpoint, EndpointRefused, Reply, RequestFailed, Session
 from trl_drgrpo.rewards.functions.judge.reply_score import number_pair
@@ -55,10 +55,7 @@ class Judge:
         self.__name__ = name
         self.endpoint = _endpoint(base_url=base_url, model=model, api_key_env=api_key_env, **endpoint)
         self.price = None if price is None else number_pair("price", price)
-        if not 0 < batch_timeout < math.inf:
-            raise InputError(
-                "batch_timeout", repr(batch_timeout), "a number of seconds above 0", "600 is the default."
-            )
+        refuse_outside("batch_timeout", batch_timeout, positive(remedy="600 seconds is the default."))
         check_on_error(on_error)
         self.batch_timeout, self.log_replies, self.on_error = batch_timeout, log_replies, on_error
         self.sampling = {"temperature": 0.0, "max_tokens": max_tokens, **(extra_body or {})}
