@@ -184,6 +184,7 @@ def test_off_it_changes_nothing(tmp_path, data, tokenizer):
         ({"num_generations": 8}, "dynamic_sampling: got True with one prompt per generation batch"),
         ({"curriculum_q_min": 0.0}, "curriculum_q_min: got 0.0"),
         ({"prior_pass_rates": "x.jsonl", "dynamic_sampling": False}, "prior_pass_rates: got 'x.jsonl'; expected None"),
+        ({"prior_pass_rates": "x.jsonl"}, "prior_pass_rates: got 'x.jsonl'; expected None without curriculum"),
         ({"curriculum": "yes"}, "curriculum: got 'yes'; expected True or False"),
     ],
 )

@@ -93,13 +93,13 @@ class PromptStream:
             return None
         dataset = self._columns_of_keys(self.dataset)
         some = dataset.select(range(0, len(dataset), -(-len(dataset) // _LOOKED_UP)))
-        known = sum(self.key(example) in keys for example in some)  # type: ignore[arg-type]
+        known = sum(self.key(example) in keys for example in some)
         if known:
             return known, len(some)
-        known = sum(self.key(example) in keys for example in dataset)  # type: ignore[arg-type]
+        known = sum(self.key(example) in keys for example in dataset)
         return known, len(dataset)
 
-    def _columns_of_keys(self, dataset: Dataset) -> Dataset:
+    def _columns_of_keys(self, dataset: Dataset) -> Any:
         return dataset if self.whole_rows else dataset.select_columns(["prompt"])
 
     def _stored(self) -> dict[str, Any]:
