@@ -28,6 +28,7 @@ from trl_drgrpo.features.diagnostics.movement import MovementWatch
 from trl_drgrpo.features.fast_path.feature import FastPath
 from trl_drgrpo.features.model_card.feature import ModelCard
 from trl_drgrpo.features.resume.feature import Resume
+from trl_drgrpo.features.sampling.feature import PromptSampling
 from trl_drgrpo.objective.advantages import AdvantageBaseline, RunningRewardScale, combine_rewards, group_advantages
 from trl_drgrpo.objective.step_advantages import (
     StepBaseline,
@@ -199,7 +200,15 @@ class DrGRPOTrainer(HostTrainer):
         self.diagnostics, self.fast_path = Diagnostics(self), FastPath(self)
         self.resume, self.model_card = Resume(self), ModelCard(self)
         self.movement_watch = MovementWatch(self)
-        self.features = [self.resume, self.diagnostics, self.fast_path, self.model_card, self.turns]
+        self.sampling = PromptSampling(self)
+        self.features = [
+            self.resume,
+            self.diagnostics,
+            self.fast_path,
+            self.sampling,
+            self.model_card,
+            self.turns,
+        ]
         super().__init__(
             model=model,
             reward_funcs=[
@@ -272,6 +281,13 @@ class DrGRPOTrainer(HostTrainer):
             raise without_frames(error) from error.__cause__
         is_scheduled = self.is_in_train and not args and kwargs.keys() <= {"ignore_keys"}  # as transformers calls it
         return with_best_metric(self.args, metrics) if is_scheduled else metrics
+
+    # Asked of the sampling: it owns which prompts a generation batch takes
+
+    def collecting(self, inputs: list[dict[str, Any]], generate: Callable[..., dict[str, Any]]) -> dict[str, Any]:
+        if not self.model.training or not self.sampling.is_on:
+            return generate(inputs)
+        return self.sampling.collect(inputs, generate)
 
     # Rewards become advantages
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from trl_drgrpo.cli import console, data, flags
+from trl_drgrpo.cli.difficulty import check_difficulty, within_range
 from trl_drgrpo.cli.prompts import check_prompting, prompted
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.folders import check_writable
@@ -36,6 +37,7 @@ class Job:
         step_reward_funcs (`list`): Step reward functions.
         train_dataset, eval_dataset: The splits; the latter `None` without evaluation.
         preset (`dict[str, Any]`): What `preset` adds to `given`.
+        filtered (`str`, *optional*): What `difficulty_range` did, in words.
     """
 
     given: dict[str, Any]
@@ -48,6 +50,7 @@ class Job:
     train_dataset: Any = None
     eval_dataset: Any = None
     preset: dict[str, Any] = field(default_factory=dict)
+    filtered: str | None = None
 
 
 # Before anything is imported -----------------------------------------------------------------------------------------
@@ -64,6 +67,7 @@ def check_given(given: dict[str, Any]) -> None:
             raise InputError("dataset_name", "none", "a dataset, or a mixture under `datasets`", remedy)
         data.check_source(given["dataset_name"])
     check_prompting(given.get("prompt_template"), given.get("system_prompt"))
+    check_difficulty(given)
     rewards = [*filter(None, [given.get("reward_model_name_or_path")]), *(given.get("reward_funcs") or [])]
     if not rewards and not given.get("step_reward_funcs"):
         remedy = (
@@ -114,7 +118,10 @@ def prepare(given: dict[str, Any]) -> Job:
     passed [`check_given`]."""
     given = dict(given)
     preset = preset_values(given["preset"], given) if given.get("preset") is not None else {}
-    job = Job(given, *(_build(name, {**preset, **given}) for name in flags.DATACLASSES), preset=preset)
+    fields = {**preset, **given}
+    if fields.get("difficulty_range") is not None and not fields.get("curriculum"):
+        fields.pop("prior_pass_rates")  # the filter's alone: the trainer has no use for it
+    job = Job(given, *(_build(name, fields) for name in flags.DATACLASSES), preset=preset)
     job.model.model_name_or_path = model_path(job.model.model_name_or_path)
     refuse_out_of_range(vars(job.model))
     _check_early_stopping(job)
@@ -186,6 +193,9 @@ def _load_datasets(job: Job) -> None:
         )
         splits = splits if wanted is None else {train_split: splits}
     job.train_dataset = _prompts(job, splits, train_split, source)
+    if (limits := job.script.difficulty_range) is not None:
+        job.train_dataset, job.filtered = within_range(job.train_dataset, limits, job.given["prior_pass_rates"])
+        console.log(f"difficulty_range {limits}: {job.filtered}.")
     if evaluate:
         job.eval_dataset = _prompts(job, splits, test_split, source)
 

@@ -14,7 +14,8 @@ from trl_drgrpo.rewards.spec import RewardSpec
 class DrGRPOScriptArguments(GRPOScriptArguments):
     """
     Script arguments: TRL's [`GRPOScriptArguments`] with wider `dataset_name` and `reward_funcs`, and with
-    `step_reward_funcs`, `rename_columns`, `prompt_template`, `system_prompt`, `preset` and `early_stopping_patience`.
+    `step_reward_funcs`, `rename_columns`, `prompt_template`, `system_prompt`, `difficulty_range`, `preset` and
+    `early_stopping_patience`.
 
     Args:
         dataset_name (`str`, *optional*):
@@ -32,6 +33,9 @@ class DrGRPOScriptArguments(GRPOScriptArguments):
             Text around each prompt, see [`trl_drgrpo.cli.prompts.template_text`].
         system_prompt (`str`, *optional*):
             Makes each prompt a conversation that starts with this message, for chat models.
+        difficulty_range (`list[float]`, *optional*):
+            Lowest and highest pass rate of the prompts to train on, by `prior_pass_rates`; see
+            [`trl_drgrpo.cli.difficulty.within_range`]. Changes the objective.
         preset (`str`, *optional*):
             `"lora"` or `"qlora"`: values for the adapter, the quantization and the training arguments that were not
             given, see [`trl_drgrpo.single_gpu.lora_preset`].
@@ -83,6 +87,14 @@ class DrGRPOScriptArguments(GRPOScriptArguments):
     system_prompt: str | None = field(
         default=None,
         metadata={"help": "Makes each prompt a conversation that starts with this system message, for chat models."},
+    )
+    difficulty_range: list[float] | None = field(
+        default=None,
+        metadata={
+            "help": "Train only on prompts whose pass rate in prior_pass_rates lies within these two numbers, for "
+            "example 0.1 0.9; prompts that the file does not know stay. It changes the objective, which `curriculum` "
+            "does not."
+        },
     )
     preset: str | None = field(
         default=None,

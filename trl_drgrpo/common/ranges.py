@@ -89,6 +89,8 @@ RANGES: dict[str, Range] = {
     # Dr. GRPO
     "loss_normalizer": whole(1, optional=True),
     "beta_warmup_steps": whole(0),
+    "max_sampling_rounds": whole(1),
+    "curriculum_q_min": Range(0, 1, above=True, remedy="It is a probability, and its inverse a weight."),
     "record_groups": whole(-1),
     "outcome_weight": Range(),
     "process_weight": Range(),

@@ -92,6 +92,22 @@ class DrGRPOConfig(GRPOConfig):
             Without vLLM: run each prompt once for all its completions, and drop finished rows from the decoding batch.
             The same seed samples the same tokens as without it, up to rounding.
 
+        > Which prompts train
+
+        dynamic_sampling (`bool` or `str`, *optional*, defaults to `False`):
+            Draw prompts until a batch is full of groups that carry a signal, and weight them so that the objective
+            stays the same (see [`select_groups`]). `"dapo"`: their plain mean (arXiv 2503.14476), which multiplies
+            the gradient by a factor that changes as the model learns; it is logged.
+        max_sampling_rounds (`int`, *optional*, defaults to `10`):
+            Draw at most this many times the prompts of a batch.
+        curriculum (`bool`, *optional*, defaults to `False`):
+            Keep a prompt before generation with a probability that grows with the standard deviation of its reward,
+            estimated from its running pass rate, and weight its group by the inverse.
+        curriculum_q_min (`float`, *optional*, defaults to `0.2`):
+            The least of these probabilities; it bounds the weights.
+        prior_pass_rates (`str`, *optional*):
+            File of pass rates from before the run, as `trl-drgrpo score --pass_rates` writes them.
+
         > Diagnostics
 
         right_reward (`str`, *optional*):
@@ -237,6 +253,30 @@ class DrGRPOConfig(GRPOConfig):
             "help": "Generation without vLLM: run each prompt once for all its completions, and drop finished rows. "
             "The same tokens are sampled."
         },
+    )
+    dynamic_sampling: bool | str = field(
+        default=False,
+        metadata={
+            "help": "Draw prompts until a batch is full of groups with a signal, weighted so that the objective stays "
+            "the same; 'dapo': their plain mean."
+        },
+    )
+    max_sampling_rounds: int = field(
+        default=10, metadata={"help": "Draw at most this many times the prompts of a batch."}
+    )
+    curriculum: bool = field(
+        default=False,
+        metadata={
+            "help": "Keep prompts before generation with a probability from their running pass rate, weighted by its "
+            "inverse."
+        },
+    )
+    curriculum_q_min: float = field(
+        default=0.2, metadata={"help": "The least probability with which the curriculum keeps a prompt."}
+    )
+    prior_pass_rates: str | None = field(
+        default=None,
+        metadata={"help": "Pass rates from before the run: a file that `trl-drgrpo score --pass_rates` wrote."},
     )
     right_reward: str | None = field(
         default=None,
@@ -387,6 +427,8 @@ class DrGRPOConfig(GRPOConfig):
         self.step_baseline = FORMER_STEP_BASELINES.get(self.step_baseline, self.step_baseline)
         if self.step_credit == "min_to_go" and self.step_baseline == "to_go":
             self.step_baseline = "deepseekmath"  # its default in 0.1.0
+        if isinstance(self.dynamic_sampling, str) and self.dynamic_sampling.lower() in ("true", "false"):
+            self.dynamic_sampling = self.dynamic_sampling.lower() == "true"
         if isinstance(self.run_warnings, str) and self.run_warnings.lower() in ("true", "false"):
             self.run_warnings = self.run_warnings.lower() == "true"
 

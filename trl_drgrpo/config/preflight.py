@@ -5,6 +5,7 @@ import functools
 import inspect
 import logging
 from dataclasses import MISSING
+from pathlib import Path
 from typing import Any
 
 from datasets import Dataset, IterableDataset
@@ -16,6 +17,7 @@ from trl_drgrpo.common.rows import check_prompt_values, column_values
 from trl_drgrpo.config.best_metric import check_best_metric
 from trl_drgrpo.config.config import DrGRPOConfig
 from trl_drgrpo.features.diagnostics.correctness import CorrectnessRule
+from trl_drgrpo.features.sampling.pass_rates import read_pass_rates
 from trl_drgrpo.rewards.columns import check_columns, check_form, check_ready, check_values, gold_columns
 from trl_drgrpo.rewards.contract import reward_name
 
@@ -73,6 +75,8 @@ def check_inputs(
         remedy = "TRL stops a conversation with tools by this limit: set max_completion_length."
         raise InputError("max_completion_length", "None together with tools", "a number of tokens", remedy)
     check_writable("output_dir", str(args.output_dir))
+    if args.prior_pass_rates is not None:
+        read_pass_rates(Path(args.prior_pass_rates).expanduser())
     _check_trackers(args.report_to)
     for func in step_reward_funcs or []:
         _refuse_bare_rule(func)

@@ -39,6 +39,7 @@ def validate(config: Any) -> None:
     _validate_values(config)
     _validate_fields(config)
     _validate_credit(config)
+    _validate_sampling(config)
     if config.use_vllm and config.vllm_importance_sampling_correction:
         _validate_correction(config)
 
@@ -85,6 +86,7 @@ _SWITCHES = (
     "share_prompts",
     "fast_generation",
     "run_log",
+    "curriculum",
 )
 
 
@@ -232,20 +234,56 @@ def _validate_correction(config: Any) -> None:
         raise InputError("vllm_importance_sampling_clip_max", got, "a number", remedy)
 
 
+def _validate_sampling(config: Any) -> None:
+    """Filling batches: it drops groups, so nothing that they would have added may be part of the objective."""
+    if config.dynamic_sampling not in (False, True, "dapo"):
+        remedy = "True keeps the objective; 'dapo' is the mean over the groups with a signal."
+        raise InputError("dynamic_sampling", repr(config.dynamic_sampling), "True, False or 'dapo'", remedy)
+    name = "dynamic_sampling" if config.dynamic_sampling else "curriculum" if config.curriculum else None
+    if config.prior_pass_rates is not None and not config.curriculum:
+        got = repr(config.prior_pass_rates)
+        raise InputError("prior_pass_rates", got, "None without curriculum", "Set curriculum=True to use it.")
+    if name is None:
+        return
+    if config.beta != 0:
+        remedy = "Groups that are left out would add to the KL term: set beta=0, or switch it off."
+        raise InputError(name, f"{getattr(config, name)!r} with beta={config.beta}", "False with a KL term", remedy)
+    if config.entropy_coef or config.use_adaptive_entropy:
+        remedy = "Groups that are left out would add to the entropy bonus: switch one of them off."
+        raise InputError(name, f"{getattr(config, name)!r} with an entropy bonus", "False", remedy)
+    if config.dynamic_sampling and config.process_role == "baseline":
+        remedy = "With a baseline per step groups of equal rewards train, too: take curriculum, or 'reward'."
+        raise InputError("dynamic_sampling", "True with process_role='baseline'", "False", remedy)
+    if _generation_rows(config) // (config.num_generations or 1) < 2:
+        remedy = "With one prompt per batch the number of draws says nothing: raise gradient_accumulation_steps."
+        raise InputError(
+            name, f"{getattr(config, name)!r} with one prompt per generation batch", "two or more", remedy
+        )
+
+
 def validate_groups(config: Any) -> None:
     """A generation batch that would cut a prompt's group in two."""
-    world_size = int(os.environ.get("WORLD_SIZE", "1"))
-    steps = config.steps_per_generation or config.gradient_accumulation_steps
-    rows = config.generation_batch_size or config.per_device_train_batch_size * world_size * steps
+    rows = _generation_rows(config)
     if rows % (config.num_generations or 1) != 0:
+        steps = config.steps_per_generation or config.gradient_accumulation_steps
         raise InputError(
             "num_generations",
             f"{config.num_generations} for a generation batch of {rows} rows (generation_batch_size, or "
-            f"per_device_train_batch_size {config.per_device_train_batch_size} x {world_size} processes x {steps})",
+            f"per_device_train_batch_size {config.per_device_train_batch_size} x {_processes()} processes x {steps})",
             "a divisor of the generation batch",
             "Every prompt needs all its completions in the batch: change gradient_accumulation_steps or "
             "per_device_train_batch_size so that the product is a multiple of num_generations.",
         )
+
+
+def _processes() -> int:
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def _generation_rows(config: Any) -> int:
+    """Rows of a generation batch over all processes, also before TRL's constructor has filled them in."""
+    steps = config.steps_per_generation or config.gradient_accumulation_steps
+    return config.generation_batch_size or config.per_device_train_batch_size * _processes() * steps
 
 
 def validate_batch(config: Any) -> None:

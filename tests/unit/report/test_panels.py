@@ -1,6 +1,6 @@
 """Panels and their lines."""
 
-from trl_drgrpo.report.panels import panels_for
+from trl_drgrpo.report.panels import other_metrics, panels_for
 
 
 def test_weights_of_a_correction_are_drawn_by_length_and_by_correctness():
@@ -15,3 +15,13 @@ def test_entropies_over_different_rows_are_different_lines():
         "all rows",
         "rows with a signal",
     ]
+
+
+def test_sampling_is_drawn_where_it_was_logged():
+    names = {"sampling/draws", "sampling/groups_live", "sampling/keep_probability/0-25", "sampling/capped_frac"}
+    panels = panels_for(names)
+    assert [(panel.title, [line.label for line in panel.lines]) for panel in panels] == [
+        ("Sampled prompts", ["drawn", "live"])
+    ]
+    assert other_metrics(names, panels) == ["sampling/capped_frac"]
+    assert not any("ampl" in panel.title for panel in panels_for({"reward"}))
