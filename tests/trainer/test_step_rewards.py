@@ -158,6 +158,17 @@ class TestInputsAreCheckedBeforeAModelLoads:
         check_inputs(DrGRPOConfig(**settings, step_credit="immediate"), [length_reward], prompts)
         assert "step_credit: without step_reward_funcs this has no effect" in caplog.text
 
+    def test_a_model_that_is_paid_is_warned_of(self, settings, prompts, caplog):
+        from trl_drgrpo.config.preflight import check_inputs
+        from trl_drgrpo.process_rewards import PolicyLogRatio
+
+        functions = {"step_reward_funcs": [parity, PolicyLogRatio()]}
+        check_inputs(DrGRPOConfig(**settings, process_role="baseline"), [length_reward], prompts, **functions)
+        check_inputs(DrGRPOConfig(**settings), [length_reward], prompts, step_reward_funcs=[parity])
+        assert "is a model" not in caplog.text
+        check_inputs(DrGRPOConfig(**settings), [length_reward], prompts, **functions)
+        assert "process_role: policy_log_ratio is a model, and the run is paid for its scores" in caplog.text
+
     def test_a_baseline_of_nothing(self, settings, prompts):
         with pytest.raises(InputError, match="^process_role: got 'baseline' without reward_funcs"):
             self.build(settings, prompts, parity, process_role="baseline")

@@ -134,7 +134,8 @@ class DrGRPOConfig(GRPOConfig):
         process_role (`str`, *optional*, defaults to `"reward"`):
             `"reward"`: step rewards are paid, beside the outcome. `"baseline"`: they are subtracted from the outcome,
             as an estimate of how a row stood before each step, times a fitted coefficient. A model in that role cannot
-            be hacked: a bad one adds variance, never a bias. See [`ValueBaseline`].
+            be hacked: a bad one adds variance, never a bias. See [`ValueBaseline`]. The default suits rules and turns,
+            which are meant to be paid; the trainer warns where a model is (measured in `recipes/process_rewards.md`).
         step_credit (`str`, *optional*, defaults to `"return_to_go"`):
             Which step rewards a token answers for: `"return_to_go"`, `"immediate"` or `"min_increments"` (the smallest
             reward of the row, so nothing is gained by more steps); see [`step_advantages`].

@@ -87,6 +87,13 @@ def check_inputs(
     if environment_factory is None:
         names, step_names = _reward_names(reward_funcs), [reward_name(func) for func in step_reward_funcs or []]
         check_best_metric(args, names, step_names, eval_dataset if isinstance(eval_dataset, dict) else ())
+    learned = [reward_name(func) for func in step_reward_funcs or [] if getattr(func, "is_learned", False)]
+    if learned and args.process_role == "reward":
+        logger.warning(
+            "process_role: %s is a model, and the run is paid for its scores: it learns to find the model's mistakes "
+            "(recipes/process_rewards.md). process_role='baseline' subtracts them instead.",
+            ", ".join(learned),
+        )
     if not step_reward_funcs and (unused := _changed_step_settings(args)):
         logger.warning("%s: without step_reward_funcs this has no effect.", ", ".join(unused))
     splits = {"train_dataset": train_dataset}

@@ -147,6 +147,8 @@ class PolicyLogRatio:
             without a trainer.
     """
 
+    is_learned = True  # so the trainer says what it means to pay for its scores
+
     def __init__(self, beta: float = 0.05, *, cumulative: bool = False, name: str = "policy_log_ratio"):
         _check_beta(beta)
         self.beta, self.cumulative = beta, cumulative

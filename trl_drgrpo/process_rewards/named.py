@@ -52,6 +52,8 @@ class NamedScorer:
             that the scorer does not take. What only loading shows is raised by the first call.
     """
 
+    is_learned = True  # so the trainer says what it means to pay for its scores
+
     def __init__(self, scorer: type, model: str, name: str, options: dict[str, Any]):
         _check_model(model)
         if options.get("reference") is not None:

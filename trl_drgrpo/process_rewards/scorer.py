@@ -37,6 +37,8 @@ class PRMScorer:
             By default text stays as it is; of messages, see the subclass.
     """
 
+    is_learned = True  # so the trainer says what it means to pay for its scores
+
     def __init__(
         self,
         model: Any,

@@ -63,6 +63,8 @@ class StepJudge(Judge):
         [`InputError`]: A template without `{problem}` or `{solution}`, or a setting that does not fit.
     """
 
+    is_learned = True  # so the trainer says what it means to pay for its scores
+
     def __init__(
         self,
         model: str,

@@ -149,9 +149,9 @@ class PromptSampling(Feature):
         while self._selected(drawn) < wanted and len(drawn) < cap:
             fresh = self._draw(prompts, drawn, self._round_size(wanted - self._selected(drawn)), cap)
             if fresh:
-                rounds.append(self._generate(fresh, len(rounds), generate))
+                rounds.append(self._run_round(fresh, len(rounds), generate))
         if not rounds:  # nothing was kept up to the cap: rows that do not train
-            rounds.append(self._generate([Draw(examples[0], "")], 0, generate))
+            rounds.append(self._run_round([Draw(examples[0], "")], 0, generate))
         selection = select_groups(
             [draw.place is not None and (draw.live or not args.dynamic_sampling) for draw in drawn],
             wanted,
@@ -199,7 +199,7 @@ class PromptSampling(Feature):
             drawn.append(draw)
         return fresh
 
-    def _generate(self, fresh: list[Draw], number: int, generate: Callable) -> dict[str, Any]:
+    def _run_round(self, fresh: list[Draw], number: int, generate: Callable) -> dict[str, Any]:
         """One round: completions, rewards and advantages of the kept prompts."""
         size, ranks = self.trainer.num_generations, self._ranks
         unit = ranks // math.gcd(ranks, size)

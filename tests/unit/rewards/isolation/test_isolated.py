@@ -272,7 +272,7 @@ class TestIsolate:
             (3, {}, "reward: got 3; expected a function"),
             (SampleReward, {}, "reward: got the class SampleReward; expected a function"),
             ("no_such", {}, "reward: got 'no_such'; expected one of"),
-            (same, {"timeout": 0}, "timeout: got 0; expected a positive number"),
+            (same, {"timeout": 0}, "timeout: got 0; expected a finite number, above 0"),
             (same, {"on_error": "ignore"}, 'on_error: got \'ignore\'; expected "unscorable" or "raise"'),
         ],
     )
