@@ -297,9 +297,10 @@ class PromptSampling(Feature):
             metrics["sampling/weight_mean"] = sum(selection.weights) / len(selection.weights)
             metrics["sampling/weight_max"] = max(selection.weights)
             metrics["sampling/effective_groups"] = sum(selection.weights) ** 2 / sum(w * w for w in selection.weights)
-        if self.trainer.args.dynamic_sampling == "dapo" and len(selection.draws) > 1:
+        if self.trainer.args.dynamic_sampling == "dapo" and selection.draws:
             # what the mean over live groups multiplies the gradient by, beside the unbiased weight
-            metrics["sampling/dapo_factor"] = (selection.drawn - 1) / (len(selection.draws) - 1)
+            short = 0 if selection.capped else 1
+            metrics["sampling/dapo_factor"] = (selection.drawn - short) / (len(selection.draws) - short)
         if self.trainer.args.curriculum:
             metrics["sampling/keep_probability"] = sum(draw.probability for draw in drawn) / len(drawn)
             metrics["sampling/pass_rate_estimate"] = self.pass_rates.mean

@@ -67,7 +67,7 @@ class SignalSettings:
 
 SETTINGS = SignalSettings(
     {
-        "low": Start("few right", (5, 6), 72, 100_000),
+        "low": Start("few right", (5, 6), 72, 150_000),
         "middle": Start("half right", (3, 3), 40, 60_000),
     }
 )

@@ -1,0 +1,175 @@
+"""The study of prompts that carry signal from end to end, its tables and its plot."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from trl_drgrpo.common.drawing import COLORS, new_figure, save_figure
+from trl_drgrpo.labs.study.intervals import interval
+from trl_drgrpo.labs.study.provenance import provenance
+from trl_drgrpo.labs.study.results_file import earlier_results, write_results
+from trl_drgrpo.labs.study.signal_runs import ARMS, FACTOR_OF, PLAIN, SETTINGS, SignalRun, SignalSettings, run_arm
+
+
+def run_study(
+    seeds: Sequence[int],
+    output: Path,
+    work_dir: Path,
+    settings: SignalSettings = SETTINGS,
+    on_run: Callable[[str], None] = lambda text: None,
+) -> dict[str, Any]:
+    """Train every arm from every start with every seed, seed after seed.
+
+    Runs that are in `output` already, with the same settings and versions, are kept: an interrupted study goes on.
+
+    Args:
+        seeds (`Sequence[int]`): Seeds, the same for each arm.
+        output (`Path`): JSON file, written after each run.
+        work_dir (`Path`): For the trainers.
+        settings ([`SignalSettings`], *optional*): Sizes.
+        on_run (`Callable`, *optional*): Told in a line what was done.
+
+    Returns:
+        `dict[str, Any]`: `command`, `date`, `versions`, `settings` and `runs`, what the file holds.
+    """
+    results: dict[str, Any] = {**provenance("signal", len(seeds)), "settings": asdict(settings)}
+    runs = results["runs"] = earlier_results(output, results).get("runs", [])
+    for seed in seeds:
+        for start in settings.starts:
+            own = {run["arm"]: run for run in runs if (run["start"], run["seed"]) == (start, seed)}
+            for arm in ARMS:
+                if arm in own:
+                    continue
+                factor = own[FACTOR_OF]["factor"] if ARMS[arm].raised else None
+                run = run_arm(settings, start, arm, seed, work_dir / f"{start}-{arm}-{seed}", factor)
+                own[arm] = asdict(run)
+                runs.append(own[arm])
+                write_results(results, output)
+                rates = " ".join(f"{rate:.2f}" for rate in run.pass_rate)
+                on_run(f"{start}, {arm}, seed {seed}: pass rate {rates}, {run.steps} steps, {run.seconds[-1]:.0f} s")
+    return results
+
+
+def complete_seeds(results: dict[str, Any], start: str) -> list[int]:
+    """Seeds of which every arm has run.
+
+    Args:
+        results (`dict[str, Any]`): Of [`run_study`].
+        start (`str`): Which start.
+    """
+    found: dict[int, set[str]] = {}
+    for run in results["runs"]:
+        if run["start"] == start:
+            found.setdefault(run["seed"], set()).add(run["arm"])
+    return sorted(seed for seed, arms in found.items() if arms == set(ARMS))
+
+
+def _by_arm(results: dict[str, Any], start: str) -> dict[str, list[SignalRun]]:
+    """The runs of each arm, ordered by seed, of seeds that are complete."""
+    seeds = complete_seeds(results, start)
+    runs = [SignalRun(**run) for run in results["runs"] if run["start"] == start and run["seed"] in seeds]
+    return {arm: sorted((run for run in runs if run.arm == arm), key=lambda run: run.seed) for arm in ARMS}
+
+
+def _scores(results: dict[str, Any], start: str) -> dict[str, dict[str, list[float]]]:
+    """For each quantity and arm, percentages by seed."""
+    arms, tokens = _by_arm(results, start), results["settings"]["starts"][start]["tokens"]
+    shortest = [min(run.seconds[-1] for run in runs) for runs in zip(*arms.values(), strict=True)]  # by seed
+    measures: dict[str, Callable[[SignalRun, float], float]] = {
+        "half of the tokens": lambda run, _: run.pass_rate_at(tokens / 2),
+        "all tokens": lambda run, _: run.pass_rate_at(tokens),
+        "mean over the tokens": lambda run, _: run.mean_pass_rate(tokens),
+        "same CPU time": lambda run, seconds: run.pass_rate_after(seconds),
+    }
+    return {
+        name: {
+            arm: [100 * measure(run, seconds) for run, seconds in zip(runs, shortest, strict=True)]
+            for arm, runs in arms.items()
+        }
+        for name, measure in measures.items()
+    }
+
+
+def table(results: dict[str, Any], start: str) -> str:
+    """What the runs from a start took, and the pass rates they came to, as a Markdown table: mean and 95% interval.
+
+    Args:
+        results (`dict[str, Any]`): Of [`run_study`].
+        start (`str`): Which start.
+    """
+    scores = _scores(results, start)
+    head = ["batches", "learning rate", "steps", "live groups, %", "CPU s", *(f"pass rate, {name}" for name in scores)]
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for arm, runs in _by_arm(results, start).items():
+        live = [100 * run.live_share for run in runs if run.live_share is not None]
+        cells = [
+            ARMS[arm].label,
+            f"{interval([run.learning_rate for run in runs]).mean:.1e}",
+            f"{interval([run.steps for run in runs]).mean:.0f}",
+            f"{interval(live).mean:.0f}" if live else "",
+            f"{interval([run.seconds[-1] for run in runs]).mean:.0f}",
+            *(str(interval(by_arm[arm])) for by_arm in scores.values()),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def difference_table(results: dict[str, Any], start: str) -> str:
+    """The same pass rates minus those of the plain arm, seed by seed, in points: mean and 95% interval.
+
+    Args:
+        results (`dict[str, Any]`): Of [`run_study`].
+        start (`str`): Which start.
+    """
+    scores = _scores(results, start)
+    lines = [f"| minus plain, same seed | {' | '.join(scores)} |", "|---" * (len(scores) + 1) + "|"]
+    for arm in ARMS:
+        if arm == PLAIN:
+            continue
+        cells = []
+        for by_arm in scores.values():
+            found = interval([own - plain for own, plain in zip(by_arm[arm], by_arm[PLAIN], strict=True)])
+            cells.append(f"{found.mean:+.1f} ± {found.half_width:.1f}")
+        lines.append(f"| {ARMS[arm].label} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def factor_sentence(results: dict[str, Any], start: str) -> str:
+    """The factor that is hidden in DAPO's mean, and its range over seeds.
+
+    Args:
+        results (`dict[str, Any]`): Of [`run_study`].
+        start (`str`): Which start.
+    """
+    factors = [run.factor for run in _by_arm(results, start)[FACTOR_OF] if run.factor is not None]
+    return f"{interval(factors).mean:.2f} on average ({min(factors):.2f} to {max(factors):.2f})"
+
+
+def draw(results: dict[str, Any], path: Path) -> Path:
+    """Pass rates over tokens and over time, a row of panels per start: means over seeds.
+
+    Args:
+        results (`dict[str, Any]`): Of [`run_study`].
+        path (`Path`): PNG file to write.
+
+    Raises:
+        `ImportError`: matplotlib is not installed.
+    """
+    starts = results["settings"]["starts"]
+    figure, panels = new_figure(len(starts), 2, 11, 3.8 * len(starts), sharey="row")
+    colors = (*COLORS, "#000000")
+    for row, start in enumerate(starts):
+        over_tokens, over_time = panels[2 * row : 2 * row + 2]
+        for (arm, runs), color in zip(_by_arm(results, start).items(), colors, strict=True):
+            dash = "--" if ARMS[arm].raised else "-"
+            label = ARMS[arm].label.replace("`", "")
+            places = range(len(runs[0].tokens))
+            rates = [interval([run.pass_rate[at] for run in runs]).mean for at in places]
+            tokens = [interval([run.tokens[at] for run in runs]).mean / 1000 for at in places]
+            seconds = [interval([run.seconds[at] for run in runs]).mean for at in places]
+            over_tokens.plot(tokens, rates, dash, marker=".", color=color, label=label if row == 0 else None)
+            over_time.plot(seconds, rates, dash, marker=".", color=color)
+        over_tokens.set(title=starts[start]["title"], xlabel="thousand generated tokens", ylabel="held-out pass rate")
+        over_time.set(title=starts[start]["title"], xlabel="CPU time (s)")
+    return save_figure(figure, path)
