@@ -102,12 +102,11 @@ def table(results: dict[str, Any], start: str) -> str:
     head = ["batches", "learning rate", "steps", "live groups, %", "CPU s", *(f"pass rate, {name}" for name in scores)]
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for arm, runs in _by_arm(results, start).items():
-        live = [100 * run.live_share for run in runs if run.live_share is not None]
         cells = [
             ARMS[arm].label,
             f"{interval([run.learning_rate for run in runs]).mean:.1e}",
             f"{interval([run.steps for run in runs]).mean:.0f}",
-            f"{interval(live).mean:.0f}" if live else "",
+            f"{interval([100 * run.live_share for run in runs]).mean:.0f}",
             f"{interval([run.seconds[-1] for run in runs]).mean:.0f}",
             *(str(interval(by_arm[arm])) for by_arm in scores.values()),
         ]

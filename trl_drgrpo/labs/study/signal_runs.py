@@ -117,7 +117,7 @@ class SignalRun:
         tokens (`list[int]`): Completion tokens generated so far.
         pass_rate (`list[float]`): Of held-out problems, sampled at temperature 1.
         seconds (`list[float]`): CPU time of the process so far, evaluations left out.
-        live_share (`float`, *optional*): Of the generated groups; `None`: neither drawn nor judged one by one.
+        live_share (`float`): Of the generated groups, those with different rewards.
         factor (`float`, *optional*): Mean over steps of what DAPO's mean multiplies the unbiased gradient by.
         capped_share (`float`, *optional*): Of the steps, those that reached the cap on draws.
         clipped_share (`float`): Of the steps, those whose gradient was longer than `max_grad_norm`.
@@ -131,7 +131,7 @@ class SignalRun:
     tokens: list[int] = field(default_factory=list)
     pass_rate: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
-    live_share: float | None = None
+    live_share: float = 1.0
     factor: float | None = None
     capped_share: float | None = None
     clipped_share: float = 0.0
@@ -310,7 +310,9 @@ def _summarize(run: SignalRun, log: Sequence[dict[str, Any]], max_grad_norm: flo
     run.steps = len(steps)
     run.clipped_share = round(statistics.fmean(entry["grad_norm"] > max_grad_norm for entry in steps), 3)
     sampled = [entry for entry in steps if "sampling/draws" in entry]
-    if sampled:
+    if not sampled:
+        run.live_share = round(1 - statistics.fmean(entry["frac_reward_zero_std"] for entry in steps), 3)
+    else:
         generated = sum(entry["sampling/groups_generated"] for entry in sampled)
         run.live_share = round(sum(entry["sampling/groups_live"] for entry in sampled) / generated, 3)
         run.capped_share = round(statistics.fmean(entry["sampling/capped_frac"] for entry in sampled), 3)
