@@ -163,12 +163,16 @@ def draw(results: dict[str, Any], path: Path) -> Path:
         for (arm, runs), color in zip(_by_arm(results, start).items(), colors, strict=True):
             dash = "--" if ARMS[arm].raised else "-"
             label = ARMS[arm].label.replace("`", "")
-            places = range(len(runs[0].tokens))
-            rates = [interval([run.pass_rate[at] for run in runs]).mean for at in places]
-            tokens = [interval([run.tokens[at] for run in runs]).mean / 1000 for at in places]
-            seconds = [interval([run.seconds[at] for run in runs]).mean for at in places]
-            over_tokens.plot(tokens, rates, dash, marker=".", color=color, label=label if row == 0 else None)
-            over_time.plot(seconds, rates, dash, marker=".", color=color)
+            tokens = _grid(starts[start]["tokens"])
+            seconds = _grid(min(run.seconds[-1] for run in runs))
+            rates = [interval([run.pass_rate_at(x) for run in runs]).mean for x in tokens]
+            over_tokens.plot([x / 1000 for x in tokens], rates, dash, color=color, label=None if row else label)
+            rates = [interval([run.pass_rate_after(x) for run in runs]).mean for x in seconds]
+            over_time.plot(seconds, rates, dash, color=color)
         over_tokens.set(title=starts[start]["title"], xlabel="thousand generated tokens", ylabel="held-out pass rate")
         over_time.set(title=starts[start]["title"], xlabel="CPU time (s)")
     return save_figure(figure, path)
+
+
+def _grid(end: float, parts: int = 12) -> list[float]:
+    return [end * part / parts for part in range(parts + 1)]
