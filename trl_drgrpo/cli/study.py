@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seeds", type=int, help="number of seeds, from 0 on (default: 5; arithmetic: 3)")
     parser.add_argument(
-        "--jobs", type=int, default=1, help="runs of guessing and arithmetic at a time, a core for each (default: 1)"
+        "--jobs", type=int, default=1, help="runs at a time, a core for each; not of tabular (default: 1)"
     )
     parser.add_argument(
         "--output_dir", type=Path, default=Path("runs/study"), help="for <study>.json and <study>.png (runs/study)"
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     if args.study == "tabular":
         draw, results = _tabular(seeds, numbers)
     elif args.study == "signal":
-        draw, results = _signal(seeds, numbers)
+        draw, results = _signal(seeds, numbers, args.jobs)
     else:
         draw, results = _rung(args.study, seeds, numbers, args.jobs)
     console.log(f"numbers: {numbers}")
@@ -77,11 +77,11 @@ def _tabular(seeds: range, numbers: Path) -> tuple[Any, dict[str, Any]]:
     return tabular_report.draw, results
 
 
-def _signal(seeds: range, numbers: Path) -> tuple[Any, dict[str, Any]]:
+def _signal(seeds: range, numbers: Path, jobs: int) -> tuple[Any, dict[str, Any]]:
     _prepare_trainers()
     from trl_drgrpo.labs.study import signal_report as report
 
-    results = report.run_study(seeds, numbers, numbers.parent / "signal", on_run=console.log)
+    results = report.run_study(seeds, numbers, numbers.parent / "signal", jobs=jobs, on_run=console.log)
     for name, start in results["settings"]["starts"].items():
         print(f"{start['title'].capitalize()}, {len(seeds)} seeds, mean and 95% interval, pass rates in %:\n")
         print(f"{report.table(results, name)}\n\n{report.difference_table(results, name)}\n")

@@ -1,9 +1,14 @@
 """The study of prompts that carry signal from end to end, its tables and its plot."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import asdict
+from itertools import product
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from trl_drgrpo.common.drawing import COLORS, new_figure, save_figure
 from trl_drgrpo.labs.study.intervals import interval
@@ -17,6 +22,7 @@ def run_study(
     output: Path,
     work_dir: Path,
     settings: SignalSettings = SETTINGS,
+    jobs: int = 1,
     on_run: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
     """Train every arm from every start with every seed, seed after seed.
@@ -28,27 +34,52 @@ def run_study(
         output (`Path`): JSON file, written after each run.
         work_dir (`Path`): For the trainers.
         settings ([`SignalSettings`], *optional*): Sizes.
+        jobs (`int`, *optional*, defaults to `1`): Runs at a time.
         on_run (`Callable`, *optional*): Told in a line what was done.
 
     Returns:
         `dict[str, Any]`: `command`, `date`, `versions`, `settings` and `runs`, what the file holds.
     """
-    results: dict[str, Any] = {**provenance("signal", len(seeds)), "settings": asdict(settings)}
+    results: dict[str, Any] = {**provenance("signal", len(seeds), jobs), "settings": asdict(settings)}
     runs = results["runs"] = earlier_results(output, results).get("runs", [])
-    for seed in seeds:
-        for start in settings.starts:
-            own = {run["arm"]: run for run in runs if (run["start"], run["seed"]) == (start, seed)}
-            for arm in ARMS:
-                if arm in own:
-                    continue
-                factor = own[FACTOR_OF]["factor"] if ARMS[arm].raised else None
-                run = run_arm(settings, start, arm, seed, work_dir / f"{start}-{arm}-{seed}", factor)
-                own[arm] = asdict(run)
-                runs.append(own[arm])
-                write_results(results, output)
-                rates = " ".join(f"{rate:.2f}" for rate in run.pass_rate)
-                on_run(f"{start}, {arm}, seed {seed}: pass rate {rates}, {run.steps} steps, {run.seconds[-1]:.0f} s")
+    place = {key: at for at, key in enumerate(product(seeds, settings.starts, ARMS))}
+    done = {(run["seed"], run["start"], run["arm"]) for run in runs}
+    for run in _runs([key for key in place if key not in done], runs, settings, work_dir, jobs):
+        runs.append(asdict(run))
+        runs.sort(key=lambda run: place.get((run["seed"], run["start"], run["arm"]), len(place)))
+        write_results(results, output)
+        rates = " ".join(f"{rate:.2f}" for rate in run.pass_rate)
+        on_run(
+            f"{run.start}, {run.arm}, seed {run.seed}: pass rate {rates}, {run.steps} steps, {run.seconds[-1]:.0f} s"
+        )
     return results
+
+
+def _runs(
+    left: list[tuple[int, str, str]],
+    known: Sequence[dict[str, Any]],
+    settings: SignalSettings,
+    work_dir: Path,
+    jobs: int,
+) -> Iterator[SignalRun]:
+    """The runs as they end, each in a process of its own; those that need a factor wait for it."""
+    factors = {(run["seed"], run["start"]): run["factor"] for run in known if run["arm"] == FACTOR_OF}
+    under_way: set[Future[SignalRun]] = set()
+    with ProcessPoolExecutor(
+        jobs, mp_context=get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)
+    ) as pool:
+        while left or under_way:
+            for key in list(left):
+                seed, start, arm = key
+                if len(under_way) < jobs and (not ARMS[arm].raised or (seed, start) in factors):
+                    folder, factor = work_dir / f"{start}-{arm}-{seed}", factors.get((seed, start))
+                    under_way.add(pool.submit(run_arm, settings, start, arm, seed, folder, factor))
+                    left.remove(key)
+            ended, under_way = wait(under_way, return_when=FIRST_COMPLETED)
+            for run in (future.result() for future in ended):
+                if run.arm == FACTOR_OF:
+                    factors[run.seed, run.start] = run.factor
+                yield run
 
 
 def complete_seeds(results: dict[str, Any], start: str) -> list[int]:

@@ -67,8 +67,8 @@ class SignalSettings:
 
 SETTINGS = SignalSettings(
     {
-        "low": Start("few right", (5, 6), 72, 150_000),
-        "middle": Start("half right", (3, 3), 40, 60_000),
+        "low": Start("few right", (5, 6), 72, 100_000),
+        "middle": Start("half right", (3, 3), 40, 50_000),
     }
 )
 
@@ -316,5 +316,6 @@ def _summarize(run: SignalRun, log: Sequence[dict[str, Any]], max_grad_norm: flo
         generated = sum(entry["sampling/groups_generated"] for entry in sampled)
         run.live_share = round(sum(entry["sampling/groups_live"] for entry in sampled) / generated, 3)
         run.capped_share = round(statistics.fmean(entry["sampling/capped_frac"] for entry in sampled), 3)
-    if factors := [entry["sampling/dapo_factor"] for entry in steps if "sampling/dapo_factor" in entry]:
-        run.factor = round(statistics.fmean(factors), 3)
+    if run.arm == FACTOR_OF:
+        factors = [entry["sampling/dapo_factor"] for entry in steps if "sampling/dapo_factor" in entry]
+        run.factor = round(statistics.fmean(factors), 3) if factors else 1.0  # no group was live
