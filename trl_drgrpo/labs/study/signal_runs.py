@@ -9,7 +9,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -62,13 +62,13 @@ class SignalSettings:
     learning_rate: float = 3e-4
     different_prompts: int = 128
     held_out: int = 256
-    evaluations: int = 4
+    evaluations: int = 3
 
 
 SETTINGS = SignalSettings(
     {
-        "low": Start("few right", (5, 6), 72, 100_000),
-        "middle": Start("half right", (3, 3), 40, 50_000),
+        "low": Start("few right", (5, 6), 72, 80_000),
+        "middle": Start("half right", (3, 3), 40, 40_000),
     }
 )
 
@@ -214,10 +214,9 @@ def run_arm(
         rate *= factor
     run = SignalRun(start, arm, seed, rate)
     trainer = build_trainer(settings, task, arm, seed, rate, output_dir)
-    problems = make_problems(settings.held_out, "held_out", 0, task.terms)
-    measure = partial(_pass_rate, trainer, problems, task.max_completion)
+    measure = partial(_pass_rate, task, settings.held_out, trainer.model)
     marks = [task.tokens * (i + 1) / settings.evaluations for i in range(settings.evaluations)]
-    recorder = _Recorder(run, marks, measure)
+    recorder = _Recorder(run, _pass_rate_before(task, settings.held_out), marks, measure)
     trainer.reward_funcs[0] = recorder.counted(trainer.reward_funcs[0])
     trainer.add_callback(recorder)
     trainer.remove_callback(PrinterCallback)
@@ -259,23 +258,22 @@ def build_trainer(
     )
 
 
-def _pass_rate(trainer: Any, problems: Sequence[Sequence[int]], max_new_tokens: int) -> float:
-    found = evaluate(
-        trainer.model,
-        trainer.processing_class,
-        problems,
-        sample=True,
-        batch_size=len(problems),
-        max_new_tokens=max_new_tokens,
-    )
+@cache
+def _pass_rate_before(task: Start, held_out: int) -> float:
+    return _pass_rate(task, held_out, AutoModelForCausalLM.from_pretrained(MODEL_DIR, dtype=torch.float32))
+
+
+def _pass_rate(task: Start, held_out: int, model: Any) -> float:
+    problems, tokenizer = make_problems(held_out, "held_out", 0, task.terms), AutoTokenizer.from_pretrained(MODEL_DIR)
+    found = evaluate(model, tokenizer, problems, sample=True, batch_size=held_out, max_new_tokens=task.max_completion)
     return round(found.accuracy, 4)
 
 
 class _Recorder(TrainerCallback):
     """Counts what is generated, evaluates at the marks, and ends the run at the last one."""
 
-    def __init__(self, run: SignalRun, marks: Sequence[float], measure: Callable[[], float]):
-        self.run, self.marks, self.measure = run, list(marks), measure
+    def __init__(self, run: SignalRun, before: float, marks: Sequence[float], measure: Callable[[], float]):
+        self.run, self.before, self.marks, self.measure = run, before, list(marks), measure
         self.written, self.measured, self.begun = 0, 0.0, 0.0  # tokens, and CPU seconds
 
     def counted(self, reward: Callable[..., list[float]]) -> Callable[..., list[float]]:
@@ -289,7 +287,7 @@ class _Recorder(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.begun = time.process_time()
-        self._evaluate()
+        self._note(0.0, self.before)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.written >= self.marks[0]:
@@ -299,10 +297,13 @@ class _Recorder(TrainerCallback):
 
     def _evaluate(self) -> None:
         now = time.process_time()
-        self.run.tokens.append(self.written)
-        self.run.seconds.append(round(now - self.begun - self.measured, 2))
-        self.run.pass_rate.append(self.measure())
+        self._note(now - self.begun - self.measured, self.measure())
         self.measured += time.process_time() - now
+
+    def _note(self, seconds: float, pass_rate: float) -> None:
+        self.run.tokens.append(self.written)
+        self.run.seconds.append(round(seconds, 2))
+        self.run.pass_rate.append(pass_rate)
 
 
 def _summarize(run: SignalRun, log: Sequence[dict[str, Any]], max_grad_norm: float) -> None:
