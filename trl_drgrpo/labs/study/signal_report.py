@@ -16,6 +16,8 @@ from trl_drgrpo.labs.study.provenance import provenance
 from trl_drgrpo.labs.study.results_file import earlier_results, write_results
 from trl_drgrpo.labs.study.signal_runs import ARMS, FACTOR_OF, PLAIN, SETTINGS, SignalRun, SignalSettings, run_arm
 
+_ALSO_COMPARED = (("dynamic", FACTOR_OF), ("dynamic_raised", "plain_raised"))
+
 
 def run_study(
     seeds: Sequence[int],
@@ -146,22 +148,20 @@ def table(results: dict[str, Any], start: str) -> str:
 
 
 def difference_table(results: dict[str, Any], start: str) -> str:
-    """The same pass rates minus those of the plain arm, seed by seed, in points: mean and 95% interval.
+    """Differences of the same pass rates, seed by seed, in points, as a Markdown table: mean and 95% interval.
 
     Args:
         results (`dict[str, Any]`): Of [`run_study`].
         start (`str`): Which start.
     """
     scores = _scores(results, start)
-    lines = [f"| minus plain, same seed | {' | '.join(scores)} |", "|---" * (len(scores) + 1) + "|"]
-    for arm in ARMS:
-        if arm == PLAIN:
-            continue
+    lines = [f"| difference, same seed | {' | '.join(scores)} |", "|---" * (len(scores) + 1) + "|"]
+    for arm, other in [*((arm, PLAIN) for arm in ARMS if arm != PLAIN), *_ALSO_COMPARED]:
         cells = []
         for by_arm in scores.values():
-            found = interval([own - plain for own, plain in zip(by_arm[arm], by_arm[PLAIN], strict=True)])
+            found = interval([own - its for own, its in zip(by_arm[arm], by_arm[other], strict=True)])
             cells.append(f"{found.mean:+.1f} ± {found.half_width:.1f}")
-        lines.append(f"| {ARMS[arm].label} | {' | '.join(cells)} |")
+        lines.append(f"| {ARMS[arm].label} minus {ARMS[other].label} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

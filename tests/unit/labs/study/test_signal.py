@@ -72,7 +72,8 @@ def test_an_interrupted_study_goes_on_and_its_tables_say_what_was_run(calls, tmp
     text = signal_report.table(results, "low")
     assert "| plain | 3.0e-04 | 10 | 100 | 4 | 27.5 ± 31.8 | 45.0 ± 63.5 | 27.5 ± 31.8 | 45.0 ± 63.5 |" in text
     differences = signal_report.difference_table(results, "low")
-    assert "| `dynamic_sampling: dapo` | +5.0 ± 0.0 | +10.0 ± 0.0 | +5.0 ± 0.0 | +10.0 ± 0.0 |" in differences
+    assert "| `dynamic_sampling: dapo` minus plain | +5.0 ± 0.0 | +10.0 ± 0.0 | +5.0 ± 0.0 | +10.0" in differences
+    assert "| `dynamic_sampling: true` minus `dynamic_sampling: dapo` | +0.0 ± 0.0 |" in differences
     # 5 s where the others took 4: read at 4 s, 0.1 + 0.8 * 0.4 and 0.1 + 0.8 * 0.5
     (both,) = [line for line in text.splitlines() if "true`, `curriculum" in line]
     assert both.endswith("| 46.0 ± 50.8 |")
