@@ -32,7 +32,7 @@ ELSEWHERE = {  # test file -> package files
     ),
     "unit/features/fast_path/test_packing.py": "features/fast_path/sharing",
     "unit/features/fast_path/test_window.py": "features/fast_path/metrics",
-    "unit/labs/study/test_signal.py": "labs/study/signal_report labs/study/signal_runs",
+    "unit/labs/study/test_signal.py": "labs/study/signal_arms labs/study/signal_report labs/study/signal_runs",
     "unit/labs/study/test_tabular.py": ("cli/study labs/study/intervals labs/study/tables labs/study/tabular_report"),
     "unit/labs/study/test_trajectories.py": (
         "labs/study/provenance labs/study/results_file labs/study/rungs labs/study/trajectory_report"

@@ -14,7 +14,8 @@ from trl_drgrpo.common.drawing import COLORS, new_figure, save_figure
 from trl_drgrpo.labs.study.intervals import interval
 from trl_drgrpo.labs.study.provenance import provenance
 from trl_drgrpo.labs.study.results_file import earlier_results, write_results
-from trl_drgrpo.labs.study.signal_runs import ARMS, FACTOR_OF, PLAIN, SETTINGS, SignalRun, SignalSettings, run_arm
+from trl_drgrpo.labs.study.signal_arms import ARMS, FACTOR_OF, PLAIN, SETTINGS, SignalSettings
+from trl_drgrpo.labs.study.signal_runs import SignalRun, run_arm
 
 _ALSO_COMPARED = (("dynamic", FACTOR_OF), ("dynamic_raised", "plain_raised"))
 

@@ -6,7 +6,8 @@ import json
 import pytest
 
 from trl_drgrpo.labs.study import signal_report, signal_runs
-from trl_drgrpo.labs.study.signal_runs import ARMS, SignalRun, SignalSettings, Start, run_arm
+from trl_drgrpo.labs.study.signal_arms import ARMS, SignalSettings, Start
+from trl_drgrpo.labs.study.signal_runs import SignalRun, run_arm
 
 SMALL = SignalSettings(
     {"low": Start("few right", (3, 4), 24, 700), "middle": Start("half right", (3, 3), 24, 700)},
