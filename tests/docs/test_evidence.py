@@ -96,6 +96,21 @@ def test_the_readme_quotes_the_check():
     assert " and ".join(f"{value:.1f}" for value in controls) in row
 
 
+def test_readme_and_page_quote_the_study_of_signal():
+    (row,) = evidence()["recipes/signal.md"]
+    known = " ".join(tables("signal"))
+    for text in (row, PAGES["signal"].split("## What it says")[1]):
+        quoted = re.findall(r"[-+]\d+\.\d+ ± \d+\.\d+", text)
+        assert len(quoted) >= 4
+        assert [each for each in quoted if each not in known] == []
+
+
+def test_every_arm_of_the_study_of_signal_has_every_seed():
+    results = read("signal")
+    for start in results["settings"]["starts"]:
+        assert signal_report.complete_seeds(results, start) == list(range(STUDIES["signal"]))
+
+
 def test_the_readme_quotes_the_demo():
     (row,) = evidence()["recipes/results/demo.json"]
     runs = json.loads((ROOT / "recipes/results/demo.json").read_text())["runs"]
