@@ -135,11 +135,10 @@ def run_arm(
             raise ValueError(f"{arm} needs the factor of {FACTOR_OF}.")
         rate *= factor
     run = SignalRun(start, arm, seed, rate)
-    trainer = build_trainer(settings, task, arm, seed, rate, output_dir)
-    measure = partial(_pass_rate, task, settings.held_out, trainer.model)
+    measure = partial(_pass_rate, task, settings.held_out)
     marks = [task.tokens * (i + 1) / settings.evaluations for i in range(settings.evaluations)]
     recorder = _Recorder(run, _pass_rate_before(task, settings.held_out), marks, measure)
-    trainer.reward_funcs[0] = recorder.counted(trainer.reward_funcs[0])
+    trainer = build_trainer(settings, task, arm, seed, rate, output_dir, recorder.reward)
     trainer.add_callback(recorder)
     trainer.remove_callback(PrinterCallback)
     trainer.train()
@@ -148,7 +147,13 @@ def run_arm(
 
 
 def build_trainer(
-    settings: SignalSettings, task: Start, arm: str, seed: int, learning_rate: float, output_dir: Path
+    settings: SignalSettings,
+    task: Start,
+    arm: str,
+    seed: int,
+    learning_rate: float,
+    output_dir: Path,
+    reward: Callable[..., list[float]],
 ) -> DrGRPOTrainer:
     """The trainer of an arm, on the demo's model."""
     args = DrGRPOConfig(
@@ -173,7 +178,7 @@ def build_trainer(
     )
     return DrGRPOTrainer(
         model=AutoModelForCausalLM.from_pretrained(MODEL_DIR, dtype=torch.float32),
-        reward_funcs=list_sum_reward,
+        reward_funcs=reward,
         args=args,
         train_dataset=make_dataset(settings.different_prompts, "train", seed, task.terms),
         processing_class=AutoTokenizer.from_pretrained(MODEL_DIR),
@@ -194,18 +199,16 @@ def _pass_rate(task: Start, held_out: int, model: Any) -> float:
 class _Recorder(TrainerCallback):
     """Counts what is generated, evaluates at the marks, and ends the run at the last one."""
 
-    def __init__(self, run: SignalRun, before: float, marks: Sequence[float], measure: Callable[[], float]):
+    def __init__(self, run: SignalRun, before: float, marks: Sequence[float], measure: Callable[[Any], float]):
         self.run, self.before, self.marks, self.measure = run, before, list(marks), measure
         self.written, self.measured, self.begun = 0, 0.0, 0.0  # tokens, and CPU seconds
 
-    def counted(self, reward: Callable[..., list[float]]) -> Callable[..., list[float]]:
-        """The reward function, which sees every completion, also of groups that are dropped."""
-
-        def list_sum_reward(completion_ids: Sequence[Sequence[int]], **columns: Any) -> list[float]:
-            self.written += sum(map(len, completion_ids))
-            return reward(completion_ids=completion_ids, **columns)
-
-        return list_sum_reward
+    def reward(
+        self, completions: Sequence[Any], completion_ids: Sequence[Sequence[int]], **columns: Any
+    ) -> list[float]:
+        """The task's reward; it sees every completion, also of groups that are dropped."""
+        self.written += sum(map(len, completion_ids))
+        return list_sum_reward(completions, **columns)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.begun = time.process_time()
@@ -213,13 +216,13 @@ class _Recorder(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.written >= self.marks[0]:
-            self._evaluate()
+            self._evaluate(kwargs["model"])
             self.marks = [mark for mark in self.marks if mark > self.written]
             control.should_training_stop = not self.marks
 
-    def _evaluate(self) -> None:
+    def _evaluate(self, model: Any) -> None:
         now = time.process_time()
-        self._note(now - self.begun - self.measured, self.measure())
+        self._note(now - self.begun - self.measured, self.measure(model))
         self.measured += time.process_time() - now
 
     def _note(self, seconds: float, pass_rate: float) -> None:
