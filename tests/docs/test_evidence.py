@@ -1,4 +1,4 @@
-"""What the documents say of the two biases is what the committed results say, to the last digit."""
+"""What the documents say of the studies is what the committed results say, to the last digit."""
 
 import json
 import re
@@ -7,12 +7,15 @@ from pathlib import Path
 import pytest
 
 from trl_drgrpo.cli.study import STUDIES
-from trl_drgrpo.labs.study import tabular_report, trajectory_report
+from trl_drgrpo.labs.study import signal_report, tabular_report, trajectory_report
 from trl_drgrpo.labs.study.rungs import RUNGS
 
 ROOT = Path(__file__).parents[2]
-RESULTS = {study: ROOT / "recipes" / "results" / f"length_bias_{study}.json" for study in STUDIES}
-PAGE = (ROOT / "recipes" / "length_bias.md").read_text()
+BIASES = ("tabular", *RUNGS)
+RESULTS = {study: ROOT / "recipes" / "results" / f"length_bias_{study}.json" for study in BIASES}
+RESULTS["signal"] = ROOT / "recipes" / "results" / "signal.json"
+PAGES = dict.fromkeys(BIASES, (ROOT / "recipes" / "length_bias.md").read_text())
+PAGES["signal"] = (ROOT / "recipes" / "signal.md").read_text()
 
 
 def read(study):
@@ -23,6 +26,10 @@ def tables(study):
     results = read(study)
     if study == "tabular":
         return [tabular_report.table(results), tabular_report.gradient_weight_table(results)]
+    if study == "signal":
+        starts = results["settings"]["starts"]
+        parts = (signal_report.table, signal_report.difference_table, signal_report.factor_sentence)
+        return [part(results, start) for start in starts for part in parts]
     one_step = [trajectory_report.one_step_table(results, difference) for difference in (False, True)]
     rung = RUNGS[study]
     return [*one_step, trajectory_report.table(rung, results), trajectory_report.difference_table(rung, results)]
@@ -31,17 +38,17 @@ def tables(study):
 @pytest.mark.parametrize("study", STUDIES)
 def test_the_page_shows_the_tables_of_the_results(study):
     for table in tables(study):
-        assert table in PAGE
+        assert table in PAGES[study]
 
 
 @pytest.mark.parametrize("study", STUDIES)
 def test_results_say_where_they_come_from(study):
     results = read(study)
     assert results["command"].startswith(f"trl-drgrpo study {study} --seeds {STUDIES[study]}")
-    assert results["date"] in PAGE
+    assert results["date"] in PAGES[study]
     assert {"trl", "torch", "transformers", "trl-drgrpo"} <= results["versions"].keys()
     assert RESULTS[study].with_suffix(".png").stat().st_size > 10_000
-    assert f"results/{RESULTS[study].name}" in PAGE
+    assert f"results/{RESULTS[study].name}" in PAGES[study]
 
 
 @pytest.mark.parametrize("study", RUNGS)
@@ -56,7 +63,7 @@ def test_intervals_in_the_readme_are_those_of_the_results():
     assert section
     quoted = re.findall(r"\d+\.\d+\s±\s\d+\.\d+", section.group(1))
     assert len(quoted) >= 6
-    known = " ".join(table for study in STUDIES for table in tables(study))
+    known = " ".join(table for study in BIASES for table in tables(study))
     assert [each for each in quoted if re.sub(r"\s", " ", each) not in known] == []
 
 
@@ -96,6 +103,21 @@ def test_the_readme_quotes_the_check_of_the_credit():
     exact = [case["difference"] for case in found["credit"] if not case["control"]]
     controls = [case["difference"] for case in found["credit"] if case["control"]]
     assert f"at most {max(exact):.1e}; published constructions by {min(controls):.0%} to {max(controls):.0%}" in row
+
+
+def test_readme_and_page_quote_the_study_of_signal():
+    (row,) = evidence()["recipes/signal.md"]
+    known = " ".join(tables("signal"))
+    for text in (row, PAGES["signal"].split("## What it says")[1]):
+        quoted = re.findall(r"[-+]\d+\.\d+ ± \d+\.\d+", text)
+        assert len(quoted) >= 4
+        assert [each for each in quoted if each not in known] == []
+
+
+def test_every_arm_of_the_study_of_signal_has_every_seed():
+    results = read("signal")
+    for start in results["settings"]["starts"]:
+        assert signal_report.complete_seeds(results, start) == list(range(STUDIES["signal"]))
 
 
 def test_the_readme_quotes_the_demo():

@@ -141,6 +141,16 @@ def test_daposs_mean_is_there_under_its_name(settings, data, tokenizer):
         assert step["sampling/dapo_factor"] >= 1.0
 
 
+def test_the_factor_of_daposs_mean_where_the_cap_was_reached(settings, data, tokenizer):
+    """Two of two groups weigh 1 under either mean; one of two weighs 2 under DAPO's and 1 under the unbiased one."""
+    settings |= {"dynamic_sampling": "dapo", "max_sampling_rounds": 1, "max_steps": 6}
+    steps = run(settings, data, tokenizer).state.log_history[:-1]
+    live = [step for step in steps if step["sampling/groups_trained"]]
+    assert {step["sampling/groups_trained"] for step in live} == {1, 2}
+    for step in live:
+        assert step["sampling/dapo_factor"] == step["sampling/weight_mean"] == 2 / step["sampling/groups_trained"]
+
+
 def test_a_curriculum_keeps_what_is_uncertain(settings, data, tokenizer, tmp_path):
     prior = tmp_path / "rates.jsonl"
     rows = [{"key": prompt_key(p), "pass_rate": 0.0 if "dead" in p else 0.5, "completions": 64} for p in PROMPTS]

@@ -25,7 +25,7 @@ SUBCOMMANDS = {
     "train-prm": "train a process reward model from labeled steps",
     "label-steps": "label the steps of a model's completions by roll-outs and a verifier",
     "bias": "measure what one update of each objective would do to the length of answers",
-    "study": "measure the two biases of GRPO: length and difficulty",
+    "study": "measure the two biases of GRPO, and what dynamic sampling and a curriculum gain",
     "merge": "merge a LoRA adapter into its base model, in full precision",
     "report": "write one page over runs: curves, completions with their advantages, warnings, differences",
     "plan": "predict the peak memory of a run, and propose settings that fit a device",

@@ -64,9 +64,10 @@ def sampling_metrics(
         metrics["sampling/weight_mean"] = sum(weights) / len(weights)
         metrics["sampling/weight_max"] = max(weights)
         metrics["sampling/effective_groups"] = sum(weights) ** 2 / sum(weight * weight for weight in weights)
-    if dapo and len(selection.draws) > 1:
+    if dapo and (trained := len(selection.draws)) > (0 if selection.capped else 1):
         # what the mean over live groups multiplies the gradient by, beside the unbiased weight
-        metrics["sampling/dapo_factor"] = (selection.drawn - 1) / (len(selection.draws) - 1)
+        unbiased = trained / selection.drawn if selection.capped else (trained - 1) / (selection.drawn - 1)
+        metrics["sampling/dapo_factor"] = 1 / unbiased
     if estimated := [draw for draw in drawn if not math.isnan(draw.estimate)]:
         metrics["sampling/keep_probability"] = sum(draw.probability for draw in estimated) / len(estimated)
         for index, bucket in enumerate(BUCKETS):

@@ -1,6 +1,5 @@
 """A rung as numbers, tables and plot: every arm with every seed, the one-step measurement before it."""
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict
@@ -15,6 +14,7 @@ from trl_drgrpo.labs.study.direction import REFERENCE
 from trl_drgrpo.labs.study.intervals import Interval, interval
 from trl_drgrpo.labs.study.objectives import OBJECTIVES
 from trl_drgrpo.labs.study.provenance import provenance
+from trl_drgrpo.labs.study.results_file import earlier_results, write_results
 from trl_drgrpo.labs.study.tables import changes_as_dict
 from trl_drgrpo.labs.study.trajectories import LAST, Rung, Trajectory, run_arm
 
@@ -50,7 +50,7 @@ def run_study(
         `dict[str, Any]`: `command`, `date`, `versions`, `settings`, `one_step` and `runs`, what the file holds.
     """
     results: dict[str, Any] = {**provenance(rung.name, len(seeds), jobs), "settings": asdict(rung.settings)}
-    kept = _kept(output, results)
+    kept = earlier_results(output, results)
     results |= {"one_step": kept.get("one_step"), "runs": kept.get("runs", [])}
     model_dir = work_dir / "model"
     if not (model_dir / "model.safetensors").is_file():
@@ -58,14 +58,14 @@ def run_study(
         on_run("the model is warm-started")
     if results["one_step"] is None:
         results["one_step"] = _one_step(rung, model_dir, work_dir)
-        _write(results, output)
+        write_results(results, output)
         on_run("one step is measured")
     done = {(run["arm"], run["seed"]) for run in results["runs"]}
     left = [(arm, seed) for seed in seeds for arm in rung.arms if (arm, seed) not in done]
     for trajectory in _run_arms(rung, left, model_dir, work_dir, jobs):
         results["runs"].append(trajectory.as_dict())
         results["runs"].sort(key=lambda run: (run["seed"], rung.arms.index(run["arm"])))
-        _write(results, output)
+        write_results(results, output)
         wrong, right = trajectory.end("length_wrong"), trajectory.end("length_right")
         label = OBJECTIVES[trajectory.arm].label
         on_run(f"{label}, seed {trajectory.seed}: incorrect {wrong:.1f}, correct {right:.1f} tokens at the end")
@@ -85,18 +85,6 @@ def _run_arms(
     ) as pool:
         for future in as_completed([pool.submit(run_arm, *call) for call in calls]):
             yield future.result()
-
-
-def _kept(output: Path, results: dict[str, Any]) -> dict[str, Any]:
-    try:
-        earlier = json.loads(output.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return earlier if all(earlier.get(key) == results[key] for key in ("settings", "versions")) else {}
-
-
-def _write(results: dict[str, Any], output: Path) -> None:
-    output.write_text(json.dumps(results) + "\n", encoding="utf-8")
 
 
 def _one_step(rung: Rung, model_dir: Path, work_dir: Path) -> dict[str, Any]:
