@@ -66,29 +66,35 @@ def split_of(numbers: Sequence[int]) -> Split:
     return "held_out" if checksum % _HELD_OUT_SHARE == 0 else "train"
 
 
-def draw_problem(rng: random.Random, split: Split = "train") -> tuple[int, ...]:
-    """Draw one problem of a split: 3 to 5 digits between 1 and 9.
+def draw_problem(
+    rng: random.Random, split: Split = "train", terms: tuple[int, int] = (MIN_TERMS, MAX_TERMS)
+) -> tuple[int, ...]:
+    """Draw one problem of a split: digits between 1 and 9.
 
     Args:
         rng (`random.Random`): Source of randomness; it is advanced.
         split (`"train"` or `"held_out"`): The split to draw from.
+        terms (`tuple[int, int]`, *optional*, defaults to `(3, 5)`): Fewest and most digits.
 
     Returns:
         The terms, in the order in which they are to be added.
     """
     while True:
-        numbers = tuple(rng.randint(1, 9) for _ in range(rng.randint(MIN_TERMS, MAX_TERMS)))
+        numbers = tuple(rng.randint(1, 9) for _ in range(rng.randint(*terms)))
         if split_of(numbers) == split:
             return numbers
 
 
-def make_problems(size: int, split: Split = "train", seed: int = 0) -> list[tuple[int, ...]]:
+def make_problems(
+    size: int, split: Split = "train", seed: int = 0, terms: tuple[int, int] = (MIN_TERMS, MAX_TERMS)
+) -> list[tuple[int, ...]]:
     """Draw problems, with replacement.
 
     Args:
         size (`int`): Number of problems, at least 1.
         split (`"train"` or `"held_out"`): The two share no problem, in any order of its terms.
         seed (`int`): The same seed gives the same problems.
+        terms (`tuple[int, int]`, *optional*, defaults to `(3, 5)`): Fewest and most digits.
 
     Returns:
         `list[tuple[int, ...]]` of length `size`.
@@ -101,7 +107,7 @@ def make_problems(size: int, split: Split = "train", seed: int = 0) -> list[tupl
     if split not in ("train", "held_out"):
         raise InputError("split", repr(split), "'train' or 'held_out'", "Name one of the two splits.")
     rng = random.Random(f"{split}/{seed}")
-    return [draw_problem(rng, split) for _ in range(size)]
+    return [draw_problem(rng, split, terms) for _ in range(size)]
 
 
 def prompt_of(numbers: Sequence[int]) -> list[dict[str, str]]:
@@ -127,13 +133,16 @@ def numbers_of(prompt: str | Sequence[dict[str, str]]) -> list[int]:
     return [int(term) for term in text.split("+")]
 
 
-def make_dataset(size: int, split: Split = "train", seed: int = 0) -> "Dataset":
+def make_dataset(
+    size: int, split: Split = "train", seed: int = 0, terms: tuple[int, int] = (MIN_TERMS, MAX_TERMS)
+) -> "Dataset":
     """The task as a dataset that `DrGRPOTrainer` takes as it is.
 
     Args:
         size (`int`): Number of rows.
         split (`"train"` or `"held_out"`): The two are disjoint by construction, see `split_of`.
         seed (`int`): The same seed gives the same rows.
+        terms (`tuple[int, int]`, *optional*, defaults to `(3, 5)`): Fewest and most digits.
 
     Returns:
         `datasets.Dataset` with the columns `prompt` (list of messages) and `answer` (`str`, the sum).
@@ -143,7 +152,7 @@ def make_dataset(size: int, split: Split = "train", seed: int = 0) -> "Dataset":
     """
     from datasets import Dataset
 
-    problems = make_problems(size, split, seed)
+    problems = make_problems(size, split, seed, terms)
     return Dataset.from_dict(
         {"prompt": [prompt_of(numbers) for numbers in problems], "answer": [str(sum(numbers)) for numbers in problems]}
     )
