@@ -1,7 +1,7 @@
 """`DrGRPOTrainer`: TRL's `GRPOTrainer` with the objective of Dr. GRPO. The way of a reward to the optimizer:
 
 1. reward functions, checked (`rewards/contract.py`), are called by TRL: `on_rewards` keeps what they gave;
-2. `on_rollouts`: `r_i - baseline` (`objective/advantages.py`), with step rewards also `A_it`
+2. `compute_advantages`: `r_i - baseline` (`objective/advantages.py`), with step rewards also `A_it`
    (`process_rewards/calling.py`, `objective/step_advantages.py`);
 3. `features/fast_path/` plans the micro-batches of each optimizer step: same gradient, less work;
 4. `loss_constants`: TRL's loss divides by `B * L` and weighs KL by `beta` (`objective/loss.py` is its specification);
@@ -28,15 +28,29 @@ from trl_drgrpo.features.fast_path.feature import FastPath
 from trl_drgrpo.features.model_card.feature import ModelCard
 from trl_drgrpo.features.resume.feature import Resume
 from trl_drgrpo.objective.advantages import AdvantageBaseline, RunningRewardScale, combine_rewards, group_advantages
-from trl_drgrpo.objective.step_advantages import StepBaseline, StepCredit, broadcast_to_tokens, step_advantages
-from trl_drgrpo.process_rewards.calling import RaggedRewards, StepRewardFunc, StepScorer, StepScores, process_only
+from trl_drgrpo.objective.step_advantages import (
+    StepBaseline,
+    StepCredit,
+    broadcast_to_tokens,
+    step_advantages,
+    with_closings,
+)
+from trl_drgrpo.objective.value_baseline import ValueBaseline
+from trl_drgrpo.process_rewards.calling import StepRewardFunc, StepScorer, process_only
 from trl_drgrpo.process_rewards.steps import StepSegmenter
 from trl_drgrpo.process_rewards.steps import step_segmenter as build_segmenter
-from trl_drgrpo.rewards.contract import checked_reward, without_frames
+from trl_drgrpo.rewards.contract import checked_reward, reward_name, without_frames
 from trl_drgrpo.single_gpu.adapters import choose_quantization, prepare_adapters
 from trl_drgrpo.single_gpu.memory.warning import MemoryWatch
 from trl_drgrpo.single_gpu.model_checks import check_model
-from trl_drgrpo.upstream.hooks import CreditedBatch, ScoredBatch, ScoredTokens, TokenBatch
+from trl_drgrpo.upstream.batches import (
+    CreditedBatch,
+    RolloutBatch,
+    ScoredBatch,
+    ScoredTokens,
+    TokenBatch,
+    checked_advantages,
+)
 from trl_drgrpo.upstream.host import HostTrainer
 from trl_drgrpo.upstream.seams import require_seams
 from trl_drgrpo.upstream.weight_sync import sync_merged_layers
@@ -66,6 +80,8 @@ class DrGRPOTrainer(HostTrainer):
             `args` says how they become advantages (`step_credit`, `step_baseline`, the weights).
         step_segmenter ([`StepSegmenter`], *optional*, keyword only):
             Cuts completions into steps; built from `args.step_separator` by default.
+        advantage_func (`Callable[[RolloutBatch], torch.Tensor]`, *optional*, keyword only):
+            Takes the place of [`~DrGRPOTrainer.compute_advantages`], with the same arguments and result.
         parent_kwargs:
             Arguments that a newer TRL may add to `GRPOTrainer`, passed on as they are.
 
@@ -132,6 +148,7 @@ class DrGRPOTrainer(HostTrainer):
         *,
         step_reward_funcs: StepRewardFunc | Sequence[StepRewardFunc] | None = None,
         step_segmenter: StepSegmenter | None = None,
+        advantage_func: Callable[[RolloutBatch], torch.Tensor] | None = None,
         **parent_kwargs: Any,
     ):
         require_seams()
@@ -154,9 +171,16 @@ class DrGRPOTrainer(HostTrainer):
             segmenter = step_segmenter or build_segmenter(args.step_spec)
             self.step_scorer = StepScorer(step_reward_funcs, segmenter, args.step_reward_weights, args.on_reward_error)
             if not reward_funcs and environment_factory is None:
+                if args.process_role == "baseline":
+                    remedy = "A baseline is subtracted from an outcome: pass reward_funcs, or take 'reward'."
+                    raise InputError("process_role", "'baseline' without reward_funcs", "'reward'", remedy)
                 reward_funcs = [process_only]
+        if advantage_func is not None and not callable(advantage_func):
+            got = type(advantage_func).__name__
+            raise InputError("advantage_func", got, "a function of a RolloutBatch", "Pass the function itself.")
+        self.advantage_func = advantage_func
         check_model(args, model, reward_funcs, quantization_config, peft_config)
-        self.reward_scale = RunningRewardScale()
+        self.reward_scale, self.value_baseline = RunningRewardScale(), ValueBaseline()
         self.given_optimizers = optimizers  # where not made from the arguments
         # The config has made sure that one of the two is set.
         self.loss_normalizer = int(args.loss_normalizer or args.max_completion_length or 0)
@@ -241,30 +265,92 @@ class DrGRPOTrainer(HostTrainer):
 
     def on_rollouts(self, rollouts: dict[str, Any]) -> dict[str, Any]:
         """Replace the advantages of a scored generation batch by those of Dr. GRPO."""
-        rewards = combine_rewards(self._batch.rewards_per_func, self.reward_weights)  # (B,) over all ranks
+        rewards = combine_rewards(self._batch.rewards_per_func, self.reward_weights)
         self._refuse_infinite(rewards, "weighted sum of the rewards")
-        outcome = group_advantages(rewards, self.group_size, cast(AdvantageBaseline, self.args.advantage_baseline))
-        if self.args.scale_by_running_std:
-            if self.model.training:
-                self.reward_scale.update(rewards)
-            outcome = outcome / self.reward_scale.std
         mask = rollouts["completion_mask"]
-        trained = mask * rollouts.get("tool_mask", 1)  # (b, T), this rank's rows
-        advantages, steps, step_rewards = outcome[self.own_rows], None, None  # (b,)
-        if self.step_scorer:
-            steps = self._score_steps(self.step_scorer, rollouts)
-            step_rewards = self.gathered(steps.rewards)  # all ranks: a group may straddle them
-            process = self._process_advantages(step_rewards, steps, trained)  # (b, T)
-            advantages = self.args.outcome_weight * advantages.unsqueeze(1) + self.args.process_weight * process
-            advantages = advantages.masked_fill(~trained.bool(), 0.0)
-        rollouts["advantages"] = advantages
-        batch = CreditedBatch(
-            self._batch, rewards, outcome, advantages, mask, trained, self.group_size, steps, step_rewards
+        batch = RolloutBatch(
+            scored=self._batch,
+            rewards=rewards,
+            completion_mask=mask,
+            trained_mask=mask * rollouts.get("tool_mask", 1),
+            num_generations=self.group_size,
+            own_rows=self.own_rows,
+            training=self.model.training,
+            **(self._scored_steps(self.step_scorer, rollouts) if self.step_scorer else {}),
         )
-        means = self.describing.value("The table of completions", lambda: batch.row_advantages, otherwise=[])
+        advantages = self._advantages_given(batch)
+        rollouts["advantages"] = advantages
+        credited = CreditedBatch(**vars(batch), advantages=advantages)
+        means = self.describing.value(
+            "The table of completions", lambda: credited.row_advantages.tolist(), otherwise=[]
+        )
         self.replace_logged_advantages(means)
-        self.on_credit(batch)
+        self.on_credit(credited)
         return rollouts
+
+    def compute_advantages(self, batch: RolloutBatch) -> torch.Tensor:
+        """The advantages of a generation batch. Override it, or pass `advantage_func`, for a credit of your own.
+
+        Called once per generation batch on every rank, in evaluations too.
+
+        Args:
+            batch ([`RolloutBatch`]): Rewards and steps of all ranks, masks and texts of this rank's rows.
+
+        Returns:
+            `torch.Tensor`: One advantage per row of this rank `(b,)`, or of all ranks `(B,)`, or one per token of this
+            rank's rows `(b, T)`; any dtype and device. They must be finite. Tokens that are not trained on get 0.
+        """
+        outcome = group_advantages(
+            batch.rewards, batch.num_generations, cast(AdvantageBaseline, self.args.advantage_baseline)
+        )
+        if self.args.scale_by_running_std:
+            if batch.training:
+                self.reward_scale.update(batch.rewards)
+            outcome = outcome / self.reward_scale.std
+        if batch.step_rewards is None or batch.step_ends is None:
+            return outcome
+        is_baseline = self.args.process_role == "baseline"
+        apart = is_baseline or self.args.step_baseline in ("to_go", "none")
+        rewards, ends = with_closings(batch.step_rewards, batch.step_ends, apart=apart)
+        if is_baseline:
+            scored = outcome.masked_fill(batch.rewards.isnan(), torch.nan)
+            credits, metrics = self.value_baseline.subtract(
+                scored, rewards, ends, batch.num_generations, update=batch.training
+            )
+            self.log_batch({f"process/baseline_{name}": [value] for name, value in metrics.items()}, {})
+            process_weight, outcome_weight = self.args.outcome_weight, 0.0  # the outcome is in it
+        else:
+            credits = step_advantages(
+                rewards,
+                batch.num_generations,
+                cast(StepCredit, self.args.step_credit),
+                cast(StepBaseline, self.args.step_baseline),
+                deepseekmath_std=self.args.deepseekmath_step_std,
+                state_keys=batch.state_keys,
+            )
+            process_weight, outcome_weight = self.args.process_weight, self.args.outcome_weight
+        process = broadcast_to_tokens(credits[batch.own_rows], ends[batch.own_rows], batch.trained_mask)  # (b, T)
+        own_outcome = outcome[batch.own_rows].to(process.device).unsqueeze(1)
+        return outcome_weight * own_outcome + process_weight * process
+
+    @property
+    def own_advantages(self) -> str | None:
+        """What computes the advantages in the place of this class, if something does."""
+        if self.advantage_func is not None:
+            return f"advantage_func '{reward_name(self.advantage_func)}'"
+        is_own = type(self).compute_advantages is not DrGRPOTrainer.compute_advantages
+        return f"method {type(self).__name__}.compute_advantages" if is_own else None
+
+    def _advantages_given(self, batch: RolloutBatch) -> torch.Tensor:
+        """What `advantage_func`, or `compute_advantages`, gives for a batch, checked."""
+        if self.advantage_func is None:
+            return checked_advantages(self.compute_advantages(batch), batch, "compute_advantages")
+        try:
+            advantages = self.advantage_func(batch)
+        except Exception as error:  # a user's function: what was computed up to here is saved before the run ends
+            got = f"{type(error).__name__}: {error}"
+            raise RewardError("advantage_func", got, "advantages", "Mend the function (traceback above).") from error
+        return checked_advantages(advantages, batch, "advantage_func")
 
     @property
     def run_id(self) -> str:
@@ -277,24 +363,17 @@ class DrGRPOTrainer(HostTrainer):
         rows, rank = len(self._batch.prompts), self.accelerator.process_index
         return slice(rank * rows, (rank + 1) * rows)
 
-    def _score_steps(self, scorer: StepScorer, rollouts: dict[str, Any]) -> StepScores:
+    def _scored_steps(self, scorer: StepScorer, rollouts: dict[str, Any]) -> dict[str, Any]:
+        """The fields of [`RolloutBatch`] that step rewards fill."""
         tool_mask = rollouts["tool_mask"].tolist() if "tool_mask" in rollouts else None
         with self.scoring():
             steps, metrics, columns = scorer.score_batch(self._batch, tool_mask, self.text_tokenizer, self.state)
+        if self.args.step_baseline == "to_go" or self.args.process_role == "baseline":
+            scorer.warn_of_looking_ahead(self._batch, tool_mask, self.text_tokenizer)
         self.log_batch(metrics, columns)
-        return steps
-
-    def _process_advantages(
-        self, step_rewards: RaggedRewards, steps: StepScores, trained: torch.Tensor
-    ) -> torch.Tensor:
-        credits = step_advantages(
-            step_rewards,
-            self.group_size,
-            cast(StepCredit, self.args.step_credit),
-            cast(StepBaseline, self.args.step_baseline),
-            deepseekmath_std=self.args.deepseekmath_step_std,
-        )
-        return broadcast_to_tokens(credits[self.own_rows], [each.ends for each in steps.steps], trained)
+        everywhere = self.gathered(list(zip(steps.rewards, steps.ends, strict=True)))  # a group may straddle ranks
+        rewards, ends = ([list(row) for row in rows] for rows in zip(*everywhere, strict=True))
+        return {"steps": steps, "step_rewards": rewards, "step_ends": ends}
 
     def _refuse_infinite(self, rewards: torch.Tensor, field: str) -> None:
         """An error, or NaN in place of the value (in place, `rewards` is a view) for those who opted in."""

@@ -67,6 +67,8 @@ def dr_grpo(logps, old_logps, advantages, mask, normalizer, epsilon_low, epsilon
 
 def step_token_advantages(step_rewards, step_ends, mask, num_generations, credit, baseline):
     """By the definition, token by token: sums and minima over the steps that end at or after the token."""
+    if baseline == "to_go" or credit == "min_increments":
+        return compared_from_the_same_step(step_rewards, step_ends, mask, num_generations, credit, baseline)
     result = []
     for i, row in enumerate(step_rewards):
         first = i - i % num_generations
@@ -81,7 +83,7 @@ def step_token_advantages(step_rewards, step_ends, mask, num_generations, credit
                 known = [k for k in ahead if scorable(row[k])]
                 if credit == "min_to_go":
                     lowest = [min(s for s in other if scorable(s)) for other in group if any(map(scorable, other))]
-                    if baseline == "leave_one_out":
+                    if baseline == "pooled_others":
                         mine = [s for s in row if scorable(s)]
                         lowest = list(lowest)
                         if mine:
@@ -98,6 +100,35 @@ def step_token_advantages(step_rewards, step_ends, mask, num_generations, credit
     return result
 
 
+def compared_from_the_same_step(step_rewards, step_ends, mask, num_generations, credit, baseline):
+    """What each row earns from a step on, minus the mean of what the other rows of its group earn from there on."""
+    result = []
+    for i, row in enumerate(step_rewards):
+        first = i - i % num_generations
+        others = [step_rewards[j] for j in range(first, first + num_generations) if j != i]
+        others = [other for other in others if not other or any(map(scorable, other))]
+        result.append([])
+        for t, is_trained in enumerate(mask[i]):
+            ahead = [k for k in range(len(row)) if step_ends[i][k] >= t]
+            value = 0.0
+            if is_trained and ahead and any(map(scorable, row)) and (others or baseline == "none"):
+                value = earned_from(row, ahead[0], credit)
+                if baseline == "to_go":
+                    value -= sum(earned_from(other, ahead[0], credit) for other in others) / len(others)
+            result[-1].append(value)
+    return result
+
+
+def earned_from(row, k, credit):
+    """What is paid at step k and later; 0 behind the last step."""
+    if credit == "min_increments":
+        before = [s for s in row[:k] if scorable(s)]
+        whole = [s for s in row if scorable(s)]
+        return (min(whole) if whole else 0.0) - (min(before) if before else 0.0) if k < len(row) else 0.0
+    counted = row[k : k + 1] if credit == "immediate" else row[k:]
+    return sum(s for s in counted if scorable(s))
+
+
 def step_baseline(group, i, k, baseline):
     """`b`, or `None` where there is nothing to take a mean of."""
     if baseline == "none":
@@ -108,6 +139,6 @@ def step_baseline(group, i, k, baseline):
     elif baseline == "same_index":
         values = [row[k] for row in group if len(row) > k and scorable(row[k])]
     else:
-        kept = [row for j, row in enumerate(group) if not (baseline == "leave_one_out" and j == i)]
+        kept = [row for j, row in enumerate(group) if not (baseline == "pooled_others" and j == i)]
         values = [s for row in kept for s in row if scorable(s)]
     return sum(values) / len(values) if values else None

@@ -55,7 +55,7 @@ def about(**changes):
             "scale_by_running_std": False,
             "importance_sampling_level": "token",
             "step_credit": "immediate",
-            "step_baseline": "pooled",
+            "step_baseline": "deepseekmath",
             "outcome_weight": 1.0,
             "process_weight": 0.5,
         },

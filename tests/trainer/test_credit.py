@@ -10,15 +10,16 @@ from types import SimpleNamespace
 import oracles
 import pytest
 import torch
-from runs import short_run, train
 
+from runs import short_run, train
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer, dr_grpo_loss
 from trl_drgrpo.common.errors import RewardError
 from trl_drgrpo.objective.advantages import RunningRewardScale
-from trl_drgrpo.objective.step_advantages import STEP_BASELINES, STEP_CREDITS
+from trl_drgrpo.objective.step_advantages import STEP_BASELINES
+from trl_drgrpo.objective.value_baseline import ValueBaseline, value_differences
 from trl_drgrpo.process_rewards.calling import StepScorer
 from trl_drgrpo.process_rewards.steps import step_segmenter
-from trl_drgrpo.upstream.hooks import ScoredBatch
+from trl_drgrpo.upstream.batches import ScoredBatch
 from trl_drgrpo.upstream.swapping import swapped
 
 NAN = float("nan")
@@ -176,7 +177,11 @@ MASK = [[1] * WIDTH] * 3 + [[1] * 8 + [0] * 4]
 
 @pytest.mark.parametrize(
     ("rule", "baseline"),
-    [(c, b) for c in STEP_CREDITS for b in STEP_BASELINES if (c, b) != ("min_to_go", "same_index")],
+    [
+        *[(c, b) for c in ("return_to_go", "immediate") for b in STEP_BASELINES],
+        ("min_increments", "to_go"),
+        ("min_to_go", "deepseekmath"),
+    ],
 )
 def test_step_rewards_become_the_advantages_of_the_definition(rule, baseline, credit):
     expected = oracles.step_token_advantages(STEPS, ENDS, MASK, 4, rule, baseline)
@@ -202,7 +207,7 @@ def test_a_row_shows_the_mean_over_its_trained_tokens(trained, credit):
     advantages = credit(column([1.0, 0.0, 0.0, 2.0]), tool_mask=tool_mask, steps=steps)
     assert advantages[:, 4:8].abs().sum() == 0
     counts = torch.tensor([8, 8, 8, 4])
-    torch.testing.assert_close(torch.tensor(trained.credited.row_advantages), advantages.sum(dim=1) / counts)
+    torch.testing.assert_close(trained.credited.row_advantages, advantages.sum(dim=1) / counts)
 
 
 def test_tool_tokens_get_no_advantage_and_turns_are_steps(settings, prompts, tokenizer):
@@ -229,6 +234,63 @@ def test_tool_tokens_get_no_advantage_and_turns_are_steps(settings, prompts, tok
     assert (advantages[:, :3] == advantages[:, :1]).all()
     assert advantages[:, :3].abs().sum() > 0
     assert (advantages[:, 5:] == advantages[:, 5:6]).all()
+
+
+# Another role of step rewards, and advantages of one's own
+
+VALUES = [[0.9, 0.5, 0.1], [0.2, None, 0.1], [0.4, 0.4, 0.8], [0.3, 0.6, 0.2]]
+
+
+def test_as_a_baseline_step_scores_are_subtracted_and_never_paid(trained, credit):
+    two_groups = [1.0, 0.0, 0.0, 0.0, 0.0, 1.0, 1.0, 0.0]
+    with swapped(trained, value_baseline=ValueBaseline()):
+        outcome = credit(column(two_groups))
+        advantages = credit(column(two_groups), steps=[*VALUES, *VALUES[:3], VALUES[3][:2]], process_role="baseline")
+        differences = value_differences(VALUES * 2, 4).flatten(0, 1)
+        torch.testing.assert_close(advantages[:, 0], outcome)  # before the first step nothing is known
+        slopes = (outcome.unsqueeze(1) - advantages[:, [0, 4, 8]]) / differences[:, :3].float()
+        assert slopes[:4, 1].tolist() == pytest.approx([slopes[0, 1].item()] * 4, rel=1e-4)  # one c per group
+        assert trained.value_baseline.squares > 0
+
+
+def test_an_own_credit_takes_the_place_of_ours(trained, credit):
+    seen = []
+
+    def only_the_best(batch):
+        seen.append(batch)
+        best = batch.rewards.view(-1, batch.num_generations).amax(dim=1, keepdim=True)
+        return (batch.rewards.view(-1, batch.num_generations) == best).double().flatten()
+
+    with swapped(trained, advantage_func=only_the_best):
+        assert credit(column([1.0, 3.0, 3.0, 0.0])).tolist() == [0.0, 1.0, 1.0, 0.0]
+        assert credit(column([1.0, 3.0, 3.0, 0.0]), steps=STEPS).dtype == torch.float32
+    assert seen[1].step_rewards == STEPS
+    assert seen[1].step_ends == ENDS
+    assert seen[1].training
+    assert seen[0].own_rows == slice(0, 4)
+
+
+def test_own_advantages_per_token_are_masked_and_seen_by_the_features(trained, credit):
+    with swapped(trained, advantage_func=lambda batch: torch.full(batch.trained_mask.shape, 0.5)):
+        advantages = credit(column([1.0, 0.0, 0.0, 0.0]))
+    assert advantages.sum(dim=1).tolist() == [6.0, 6.0, 6.0, 4.0]  # the last row is shorter
+    assert trained.credited.row_advantages.tolist() == [0.5] * 4
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (lambda b: None, "advantage_func: got NoneType; expected a tensor of shape"),
+        (lambda b: torch.zeros(3), r"advantage_func: got shape \(3,\); expected shape \(4,\) for the rows"),
+        (lambda b: torch.zeros(4, 5), r"advantage_func: got shape \(4, 5\)"),
+        (lambda b: torch.tensor([0.0, NAN, 0, 0]), "advantage_func: got nan for row 1; expected finite numbers"),
+        (lambda b: torch.full((4, WIDTH), NAN), r"advantage_func: got nan for row 0, token 0 \(step 0\)"),
+        (lambda b: b.rewards / b.nothing, "advantage_func: got AttributeError: .*nothing"),
+    ],
+)
+def test_advantages_that_cannot_be_are_named(given, message, trained, credit):
+    with swapped(trained, advantage_func=given), pytest.raises(RewardError, match=f"^{message}"):
+        credit(column([1.0, 0.0, 0.0, 0.0]), steps=STEPS)
 
 
 # Advantages become a loss

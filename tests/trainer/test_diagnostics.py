@@ -10,9 +10,9 @@ from pathlib import Path
 import pandas
 import pytest
 import torch
-from runs import assert_same_weights, train, weights
 from transformers import HfArgumentParser, TrainerCallback
 
+from runs import assert_same_weights, train, weights
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
 from trl_drgrpo.cli import flags, values
 from trl_drgrpo.common.errors import InputError, RewardError
@@ -24,7 +24,7 @@ from trl_drgrpo.features.diagnostics.statistics import BUCKETS
 from trl_drgrpo.labs.check.tiny import tiny_model
 from trl_drgrpo.process_rewards.steps import step_segmenter
 from trl_drgrpo.report.reading import read_run
-from trl_drgrpo.upstream.hooks import CreditedBatch, ScoredBatch
+from trl_drgrpo.upstream.batches import CreditedBatch, ScoredBatch
 
 HAIR_TRIGGER = {"truncation": {"share": 0.0, "steps": 1}}
 
@@ -391,7 +391,15 @@ def test_a_tools_tokens_are_masked_spans_and_no_length(tokenizer):
     trained = mask * torch.tensor([[1, 1, 0, 0, 0, 1, 1], [1] * 7])
     scored = ScoredBatch(torch.tensor([[1.0], [0.0]]), [{"prompt": "p"}] * 2, ["p"] * 2, [None] * 2, [first, second])
     advantages = torch.tensor([0.5, -0.5])
-    batch = CreditedBatch(scored, torch.tensor([1.0, 0.0]), advantages, advantages, mask, trained, 2)
+    batch = CreditedBatch(
+        scored=scored,
+        rewards=torch.tensor([1.0, 0.0]),
+        advantages=advantages,
+        completion_mask=mask,
+        trained_mask=trained,
+        num_generations=2,
+        own_rows=slice(0, 2),
+    )
     seen = BatchSnapshot(batch, 0, {second[-1]}, {0})
     assert [(row.length, row.trained, row.gradient_weight, row.truncated) for row in seen.own] == [
         (4, 4, 2.0, True),

@@ -13,9 +13,9 @@ from huggingface_hub import ModelCard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from peft import LoraConfig, get_peft_model
-from runs import short_run, train
 from tiny_bases import nf4
 
+from runs import short_run, train
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
 from trl_drgrpo.common.secrets import is_secret, redacted, scrubbed
 from trl_drgrpo.features.diagnostics.run_facts import run_facts
@@ -146,8 +146,9 @@ def test_every_switch_that_changes_the_objective_is_stated(settings, prompts, to
 @pytest.mark.parametrize(
     ("credit", "formula"),
     [
-        ("return_to_go", "sum over steps k that end at or after t of (s_ik - b)"),
-        ("immediate", "s_ik - b of the step k that token t is in"),
+        ("return_to_go", "Q_ik - mean of Q_jk over the other rows j; Q_ik = sum over steps l >= k of s_il, 0 once"),
+        ("immediate", "Q_ik - mean of Q_jk over the other rows j; Q_ik = s_ik, 0 once row i has ended"),
+        ("min_increments", "Q_ik - mean of Q_jk over the other rows j; Q_ik = sum over steps l >= k of (m_il - m_i"),
         ("min_to_go", "min over steps k that end at or after t of s_ik, minus the group's mean"),
     ],
 )

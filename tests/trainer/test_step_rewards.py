@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 from peft import LoraConfig
-from runs import assert_same_weights, length_reward, train, weights
 
+from runs import assert_same_weights, length_reward, train, weights
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
 from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.labs.check.tiny import tiny_model
@@ -30,7 +30,7 @@ def test_one_step_per_completion_trains_like_the_outcome(settings, prompts, toke
     def as_one_step(completion_ids, **kwargs):
         return [[r] for r in length_reward(completion_ids)]
 
-    settings = {**settings, "step_separator": ["tokens:1000"], "step_credit": "immediate"}
+    settings = {**settings, "step_separator": ["tokens:1000"], "advantage_baseline": "leave_one_out"}
     outcome = weights(train(DrGRPOTrainer, DrGRPOConfig, settings, prompts, tokenizer, reward))
     steps = weights(process(settings, prompts, tokenizer, step_reward_funcs=as_one_step))
     assert_same_weights(steps, outcome)
@@ -43,7 +43,8 @@ def test_one_step_per_completion_trains_like_the_outcome(settings, prompts, toke
         {"num_iterations": 2, "steps_per_generation": 4},
         pytest.param({"mask_truncated_completions": True}, marks=pytest.mark.slow),
         pytest.param({"importance_sampling_level": "sequence", "steps_per_generation": 4}, marks=pytest.mark.slow),
-        pytest.param({"step_credit": "min_to_go", "scale_by_running_std": True}, marks=pytest.mark.slow),
+        pytest.param({"step_credit": "min_increments", "scale_by_running_std": True}, marks=pytest.mark.slow),
+        {"process_role": "baseline"},
     ],
 )
 def test_works_together_with(extra, settings, prompts, tokenizer, reward, saved_model):
@@ -149,8 +150,12 @@ class TestInputsAreCheckedBeforeAModelLoads:
 
         check_inputs(DrGRPOConfig(**settings), [length_reward], prompts)
         assert "no effect" not in caplog.text
-        check_inputs(DrGRPOConfig(**settings, step_credit="min_to_go"), [length_reward], prompts)
+        check_inputs(DrGRPOConfig(**settings, step_credit="immediate"), [length_reward], prompts)
         assert "step_credit: without step_reward_funcs this has no effect" in caplog.text
+
+    def test_a_baseline_of_nothing(self, settings, prompts):
+        with pytest.raises(InputError, match="^process_role: got 'baseline' without reward_funcs"):
+            self.build(settings, prompts, parity, process_role="baseline")
 
     def test_weights_that_do_not_fit(self, settings, prompts):
         with pytest.raises(InputError, match="^step_reward_weights: got 2 weights"):
@@ -162,6 +167,12 @@ class TestInputsAreCheckedBeforeAModelLoads:
             ({"step_credit": "later"}, "step_credit: got 'later'"),
             ({"step_baseline": "mean"}, "step_baseline: got 'mean'"),
             ({"step_credit": "min_to_go", "step_baseline": "same_index"}, "step_baseline: got 'same_index' with"),
+            ({"process_role": "value"}, "process_role: got 'value'; expected one of reward, baseline"),
+            (
+                {"process_role": "baseline", "step_baseline": "none"},
+                "step_baseline: got 'none' with process_role='baseline'; expected 'to_go'",
+            ),
+            ({"process_role": "baseline", "process_weight": 0.5}, "process_weight: got 0.5 with process_role"),
             ({"deepseekmath_step_std": True, "step_credit": "min_to_go"}, "deepseekmath_step_std: got True with"),
             ({"step_separator": []}, "step_separator: got an empty list"),
             ({"step_separator": [""]}, "step_separator: got an empty separator"),

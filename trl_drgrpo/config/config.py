@@ -22,13 +22,14 @@ from trl_drgrpo.common.secrets import is_saving, scrubbed
 from trl_drgrpo.config.validation import (
     ADAPTER_DTYPES,
     MICRO_BATCHINGS,
+    PROCESS_ROLES,
     REWARD_ERROR_POLICIES,
     validate,
     validate_batch,
     validate_groups,
 )
 from trl_drgrpo.objective.advantages import ADVANTAGE_BASELINES
-from trl_drgrpo.objective.step_advantages import STEP_BASELINES, STEP_CREDITS
+from trl_drgrpo.objective.step_advantages import FORMER_STEP_BASELINES, STEP_BASELINES, STEP_CREDITS
 from trl_drgrpo.upstream.versions import require_supported_trl
 
 require_supported_trl()
@@ -107,12 +108,16 @@ class DrGRPOConfig(GRPOConfig):
         step_separator (`list[str]`, *optional*, defaults to `["\n\n"]`):
             What ends a step: one or several separators, or a single `re:<pattern>`, `tokens:<n>` or `turn`; see
             [`step_segmenter`].
+        process_role (`str`, *optional*, defaults to `"reward"`):
+            `"reward"`: step rewards are paid, beside the outcome. `"baseline"`: they are subtracted from the outcome,
+            as an estimate of how a row stood before each step, times a fitted coefficient. A model in that role cannot
+            be hacked: a bad one adds variance, never a bias. See [`ValueBaseline`].
         step_credit (`str`, *optional*, defaults to `"return_to_go"`):
-            Which steps a token answers for: `"return_to_go"` (the paper; pays for every further good step),
-            `"immediate"` or `"min_to_go"` (bounded); see [`step_advantages`].
-        step_baseline (`str`, *optional*, defaults to `"pooled"`):
-            What a step reward is compared with: `"pooled"` (the paper; weighs rows by their number of steps),
-            `"per_completion"`, `"leave_one_out"`, `"same_index"` or `"none"`.
+            Which step rewards a token answers for: `"return_to_go"`, `"immediate"` or `"min_increments"` (the smallest
+            reward of the row, so nothing is gained by more steps); see [`step_advantages`].
+        step_baseline (`str`, *optional*, defaults to `"to_go"`):
+            What a step is compared with: `"to_go"` (what the other rows earn from the same step on) and `"none"` are
+            unbiased. `"deepseekmath"`, `"pooled_others"`, `"per_completion"` and `"same_index"` are not.
         outcome_weight, process_weight (`float`, *optional*, default to `1.0`):
             `A_it = outcome_weight * A_i + process_weight * A_it(process)`.
         step_reward_weights (`list[float]`, *optional*):
@@ -247,16 +252,27 @@ class DrGRPOConfig(GRPOConfig):
             "help": "What ends a step: one or several separators, or a single 're:<pattern>', 'tokens:<n>' or 'turn'."
         },
     )
+    process_role: str = field(
+        default="reward",
+        metadata={
+            "help": "'reward': step rewards are paid. 'baseline': they are subtracted from the outcome, as an "
+            "estimate of how a row stood before each step; they cannot be hacked then.",
+            "choices": list(PROCESS_ROLES),
+        },
+    )
     step_credit: str = field(
         default="return_to_go",
         metadata={
-            "help": "Which steps a token answers for: 'return_to_go', 'immediate' or 'min_to_go'.",
+            "help": "Which step rewards a token answers for: 'return_to_go', 'immediate' or 'min_increments'.",
             "choices": list(STEP_CREDITS),
         },
     )
     step_baseline: str = field(
-        default="pooled",
-        metadata={"help": "What a step reward is compared with in its group.", "choices": list(STEP_BASELINES)},
+        default="to_go",
+        metadata={
+            "help": "What a step is compared with in its group: 'to_go' and 'none' are unbiased.",
+            "choices": [*STEP_BASELINES, *FORMER_STEP_BASELINES],
+        },
     )
     outcome_weight: float = field(
         default=1.0, metadata={"help": "Weight of the outcome advantage when there are step rewards."}
@@ -278,6 +294,8 @@ class DrGRPOConfig(GRPOConfig):
         self._spell_out()
         validate(self)
         validate_groups(self)
+        if self.step_credit == "min_to_go":
+            logger.warning("step_credit='min_to_go' is biased and goes in 0.3: take 'min_increments'.")
         self._fall_back_to_cpu()
         super().__post_init__()
 
@@ -347,6 +365,9 @@ class DrGRPOConfig(GRPOConfig):
             self.scale_rewards = "none"
         if isinstance(self.step_separator, str):
             self.step_separator = [self.step_separator]
+        self.step_baseline = FORMER_STEP_BASELINES.get(self.step_baseline, self.step_baseline)
+        if self.step_credit == "min_to_go" and self.step_baseline == "to_go":
+            self.step_baseline = "deepseekmath"  # its default in 0.1.0
         if isinstance(self.run_warnings, str) and self.run_warnings.lower() in ("true", "false"):
             self.run_warnings = self.run_warnings.lower() == "true"
 

@@ -20,6 +20,7 @@ from trl_drgrpo.process_rewards.steps import step_segmenter
 REWARD_ERROR_POLICIES = ("raise", "unscorable")
 MICRO_BATCHINGS = ("exact", "upstream")
 ADAPTER_DTYPES = ("float32", "upstream")
+PROCESS_ROLES = ("reward", "baseline")
 
 # What each other loss of TRL would bring back, in the words of the error message.
 _BIAS_OF_LOSS = {
@@ -139,6 +140,7 @@ def _choices() -> dict[str, tuple[str, ...]]:
         "on_reward_error": REWARD_ERROR_POLICIES,
         "micro_batching": MICRO_BATCHINGS,
         "adapter_dtype": ADAPTER_DTYPES,
+        "process_role": PROCESS_ROLES,
         "step_credit": STEP_CREDITS,
         "step_baseline": STEP_BASELINES,
         "importance_sampling_level": ("token", "sequence"),
@@ -188,6 +190,13 @@ def _validate_credit(config: Any) -> None:
         raise InputError("step_separator", got, "a list of separators", "Leave it out for the default, an empty line.")
     step_segmenter(config.step_spec)
     check_choices(config.step_credit, config.step_baseline, config.deepseekmath_step_std, prefix="step_")
+    if config.process_role == "baseline":
+        paid = {"step_credit": "return_to_go", "step_baseline": "to_go", "process_weight": 1}
+        for name, default in paid.items():
+            if getattr(config, name) != default:
+                got = f"{getattr(config, name)!r} with process_role='baseline'"
+                remedy = "It says how step rewards are paid, and a baseline is not paid: leave it out."
+                raise InputError(name, got, repr(default), remedy)
 
 
 def validate_groups(config: Any) -> None:

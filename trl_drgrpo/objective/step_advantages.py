@@ -2,31 +2,33 @@
 
 A row's steps partition its completion; each step has one reward. Two choices turn them into advantages:
 
-- the *baseline*: what a step reward is compared with, taken over the group of completions of one prompt;
-- the *credit*: which later steps a token answers for.
+- the *credit*: which step rewards a token answers for;
+- the *baseline*: what that is compared with, over the completions of the same prompt.
 
-Deltas from process supervision in GRPO (arXiv 2402.03300, section 4.1.3): no division by the group's standard
-deviation unless asked for by name, more baselines, and min-form credit (arXiv 2504.15275), which cannot be raised by
-writing more steps. Known hazards: a pooled mean weighs rows by their number of steps; `return_to_go` pays for every
-further good step, so completions grow; a learned process reward model gets exploited.
+The gradient is unbiased if a token is compared with a number that does not depend on what this row does from that
+token on: its prefix and all *other* rows are free to use. `to_go` keeps to this. The baselines that were published for
+step rewards do not, because they are subtracted once per remaining step: how much is subtracted depends on whether the
+row goes on. `trl-drgrpo check --credit` shows both by enumeration.
 
-Pure Python and tensors. Shapes: `B = P * G` rows, `T` completion tokens (padded), `K_i` steps of row i.
+Pure tensors, made of lists by numpy (a quarter of torch's time). Shapes: `B = P * G` rows, `T` completion tokens
+(padded), `K_i` steps of row i, `K` the largest of them.
 """
 
 import math
-import operator
-from collections.abc import Callable, Sequence
-from itertools import accumulate, zip_longest
+from collections.abc import Hashable, Sequence
+from itertools import chain
 from typing import Literal, get_args
 
+import numpy as np
 import torch
 
 from trl_drgrpo.common.errors import InputError
 
-StepCredit = Literal["return_to_go", "immediate", "min_to_go"]
-StepBaseline = Literal["pooled", "per_completion", "leave_one_out", "same_index", "none"]
+StepCredit = Literal["return_to_go", "immediate", "min_increments", "min_to_go"]
+StepBaseline = Literal["to_go", "deepseekmath", "per_completion", "pooled_others", "same_index", "none"]
 STEP_CREDITS: tuple[str, ...] = get_args(StepCredit)
 STEP_BASELINES: tuple[str, ...] = get_args(StepBaseline)
+FORMER_STEP_BASELINES = {"pooled": "deepseekmath", "leave_one_out": "pooled_others"}  # names of 0.1.0
 
 Ragged = Sequence[Sequence[float | None]]
 
@@ -37,7 +39,7 @@ def step_token_advantages(
     completion_mask: torch.Tensor,
     num_generations: int,
     credit: StepCredit = "return_to_go",
-    baseline: StepBaseline = "pooled",
+    baseline: StepBaseline = "to_go",
     *,
     deepseekmath_std: bool = False,
 ) -> torch.Tensor:
@@ -46,12 +48,12 @@ def step_token_advantages(
     Args:
         step_rewards (`B` lists of `K_i` floats): Reward of each step; `None` or NaN = unscorable.
         step_ends (`B` lists of `K_i` ints): Inclusive index of each step's last token, strictly increasing.
-        completion_mask (`torch.Tensor` of shape `(B, T)`): 1 or True on tokens that are trained on. Masked tokens,
-        tool
-            results for example, belong to a step but get advantage 0.
+        completion_mask (`torch.Tensor` of shape `(B, T)`):
+            1 or True on tokens that are trained on. Masked tokens, tool results for example, belong to a step but get
+            advantage 0.
         num_generations (`int`): `G`; the completions of a prompt are consecutive rows.
         credit (`str`, *optional*, defaults to `"return_to_go"`): See [`step_advantages`].
-        baseline (`str`, *optional*, defaults to `"pooled"`): See [`step_advantages`].
+        baseline (`str`, *optional*, defaults to `"to_go"`): See [`step_advantages`].
         deepseekmath_std (`bool`, *optional*, defaults to `False`): See [`step_advantages`].
 
     Returns:
@@ -61,15 +63,13 @@ def step_token_advantages(
     Raises:
         `InputError`: Shapes that do not fit, ends that do not increase or lie outside `T`, an unknown choice.
 
-    Source: arXiv 2402.03300, section 4.1.3 (return to go, pooled, there with std); arXiv 2504.15275 (min form).
-
-    Example: two completions of two steps, rewards (1, 0) and (1, 1); pooled mean 0.75. Step values minus the mean are
-    (0.25, -0.75) and (0.25, 0.25), summed from the end: (-0.5, -0.75) and (0.5, 0.25).
+    Example: two completions of two steps, rewards (1, 0) and (1, 1). From the first step on they earn 1 and 2, from
+    the second on 0 and 1; each is compared with the other.
 
     ```python
     >>> step_token_advantages([[1, 0], [1, 1]], [[0, 2], [1, 2]], torch.ones(2, 4), num_generations=2)
-    tensor([[-0.5000, -0.7500, -0.7500,  0.0000],
-            [ 0.5000,  0.5000,  0.2500,  0.0000]])
+    tensor([[-1., -1., -1.,  0.],
+            [ 1.,  1.,  1.,  0.]])
 
     ```
     """
@@ -81,38 +81,49 @@ def step_advantages(
     step_rewards: Ragged,
     num_generations: int,
     credit: StepCredit = "return_to_go",
-    baseline: StepBaseline = "pooled",
+    baseline: StepBaseline = "to_go",
     *,
     deepseekmath_std: bool = False,
+    state_keys: Sequence[Sequence[Hashable | None]] | None = None,
 ) -> list[list[float]]:
     """The advantage of every step: what each of its tokens will carry.
 
     Args:
-        step_rewards (`B` lists of `K_i` floats): Reward of each step; `None` or NaN = unscorable: left out of every
-            mean, sum and minimum.
+        step_rewards (`B` lists of `K_i` floats):
+            Reward of each step; `None` or NaN = unscorable, which counts as 0 beside scorable steps. A row in which
+            nothing is scorable is left out of every mean and gets 0.
         num_generations (`int`): `G`; the completions of a prompt are consecutive rows.
         credit (`str`, *optional*, defaults to `"return_to_go"`):
-            - `"return_to_go"`: sum of `s - b` over this step and all later ones (the paper). `|A|` grows with the
-              number of steps left.
-            - `"immediate"`: `s - b` of this step; 0 if it is unscorable.
-            - `"min_to_go"`: the smallest `s` of this step and all later ones, minus the group mean of the rows'
-              smallest rewards (PURE). Bounded whatever the number of steps. 0 where nothing scorable is left.
-        baseline (`str`, *optional*, defaults to `"pooled"`): `b`, over the group:
-            - `"pooled"`: mean of all step rewards (the paper);
-            - `"per_completion"`: mean over rows of each row's mean;
-            - `"leave_one_out"`: mean of the *other* rows' step rewards; without any, the row's advantages are 0;
-            - `"same_index"`: mean over rows of the reward of step k; not with `"min_to_go"`;
-            - `"none"`: 0.
+            - `"return_to_go"`: the sum of `s` over this step and all later ones;
+            - `"immediate"`: `s` of this step alone;
+            - `"min_increments"`: the sum over this step and all later ones of `m_k - m_{k-1}`, the increments of the
+              running minimum `m_k = min(s_1..s_k)`, with `m_0 = 0`. They add up to the smallest reward of the row, so
+              nothing is gained by more steps, and steps behind the worst one earn 0;
+            - `"min_to_go"`: deprecated, gone in 0.3. The smallest `s` of this step and all later ones (how PURE,
+              arXiv 2504.15275, defines a step's value) minus the rows' mean minimum. Biased: the baseline ignores the
+              position.
+        baseline (`str`, *optional*, defaults to `"to_go"`): Over the group:
+            - `"to_go"`: the mean of the *other* rows' credit from the same step on, 0 once they ended. Unbiased, if
+              each step's beginning is determined by the tokens before it. Without another row: advantage 0;
+            - `"none"`: 0. Unbiased, and noisy;
+            - `"deepseekmath"`: the mean of all step rewards (arXiv 2402.03300, section 4.1.3), subtracted from each;
+              biased: the decision to write another step gets no gradient;
+            - `"pooled_others"`: the same over the other rows; biased in the same way;
+            - `"per_completion"`: the mean over rows of each row's mean; biased in the same way;
+            - `"same_index"`: the mean over rows of the reward of step k; biased in the same way.
 
-            With `"min_to_go"`, `b` is the mean of the rows' minima (of the other rows' with `"leave_one_out"`, 0 with
-            `"none"`).
-        deepseekmath_std (`bool`, *optional*, defaults to `False`): Divide `s - b` by the standard deviation (n - 1) of
-            all step rewards of the group, as the DeepSeekMath paper does. It brings back the difficulty bias that Dr.
-            GRPO removes. With `"return_to_go"` or `"immediate"` and `"pooled"` only.
+            The last four go with the first two credits; with `"min_to_go"`, all of them but `"same_index"`.
+        deepseekmath_std (`bool`, *optional*, defaults to `False`):
+            Divide by the standard deviation (n - 1) of all step rewards of the group, as the DeepSeekMath paper does:
+            the difficulty bias that Dr. GRPO removes. With `"return_to_go"` or `"immediate"` and `"deepseekmath"`.
+        state_keys (`B` lists of `K_i` hashables, *optional*):
+            The state that each step begins in, `None` = unknown; with `"to_go"`. A step is compared with the mean over
+            the other rows of the group that passed the same state, at any step, of what they earned from there on
+            (mean over a row's visits); where there is none, as without keys. After GiGPO (arXiv 2505.10978), which
+            counts the own row and divides by a std.
 
     Returns:
-        `list[list[float]]`: `B` lists of `K_i` finite numbers. A group whose scorable step rewards are all equal has
-        exactly 0 everywhere, unless the baseline is `"none"`.
+        `list[list[float]]`: `B` lists of `K_i` finite numbers; exactly 0 where a step has nothing to distinguish it.
 
     Raises:
         `InputError`: Incomplete groups, infinite rewards, an unknown or contradictory choice.
@@ -120,11 +131,12 @@ def step_advantages(
     Example:
 
     ```python
-    >>> step_advantages([[0.9, 0.2, 0.5], [0.8]], num_generations=2, credit="min_to_go")
-    [[-0.3, -0.3, 0.0], [0.30000000000000004]]
+    >>> step_advantages([[0.9, 0.2, 0.5], [0.8]], num_generations=2, credit="min_increments")
+    [[-0.5999999999999999, -0.7, 0.0], [0.6000000000000001]]
 
     ```
     """
+    baseline = FORMER_STEP_BASELINES.get(baseline, baseline)  # type: ignore[assignment]
     check_choices(credit, baseline, deepseekmath_std)
     if num_generations < 1 or len(step_rewards) % num_generations != 0:
         raise InputError(
@@ -133,15 +145,24 @@ def step_advantages(
             "a positive divisor of the number of rows",
             "Groups must be complete: every prompt needs the same number of completions.",
         )
-    rows = [[_number(reward, i, k) for k, reward in enumerate(row)] for i, row in enumerate(step_rewards)]
-    credited: list[list[float]] = []
-    for start in range(0, len(rows), num_generations):
-        group = rows[start : start + num_generations]
-        credited.extend(_min_to_go(group, baseline) if credit == "min_to_go" else _sums(group, credit, baseline))
-        if deepseekmath_std:
-            std = _std([s for row in group for s in _scorable(row)])
-            credited[start:] = [[value / std if std > 0 else 0.0 for value in row] for row in credited[start:]]
-    return credited
+    counts = [len(row) for row in step_rewards]
+    if not any(counts):
+        return [[] for _ in counts]
+    rewards = padded_groups(step_rewards, num_generations)  # (P, G, K)
+    if baseline in ("to_go", "none"):
+        values, rows = _credited(rewards, counts, credit)
+        if baseline == "none":
+            advantages = values
+        else:
+            means = None if state_keys is None else _state_means(values, rows, state_keys, num_generations)
+            advantages = _less_others(values, rows, means)
+        advantages = advantages.masked_fill(~rows.unsqueeze(2), 0.0)
+    else:
+        advantages = _as_published(rewards, credit, baseline)
+    if deepseekmath_std:
+        std = [_std(group[~group.isnan()].tolist()) for group in rewards]
+        advantages = advantages / torch.tensor([s or math.inf for s in std], dtype=torch.float64).view(-1, 1, 1)
+    return [row[:count] for row, count in zip(advantages.flatten(0, 1).tolist(), counts, strict=True)]
 
 
 def broadcast_to_tokens(
@@ -160,102 +181,166 @@ def broadcast_to_tokens(
     Raises:
         `InputError`: Counts that differ, ends that do not increase or lie outside `T`.
     """
-    if not len(values) == len(step_ends) == completion_mask.size(0):
-        got = f"{len(values)} rows of values, {len(step_ends)} of step_ends, {completion_mask.size(0)} of mask"
+    rows, width = completion_mask.shape
+    if not len(values) == len(step_ends) == rows:
+        got = f"{len(values)} rows of values, {len(step_ends)} of step_ends, {rows} of mask"
         raise InputError("step_ends", got, "as many rows of each", "Pass one list of steps per completion.")
-    advantages = torch.zeros(completion_mask.shape, dtype=torch.float32)
-    for i, (row_values, ends) in enumerate(zip(values, step_ends, strict=True)):
-        if len(row_values) != len(ends):
-            got = f"{len(ends)} ends for {len(row_values)} step rewards in row {i}"
+    for i, (row, ends) in enumerate(zip(values, step_ends, strict=True)):
+        if len(row) != len(ends):
+            got = f"{len(ends)} ends for {len(row)} step rewards in row {i}"
             raise InputError("step_ends", got, "one end per step", "Score every step that the segmenter found.")
-        first = 0
-        for value, end in zip(row_values, ends, strict=True):
-            if not first <= end < completion_mask.size(1):
-                got = f"{list(ends)} in row {i}"
-                expected = f"strictly increasing token indices from 0 to {completion_mask.size(1) - 1}"
-                raise InputError("step_ends", got, expected, "Ends are inclusive, in completion tokens.")
-            advantages[i, first : end + 1] = value
-            first = end + 1
+    # Rows as one line of tokens: a step is as long as the distance of its end to the end before, or the row's start.
+    counts = np.array([len(row) for row in values])
+    ends = np.fromiter(chain.from_iterable(step_ends), np.int64)
+    first = np.cumsum(counts)[counts > 0] - counts[counts > 0]  # of each row that has steps
+    before = np.roll(ends, 1)
+    before[first] = -1
+    if len(wrong := np.flatnonzero((ends <= before) | (ends >= width))):
+        row = int(np.repeat(np.arange(rows), counts)[wrong[0]])
+        expected = f"strictly increasing token indices from 0 to {width - 1}"
+        got = f"{list(step_ends[row])} in row {row}"
+        raise InputError("step_ends", got, expected, "Ends are inclusive, in completion tokens.")
+    last = np.array([row[-1] if len(row) else -1 for row in step_ends])
+    flat = np.array(list(chain.from_iterable(values)), dtype=np.float32)
+    advantages = np.zeros((rows, width), dtype=np.float32)
+    advantages[np.arange(width) <= last[:, None]] = np.repeat(flat, ends - before)
+    advantages = torch.from_numpy(advantages)
     return advantages.to(completion_mask.device).masked_fill(~completion_mask.bool(), 0.0)
 
 
-def _sums(group: list[list[float]], credit: str, baseline: str) -> list[list[float]]:
-    """`s - b` per step, as it is or summed from the end."""
-    if baseline != "none" and _all_equal(group):
-        return [[0.0] * len(row) for row in group]
-    b = _baseline(group, baseline)
-    compared = [[_deviation(s, b(i, k)) for k, s in enumerate(row)] for i, row in enumerate(group)]
-    return [_from_the_end(row, operator.add) for row in compared] if credit == "return_to_go" else compared
+def with_closings(
+    step_rewards: Ragged, step_ends: Sequence[Sequence[int]], *, apart: bool
+) -> tuple[list[list[float | None]], list[list[int]]]:
+    """Give the closing of each row its place: the tokens behind its last separator, EOS as a rule.
+
+    The closing is the decision to stop, and what it is paid for lies behind it: nothing.
+
+    Args:
+        step_rewards (`B` lists of `K_i` floats): Reward of each step.
+        step_ends (`B` lists of `K_i` or `K_i + 1` ints): Inclusive ends; one more where there is a closing.
+        apart (`bool`): `True`: a step of its own without a reward. `False`: part of the last step, as published.
+
+    Returns:
+        `tuple`: Rewards and ends, as many of each in a row.
+
+    Example:
+
+    ```python
+    >>> with_closings([[1.0, 0.5], [0.2]], [[3, 7, 8], [5]], apart=True)
+    ([[1.0, 0.5, None], [0.2]], [[3, 7, 8], [5]])
+    >>> with_closings([[1.0, 0.5], [0.2]], [[3, 7, 8], [5]], apart=False)
+    ([[1.0, 0.5], [0.2]], [[3, 8], [5]])
+
+    ```
+    """
+    rewards, ends = [], []
+    for row, row_ends in zip(step_rewards, step_ends, strict=True):
+        has_closing = len(row_ends) > len(row)
+        rewards.append([*row, None] if has_closing and apart else list(row))
+        ends.append(list(row_ends) if apart or not has_closing else [*row_ends[: len(row) - 1], row_ends[-1]])
+    return rewards, ends
 
 
-def _min_to_go(group: list[list[float]], baseline: str) -> list[list[float]]:
-    """The smallest reward from each step on, minus the mean of the rows' smallest ones."""
-    if baseline != "none" and _all_equal(group):
-        return [[0.0] * len(row) for row in group]
-    minima = [[min(_scorable(row), default=math.nan)] for row in group]
-    b = _baseline(minima, baseline)
-    return [[_deviation(m, b(i, 0)) for m in _from_the_end(row, _smaller)] for i, row in enumerate(group)]
+def padded_groups(values: Ragged, num_generations: int, field: str = "step_rewards") -> torch.Tensor:
+    """Numbers per step as a float64 tensor of shape `(P, G, K)`; NaN where there is no step, or no number for it.
+
+    Raises:
+        `InputError`: An infinite number.
+    """
+    counts = np.array([len(row) for row in values])
+    result = np.full((len(counts), max(1, counts.max())), math.nan)
+    flat = np.array(list(chain.from_iterable(values)), dtype=np.float64)  # None becomes NaN
+    result[np.arange(result.shape[1]) < counts[:, None]] = flat
+    if len(infinite := np.argwhere(np.isinf(result))):
+        row, step = infinite[0]
+        got = f"{result[row, step]} for step {step} of row {row}"
+        raise InputError(field, got, "a finite number, or None for a step that cannot be scored", "Clip it.")
+    return torch.from_numpy(result).view(-1, num_generations, result.shape[1])
 
 
-def _baseline(group: list[list[float]], baseline: str) -> Callable[[int, int], float]:
-    """`b` as a function of row i and step k; NaN where nothing is there to take a mean of."""
-    if baseline == "leave_one_out":
-        of_row = [
-            _mean([s for j, row in enumerate(group) if j != i for s in _scorable(row)]) for i in range(len(group))
-        ]
-        return lambda i, k: of_row[i]
-    if baseline == "same_index":
-        of_index = [_mean(_scorable(rewards)) for rewards in zip_longest(*group, fillvalue=math.nan)]
-        return lambda i, k: of_index[k]
-    if baseline == "per_completion":
-        of_group = _mean([_mean(_scorable(row)) for row in group if _scorable(row)])
+def _credited(rewards: torch.Tensor, counts: Sequence[int], credit: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """What each step answers for `(P, G, K)`, 0 once a row ended, and which rows can be scored `(P, G)`."""
+    known = ~rewards.isnan()
+    rows = known.any(dim=2) | (torch.tensor(counts).view(rewards.shape[:2]) == 0)
+    paid = rewards.nan_to_num(nan=0.0)
+    if credit == "min_increments":
+        lowest = rewards.nan_to_num(nan=math.inf).cummin(dim=2).values
+        lowest = lowest.masked_fill(lowest.isinf(), 0.0)  # nothing scorable yet: m_0
+        paid = lowest.diff(dim=2, prepend=torch.zeros_like(lowest[..., :1]))
+    return (paid if credit == "immediate" else _to_go(paid)), rows
+
+
+def _to_go(values: torch.Tensor) -> torch.Tensor:
+    """Sums over each step and all later ones."""
+    return values.flip(2).cumsum(dim=2).flip(2)
+
+
+def _less_others(values: torch.Tensor, rows: torch.Tensor, means: torch.Tensor | None) -> torch.Tensor:
+    """`Q_ik` minus the other rows' mean `(P, G, K)`: of the state where `means` has one, else of the step."""
+    weights = rows.unsqueeze(2).to(values.dtype)
+    others = weights.sum(dim=1, keepdim=True) - weights  # (P, G, 1)
+    total = (values * weights).sum(dim=1, keepdim=True)
+    advantages = values - (total - values * weights) / others.clamp(min=1)
+    # Decided on values, not on rounded differences: what all rows share says nothing.
+    highest = values.masked_fill(~rows.unsqueeze(2), -math.inf).amax(dim=1, keepdim=True)
+    lowest = values.masked_fill(~rows.unsqueeze(2), math.inf).amin(dim=1, keepdim=True)
+    advantages = advantages.masked_fill((highest <= lowest) | (others == 0), 0.0)
+    return advantages if means is None else torch.where(means.isnan(), advantages, values - means)
+
+
+def _state_means(
+    values: torch.Tensor, rows: torch.Tensor, state_keys: Sequence[Sequence[Hashable | None]], num_generations: int
+) -> torch.Tensor:
+    """The other rows' mean value at the state of each step `(P, G, K)`; NaN where none of them passed it."""
+    means = torch.full_like(values, math.nan)
+    for p in range(values.size(0)):
+        group = state_keys[p * num_generations : (p + 1) * num_generations]
+        visits: dict[Hashable, dict[int, list[float]]] = {}
+        for i, keys in enumerate(group):
+            for k, key in enumerate(keys if rows[p, i] else ()):
+                if key is not None:
+                    visits.setdefault(key, {}).setdefault(i, []).append(values[p, i, k].item())
+        for i, keys in enumerate(group):
+            for k, key in enumerate(keys):
+                others = [math.fsum(q) / len(q) for j, q in visits.get(key, {}).items() if j != i]
+                if others:
+                    means[p, i, k] = math.fsum(others) / len(others)
+    return means
+
+
+def _as_published(rewards: torch.Tensor, credit: str, baseline: str) -> torch.Tensor:
+    """The baselines that are subtracted from each step's reward, in the mean over all steps of the group."""
+    known = ~rewards.isnan()
+    if credit == "min_to_go":
+        minima = rewards.nan_to_num(nan=math.inf).flip(2).cummin(dim=2).values.flip(2)
+        values = minima.masked_fill(minima.isinf(), math.nan)
+        compared = values - _published_mean(values[..., :1], baseline)
     else:
-        of_group = 0.0 if baseline == "none" else _mean([s for row in group for s in _scorable(row)])
-    return lambda i, k: of_group
+        compared = rewards - _published_mean(rewards, baseline)
+    compared = compared.nan_to_num(nan=0.0)
+    highest = rewards.masked_fill(~known, -math.inf).amax(dim=(1, 2), keepdim=True)
+    lowest = rewards.masked_fill(~known, math.inf).amin(dim=(1, 2), keepdim=True)
+    compared = compared.masked_fill(highest <= lowest, 0.0)
+    return _to_go(compared) if credit == "return_to_go" else compared
 
 
-def _deviation(reward: float, mean: float) -> float:
-    """`s - b`; 0 for an unscorable step, or where there is nothing to compare with."""
-    return 0.0 if math.isnan(reward) or math.isnan(mean) else reward - mean
-
-
-def _from_the_end(row: list[float], operation: Callable[[float, float], float]) -> list[float]:
-    """The operation over each step and all later ones."""
-    return list(accumulate(reversed(row), operation))[::-1]
-
-
-def _smaller(later: float, step: float) -> float:
-    return step if math.isnan(later) or step < later else later
-
-
-def _all_equal(group: list[list[float]]) -> bool:
-    """Whether a group's scorable step rewards carry no signal: decided on rewards, not on rounded differences."""
-    rewards = [s for row in group for s in _scorable(row)]
-    return not rewards or min(rewards) == max(rewards)
-
-
-def _scorable(rewards: Sequence[float]) -> list[float]:
-    return [reward for reward in rewards if not math.isnan(reward)]
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values) if values else math.nan
+def _published_mean(rewards: torch.Tensor, baseline: str) -> torch.Tensor:
+    """The mean that is subtracted from each reward: broadcasts to `(P, G, K)`, NaN where there is nothing to take."""
+    if baseline == "same_index":
+        return rewards.nanmean(dim=1, keepdim=True)
+    if baseline == "per_completion":
+        return rewards.nanmean(dim=2, keepdim=True).nanmean(dim=1, keepdim=True)
+    if baseline == "deepseekmath":
+        return rewards.nanmean(dim=(1, 2), keepdim=True)
+    sums, counts = rewards.nansum(dim=2, keepdim=True), (~rewards.isnan()).sum(dim=2, keepdim=True)
+    return (sums.sum(dim=1, keepdim=True) - sums) / (counts.sum(dim=1, keepdim=True) - counts)  # of the other rows
 
 
 def _std(values: Sequence[float]) -> float:
     if len(values) < 2:
         return 0.0
-    mean = _mean(values)
+    mean = math.fsum(values) / len(values)
     return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
-
-
-def _number(reward: float | None, row: int, step: int) -> float:
-    if reward is None:
-        return math.nan
-    if math.isinf(reward):
-        expected = "a finite number, or None for a step that cannot be scored"
-        raise InputError("step_rewards", f"{reward} for step {step} of row {row}", expected, "Clip it.")
-    return float(reward)
 
 
 def check_choices(credit: str, baseline: str, deepseekmath_std: bool, prefix: str = "") -> None:
@@ -271,10 +356,14 @@ def check_choices(credit: str, baseline: str, deepseekmath_std: bool, prefix: st
     for name, value, allowed in (("credit", credit, STEP_CREDITS), ("baseline", baseline, STEP_BASELINES)):
         if value not in allowed:
             raise InputError(f"{prefix}{name}", repr(value), f"one of {', '.join(allowed)}", "Pick one of them.")
-    if credit == "min_to_go" and baseline == "same_index":
-        remedy = "A minimum over later steps has no index to compare at: take 'pooled' or 'leave_one_out'."
-        raise InputError(f"{prefix}baseline", "'same_index' with credit 'min_to_go'", "another baseline", remedy)
-    if deepseekmath_std and (credit == "min_to_go" or baseline != "pooled"):
+    got = f"{baseline!r} with credit {credit!r}"
+    if credit == "min_to_go" and baseline in ("to_go", "same_index", "none"):
+        remedy = "The minimum over later steps is deprecated: take credit 'min_increments', which is unbiased."
+        raise InputError(f"{prefix}baseline", got, "'deepseekmath' or 'pooled_others'", remedy)
+    if credit == "min_increments" and baseline not in ("to_go", "none"):
+        remedy = "Increments are compared with what the other rows earn from the same step on: take 'to_go'."
+        raise InputError(f"{prefix}baseline", got, "'to_go' or 'none'", remedy)
+    if deepseekmath_std and (credit == "min_to_go" or baseline != "deepseekmath"):
         remedy = "The paper divides over the pooled mean: use that, or leave the division out."
         got = f"True with credit {credit!r} and baseline {baseline!r}"
-        raise InputError(f"deepseekmath_{prefix}std", got, "baseline 'pooled' and not 'min_to_go'", remedy)
+        raise InputError(f"deepseekmath_{prefix}std", got, "baseline 'deepseekmath' and not 'min_to_go'", remedy)

@@ -18,6 +18,8 @@ from trl_drgrpo.rewards.contract import innermost, reward_name, reward_number
 
 logger = logging.getLogger(__name__)
 
+_ROWS_TO_LOOK_AT = 8
+
 StepRewardFunc = Callable[..., Any]
 RaggedRewards = list[list[float | None]]
 
@@ -35,6 +37,11 @@ class StepScores:
     steps: list[Steps]
     rewards: RaggedRewards
     rewards_per_func: list[RaggedRewards]
+
+    @property
+    def ends(self) -> list[list[int]]:
+        """Inclusive last token of each step, and of the closing where there is one."""
+        return [[*each.ends, *(() if each.closing is None else (each.closing,))] for each in self.steps]
 
 
 class StepScorer:
@@ -75,6 +82,7 @@ class StepScorer:
         self.on_error = on_error
         self._logged_failures: set[str] = set()
         self._has_warned_of_one_step = False
+        self._was_asked_to_look = False
 
     def score(
         self,
@@ -155,6 +163,27 @@ class StepScorer:
         columns["steps"] = [list(steps.texts) for steps in scores.steps]
         columns["step_rewards"] = scores.rewards
         return scores, metrics, columns
+
+    def warn_of_looking_ahead(self, batch: Any, tool_mask: list[list[int]] | None, tokenizer: Any) -> None:
+        """Warn, once, where tokens behind a step decide that it ends: a baseline per step is biased then.
+
+        Args:
+            batch, tool_mask, tokenizer: As in `score_batch`, whose first rows are looked at.
+        """
+        if self._was_asked_to_look:
+            return
+        self._was_asked_to_look = True
+        for i, ids in enumerate(batch.completion_ids[:_ROWS_TO_LOOK_AT]):
+            mask = tool_mask[i][: len(ids)] if tool_mask else None
+            if ids and self.segmenter.looks_ahead(list(ids), tokenizer, mask):
+                logger.warning(
+                    "step_separator: %s ends a step depending on what follows it (found in completion %d of the "
+                    "batch): step_baseline='to_go' is slightly biased then. End a step where the text up to there "
+                    "says so.",
+                    self.segmenter,
+                    i,
+                )
+                return
 
     def _settle(self, name: str, output: Any, steps: list[Steps], log_metric: Callable) -> RaggedRewards:
         """The rewards of one function, checked; or what its failure costs."""

@@ -1,4 +1,4 @@
-"""The hooks through which this package steps into `GRPOTrainer`, and what they are handed.
+"""The hooks through which this package steps into `GRPOTrainer`. `batches.py` has what they are handed.
 
 Nothing of TRL is named here. `host.py` calls the hooks of the trainer ([`Hooks`]). The trainer defines those that have
 one owner, and asks that owner; the others go to every [`Feature`]. As they stand they change nothing.
@@ -6,99 +6,13 @@ one owner, and asks that owner; the others go to every [`Feature`]. As they stan
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import TrainerCallback
 
-from trl_drgrpo.process_rewards.calling import RaggedRewards, StepScores
-
-
-@dataclass(frozen=True)
-class ScoredBatch:
-    """A generation batch as TRL hands it to the reward functions, and what they gave.
-
-    Args:
-        rewards_per_func (`torch.Tensor` of shape `(B, F)`): Over all ranks, NaN where a function did not apply.
-        inputs (`list[dict]`), prompts, completions (`list`), completion_ids (`list[list[int]]`): This rank's rows.
-    """
-
-    rewards_per_func: torch.Tensor
-    inputs: list[dict[str, Any]]
-    prompts: list[Any]
-    completions: list[Any]
-    completion_ids: list[list[int]]
-
-
-@dataclass(frozen=True)
-class CreditedBatch:
-    """A generation batch with its rewards and the advantages made of them.
-
-    Args:
-        scored ([`ScoredBatch`]): Rewards per function over all ranks `(B, F)`; this rank's rows of everything else.
-        rewards (`torch.Tensor` of shape `(B,)`): Weighted sum over the functions, over all ranks, NaN = unscorable.
-        outcome_advantages (`torch.Tensor` of shape `(B,)`): Of all ranks, without step rewards.
-        advantages (`torch.Tensor` of shape `(b,)` or `(b, T)`): What this rank's rows are trained on.
-        completion_mask (`torch.Tensor` of shape `(b, T)`): 1 for this rank's completion tokens.
-        trained_mask (`torch.Tensor` of shape `(b, T)`): The same without tokens that a tool wrote.
-        num_generations (`int`): G; rows `g * G` to `(g + 1) * G - 1` of all ranks are one group.
-        steps ([`StepScores`], *optional*): This rank's steps and their rewards.
-        step_rewards (`list[list[float | None]]`, *optional*): Reward of each step, over all ranks.
-    """
-
-    scored: ScoredBatch
-    rewards: torch.Tensor
-    outcome_advantages: torch.Tensor
-    advantages: torch.Tensor
-    completion_mask: torch.Tensor
-    trained_mask: torch.Tensor
-    num_generations: int
-    steps: StepScores | None = None
-    step_rewards: RaggedRewards | None = None
-
-    @property
-    def token_advantages(self) -> torch.Tensor:
-        """`advantages` for every token `(b, T)`, 0 where nothing is trained on."""
-        advantages = self.advantages if self.advantages.dim() == 2 else self.advantages.unsqueeze(1)
-        return advantages * self.trained_mask
-
-    @property
-    def row_advantages(self) -> list[float]:
-        """One advantage per row of this rank: its own, or the mean over the tokens that are trained on."""
-        if self.advantages.dim() == 1:
-            return self.advantages.tolist()
-        return (self.advantages.sum(dim=1) / self.trained_mask.sum(dim=1).clamp(min=1)).tolist()
-
-
-@dataclass(frozen=True)
-class TokenBatch:
-    """Rows whose completion tokens are to be scored.
-
-    Args:
-        input_ids (`torch.Tensor` of shape `(B, P + T)`): Prompts padded left, completions padded right.
-        attention_mask (`torch.Tensor` of shape `(B, P + T)`): 1 for tokens, 0 for padding.
-        completion_width (`int`): T.
-        batch_size (`int`, *optional*): Rows per forward; `None`: all at once.
-        compute_entropy (`bool`): Whether entropies are wanted too.
-        options (`dict`): TRL's further arguments: images and the like, `compute_aux_loss`.
-    """
-
-    input_ids: torch.Tensor
-    attention_mask: torch.Tensor
-    completion_width: int
-    batch_size: int | None = None
-    compute_entropy: bool = False
-    options: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def is_text_only(self) -> bool:
-        """Whether nothing but tokens goes into the forward, and nothing but their values is wanted from it."""
-        return all(value is None or value is False for value in self.options.values())
-
-
-ScoredTokens = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]  # (B, T), (B, T), MoE auxiliary loss
+from trl_drgrpo.upstream.batches import CreditedBatch, ScoredBatch
 
 
 class Hooks:

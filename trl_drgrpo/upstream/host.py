@@ -26,8 +26,9 @@ from trl import GRPOTrainer  # noqa: E402
 from trl.models.utils import disable_gradient_checkpointing  # noqa: E402
 
 from trl_drgrpo.common.secrets import without_secrets  # noqa: E402
+from trl_drgrpo.upstream.batches import ScoredBatch, ScoredTokens, TokenBatch  # noqa: E402
 from trl_drgrpo.upstream.description import CARD  # noqa: E402
-from trl_drgrpo.upstream.hooks import Hooks, ScoredBatch, ScoredTokens, TokenBatch  # noqa: E402
+from trl_drgrpo.upstream.hooks import Hooks  # noqa: E402
 from trl_drgrpo.upstream.private_state import PrivateState  # noqa: E402
 from trl_drgrpo.upstream.swapping import item_swapped, swapped  # noqa: E402
 from trl_drgrpo.upstream.translated_weights import load_translated  # noqa: E402

@@ -12,9 +12,18 @@ from trl_drgrpo.objective.step_advantages import (
     broadcast_to_tokens,
     step_advantages,
     step_token_advantages,
+    with_closings,
 )
 
-CHOICES = [(c, b) for c in STEP_CREDITS for b in STEP_BASELINES if (c, b) != ("min_to_go", "same_index")]
+
+def fits(credit, baseline):
+    if credit == "min_increments":
+        return baseline in ("to_go", "none")
+    return credit != "min_to_go" or baseline not in ("to_go", "same_index", "none")
+
+
+CHOICES = [(c, b) for c in STEP_CREDITS for b in STEP_BASELINES if fits(c, b)]
+PUBLISHED = [(c, b) for c, b in CHOICES if b not in ("none", "to_go")]
 # Multiples of 1/8: sums are exact, so ties are ties for the oracle too.
 rewards_values = st.one_of(st.none(), st.integers(-8, 8).map(lambda n: n / 8))
 
@@ -46,15 +55,17 @@ def test_the_worked_example_of_the_paper_by_hand():
     # DeepSeekMath, section 4.1.3, process supervision: R = {{1, 0, 1}, {0, 1}}, index(j) = ends.
     # mean(R) = 3/5; normalized without std: (.4, -.6, .4) and (-.6, .4); A_t = sum of those with index(j) >= t:
     # row 0: tokens of step 1: .4 - .6 + .4 = .2; of step 2: -.2; of step 3: .4. Row 1: -.2, then .4.
-    advantages = step_token_advantages([[1, 0, 1], [0, 1]], [[1, 2, 4], [0, 2]], torch.ones(2, 5), 2)
+    given = [[1, 0, 1], [0, 1]], [[1, 2, 4], [0, 2]], torch.ones(2, 5), 2
+    advantages = step_token_advantages(*given, baseline="deepseekmath")
+    assert torch.equal(advantages, step_token_advantages(*given, baseline="pooled"))  # its name in 0.1.0
     expected = [[0.2, 0.2, -0.2, 0.4, 0.4], [-0.2, 0.4, 0.4, 0.0, 0.0]]
     torch.testing.assert_close(advantages, torch.tensor(expected))
 
 
 def test_the_papers_std_is_there_when_asked_for_by_name():
     # R = {1, 0, 1, 0, 1}: mean 3/5, std (n - 1) = sqrt((3 * .16 + 2 * .36) / 4) = sqrt(.3)
-    plain = step_advantages([[1, 0, 1], [0, 1]], 2)
-    scaled = step_advantages([[1, 0, 1], [0, 1]], 2, deepseekmath_std=True)
+    plain = step_advantages([[1, 0, 1], [0, 1]], 2, baseline="deepseekmath")
+    scaled = step_advantages([[1, 0, 1], [0, 1]], 2, baseline="deepseekmath", deepseekmath_std=True)
     for before, after in zip(plain, scaled, strict=True):
         assert after == pytest.approx([value / math.sqrt(0.3) for value in before])
 
@@ -63,28 +74,30 @@ def test_each_baseline_on_one_uneven_group():
     # row 0 has two steps (1, 0), row 1 one step (1), row 2 none that can be scored
     group = [[1.0, 0.0], [1.0], [None]]
     immediate = {b: step_advantages(group, 3, "immediate", b) for b in STEP_BASELINES}
-    assert immediate["pooled"] == [[pytest.approx(1 / 3), pytest.approx(-2 / 3)], [pytest.approx(1 / 3)], [0.0]]
+    assert immediate["deepseekmath"] == [[pytest.approx(1 / 3), pytest.approx(-2 / 3)], [pytest.approx(1 / 3)], [0.0]]
     assert immediate["per_completion"] == [[0.25, -0.75], [0.25], [0.0]]  # mean of .5 and 1
-    assert immediate["leave_one_out"] == [[0.0, -1.0], [0.5], [0.0]]
+    assert immediate["pooled_others"] == [[0.0, -1.0], [0.5], [0.0]]
     assert immediate["same_index"] == [[0.0, 0.0], [0.0], [0.0]]  # step 2 has only itself to compare with
     assert immediate["none"] == [[1.0, 0.0], [1.0], [0.0]]
+    assert immediate["to_go"] == [[0.0, 0.0], [0.0], [0.0]]  # row 1 ended: 0 against 0
 
 
 def test_min_to_go_cannot_be_raised_by_more_steps():
     few, many = [[0.2, 0.9], [0.4]], [[0.2, *[0.9] * 50], [0.4]]
-    first = step_advantages(few, 2, "min_to_go")[0][0]
-    assert step_advantages(many, 2, "min_to_go")[0][0] == first == pytest.approx(0.2 - 0.3)
+    for choice, expected in ((("min_to_go", "deepseekmath"), 0.2 - 0.3), (("min_increments",), 0.2 - 0.4)):
+        first = step_advantages(few, 2, *choice)[0][0]
+        assert step_advantages(many, 2, *choice)[0][0] == pytest.approx(first) == pytest.approx(expected)
     # the hazard it avoids: return-to-go pays for the extra steps
     assert step_advantages(many, 2)[0][0] > step_advantages(few, 2)[0][0]
 
 
-@pytest.mark.parametrize(("credit", "baseline"), [c for c in CHOICES if c[1] != "none"])
+@pytest.mark.parametrize(("credit", "baseline"), PUBLISHED)
 def test_equal_step_rewards_are_exactly_zero(credit, baseline):
     rewards = [[0.7] * 3, [0.7], [0.7, None, 0.7]]
     assert step_advantages(rewards, 3, credit, baseline) == [[0.0] * 3, [0.0], [0.0] * 3]
 
 
-@given(batches(st.integers(-8, 8).map(lambda n: n / 8)), st.sampled_from([c for c in CHOICES if c[1] != "none"]))
+@given(batches(st.integers(-8, 8).map(lambda n: n / 8)), st.sampled_from(PUBLISHED))
 def test_shift_changes_nothing_and_scale_scales(batch, choice):
     rewards, _, _, num_generations = batch
     before = step_advantages(rewards, num_generations, *choice)
@@ -97,7 +110,7 @@ def test_shift_changes_nothing_and_scale_scales(batch, choice):
 @given(batches(st.integers(-8, 8).map(lambda n: n / 8)))
 def test_pooled_immediate_advantages_sum_to_zero_over_the_group(batch):
     rewards, _, _, num_generations = batch
-    values = step_advantages(rewards, num_generations, "immediate", "pooled")
+    values = step_advantages(rewards, num_generations, "immediate", "deepseekmath")
     for start in range(0, len(values), num_generations):
         assert math.fsum(v for row in values[start : start + num_generations] for v in row) == pytest.approx(0)
 
@@ -128,8 +141,40 @@ def test_one_step_per_completion_is_the_outcome_advantage():
     from trl_drgrpo import group_advantages
 
     rewards = [1.0, 0.0, 0.0, 1.0]
-    got = step_token_advantages([[r] for r in rewards], [[2]] * 4, torch.ones(4, 3), 4, "immediate", "pooled")
+    got = step_token_advantages([[r] for r in rewards], [[2]] * 4, torch.ones(4, 3), 4, "immediate", "deepseekmath")
     assert torch.equal(got, group_advantages(rewards, 4).unsqueeze(1).expand(4, 3))
+
+
+def test_a_policy_that_stops_is_compared_with_what_the_others_earn_later():
+    # step 2 of row 0 earns 1 where row 1 had ended: its decision to go on is worth 1, row 1's to stop -1
+    rewards, _ = with_closings([[1.0, 1.0], [1.0]], [[0, 1, 2], [0, 1]], apart=True)
+    assert step_advantages(rewards, 2) == [[1.0, 1.0, 0.0], [-1.0, -1.0]]
+    assert step_advantages(rewards, 2, baseline="deepseekmath") == [[0.0, 0.0, 0.0], [0.0, 0.0]]  # nothing to learn
+
+
+def test_what_all_rows_share_is_exactly_zero():
+    got = step_advantages([[0.1, 0.7, 0.3], [0.1, 0.7, 0.3], [0.1, 0.7, 0.3]], 3)
+    assert got == [[0.0] * 3] * 3
+    assert step_advantages([[0.1, 0.2]], 1) == [[0.0, 0.0]]  # nobody to compare with
+
+
+def test_a_row_that_nothing_could_score_is_left_out():
+    assert step_advantages([[1.0, 1.0], [None, None], [0.5, None]], 3) == [[1.5, 1.0], [0.0, 0.0], [-1.5, -1.0]]
+
+
+def test_increments_of_the_running_minimum_add_up_to_it():
+    # m = .9 .2 .2, increments .9 -.7 0; the step behind the worst one earns nothing
+    assert step_advantages([[0.9, 0.2, 0.5]], 1, "min_increments", "none")[0] == pytest.approx([0.2, -0.7, 0.0])
+    assert step_advantages([[None, 0.4, 0.1]], 1, "min_increments", "none")[0] == pytest.approx([0.1, 0.1, -0.3])
+
+
+def test_states_are_compared_over_the_other_rows_only():
+    rewards, keys = [[1.0, 0.0], [0.0, 4.0], [2.0, 2.0]], [["a", "b"], ["a", "a"], ["c", None]]
+    got = step_advantages(rewards, 3, state_keys=keys)
+    # row 0, "a": earned 1; row 1 passed it twice and earned 4 and 4: mean 4. "b": nobody else: step 2 of the others
+    assert got[0] == [pytest.approx(1 - 4), pytest.approx(0 - (4 + 2) / 2)]
+    assert got[1] == [pytest.approx(4 - 1), pytest.approx(4 - 1)]
+    assert got[2] == [pytest.approx(4 - (1 + 4) / 2), pytest.approx(2 - (0 + 4) / 2)]
 
 
 @given(st.integers(1, 3))
@@ -147,7 +192,12 @@ def test_rows_without_steps_are_zero(num_generations):
         (lambda: step_advantages([[1.0]], 1, "later"), "credit: got 'later'"),
         (lambda: step_advantages([[1.0]], 1, baseline="mean"), "baseline: got 'mean'"),
         (lambda: step_advantages([[1.0]], 1, "min_to_go", "same_index"), "baseline: got 'same_index' with"),
-        (lambda: step_advantages([[1.0]], 1, "min_to_go", deepseekmath_std=True), "deepseekmath_std: got True with"),
+        (lambda: step_advantages([[1.0]], 1, "min_to_go"), "baseline: got 'to_go' with credit 'min_to_go'"),
+        (lambda: step_advantages([[1.0]], 1, "min_increments", "pooled"), "baseline: got 'deepseekmath' with credit"),
+        (
+            lambda: step_advantages([[1.0]], 1, "min_to_go", "pooled", deepseekmath_std=True),
+            "deepseekmath_std: got True with",
+        ),
         (lambda: broadcast_to_tokens([[1.0]], [[0, 1]], torch.ones(1, 3)), "step_ends: got 2 ends for 1 step rewards"),
         (lambda: broadcast_to_tokens([[1.0, 1.0]], [[1, 1]], torch.ones(1, 3)), r"step_ends: got \[1, 1\] in row 0"),
         (lambda: broadcast_to_tokens([[1.0]], [[3]], torch.ones(1, 3)), r"step_ends: got \[3\] in row 0"),

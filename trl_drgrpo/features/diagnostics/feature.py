@@ -26,8 +26,8 @@ from trl_drgrpo.features.diagnostics.steps import step_statistics
 from trl_drgrpo.process_rewards.calling import process_only
 from trl_drgrpo.process_rewards.steps.alignment import Aligner
 from trl_drgrpo.rewards.contract import reward_name
+from trl_drgrpo.upstream.batches import CreditedBatch
 from trl_drgrpo.upstream.description import METRIC, DescribingCallback, DescribingFeature
-from trl_drgrpo.upstream.hooks import CreditedBatch
 
 # Places, as the guard names them.
 _STATISTICS, _WARNINGS, _PHASES = "The statistics of a batch", "The watch for warnings", "The clock of the phases"

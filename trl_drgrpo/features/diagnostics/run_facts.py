@@ -35,7 +35,7 @@ _VLLM_OBJECTIVE = (
     "vllm_importance_sampling_clip_min",
     "vllm_importance_sampling_clip_max",
 )
-_STEP_OBJECTIVE = ("step_credit", "step_baseline", "step_separator", "deepseekmath_step_std")
+_STEP_OBJECTIVE = ("process_role", "step_credit", "step_baseline", "step_separator", "deepseekmath_step_std")
 _WEIGHTS = ("outcome_weight", "process_weight")
 _SAMPLING = ("num_generations", "temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _SETTINGS = (
@@ -132,6 +132,7 @@ def _objective(trainer: Any) -> dict[str, Any]:
     objective |= {name: getattr(args, name) if scorer else None for name in _STEP_OBJECTIVE}
     if scorer and scorer.segmenter.name != step_segmenter(args.step_spec).name:
         objective["step_separator"] = scorer.segmenter.name  # the trainer was given a segmenter of its own
+    objective["advantages"] = trainer.own_advantages
     return objective | _fields(args, _WEIGHTS)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from trl_drgrpo.features.diagnostics.group_records import RecordedRow
-from trl_drgrpo.upstream.hooks import CreditedBatch
+from trl_drgrpo.upstream.batches import CreditedBatch
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class BatchSnapshot:
         recorded (`Collection[int]`): Groups, over all ranks, that are to be recorded.
 
     Attributes:
-        rewards, outcome_advantages (`list[float]` of length `B`): Over all ranks; NaN = unscorable.
+        rewards (`list[float]` of length `B`): Over all ranks; NaN = unscorable.
         per_func (`list[list[float]]` of shape `(F, B)`): Each function's rewards, over all ranks.
         own (`list[OwnRow]` of length `b`): This rank's rows.
     """
@@ -46,17 +46,17 @@ class BatchSnapshot:
         advantages = batch.token_advantages
         tensors = {
             "rewards": batch.rewards,
-            "outcome_advantages": batch.outcome_advantages,
+            "row advantages": batch.row_advantages,
             **{f"reward {f}": column for f, column in enumerate(batch.scored.rewards_per_func.unbind(dim=1))},
             "tokens": batch.completion_mask.sum(dim=1),
             "trained": batch.trained_mask.sum(dim=1),
             "gradient_weight": advantages.abs().sum(dim=1),
         }
-        if batch.steps is not None:
+        if batch.advantages.dim() == 2:
             tensors["token advantages"] = advantages[self._recorded]
             tensors["token masks"] = batch.trained_mask[self._recorded]
         copied = to_host(tensors)
-        self.rewards, self.outcome_advantages = copied["rewards"], copied["outcome_advantages"]
+        self.rewards, self._advantages = copied["rewards"], copied["row advantages"]
         self.per_func = [copied[f"reward {f}"] for f in range(batch.scored.rewards_per_func.size(1))]
         self.own = [
             # A tool's tokens are in the completion but not trained on; where all of a row is masked, none can be told.
@@ -75,7 +75,7 @@ class BatchSnapshot:
                 strict=True,
             )
         ]
-        self._token_values = self._per_recorded_row(copied) if batch.steps is not None else {}
+        self._token_values = self._per_recorded_row(copied) if batch.advantages.dim() == 2 else {}
         self._add_rows_with_tools(copied)
 
     def recorded_rows(self, names: Sequence[str], correct: Sequence[bool | None] | None) -> Iterator[RecordedRow]:
@@ -89,7 +89,7 @@ class BatchSnapshot:
         for i in self._recorded:
             row, ids, own = self.first_row + i, list(scored.completion_ids[i]), self.own[i]
             is_trained = own.trained > 0
-            everywhere = [self.outcome_advantages[row] if is_trained else 0.0] * len(ids), [is_trained] * len(ids)
+            everywhere = [self._advantages[i] if is_trained else 0.0] * len(ids), [is_trained] * len(ids)
             advantages, trained = self._token_values.get(i, everywhere)
             yield RecordedRow(
                 index=row,
@@ -102,7 +102,7 @@ class BatchSnapshot:
                 step_rewards=steps.rewards[i] if steps else (),
                 rewards={name: values[row] for name, values in zip(names, self.per_func, strict=True)},
                 reward=self.rewards[row],
-                advantage=self.outcome_advantages[row],
+                advantage=self._advantages[i],
                 length=own.length,
                 truncated=own.truncated,
                 correct=correct[row] if correct else None,

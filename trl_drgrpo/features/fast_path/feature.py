@@ -26,7 +26,8 @@ from trl_drgrpo.features.fast_path.sharing import (
     why_not_shared,
 )
 from trl_drgrpo.features.fast_path.window import PLAN, Window, rows_of, unknown_keys, windows
-from trl_drgrpo.upstream.hooks import CreditedBatch, Feature, ScoredTokens, TokenBatch
+from trl_drgrpo.upstream.batches import CreditedBatch, ScoredTokens, TokenBatch
+from trl_drgrpo.upstream.hooks import Feature
 from trl_drgrpo.upstream.swapping import swapped
 
 logger = logging.getLogger(__name__)

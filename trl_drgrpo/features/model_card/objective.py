@@ -76,7 +76,9 @@ def _advantages(args: Any, has_steps: bool) -> list[str]:
     }[args.advantage_baseline]
     outcome = f"r_i - {baseline}"
     lines = [f"A_i  = ({outcome}) / sigma_run" if args.scale_by_running_std else f"A_i  = {outcome}"]
-    if has_steps:
+    if has_steps and args.process_role == "baseline":
+        lines.append(f"A_it = {args.outcome_weight:g} * (A_i - c * (V_ik - mean of V_jk over the group))")
+    elif has_steps:
         lines.append(f"A_it = {args.outcome_weight:g} * A_i + {args.process_weight:g} * A_it(process)")
         lines.append(f"A_it(process) = {_credit(args)}")
     return lines
@@ -91,10 +93,18 @@ def _weighted_sum(symbol: str, names: Sequence[str], weights: Sequence[float]) -
 
 
 def _credit(args: Any) -> str:
+    if args.step_baseline == "to_go":
+        earned = {
+            "return_to_go": "sum over steps l >= k of s_il",
+            "immediate": "s_ik",
+            "min_increments": "sum over steps l >= k of (m_il - m_i,l-1)",
+        }[args.step_credit]
+        return f"Q_ik - mean of Q_jk over the other rows j; Q_ik = {earned}, 0 once row i has ended"
     reference = "" if args.step_baseline == "none" else " - b"
     credit = {
         "return_to_go": f"sum over steps k that end at or after t of (s_ik{reference})",
         "immediate": f"s_ik{reference} of the step k that token t is in",
+        "min_increments": "sum over steps k that end at or after t of (m_ik - m_i,k-1)",
         "min_to_go": "min over steps k that end at or after t of s_ik, minus the group's mean of each row's minimum",
     }[args.step_credit]
     return f"({credit}) / group std" if args.deepseekmath_step_std else credit
@@ -135,8 +145,15 @@ def _kl_notes(trainer: Any, args: Any) -> list[str]:
 
 
 def _step_notes(args: Any, segmenter: str) -> list[str]:
+    if args.process_role == "baseline":
+        return [
+            f"Step scores are a baseline and are not paid: V_ik is the newest score before step k; steps are cut by "
+            f"{segmenter}; c is fitted by least squares on earlier batches and other groups."
+        ]
     notes = [f"Process rewards s_ik per step; step credit {args.step_credit}; steps are cut by {segmenter}."]
-    if args.step_credit != "min_to_go":
+    if args.step_credit == "min_increments":
+        notes.append("m_ik is the smallest of s_i1 to s_ik, and m_i0 = 0.")
+    if args.step_credit != "min_to_go" and args.step_baseline != "to_go":
         notes.append(f"Step baseline b: {args.step_baseline}.")
     if args.deepseekmath_step_std:
         notes.append("Step advantages are divided by the group's standard deviation, as in arXiv 2402.03300.")
@@ -165,6 +182,11 @@ def _further_notes(trainer: Any, args: Any) -> list[str]:
         bounds = f"{'-inf' if low is None else f'{low:g}'} to {'inf' if high is None else f'{high:g}'}"
         mode = args.vllm_importance_sampling_mode
         notes.append(f"vLLM importance ratios ({mode}, {bounds}) weigh the policy term.")
+    if trainer.own_advantages:
+        notes.append(
+            f"Advantages are computed by the run's own {trainer.own_advantages}: the formulas of A_i and A_it above "
+            "may not hold."
+        )
     if trainer.own_losses:
         notes.append(
             f"The trainer's class puts its own {' and '.join(trainer.own_losses)} in the place of TRL's: "

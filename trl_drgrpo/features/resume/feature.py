@@ -40,6 +40,7 @@ class Resume(Feature):
         self.run_id = ""
         self._has_begun = False  # whether the files in the output folder are this trainer's
         self._checkpoints_of_this_run: frozenset[Path] = frozenset()
+        self._keeps_old_credit = False  # whether release 0.1.0 began the run, with step rewards
         self._micro_step = 0  # micro-batches processed when the newest step began or ended
         self._random_state: RandomState | None = None
 
@@ -150,6 +151,8 @@ class Resume(Feature):
                 has_rollouts=pending is not None,
                 run_id=self.run_id,
                 objective=objective_facts(self.trainer),
+                value_baseline=self.trainer.value_baseline.state_dict(),
+                keeps_old_credit=self._keeps_old_credit,
             ).save(checkpoint)
         self._checkpoints_of_this_run |= {checkpoint.resolve()}
 
@@ -173,10 +176,25 @@ class Resume(Feature):
             logger.warning(message, state.loss_normalizer, self.trainer.loss_normalizer)
         self.trainer.loss_normalizer = state.loss_normalizer
         self.run_id = state.run_id or self.run_id
+        if state.objective is None or state.keeps_old_credit:
+            self._keep_old_credit()
         self._say_what_changed(state, checkpoint)
         self.trainer.reward_scale.load_state_dict(state.reward_scale)
+        if state.value_baseline:
+            self.trainer.value_baseline.load_state_dict(state.value_baseline)
         self._resume_position(state, checkpoint)
         self.trainer.advance_train_sampler(int((self.trainer.state.epoch or 0.0) + 1e-6))
+
+    def _keep_old_credit(self) -> None:
+        """A run that release 0.1.0 began with its default credit goes on with it."""
+        args = self.trainer.args
+        is_default = (args.step_baseline, args.process_role) == ("to_go", "reward")
+        if self.trainer.step_scorer and is_default and args.step_credit in ("return_to_go", "immediate"):
+            args.step_baseline, self._keeps_old_credit = "deepseekmath", True
+            logger.warning(
+                "This run began with trl-drgrpo 0.1.0 and keeps its credit, step_baseline='deepseekmath' (called "
+                "'pooled' then). The default is 'to_go' now, which is unbiased: a new run takes it."
+            )
 
     def _say_what_changed(self, state: RunState, checkpoint: Path) -> None:
         """Another objective in the middle of a run is allowed, but never silent."""

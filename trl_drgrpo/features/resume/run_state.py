@@ -33,6 +33,7 @@ from trl_drgrpo.features.resume.checkpoints import (
     why_changed,
 )
 from trl_drgrpo.objective.advantages import RunningRewardScale
+from trl_drgrpo.objective.value_baseline import ValueBaseline
 
 logger = logging.getLogger(__name__)
 
@@ -48,11 +49,13 @@ class RunState:
         loss_normalizer (`int`): L of the run, in tokens.
         micro_step (`int`): Micro-batches processed since the start of the run, on each rank.
         reward_scale (`dict[str, float]`): State of [`RunningRewardScale`].
+        value_baseline (`dict[str, float]`, *optional*): State of [`ValueBaseline`].
         geometry (`dict[str, int]`): Batch sizes and process count, by which `micro_step` and rollouts make sense.
         has_rollouts (`bool`): Whether every rank left a file of pending rollouts.
         run_id (`str`, *optional*): Of the run, the same from its beginning on.
         objective (`dict`, *optional*): What it optimizes, see
             [`objective_facts`].
+        keeps_old_credit (`bool`): Whether release 0.1.0 began the run, and its default step credit goes on.
         files (`dict[str, dict]`): Size and checksum of the other files of the checkpoint, filled in by `save`.
         saved_at (`float`): Unix time, later than that of every checkpoint beside it; filled in by `save`.
         format (`int`): Version of the file's layout.
@@ -65,6 +68,8 @@ class RunState:
     has_rollouts: bool = False
     run_id: str | None = None
     objective: dict[str, Any] | None = None
+    value_baseline: dict[str, float] | None = None
+    keeps_old_credit: bool = False
     files: dict[str, Any] = field(default_factory=dict, compare=False)
     saved_at: float = field(default=0.0, compare=False)
     format: int = FORMAT
@@ -92,6 +97,8 @@ class RunState:
                 raise InputError(str(source), f"format {content.get('format')}", f"format {FORMAT}", remedy)
             state = cls(**content)
             RunningRewardScale().load_state_dict(state.reward_scale)
+            if state.value_baseline:
+                ValueBaseline().load_state_dict(state.value_baseline)
             if not all(isinstance(value, int) for value in (state.loss_normalizer, state.micro_step)):
                 raise TypeError("numbers expected")
         except InputError:

@@ -17,7 +17,7 @@ from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.labs.study.direction import QUANTITIES, Changes, Rollouts, ScoreSums, measure
 from trl_drgrpo.labs.study.objectives import OBJECTIVES
 from trl_drgrpo.trainer import DrGRPOTrainer
-from trl_drgrpo.upstream.hooks import CreditedBatch, TokenBatch
+from trl_drgrpo.upstream.batches import CreditedBatch, TokenBatch
 from trl_drgrpo.upstream.swapping import swapped
 
 MEMORY_LIMIT = 16 * 2**30  # bytes for the gradients of all batches, on the CPU

@@ -3,8 +3,8 @@
     segmenter = step_segmenter("\\n\\n")
     steps = segmenter(completion_ids, tokenizer)  # Steps(texts=(...), ends=(...))
 
-Steps partition the completion: every token is in exactly one, the last step runs through EOS and whatever trails it.
-Texts are slices of the decoded completion, special tokens included, so joining them gives that decode back; ends are
+Steps partition the completion: every token is in exactly one, or in the closing, the tokens behind the last separator
+that hold nothing to read (EOS). Texts are slices of the decoded completion, special tokens included; ends are
 inclusive indices of completion tokens, what `step_token_advantages` takes.
 
 Reading order: `rules.py` (where a step may end), `alignment.py` (which token that is), `segmenter.py` (both together),

@@ -2,15 +2,15 @@
 
 What all of them share:
 
-- a separator belongs to the step it ends, and so does the rest of the token it ends in;
+- a separator belongs to the step it ends, and so does the rest of the token it is complete in; what follows, further
+  line breaks included, belongs to the next step. So the tokens before a step determine where it begins;
 - only what the model wrote counts: a separator inside a tool's result ends nothing, and the result belongs to the step
   of the tokens before it;
-- a step of the text rules holds something to read. Whitespace, special tokens and tool results are not: leading
-  separators belong to the first step, runs of separators to the step they end, and what trails (EOS) to the last one.
+- a step of the text rules holds something to read. Whitespace, special tokens, separators and tool results are not.
 """
 
 import re
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from numbers import Integral
@@ -49,61 +49,52 @@ class Completion:
 
 
 class Rule(Protocol):
-    """Says after which tokens steps end. The last token need not be among them."""
+    """Says after which tokens steps end."""
 
-    def ends(self, completion: Completion) -> list[int]: ...
+    @property
+    def by_prefix(self) -> bool:
+        """Whether the tokens before a step determine where it begins, by the rule's construction."""
+        ...
+
+    def ends(self, completion: Completion) -> tuple[list[int], bool]:
+        """Last tokens of the steps that are complete, ascending, and whether a further step follows them."""
+        ...
 
 
 @dataclass(frozen=True)
 class Span:
-    """A separator in a text: exclusive ends of its shortest form and of the form with the line breaks after it."""
+    """A separator in a text: its first character and its exclusive end."""
 
     start: int
     end: int
-    run_end: int
 
 
 class TextRule:
     """A rule that reads the text only; subclasses find the separators."""
 
+    by_prefix = False
+
     def spans(self, text: str) -> Iterable[Span]:
         """The separators of a text, in order."""
         raise NotImplementedError
 
-    def ends(self, completion: Completion) -> list[int]:
-        """Last tokens of the steps, the last step's left out."""
+    def ends(self, completion: Completion) -> tuple[list[int], bool]:
+        """As in [`Rule`]. A separator before which the step holds nothing to read ends nothing."""
         alignment, cuts = completion.alignment, []
-        last_visible = len(completion.visible.rstrip())
         read = 0  # characters of the text that were looked at
         readable = False  # whether the step that is open holds something to read
         for span in self.spans(alignment.text):
             readable = readable or completion.visible[read : span.start].strip() != ""
-            read = max(read, span.run_end)
-            cut = self._cut(completion, span, readable)
-            if cut is None or (cuts and cut <= cuts[-1]) or not (readable or cuts):
-                continue
-            if not readable:  # another separator right after the last one: the step it ended takes it in
-                cuts.pop()
-            if alignment.offsets[cut] >= last_visible:
-                break
-            cuts.append(cut)
-            read, readable = max(read, alignment.offsets[cut]), False
-        return [alignment.tokens[cut] for cut in cuts]
-
-    def _cut(self, completion: Completion, span: Span, readable: bool) -> int | None:
-        """Index of the cut for a separator: behind the line breaks after it, unless a token mixes them with text."""
-        alignment = completion.alignment
-        cut = bisect_right(alignment.offsets, span.run_end) - 1
-        if readable:
-            needed = bisect_left(alignment.offsets, span.end)
-            if not completion.is_models(alignment.tokens[needed]):
-                return None
-            cut = max(cut, needed)
-        return completion.cut_at_or_after(alignment.tokens[cut]) if cut >= 0 else None
+            read = max(read, span.end)
+            cut = bisect_left(alignment.offsets, span.end)
+            if readable and completion.is_models(alignment.tokens[cut]):
+                cuts.append(completion.cut_at_or_after(alignment.tokens[cut]))
+                read, readable = max(read, alignment.offsets[cuts[-1]]), False
+        return [alignment.tokens[cut] for cut in cuts], readable or completion.visible[read:].strip() != ""
 
 
 class Separators(TextRule):
-    """One or several strings. The longest wins; line breaks right after one that ends in a line break belong to it.
+    """One or several strings; the first one to be complete ends the step.
 
     Args:
         separators (sequence of `str`): Not empty. `"\\n"` in them also stands for `"\\r\\n"` and `"\\r"`.
@@ -111,30 +102,26 @@ class Separators(TextRule):
     Example:
 
     ```python
-    >>> [(span.start, span.end, span.run_end) for span in Separators(["\\n\\n"]).spans("a\\r\\n\\r\\n\\r\\nb")]
-    [(1, 5, 7)]
+    >>> [(span.start, span.end) for span in Separators(["\\n\\n"]).spans("a\\r\\n\\r\\nb")]
+    [(1, 5)]
 
     ```
     """
 
+    by_prefix = True
+
     def __init__(self, separators: Sequence[str]):
         normal = [re.sub(r"\r\n?", "\n", separator) for separator in separators]
-        self.separators = sorted(set(normal), key=lambda separator: (-len(separator), separator))
-        self.pattern = re.compile("|".join(self._one(separator) for separator in self.separators))
-        self.breaks = re.compile(f"{LINE_BREAK}*")
-
-    def _one(self, separator: str) -> str:
-        return LINE_BREAK.join(re.escape(part) for part in separator.split("\n"))
+        self.separators = sorted(set(normal), key=lambda separator: (len(separator), separator))
+        self.patterns = [re.compile(LINE_BREAK.join(map(re.escape, each.split("\n")))) for each in self.separators]
 
     def spans(self, text: str) -> Iterator[Span]:
         """The separators of a text, in order."""
         start = 0
-        while match := self.pattern.search(text, start):
-            end = run_end = match.end()
-            if match[0][-1] in "\r\n" and (breaks := self.breaks.match(text, end)):
-                run_end = breaks.end()
-            yield Span(match.start(), end, run_end)
-            start = run_end
+        while matches := [match for pattern in self.patterns if (match := pattern.search(text, start))]:
+            first = min(matches, key=lambda match: match.end())
+            yield Span(first.start(), first.end())
+            start = first.end()
 
 
 @dataclass(frozen=True)
@@ -149,7 +136,7 @@ class Regex(TextRule):
 
     def spans(self, text: str) -> Iterator[Span]:
         """The separators of a text, in order."""
-        return (Span(match.start(), match.end(), match.end()) for match in self.pattern.finditer(text))
+        return (Span(match.start(), match.end()) for match in self.pattern.finditer(text))
 
 
 @dataclass(frozen=True)
@@ -178,7 +165,7 @@ class Offsets(TextRule):
                     f"of {len(text)} characters"
                 )
             previous = offset
-        return [Span(int(offset), int(offset), int(offset)) for offset in offsets]
+        return [Span(int(offset), int(offset)) for offset in offsets]
 
     def _name(self) -> str:
         return getattr(self.function, "__name__", type(self.function).__name__)
@@ -196,18 +183,21 @@ class Offsets(TextRule):
 class Interval:
     """A step ends after every `size` tokens of the model, or as soon after as a character is complete.
 
-    Steps of whitespace only are possible here; what trails the last thing to read still opens no step.
+    Steps of whitespace only are possible here, but not as the last one: that is the closing.
     """
 
     size: int
+    by_prefix = True
 
-    def ends(self, completion: Completion) -> list[int]:
-        """Last tokens of the steps, the last step's left out."""
+    def ends(self, completion: Completion) -> tuple[list[int], bool]:
+        """As in [`Rule`]."""
         alignment = completion.alignment
-        last_visible = len(completion.visible.rstrip())
         written = [token for token in range(len(alignment.lengths)) if completion.is_models(token)]
-        cuts = [completion.cut_at_or_after(token) for token in written[self.size - 1 :: self.size]]
-        return [alignment.tokens[cut] for cut in cuts if alignment.offsets[cut] < last_visible]
+        cuts = sorted({completion.cut_at_or_after(token) for token in written[self.size - 1 :: self.size]})
+        if cuts and cuts[-1] == len(alignment.tokens) - 1:
+            cuts.pop()  # the last step ends by itself
+        read = alignment.offsets[cuts[-1]] if cuts else 0
+        return [alignment.tokens[cut] for cut in cuts], completion.visible[read:].strip() != ""
 
 
 class Turns:
@@ -217,9 +207,11 @@ class Turns:
     model wrote nothing but EOS is a step. Without a tool mask (nobody called a tool) the completion is one turn.
     """
 
-    def ends(self, completion: Completion) -> list[int]:
-        """Last tokens of the steps, the last step's left out."""
+    by_prefix = True
+
+    def ends(self, completion: Completion) -> tuple[list[int], bool]:
+        """As in [`Rule`]."""
         mask = completion.tool_mask or []
         first = mask.index(1) if 1 in mask else len(mask)
         turns = [i for i in range(first, len(mask) - 1) if mask[i] == 0 and mask[i + 1] == 1]
-        return [completion.alignment.tokens[completion.cut_at_or_after(token)] for token in turns]
+        return [completion.alignment.tokens[completion.cut_at_or_after(token)] for token in turns], True

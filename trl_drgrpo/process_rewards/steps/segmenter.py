@@ -20,14 +20,17 @@ class Steps:
     """The steps of one completion.
 
     Args:
-        texts (`tuple[str, ...]` of length `S`): One text per step; joined they are the decoded completion.
+        texts (`tuple[str, ...]` of length `S`): One text per step. Both are empty for a completion without tokens.
         ends (`tuple[int, ...]` of length `S`):
-            Inclusive index of each step's last token, in completion tokens; strictly increasing, the last one is the
-            completion's last token. Both are empty for a completion without tokens.
+            Inclusive index of each step's last token, in completion tokens; strictly increasing.
+        closing (`int`, *optional*):
+            Index of the completion's last token, where tokens without anything to read (EOS) follow the last step.
+            They are the decision to stop: no reward is given for them, and credit treats them as a step of their own.
     """
 
     texts: tuple[str, ...]
     ends: tuple[int, ...]
+    closing: int | None = None
 
 
 class StepSegmenter:
@@ -56,7 +59,7 @@ class StepSegmenter:
             tool_mask (`list[int]` of length `T`, *optional*): 1 on the model's tokens, 0 on tool results.
 
         Returns:
-            [`Steps`]: A partition of the completion. Texts include special tokens
+            [`Steps`]: A partition of the completion, its closing left out. Texts include special tokens
             (`decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)`). No tokens, no steps.
 
         Raises:
@@ -69,8 +72,8 @@ class StepSegmenter:
         >>> from trl_drgrpo.labs.check.tiny import tiny_tokenizer
         >>> from trl_drgrpo.process_rewards.steps import step_segmenter
         >>> tokenizer = tiny_tokenizer()  # a token is a byte
-        >>> step_segmenter("\\n\\n")(tokenizer.encode("1+1=2\\n\\n2+2=4<|im_end|>"), tokenizer)
-        Steps(texts=('1+1=2\\n\\n', '2+2=4<|im_end|>'), ends=(6, 12))
+        >>> step_segmenter("\\n\\n")(tokenizer.encode("1+1=2\\n\\n2+2=4\\n\\n<|im_end|>"), tokenizer)
+        Steps(texts=('1+1=2\\n\\n', '2+2=4\\n\\n'), ends=(6, 13), closing=14)
 
         ```
         """
@@ -86,7 +89,25 @@ class StepSegmenter:
         hidden = [i for i, token_id in enumerate(ids) if token_id in self._aligner.special_ids]
         hidden += [i for i, entry in enumerate(mask or ()) if entry == 0]
         completion = Completion(alignment, _visible(alignment, hidden), mask)
-        return _steps(alignment, self.rule.ends(completion))
+        return _steps(alignment, *self.rule.ends(completion))
+
+    def looks_ahead(self, completion_ids: list[int], tokenizer: Tokenizer, tool_mask: list[int] | None = None) -> bool:
+        """Whether tokens behind a step's end decide that it ends there: a lookahead, or a greedy match, does that.
+
+        Cuts the completion off around each end, with its first token in place of what follows.
+
+        Args:
+            completion_ids, tokenizer, tool_mask: As for a call.
+        """
+        if self.rule.by_prefix:
+            return False
+        ends = self(completion_ids, tokenizer, tool_mask).ends
+        for last in {token for end in ends for token in range(end - 2, end + 3) if 0 <= token < ends[-1]}:
+            mask = None if tool_mask is None else [*tool_mask[: last + 1], tool_mask[0]]
+            shown = self([*completion_ids[: last + 1], completion_ids[0]], tokenizer, mask)
+            if (last in shown.ends) != (last in ends):
+                return True
+        return False
 
 
 def one_step_frac(list_of_steps: Iterable[Steps]) -> float:
@@ -133,9 +154,11 @@ def _visible(alignment: Alignment, hidden: Iterable[int]) -> str:
     return "".join(chars)
 
 
-def _steps(alignment: Alignment, ends: list[int]) -> Steps:
-    """Steps that end after the given tokens and after the last one."""
-    ends = sorted({*ends, alignment.tokens[-1]})
+def _steps(alignment: Alignment, ends: list[int], goes_on: bool) -> Steps:
+    """Steps that end after the given tokens; what is left is a last step if `goes_on` says so, else the closing."""
+    last = alignment.tokens[-1]
+    closing = last if ends and not goes_on and ends[-1] < last else None
+    ends = ends if closing is not None else sorted({*ends, last})
     offsets = [0, *(alignment.offsets[bisect_left(alignment.tokens, end)] for end in ends)]
     texts = [alignment.text[start:stop] for start, stop in pairwise(offsets)]
-    return Steps(tuple(texts), tuple(ends))
+    return Steps(tuple(texts), tuple(ends), closing)

@@ -32,9 +32,9 @@ def step_segmenter(spec: StepSpec, field: str = "step_separator") -> StepSegment
 
     Args:
         spec (`str`, `int`, sequence of `str`, `re.Pattern`, callable or [`StepSegmenter`]):
-            - a separator, or several of which the longest wins. `"\\n"` also matches `"\\r\\n"` and `"\\r"`; further
-              line breaks after a separator that ends in one belong to it. A separator of escapes alone (a backslash
-              and an n, as a shell passes them on) means the line breaks and tabs it spells;
+            - a separator, or several of which the first to be complete ends the step. `"\\n"` also matches `"\\r\\n"`
+              and `"\\r"`. A separator of escapes alone (a backslash and an n, as a shell passes them on) means the
+              line breaks and tabs it spells;
             - `"re:<pattern>"` or a compiled pattern, used as it is;
             - `"tokens:<n>"` or `n`: a fixed number of the model's tokens;
             - `"turn"`: one environment turn, the model's tokens and the tool results that follow;

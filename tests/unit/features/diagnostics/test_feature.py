@@ -11,8 +11,8 @@ from trl_drgrpo.features.diagnostics import feature as room
 from trl_drgrpo.features.diagnostics.feature import STATE_FILE, Diagnostics
 from trl_drgrpo.features.diagnostics.run_log import COMPLETIONS, METRICS, RUN, WARNINGS
 from trl_drgrpo.labs.check.tiny import tiny_tokenizer
+from trl_drgrpo.upstream.batches import CreditedBatch, ScoredBatch
 from trl_drgrpo.upstream.description import METRIC, DescribingCallback, DescriptionGuard
-from trl_drgrpo.upstream.hooks import CreditedBatch, ScoredBatch
 
 
 def batch(rewards, step_rewards=None):
@@ -20,8 +20,16 @@ def batch(rewards, step_rewards=None):
     per_func, ids = torch.tensor(rewards).unsqueeze(1), [[65, 66, 256], [67, 68, 256]]
     scored = ScoredBatch(per_func, [{"prompt": "p"}] * 2, ["p"] * 2, ["AB", "CD"], ids)
     mask, advantages = torch.ones(2, 3), per_func[:, 0] - per_func.mean()
-    rewards = per_func[:, 0]
-    return CreditedBatch(scored, rewards, advantages, advantages, mask, mask, 2, None, step_rewards)
+    return CreditedBatch(
+        scored=scored,
+        rewards=per_func[:, 0],
+        advantages=advantages,
+        completion_mask=mask,
+        trained_mask=mask,
+        num_generations=2,
+        own_rows=slice(0, 2),
+        step_rewards=step_rewards,
+    )
 
 
 @pytest.fixture

@@ -9,10 +9,11 @@ import torch
 
 from trl_drgrpo.common.errors import DiskFullError, InputError, RewardError
 from trl_drgrpo.features.resume import feature as room
-from trl_drgrpo.features.resume.checkpoints import PART_FILE, STATE_FILE, TRAINER_STATE
+from trl_drgrpo.features.resume.checkpoints import PART_FILE, STATE_FILE, TRAINER_STATE, finish_checkpoint, read_state
 from trl_drgrpo.features.resume.feature import Resume
 from trl_drgrpo.features.resume.run_state import RunState
 from trl_drgrpo.objective.advantages import RunningRewardScale
+from trl_drgrpo.objective.value_baseline import ValueBaseline
 
 GEOMETRY = {
     "per_device_train_batch_size": 4,
@@ -45,6 +46,8 @@ def trainer(tmp_path, monkeypatch):
         ),
         objective={"beta": 0.0, "reward_funcs": ["length"]},
         reward_scale=RunningRewardScale(),
+        value_baseline=ValueBaseline(),
+        step_scorer=None,
         loss_normalizer=12,
         micro_step=4,
         generate_every=2,
@@ -210,6 +213,31 @@ def test_what_changed_is_said(trainer, saved, caplog):
     trainer.args.loss_normalizer = 20
     with pytest.raises(InputError, match="^loss_normalizer: got 20; expected 12, with which the run in"):
         trainer.resume.on_checkpoint_loaded(folder)
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        (("return_to_go", "to_go", "reward"), "deepseekmath"),  # the default of 0.1.0, under its name of today
+        (("return_to_go", "none", "reward"), "none"),
+        (("min_increments", "to_go", "reward"), "to_go"),  # not known to 0.1.0: somebody's choice
+        (("return_to_go", "to_go", "baseline"), "to_go"),
+    ],
+)
+def test_a_run_of_0_1_0_keeps_its_credit(given, kept, trainer, saved, caplog):
+    folder = saved()
+    finish_checkpoint(folder, {**read_state(folder), "objective": None})
+    trainer.args.step_credit, trainer.args.step_baseline, trainer.args.process_role = given
+    trainer.resume.on_checkpoint_loaded(folder)
+    assert trainer.args.step_baseline == given[1]  # without step rewards there is nothing to keep
+    trainer.step_scorer = object()
+    trainer.resume.on_checkpoint_loaded(folder)
+    assert trainer.args.step_baseline == kept
+    assert ("The default is 'to_go' now" in caplog.text) == (kept != given[1])
+    again = saved(3)
+    trainer.args.step_baseline = given[1]  # the same script, resumed once more
+    trainer.resume.on_checkpoint_loaded(again)
+    assert trainer.args.step_baseline == kept
 
 
 def test_completions_that_lack_what_the_loss_reads_now_are_generated_anew(trainer, saved, caplog):

@@ -1,0 +1,118 @@
+"""A process reward model as a baseline: it tells the steps of a row apart, and is never paid for.
+
+`A_ik = (R_i - mean_j R_j) - c * (V_ik - mean_j V_jk)`, where `V_ik` is the model's score of what row i has written
+*before* step k. A row's tokens from step k on cannot change that number, so the gradient stays unbiased for any `V`:
+a bad model costs variance, and cannot be hacked. With `c = 1` and the exact value function this is the advantage
+itself (VinePPO, arXiv 2410.01679).
+
+Shapes: `B = P * G` rows, `K` the largest number of steps of a row.
+"""
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+
+from trl_drgrpo.objective.step_advantages import Ragged, padded_groups
+
+
+def value_differences(step_values: Ragged, num_generations: int) -> torch.Tensor:
+    """How far the value before each step lies above the group's.
+
+    Args:
+        step_values (`B` lists of `K_i` floats): The score of each step; `None` or NaN: the one before stays.
+        num_generations (`int`): `G`; the completions of a prompt are consecutive rows.
+
+    Returns:
+        `torch.Tensor` of shape `(P, G, K)`, float64: `V_ik - mean_j V_jk`, with `V_ik` the newest score before step k.
+        A row that has ended stays in the mean with its last score. 0 before the first score of a row.
+
+    Raises:
+        `InputError`: Infinite scores.
+
+    Example:
+
+    ```python
+    >>> value_differences([[0.9, 0.3, 0.2], [0.5]], num_generations=2)[0]
+    tensor([[ 0.0000,  0.2000, -0.1000],
+            [ 0.0000, -0.2000,  0.1000]], dtype=torch.float64)
+
+    ```
+    """
+    scores = padded_groups(step_values, num_generations, "step_values")
+    known = ~scores.isnan()
+    steps = torch.arange(scores.size(2)).expand_as(scores)
+    newest = torch.where(known, steps, -1).cummax(dim=2).values  # index of the newest score, -1 before the first
+    values = scores.gather(2, newest.clamp(min=0)).masked_fill(newest < 0, math.nan)
+    before = torch.cat([torch.full_like(values[..., :1], math.nan), values[..., :-1]], dim=2)
+    return (before - before.nanmean(dim=1, keepdim=True)).nan_to_num(nan=0.0)
+
+
+class ValueBaseline:
+    """Fits `c` by least squares: the multiple of the value differences that leaves the smallest advantages.
+
+    `c` of a group is fitted on the batches before and on the *other* groups of its batch, never on the group itself.
+
+    Args:
+        memory (`float`, *optional*, defaults to `0.9`): Weight that the sums over earlier batches keep per batch.
+    """
+
+    def __init__(self, memory: float = 0.9):
+        self.memory = memory
+        self.squares = 0.0  # of value differences, over earlier batches
+        self.products = 0.0  # of value differences and outcome advantages
+
+    def subtract(
+        self,
+        outcome: torch.Tensor,
+        step_values: Ragged,
+        step_ends: Sequence[Sequence[int]],
+        num_generations: int,
+        *,
+        update: bool,
+    ) -> tuple[list[list[float]], dict[str, float]]:
+        """Subtract the fitted baseline from outcome advantages.
+
+        Args:
+            outcome (`torch.Tensor` of shape `(B,)`): Outcome advantages; NaN for a row without an outcome.
+            step_values (`B` lists of `K_i` floats): As for [`value_differences`].
+            step_ends (`B` lists of `K_i` ints): Inclusive last token of each step: tokens are the weights of the fit.
+            num_generations (`int`): `G`.
+            update (`bool`): Whether to keep the batch for later ones.
+
+        Returns:
+            `tuple`: The advantage of each step, `B` lists of `K_i` floats, 0 in rows without an outcome; and metrics:
+            the mean `coefficient`, and the share of the squared advantages that the baseline `removes` (below 0: it
+            adds), with tokens as weights.
+        """
+        counts = [len(row) for row in step_ends]
+        if not any(counts):
+            return [[] for _ in counts], {}
+        differences = value_differences(step_values, num_generations)  # (P, G, K)
+        sizes = [[end - before for before, end in pairwise((-1, *row))] for row in step_ends]
+        weights = padded_groups(sizes, num_generations).nan_to_num(nan=0.0)
+        grouped = outcome.double().cpu().view(-1, num_generations, 1)
+        weights = weights.masked_fill(grouped.isnan(), 0.0)
+        grouped = grouped.nan_to_num(nan=0.0)
+        squares = (weights * differences**2).sum(dim=(1, 2))  # (P,)
+        products = (weights * grouped * differences).sum(dim=(1, 2))
+        other_squares = self.squares + squares.sum() - squares
+        other_products = self.products + products.sum() - products
+        coefficients = torch.where(other_squares > 1e-12, other_products / other_squares.clamp(min=1e-12), 0.0)
+        advantages = grouped - coefficients.view(-1, 1, 1) * differences
+        if update:
+            self.squares = self.memory * self.squares + squares.sum().item()
+            self.products = self.memory * self.products + products.sum().item()
+        total, left = (weights * grouped**2).sum().item(), (weights * advantages**2).sum().item()
+        metrics = {"coefficient": coefficients.mean().item()} | ({"removes": 1 - left / total} if total > 0 else {})
+        rows = advantages.masked_fill(outcome.cpu().isnan().view(-1, num_generations, 1), 0.0).flatten(0, 1).tolist()
+        return [row[:count] for row, count in zip(rows, counts, strict=True)], metrics
+
+    def state_dict(self) -> dict[str, float]:
+        """The sums over earlier batches, as JSON-ready numbers."""
+        return {"squares": self.squares, "products": self.products}
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        """Restore what `state_dict` returned."""
+        self.squares, self.products = float(state["squares"]), float(state["products"])
