@@ -4,19 +4,21 @@ Four signals: the rule, a process reward model trained on the rule's labels (PRM
 the steps of a batch, and an adversary that gives 1 to wrong steps and 0 to right ones. Three uses of each: a reward
 with the credit of the DeepSeekMath paper, a reward with `to_go`, and a baseline.
 
-As a baseline a signal has to say how the completion stands, not how the last step was, so there the scores are taken
-as their minimum so far: a wrong answer stays wrong. The shuffle and the adversary spoil what comes out of that.
+As a baseline a signal has to estimate the outcome, not the last step, so there the scores are multiplied up to each
+step, with `STEP_TO_COME` for every step that is still due: a wrong answer stays wrong, a right one gets surer.
 """
 
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from operator import mul
 from typing import Any
 
 StepRewardFunc = Callable[..., list[list[float | None]]]
 
 OUTCOME = "outcome"
+STEP_TO_COME = 0.8  # the chance that a step will be right, whatever it is
 SIGNALS = {
     "rule": "faithful rule",
     "prm": "trained PRM",
@@ -57,46 +59,54 @@ class Arm:
         """What it changes in [`DrGRPOConfig`], the separator left out."""
         return {} if self.use is None else USES[self.use][1]
 
-    def step_rewards(self, rule: StepRewardFunc, prm: StepRewardFunc, seed: int) -> StepRewardFunc | None:
+    def step_rewards(
+        self, rule: StepRewardFunc, prm: StepRewardFunc, due: Callable[[Any], int], seed: int
+    ) -> StepRewardFunc | None:
         """What scores its steps.
 
         Args:
             rule, prm (`Callable`): Step reward functions.
+            due (`Callable`): From a prompt to the number of steps of a right answer.
             seed (`int`): Of the shuffle.
         """
         if self.signal is None:
             return None
         scores = prm if self.signal in ("prm", "shuffled") else rule
-        if self.use == "baseline":
-            scores = so_far(scores)
         if self.signal == "shuffled":
-            return shuffled(scores, random.Random(seed))
-        return reversed_scores(scores) if self.signal == "adversarial" else scores
+            scores = shuffled(scores, random.Random(seed))
+        if self.signal == "adversarial":
+            scores = reversed_scores(scores)
+        return expected_outcome(scores, due) if self.use == "baseline" else scores
 
 
 ARMS = {arm.name: arm for arm in (Arm(), *(Arm(signal, use) for signal in SIGNALS for use in USES))}
 
 
-def so_far(scores: StepRewardFunc) -> StepRewardFunc:
-    """The smallest score up to each step; a step without one keeps that of the step before.
+def expected_outcome(scores: StepRewardFunc, due: Callable[[Any], int]) -> StepRewardFunc:
+    """After each step, the product of the scores so far and of `STEP_TO_COME` for each step that is still due.
 
     Args:
-        scores (`Callable`): A step reward function.
+        scores (`Callable`): A step reward function; where it gives no score, the product stays.
+        due (`Callable`): From a prompt to the number of steps of a right answer.
 
     Example:
 
     ```python
-    >>> so_far(lambda **call: [[1.0, 0.2, 0.9], [None, 0.5, None]])()
-    [[1.0, 0.2, 0.2], [None, 0.5, 0.5]]
+    >>> expected_outcome(lambda **call: [[1.0, None, 0.5]], due=len)(prompts=["abcd"])
+    [[0.512, 0.64, 0.4]]
 
     ```
     """
-    return _named("so_far", lambda **call: [list(accumulate(row, _smaller)) for row in scores(**call)])
 
+    def scored(prompts: Sequence[Any], **call: Any) -> list[list[float | None]]:
+        estimates: list[list[float | None]] = []
+        for prompt, row in zip(prompts, scores(prompts=prompts, **call), strict=True):
+            so_far = accumulate((1.0 if score is None else score for score in row), mul)
+            left = (max(due(prompt) - written, 0) for written in range(1, len(row) + 1))
+            estimates.append([product * STEP_TO_COME**steps for product, steps in zip(so_far, left, strict=False)])
+        return estimates
 
-def _smaller(before: float | None, score: float | None) -> float | None:
-    known = [each for each in (before, score) if each is not None]
-    return min(known) if known else None
+    return _named("expected_outcome", scored)
 
 
 def reversed_scores(scores: StepRewardFunc) -> StepRewardFunc:

@@ -64,7 +64,7 @@ def build_trainer(
         prm (`Callable`): The process reward model as a step reward function.
         **changed: `reward_funcs` and the like, over those of the task.
     """
-    steps = ARMS[arm].step_rewards(task.rule, prm, seed)
+    steps = ARMS[arm].step_rewards(task.rule, prm, task.due, seed)
     args = DrGRPOConfig(
         output_dir=str(output_dir),
         seed=seed,

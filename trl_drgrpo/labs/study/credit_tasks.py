@@ -10,7 +10,7 @@ from datasets import Dataset
 
 from trl_drgrpo.labs.demo import long_sums
 from trl_drgrpo.labs.demo.process import line_reward
-from trl_drgrpo.labs.demo.task import check_steps, list_sum_reward, prompt_of
+from trl_drgrpo.labs.demo.task import check_steps, list_sum_reward, numbers_of, prompt_of
 from trl_drgrpo.labs.study import two_turns
 from trl_drgrpo.labs.study.credit_arms import StepRewardFunc
 from trl_drgrpo.process_rewards import TokenClassificationScorer, train_prm
@@ -26,6 +26,7 @@ class CreditTask:
         make_prompts (`Callable`): `f(size, seed)` -> dataset.
         outcome (`Callable`): Reward function, 1 for a right answer, else 0.
         rule (`Callable`): Step reward function, 1 for a right step, else 0.
+        due (`Callable`): From a prompt to the number of steps of a right answer.
         labeled_rows (`Callable`): `f(size, seed)` -> rows for `train_prm`.
         step_separator (`str` or list): Where steps end.
         max_completion (`int`): Tokens of a completion at most.
@@ -42,6 +43,7 @@ class CreditTask:
     make_prompts: Callable[[int, int], Dataset]
     outcome: Callable[..., list[float]]
     rule: StepRewardFunc
+    due: Callable[[Any], int]
     labeled_rows: Callable[[int, int], list[dict[str, Any]]]
     step_separator: str | list[str]
     max_completion: int
@@ -67,7 +69,7 @@ class CreditTask:
             eval_rows=self.labeled_rows(_PRM_EVAL_ROWS, _OTHER_SEEDS + seed),
             arguments={
                 "learning_rate": 1e-3,
-                "per_device_train_batch_size": 32,
+                "per_device_train_batch_size": 16,
                 "per_device_eval_batch_size": 64,
                 "seed": seed,
                 "disable_tqdm": True,
@@ -77,7 +79,7 @@ class CreditTask:
         return TokenClassificationScorer(str(folder), batch_size=64, name="prm", prompt_text=self.prm_prompt), quality
 
 
-_PRM_ROWS, _PRM_EVAL_ROWS = 2000, 300
+_PRM_ROWS, _PRM_EVAL_ROWS = 4000, 300
 _OTHER_SEEDS = 1_000
 
 
@@ -104,6 +106,7 @@ LONG_SUMS = CreditTask(
     make_prompts=lambda size, seed: long_sums.make_long_dataset(size, "train", seed),
     outcome=list_sum_reward,
     rule=line_reward,
+    due=lambda prompt: len(numbers_of(prompt)),  # an addition less, and the boxed line
     labeled_rows=_labeled_sums,
     step_separator=["\n"],
     max_completion=long_sums.MAX_COMPLETION,
@@ -120,6 +123,7 @@ TWO_TURNS = CreditTask(
     make_prompts=two_turns.make_prompts,
     outcome=two_turns.last_number_reward,
     rule=two_turns.turn_reward,
+    due=lambda prompt: 2,
     labeled_rows=two_turns.labeled_rows,
     step_separator="turn",
     max_completion=two_turns.MAX_COMPLETION,

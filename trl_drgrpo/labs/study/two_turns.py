@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 TURN_TOKENS = 4  # of a turn at most: three digits and what ends it
 MAX_COMPLETION = 2 * TURN_TOKENS + 3
 WARM_START_STEPS = 300
-_GAP_PROBABILITY = 0.9
+_GAP_PROBABILITY = 0.7
 _NUMBER = re.compile(r"\d+")
 
 
@@ -177,15 +177,14 @@ def warm_start(folder: Path, seed: int = 0, steps: int = WARM_START_STEPS, batch
     Returns:
         `Path`: `folder`.
     """
-    from transformers import Qwen2ForCausalLM, set_seed
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from trl_drgrpo.labs.demo.build import build_config, imitate, save
-    from trl_drgrpo.labs.demo.tokenizer import build_tokenizer
+    from trl_drgrpo.labs.demo.build import MODEL_DIR, imitate, save
 
-    set_seed(seed)
-    tokenizer = build_tokenizer()
-    model = Qwen2ForCausalLM(build_config(tokenizer))
-    imitate(model, _demonstrations(tokenizer, steps, batch_size, seed), steps, lr=3e-3)
+    tokenizer = AutoTokenizer.from_pretrained(MODEL_DIR)
+    model = AutoModelForCausalLM.from_pretrained(MODEL_DIR, dtype=torch.float32)
+    imitate(model, _demonstrations(tokenizer, steps, batch_size, seed), steps, lr=2e-3)
     save(model, tokenizer, folder, f"trl_drgrpo.labs.study.two_turns, seed {seed}, {steps} steps of {batch_size} rows")
     return folder
 
