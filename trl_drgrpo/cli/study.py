@@ -1,4 +1,4 @@
-"""`trl-drgrpo study <name>`: the two biases of GRPO, measured on this machine.
+"""`trl-drgrpo study <name>`: the two biases of GRPO, and credit for steps, measured on this machine.
 
 `tabular`: a policy of two numbers, all objectives, in seconds. `guessing`: a small language model and the real
 trainers, a few minutes per seed on two cores. `arithmetic`: a larger one on a task that was not made to show anything.
@@ -15,7 +15,7 @@ from typing import Any
 from trl_drgrpo.cli import console
 from trl_drgrpo.common.errors import InputError
 
-STUDIES = {"tabular": 5, "guessing": 5, "arithmetic": 3}  # and the number of seeds
+STUDIES = {"tabular": 5, "guessing": 5, "arithmetic": 3, "credit": 5}  # and the number of seeds
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,11 +25,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=STUDIES,
         help="tabular: the length bias in a policy of two numbers, in seconds. guessing: in a small language model, "
         "through TRL's trainers and this one, minutes per seed. arithmetic: the same trainers on sums from "
-        "reasoning-gym, about half an hour. An interrupted one goes on",
+        "reasoning-gym, about half an hour. credit: step rewards and baselines on long list sums and in two turns, "
+        "about half an hour. An interrupted one goes on",
     )
     parser.add_argument("--seeds", type=int, help="number of seeds, from 0 on (default: 5; arithmetic: 3)")
     parser.add_argument(
-        "--jobs", type=int, default=1, help="runs of guessing and arithmetic at a time, a core for each (default: 1)"
+        "--jobs", type=int, default=1, help="runs at a time, a core for each; tabular has one (default: 1)"
     )
     parser.add_argument(
         "--output_dir", type=Path, default=Path("runs/study"), help="for <study>.json and <study>.png (runs/study)"
@@ -49,9 +50,12 @@ def run(args: argparse.Namespace) -> int:
         remedy = "Choose another folder."
         raise InputError("output_dir", f"{args.output_dir} ({error.strerror})", "a folder", remedy) from error
     numbers = args.output_dir / f"{args.study}.json"
-    draw, results = (
-        _tabular(seeds, numbers) if args.study == "tabular" else _rung(args.study, seeds, numbers, args.jobs)
-    )
+    if args.study == "tabular":
+        draw, results = _tabular(seeds, numbers)
+    elif args.study == "credit":
+        draw, results = _credit(seeds, numbers, args.jobs)
+    else:
+        draw, results = _rung(args.study, seeds, numbers, args.jobs)
     console.log(f"numbers: {numbers}")
     try:
         console.log(f"plot:    {draw(results, numbers.with_suffix('.png'))}")
@@ -72,17 +76,32 @@ def _tabular(seeds: range, numbers: Path) -> tuple[Any, dict[str, Any]]:
     return tabular_report.draw, results
 
 
-def _rung(name: str, seeds: range, numbers: Path, jobs: int) -> tuple[Any, dict[str, Any]]:
+def _credit(seeds: range, numbers: Path, jobs: int) -> tuple[Any, dict[str, Any]]:
+    _prepare_trainers()
+    from trl_drgrpo.labs.study import credit_report as report
+    from trl_drgrpo.labs.study.credit_study import run_credit_study
+
+    results = run_credit_study(seeds, numbers, numbers.parent / "credit", jobs, on_part=console.log)
+    for task in results["settings"]:
+        print(f"{report.title(task, results)}:\n\n{report.table(task, results)}\n")
+    return report.draw, results
+
+
+def _prepare_trainers() -> None:
     from trl_drgrpo.cli.demo import stay_offline_and_quiet
 
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # rollout_func
     stay_offline_and_quiet()
     import torch
 
+    torch.set_num_threads(1)  # models so small gain little from more
+
+
+def _rung(name: str, seeds: range, numbers: Path, jobs: int) -> tuple[Any, dict[str, Any]]:
+    _prepare_trainers()
     from trl_drgrpo.labs.study import trajectory_report as report
     from trl_drgrpo.labs.study.rungs import RUNGS
 
-    torch.set_num_threads(1)  # models so small gain little from more
     rung = RUNGS[name]
     results = report.run_study(rung, seeds, numbers, numbers.parent / name, jobs, on_run=console.log)
     print(f"One update of unit length at the start, ± standard error:\n\n{report.one_step_table(results)}\n")

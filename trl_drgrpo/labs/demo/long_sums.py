@@ -28,7 +28,7 @@ from trl_drgrpo.labs.demo.task import Split, make_dataset, make_problems
 
 TERMS = (8, 10)
 MAX_COMPLETION = 112  # tokens; the longest demonstration has 101
-GAP_PROBABILITY = 0.7  # of a wrong result where the demonstrator does not know the pair
+GAP_PROBABILITY = 0.5  # of a wrong result where the demonstrator does not know the pair
 _WRONG_BY = (1, 2, 3, 10)  # never too little: two mistakes do not cancel
 WARM_START_STEPS = 200
 
@@ -46,8 +46,8 @@ def add_with_gaps(total: int, term: int, rng: random.Random, probability: float 
         `int`: The result, or more.
     """
     pair = zlib.crc32(f"{total % 10}+{term}".encode())
-    wrong = pair % 4 == 0 and rng.random() < probability
-    return total + term + (_WRONG_BY[pair // 4 % len(_WRONG_BY)] if wrong else 0)
+    wrong = pair % 2 == 0 and rng.random() < probability
+    return total + term + (_WRONG_BY[pair // 2 % len(_WRONG_BY)] if wrong else 0)
 
 
 def demonstrate_with_gaps(numbers: Sequence[int], rng: random.Random) -> str:

@@ -29,7 +29,8 @@ def line_is_right(prompt: Any, previous_steps: Sequence[str], step: str) -> floa
 
     Returns:
         `float` or `None`: 1.0 if every line in the step is right, else 0.0; `None`, unscorable, for a step without
-        text, such as an end token alone.
+        text, such as an end token alone, and for a right `ok` line: it gets the sum no further, and paid lines would
+        be written again and again.
 
     Example:
 
@@ -42,11 +43,13 @@ def line_is_right(prompt: Any, previous_steps: Sequence[str], step: str) -> floa
     ```
     """
     text = _plain(step)
-    lines = sum(1 for line in text.split("\n") if line.strip())
+    lines = [line for line in map(str.strip, text.split("\n")) if line]
     if not lines:
         return None
     verdicts = check_steps(numbers_of(prompt), _plain("".join(previous_steps)) + text)
-    return float(all(verdicts[-lines:]))
+    if not all(verdicts[-len(lines) :]):
+        return 0.0
+    return None if all(line.startswith("ok ") for line in lines) else 1.0
 
 
 line_reward = step_verifier(line_is_right, name="line_reward")

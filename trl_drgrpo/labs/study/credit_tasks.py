@@ -22,7 +22,7 @@ class CreditTask:
 
     Args:
         name, title (`str`): In the results and in tables.
-        warm_start (`Callable`): `f(folder, seed)` makes the model.
+        warm_start (`Callable`): `f(folder)` makes the model.
         make_prompts (`Callable`): `f(size, seed)` -> dataset.
         outcome (`Callable`): Reward function, 1 for a right answer, else 0.
         rule (`Callable`): Step reward function, 1 for a right step, else 0.
@@ -33,13 +33,14 @@ class CreditTask:
         tokens (`int`): What a run generates.
         prompts, num_generations (`int`): P and G of a step.
         learning_rate (`float`): Of AdamW, constant.
+        prm_rows (`int`): Labeled completions that the process reward model learns from.
         rollout (`Callable`, *optional*): `f(seed)` -> `rollout_func`.
         prm_prompt (`Callable`, *optional*): From a prompt to the text that the process reward model reads.
     """
 
     name: str
     title: str
-    warm_start: Callable[[Path, int], Path]
+    warm_start: Callable[[Path], Path]
     make_prompts: Callable[[int, int], Dataset]
     outcome: Callable[..., list[float]]
     rule: StepRewardFunc
@@ -51,35 +52,41 @@ class CreditTask:
     prompts: int
     num_generations: int
     learning_rate: float
+    prm_rows: int
     rollout: Callable[[int], Callable[..., dict[str, Any]]] | None = None
     prm_prompt: Callable[[Any], str] | None = None
 
-    def train_prm(self, model_dir: Path, folder: Path, seed: int) -> tuple[TokenClassificationScorer, dict[str, float]]:
-        """The process reward model of a seed: the policy's weights with a head of two classes, and its quality.
+    def train_prm(self, model_dir: Path, folder: Path) -> dict[str, float]:
+        """Train the process reward model, the policy's weights with a head of two classes, and measure it.
 
         Args:
             model_dir (`Path`): The warm-started model.
             folder (`Path`): Where to save it.
-            seed (`int`): Of its demonstrations and its head.
         """
-        quality = train_prm(
+        return train_prm(
             str(model_dir),
-            self.labeled_rows(_PRM_ROWS, seed),
+            self.labeled_rows(self.prm_rows, 0),
             folder,
-            eval_rows=self.labeled_rows(_PRM_EVAL_ROWS, _OTHER_SEEDS + seed),
+            eval_rows=self.labeled_rows(_PRM_EVAL_ROWS, 1),
             arguments={
                 "learning_rate": 1e-3,
                 "per_device_train_batch_size": 16,
                 "per_device_eval_batch_size": 64,
-                "seed": seed,
                 "disable_tqdm": True,
                 "logging_strategy": "no",
             },
         )
-        return TokenClassificationScorer(str(folder), batch_size=64, name="prm", prompt_text=self.prm_prompt), quality
+
+    def load_prm(self, folder: Path) -> TokenClassificationScorer:
+        """The saved process reward model as a step reward function.
+
+        Args:
+            folder (`Path`): Where it was saved.
+        """
+        return TokenClassificationScorer(str(folder), batch_size=64, name="prm", prompt_text=self.prm_prompt)
 
 
-_PRM_ROWS, _PRM_EVAL_ROWS = 4000, 300
+_PRM_EVAL_ROWS = 300
 _OTHER_SEEDS = 1_000
 
 
@@ -110,10 +117,11 @@ LONG_SUMS = CreditTask(
     labeled_rows=_labeled_sums,
     step_separator=["\n"],
     max_completion=long_sums.MAX_COMPLETION,
-    tokens=110_000,
+    tokens=75_000,
     prompts=4,
     num_generations=8,
-    learning_rate=1e-4,
+    learning_rate=1.5e-4,
+    prm_rows=4_000,
     prm_prompt=_line,
 )
 TWO_TURNS = CreditTask(
@@ -127,10 +135,11 @@ TWO_TURNS = CreditTask(
     labeled_rows=two_turns.labeled_rows,
     step_separator="turn",
     max_completion=two_turns.MAX_COMPLETION,
-    tokens=10_000,
-    prompts=4,
+    tokens=24_000,
+    prompts=8,
     num_generations=8,
-    learning_rate=1e-4,
+    learning_rate=1.5e-4,
+    prm_rows=10_000,
     rollout=two_turns.rollout,
 )
 TASKS = {task.name: task for task in (LONG_SUMS, TWO_TURNS)}

@@ -19,24 +19,26 @@ from trl_drgrpo.trainer import DrGRPOTrainer
 from trl_drgrpo.upstream.batches import CreditedBatch, ScoredBatch, TokenBatch
 from trl_drgrpo.upstream.swapping import swapped
 
+_SEED = 10_000  # that of no run
 WARM_UP_BATCHES = 8  # not measured: an arm's coefficient is fitted on earlier batches
 
 
 def measure_variance(
-    task: CreditTask, seed: int, batches: int, model_dir: Path, output_dir: Path, prm: StepRewardFunc
-) -> dict[str, dict[str, float]]:
+    task: CreditTask, batches: int, model_dir: Path, output_dir: Path, prm: StepRewardFunc
+) -> dict[str, Any]:
     """Gradient variance of every arm.
 
     Args:
-        task ([`CreditTask`]), seed, model_dir, output_dir, prm: As in [`run_arm`].
+        task ([`CreditTask`]), model_dir, output_dir, prm: As in [`run_arm`].
         batches (`int`): Generation batches to measure on, of `task.prompts` groups each.
 
     Returns:
-        `dict[str, dict[str, float]]`: For each arm `variance`, the trace of the covariance of a group's gradient times
-            the mean tokens of a group, and `signal`, the squared length of the mean gradient without its noise.
+        `dict[str, Any]`: `groups` and `tokens` that were sampled, and for each arm `variance`, the trace of the
+            covariance of a group's gradient times the mean tokens of a group, with `ratio`, that over the variance of
+            the outcome alone, and its jackknife `standard_error`.
     """
     trainers = {
-        arm: build_trainer(task, arm, seed, model_dir, output_dir / arm.replace("/", "-"), prm)
+        arm: build_trainer(task, arm, _SEED, model_dir, output_dir / arm.replace("/", "-"), prm)
         for arm in ARMS
         if ARMS[arm].use in (None, "baseline")
     }
@@ -55,7 +57,11 @@ def measure_variance(
             log_probs = _log_probs(sampler, rollouts, rows)  # (G, T)
             for arm, values in advantages.items():
                 moments[arm].add(_gradient(sampler, (values[rows] * log_probs).sum()))
-    return {arm: each.numbers(tokens / each.count) for arm, each in moments.items()}
+    reference = moments[OUTCOME]
+    numbers: dict[str, Any] = {"groups": len(reference.squares), "tokens": tokens}
+    for arm, each in moments.items():
+        numbers[arm] = {"variance": each.variance * tokens / len(each.squares), **each.over(reference)}
+    return numbers
 
 
 def _batches(trainer: DrGRPOTrainer) -> Iterator[tuple[ScoredBatch, dict[str, Any]]]:
@@ -93,18 +99,27 @@ def _gradient(trainer: DrGRPOTrainer, objective: torch.Tensor) -> torch.Tensor:
 
 
 class _Moments:
-    """Running mean of vectors, and the sum of squared distances from it (Welford)."""
+    """Squared lengths of vectors and their mean."""
 
     def __init__(self) -> None:
-        self.count, self.squares = 0, 0.0
-        self.mean: Any = 0.0
+        self.squares: list[float] = []
+        self.sum: Any = 0.0
 
     def add(self, vector: torch.Tensor) -> None:
-        self.count += 1
-        away = vector - self.mean
-        self.mean = self.mean + away / self.count
-        self.squares += float(away @ (vector - self.mean))
+        self.squares.append(float(vector @ vector))
+        self.sum = self.sum + vector
 
-    def numbers(self, tokens_per_group: float) -> dict[str, float]:
-        trace = self.squares / (self.count - 1)
-        return {"variance": trace * tokens_per_group, "signal": float(self.mean @ self.mean) - trace / self.count}
+    @property
+    def variance(self) -> float:
+        """Trace of the covariance."""
+        count = len(self.squares)
+        return (sum(self.squares) - float(self.sum @ self.sum) / count) / (count - 1)
+
+    def over(self, other: "_Moments") -> dict[str, float]:
+        """Ratio of the variances, with the jackknife's standard error (of the mean squares: the means are small)."""
+        own, reference, count = sum(self.squares), sum(other.squares), len(self.squares)
+        pairs = zip(self.squares, other.squares, strict=True)
+        without = [(own - a) / (reference - b) for a, b in pairs]
+        mean = sum(without) / count
+        squared = (count - 1) / count * sum((ratio - mean) ** 2 for ratio in without)
+        return {"ratio": self.variance / other.variance, "standard_error": squared**0.5}

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 TURN_TOKENS = 4  # of a turn at most: three digits and what ends it
 MAX_COMPLETION = 2 * TURN_TOKENS + 3
-WARM_START_STEPS = 300
-_GAP_PROBABILITY = 0.7
+WARM_START_STEPS = 200
+_GAP_PROBABILITY = 0.9
 _NUMBER = re.compile(r"\d+")
 
 
