@@ -1,8 +1,9 @@
 r"""Process rewards on the list-sum task: every line is a step, and a rule checks it.
 
-A step is a line, so completions are cut at `"\n"` and `line_reward` gives 1 for a right line and 0 for a wrong one
-(`check_steps`), next to the outcome reward. `PROCESS_SETTINGS` holds the credit of `trl-drgrpo demo --process`; how
-the others do on this task is in `recipes/process_rewards.md`.
+A step is a line, so completions are cut at `"\n"` and `line_reward` gives 1 for a right line that gets the sum further
+and 0 for a wrong one (`check_steps`), next to the outcome reward. `PROCESS_SETTINGS` is what `trl-drgrpo demo
+--process` trains with, on the long list sums; what other rewards and baselines do there is in
+`recipes/process_rewards.md`.
 """
 
 from collections.abc import Sequence
@@ -14,8 +15,8 @@ from trl_drgrpo.process_rewards.step_verifiers import step_verifier
 
 PROCESS_SETTINGS: dict[str, Any] = {
     "step_separator": ["\n"],
-    "step_credit": "min_to_go",
-    "step_baseline": "pooled",
+    "step_credit": "return_to_go",
+    "step_baseline": "to_go",
 }
 
 
