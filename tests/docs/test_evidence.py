@@ -1,4 +1,4 @@
-"""What the documents say of the two biases is what the committed results say, to the last digit."""
+"""What the documents say of the studies is what the committed results say, to the last digit."""
 
 import json
 import re
@@ -7,12 +7,17 @@ from pathlib import Path
 import pytest
 
 from trl_drgrpo.cli.study import STUDIES
-from trl_drgrpo.labs.study import tabular_report, trajectory_report
+from trl_drgrpo.labs.study import credit_report, tabular_report, trajectory_report
+from trl_drgrpo.labs.study.credit_arms import ARMS
 from trl_drgrpo.labs.study.rungs import RUNGS
 
 ROOT = Path(__file__).parents[2]
-RESULTS = {study: ROOT / "recipes" / "results" / f"length_bias_{study}.json" for study in STUDIES}
-PAGE = (ROOT / "recipes" / "length_bias.md").read_text()
+RECIPES = ROOT / "recipes"
+FILES = {study: f"length_bias_{study}" for study in STUDIES} | {"credit": "credit"}
+RESULTS = {study: RECIPES / "results" / f"{FILES[study]}.json" for study in STUDIES}
+PAGES = {study: (RECIPES / "length_bias.md").read_text() for study in STUDIES} | {
+    "credit": (RECIPES / "process_rewards.md").read_text()
+}
 
 
 def read(study):
@@ -23,6 +28,8 @@ def tables(study):
     results = read(study)
     if study == "tabular":
         return [tabular_report.table(results), tabular_report.gradient_weight_table(results)]
+    if study == "credit":
+        return [credit_report.table(task, results) for task in results["settings"]]
     one_step = [trajectory_report.one_step_table(results, difference) for difference in (False, True)]
     rung = RUNGS[study]
     return [*one_step, trajectory_report.table(rung, results), trajectory_report.difference_table(rung, results)]
@@ -31,23 +38,33 @@ def tables(study):
 @pytest.mark.parametrize("study", STUDIES)
 def test_the_page_shows_the_tables_of_the_results(study):
     for table in tables(study):
-        assert table in PAGE
+        assert table in PAGES[study]
 
 
 @pytest.mark.parametrize("study", STUDIES)
 def test_results_say_where_they_come_from(study):
     results = read(study)
     assert results["command"].startswith(f"trl-drgrpo study {study} --seeds {STUDIES[study]}")
-    assert results["date"] in PAGE
+    assert results["date"] in PAGES[study]
     assert {"trl", "torch", "transformers", "trl-drgrpo"} <= results["versions"].keys()
     assert RESULTS[study].with_suffix(".png").stat().st_size > 10_000
-    assert f"results/{RESULTS[study].name}" in PAGE
+    assert f"results/{RESULTS[study].name}" in PAGES[study]
 
 
 @pytest.mark.parametrize("study", RUNGS)
 def test_every_arm_has_every_seed(study):
     runs = {(run["arm"], run["seed"]) for run in read(study)["runs"]}
     assert runs == {(arm, seed) for arm in RUNGS[study].arms for seed in range(STUDIES[study])}
+
+
+def test_the_study_of_credit_is_complete():
+    results = read("credit")
+    runs = {(run["task"], run["arm"], run["seed"]) for run in results["runs"]}
+    assert runs == {(task, arm, seed) for task in results["settings"] for arm in ARMS for seed in range(5)}
+    for task, sizes in results["settings"].items():
+        written = [sum(run["tokens_by_step"]) for run in results["runs"] if run["task"] == task]
+        assert sizes["tokens"] <= min(written) <= max(written) < 1.2 * sizes["tokens"]
+        assert f"{credit_report.title(task, results)}:" in PAGES["credit"]
 
 
 def test_intervals_in_the_readme_are_those_of_the_results():

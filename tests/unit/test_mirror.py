@@ -31,6 +31,11 @@ ELSEWHERE = {  # test file -> package files
     ),
     "unit/features/fast_path/test_packing.py": "features/fast_path/sharing",
     "unit/features/fast_path/test_window.py": "features/fast_path/metrics",
+    "unit/labs/study/test_credit.py": (
+        "labs/study/credit_arms labs/study/credit_report labs/study/credit_runs labs/study/credit_study "
+        "labs/study/credit_tasks labs/study/credit_variance"
+    ),
+    "unit/labs/study/test_guessing.py": "labs/study/sampling",
     "unit/labs/study/test_tabular.py": ("cli/study labs/study/intervals labs/study/tables labs/study/tabular_report"),
     "unit/labs/study/test_trajectories.py": "labs/study/provenance labs/study/rungs labs/study/trajectory_report",
     "unit/labs/test_check.py": "cli/check",
