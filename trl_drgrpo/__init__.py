@@ -5,11 +5,11 @@ Importing this package is cheap: names resolve on first use, so `import trl_drgr
 
 from typing import TYPE_CHECKING
 
-from trl_drgrpo.common.lazy import lazy_names
+from trl_drgrpo.common.lazy import attach
 from trl_drgrpo.common.moved import find_moved_modules
-from trl_drgrpo.common.version import __version__
 
 if TYPE_CHECKING:
+    from trl_drgrpo.common.version import __version__ as __version__
     from trl_drgrpo.config.config import DrGRPOConfig as DrGRPOConfig
     from trl_drgrpo.features.diagnostics.progress import ProgressCallback as ProgressCallback
     from trl_drgrpo.objective.advantages import group_advantages as group_advantages
@@ -24,36 +24,4 @@ if TYPE_CHECKING:
     from trl_drgrpo.upstream.seams import check_upstream as check_upstream
 
 find_moved_modules()
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        "DrGRPOConfig": "config.config",
-        "DrGRPOTrainer": "trainer",
-        "ProgressCallback": "features.diagnostics.progress",
-        "check_upstream": "upstream.seams",
-        "dr_grpo_loss": "objective.loss",
-        "group_advantages": "objective.advantages",
-        "lora_preset": "single_gpu.presets",
-        "preset_arguments": "single_gpu.presets",
-        "step_advantages": "objective.step_advantages",
-        "step_segmenter": "process_rewards.steps",
-        "step_token_advantages": "objective.step_advantages",
-        "write_report": "report",
-    },
-)
-
-__all__ = [
-    "DrGRPOConfig",
-    "DrGRPOTrainer",
-    "ProgressCallback",
-    "__version__",
-    "check_upstream",
-    "dr_grpo_loss",
-    "group_advantages",
-    "lora_preset",
-    "preset_arguments",
-    "step_advantages",
-    "step_segmenter",
-    "step_token_advantages",
-    "write_report",
-]
+attach(__name__)

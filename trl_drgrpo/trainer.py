@@ -38,7 +38,7 @@ from trl_drgrpo.objective.step_advantages import (
 from trl_drgrpo.objective.value_baseline import ValueBaseline
 from trl_drgrpo.process_rewards.calling import StepRewardFunc, StepScorer, process_only
 from trl_drgrpo.process_rewards.steps import StepSegmenter
-from trl_drgrpo.process_rewards.steps import step_segmenter as build_segmenter
+from trl_drgrpo.process_rewards.steps.separators import configured_segmenter
 from trl_drgrpo.rewards.contract import checked_reward, reward_name, without_frames
 from trl_drgrpo.single_gpu.adapters import choose_quantization, prepare_adapters
 from trl_drgrpo.single_gpu.memory.warning import MemoryWatch
@@ -51,6 +51,7 @@ from trl_drgrpo.upstream.batches import (
     TokenBatch,
     checked_advantages,
 )
+from trl_drgrpo.upstream.environments import EnvironmentTurns
 from trl_drgrpo.upstream.host import HostTrainer
 from trl_drgrpo.upstream.seams import require_seams
 from trl_drgrpo.upstream.weight_sync import sync_merged_layers
@@ -72,12 +73,15 @@ class DrGRPOTrainer(HostTrainer):
         model, reward_funcs, args, train_dataset, eval_dataset, processing_class, reward_processing_classes, callbacks,
         optimizers, quantization_config, peft_config, tools, rollout_func, environment_factory:
             As in [`trl.GRPOTrainer`]. `args` is a [`DrGRPOConfig`]; a plain [`trl.GRPOConfig`] is converted with
-            [`DrGRPOConfig.from_grpo_config`]. `peft_config` may be a [`lora_preset`].
+            [`DrGRPOConfig.from_grpo_config`]. `peft_config` may be a [`lora_preset`]. An environment may also define
+            `get_turn_rewards()`, a step reward per turn, with `on_turn_begin()` and `state_key()`: see
+            `recipes/process_rewards.md`.
         step_reward_funcs (`Callable` or list of them, *optional*, keyword only):
             Process rewards. Each is called as `f(prompts=, completions=, steps=, completion_ids=, step_ends=,
             trainer_state=, log_metric=, log_extra=, <dataset columns>)`, synchronous or asynchronous, and returns one
-            list of floats (or `None` entries) per completion, one per step. They work beside `reward_funcs` or alone;
-            `args` says how they become advantages (`step_credit`, `step_baseline`, the weights).
+            list of floats (or `None` entries) per completion, one per step; with environments it is passed
+            `environments=`, too. They work beside `reward_funcs` or alone; `args` says how they become advantages
+            (`step_credit`, `step_baseline`, the weights).
         step_segmenter ([`StepSegmenter`], *optional*, keyword only):
             Cuts completions into steps; built from `args.step_separator` by default.
         advantage_func (`Callable[[RolloutBatch], torch.Tensor]`, *optional*, keyword only):
@@ -153,7 +157,9 @@ class DrGRPOTrainer(HostTrainer):
     ):
         require_seams()
         args = dr_grpo_config(args, model)
-        reward_funcs, step_reward_funcs = _as_list(reward_funcs), _as_list(step_reward_funcs)
+        self.turns = EnvironmentTurns(self, environment_factory)
+        reward_funcs, given_step_funcs = _as_list(reward_funcs), _as_list(step_reward_funcs)
+        step_reward_funcs = [*given_step_funcs, *self.turns.step_reward_funcs]
         check_inputs(
             args,
             reward_funcs,
@@ -167,14 +173,19 @@ class DrGRPOTrainer(HostTrainer):
         init: Any = args.model_init_kwargs
         quantization_config = choose_quantization(model, peft_config, quantization_config, init)
         self.step_scorer: StepScorer | None = None
+        self.step_separator = args.separators(has_turns=bool(tools) or environment_factory is not None)
         if step_reward_funcs:
-            segmenter = step_segmenter or build_segmenter(args.step_spec)
-            self.step_scorer = StepScorer(step_reward_funcs, segmenter, args.step_reward_weights, args.on_reward_error)
-            if not reward_funcs and environment_factory is None:
+            segmenter = step_segmenter or configured_segmenter(self.step_separator)
+            weights = args.step_reward_weights
+            if weights is not None and len(weights) == len(given_step_funcs):
+                weights = [*weights, *[1.0] * len(self.turns.step_reward_funcs)]
+            self.step_scorer = StepScorer(step_reward_funcs, segmenter, weights, args.on_reward_error)
+            if not reward_funcs and not self.turns.has_outcome:
                 if args.process_role == "baseline":
                     remedy = "A baseline is subtracted from an outcome: pass reward_funcs, or take 'reward'."
                     raise InputError("process_role", "'baseline' without reward_funcs", "'reward'", remedy)
                 reward_funcs = [process_only]
+        self.turns.choose(self.step_scorer.segmenter if self.step_scorer else None, args)
         if advantage_func is not None and not callable(advantage_func):
             got = type(advantage_func).__name__
             raise InputError("advantage_func", got, "a function of a RolloutBatch", "Pass the function itself.")
@@ -187,7 +198,7 @@ class DrGRPOTrainer(HostTrainer):
         self.diagnostics, self.fast_path = Diagnostics(self), FastPath(self)
         self.resume, self.model_card = Resume(self), ModelCard(self)
         self.movement_watch = MovementWatch(self)
-        self.features = [self.resume, self.diagnostics, self.fast_path, self.model_card]
+        self.features = [self.resume, self.diagnostics, self.fast_path, self.model_card, self.turns]
         super().__init__(
             model=model,
             reward_funcs=[
@@ -205,7 +216,7 @@ class DrGRPOTrainer(HostTrainer):
             peft_config=peft_config,
             tools=tools,
             rollout_func=rollout_func,
-            environment_factory=environment_factory,
+            environment_factory=self.turns.factory,
             **parent_kwargs,
         )
         for i in range(len(reward_funcs), len(self.reward_funcs)):  # those that TRL added for environments
@@ -219,6 +230,8 @@ class DrGRPOTrainer(HostTrainer):
         for feature in self.features:
             self.add_callback(feature)
             feature.on_trainer_built()
+        if self.step_scorer:
+            self.step_scorer.on_trainer_built(self)
         self.add_callback(MemoryWatch())
         if args.max_completion_length is None and not self.use_vllm:
             self._fill_the_context()
@@ -304,9 +317,12 @@ class DrGRPOTrainer(HostTrainer):
             batch.rewards, batch.num_generations, cast(AdvantageBaseline, self.args.advantage_baseline)
         )
         if self.args.scale_by_running_std:
+            scale = (
+                self.reward_scale.std if self.reward_scale.count else None
+            )  # of earlier batches: independent of this
             if batch.training:
                 self.reward_scale.update(batch.rewards)
-            outcome = outcome / self.reward_scale.std
+            outcome = outcome / (scale or self.reward_scale.std)
         if batch.step_rewards is None or batch.step_ends is None:
             return outcome
         is_baseline = self.args.process_role == "baseline"
@@ -366,6 +382,7 @@ class DrGRPOTrainer(HostTrainer):
     def _scored_steps(self, scorer: StepScorer, rollouts: dict[str, Any]) -> dict[str, Any]:
         """The fields of [`RolloutBatch`] that step rewards fill."""
         tool_mask = rollouts["tool_mask"].tolist() if "tool_mask" in rollouts else None
+        scorer.on_rollouts(rollouts)
         with self.scoring():
             steps, metrics, columns = scorer.score_batch(self._batch, tool_mask, self.text_tokenizer, self.state)
         if self.args.step_baseline == "to_go" or self.args.process_role == "baseline":
@@ -373,7 +390,9 @@ class DrGRPOTrainer(HostTrainer):
         self.log_batch(metrics, columns)
         everywhere = self.gathered(list(zip(steps.rewards, steps.ends, strict=True)))  # a group may straddle ranks
         rewards, ends = ([list(row) for row in rows] for rows in zip(*everywhere, strict=True))
-        return {"steps": steps, "step_rewards": rewards, "step_ends": ends}
+        keys = self.turns.state_keys(steps)
+        state_keys = None if keys is None else self.gathered(keys)
+        return {"steps": steps, "step_rewards": rewards, "step_ends": ends, "state_keys": state_keys}
 
     def _refuse_infinite(self, rewards: torch.Tensor, field: str) -> None:
         """An error, or NaN in place of the value (in place, `rewards` is a view) for those who opted in."""

@@ -148,7 +148,7 @@ def measure(model, tokenizer, problems, seed, scorer=None):
         pairs = [pair for row in zip(scores, judged, strict=True) for pair in zip(*row, strict=True)]
         numbers["prm_reward"] = mean([score for score, _ in pairs])
         numbers["prm_bad_recall"] = mean([float(score < 0.5) for score, right in pairs if not right])
-    if samples := [text for text, right in zip(measured.texts, measured.right, strict=True) if not right][:2]:
+    if samples := [text for text, right in zip(measured.texts, measured.correct, strict=True) if not right][:2]:
         numbers["wrong_samples"] = samples
     return numbers
 

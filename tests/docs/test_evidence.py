@@ -106,6 +106,15 @@ def test_the_readme_quotes_the_check():
     assert " and ".join(f"{value:.1f}" for value in controls) in row
 
 
+def test_the_readme_quotes_the_check_of_the_credit():
+    (row,) = evidence()["recipes/results/check_credit.json"]
+    found = json.loads((ROOT / "recipes/results/check_credit.json").read_text())
+    assert found["passed"] is True
+    exact = [case["difference"] for case in found["credit"] if not case["control"]]
+    controls = [case["difference"] for case in found["credit"] if case["control"]]
+    assert f"at most {max(exact):.1e}; published constructions by {min(controls):.0%} to {max(controls):.0%}" in row
+
+
 def test_the_readme_quotes_the_demo():
     (row,) = evidence()["recipes/results/demo.json"]
     runs = json.loads((ROOT / "recipes/results/demo.json").read_text())["runs"]

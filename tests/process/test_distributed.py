@@ -26,7 +26,11 @@ def difference(first, second):
 
 
 @pytest.mark.parametrize(
-    "mode", ["process", *[pytest.param(m, marks=pytest.mark.slow) for m in ("group_mean", "leave_one_out")]]
+    "mode",
+    [
+        "process",
+        *[pytest.param(m, marks=pytest.mark.slow) for m in ("group_mean", "leave_one_out", "baseline", "turns")],
+    ],
 )
 def test_two_processes_train_like_one(mode, tmp_path):
     one, two = run((tmp_path / "one.pt", 1, mode), (tmp_path / "two.pt", 2, mode))

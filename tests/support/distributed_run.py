@@ -14,6 +14,8 @@ import traceback
 
 import torch
 from datasets import Dataset
+from trl.chat_template_utils import qwen3_chat_template
+from walk import Scripted, Walk
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
 from trl_drgrpo.common.errors import InputError
@@ -60,8 +62,19 @@ def build(output, processes, mode):
     tokenizer = tiny_tokenizer()
     model = in_double_precision(tiny_model(tokenizer))
     per_step = {"steps_per_generation": 2, "save_strategy": "steps", "save_steps": 1} if mode == "resume" else {}
+    if mode == "baseline":
+        per_step = {"process_role": "baseline"}
+    if mode == "turns":
+        per_step = {"max_completion_length": 512, "loss_normalizer": 12}
     accumulation = 3 if mode.startswith("uneven") else 1  # three micro-batches, of which few are needed
-    trainer = DrGRPOTrainer(
+    data = Dataset.from_dict({"prompt": [f"{i}+{i * i}=" for i in range(9)]})
+    generation: dict = {"rollout_func": fixed_rollouts}
+    if mode == "turns":
+        tokenizer.chat_template = qwen3_chat_template
+        model.config.max_position_embeddings = 4096  # the tools' description comes with the prompt
+        data = Dataset.from_list([{"prompt": [{"role": "user", "content": f"Walk {i}."}]} for i in range(9)])
+        generation = {"environment_factory": Walk}
+    trainer = (Scripted if mode == "turns" else DrGRPOTrainer)(
         model=model,
         reward_funcs=uneven_reward if mode.startswith("uneven") else reward,
         args=DrGRPOConfig(
@@ -73,14 +86,14 @@ def build(output, processes, mode):
             max_steps=4,
             advantage_baseline="leave_one_out" if mode == "leave_one_out" else "group_mean",
             scale_by_running_std=True,
-            step_separator=["tokens:2"],
+            step_separator=None if mode == "turns" else ["tokens:2"],
             right_threshold=1.0,
             record_groups=2,
         ),
-        train_dataset=Dataset.from_dict({"prompt": [f"{i}+{i * i}=" for i in range(9)]}),
+        train_dataset=data,
         processing_class=tokenizer,
-        rollout_func=fixed_rollouts,
-        step_reward_funcs=step_reward if mode == "process" else None,
+        **generation,
+        step_reward_funcs=step_reward if mode in ("process", "baseline") else None,
     )
     if trainer.accelerator.num_processes != processes:
         raise SystemExit(f"{trainer.accelerator.num_processes} processes, expected {processes}")

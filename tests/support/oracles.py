@@ -106,12 +106,11 @@ def compared_from_the_same_step(step_rewards, step_ends, mask, num_generations, 
     for i, row in enumerate(step_rewards):
         first = i - i % num_generations
         others = [step_rewards[j] for j in range(first, first + num_generations) if j != i]
-        others = [other for other in others if not other or any(map(scorable, other))]
         result.append([])
         for t, is_trained in enumerate(mask[i]):
             ahead = [k for k in range(len(row)) if step_ends[i][k] >= t]
             value = 0.0
-            if is_trained and ahead and any(map(scorable, row)) and (others or baseline == "none"):
+            if is_trained and ahead and (others or baseline == "none"):
                 value = earned_from(row, ahead[0], credit)
                 if baseline == "to_go":
                     value -= sum(earned_from(other, ahead[0], credit) for other in others) / len(others)

@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import re
 import statistics
 
 BUCKETS = ("0", "0-25", "25-50", "50-75", "75-100", "100")
@@ -231,3 +232,8 @@ def write_hostile(folder):
     write_lines(log / "completions.jsonl", [line])
     write_lines(log / "warnings.jsonl", [{"step": 3, "time": START, "cause": HOSTILE[0], "message": HOSTILE[1]}])
     return folder
+
+
+def data_of(page):
+    """The JSON inside an HTML report."""
+    return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)[1])

@@ -4,14 +4,15 @@ One run of one step is shared. Batches given by hand then go through the hooks o
 """
 
 import contextlib
+import copy
 from pathlib import Path
 from types import SimpleNamespace
 
 import oracles
 import pytest
 import torch
-
 from runs import short_run, train
+
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer, dr_grpo_loss
 from trl_drgrpo.common.errors import RewardError
 from trl_drgrpo.objective.advantages import RunningRewardScale
@@ -141,7 +142,13 @@ def test_the_running_scale_is_one_number_for_all_and_learns_from_training_only(t
     with swapped(trained, reward_scale=RunningRewardScale()), swapped(trained.args, scale_by_running_std=True):
         scaled = credit(column(rewards))
         std = torch.tensor(rewards).std().item()
-        torch.testing.assert_close(scaled * std, credit(column(rewards), scale_by_running_std=False))
+        plain = credit(column(rewards), scale_by_running_std=False)
+        torch.testing.assert_close(scaled * std, plain)  # the first batch: by its own
+        other = [10.0 * reward for reward in rewards]
+        with swapped(trained, reward_scale=copy.deepcopy(trained.reward_scale)):
+            # later ones by the batches before them, which this batch cannot change
+            torch.testing.assert_close(credit(column(other)) * std, 10.0 * plain)
+            assert trained.reward_scale.count == 16
         trained.add_to_log(logs)
         assert logs["drgrpo/reward_scale"] == pytest.approx(std)
         trained.model.eval()

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from runs import short_run
 from transformers import AutoModelForCausalLM, TrainerCallback
 
-from runs import short_run
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer, ProgressCallback
 from trl_drgrpo.features.resume.checkpoints import newest_complete_checkpoint
 from trl_drgrpo.labs.check.tiny import tiny_model

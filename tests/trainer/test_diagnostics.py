@@ -10,9 +10,9 @@ from pathlib import Path
 import pandas
 import pytest
 import torch
+from runs import assert_same_weights, train, weights
 from transformers import HfArgumentParser, TrainerCallback
 
-from runs import assert_same_weights, train, weights
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
 from trl_drgrpo.cli import flags, values
 from trl_drgrpo.common.errors import InputError, RewardError
@@ -139,11 +139,16 @@ def test_step_rewards_mark_the_spans(settings, prompts, tokenizer):
 
 
 @pytest.mark.parametrize(
-    ("own", "recorded"), [({}, ["tokens:3"]), ({"step_segmenter": step_segmenter("tokens:5")}, "'tokens:5'")]
+    ("separator", "own", "recorded"),
+    [
+        (None, {}, ["\n\n"]),
+        (["tokens:3"], {}, ["tokens:3"]),
+        (["tokens:3"], {"step_segmenter": step_segmenter("tokens:5")}, "'tokens:5'"),
+    ],
 )
-def test_the_run_log_names_the_segmenter_that_was_used(settings, prompts, tokenizer, own, recorded):
+def test_the_run_log_names_the_segmenter_that_was_used(settings, prompts, tokenizer, separator, own, recorded):
     arguments = {"step_reward_funcs": step_reward, **own}
-    run(settings, prompts, tokenizer, trainer_arguments=arguments, step_separator=["tokens:3"], max_steps=1)
+    run(settings, prompts, tokenizer, trainer_arguments=arguments, step_separator=separator, max_steps=1)
     assert read(settings, "run.json")["objective"]["step_separator"] == recorded
 
 

@@ -13,9 +13,9 @@ from huggingface_hub import ModelCard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from peft import LoraConfig, get_peft_model
+from runs import short_run, train
 from tiny_bases import nf4
 
-from runs import short_run, train
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
 from trl_drgrpo.common.secrets import is_secret, redacted, scrubbed
 from trl_drgrpo.features.diagnostics.run_facts import run_facts
@@ -185,7 +185,7 @@ def test_what_else_changes_the_objective(settings, prompts, tokenizer, reward):
             return super()._compute_loss(model, inputs)
 
     trainer = built(
-        {**settings, "deepseekmath_step_std": True},
+        {**settings, "deepseekmath_step_std": True, "step_baseline": "deepseekmath"},
         prompts,
         tokenizer,
         reward,
@@ -197,6 +197,11 @@ def test_what_else_changes_the_objective(settings, prompts, tokenizer, reward):
     notes = " ".join(objective.notes)
     assert "vLLM importance ratios (sequence_mask, -inf to 3) weigh the policy term." in notes
     assert "its own _compute_loss in the place of TRL's" in notes
+    assert "own" not in (trainer.own_advantages or "")
+    trainer.advantage_func = step_reward
+    assert "Advantages are computed by the run's own advantage_func 'step_reward'" in " ".join(
+        objective_of(trainer).notes
+    )
     assert "divided by the group's standard deviation, as in arXiv 2402.03300" in notes
     credit = "A_it(process) = (sum over steps k that end at or after t of (s_ik - b)) / group std"
     assert credit in objective.formula

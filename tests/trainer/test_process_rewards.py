@@ -2,13 +2,15 @@
 
 import pytest
 import torch
-from runs import train
-from transformers import Qwen2Config, Qwen2ForTokenClassification
+from peft import LoraConfig
+from runs import length_reward, train
+from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForTokenClassification
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.process_rewards import (
     MonteCarloScorer,
+    PolicyLogRatio,
     TokenClassificationScorer,
     TrainerRollouts,
     TransformersRollouts,
@@ -63,22 +65,18 @@ def test_monte_carlo_values_drive_training(reward, run, tokenizer, model):
 
 
 def test_the_trainers_own_policy_rolls_out(settings, prompts, tokenizer):
-    rollouts = TrainerRollouts(batch_size=6)
+    rollouts = TrainerRollouts(batch_size=6)  # the trainer introduces itself
     scorer = MonteCarloScorer(rollouts, odd_length, k=4, tokenizer=tokenizer)
     seen = []
 
-    class Bound(DrGRPOTrainer):
-        def __init__(self, *args, **kwargs):
-            super().__init__(*args, **kwargs)
-            rollouts.trainer = self
-
+    class Watched(DrGRPOTrainer):
         def sample_completions(self, prompt_ids, num_generations):
             sampled = super().sample_completions(prompt_ids, num_generations)
             seen.append((prompt_ids, num_generations, sampled))
             return sampled
 
     values = {**settings, "step_separator": ["tokens:4"], "max_steps": 2}
-    trainer = train(Bound, DrGRPOConfig, values, prompts, tokenizer, None, step_reward_funcs=[scorer])
+    trainer = train(Watched, DrGRPOConfig, values, prompts, tokenizer, None, step_reward_funcs=[scorer])
     assert all(norm > 0 for norm in logged(trainer, "grad_norm"))
     for prompt_ids, num_generations, sampled in seen:
         assert num_generations == 4
@@ -115,6 +113,58 @@ def test_processes_make_the_same_calls(tokenizer):
     one_step = {"steps": [("a",)], "completion_ids": [[64]], "step_ends": [[0]]}
     assert scorer(["p"], ["a"], **one_step) == [[1.0]]  # nothing to roll out here, but the other process has
     assert [len(rows) for rows in calls] == [4, 4, 4]
+
+
+class Watched(PolicyLogRatio):
+    """Keeps what it gave, and what summing log-probabilities by hand gives under the policy and the first weights."""
+
+    def __init__(self, first):
+        super().__init__(beta=0.5)
+        self.first, self.pairs = first.eval(), []
+
+    @torch.no_grad()
+    def __call__(self, steps, step_ends, **kwargs):
+        rollouts, model = self._rollouts, self._trainer.model
+        rewards = super().__call__(steps, step_ends, **kwargs)
+        assert model.training  # as it was
+        for row, ends in enumerate(step_ends):
+            prompt = rollouts["prompt_ids"][row][rollouts["prompt_mask"][row].bool()]
+            completion = rollouts["completion_ids"][row][rollouts["completion_mask"][row].bool()]
+            ids = torch.cat([prompt, completion])[None]
+            ratio = 0
+            for sign, each in ((1, model.eval()), (-1, self.first)):
+                logits = each(input_ids=ids).logits[0, len(prompt) - 1 : -1] / self._trainer.temperature
+                ratio = ratio + sign * logits.log_softmax(-1).gather(1, completion[:, None])[:, 0]
+            model.train()
+            starts = [0, *(end + 1 for end in ends)]
+            by_hand = [ratio[start : end + 1].sum().item() for start, end in zip(starts, ends, strict=False)]
+            self.pairs += list(zip(rewards[row], [self.beta * total for total in by_hand], strict=True))
+        return rewards
+
+
+@pytest.mark.parametrize("reference", ["a copy", "TRL's", "without the adapter"])
+def test_the_policys_log_ratio_to_what_it_began_as(reference, settings, prompts, tokenizer, saved_model):
+    """One run per way in which the trainer has a reference; the first batch is all zeros, the later ones are not."""
+    scorer = Watched(AutoModelForCausalLM.from_pretrained(saved_model))
+    values = {**settings, "step_separator": ["tokens:4"], "beta": 0.1 if reference == "TRL's" else 0.0}
+    lora = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM", lora_dropout=0.5)
+    adapter = lora if reference == "without the adapter" else None
+    trainer = train(
+        DrGRPOTrainer,
+        DrGRPOConfig,
+        values,
+        prompts,
+        tokenizer,
+        length_reward,
+        model=saved_model,
+        step_reward_funcs=[scorer],
+        peft_config=adapter,
+    )
+    given, by_hand = (torch.tensor(each) for each in zip(*scorer.pairs, strict=True))
+    assert given == pytest.approx(by_hand, abs=2e-4)
+    assert given[: len(given) // 4].abs().max() < 1e-5
+    assert given.abs().max() > 1e-2
+    assert len(logged(trainer, "process_rewards/policy_log_ratio/mean")) == 3
 
 
 def test_rollouts_without_a_trainer_or_without_ids(tokenizer):

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 from peft import LoraConfig
-
 from runs import assert_same_weights, length_reward, train, weights
+
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
 from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.labs.check.tiny import tiny_model
@@ -69,11 +69,14 @@ def test_evaluation_scores_steps_too(settings, prompts, tokenizer):
     assert metrics["eval_process/steps_mean"] > 1
 
 
-def test_a_resumed_run_ends_like_an_uninterrupted_one(settings, prompts, tokenizer):
-    settings = {**settings, "steps_per_generation": 4, "max_steps": 2, "save_strategy": "steps", "save_steps": 1}
-    whole = process(settings, prompts, tokenizer)
+@pytest.mark.parametrize("role", ["reward", "baseline"])
+def test_a_resumed_run_ends_like_an_uninterrupted_one(role, settings, prompts, tokenizer, reward):
+    settings = {**settings, "max_steps": 3, "save_strategy": "steps", "save_steps": 1, "process_role": role}
+    reward = reward if role == "baseline" else None
+    whole = process(settings, prompts, tokenizer, reward)
     resumed = DrGRPOTrainer(
         tiny_model(tokenizer),
+        reward,
         args=DrGRPOConfig(**{"step_separator": ["tokens:3"], **settings}),
         train_dataset=prompts,
         processing_class=tokenizer,
@@ -81,6 +84,8 @@ def test_a_resumed_run_ends_like_an_uninterrupted_one(settings, prompts, tokeniz
     )
     resumed.train(resume_from_checkpoint=f"{settings['output_dir']}/checkpoint-1")
     assert_same_weights(weights(resumed), weights(whole))
+    assert resumed.value_baseline.state_dict() == whole.value_baseline.state_dict()
+    assert (whole.value_baseline.squares > 0) == (role == "baseline")
 
 
 def test_metrics_and_the_table_of_completions(settings, prompts, tokenizer, reward):

@@ -1,7 +1,8 @@
 """`trl-drgrpo check`: does Dr. GRPO come out right in *this* environment?
 
-Lists the seams of TRL that the package relies on, then trains a tiny model over a matrix of settings and compares loss
-and gradient with the written-down objective in float64. No download, no accelerator, about fifteen seconds.
+Lists the seams of TRL that the package relies on, trains a tiny model over a matrix of settings and compares loss and
+gradient with the written-down objective in float64, then enumerates small policies and compares the expected gradient
+of the package's credit with the exact one. No download, no accelerator, about half a minute.
 """
 
 import argparse
@@ -20,7 +21,9 @@ _PACKAGES = ("trl-drgrpo", "trl", "transformers", "torch", "peft", "accelerate")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of `trl-drgrpo check`."""
-    parser.add_argument("--full", action="store_true", help="all 48 combinations of the matrix, about a minute")
+    parts = parser.add_mutually_exclusive_group()
+    parts.add_argument("--full", action="store_true", help="all 48 combinations of the matrix, about a minute")
+    parts.add_argument("--credit", action="store_true", help="the enumerated expected gradients only, seconds")
     parser.add_argument("--json", action="store_true", help="print the results as JSON instead of a table")
 
 
@@ -42,12 +45,15 @@ def run(args: argparse.Namespace) -> int:
         return _finish(report, args.json, "A seam has moved: nothing further was run.")
 
     with _quiet_on_one_thread():
-        results = _run_matrix(args)
-    report["cases"] = [result.as_dict() for result in results]
-    report["passed"] = all(result.passed for result in results)
-    failed = sum(not result.passed for result in results)
+        for part, run_part in (("cases", _run_matrix), ("credit", _run_credit)):
+            if part == "credit" or not args.credit:
+                report[part] = [result.as_dict() for result in run_part(args)]
+    results = [result for part in ("cases", "credit") for result in report.get(part, [])]
+    failed = sum(not result["passed"] for result in results)
+    report["passed"] = failed == 0
+    proven = "step credit is unbiased" if args.credit else "the trainer computes Dr. GRPO"
     verdict = (
-        f"{len(results)} of {len(results)} cases as they should be: the trainer computes Dr. GRPO here."
+        f"{len(results)} of {len(results)} cases as they should be: {proven} here."
         if report["passed"]
         else f"{failed} of {len(results)} cases FAILED: do not trust runs in this environment."
     )
@@ -99,6 +105,24 @@ def _run_matrix(args: argparse.Namespace) -> list[Any]:
         )
 
     return run_check(args.full, on_result=show)
+
+
+def _run_credit(args: argparse.Namespace) -> list[Any]:
+    from trl_drgrpo.labs.check.credit import CreditResult, run_credit_check
+
+    if args.json:
+        return run_credit_check()
+    print("\nExpected gradient of the credit, enumerated, against the exact one (|difference|, relative;")
+    print("  for constructions that must differ: what is left of it at the best of all learning rates)")
+
+    def show(result: CreditResult) -> None:
+        print(
+            f"  {_mark(result.passed)} {result.environment:26} {result.difference:9.1e}  {result.credit}"
+            f"{' (must differ)' if result.control else ''}",
+            flush=True,
+        )
+
+    return run_credit_check(on_result=show)
 
 
 def _mark(passed: bool) -> str:

@@ -11,10 +11,9 @@ import re
 import sys
 import traceback
 from contextlib import AbstractContextManager
-from difflib import get_close_matches
 from typing import Any, NoReturn
 
-from trl_drgrpo.common.errors import InputError, RewardError
+from trl_drgrpo.common.errors import InputError, RewardError, did_you_mean
 
 EXIT_INPUT_ERROR = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
@@ -34,10 +33,8 @@ class Parser(argparse.ArgumentParser):
         field, colon, problem = message.removeprefix("argument ").partition(": ")
         if choice := re.fullmatch(r"invalid choice: (.+) \(choose from (.+)\)", problem):
             choices = [name.strip("' ") for name in choice[2].split(",")]
-            near = get_close_matches(choice[1].strip("'"), choices, n=1, cutoff=0.5)
-            raise InputError(
-                field, choice[1], f"one of {', '.join(choices)}", f"Did you mean {near[0]}?" if near else remedy
-            )
+            remedy = did_you_mean(choice[1].strip("'"), choices, remedy)
+            raise InputError(field, choice[1], f"one of {', '.join(choices)}", remedy)
         if value := re.fullmatch(r"invalid (int|float) value: (.+)", problem):
             expected = {"int": "a whole number", "float": "a number"}[value[1]]
             raise InputError(field, value[2], expected, remedy)
@@ -48,24 +45,14 @@ class Parser(argparse.ArgumentParser):
 
 
 def refuse_unknown(unknown: list[str], parser: argparse.ArgumentParser) -> None:
-    """
-    Raises for the first argument that the parser did not know.
-
-    Args:
-        unknown (`list[str]`): What `parse_known_args` left over.
-        parser (`argparse.ArgumentParser`): The parser of the chosen subcommand; the nearest flag is one of its.
-
-    Raises:
-        [`InputError`]: If `unknown` is not empty.
-    """
+    """Refuses the first argument that `parse_known_args` left over; the nearest flag is one of `parser`."""
     if not unknown:
         return
     flags = [option for option in parser._option_string_actions if option.startswith("--")]
     first = next((token for token in unknown if token.startswith("-")), unknown[0])
     name = first.split("=", 1)[0]
-    remedy = f"`{parser.prog} --help` lists the flags."
-    if near := get_close_matches(name.replace("-", "_").replace("__", "--", 1), flags, n=1, cutoff=0.7):
-        remedy = f"Did you mean {near[0]}?"
+    spelled = name.replace("-", "_").replace("__", "--", 1)
+    remedy = did_you_mean(spelled, flags, f"`{parser.prog} --help` lists the flags.", cutoff=0.7)
     got = "an unknown flag" if name.startswith("-") else "a value that belongs to no flag"
     raise InputError(name, got, f"a flag of {parser.prog}", remedy)
 

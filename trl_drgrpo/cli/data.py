@@ -70,20 +70,8 @@ def load_data(
 
 
 def take_split(splits: Mapping[Any, AnyDataset], split: str, source: str) -> AnyDataset:
-    """
-    One split of what [`load_data`] returned.
-
-    Args:
-        splits (`Mapping`): The dict of splits.
-        split (`str`): The name of the one wanted.
-        source (`str`): Where they come from, for the message.
-
-    Returns:
-        [`~datasets.Dataset`] or [`~datasets.IterableDataset`].
-
-    Raises:
-        [`InputError`]: If there is no such split, or no row in it.
-    """
+    """One split of what [`load_data`] returned; `source` is for the message. Refuses a split that is missing or
+    empty."""
     if split not in splits:
         found = ", ".join(map(str, splits)) or "none"
         remedy = "Name one of them as dataset_train_split or dataset_test_split"
@@ -102,18 +90,9 @@ def take_split(splits: Mapping[Any, AnyDataset], split: str, source: str) -> Any
 
 def check_prompts(dataset: "Dataset | IterableDataset", source: str) -> list[str]:
     """
-    Checks that a dataset has prompts that TRL can read: a column `prompt` of text or of messages.
+    The column names of a split, whose column `prompt` must hold text or messages.
 
-    Args:
-        dataset ([`~datasets.Dataset`] or [`~datasets.IterableDataset`]): One split with at least one row. Every row is
-            looked at; of a stream, those that [`check_prompt_values`] reads.
-        source (`str`): Where it comes from, for the message.
-
-    Returns:
-        `list[str]`: The column names.
-
-    Raises:
-        [`InputError`]: If there is no such column, or something else in it.
+    Looks at every row; of a stream, at those that [`check_prompt_values`] reads. `source` is for the message.
     """
     row = first_row(dataset) or {}
     columns = list(dataset.column_names or row)
@@ -133,19 +112,7 @@ def check_prompts(dataset: "Dataset | IterableDataset", source: str) -> list[str
 
 
 def rename_columns(dataset: Any, renamings: list[str]) -> Any:
-    """
-    Renames columns.
-
-    Args:
-        dataset ([`~datasets.Dataset`] or [`~datasets.IterableDataset`]): One split.
-        renamings (`list[str]`): Each `old=new`.
-
-    Returns:
-        The dataset with its columns renamed.
-
-    Raises:
-        [`InputError`]: If a renaming is malformed, its column is missing, or its new name is taken.
-    """
+    """Renames columns, each `old=new`. Refuses a malformed renaming, a missing column and a name that is taken."""
     for renaming in renamings:
         old, equals, new = renaming.partition("=")
         columns = list(dataset.column_names or first_row(dataset) or {})
@@ -221,14 +188,7 @@ def _list_sum(source: str, options: dict[str, str]) -> dict[str, "Dataset"]:
 
 
 def check_source(source: str) -> None:
-    """Checks, without importing anything, that a source that is meant to be local exists and can be read by its name.
-
-    Args:
-        source (`str`): As for [`load_data`].
-
-    Raises:
-        [`InputError`]: If a path does not exist or its file type is not supported.
-    """
+    """Checks, without importing anything, that a local source of [`load_data`] exists and is of a supported type."""
     if source.startswith(_GENERATED) or is_hub_id(source):
         return
     path = Path(source).expanduser()

@@ -10,7 +10,7 @@ import sys
 import warnings
 from pathlib import Path
 
-EXIT_LEARNT, EXIT_NOT_LEARNT, EXIT_INTERRUPTED = 0, 1, 130
+EXIT_LEARNED, EXIT_NOT_LEARNED, EXIT_INTERRUPTED = 0, 1, 130
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,9 +72,9 @@ def run(args: argparse.Namespace) -> int:
             f"the demo claims at least +{REQUIRED_GAIN_POINTS:.0f}.",
             highlight=False,
         )
-        return EXIT_NOT_LEARNT
-    results.print(f"\nLearnt: sampled accuracy {result.gain_points:+.1f} points in {seconds:.0f} s.", highlight=False)
-    return EXIT_LEARNT
+        return EXIT_NOT_LEARNED
+    results.print(f"\nLearned: sampled accuracy {result.gain_points:+.1f} points in {seconds:.0f} s.", highlight=False)
+    return EXIT_LEARNED
 
 
 def stay_offline_and_quiet() -> None:

@@ -80,15 +80,8 @@ class Unread:
 
 @functools.cache
 def read_flags() -> dict[str, Flag]:
-    """
-    All keys of `trl-drgrpo train`.
-
-    Returns:
-        `dict[str, Flag]`: By name, in the order of the dataclasses and of their fields.
-
-    Raises:
-        [`UpstreamError`]: If two dataclasses declare the same key (TRL's parser refuses that too).
-    """
+    """All keys of `trl-drgrpo train`, in the order of the dataclasses and of their fields. As in TRL's parser, no two
+    dataclasses may declare the same key."""
     flags: dict[str, Flag] = {}
     for name in DATACLASSES:
         for flag in dataclass_flags(name).values():
@@ -108,18 +101,8 @@ def dataclass_flags(name: str) -> dict[str, Flag]:
 
 
 def read_source(name: str) -> dict[str, Flag]:
-    """
-    The keys of one dataclass and its bases, from their source files.
-
-    Args:
-        name (`str`): A class named in this module's table of files.
-
-    Returns:
-        `dict[str, Flag]`: By name, in dataclass order: bases first, an overridden field keeps its place.
-
-    Raises:
-        `LookupError`: If a class or one of its bases is not where this module expects it.
-    """
+    """The keys of one dataclass from the source files of it and its bases. Bases come first, an overridden field keeps
+    its place. `LookupError`: a class is not where this module expects it."""
     return {key: dataclasses.replace(flag, dataclass=name) for key, flag in _class_flags(name).items()}
 
 

@@ -54,15 +54,7 @@ class Job:
 
 
 def check_given(given: dict[str, Any]) -> None:
-    """
-    Checks what needs no import: model, data and checkpoint are named and, where local, exist.
-
-    Args:
-        given (`dict[str, Any]`): The values from recipe and flags, typed.
-
-    Raises:
-        [`InputError`]: For the first thing that is missing.
-    """
+    """Checks what needs no import: model, data and checkpoint are named and, where local, exist."""
     _check_model(given.get("model_name_or_path"))
     if given.get("preset") is not None:
         check_preset(given["preset"], given)
@@ -118,19 +110,8 @@ def _check_start(given: dict[str, Any], output_dir: Path) -> None:
 
 
 def prepare(given: dict[str, Any]) -> Job:
-    """
-    Builds the dataclasses, resolves rewards, loads data, and checks that they fit. Loads no model.
-
-    Args:
-        given (`dict[str, Any]`): The values from recipe and flags, typed, after [`check_given`].
-
-    Returns:
-        [`Job`].
-
-    Raises:
-        [`InputError`]: For values that contradict each other, a reward or dataset that cannot be had, or a reward that
-            needs a column the dataset does not have.
-    """
+    """Builds the dataclasses, resolves rewards, loads data, and checks that they fit. Loads no model. `given` has
+    passed [`check_given`]."""
     given = dict(given)
     preset = preset_values(given["preset"], given) if given.get("preset") is not None else {}
     job = Job(given, *(_build(name, {**preset, **given}) for name in flags.DATACLASSES), preset=preset)
@@ -221,15 +202,7 @@ def _load_mixture(job: Job) -> Any:
 
 
 def build_trainer(job: Job) -> Any:
-    """
-    The trainer of a job: the model is loaded, nothing is trained.
-
-    Args:
-        job ([`Job`]): What [`prepare`] put together.
-
-    Returns:
-        [`~trl_drgrpo.DrGRPOTrainer`].
-    """
+    """The trainer of a job: the model is loaded, nothing is trained."""
     from trl import get_peft_config, get_quantization_config  # pyright: ignore[reportPrivateImportUsage]
 
     from trl_drgrpo.trainer import DrGRPOTrainer
@@ -252,13 +225,8 @@ def train(job: Job) -> dict[str, Any]:
     """
     Trains, saves, and pushes if asked to.
 
-    Args:
-        job ([`Job`]): What to run.
-
-    Returns:
-        `dict[str, Any]`: `output_dir`, `steps` (optimizer steps done, in total), and where logged `reward_first`,
-        `reward_last` (mean rewards over the first and the last logging interval), `eval_reward_first` and
-        `eval_reward_last` (at the first and the last evaluation).
+    Returns `output_dir`, `steps` (optimizer steps done, in total), and where logged `reward_first`, `reward_last`
+    (mean rewards over the first and the last logging interval), `eval_reward_first` and `eval_reward_last`.
     """
     import transformers
     from packaging.version import Version

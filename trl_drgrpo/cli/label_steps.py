@@ -13,7 +13,7 @@ from trl_drgrpo.cli import console
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.folders import check_writable
 from trl_drgrpo.common.hub_errors import check_local
-from trl_drgrpo.common.ranges import refuse_out_of_range
+from trl_drgrpo.common.ranges import refuse_out_of_range, refuse_outside, whole
 from trl_drgrpo.common.rows import prompt_problem
 
 
@@ -49,8 +49,7 @@ def run(args: argparse.Namespace) -> int:
 
     refuse_out_of_range(vars(args))
     for field in ("rollouts", "completions", "max_new_tokens", "batch_size"):
-        if getattr(args, field) < 1:
-            raise InputError(field, str(getattr(args, field)), "at least 1", "Give a positive number.")
+        refuse_outside(field, getattr(args, field), whole(1, remedy="Give a positive number."))
     check_writable("output", str(Path(args.output).parent))
     if Path(args.output).is_dir():
         raise InputError("output", f"{args.output}, a folder", "a JSON Lines file to write", "Name a file in it.")

@@ -13,10 +13,9 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from difflib import get_close_matches
 
 from trl_drgrpo.cli import console
-from trl_drgrpo.common.errors import DiskFullError, InputError, PushError, UpstreamError
+from trl_drgrpo.common.errors import DiskFullError, InputError, PushError, UpstreamError, did_you_mean
 from trl_drgrpo.common.version import __version__
 
 SUBCOMMANDS = {
@@ -35,15 +34,8 @@ SUBCOMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """
-    Runs the command line.
-
-    Args:
-        argv (`Sequence[str]`, *optional*): Arguments without the program's name. Defaults to `sys.argv[1:]`.
-
-    Returns:
-        `int`: The exit code (see the module docstring). `--help` and `--version` exit by `SystemExit(0)`.
-    """
+    """Runs the command line and returns the exit code (see the module docstring). `--help` exits by
+    `SystemExit(0)`."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         args = _parse(arguments)
@@ -72,8 +64,9 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     commands = parser.add_subparsers(dest="command", metavar="{" + ",".join(SUBCOMMANDS) + "}")
     chosen = next((token for token in arguments if not token.startswith("-")), None)
     if chosen is not None and chosen not in SUBCOMMANDS:
-        near = get_close_matches(chosen, SUBCOMMANDS, n=1, cutoff=0.6)
-        remedy = f"Did you mean `trl-drgrpo {near[0]}`?" if near else "`trl-drgrpo --help` describes them."
+        remedy = did_you_mean(
+            chosen, SUBCOMMANDS, "`trl-drgrpo --help` describes them.", cutoff=0.6, form="`trl-drgrpo {}`"
+        )
         raise InputError("command", repr(chosen), f"one of {', '.join(SUBCOMMANDS)}", remedy)
     subparsers = {
         name: commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")

@@ -9,16 +9,7 @@ from trl_drgrpo.single_gpu.memory.sizes import readable
 
 
 def table(name: str, memory: int, proposal: Proposal) -> str:
-    """Components down, phases across; the phase that decides is marked.
-
-    Args:
-        name (`str`): The model.
-        memory (`int`): Bytes of the device.
-        proposal ([`Proposal`]): What was planned.
-
-    Returns:
-        `str`: Lines without a last line break.
-    """
+    """Components down, phases across; the phase that decides is marked. `memory`: bytes of the device."""
     estimate = proposal.estimate
     rows = list(dict.fromkeys(part for phase in estimate.phases for part in phase.parts))
     heads = [f"{phase.name}{'*' if phase is estimate.peak else ''}" for phase in estimate.phases]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from typing import Any
 
-from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.errors import InputError, did_you_mean
 
 SLOT = "{prompt}"
 _SLOTS = re.compile(r"\{\{([A-Za-z_]\w*)\}\}|\{([^{}]+)\}")
@@ -33,38 +33,23 @@ TEMPLATES = {
 
 
 def template_text(template: str) -> str:
-    r"""The text behind a template's name, or the text itself.
+    r"""
+    The text behind a template's name (`"qwen_math"`, `"r1"`), or the text itself, which must contain `{prompt}`.
 
-    Args:
-        template (`str`): `"qwen_math"`, `"r1"`, or a text of one's own in which `{prompt}` stands for the problem, and
-            the name of any other column in braces for its value (of a list, one value per line). Doubled braces
-            around any other name are a name in braces, as text.
-
-    Returns:
-        `str`: With `{prompt}` in it. Other braces, those of `\boxed{}` for example, are text.
-
-    Raises:
-        [`InputError`]: Neither a name nor a text with `{prompt}`.
+    The name of any other column in braces stands for its value (of a list, one value per line). Other braces, those of
+    `\boxed{}` for example, are text; doubled braces around a column's name are that name in braces.
     """
     if template in TEMPLATES:
         return TEMPLATES[template]
     if isinstance(template, str) and SLOT in template:
         return template
-    near = get_close_matches(str(template), TEMPLATES, n=1, cutoff=0.5)
-    remedy = f"Did you mean {near[0]!r}?" if near else "For example `Question: {prompt} Answer:`."
+    remedy = did_you_mean(template, TEMPLATES, "For example `Question: {prompt} Answer:`.", form="{!r}")
     expected = f"one of {', '.join(TEMPLATES)}, or a text with {SLOT} in it"
     raise InputError("prompt_template", repr(template), expected, remedy)
 
 
 def check_prompting(prompt_template: str | None, system_prompt: str | None) -> None:
-    """Checks the two options before any data is read.
-
-    Args:
-        prompt_template, system_prompt (`str`, *optional*): As for [`prompted`].
-
-    Raises:
-        [`InputError`]: The template is none, or it is the text of a whole conversation already.
-    """
+    """Checks the two options of [`prompted`] before any data is read."""
     if prompt_template is None:
         return
     template_text(prompt_template)
@@ -77,20 +62,11 @@ def check_prompting(prompt_template: str | None, system_prompt: str | None) -> N
 
 
 def prompted(dataset: Any, prompt_template: str | None = None, system_prompt: str | None = None) -> Any:
-    """A split whose column `prompt` holds what the model is to see.
+    """
+    A split with the prompts that the model is to see; the same one if neither option is given.
 
-    Args:
-        dataset ([`~datasets.Dataset`] or [`~datasets.IterableDataset`]): One split with a column `prompt` of text or
-            of messages.
-        prompt_template (`str`, *optional*): Text around the problem, see [`template_text`]; text prompts only.
-        system_prompt (`str`, *optional*): Makes each prompt a conversation that starts with this message.
-
-    Returns:
-        The dataset, the same one if neither is given.
-
-    Raises:
-        [`InputError`]: The options contradict each other, the template is none, or the prompts are
-            messages already where text is needed, or begin with a system message of their own.
+    `prompt_template` ([`template_text`]) needs text prompts. `system_prompt` makes each prompt a conversation that
+    starts with this message, and needs prompts without a system message of their own.
     """
     check_prompting(prompt_template, system_prompt)
     if prompt_template is not None:

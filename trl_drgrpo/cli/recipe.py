@@ -6,7 +6,6 @@ numbers. TRL's script mode also ignores unknown keys, so `scale_reward: false` t
 
 import os
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import yaml
 from trl_drgrpo.cli import values
 from trl_drgrpo.cli.flags import Flag
 from trl_drgrpo.cli.strict_yaml import Loader, line_of, refuse_duplicates
-from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.errors import InputError, did_you_mean
 
 # Keys that recipes for earlier releases hold, and where they went.
 _GONE = {
@@ -43,20 +42,7 @@ class Recipe:
 
 
 def read_recipe(path: str, known: dict[str, Flag]) -> Recipe:
-    """
-    Reads a recipe.
-
-    Args:
-        path (`str`): The YAML file.
-        known (`dict[str, Flag]`): The keys there are.
-
-    Returns:
-        [`Recipe`].
-
-    Raises:
-        [`InputError`]: If the file is missing, is no YAML or no mapping, holds an unknown key, a key twice, or a
-            value of the wrong type. Keys are checked before values.
-    """
+    """Reads a recipe. `known`: the keys there are. Checks the keys before the values."""
     text = _read(path)
     try:
         loader = Loader(text)
@@ -88,12 +74,8 @@ def read_recipe(path: str, known: dict[str, Flag]) -> Recipe:
 def unknown_key(key: str, known: dict[str, Flag], where: str) -> InputError:
     """The error for a key that does not exist, with the nearest one that does."""
     expected = f"one of the {len(known)} keys that `trl-drgrpo train --help` lists"
-    remedy = "Remove it."
-    if key in _GONE:
-        remedy = _GONE[key]
-    elif near := get_close_matches(key.lstrip("-").replace("-", "_"), known, n=1, cutoff=0.7):
-        remedy = f"Did you mean {near[0]}?"
-    return InputError(key, f"an unknown key {where}", expected, remedy)
+    nearest = did_you_mean(key.lstrip("-").replace("-", "_"), known, "Remove it.", cutoff=0.7)
+    return InputError(key, f"an unknown key {where}", expected, _GONE.get(key, nearest))
 
 
 def _read(path: str) -> str:

@@ -21,15 +21,7 @@ _SECRET = ("hub_token",)
 
 
 def render(job: Job) -> str:
-    """
-    The resolved configuration of a run.
-
-    Args:
-        job ([`Job`]): What would run.
-
-    Returns:
-        `str`: YAML with comments, ending in a line break. Tokens are left out.
-    """
+    """The resolved configuration of a run: YAML with comments, without tokens."""
     objective = {key: getattr(job.training, key) for key in OBJECTIVE}
     if objective["loss_normalizer"] is None:
         objective["loss_normalizer"] = job.training.max_completion_length
@@ -40,15 +32,8 @@ def render(job: Job) -> str:
 
 
 def derived(job: Job) -> dict[str, Any]:
-    """
-    What follows from a configuration: sizes of steps and data.
-
-    Args:
-        job ([`Job`]): What would run.
-
-    Returns:
-        `dict[str, Any]`: By name. Rows are completions; prompts are different prompts.
-    """
+    """What follows from a configuration: sizes of steps and data. Rows are completions; prompts are different
+    prompts."""
     args = job.training
     rows = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
     facts: dict[str, Any] = {

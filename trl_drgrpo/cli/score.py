@@ -14,6 +14,7 @@ from typing import Any
 from trl_drgrpo.cli import console
 from trl_drgrpo.cli.score_report import LOGGED, print_json, print_tables
 from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.ranges import Range, refuse_outside, whole
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,11 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Score and print; 1 where a reward failed on some row."""
     for field, least in (("batch_size", 1), ("show", 0), ("limit", 1)):
-        value = getattr(args, field)
-        if value is not None and value < least:
-            raise InputError(field, str(value), f"at least {least}", "Give a larger number.")
-    if not 0 <= args.tolerance < float("inf"):
-        raise InputError("tolerance", str(args.tolerance), "a number from 0", "0 shows every difference.")
+        refuse_outside(field, getattr(args, field), whole(least, optional=True, remedy="Give a larger number."))
+    refuse_outside("tolerance", args.tolerance, Range(0, remedy="0 shows every difference."))
     from trl_drgrpo.cli.values import reward_spec
     from trl_drgrpo.rewards.contract import reward_name
     from trl_drgrpo.rewards.registry import resolve_reward
@@ -140,18 +138,12 @@ def _tokenized(args: argparse.Namespace, rows: list[dict[str, Any]]) -> list[dic
 
 def _check_reward(name: str, reward: Any, rows: list[dict[str, Any]]) -> None:
     """Checks that the reward's columns and programs are there."""
-    import inspect
-
     from trl_drgrpo.rewards.columns import check_columns, check_ready
+    from trl_drgrpo.rewards.signatures import required
 
     check_columns(reward, list(rows[0]), name)
     check_ready(reward)
-    try:
-        parameters = inspect.signature(reward).parameters
-    except (TypeError, ValueError):  # a built-in
-        return
-    needed = "completion_ids" in parameters and parameters["completion_ids"].default is inspect.Parameter.empty
-    if needed and rows[0].get("completion_ids") is None:
+    if "completion_ids" in required(reward) and rows[0].get("completion_ids") is None:
         raise InputError(
             f"reward {name}",
             "completions without token ids",

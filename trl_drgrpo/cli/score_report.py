@@ -8,15 +8,7 @@ LOGGED = "logged "  # in front of the name of a reward whose value is in the fil
 
 
 def print_json(scores: list[Any], unscored: dict[str, list], pairs: list[Any], show: int) -> None:
-    """
-    Prints the results as JSON.
-
-    Args:
-        scores (`list`): Of [`score_rows`].
-        unscored (`dict[str, list]`): Of [`unscored_rows`], by reward.
-        pairs (`list`): Of [`disagreements`].
-        show (`int`): Number of slowest rows.
-    """
+    """Prints the results as JSON, with the `show` slowest rows."""
     report = {
         "rewards": {
             each.name: {
@@ -46,15 +38,7 @@ def print_json(scores: list[Any], unscored: dict[str, list], pairs: list[Any], s
 def print_tables(
     scores: list[Any], unscored: dict[str, list], pairs: list[Any], rows: list, logged: dict[str, list], show: int
 ) -> None:
-    """
-    Prints the results as tables.
-
-    Args:
-        scores, unscored, pairs: As in [`print_json`].
-        rows (`list`): The rows that were scored.
-        logged (`dict[str, list]`): Values that the file had already, by reward.
-        show (`int`): Rows per list.
-    """
+    """Prints the results as tables of `show` rows. `logged`: values that the file had already, by reward."""
     width = max(len("reward"), *(len(each.name) for each in scores))
     print(
         f"{'reward':{width}} {'rows':>6} {'mean':>8} {'std':>8} {'None':>7} {'failed':>6} {'ms/row':>9} {'slowest':>9}"

@@ -63,7 +63,8 @@ class DrGRPOScriptArguments(GRPOScriptArguments):
         metadata={
             "help": "Step reward functions, named like reward_funcs: one reward per step of a completion. Process "
             "reward models as mappings: `{qwen_math_prm: {model: <path or Hub id>}}`, `math_shepherd_prm`, "
-            "`chat_turn_prm`, `token_classification_prm`. With step_separator, step_credit and step_baseline."
+            "`skywork_prm` and others, or `prm`, where the model says which. With step_separator, step_credit and "
+            "step_baseline."
         },
     )
     rename_columns: list[str] | None = field(

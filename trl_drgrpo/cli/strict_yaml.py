@@ -24,11 +24,7 @@ Loader.add_implicit_resolver(
 
 
 def refuse_duplicates(node: yaml.MappingNode) -> None:
-    """Refuse a mapping with a key twice.
-
-    Raises:
-        [`InputError`]: Names the key and both lines.
-    """
+    """Refuses a mapping with a key twice; names the key and both lines."""
     seen: dict[str, int] = {}
     for key, _ in node.value:
         if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":

@@ -92,18 +92,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def read_given(args: argparse.Namespace) -> dict[str, Any]:
-    """
-    The values given by recipe and flags, typed; flags win. Sets the recipe's `env:` variables.
-
-    Args:
-        args (`argparse.Namespace`): Parsed by a parser that `add_arguments` filled.
-
-    Returns:
-        `dict[str, Any]`: Field name to value.
-
-    Raises:
-        [`InputError`]: If the recipe cannot be read, or a value is of the wrong type.
-    """
+    """The values given by recipe and flags, typed; flags win. Sets the recipe's `env:` variables."""
     known = read_flags()
     given: dict[str, Any] = {}
     if args.config is not None:

@@ -8,10 +8,9 @@ import argparse
 from typing import Any
 
 from trl_drgrpo.cli import console
-from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.folders import check_writable
 from trl_drgrpo.common.hub_errors import check_local
-from trl_drgrpo.common.ranges import refuse_out_of_range
+from trl_drgrpo.common.ranges import refuse_out_of_range, refuse_outside, whole
 
 FORMATS = ("stepwise", "prm800k", "math_shepherd")  # of process_rewards.stepwise_data, which is imported later
 
@@ -49,8 +48,7 @@ def run(args: argparse.Namespace) -> int:
     from trl_drgrpo.process_rewards.stepwise_data import read_labeled_steps
 
     refuse_out_of_range(vars(args))
-    if args.max_length < 1:
-        raise InputError("max_length", str(args.max_length), "at least 1", "Give a positive number of tokens.")
+    refuse_outside("max_length", args.max_length, whole(1, remedy="Give a positive number of tokens."))
     check_local("--model", args.model)
     check_writable("output_dir", args.output_dir)
     rows = read_labeled_steps(args.data, args.format)  # before anything heavy is imported

@@ -1,16 +1,14 @@
 """From what a recipe or a flag says to the value a field wants, by the field's annotation.
 
 Deltas from TRL's parser: a wrong type is an error whether it comes from YAML or from a flag (TRL checks YAML strings
-only, so `num_generations: 8.5` passes), a single value for a list becomes a list of one (TRL takes
-`reward_funcs: accuracy_reward` letter by letter), and a text field gets the text as written (`eval_strategy: no` is
-not `False`).
+only, so `use_peft: 3` passes; `parse_dict` checks nothing), a single value for a list becomes a list of one (TRL takes
+`reward_funcs: accuracy_reward` letter by letter), a text field gets the text as written (`eval_strategy: no` is not
+`False`), and an error names file and line before TRL is imported, which takes seconds.
 """
 
 import ast
+import contextlib
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any
 
 import yaml
@@ -18,7 +16,7 @@ import yaml
 from trl_drgrpo.cli import flags
 from trl_drgrpo.cli.flags import Flag
 from trl_drgrpo.cli.strict_yaml import Loader
-from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.errors import InputError, did_you_mean
 from trl_drgrpo.rewards.spec import check_spec
 
 # Text fields of TRL and transformers that are documented to take a boolean too.
@@ -38,20 +36,10 @@ def coerce(flag: Flag, value: Any, text: str | None = None, where: str = "") -> 
     Turns a value from YAML or from the command line into the type that a field declares.
 
     Args:
-        flag (`Flag`):
-            The field.
-        value (`Any`):
-            A YAML value, or the text (list of texts, for a list field) that followed the flag.
-        text (`str`, *optional*):
-            The text of a YAML scalar as written, for fields that want text.
-        where (`str`, *optional*):
-            Where the value stands, for the message: `", recipe.yaml line 3"`.
-
-    Returns:
-        `Any`: The value, typed.
-
-    Raises:
-        [`InputError`]: If no type of the annotation takes it, or if it is not among the field's choices.
+        flag (`Flag`): The field.
+        value (`Any`): A YAML value, or the text (list of texts, for a list field) that followed the flag.
+        text (`str`, *optional*): The text of a YAML scalar as written, for fields that want text.
+        where (`str`, *optional*): Where the value stands, for the message: `" in recipe.yaml, line 3"`.
     """
     members = _members(ast.parse(flag.annotation, mode="eval").body)
     try:
@@ -65,8 +53,7 @@ def coerce(flag: Flag, value: Any, text: str | None = None, where: str = "") -> 
         ) from None
     if flag.choices is not None and result is not None and result not in flag.choices:
         names = [str(choice) for choice in flag.choices]
-        near = get_close_matches(str(result), names, n=1, cutoff=0.5)
-        remedy = f"Did you mean {near[0]}?" if near else "Pick one of them."
+        remedy = did_you_mean(result, names, "Pick one of them.")
         raise InputError(flag.name, f"{value!r}{where}", f"one of {', '.join(names)}", remedy)
     return result
 
@@ -107,6 +94,10 @@ def _spell(members: list[ast.expr]) -> str:
     return " or ".join(words.get(_name(member), ast.unparse(member)) for member in members)
 
 
+# Tried in this order, so that text is what is left when nothing else fits.
+_KINDS = ("bool", "int", "float", "Literal", "list", "dict", "str", "Any")
+
+
 def _fit(members: list[ast.expr], value: Any, text: str | None, flag: Flag) -> Any:
     names = [_name(member) for member in members]
     if value is None:
@@ -115,116 +106,64 @@ def _fit(members: list[ast.expr], value: Any, text: str | None, flag: Flag) -> A
         raise _NoFit("Leave the key out for the default.")
     if isinstance(value, str) and value.lower() in ("none", "null") and "None" in names and "str" not in names:
         return None
-    given = _Given(value, text, flag, text_fits="str" in names)
     reason = ""
-    for kind, convert in _CONVERSIONS.items():
-        for member in members:
-            if _name(member) == kind:
-                try:
-                    return convert(given, member)
-                except _NoFit as error:
-                    reason = str(error) or reason
-    if unknown := [name for name in names if name not in (*_CONVERSIONS, "None")]:
+    for member in sorted(members, key=lambda member: (*_KINDS, _name(member)).index(_name(member))):
+        try:
+            return _convert(member, value, text, flag, takes_text="str" in names)
+        except _NoFit as error:
+            reason = str(error) or reason
+    if unknown := [name for name in names if name not in (*_KINDS, "None")]:
         return _fit_class(unknown[0], value, flag)
     raise _NoFit(reason)
 
 
-@dataclass(frozen=True)
-class _Given:
-    """A value on its way into a field; `text_fits`: text is among the field's types, so nothing needs to be forced."""
+def _convert(member: ast.expr, value: Any, text: str | None, flag: Flag, takes_text: bool) -> Any:
+    """The value as one type of the annotation; where the field takes text as well, text is not forced into it."""
+    reason = ""
+    match _name(member):
+        case "bool":
+            words = {"true": True, "false": False} if takes_text else _BOOLEANS
+            if isinstance(value, bool | str | int) and str(value).lower() in words:
+                return words[str(value).lower()]
+        case "int" | "float" as kind:
+            if isinstance(value, int if kind == "int" else int | float) and not isinstance(value, bool):
+                return value
+            if isinstance(value, str):
+                with contextlib.suppress(ValueError):
+                    return int(value) if kind == "int" else float(value)
+        case "Literal":
+            choices = ast.literal_eval(member.slice) if isinstance(member, ast.Subscript) else ()
+            for choice in choices if isinstance(choices, tuple) else (choices,):
+                if type(choice) is type(value) and choice == value:
+                    return choice
+        case "list" if not (takes_text and isinstance(value, str)):
+            inner = _members(member.slice if isinstance(member, ast.Subscript) else ast.Name("Any"))
+            return [_fit(inner, item, None, flag) for item in (value if isinstance(value, list) else [value])]
+        case "dict":
+            if isinstance(value, dict):
+                return value
+            if isinstance(value, str) and value.lstrip().startswith("{"):
+                mapping = _read_json(value, flag)
+                if not takes_text:  # else TRL and transformers read the text themselves
+                    return mapping
+            else:
+                reason = "Write a mapping in the recipe, or JSON after the flag."
+        case "str":
+            if isinstance(value, bool) and flag.name in _TEXT_OR_BOOLEAN:
+                return value
+            if not isinstance(value, dict | list):
+                return value if isinstance(value, str) else text if text is not None else str(value)
+            reason = "Write a single value."
+        case "Any":
+            return value
+    raise _NoFit(reason)
 
-    value: Any
-    text: str | None
-    flag: Flag
-    text_fits: bool
 
-
-def _to_bool(given: _Given, _member: ast.expr) -> bool:
-    if isinstance(given.value, bool):
-        return given.value
-    words = {"true": True, "false": False} if given.text_fits else _BOOLEANS
-    if isinstance(given.value, str | int) and str(given.value).lower() in words:
-        return words[str(given.value).lower()]
-    raise _NoFit
-
-
-def _to_int(given: _Given, _member: ast.expr) -> int:
-    if isinstance(given.value, int) and not isinstance(given.value, bool):
-        return given.value
-    return _parse(int, given.value)
-
-
-def _to_float(given: _Given, _member: ast.expr) -> float:
-    if isinstance(given.value, int | float) and not isinstance(given.value, bool):
-        return given.value
-    return _parse(float, given.value)
-
-
-def _parse(number: Callable[[str], Any], value: Any) -> Any:
-    if not isinstance(value, str):
-        raise _NoFit
+def _read_json(text: str, flag: Flag) -> Any:
     try:
-        return number(value)
-    except ValueError:
-        raise _NoFit from None
-
-
-def _to_literal(given: _Given, member: ast.expr) -> Any:
-    choices = ast.literal_eval(member.slice) if isinstance(member, ast.Subscript) else ()
-    for choice in choices if isinstance(choices, tuple) else (choices,):
-        if type(choice) is type(given.value) and choice == given.value:
-            return choice
-    raise _NoFit
-
-
-def _to_list(given: _Given, member: ast.expr) -> list:
-    if isinstance(given.value, str) and given.text_fits:
-        raise _NoFit  # the reading as text comes later
-    inner = _members(member.slice if isinstance(member, ast.Subscript) else ast.Name("Any"))
-    items = given.value if isinstance(given.value, list) else [given.value]
-    return [_fit(inner, item, None, given.flag) for item in items]
-
-
-def _to_dict(given: _Given, _member: ast.expr) -> dict:
-    if isinstance(given.value, dict):
-        return given.value
-    if not isinstance(given.value, str) or not given.value.lstrip().startswith("{"):
-        raise _NoFit("Write a mapping in the recipe, or JSON after the flag.")
-    try:
-        mapping = json.loads(given.value)
+        return json.loads(text)
     except json.JSONDecodeError as error:
-        remedy = f"It is not valid JSON: {error}."
-        raise InputError(given.flag.name, repr(given.value), "a JSON mapping", remedy) from None
-    if given.text_fits:
-        raise _NoFit  # TRL and transformers read the text themselves
-    return mapping
-
-
-def _to_text(given: _Given, _member: ast.expr) -> str | bool:
-    if isinstance(given.value, bool) and given.flag.name in _TEXT_OR_BOOLEAN:
-        return given.value
-    if isinstance(given.value, dict | list):
-        raise _NoFit("Write a single value.")
-    if isinstance(given.value, str):
-        return given.value
-    return given.text if given.text is not None else str(given.value)
-
-
-def _to_any(given: _Given, _member: ast.expr) -> Any:
-    return given.value
-
-
-# Tried in this order, so that text is what is left when nothing else fits.
-_CONVERSIONS: dict[str, Callable[[_Given, ast.expr], Any]] = {
-    "bool": _to_bool,
-    "int": _to_int,
-    "float": _to_float,
-    "Literal": _to_literal,
-    "list": _to_list,
-    "dict": _to_dict,
-    "str": _to_text,
-    "Any": _to_any,
-}
+        raise InputError(flag.name, repr(text), "a JSON mapping", f"It is not valid JSON: {error}.") from None
 
 
 def _fit_class(name: str, value: Any, flag: Flag) -> Any:
@@ -240,8 +179,7 @@ def _fit_class(name: str, value: Any, flag: Flag) -> Any:
     known = flags.dataclass_flags(name)
     for key in value:
         if key not in known:
-            near = get_close_matches(str(key), known, n=1, cutoff=0.5)
-            remedy = f"Did you mean {near[0]}?" if near else "Remove it."
+            remedy = did_you_mean(key, known, "Remove it.")
             raise InputError(f"{flag.name}: {key}", "an unknown key", f"one of {', '.join(known)}", remedy)
     if "path" not in value:
         raise InputError(flag.name, f"{value!r}", "a mapping with a `path`", "Add the Hub id or the builder's name.")
@@ -249,19 +187,8 @@ def _fit_class(name: str, value: Any, flag: Flag) -> Any:
 
 
 def reward_spec(value: Any, name: str) -> Any:
-    """
-    A reward as it was written: a name or a path, or a mapping; after a flag that is inline YAML or JSON.
-
-    Args:
-        value (`Any`): A YAML value, or the text that followed a flag.
-        name (`str`): What error messages call the setting.
-
-    Returns:
-        `str` or `dict`: What [`resolve_reward`] takes.
-
-    Raises:
-        [`InputError`]: If it is neither, or names what does not exist.
-    """
+    """A reward as it was written, checked: a name or a path, or a mapping; after a flag that is inline YAML or JSON.
+    `name` is what error messages call the setting."""
     if isinstance(value, str) and value.lstrip().startswith("{"):
         try:
             value = yaml.load(value, Loader)

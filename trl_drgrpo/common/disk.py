@@ -9,7 +9,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from trl_drgrpo.common.errors import DiskFullError
+from trl_drgrpo.common.errors import DiskFullError, causes
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _PROBE = 1 << 20  # bytes
@@ -17,15 +17,8 @@ _PROBE = 1 << 20  # bytes
 
 @contextmanager
 def room_needed(folder: Path, what_is_safe: Callable[[], str]) -> Iterator[None]:
-    """Inside the block a folder is written to; a full disk is one error that says what is safe.
-
-    Args:
-        folder (`Path`): What is written.
-        what_is_safe (`Callable[[], str]`): Called for the end of the message: what is saved, and how to go on.
-
-    Raises:
-        `DiskFullError`: No space is left, or a quota is used up.
-    """
+    """Inside the block a folder is written to; a full disk is one `DiskFullError`, which ends with
+    `what_is_safe()`."""
     try:
         yield
     except (OSError, RuntimeError, SafetensorError) as error:
@@ -40,11 +33,8 @@ def room_needed(folder: Path, what_is_safe: Callable[[], str]) -> Iterator[None]
 
 
 def _is_full(error: BaseException, folder: Path) -> bool:
-    seen: BaseException | None = error
-    while seen is not None:
-        if isinstance(seen, OSError) and seen.errno in _FULL:
-            return True
-        seen = seen.__cause__ or seen.__context__
+    if any(isinstance(each, OSError) and each.errno in _FULL for each in causes(error)):
+        return True
     if isinstance(error, SafetensorError):  # Rust's own words
         return any(f"os error {number}" in str(error) for number in _FULL)
     return isinstance(error, RuntimeError) and _takes_no_more(folder)  # torch's writer gives no reason

@@ -16,19 +16,8 @@ ROLES = {"correct": COLORS[0], "incorrect": COLORS[1]}
 
 
 def new_figure(rows: int, columns: int, width: float, height: float, **shared: Any) -> "tuple[Figure, list[Axes]]":
-    """A figure of `rows * columns` panels.
-
-    Args:
-        rows, columns (`int`): Panels.
-        width, height (`float`): Of the whole figure, in inches.
-        **shared: `sharex` and `sharey`, as in `Figure.subplots`.
-
-    Returns:
-        `tuple[Figure, list[Axes]]`: The figure and its panels, row by row.
-
-    Raises:
-        `ImportError`: matplotlib is not installed.
-    """
+    """A figure of `rows * columns` panels, row by row. `width` and `height` are those of the whole figure, in inches;
+    `shared` may hold `sharex` and `sharey`. `ImportError` without matplotlib."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")

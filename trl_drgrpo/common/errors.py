@@ -4,6 +4,8 @@ Only the wording lives here. `InputError` is a `ValueError`, so code that catche
 command line catches `InputError` alone and prints its single line without a traceback.
 """
 
+from collections.abc import Iterable, Iterator
+
 
 def shortened(value: object, most: int = 60) -> str:
     """A value as an error shows it: its `repr`, cut at so many characters.
@@ -21,6 +23,26 @@ def shortened(value: object, most: int = 60) -> str:
     except Exception:  # a whole number of thousands of digits, an object with a `__repr__` that fails
         text = f"a value of type {type(value).__name__}"
     return text if len(text) <= most else text[: most - 3] + "..."
+
+
+def did_you_mean(
+    given: object, known: Iterable[str], otherwise: str, *, most: int = 1, cutoff: float = 0.5, form: str = "{}"
+) -> str:
+    """
+    The remedy for a name that does not exist: the nearest known ones, each in this form, else another sentence.
+
+    Example:
+
+    ```python
+    >>> did_you_mean("scale_reward", ["beta", "scale_rewards"], "Remove it.")
+    'Did you mean scale_rewards?'
+
+    ```
+    """
+    from difflib import get_close_matches  # only on the way to an error
+
+    near = get_close_matches(str(given), list(known), n=most, cutoff=cutoff)
+    return f"Did you mean {' or '.join(map(form.format, near))}?" if near else otherwise
 
 
 class InputError(ValueError):
@@ -64,6 +86,13 @@ class UnscorableError(ValueError):
 def speaks_for_itself(error: BaseException) -> bool:
     """Whether the message of an error says all there is, so that a traceback through this package would be noise."""
     return isinstance(error, (InputError, UnscorableError)) and error.__cause__ is None
+
+
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """The error and what it was raised from, outermost first."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 class UpstreamError(RuntimeError):

@@ -7,16 +7,7 @@ from trl_drgrpo.common.errors import InputError
 
 
 def check_writable(field: str, name: str) -> None:
-    """
-    Refuse a folder that could not be made or written to; makes nothing that stays.
-
-    Args:
-        field (`str`): What error messages call the setting.
-        name (`str`): The folder, which need not exist.
-
-    Raises:
-        [`InputError`]: A file stands in its way, or the system refuses.
-    """
+    """Refuses a folder that could not be made or written to; makes nothing that stays. `field` is for the message."""
     path = Path(name).expanduser().absolute()
     try:
         existing = next(parent for parent in (path, *path.parents) if parent.exists())

@@ -6,22 +6,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.errors import InputError, causes
 
 _RETRIES = "huggingface_hub.utils._http"
 
 
 def check_local(field: str, name: str) -> None:
-    """
-    Refuse the name of a folder that is not there, of a file, and of a folder that holds no model. Loads nothing.
-
-    Args:
-        field (`str`): What error messages call the setting.
-        name (`str`): A folder or a Hub id; what could be an id passes.
-
-    Raises:
-        [`InputError`]: Says what is there instead.
-    """
+    """Refuses the name of a folder that is not there, of a file, and of a folder that holds no model. Loads nothing. A
+    name that could be a Hub id passes."""
     path = Path(name).expanduser()
     expected = "a model's folder or Hub id"
     if path.is_file():
@@ -40,17 +32,9 @@ def check_local(field: str, name: str) -> None:
 
 @contextmanager
 def hub_errors(field: str, name: str, expected: str) -> Iterator[None]:
-    """
-    Makes one `InputError` of whatever loading a model, a tokenizer or a configuration raises inside the block.
-
-    Args:
-        field (`str`): What error messages call the setting.
-        name (`str`): The folder or Hub id that is loaded.
-        expected (`str`): What would have loaded.
-
-    Raises:
-        [`InputError`]: In the place of an `OSError`, `ValueError`, `KeyError` or `TypeError`.
-    """
+    """Makes one `InputError` of the `OSError`, `ValueError`, `KeyError` or `TypeError` that loading a model, a
+    tokenizer or a configuration raises inside the block. `name`: the folder or Hub id; `expected`: what would have
+    loaded."""
     try:
         with quiet_retries():
             yield
@@ -78,17 +62,13 @@ def quiet_retries() -> Iterator[None]:
 
 def hub_reason(error: BaseException) -> tuple[str, str] | None:
     """
-    Why the Hub did not give what was asked for.
+    Why the Hub did not give what was asked for, from the error or its causes; `None` for another problem.
 
-    Args:
-        error (`BaseException`): What the loading library raised; its causes are looked through.
-
-    Returns:
-        `tuple[str, str]`: What is wrong, to follow the name and a comma, and what to do. `None`: something else.
+    Returns what is wrong, to follow the name and a comma, and what to do.
     """
     from huggingface_hub import constants, errors
 
-    causes = list(_causes(error))
+    found = list(causes(error))
     kinds = (
         (errors.GatedRepoError, "which is gated", "Ask for access on its page, and log in with `hf auth login`."),
         (errors.RevisionNotFoundError, "which has no such revision", "Correct the revision."),
@@ -99,27 +79,20 @@ def hub_reason(error: BaseException) -> tuple[str, str] | None:
         ),
     )
     for kind, got, remedy in kinds:
-        if any(isinstance(cause, kind) for cause in causes):
+        if any(isinstance(cause, kind) for cause in found):
             return got, remedy
     unreachable = (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled)
-    if any(isinstance(cause, unreachable) for cause in causes):
+    if any(isinstance(cause, unreachable) for cause in found):
         if constants.HF_HUB_OFFLINE:
             got = "which is not in the local cache (offline mode, HF_HUB_OFFLINE=1)"
             return got, "Unset HF_HUB_OFFLINE to download it, or name a local folder."
-        reason = str(causes[-1]).strip().rstrip(".")
+        reason = str(found[-1]).strip().rstrip(".")
         got = f"which is not in the local cache; the Hub, {constants.ENDPOINT}, cannot be reached ({reason:.100})"
         return got, "Check the network, or name a local folder."
-    if any(isinstance(cause, errors.EntryNotFoundError) for cause in causes):
+    if any(isinstance(cause, errors.EntryNotFoundError) for cause in found):
         return "a repository without the file that is needed", "Check that it holds a model that transformers reads."
-    for cause in causes:
+    for cause in found:
         if isinstance(cause, errors.HfHubHTTPError):
             status = getattr(cause.response, "status_code", "no status")
             return f"for which the Hub answered with status {status}", "Try again later, or name a local folder."
     return None
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """The error and what it was raised from, outermost first."""
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__

@@ -1,29 +1,25 @@
 """Names of a package that are imported on first use, so that importing the package loads nothing heavy (PEP 562)."""
 
-from collections.abc import Callable, Mapping
+import sys
 from importlib import import_module
 from typing import Any
 
 
-def lazy_names(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+def attach(package: str) -> None:
     """
-    The `__getattr__` and `__dir__` of a package whose names live in its modules.
+    Make the names that a package imports under `if TYPE_CHECKING:` its lazy public names.
 
-    Args:
-        package (`str`): The package's `__name__`.
-        homes (`Mapping[str, str]`): Per name, the module that defines it, relative to the package: `"room"`, or
-            `".room"` for one beside the package.
-
-    Returns:
-        `tuple[Callable, Callable]`: To be assigned to `__getattr__` and `__dir__` at the package's top level.
+    That block is the only list of them: type checkers read it, and so does this function, from the source file. It
+    sets `__all__`, `__dir__` and `__getattr__`. Each name has its line, `from <module> import <name> as <name>`.
     """
+    namespace = vars(sys.modules[package])
+    with open(namespace["__file__"], encoding="utf-8") as source:
+        imports = [line.split() for line in source if line.startswith("    from ")]
+    homes = {words[-1]: words[1] for words in imports}
 
     def resolve(name: str) -> Any:
         if name in homes:
-            return getattr(import_module(f".{homes[name]}", package), name)
+            return getattr(import_module(homes[name]), name)
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
-    def listed() -> list[str]:
-        return sorted({*vars(import_module(package)), *homes})
-
-    return resolve, listed
+    namespace |= {"__all__": sorted(homes), "__dir__": lambda: sorted({*namespace, *homes}), "__getattr__": resolve}

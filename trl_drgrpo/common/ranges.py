@@ -178,51 +178,30 @@ _ADAPTER = {"r": "lora_r", "lora_alpha": "lora_alpha", "lora_dropout": "lora_dro
 
 
 def refuse_bad_adapter(values: Mapping[str, Any], prefix: str = "") -> None:
-    """
-    Refuse a number of an adapter that lies outside its range.
-
-    Args:
-        values (`Mapping[str, Any]`): Fields of a `peft` configuration; `None` counts as left out.
-        prefix (`str`, *optional*): What the message puts before the field.
-
-    Raises:
-        [`InputError`]: As [`refuse_out_of_range`].
-    """
+    """Refuses a number of a `peft` configuration that lies outside its range; `None` counts as left out. `prefix`:
+    goes before the field in the message."""
     for name, key in _ADAPTER.items():
         if values.get(name) is not None:
-            _refuse(f"{prefix}{name}", values[name], RANGES[key])
+            refuse_outside(f"{prefix}{name}", values[name], RANGES[key])
 
 
 def refuse_out_of_range(values: Mapping[str, Any]) -> None:
-    """
-    Refuse the first number that lies outside its range.
-
-    Args:
-        values (`Mapping[str, Any]`): Values by field, such as the `vars` of a configuration; fields that the table
-            does not know are left alone.
-
-    Raises:
-        [`InputError`]: Names the field, its range and what to do.
-    """
+    """Refuses the first number that lies outside its range. Leaves alone the fields that the table does not know."""
     for name, allowed in RANGES.items():
         if name in values:
-            _refuse(name, values[name], allowed)
+            refuse_outside(name, values[name], allowed)
 
 
-def _refuse(name: str, value: Any, allowed: Range) -> None:
+def refuse_outside(field: str, value: Any, allowed: Range) -> None:
+    """Refuses a number that lies outside a range."""
     if not allowed.allows(value):
-        raise InputError(name, repr(value), str(allowed), allowed.remedy)
+        raise InputError(field, shortened(value), str(allowed), allowed.remedy)
 
 
 def finite_number(
     field: str, value: Any, expected: str = "a finite number", remedy: str = "Write it as a number, for example 0.5."
 ) -> float:
-    """
-    A number that was given as an option, numpy's included, as a float.
-
-    Raises:
-        [`InputError`]: If it is none, a boolean, infinite, or NaN.
-    """
+    """A number that was given as an option, numpy's included, as a float. Refuses a boolean, infinity and NaN."""
     if isinstance(value, Real) and not isinstance(value, bool):
         with contextlib.suppress(OverflowError):
             if math.isfinite(number := float(value)):

@@ -40,17 +40,8 @@ class ColumnValues:
 
 
 def check_prompt_values(dataset: Any, field: str, where: str = "") -> None:
-    """
-    Checks that every prompt is a text that is not empty, or a list of messages.
-
-    Args:
-        dataset ([`~datasets.Dataset`] or [`~datasets.IterableDataset`]): One split with a column `prompt`.
-        field (`str`): What error messages call it.
-        where (`str`, *optional*): Further words on where the rows are, for example `" of train.jsonl"`.
-
-    Raises:
-        [`InputError`]: Names the first row that does not fit, and how many more there are.
-    """
+    """Checks that every prompt of a split is a text that is not empty, or a list of messages. The message names the
+    first row that does not fit; `where` adds words on where the rows are: `" of train.jsonl"`."""
     found = _first_bad_prompt(dataset)
     if found is None:
         return
@@ -65,11 +56,7 @@ def check_prompt_values(dataset: Any, field: str, where: str = "") -> None:
 
 
 def prompt_problem(prompt: Any) -> str:
-    """What is wrong with a prompt, in words; empty where nothing is.
-
-    Args:
-        prompt (`Any`): A text, or messages. Content may be missing beside tool calls only.
-    """
+    """What is wrong with a prompt (a text, or messages); empty where nothing is. Only a tool call may lack content."""
     if prompt is None:
         return "null"
     if isinstance(prompt, str):
@@ -87,16 +74,7 @@ def prompt_problem(prompt: Any) -> str:
 
 
 def column_values(dataset: Any, names: Sequence[str]) -> dict[str, ColumnValues]:
-    """
-    What columns hold.
-
-    Args:
-        dataset ([`~datasets.Dataset`] or [`~datasets.IterableDataset`]): One split.
-        names (`Sequence[str]`): Columns of it.
-
-    Returns:
-        `dict[str, ColumnValues]`: By name; empty for rows that are made when they are read.
-    """
+    """What columns of a split hold, by name; empty for rows that are made when they are read."""
     if not names or _is_made_on_reading(dataset) or (not _is_stream(dataset) and len(dataset) == 0):
         return {}
     if _is_stream(dataset):

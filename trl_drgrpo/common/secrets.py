@@ -22,10 +22,8 @@ _SHORTEST = 8  # characters: a shorter value would blot out words that only look
 
 
 def is_secret(name: str) -> bool:
-    """Whether a field, key or environment variable of this name holds a secret.
-
-    Args:
-        name (`str`): In any case, with `_` or `-`.
+    """
+    Whether a field, key or environment variable of this name holds a secret; in any case, with `_` or `-`.
 
     Example:
 
@@ -40,14 +38,8 @@ def is_secret(name: str) -> bool:
 
 
 def scrubbed(values: Any) -> Any:
-    """A copy of nested mappings and lists with `None` for every text under the name of a secret.
-
-    Args:
-        values: Mappings, lists, tuples and anything else; only the first three are looked into.
-
-    Returns:
-        The same shape. What is not looked into is the same object.
-    """
+    """A copy of nested mappings, lists and tuples with `None` for every text under the name of a secret. Anything else
+    stays the same object."""
     if isinstance(values, Mapping):
         hidden = {name for name, value in values.items() if isinstance(value, str) and is_secret(str(name))}
         return {name: None if name in hidden else scrubbed(value) for name, value in values.items()}
@@ -57,15 +49,8 @@ def scrubbed(values: Any) -> Any:
 
 
 def redacted(content: Any, values: Mapping[str, Any]) -> Any:
-    """Text without the secrets that are known: those among `values`, and those in environment variables.
-
-    Args:
-        content: What is about to be written: a text, or nested mappings, lists and tuples with texts.
-        values (`Mapping[str, Any]`): Nested fields of a configuration.
-
-    Returns:
-        The same shape, with `<secret>` in the place of each.
-    """
+    """A text, or nested texts, with `<secret>` for every known secret: those among `values` (nested fields of a
+    configuration), and those in environment variables."""
     known = {value for name, value in os.environ.items() if name.lower().endswith(_ENVIRONMENT)}
     known = {*(value for value in known if len(value) >= _SHORTEST), *_texts(values), *_texts(os.environ)}
     return _replaced(content, sorted(known, key=len, reverse=True))

@@ -2,11 +2,9 @@
 
 from typing import TYPE_CHECKING
 
-from trl_drgrpo.common.lazy import lazy_names
+from trl_drgrpo.common.lazy import attach
 
 if TYPE_CHECKING:
     from trl_drgrpo.config.config import DrGRPOConfig as DrGRPOConfig
 
-__getattr__, __dir__ = lazy_names(__name__, {"DrGRPOConfig": "config"})
-
-__all__ = ["DrGRPOConfig"]
+attach(__name__)

@@ -105,9 +105,10 @@ class DrGRPOConfig(GRPOConfig):
 
         > Process rewards, in effect when the trainer has `step_reward_funcs`
 
-        step_separator (`list[str]`, *optional*, defaults to `["\n\n"]`):
+        step_separator (`list[str]`, *optional*):
             What ends a step: one or several separators, or a single `re:<pattern>`, `tokens:<n>` or `turn`; see
-            [`step_segmenter`].
+            [`step_segmenter`]. Defaults to `["turn"]` with `tools` or an `environment_factory`, a turn of the
+            conversation being a step, and to `["\n\n"]` otherwise.
         process_role (`str`, *optional*, defaults to `"reward"`):
             `"reward"`: step rewards are paid, beside the outcome. `"baseline"`: they are subtracted from the outcome,
             as an estimate of how a row stood before each step, times a fitted coefficient. A model in that role cannot
@@ -119,7 +120,8 @@ class DrGRPOConfig(GRPOConfig):
             What a step is compared with: `"to_go"` (what the other rows earn from the same step on) and `"none"` are
             unbiased. `"deepseekmath"`, `"pooled_others"`, `"per_completion"` and `"same_index"` are not.
         outcome_weight, process_weight (`float`, *optional*, default to `1.0`):
-            `A_it = outcome_weight * A_i + process_weight * A_it(process)`.
+            `A_it = outcome_weight * A_i + process_weight * A_it(process)`. `to_go` compares with the *other* rows, so
+            its scale is that of `advantage_baseline="leave_one_out"`: G / (G - 1) times the group mean's.
         step_reward_weights (`list[float]`, *optional*):
             One weight per step reward function; all 1 by default.
         deepseekmath_step_std (`bool`, *optional*, defaults to `False`):
@@ -246,10 +248,11 @@ class DrGRPOConfig(GRPOConfig):
             'causes: {"dead_groups": {"share": 0.9}, "kl": false}.'
         },
     )
-    step_separator: list[str] = field(
-        default_factory=lambda: ["\n\n"],
+    step_separator: list[str] | None = field(
+        default=None,
         metadata={
-            "help": "What ends a step: one or several separators, or a single 're:<pattern>', 'tokens:<n>' or 'turn'."
+            "help": "What ends a step: one or several separators, or a single 're:<pattern>', 'tokens:<n>' or 'turn'. "
+            "Defaults to 'turn' with tools or environments, and to an empty line otherwise."
         },
     )
     process_role: str = field(
@@ -354,10 +357,13 @@ class DrGRPOConfig(GRPOConfig):
     def __getstate__(self) -> dict[str, Any]:
         return scrubbed(self.__dict__) if is_saving() else self.__dict__
 
-    @property
-    def step_spec(self) -> Any:
-        """`step_separator` as [`step_segmenter`] takes it: a list of one is that one."""
-        return self.step_separator[0] if len(self.step_separator) == 1 else self.step_separator
+    def separators(self, has_turns: bool) -> list[str]:
+        """`step_separator`, or its default.
+
+        Args:
+            has_turns (`bool`): Whether the run has tools or environments.
+        """
+        return self.step_separator or ["turn" if has_turns else "\n\n"]
 
     def _spell_out(self) -> None:
         """The forms that scripts and command lines may use, in the one that the rest reads."""

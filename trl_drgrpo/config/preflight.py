@@ -5,13 +5,12 @@ import functools
 import inspect
 import logging
 from dataclasses import MISSING
-from difflib import get_close_matches
 from typing import Any
 
 from datasets import Dataset, IterableDataset
 from torch import nn
 
-from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.errors import InputError, did_you_mean
 from trl_drgrpo.common.folders import check_writable
 from trl_drgrpo.common.rows import check_prompt_values, column_values
 from trl_drgrpo.config.config import DrGRPOConfig
@@ -113,8 +112,7 @@ def _check_trackers(given: Any) -> None:
         if name in ("all", "none"):
             continue
         if name not in INTEGRATION_TO_CALLBACK:
-            near = get_close_matches(name, INTEGRATION_TO_CALLBACK, n=1, cutoff=0.6)
-            remedy = f"Did you mean {near[0]}?" if near else "report_to: none reports to nobody."
+            remedy = did_you_mean(name, INTEGRATION_TO_CALLBACK, "report_to: none reports to nobody.", cutoff=0.6)
             raise InputError("report_to", name, f"one of {', '.join(INTEGRATION_TO_CALLBACK)}, or none", remedy)
         if name in _TRACKERS and name not in available:
             remedy = f"Install it with `pip install {name}`, or leave it out of report_to."

@@ -7,15 +7,14 @@ objective.
 
 import os
 from collections.abc import Mapping
-from difflib import get_close_matches
 from typing import Any
 
-from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.errors import InputError, did_you_mean
 from trl_drgrpo.common.ranges import Range, refuse_out_of_range
 from trl_drgrpo.features.diagnostics.run_warnings import warning_thresholds
 from trl_drgrpo.objective.advantages import ADVANTAGE_BASELINES
 from trl_drgrpo.objective.step_advantages import STEP_BASELINES, STEP_CREDITS, check_choices
-from trl_drgrpo.process_rewards.steps import step_segmenter
+from trl_drgrpo.process_rewards.steps.separators import configured_segmenter
 
 REWARD_ERROR_POLICIES = ("raise", "unscorable")
 MICRO_BATCHINGS = ("exact", "upstream")
@@ -33,14 +32,8 @@ _ANOTHER_OBJECTIVE = "It is another objective than Dr. GRPO."
 
 
 def validate(config: Any) -> None:
-    """Raise on what makes a run something else than Dr. GRPO, and on values that do not fit each other.
-
-    Args:
-        config ([`DrGRPOConfig`]): With `scale_rewards` spelled as TRL's string and `step_separator` as a list.
-
-    Raises:
-        `InputError`: Names the field, and what to do.
-    """
+    """Raise on what makes a run something else than Dr. GRPO, and on values that do not fit each other. `config` has
+    `scale_rewards` as TRL's string and `step_separator` as a list."""
     _validate_objective(config)
     _validate_values(config)
     _validate_fields(config)
@@ -112,8 +105,7 @@ def _validate_values(config: Any) -> None:
     for name, allowed in _choices().items():
         value = getattr(config, name)
         if value not in allowed:
-            near = get_close_matches(str(value), allowed, n=1, cutoff=0.6)
-            remedy = f"Did you mean {near[0]!r}?" if near else "Pick one of them."
+            remedy = did_you_mean(value, allowed, "Pick one of them.", cutoff=0.6, form="{!r}")
             raise InputError(name, repr(value), f"one of {', '.join(allowed)}", remedy)
 
 
@@ -185,10 +177,11 @@ def _validate_fields(config: Any) -> None:
 
 def _validate_credit(config: Any) -> None:
     """Process rewards: the choices must fit each other, and the separator must be one."""
-    if not isinstance(config.step_separator, (list, tuple)):
-        got = repr(config.step_separator)
-        raise InputError("step_separator", got, "a list of separators", "Leave it out for the default, an empty line.")
-    step_segmenter(config.step_spec)
+    if config.step_separator is not None:
+        if not isinstance(config.step_separator, (list, tuple)):
+            got = repr(config.step_separator)
+            raise InputError("step_separator", got, "a list of separators", "Leave it out for the default.")
+        configured_segmenter(config.step_separator)
     check_choices(config.step_credit, config.step_baseline, config.deepseekmath_step_std, prefix="step_")
     if config.process_role == "baseline":
         paid = {"step_credit": "return_to_go", "step_baseline": "to_go", "process_weight": 1}
@@ -216,14 +209,8 @@ def validate_groups(config: Any) -> None:
 
 
 def validate_batch(config: Any) -> None:
-    """A generation batch that was worked out before a field behind it was assigned to: groups would be cut in two.
-
-    Args:
-        config ([`DrGRPOConfig`]): With the batch sizes that TRL's constructor fills in.
-
-    Raises:
-        `InputError`: The sizes do not fit each other any more.
-    """
+    """Refuse a generation batch that was worked out before a field behind it was assigned to: groups would be cut in
+    two."""
     batch, steps = config.per_device_train_batch_size, config.steps_per_generation or 1
     rows = batch * config.world_size * steps
     if config.generation_batch_size != rows:

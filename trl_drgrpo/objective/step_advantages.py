@@ -57,8 +57,8 @@ def step_token_advantages(
         deepseekmath_std (`bool`, *optional*, defaults to `False`): See [`step_advantages`].
 
     Returns:
-        `torch.Tensor` of shape `(B, T)`, float32, on the device of `completion_mask`: the advantage of each token is
-        that of its step. Tokens behind the last step, and rows without steps, get 0.
+        `torch.Tensor` of shape `(B, T)`, of the default dtype, on the device of `completion_mask`: the advantage of
+        each token is that of its step. Tokens behind the last step, and rows without steps, get 0.
 
     Raises:
         `InputError`: Shapes that do not fit, ends that do not increase or lie outside `T`, an unknown choice.
@@ -90,8 +90,8 @@ def step_advantages(
 
     Args:
         step_rewards (`B` lists of `K_i` floats):
-            Reward of each step; `None` or NaN = unscorable, which counts as 0 beside scorable steps. A row in which
-            nothing is scorable is left out of every mean and gets 0.
+            Reward of each step; `None` or NaN = unscorable, which counts as 0, also in a row without any score: to
+            leave it out because of what it wrote would bias the gradient. The published baselines leave it out.
         num_generations (`int`): `G`; the completions of a prompt are consecutive rows.
         credit (`str`, *optional*, defaults to `"return_to_go"`):
             - `"return_to_go"`: the sum of `s` over this step and all later ones;
@@ -150,13 +150,10 @@ def step_advantages(
         return [[] for _ in counts]
     rewards = padded_groups(step_rewards, num_generations)  # (P, G, K)
     if baseline in ("to_go", "none"):
-        values, rows = _credited(rewards, counts, credit)
-        if baseline == "none":
-            advantages = values
-        else:
-            means = None if state_keys is None else _state_means(values, rows, state_keys, num_generations)
-            advantages = _less_others(values, rows, means)
-        advantages = advantages.masked_fill(~rows.unsqueeze(2), 0.0)
+        advantages = values = _credited(rewards, credit)
+        if baseline == "to_go":
+            means = None if state_keys is None else _state_means(values, state_keys, counts, num_generations)
+            advantages = _less_others(values, means)
     else:
         advantages = _as_published(rewards, credit, baseline)
     if deepseekmath_std:
@@ -176,7 +173,7 @@ def broadcast_to_tokens(
         completion_mask (`torch.Tensor` of shape `(B, T)`): 1 or True on tokens that are trained on.
 
     Returns:
-        `torch.Tensor` of shape `(B, T)`, float32, on the device of `completion_mask`; 0 where the mask is.
+        `torch.Tensor` of shape `(B, T)`, of the default dtype, on the mask's device; 0 where the mask is.
 
     Raises:
         `InputError`: Counts that differ, ends that do not increase or lie outside `T`.
@@ -201,11 +198,11 @@ def broadcast_to_tokens(
         got = f"{list(step_ends[row])} in row {row}"
         raise InputError("step_ends", got, expected, "Ends are inclusive, in completion tokens.")
     last = np.array([row[-1] if len(row) else -1 for row in step_ends])
-    flat = np.array(list(chain.from_iterable(values)), dtype=np.float32)
-    advantages = np.zeros((rows, width), dtype=np.float32)
+    flat = np.array(list(chain.from_iterable(values)), dtype=np.float64)
+    advantages = np.zeros((rows, width))
     advantages[np.arange(width) <= last[:, None]] = np.repeat(flat, ends - before)
-    advantages = torch.from_numpy(advantages)
-    return advantages.to(completion_mask.device).masked_fill(~completion_mask.bool(), 0.0)
+    on_tokens = torch.from_numpy(advantages).to(completion_mask.device, torch.get_default_dtype())
+    return on_tokens.masked_fill(~completion_mask.bool(), 0.0)
 
 
 def with_closings(
@@ -258,16 +255,14 @@ def padded_groups(values: Ragged, num_generations: int, field: str = "step_rewar
     return torch.from_numpy(result).view(-1, num_generations, result.shape[1])
 
 
-def _credited(rewards: torch.Tensor, counts: Sequence[int], credit: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """What each step answers for `(P, G, K)`, 0 once a row ended, and which rows can be scored `(P, G)`."""
-    known = ~rewards.isnan()
-    rows = known.any(dim=2) | (torch.tensor(counts).view(rewards.shape[:2]) == 0)
+def _credited(rewards: torch.Tensor, credit: str) -> torch.Tensor:
+    """What each step answers for `(P, G, K)`, 0 once a row ended."""
     paid = rewards.nan_to_num(nan=0.0)
     if credit == "min_increments":
         lowest = rewards.nan_to_num(nan=math.inf).cummin(dim=2).values
         lowest = lowest.masked_fill(lowest.isinf(), 0.0)  # nothing scorable yet: m_0
         paid = lowest.diff(dim=2, prepend=torch.zeros_like(lowest[..., :1]))
-    return (paid if credit == "immediate" else _to_go(paid)), rows
+    return paid if credit == "immediate" else _to_go(paid)
 
 
 def _to_go(values: torch.Tensor) -> torch.Tensor:
@@ -275,29 +270,33 @@ def _to_go(values: torch.Tensor) -> torch.Tensor:
     return values.flip(2).cumsum(dim=2).flip(2)
 
 
-def _less_others(values: torch.Tensor, rows: torch.Tensor, means: torch.Tensor | None) -> torch.Tensor:
+def _less_others(values: torch.Tensor, means: torch.Tensor | None) -> torch.Tensor:
     """`Q_ik` minus the other rows' mean `(P, G, K)`: of the state where `means` has one, else of the step."""
-    weights = rows.unsqueeze(2).to(values.dtype)
-    others = weights.sum(dim=1, keepdim=True) - weights  # (P, G, 1)
-    total = (values * weights).sum(dim=1, keepdim=True)
-    advantages = values - (total - values * weights) / others.clamp(min=1)
+    others = values.sum(dim=1, keepdim=True) - values
+    advantages = values - others / max(1, values.size(1) - 1)
     # Decided on values, not on rounded differences: what all rows share says nothing.
-    highest = values.masked_fill(~rows.unsqueeze(2), -math.inf).amax(dim=1, keepdim=True)
-    lowest = values.masked_fill(~rows.unsqueeze(2), math.inf).amin(dim=1, keepdim=True)
-    advantages = advantages.masked_fill((highest <= lowest) | (others == 0), 0.0)
+    shared = values.amax(dim=1, keepdim=True) <= values.amin(dim=1, keepdim=True)
+    advantages = advantages.masked_fill(shared, 0.0)
     return advantages if means is None else torch.where(means.isnan(), advantages, values - means)
 
 
 def _state_means(
-    values: torch.Tensor, rows: torch.Tensor, state_keys: Sequence[Sequence[Hashable | None]], num_generations: int
+    values: torch.Tensor,
+    state_keys: Sequence[Sequence[Hashable | None]],
+    counts: Sequence[int],
+    num_generations: int,
 ) -> torch.Tensor:
     """The other rows' mean value at the state of each step `(P, G, K)`; NaN where none of them passed it."""
     means = torch.full_like(values, math.nan)
+    for i, (keys, count) in enumerate(zip(state_keys, counts, strict=True)):
+        if len(keys) != count:  # a mixture of baselines would not be unbiased
+            got = f"{len(keys)} keys for {count} steps in row {i}"
+            raise InputError("state_keys", got, "one per step, a closing included", "Give None for an unknown state.")
     for p in range(values.size(0)):
         group = state_keys[p * num_generations : (p + 1) * num_generations]
         visits: dict[Hashable, dict[int, list[float]]] = {}
         for i, keys in enumerate(group):
-            for k, key in enumerate(keys if rows[p, i] else ()):
+            for k, key in enumerate(keys):
                 if key is not None:
                     visits.setdefault(key, {}).setdefault(i, []).append(values[p, i, k].item())
         for i, keys in enumerate(group):

@@ -14,6 +14,7 @@ from typing import Any
 
 from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.process_rewards.steps import Steps, StepSegmenter, one_step_frac
+from trl_drgrpo.process_rewards.steps.rules import Turns
 from trl_drgrpo.rewards.contract import innermost, reward_name, reward_number
 
 logger = logging.getLogger(__name__)
@@ -50,7 +51,9 @@ class StepScorer:
     Args:
         funcs (`list[Callable]`): Called as `f(prompts=, completions=, steps=, completion_ids=, step_ends=,
             trainer_state=, log_metric=, log_extra=, <columns>)`, synchronous or asynchronous; each returns one list of
-            floats or `None` per completion, one entry per step.
+            floats or `None` per completion, one entry per step. With `environments=`, one per row, where there are. One
+            with a method `on_trainer_built(trainer)` is called there once, one with `on_rollouts(rollouts)` before
+            each batch.
         segmenter ([`StepSegmenter`]): Cuts completions into steps.
         weights (`list[float]`, *optional*): One per function; all 1 by default.
         on_error (`str`, *optional*, defaults to `"raise"`): `"raise"`: a failing function is a [`RewardError`].
@@ -83,6 +86,18 @@ class StepScorer:
         self._logged_failures: set[str] = set()
         self._has_warned_of_one_step = False
         self._was_asked_to_look = False
+
+    def on_trainer_built(self, trainer: Any) -> None:
+        """Introduce the trainer to the functions that have a method of this name."""
+        for func in self.funcs:
+            if (hook := getattr(func, "on_trainer_built", None)) is not None:
+                hook(trainer)
+
+    def on_rollouts(self, rollouts: dict[str, Any]) -> None:
+        """Show this rank's batch as the trainer holds it (`completion_ids (b, T)` and so on) to functions that ask."""
+        for func in self.funcs:
+            if (hook := getattr(func, "on_rollouts", None)) is not None:
+                hook(rollouts)
 
     def score(
         self,
@@ -143,6 +158,7 @@ class StepScorer:
         metrics: dict[str, list[float]] = defaultdict(list)
         columns: dict[str, list[Any]] = defaultdict(list)
         keys = [key for key in batch.inputs[0] if key not in ("prompt", "completion", "completion_ids")]
+        environments = {} if batch.environments is None else {"environments": batch.environments}
         masks: list[Any] = [None] * len(batch.prompts)
         if tool_mask is not None:
             masks = [mask[: len(ids)] for mask, ids in zip(tool_mask, batch.completion_ids, strict=True)]
@@ -155,6 +171,7 @@ class StepScorer:
             prompts=batch.prompts,
             completions=batch.completions,
             trainer_state=trainer_state,
+            **environments,
             **{key: [example[key] for example in batch.inputs] for key in keys},
         )
         for name, rewards in zip(self.names, scores.rewards_per_func, strict=True):
@@ -211,11 +228,15 @@ class StepScorer:
         share = one_step_frac(steps)
         if share == 1.0 and not self._has_warned_of_one_step:
             self._has_warned_of_one_step = True
+            remedy = "If your completions have steps, pick the separator they use."
+            if isinstance(self.segmenter.rule, Turns):
+                remedy = "No tool was called; if steps are something else here, set step_separator."
             logger.warning(
                 "step_separator: %s found one step only in %.0f%% of the completions of a batch, so step rewards act "
-                "as outcome rewards. If your completions have steps, pick the separator they use.",
+                "as outcome rewards. %s",
                 self.segmenter,
                 100 * share,
+                remedy,
             )
 
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.process_rewards.texts import PROMPT_END, PROMPT_START, STEP, take_out_marks
 
 
@@ -63,13 +64,17 @@ def encode_piecewise(tokenizer: Any, prompt: str, steps: Sequence[str], separato
     return ScoringInput(input_ids, positions, (len(start), len(start) + len(prompt_ids)))
 
 
-def encode_whole(tokenizer: Any, marked_text: str, token_id: int, shift: int, special_tokens: bool) -> ScoringInput:
+def encode_whole(
+    tokenizer: Any, marked_text: str, marks: int, token_id: int, shift: int, special_tokens: bool
+) -> ScoringInput:
     """Tokenize a rendered text at once.
 
     Args:
         tokenizer (`PreTrainedTokenizerBase`): A fast one (with offsets).
         marked_text (`str`): The text, with `PROMPT_START` and `PROMPT_END` around the prompt and `STEP` before the
             character at which each step is read.
+        marks (`int`): How many `STEP` there were before a chat template was rendered. Where one got lost (some cut
+            reasoning out of an answer), no step can be scored.
         token_id (`int`): The token that must be there; a step where another one is cannot be scored.
         shift (`int`): Added to that token's index: -1 reads the logits that predict it.
         special_tokens (`bool`): Whether the tokenizer adds its own; not for a text that a chat template made.
@@ -77,19 +82,53 @@ def encode_whole(tokenizer: Any, marked_text: str, token_id: int, shift: int, sp
     Returns:
         [`ScoringInput`].
     """
-    text, places = take_out_marks(marked_text)
-    encoded = tokenizer(text, add_special_tokens=special_tokens, return_offsets_mapping=True)
-    input_ids, offsets = list(encoded["input_ids"]), encoded["offset_mapping"]
-    first, last = places[PROMPT_START][0], places[PROMPT_END][-1]
-    prompt = [i for i, (start, end) in enumerate(offsets) if first <= start < end <= last]
+    input_ids, offsets, places, cut = _tokenized(tokenizer, marked_text, special_tokens)
+    if len(places) != marks:
+        return ScoringInput(input_ids, [None] * marks, cut)
     positions: list[int | None] = []
     token = 0
-    for place in places[STEP]:
+    for place in places:
         while token < len(offsets) and offsets[token][1] <= place:
             token += 1
         right = token < len(offsets) and input_ids[token] == token_id and token + shift >= 0
         positions.append(token + shift if right else None)
-    return ScoringInput(input_ids, positions, (prompt[0], prompt[-1] + 1) if prompt else (0, 0))
+    return ScoringInput(input_ids, positions, cut)
+
+
+def encode_boundaries(tokenizer: Any, marked_text: str, marks: int, special_tokens: bool) -> ScoringInput:
+    """Tokenize a rendered text at once; a position is the last token that begins before its mark.
+
+    Args:
+        tokenizer (`PreTrainedTokenizerBase`): A fast one (with offsets).
+        marked_text (`str`): The text, with `PROMPT_START` and `PROMPT_END` around the prompt and `STEP` behind the
+            last character of each step. A token that holds characters from both sides belongs to what is before.
+        marks (`int`): As in [`encode_whole`].
+        special_tokens (`bool`): Whether the tokenizer adds its own; not for a text that a chat template made.
+
+    Returns:
+        [`ScoringInput`]: One position per mark; all `None` where one is lost, or no token is before the first.
+    """
+    input_ids, offsets, places, cut = _tokenized(tokenizer, marked_text, special_tokens)
+    before = [sum(start < place for start, end in offsets if start < end) for place in places]
+    if len(places) != marks or 0 in before:
+        return ScoringInput(input_ids, [None] * marks, cut)
+    with_text = [i for i, (start, end) in enumerate(offsets) if start < end]
+    return ScoringInput(input_ids, [with_text[count - 1] for count in before], cut)
+
+
+def _tokenized(
+    tokenizer: Any, marked_text: str, special_tokens: bool
+) -> tuple[list[int], list[tuple[int, int]], list[int], tuple[int, int]]:
+    """Token ids and their offsets, the places of `STEP`, and the tokens of the prompt: first and one past the last."""
+    text, places = take_out_marks(marked_text)
+    encoded = tokenizer(text, add_special_tokens=special_tokens, return_offsets_mapping=True)
+    input_ids, offsets = list(encoded["input_ids"]), encoded["offset_mapping"]
+    if not places[PROMPT_START] or not places[PROMPT_END]:
+        remedy = "Use the tokenizer and the chat template that the model was trained with."
+        raise InputError("tokenizer", "a chat template that leaves the prompt out", "one that writes it", remedy)
+    first, last = places[PROMPT_START][0], places[PROMPT_END][-1]
+    prompt = [i for i, (start, end) in enumerate(offsets) if first <= start < end <= last]
+    return input_ids, offsets, places[STEP], (prompt[0], prompt[-1] + 1) if prompt else (0, 0)
 
 
 def single_token_id(tokenizer: Any, text: str) -> int | None:

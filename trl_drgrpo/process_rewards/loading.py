@@ -4,6 +4,7 @@
 but a log line, and the scores are noise. Here that is an error, as is a head with the wrong number of classes.
 """
 
+import importlib
 import os
 from typing import Any
 
@@ -11,6 +12,9 @@ import torch
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.hub_errors import hub_errors
+
+# Architectures of published checkpoints that `qwen2_prm` has without code from the Hub.
+OWN_CLASSES = frozenset({"Qwen2ForProcessRewardModel", "Qwen2ForPrmModel"})
 
 
 def load_tokenizer(model: Any, tokenizer: Any, trust_remote_code: bool = False) -> Any:
@@ -56,8 +60,8 @@ def load_model(
 
     Args:
         model (`str` or `PreTrainedModel`): Path, Hub id or model.
-        auto_class (`str`): Name of the class in `transformers` that loads it. A checkpoint that names
-            `Qwen2ForProcessRewardModel` as its architecture is loaded by this package's own class of that name.
+        auto_class (`str`): Name of the class that loads it: one of `OWN_CLASSES`, or of `transformers`. A checkpoint
+            that names one of `OWN_CLASSES` as its architecture is loaded by that.
         dtype (`torch.dtype` or `str`, *optional*): Type of the weights. By default that of the checkpoint or model.
         device (`torch.device` or `str`, *optional*): By default a loaded model stays where it is; from a path, this
             process's GPU if there is one, else the CPU.
@@ -89,12 +93,16 @@ def load_model(
     if quantization_config is not None:
         options |= {"quantization_config": quantization_config, "device_map": {"": device}}
     with hub_errors("model", str(model), f"a folder or Hub id that {auto_class} loads"):
-        loader: Any = getattr(transformers, auto_class)
-        if not trust_remote_code and _is_qwen_prm(model):
-            from trl_drgrpo.process_rewards.qwen2_prm import Qwen2ForProcessRewardModel
-
-            loader = Qwen2ForProcessRewardModel
+        with_head = auto_class != "AutoModelForCausalLM"
+        if with_head and transformers.utils.find_adapter_config_file(str(model)) is not None:
+            remedy = "The head of what is under it would be random: merge them first."
+            raise InputError("model", f"{str(model)!r}, an adapter", "a whole checkpoint with its head", remedy)
+        own = auto_class if auto_class in OWN_CLASSES else architecture(model)
+        if own in OWN_CLASSES and not (trust_remote_code and auto_class not in OWN_CLASSES):
+            loader: Any = getattr(importlib.import_module("trl_drgrpo.process_rewards.qwen2_prm"), own)
             del options["trust_remote_code"]
+        else:
+            loader = getattr(transformers, auto_class)
         loaded, info = loader.from_pretrained(model, **options)
     if missing := sorted(info["missing_keys"]):
         got = f"{str(model)!r}, a checkpoint without {', '.join(missing[:3])}"
@@ -103,11 +111,12 @@ def load_model(
     return loaded if quantization_config is not None else loaded.to(device)
 
 
-def _is_qwen_prm(model: Any) -> bool:
+def architecture(model: Any) -> str:
+    """Name of the first architecture that the configuration of a path or Hub id states; empty if it states none."""
     from transformers import PreTrainedConfig
 
     config, _ = PreTrainedConfig.get_config_dict(model)
-    return config.get("architectures") == ["Qwen2ForProcessRewardModel"]
+    return (config.get("architectures") or [""])[0]
 
 
 def _dtype(dtype: Any) -> torch.dtype | None:

@@ -22,20 +22,22 @@ from trl_drgrpo.process_rewards.loading import load_model, load_tokenizer
 from trl_drgrpo.process_rewards.scorer import PRMScorer
 from trl_drgrpo.process_rewards.texts import PROMPT_END, PROMPT_START, STEP
 
-_LOADING = frozenset({"dtype", "device", "quantization_config", "trust_remote_code"})
 
-
-class _MarkerScorer(PRMScorer):
-    """Loading, and the checks that every format with a marker needs before anything is scored."""
+class MarkerScorer(PRMScorer):
+    """Loading, and the checks that every format with a marker or a chat needs before anything is scored."""
 
     auto_class = "AutoModelForCausalLM"
+    loading_options = frozenset({"dtype", "device", "quantization_config", "trust_remote_code"})
 
     def __init__(self, model: Any, tokenizer: Any, marker: str | None, name: str, options: dict[str, Any]):
         tokenizer = load_tokenizer(model, tokenizer, options.get("trust_remote_code", False))
         if marker is not None:
-            self.marker_id = _required_token(tokenizer, marker, "marker", name)
-        loading = {key: options.pop(key) for key in _LOADING & options.keys()}
-        super().__init__(load_model(model, self.auto_class, **loading), tokenizer, name=name, marker=marker, **options)
+            self.marker_id = required_token(tokenizer, marker, "marker", name)
+        loading = {key: options.pop(key) for key in self.loading_options & options.keys()}
+        super().__init__(self._load(model, **loading), tokenizer, name=name, marker=marker, **options)
+
+    def _load(self, model: Any, **loading: Any) -> Any:
+        return load_model(model, self.auto_class, **loading)
 
     def _check_format(self) -> None:
         """Write a short row and see that every step can be read where it should be."""
@@ -52,7 +54,7 @@ class _MarkerScorer(PRMScorer):
         return self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=False)
 
 
-class MathShepherdScorer(_MarkerScorer):
+class MathShepherdScorer(MarkerScorer):
     """Math-Shepherd: a causal model that predicts `+` or `-` at a marker behind every step.
 
     Score = softmax over the logits of the two candidate tokens at the marker, the share of `good`.
@@ -76,6 +78,9 @@ class MathShepherdScorer(_MarkerScorer):
     Source: arXiv 2312.08935, and the code on its model card.
     """
 
+    # Between prompt and first step, between a step and its marker, between a marker and the next step.
+    layout: tuple[str, str, str] = (" ", " ", "\n")
+
     def __init__(
         self,
         model: Any,
@@ -94,10 +99,11 @@ class MathShepherdScorer(_MarkerScorer):
         self._check_format()
 
     def _encode(self, prompt: Any, steps: Sequence[str]) -> ScoringInput:
+        before_steps, before_marker, between = self.layout
         numbered = [self._numbered(step, k) for k, step in enumerate(steps, start=1)]
-        answer = "\n".join(f"{step} {STEP}{self.marker}" for step in numbered)
-        text = f"{PROMPT_START}{self._text(prompt).strip()}{PROMPT_END} {answer}"
-        return encode_whole(self.tokenizer, text, self.marker_id, shift=0, special_tokens=True)
+        answer = between.join(f"{step}{before_marker}{STEP}{self.marker}" for step in numbered)
+        text = f"{PROMPT_START}{self._text(prompt).strip()}{PROMPT_END}{before_steps}{answer}"
+        return encode_whole(self.tokenizer, text, len(steps), self.marker_id, shift=0, special_tokens=True)
 
     def _numbered(self, step: str, k: int) -> str:
         return step if not self.number_steps or re.match(r"Step \d+:", step) else f"Step {k}: {step.lstrip()}"
@@ -106,7 +112,7 @@ class MathShepherdScorer(_MarkerScorer):
         return logits[:, self.candidates].softmax(dim=-1)[:, 0]
 
 
-class QwenMathScorer(_MarkerScorer):
+class QwenMathScorer(MarkerScorer):
     """Qwen2.5-Math-PRM: a head of two classes, read at a marker token behind every step of a chat answer.
 
     Args:
@@ -143,19 +149,19 @@ class QwenMathScorer(_MarkerScorer):
         super().__init__(model, tokenizer, marker, name, options)
         self.marker = marker
         self._check_format()
-        self._check_classes()
+        self._check_outputs(2)
 
     def _encode(self, prompt: Any, steps: Sequence[str]) -> ScoringInput:
-        messages = _marked(self._messages(prompt))
+        messages = marked_prompt(self._messages(prompt))
         answer = "".join(f"{step}{STEP}{self.marker}" for step in steps)
         text = self._chat([*messages, {"role": "assistant", "content": answer}])
-        return encode_whole(self.tokenizer, text, self.marker_id, shift=0, special_tokens=False)
+        return encode_whole(self.tokenizer, text, len(steps), self.marker_id, shift=0, special_tokens=False)
 
     def _read(self, logits: torch.Tensor) -> torch.Tensor:
         return logits.softmax(dim=-1)[:, 1]
 
 
-class ChatTurnScorer(_MarkerScorer):
+class ChatTurnScorer(MarkerScorer):
     """Chat-turn models: every step is a user turn, the assistant answers `+` or `-`.
 
     Score of step k = softmax over the logits of the two answers where the k-th answer is predicted, the share of
@@ -200,13 +206,13 @@ class ChatTurnScorer(_MarkerScorer):
             turns.append({"role": "user", "content": step if k else f"{question} {step}"})
             turns.append({"role": "assistant", "content": f"{STEP}{self.good}"})
         text = self._chat(turns)
-        return encode_whole(self.tokenizer, text, self.candidates[0], shift=-1, special_tokens=False)
+        return encode_whole(self.tokenizer, text, len(steps), self.candidates[0], shift=-1, special_tokens=False)
 
     def _read(self, logits: torch.Tensor) -> torch.Tensor:
         return logits[:, self.candidates].softmax(dim=-1)[:, 0]
 
 
-def _marked(messages: list[dict[str, str]]) -> list[dict[str, str]]:
+def marked_prompt(messages: list[dict[str, str]]) -> list[dict[str, str]]:
     """Marks around the prompt: from the first message that is not the system's to the end of the last one."""
     marked = [dict(message) for message in messages]
     first = next((i for i, message in enumerate(marked) if message["role"] != "system"), 0)
@@ -215,11 +221,11 @@ def _marked(messages: list[dict[str, str]]) -> list[dict[str, str]]:
     return marked
 
 
-def _candidates(scorer: _MarkerScorer, good: str | int, bad: str | int) -> list[int]:
+def _candidates(scorer: MarkerScorer, good: str | int, bad: str | int) -> list[int]:
     """The ids of the two candidate tokens, checked against the model's vocabulary."""
     name, vocabulary = scorer.__name__, scorer.model.config.get_text_config().vocab_size
     ids = [
-        token if isinstance(token, int) else _required_token(scorer.tokenizer, token, field, name)
+        token if isinstance(token, int) else required_token(scorer.tokenizer, token, field, name)
         for field, token in (("good", good), ("bad", bad))
     ]
     head = scorer.model.get_output_embeddings()
@@ -232,7 +238,8 @@ def _candidates(scorer: _MarkerScorer, good: str | int, bad: str | int) -> list[
     return ids
 
 
-def _required_token(tokenizer: Any, text: str, field: str, name: str) -> int:
+def required_token(tokenizer: Any, text: str, field: str, name: str) -> int:
+    """The id of a text that must be one token of the vocabulary, or the error that says so."""
     token_id = single_token_id(tokenizer, text)
     if token_id is None:
         got = f"{text!r}, which the tokenizer does not have as one token"

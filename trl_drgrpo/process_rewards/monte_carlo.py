@@ -88,6 +88,11 @@ class MonteCarloScorer:
         self._cache: dict[Any, float | None] = {}
         self._cleaner = Cleaner(END_TOKENS if tokenizer is None else [*tokenizer.all_special_tokens, *END_TOKENS])
 
+    def on_trainer_built(self, trainer: Any) -> None:
+        """Called by the trainer: roll-outs that need one and have none take it."""
+        if getattr(self.generate, "trainer", trainer) is None:
+            self.generate.trainer = trainer  # type: ignore[attr-defined]
+
     def __call__(
         self,
         prompts: Sequence[Any],

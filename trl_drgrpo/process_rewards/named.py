@@ -2,6 +2,7 @@
 
     step_reward_funcs:
       - qwen_math_prm: {model: Qwen/Qwen2.5-Math-PRM-7B, dtype: bfloat16}
+      - prm: Skywork/Skywork-o1-Open-PRM-Qwen-2.5-1.5B    # the format is that of the model
 
 Loading waits, so that `--dry_run` and a run with a wrong key do not read billions of weights first.
 """
@@ -15,10 +16,26 @@ from pathlib import Path
 from typing import Any
 
 from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.hub_errors import hub_errors
 
 # Options that every scorer takes and that the marker scorers pass on.
 _COMMON = ("batch_size", "max_length", "dtype", "device", "quantization_config", "trust_remote_code")
 _NOT_IN_A_RECIPE = ("self", "model", "options", "prompt_text")
+
+# Formats that no configuration states, by what the published ids have in common.
+_BY_ID = {
+    "math-shepherd": "MathShepherdScorer",
+    "versaprm": "VersaScorer",
+    "llama-prm800k": "VersaScorer",
+    "math-psa": "MathPSAScorer",
+    "llama3.1-8b-prm": "ChatTurnScorer",
+    "eurusprm": "ImplicitRewardScorer",
+    "reasonflux-prm-1.5b": "ReasonFluxScorer",
+}
+_BY_ARCHITECTURE = {
+    "Qwen2ForProcessRewardModel": "QwenMathScorer",
+    "Qwen2ForPrmModel": "SkyworkScorer",
+}
 
 
 class NamedScorer:
@@ -37,6 +54,8 @@ class NamedScorer:
 
     def __init__(self, scorer: type, model: str, name: str, options: dict[str, Any]):
         _check_model(model)
+        if options.get("reference") is not None:
+            _check_model(options["reference"], "reference")
         known = [option for option in inspect.signature(scorer).parameters if option not in _NOT_IN_A_RECIPE]
         known += [option for option in _COMMON if option not in known]
         for option in options:
@@ -71,17 +90,56 @@ def _named(scorer: str, name: str) -> Callable[..., NamedScorer]:
 
 token_classification_prm = _named("TokenClassificationScorer", "token_classification_prm")
 math_shepherd_prm = _named("MathShepherdScorer", "math_shepherd_prm")
+versa_prm = _named("VersaScorer", "versa_prm")
+math_psa_prm = _named("MathPSAScorer", "math_psa_prm")
 qwen_math_prm = _named("QwenMathScorer", "qwen_math_prm")
 chat_turn_prm = _named("ChatTurnScorer", "chat_turn_prm")
+skywork_prm = _named("SkyworkScorer", "skywork_prm")
+reasonflux_prm = _named("ReasonFluxScorer", "reasonflux_prm")
+implicit_prm = _named("ImplicitRewardScorer", "implicit_prm")
 
 
-def _check_model(model: Any) -> None:
+def prm(model: str, **options: Any) -> NamedScorer:
+    """A process reward model whose id, or else its `config.json`, says which format it has; loaded at the first call.
+
+    Args:
+        model (`str`): Path or Hub id.
+        **options: Of the scorer that belongs to it.
+
+    Raises:
+        [`InputError`]: A model of which this cannot be told, and what [`NamedScorer`] raises.
+    """
+    _check_model(model)
+    return _named(_format_of(model), "prm")(model, **options)
+
+
+def _format_of(model: str) -> str:
+    """Name of the scorer's class."""
+    path = Path(model).expanduser()
+    for part, scorer in _BY_ID.items():
+        if part in (path.name if path.is_dir() else model).lower():
+            return scorer
+    if (path / "reward_head.pt").is_file():
+        return "ReasonFluxScorer"
+    loading = importlib.import_module("trl_drgrpo.process_rewards.loading")
+    with hub_errors("model", model, "a folder or the id of a process reward model on the Hub"):
+        stated = loading.architecture(model)
+    if stated.endswith("ForTokenClassification"):
+        return "TokenClassificationScorer"
+    if stated not in _BY_ARCHITECTURE:
+        got = f"{model}, whose architecture, {stated or 'none'}, does not say which format it has"
+        remedy = "Name the format: one of the names in `trl_drgrpo.process_rewards.named`, `math_shepherd_prm` say."
+        raise InputError("model", got, "a process reward model", remedy)
+    return _BY_ARCHITECTURE[stated]
+
+
+def _check_model(model: Any, field: str = "model") -> None:
     if not isinstance(model, str) or not model:
-        raise InputError("model", repr(model), "a path or Hub id", "Name a process reward model.")
+        raise InputError(field, repr(model), "a path or Hub id", "Name a process reward model.")
     path = Path(model).expanduser()
     looks_local = path.is_absolute() or model.startswith((".", "~")) or model.count("/") > 1
-    if path.is_dir() and not (path / "config.json").is_file():
-        raise InputError("model", f"{model}, a folder without config.json", "a saved model", "Name its folder.")
+    if path.is_dir() and not any((path / name).is_file() for name in ("config.json", "adapter_config.json")):
+        raise InputError(field, f"{model}, a folder without config.json", "a saved model", "Name its folder.")
     if looks_local and not path.is_dir():
         remedy = f"Relative paths start at the current directory, {os.getcwd()}."
-        raise InputError("model", f"{model}, which does not exist", "a model's folder or Hub id", remedy)
+        raise InputError(field, f"{model}, which does not exist", "a model's folder or Hub id", remedy)

@@ -20,20 +20,18 @@ Prefixes = Sequence[str] | Sequence[Sequence[int]]
 class TrainerRollouts:
     """Samples continuations from a trainer's policy, with the trainer's own backend and sampling settings.
 
-    The trainer does not exist yet when its step reward functions are built, so it is told afterwards:
+    The trainer does not exist yet when its step reward functions are built; it introduces itself to the scorer:
 
     ```python
-    rollouts = TrainerRollouts()
-    scorer = MonteCarloScorer(rollouts, verifier, tokenizer=tokenizer)
+    scorer = MonteCarloScorer(TrainerRollouts(), verifier, tokenizer=tokenizer)
     trainer = DrGRPOTrainer(..., step_reward_funcs=scorer)
-    rollouts.trainer = trainer
     ```
 
     Continuations have up to `max_completion_length` tokens, whatever the prefix has already. Sampling draws from the
     global random state, as the trainer's own does. All processes make the same number of calls to the backend.
 
     Args:
-        trainer (`DrGRPOTrainer`, *optional*): The trainer; set the attribute `trainer` later if it does not exist yet.
+        trainer (`DrGRPOTrainer`, *optional*): The trainer; by default the one that the scorer is given to.
         batch_size (`int`, *optional*, defaults to `32`): Continuations per call of the backend and process; at least
             the `k` of one prefix. Raise it for vLLM, which schedules by itself.
     """
@@ -60,7 +58,7 @@ class TrainerRollouts:
         """
         trainer = self.trainer
         if trainer is None:
-            remedy = "Set `rollouts.trainer = trainer` once the trainer exists."
+            remedy = "Give the scorer to the trainer itself, or set `rollouts.trainer = trainer`."
             raise InputError("TrainerRollouts.trainer", "none", "the trainer whose policy is sampled", remedy)
         if any(isinstance(prefix, str) for prefix in prefixes):
             remedy = "Give the Monte-Carlo scorer the policy's `tokenizer`."

@@ -53,7 +53,7 @@ class PRMScorer:
         self.model = model.eval()
         self.tokenizer = tokenizer
         self.batch_size = batch_size
-        self.max_length = max_length or _longest_input(model, tokenizer)
+        self.max_length = max_length or longest_input(model, tokenizer)
         self.__name__ = name
         self._prompt_text = prompt_text
         self._cleaner = Cleaner([*tokenizer.all_special_tokens, *END_TOKENS], marker)
@@ -78,8 +78,9 @@ class PRMScorer:
             **kwargs: Whatever else the trainer passes.
 
         Returns:
-            `list[list[float | None]]`: For each row `K_i` probabilities from 0 to 1 that the step is good. `None` for
-            a step without text (special tokens and white space only) and for rows whose steps do not fit.
+            `list[list[float | None]]`: For each row `K_i` scores, by default probabilities from 0 to 1 that the step
+            is good. `None` for a step without text (special tokens and white space only) and for rows whose steps do
+            not fit.
 
         Raises:
             `InputError`: If there are not as many prompts as rows of steps.
@@ -97,7 +98,7 @@ class PRMScorer:
             encoded = self._encode(prompt, kept)
             fitted = encoded.fit(self.max_length)
             truncated += fitted is not encoded
-            if self._fits(encoded, fitted):
+            if self._fits(encoded, fitted) and encoded.positions.count(None) < len(encoded.positions):
                 inputs.append((row, indices, fitted))  # type: ignore[arg-type]
         for (row, indices, _), scores in zip(inputs, self._run([item for *_, item in inputs]), strict=True):
             for index, score in zip(indices, scores, strict=True):
@@ -135,7 +136,8 @@ class PRMScorer:
         elif fitted is not encoded:
             self._warn("prompt", f"{limit}; longer rows lose the left of their prompt (the steps are kept whole).")
         if None in encoded.positions:
-            self._warn("format", f"'{self.__name__}': a marker merged with its surroundings; its step is unscorable.")
+            reason = "a marker merged with its surroundings, or the chat template left a part of the answer out"
+            self._warn("format", f"'{self.__name__}': {reason}; such steps are unscorable.")
         return fitted is not None
 
     def _warn(self, kind: str, message: str) -> None:
@@ -151,24 +153,31 @@ class PRMScorer:
         by_length = sorted(range(len(inputs)), key=lambda i: len(inputs[i].input_ids), reverse=True)
         for start in range(0, len(by_length), self.batch_size):
             indices = by_length[start : start + self.batch_size]
-            for i, logits in zip(indices, self._logits([inputs[i] for i in indices]), strict=True):
-                values = iter(self._read(logits.float()).tolist())
-                scores[i] = [None if position is None else next(values) for position in inputs[i].positions]
+            for i, row_scores in zip(indices, self._scores([inputs[i] for i in indices]), strict=True):
+                scores[i] = row_scores
         return scores
 
-    def _logits(self, rows: Sequence[ScoringInput]) -> list[torch.Tensor]:
-        """One forward pass: for each row the logits at its positions, `(K, classes or vocabulary)`."""
+    def _scores(self, rows: Sequence[ScoringInput]) -> list[list[float | None]]:
+        """Scores of one batch, `K_i` per row."""
+        wanted = [[position for position in row.positions if position is not None] for row in rows]
+        scores: list[list[float | None]] = []
+        for row, logits in zip(rows, self._logits(rows, wanted, self.model), strict=True):
+            values = iter(self._read(logits.float()).tolist())
+            scores.append([None if position is None else next(values) for position in row.positions])
+        return scores
+
+    def _logits(self, rows: Sequence[ScoringInput], wanted: Sequence[Sequence[int]], model: Any) -> list[torch.Tensor]:
+        """One forward pass: for each row the logits at the wanted positions, `(positions, classes or vocabulary)`."""
         width = max(len(row.input_ids) for row in rows)
-        device = self.model.device
+        device = model.device
         input_ids = torch.full((len(rows), width), self.tokenizer.pad_token_id or 0)  # (B, S)
         attention_mask = torch.zeros_like(input_ids)
         for i, row in enumerate(rows):
             input_ids[i, : len(row.input_ids)] = torch.tensor(row.input_ids)
             attention_mask[i, : len(row.input_ids)] = 1
-        wanted = [[position for position in row.positions if position is not None] for row in rows]
         column = {position: position for position in range(width)}
         options: dict[str, Any] = {}
-        inner = self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model  # behind adapters
+        inner = model.get_base_model() if hasattr(model, "get_base_model") else model  # behind adapters
         parameters = inspect.signature(inner.forward).parameters
         if "use_cache" in parameters:
             options["use_cache"] = False
@@ -176,7 +185,7 @@ class PRMScorer:
             kept = sorted({position for positions in wanted for position in positions})
             column = {position: i for i, position in enumerate(kept)}
             options["logits_to_keep"] = torch.tensor(kept, dtype=torch.long, device=device)
-        output = self.model(input_ids=input_ids.to(device), attention_mask=attention_mask.to(device), **options)
+        output = model(input_ids=input_ids.to(device), attention_mask=attention_mask.to(device), **options)
         logits = output.logits if hasattr(output, "logits") else output[0]
         return [logits[i, [column[position] for position in row]] for i, row in enumerate(wanted)]
 
@@ -187,21 +196,27 @@ class PRMScorer:
         self._prompt_text = theirs
         return row
 
-    def _check_classes(self) -> None:
-        """Run one short row and see that the head has two classes."""
+    @torch.no_grad()
+    def _check_outputs(self, due: int) -> None:
+        """Run one short row and see that the head has as many outputs per token as the format reads."""
         row = self._sample_row()
-        classes = self._logits([row])[0].size(-1) if None not in row.positions else 0
-        if classes != 2:
-            raise wrong_head(self.__name__, f"{classes} outputs per token")
+        wanted = [position for position in row.positions if position is not None]
+        outputs = self._logits([row], [wanted], self.model)[0].size(-1)
+        if outputs != due:
+            raise wrong_head(self.__name__, f"{outputs} outputs per token", due)
 
 
-def wrong_head(name: str, got: str) -> InputError:
-    """The error for a head that is not one of two classes."""
+def wrong_head(name: str, got: str, due: int = 2) -> InputError:
+    """The error for a head that has not two classes, or not the one output that is due."""
+    if due == 1:
+        remedy = "Load the process reward model that this format belongs to."
+        return InputError(f"model of '{name}'", got, "a head of 1 output per token", remedy)
     remedy = "Load a process reward model (class 1 = good), or train one with `trl-drgrpo train-prm`."
     return InputError(f"model of '{name}'", got, "a head of 2 classes per token", remedy)
 
 
-def _longest_input(model: Any, tokenizer: Any) -> int:
+def longest_input(model: Any, tokenizer: Any) -> int:
+    """Tokens that model and tokenizer say they can read."""
     config = model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config
     positions = getattr(config, "max_position_embeddings", None) or _NO_LIMIT
     return int(min(positions, tokenizer.model_max_length, _NO_LIMIT))

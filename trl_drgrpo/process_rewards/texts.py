@@ -64,13 +64,14 @@ class Cleaner:
     Args:
         special_tokens (`Iterable[str]`): Removed from steps wherever they occur.
         marker (`str`, *optional*): The model's step marker, removed from prompts and steps. A marker made of letters
-            (`ки`) is removed where it stands alone only: it is a part of ordinary words too.
+            (`ки`) is removed where it stands alone only: it is a part of ordinary words too. Of one made of line
+            breaks, every run of as many or more is removed, whatever white space is between them.
     """
 
     def __init__(self, special_tokens: Iterable[str], marker: str | None = None):
         marks = [re.escape(mark) for mark in _MARKS]
         if marker is not None:
-            marks.append(rf"(?<!\w){re.escape(marker)}(?!\w)" if marker.isalnum() else re.escape(marker))
+            marks.append(_pattern(marker))
         longest_first = sorted({token for token in special_tokens if token}, key=len, reverse=True)
         self._from_prompts = re.compile("|".join(marks))
         self._from_steps = re.compile("|".join([*marks, *map(re.escape, longest_first)]))
@@ -95,6 +96,14 @@ class Cleaner:
     def prompt(self, text: str) -> str:
         """The prompt without markers."""
         return _remove(self._from_prompts, text)
+
+
+def _pattern(marker: str) -> str:
+    if marker.isalnum():
+        return rf"(?<!\w){re.escape(marker)}(?!\w)"
+    if marker.isspace():
+        return rf"[^\S\n]*(?:\n[^\S\n]*){{{marker.count(chr(10))},}}"
+    return re.escape(marker)
 
 
 def _remove(pattern: re.Pattern[str], text: str) -> str:

@@ -69,7 +69,7 @@ class TokenClassificationScorer(PRMScorer):
         )
         noted: str = getattr(loaded.config, "step_separator", DEFAULT_SEPARATOR)
         self.step_separator = noted if step_separator is None else step_separator
-        self._check_classes()
+        self._check_outputs(2)
 
     def _encode(self, prompt: Any, steps: Sequence[str]) -> ScoringInput:
         return encode_piecewise(self.tokenizer, self._text(prompt), steps, self.step_separator)

@@ -7,11 +7,9 @@ together; `page.py`, `markdown.py` and `figure.py` only draw. Nothing here impor
 
 from typing import TYPE_CHECKING
 
-from trl_drgrpo.common.lazy import lazy_names
+from trl_drgrpo.common.lazy import attach
 
 if TYPE_CHECKING:
     from trl_drgrpo.report.write import write_report as write_report
 
-__getattr__, __dir__ = lazy_names(__name__, {"write_report": "write"})
-
-__all__ = ["write_report"]
+attach(__name__)

@@ -5,6 +5,7 @@ Curves, samples and differences are computed here and nowhere else, so that the 
 
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from trl_drgrpo.common.version import __version__
@@ -46,7 +47,7 @@ def report_contents(runs: Sequence[Run], max_groups: int | None = None, thin: bo
         "made_by": f"trl-drgrpo {__version__}",
         "made_at": int(time.time()),
         "buckets": list(BUCKETS),
-        "panels": [panel.as_json() for panel in panels],
+        "panels": [asdict(panel) for panel in panels],
         "other_metrics": other_metrics(names, panels),
         "settings_table": settings_table(runs),
         "final_table": final_table(panels, trained),
@@ -88,15 +89,10 @@ def _run(
 
 def difficulty(curves: dict[str, Curve]) -> dict[str, Any] | None:
     """
-    The heat map of difficulty over time, and the gradient weight by difficulty.
+    The heat map of difficulty over time, and the gradient weight by difficulty; `None` if there is nothing.
 
-    Args:
-        curves (`dict[str, Curve]`): Of the run, not thinned.
-
-    Returns:
-        `dict` or `None`: `steps` (last step of each column), `groups` (per bucket the shares of groups per column)
-        and `gradient_weight` (per weighting the share per bucket, mean over the run; absent if not logged). `None` if
-        there is nothing.
+    `steps`: last step of each column; `groups`: per bucket the shares of groups per column; `gradient_weight`: per
+    weighting the share per bucket, mean over the run, absent if not logged. `curves` are not thinned.
     """
     shares = {bucket: curves.get(difficulty_metric("groups_frac", bucket)) for bucket in BUCKETS}
     longest = max((curve for curve in shares.values() if curve), key=lambda curve: len(curve.steps), default=None)
@@ -119,15 +115,8 @@ def difficulty(curves: dict[str, Curve]) -> dict[str, Any] | None:
 
 
 def settings_table(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """
-    Objective and settings, one row per field.
-
-    Args:
-        runs (`Sequence[Run]`): A field that a run does not have is `None` there.
-
-    Returns:
-        `list[dict]`: `name`, `values` and `differs`: whether runs that have the field have different values of it.
-    """
+    """Objective and settings, one row per field; `None` where a run does not have it. `differs`: whether runs that
+    have the field have different values of it."""
     rows = []
     for part in ("facts", "objective", "settings"):
         names = dict.fromkeys(name for run in runs for name in getattr(run, part))
@@ -143,17 +132,8 @@ def _differ(values: Sequence[Any]) -> bool:
 
 
 def final_table(panels: Sequence[Panel], trained: Sequence[dict[str, Curve]]) -> list[dict[str, Any]]:
-    """
-    First and last value of every curve of the panels.
-
-    Args:
-        panels (`Sequence[Panel]`): What is drawn.
-        trained (`Sequence[dict[str, Curve]]`): Curves per run, not thinned.
-
-    Returns:
-        `list[dict]`: `name`, `unit`, `role`, `share`, `first` and `last` with one value per run (means over a tenth of
-        the logged values; `None` where a run did not log it).
-    """
+    """First and last value of every curve of the panels: means over a tenth of the logged values, one per run.
+    `trained`: curves per run, not thinned; `None` where a run did not log it."""
     rows = []
     for panel in panels:
         for line in panel.lines:

@@ -39,15 +39,10 @@ class Curve:
 
 def curves_of(logged: Sequence[Logged], mode: str, points: int | None = None) -> dict[str, Curve]:
     """
-    The curves of a run.
+    The curves of a run per metric, sorted, without metrics that have no value and those of a run's end.
 
-    Args:
-        logged (`Sequence[Logged]`): In the order of the steps; of several entries of a step the last one counts.
-        mode (`str`): `"train"` or `"eval"`; the prefix `eval_` is taken off.
-        points (`int`, *optional*): Means of equally many neighbors are taken until at most so many points are left.
-
-    Returns:
-        `dict[str, Curve]`: Per metric, sorted; without metrics that have no value and those of a run's end.
+    `logged` is in the order of the steps; of several entries of a step the last one counts. `mode`: `"train"` or
+    `"eval"`, whose prefix `eval_` is taken off. Means of equally many neighbors leave at most `points` points.
     """
     values: dict[str, dict[int, float | None]] = defaultdict(dict)
     for entry in logged:
@@ -87,13 +82,7 @@ class Ends:
 
 def ends_of(curve: Curve) -> Ends:
     """
-    The mean of the first and of the last tenth.
-
-    Args:
-        curve ([`Curve`]): With at least one value.
-
-    Returns:
-        [`Ends`].
+    The mean of the first and of the last tenth of a curve that has a value.
 
     Example:
 

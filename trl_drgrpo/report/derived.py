@@ -13,15 +13,8 @@ from trl_drgrpo.report.records import Completions, Group, Row
 
 
 def derived_metrics(completions: Completions) -> tuple[dict[int, dict[str, float | None]], list[str]]:
-    """
-    Metrics per logged step, and notes that say where they come from.
-
-    Args:
-        completions ([`Completions`]): Of a run of plain TRL.
-
-    Returns:
-        `tuple[dict[int, dict[str, float]], list[str]]`: Nothing, and why, where a reward is neither 0 nor 1.
-    """
+    """Metrics per logged step of a run of plain TRL, and notes on their origin. Where a reward is neither 0 nor 1: no
+    metrics, and the reason."""
     batches: dict[int, list[Group]] = defaultdict(list)
     several = False
     for _, group in completions.looked_at():
@@ -41,15 +34,7 @@ def derived_metrics(completions: Completions) -> tuple[dict[int, dict[str, float
 
 
 def batch_metrics(groups: Sequence[Group]) -> dict[str, float | None]:
-    """
-    Metrics of one batch whose rewards are 0 or 1.
-
-    Args:
-        groups (`Sequence[Group]`): Its groups.
-
-    Returns:
-        `dict[str, float]`: What has nothing to be computed from is left out.
-    """
+    """Metrics of one batch whose rewards are 0 or 1, without those that have nothing to be computed from."""
     rates = []
     for group in groups:
         rewards = [row.reward for row in group.rows if row.reward is not None]
@@ -74,10 +59,7 @@ def batch_metrics(groups: Sequence[Group]) -> dict[str, float | None]:
 
 def bucket_of(rate: float) -> str:
     """
-    The difficulty bucket of a pass rate.
-
-    Args:
-        rate (`float`): Share of a group that is correct, 0 to 1.
+    The difficulty bucket of a pass rate, 0 to 1.
 
     Example:
 

@@ -10,13 +10,7 @@ _ESCAPED = re.compile("[<>&\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069
 
 def embedded(value: Any) -> str:
     r"""
-    A value as JSON that may stand in a `<script type="application/json">` element.
-
-    Args:
-        value (`Any`): What `json.dumps` takes, without NaN and infinities.
-
-    Returns:
-        `str`: Encodable as UTF-8; the same value when parsed.
+    A value as JSON, encodable as UTF-8, that may stand in a `<script type="application/json">` element.
 
     Example:
 

@@ -23,19 +23,7 @@ def has_matplotlib() -> bool:
 
 
 def draw_figure(contents: dict[str, Any], path: Path) -> Path:
-    """
-    Draws every panel of a report.
-
-    Args:
-        contents (`dict`): As `report_contents` gives them.
-        path (`Path`): PNG file to write.
-
-    Returns:
-        `Path`: `path`.
-
-    Raises:
-        [`InputError`]: matplotlib is not installed.
-    """
+    """Draws every panel of a report (`report_contents`) into a PNG file. Refuses to without matplotlib."""
     if not has_matplotlib():
         raise InputError(
             "format", "png without matplotlib", "matplotlib", 'Install it: pip install "trl-drgrpo[report]".'
@@ -71,15 +59,7 @@ def _draw_panel(axes: "Axes", panel: dict[str, Any], runs: list[dict[str, Any]])
 
 
 def smoothed(values: list[float | None]) -> list[float]:
-    """
-    Exponential mean as the page draws it: without bias towards the first value, gaps stay gaps.
-
-    Args:
-        values (`list[float or None]`): `None` = a gap.
-
-    Returns:
-        `list[float]`: NaN in the gaps.
-    """
+    """Exponential mean as the page draws it: without bias towards the first value. Gaps (`None`) become NaN."""
     total = weight = 0.0
     result = []
     for value in values:

@@ -10,16 +10,8 @@ _COMPLETION_CHARACTERS = 300
 
 
 def markdown_page(contents: dict[str, Any], plot: Path | None) -> str:
-    """
-    Renders the Markdown file.
-
-    Args:
-        contents (`dict`): As `report_contents` gives them.
-        plot (`Path` or `None`): The picture, in the same folder; `None` without matplotlib.
-
-    Returns:
-        `str`: The text.
-    """
+    """Renders the Markdown file. `contents`: of `report_contents`; `plot`: the picture in the same folder, `None`
+    without matplotlib."""
     runs = contents["runs"]
     names = [_cell(run["name"]) for run in runs]
     parts = [f"# Run report: {', '.join(names)}", ""]

@@ -35,15 +35,7 @@ _RUN_DATA = (
 
 
 def html_page(contents: dict[str, Any]) -> str:
-    """
-    Renders the page.
-
-    Args:
-        contents (`dict`): As `report_contents` gives them.
-
-    Returns:
-        `str`: The page; encodable as UTF-8.
-    """
+    """Renders `contents`, of `report_contents`, as one page; encodable as UTF-8."""
     from jinja2 import Environment, PackageLoader
     from markupsafe import Markup
 
@@ -71,12 +63,7 @@ def html_page(contents: dict[str, Any]) -> str:
 
 
 def shown(value: Any) -> str:
-    """
-    A value of a table as text.
-
-    Args:
-        value (`Any`): `None` is a dash; numbers keep what was written, with at most six significant digits.
-    """
+    """A value of a table as text. `None` is a dash; numbers have at most six significant digits."""
     if value is None:
         return "–"
     if isinstance(value, float):
@@ -85,13 +72,7 @@ def shown(value: Any) -> str:
 
 
 def amount(value: float | None, share: bool) -> str:
-    """
-    A metric as text.
-
-    Args:
-        value (`float` or `None`): `None` is a dash.
-        share (`bool`): Whether it runs from 0 to 1, and is written in percent.
-    """
+    """A metric as text. `None` is a dash; a share, 0 to 1, is in percent."""
     return f"{value:.1%}" if share and value is not None else shown(value)
 
 

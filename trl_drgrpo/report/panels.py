@@ -1,8 +1,7 @@
 """Panels of the report and their metrics: one list for the page, the figure and the tables."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from trl_drgrpo.features.diagnostics.statistics import BUCKETS
 
@@ -40,10 +39,6 @@ class Panel:
     stacked: bool = False
     hint: str = ""
     share: bool = False
-
-    def as_json(self) -> dict[str, Any]:
-        """As the page has it."""
-        return asdict(self)
 
 
 def _one(title: str, unit: str, *metrics: str, hint: str = "", share: bool = False) -> Panel:
@@ -114,12 +109,8 @@ def panels_for(metrics: Collection[str]) -> list[Panel]:
     """
     The panels that have something to draw, with the curves that are there, and one for each reward function.
 
-    Args:
-        metrics (`Collection[str]`): Names of metrics that any of the runs logged.
-
-    Returns:
-        `list[Panel]`: Completions of all kinds, and groups of equal rewards, are drawn only where correct and
-        incorrect ones are not.
+    `metrics`: those that any of the runs logged. Completions of all kinds, and groups of equal rewards, are drawn only
+    where correct and incorrect ones are not.
     """
     panels = []
     for panel in (*PANELS, *_reward_panels(metrics)):
@@ -141,28 +132,14 @@ def _reward_panels(metrics: Collection[str]) -> list[Panel]:
 
 
 def other_metrics(metrics: Collection[str], panels: Sequence[Panel]) -> list[str]:
-    """
-    Logged metrics that no panel draws, nor the heat map.
-
-    Args:
-        metrics (`Collection[str]`): Names of metrics.
-        panels (`Sequence[Panel]`): What is drawn.
-
-    Returns:
-        `list[str]`: Sorted.
-    """
+    """Logged metrics that no panel draws, nor the heat map; sorted."""
     drawn = {name for panel in panels for line in panel.lines for name in line.metrics}
     return sorted(name for name in metrics if name not in drawn and not name.startswith("difficulty/"))
 
 
 def difficulty_metric(kind: str, bucket: str) -> str:
-    """
-    Name of a difficulty metric.
-
-    Args:
-        kind (`str`): `"groups_frac"`, `"gradient_weight_frac"` or `"gradient_weight_frac_grpo"`.
-        bucket (`str`): One of `BUCKETS`.
-    """
+    """Name of a difficulty metric. `kind`: `"groups_frac"`, `"gradient_weight_frac"` or
+    `"gradient_weight_frac_grpo"`."""
     if bucket not in BUCKETS:
         raise ValueError(f"bucket: got {bucket!r}; expected one of {', '.join(BUCKETS)}.")
     return f"difficulty/{kind}/{bucket}"

@@ -19,15 +19,8 @@ _NOT_METRICS = ("step", "epoch")
 
 
 def find_trainer_state(folder: Path) -> Path | None:
-    """
-    The trainer state that got furthest: in the folder, or in one of its checkpoints.
-
-    Args:
-        folder (`Path`): Output folder of a run, or a checkpoint.
-
-    Returns:
-        `Path` or `None`: Files that cannot be read are passed over, unless there is no other.
-    """
+    """The trainer state that got furthest, in the folder or in one of its checkpoints. Passes over files that cannot
+    be read, unless there is no other."""
     found = _states(folder)
     readable = [(step, path) for step, path in found if step is not None]
     if readable:
@@ -50,15 +43,7 @@ def _state(path: Path) -> dict[str, Any]:
 
 
 def read_plain_run(folder: Path) -> Run:
-    """
-    Reads a run that has no run log.
-
-    Args:
-        folder (`Path`): Its output folder, or a checkpoint.
-
-    Returns:
-        [`Run`]: Without objective and settings.
-    """
+    """Reads a run that has no run log, from its output folder or a checkpoint: no objective, no settings."""
     path = find_trainer_state(folder)
     state = _state(path) if path is not None else {}
     run = Run(name=folder.resolve().name, path=str(folder), kind="trl")

@@ -24,18 +24,8 @@ _FILES = ("run.json", "metrics.jsonl", "completions.jsonl", "warnings.jsonl")
 
 
 def read_runs(folders: Sequence[str | Path]) -> list[Run]:
-    """
-    Reads several runs and gives them different names.
-
-    Args:
-        folders (`Sequence[str or Path]`): Output folders of runs, at least one.
-
-    Returns:
-        `list[Run]`: In the order given.
-
-    Raises:
-        [`InputError`]: A folder is not there, is no run, or was written in a format this version does not know.
-    """
+    """Reads the runs of some output folders, in order, and gives them different names. Refuses a folder that is not
+    there, is no run, or is of an unknown format."""
     if not folders:
         raise InputError("run_dirs", "no folder", "at least one", "Name the output_dir of a run.")
     runs = [read_run(folder) for folder in folders]
@@ -49,18 +39,8 @@ def read_runs(folders: Sequence[str | Path]) -> list[Run]:
 
 
 def read_run(folder: str | Path) -> Run:
-    """
-    Reads one run.
-
-    Args:
-        folder (`str` or `Path`): The `output_dir` of a run, its `_drgrpo` folder, or one of its checkpoints.
-
-    Returns:
-        [`Run`].
-
-    Raises:
-        [`InputError`]: As `read_runs`.
-    """
+    """Reads one run from its `output_dir`, its `_drgrpo` folder, or one of its checkpoints. Errors are those of
+    `read_runs`."""
     from trl_drgrpo.report.plain_trl import find_trainer_state, read_plain_run
 
     folder = Path(folder)
@@ -83,18 +63,7 @@ def read_run(folder: str | Path) -> Run:
 
 
 def read_run_log(log: Path) -> Run:
-    """
-    Reads the folder that `DrGRPOTrainer` writes.
-
-    Args:
-        log (`Path`): `<output_dir>/_drgrpo`.
-
-    Returns:
-        [`Run`].
-
-    Raises:
-        [`InputError`]: `run.json` was written in another format.
-    """
+    """Reads the folder `<output_dir>/_drgrpo` that `DrGRPOTrainer` writes. Refuses a `run.json` of another format."""
     notes: list[str] = []
     about = _about(log / "run.json", notes)
     entries = [mapping(start) for start in about.get("starts") or [] if isinstance(start, dict)]

@@ -109,15 +109,7 @@ class RecordedCompletions:
 
 
 def group_of(value: dict[str, Any]) -> Group:
-    """
-    A group from a line of `completions.jsonl`.
-
-    Args:
-        value (`dict`): The line. What is missing or of another type is left out.
-
-    Returns:
-        [`Group`].
-    """
+    """A group from a line of `completions.jsonl`, without what is missing or of another type."""
     rows = value.get("rows")
     return finish_group(
         Group(

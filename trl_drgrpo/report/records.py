@@ -213,14 +213,11 @@ def mapping(value: Any) -> Mapping[str, Any]:
 
 
 def finish_group(group: Group) -> Group:
-    """Fill in what follows from the rewards where it was not recorded: baseline, std and GRPO's z-scores.
+    """
+    Fill in what follows from the rewards where it was not recorded: baseline, std and GRPO's z-scores. In place.
 
-    Args:
-        group ([`Group`]): Changed in place. Rows without a reward are left out of the statistics and have no z-score;
-            where all rewards are equal the z-scores are 0.
-
-    Returns:
-        [`Group`]: The same one.
+    Rows without a reward are left out of the statistics and have no z-score; where all rewards are equal the z-scores
+    are 0.
     """
     scored = [row for row in group.rows if row.reward is not None]
     rewards = [row.reward for row in scored if row.reward is not None]

@@ -42,17 +42,7 @@ class Sample:
 
 
 def sample_groups(completions: Completions | None, budget: int, max_groups: int | None = None) -> Sample:
-    """
-    Chooses groups that fit into a number of bytes.
-
-    Args:
-        completions ([`Completions`] or `None`): Where they are.
-        budget (`int`): Bytes that the groups may take as JSON.
-        max_groups (`int`, *optional*): At most so many groups.
-
-    Returns:
-        [`Sample`].
-    """
+    """Chooses at most `max_groups` groups that fit into `budget` bytes as JSON."""
     if completions is None:
         return Sample([])
     order = _order(completions)[:max_groups]
@@ -85,12 +75,6 @@ def _order(completions: Completions) -> list[int]:
 def spread(items: Sequence[int]) -> list[int]:
     """
     The items in an order of which every prefix is spread evenly over them.
-
-    Args:
-        items (`Sequence[int]`): In the order of time.
-
-    Returns:
-        `list[int]`: Each item once.
 
     Example:
 
@@ -125,17 +109,8 @@ def _fill(order: Sequence[int], completions: Completions, budget: int, limit: in
 
 
 def shortened(group: Group, limit: int) -> Group:
-    """
-    The group with the middle of long texts left out.
-
-    Args:
-        group ([`Group`]): Not changed.
-        limit (`int`): Characters that a completion or prompt may keep: three quarters from its start, the rest from
-            its end.
-
-    Returns:
-        [`Group`]: The same one if nothing was too long.
-    """
+    """The group with the middle of long texts left out; the same one if nothing was too long. A prompt or completion
+    keeps `limit` characters: three quarters from its start, the rest from its end."""
     if len(group.prompt) <= limit and all(len(row.text) <= limit for row in group.rows):
         return group
     prompt, cut = group.prompt, max(0, len(group.prompt) - limit)

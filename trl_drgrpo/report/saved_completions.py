@@ -121,15 +121,8 @@ class SavedCompletions:
 
 
 def conversation(value: Any) -> str:
-    """
-    A prompt or completion as text.
-
-    Args:
-        value (`str` or `list[dict]`): Plain text, or messages with `role` and `content`.
-
-    Returns:
-        `str`: The content of a single message; several ones each behind their role.
-    """
+    """A prompt or completion (text, or messages) as text: the content of a single message, several ones each behind
+    their role."""
     if not isinstance(value, list):
         return text(value)
     messages = [(text(mapping(message).get("role", "")), mapping(message).get("content")) for message in value]

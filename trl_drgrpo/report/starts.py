@@ -41,16 +41,7 @@ class Starts:
         return [step for _, step in self._of_this_run[1:]]
 
     def superseded(self, step: int, time: float | None) -> bool:
-        """
-        Whether a line was done again by a later start.
-
-        Args:
-            step (`int`): The line's global step.
-            time (`float` or `None`): Its Unix time; without one the line is kept.
-
-        Returns:
-            `bool`.
-        """
+        """Whether a later start did the line of this step again. A line without a Unix time is kept."""
         if time is None:
             return False
         return any(start > time and (began < step or began == 0) for start, began in self._starts)

@@ -12,9 +12,6 @@ def visible(text: object) -> str:
     r"""
     The text with a code in the place of every character that cannot be seen.
 
-    Args:
-        text (`object`): Turned into a string first.
-
     Example:
 
     ```python

@@ -57,17 +57,8 @@ def write_report(
 
 
 def default_output(run_dirs: Sequence[str | Path], format: str) -> Path:
-    """
-    Where a report goes when nobody says.
-
-    Args:
-        run_dirs (`Sequence[str or Path]`): Of one run: into its `_drgrpo` folder, or into the run's folder if it has
-            none. Of several: into the current folder.
-        format (`str`): The ending.
-
-    Returns:
-        `Path`.
-    """
+    """Where a report goes when nobody says: of one run into its `_drgrpo` folder, or into the run's folder if it has
+    none; of several into the current folder. `format`: the ending."""
     if len(run_dirs) != 1:
         return Path(f"report.{format}")
     folder = Path(run_dirs[0])

@@ -11,7 +11,7 @@ needed), `check_values(values)` (the kind of values in a column) and `check()` (
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
@@ -19,6 +19,7 @@ from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.extras import require_package
 from trl_drgrpo.common.rows import ColumnValues
 from trl_drgrpo.rewards.foreign import adapter_hint
+from trl_drgrpo.rewards.signatures import is_required, parameters, required
 
 # What TRL passes to every reward function (`GRPOTrainer._calculate_rewards`), next to the dataset's columns; the first
 # three once per call, the others as one value per completion.
@@ -61,15 +62,15 @@ def check_columns(reward_func: Callable | Any, columns: Iterable[str], name: str
     ```
     """
     check_form(reward_func, name)
-    parameters = _parameters(reward_func)
-    if parameters is None:
+    named = None if _is_model(reward_func) else parameters(reward_func)
+    if named is None:
         return
     names = list(columns)
     check_own_columns(reward_func, names)
     _check_no_collision(names, name)
     passed_columns = [column for column in names if column not in NEVER_PASSED]
     available = {*ALWAYS_PASSED, *passed_columns}
-    for parameter in parameters:
+    for parameter in named:
         if parameter.kind is inspect.Parameter.POSITIONAL_ONLY and parameter.default is inspect.Parameter.empty:
             raise InputError(
                 f"reward {name}",
@@ -77,22 +78,14 @@ def check_columns(reward_func: Callable | Any, columns: Iterable[str], name: str
                 "parameters that can be passed by keyword",
                 "TRL passes everything by keyword: remove the `/` from the signature.",
             )
-        if _is_required(parameter) and parameter.name not in available:
+        if is_required(parameter) and parameter.name not in available:
             raise _missing_column(name, parameter.name, names, passed_columns, adapter_hint(reward_func))
-    _check_accepts([*ALWAYS_PASSED, *passed_columns], parameters, name, adapter_hint(reward_func))
+    _check_accepts([*ALWAYS_PASSED, *passed_columns], named, name, adapter_hint(reward_func))
 
 
 def check_form(reward_func: Any, name: str) -> None:
-    """
-    Refuses a class, which TRL would call and take the instance for the rewards, and what cannot be called.
-
-    Args:
-        reward_func (`Any`): A reward, a model, or the id of one.
-        name (`str`): What to call the reward in the message.
-
-    Raises:
-        [`InputError`]: If it is one of these; the remedy names the adapter of its stack.
-    """
+    """Refuses a class, which TRL would call and take the instance for the rewards, and what cannot be called. The
+    remedy names the adapter of its stack."""
     if inspect.isclass(reward_func):
         got, default = f"the class {reward_func.__name__}", f"Pass an instance: {reward_func.__name__}(...)."
     elif not isinstance(reward_func, str) and not callable(reward_func):
@@ -104,31 +97,15 @@ def check_form(reward_func: Any, name: str) -> None:
 
 
 def check_ready(reward_func: Any) -> None:
-    """
-    Has a reward look whether what it needs is there: a sandbox, a program.
-
-    Args:
-        reward_func (`Any`): A reward; one without a method `check()` is taken to need nothing, and so is a model.
-
-    Raises:
-        [`InputError`]: From that method; or TRL's accuracy rewards without Math-Verify.
-    """
+    """Has a reward look, by its method `check()`, whether what it needs is there: a sandbox, a program; for TRL's
+    accuracy rewards Math-Verify."""
     own_check = _own(reward_func, "check")
     if own_check is not None and _takes(own_check):
         own_check()
 
 
 def check_own_columns(reward_func: Any, columns: Iterable[str]) -> None:
-    """
-    What a reward itself says about the columns, beyond its signature.
-
-    Args:
-        reward_func (`Any`): A reward; one without a method `check_columns(columns)` has nothing to say.
-        columns (`Iterable[str]`): Column names of the dataset.
-
-    Raises:
-        [`InputError`]: From that method.
-    """
+    """What a reward itself says about the columns, by its method `check_columns(columns)`, beyond its signature."""
     names = list(columns)
     own_check = _own(reward_func, "check_columns")
     if own_check is not None and _takes(own_check, names):
@@ -136,17 +113,8 @@ def check_own_columns(reward_func: Any, columns: Iterable[str]) -> None:
 
 
 def check_values(reward_func: Any, values: Mapping[str, ColumnValues]) -> None:
-    """
-    What a reward itself says about the values of its columns.
-
-    Args:
-        reward_func (`Any`): A reward; one without a method `check_values(values)` has nothing to say.
-        values (`Mapping[str, ColumnValues]`): What the columns hold that were looked at.
-
-    Raises:
-        [`InputError`]: From that method; or TRL's accuracy rewards with solutions that are no text,
-            for which they give `None` in every row.
-    """
+    """What a reward itself says about the values of its columns, by its method `check_values(values)`. TRL's accuracy
+    rewards give `None` in every row where solutions are no text: refused."""
     own_check = _own(reward_func, "check_values")
     if own_check is not None and _takes(own_check, values):
         own_check(values)
@@ -158,16 +126,8 @@ def require_kind(
     """
     Refuse a column that holds something else than a reward reads.
 
-    Args:
-        reward (`str`): The reward's name, for the message.
-        column (`str`): The column; one that was not looked at passes.
-        values (`Mapping[str, ColumnValues]`): What the columns hold.
-        kinds (`tuple[str, ...]`): What the reward reads, of the kinds of [`ColumnValues`]; a column
-            of several kinds passes.
-        nulls (`bool`, *optional*, defaults to `True`): Whether some rows may be null.
-
-    Raises:
-        [`InputError`]: Another kind, nothing but nulls, or a null where none may be.
+    `kinds`: what it reads, of the kinds of [`ColumnValues`]; a column of several kinds passes, and one that was not
+    looked at. `nulls`: some rows may be null.
     """
     found = values.get(column)
     if found is None:
@@ -182,39 +142,20 @@ def require_kind(
 
 
 def gold_columns(reward_func: Any, columns: Iterable[str]) -> list[str]:
-    """The dataset's columns that a reward's signature requires.
-
-    Args:
-        reward_func (`Any`): A reward; a model requires none.
-        columns (`Iterable[str]`): Column names of the dataset.
-    """
+    """The dataset's columns that a reward's signature requires; a model requires none."""
     passed = {column for column in columns if column not in NEVER_PASSED}
-    return [p.name for p in _parameters(reward_func) or [] if _is_required(p) and p.name in passed]
+    return [] if _is_model(reward_func) else [name for name in required(reward_func) if name in passed]
 
 
 def row_problem(reward_func: Any, columns: Mapping[str, Any]) -> str | None:
-    """
-    Why no completion of a row can be scored: a gold answer that cannot be read, tests that cannot be run.
-
-    Args:
-        reward_func (`Any`): A reward; one without a method `check_row(**columns)` has nothing to say.
-        columns (`Mapping[str, Any]`): Values of the row, by column.
-
-    Returns:
-        `str`, or `None` where nothing speaks against the row.
-    """
+    """Why no completion of a row can be scored, by the reward's `check_row(**columns)`: a gold answer that cannot be
+    read, tests that cannot be run. `None` where nothing speaks against the row."""
     own_check = _own(reward_func, "check_row")
     return own_check(**columns) if own_check is not None and _takes(own_check, **columns) else None
 
 
 def pass_on_checks(wrapper: Any, reward_func: Any) -> None:
-    """
-    Gives a function that is put around a reward that reward's own checks.
-
-    Args:
-        wrapper (`Any`): The function around it; gets the attributes.
-        reward_func (`Any`): The reward; without such methods nothing happens.
-    """
+    """Gives a wrapper the checks of the reward inside it, where it has any."""
     for name in ("check", "check_columns", "check_values", "check_row"):
         if (own_check := _own(reward_func, name)) is not None:
             setattr(wrapper, name, own_check)
@@ -238,7 +179,7 @@ def _own(reward_func: Any, name: str) -> Callable | None:
     """The method of that name of a reward, behind partials; a model's methods are its own affair."""
     while isinstance(reward_func, functools.partial):
         reward_func = reward_func.func
-    if isinstance(reward_func, str) or not callable(reward_func) or _is_module(reward_func):
+    if _is_model(reward_func):
         return None
     if getattr(reward_func, "__module__", None) == _ACCURACY_REWARDS and name in _TRLS_CHECKS:
         return functools.partial(_TRLS_CHECKS[name], reward_func.__name__)
@@ -255,25 +196,15 @@ def _takes(function: Callable, *args: Any, **kwargs: Any) -> bool:
     return True
 
 
-def _parameters(reward_func: Any) -> list[inspect.Parameter] | None:
-    """The parameters as seen by a caller; `None` where there is no signature to check (a model, a built-in)."""
-    if isinstance(reward_func, str) or not callable(reward_func) or _is_module(reward_func):
-        return None
-    try:
-        return list(inspect.signature(reward_func).parameters.values())
-    except (TypeError, ValueError):
-        return None
+def _is_model(reward_func: Any) -> bool:
+    """Whether it is a model or the id of one, or anything else that nobody calls with columns."""
+    return isinstance(reward_func, str) or not callable(reward_func) or _is_module(reward_func)
 
 
 def _is_module(reward_func: Any) -> bool:
     # Without importing torch: if it has not been imported, the object cannot be one of its modules.
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(reward_func, torch.nn.Module)
-
-
-def _is_required(parameter: inspect.Parameter) -> bool:
-    by_keyword = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return parameter.kind in by_keyword and parameter.default is inspect.Parameter.empty
 
 
 def _check_no_collision(columns: list[str], name: str) -> None:
@@ -301,10 +232,10 @@ def _missing_column(name: str, missing: str, columns: list[str], passed_columns:
     )
 
 
-def _check_accepts(keywords: list[str], parameters: list[inspect.Parameter], name: str, hint: str) -> None:
-    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
+def _check_accepts(keywords: list[str], taken: Sequence[inspect.Parameter], name: str, hint: str) -> None:
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in taken):
         return
-    named = {p.name for p in parameters if p.kind is not inspect.Parameter.POSITIONAL_ONLY}
+    named = {p.name for p in taken if p.kind is not inspect.Parameter.POSITIONAL_ONLY}
     refused = [keyword for keyword in keywords if keyword not in named]
     if refused:
         raise InputError(

@@ -71,35 +71,23 @@ def checked_reward(reward_func: Callable, on_error: str = "raise", name: str | N
 
 
 def check_on_error(on_error: Any) -> None:
-    """
-    Refuses an `on_error` that means nothing.
-
-    Raises:
-        [`InputError`]: If it is neither `"unscorable"` nor `"raise"`.
-    """
+    """Refuses an `on_error` that is neither `"unscorable"` nor `"raise"`."""
     if not isinstance(on_error, str) or on_error not in ("unscorable", "raise"):
         remedy = '"unscorable" leaves the completion out of its group, "raise" ends the run.'
         raise InputError("on_error", shortened(on_error), '"unscorable" or "raise"', remedy)
 
 
-def check_name(name: Any, field: str = "name") -> None:
-    """
-    Refuses a name under which nothing could be logged.
-
-    Raises:
-        [`InputError`]: If it is no text, or an empty one.
-    """
+def check_name(name: Any) -> None:
+    """Refuses a name under which nothing could be logged: no text, or an empty one."""
     if not isinstance(name, str) or not name.strip():
-        raise InputError(field, shortened(name), "a text that is not empty", "Metrics are called rewards/<name>/mean.")
+        raise InputError(
+            "name", shortened(name), "a text that is not empty", "Metrics are called rewards/<name>/mean."
+        )
 
 
 def check_column(column: Any, field: str = "column") -> None:
-    """
-    Refuses what TRL could not pass to a reward function as one value per completion.
-
-    Raises:
-        [`InputError`]: If it is no Python name, or one that TRL uses for something else.
-    """
+    """Refuses what TRL could not pass to a reward function as one value per completion: no Python name, or one that
+    TRL uses for something else."""
     is_name = isinstance(column, str) and column.isidentifier() and not keyword.iskeyword(column)
     if not is_name or column in _NO_COLUMNS:
         remedy = "TRL passes columns as keywords: rename one whose name has blanks, or that TRL uses itself."
@@ -107,12 +95,7 @@ def check_column(column: Any, field: str = "column") -> None:
 
 
 def check_flag(field: str, value: Any) -> None:
-    """
-    Refuses what only looks like yes or no.
-
-    Raises:
-        [`InputError`]: If it is neither `True` nor `False`.
-    """
+    """Refuses what only looks like `True` or `False`."""
     if not isinstance(value, bool):
         raise InputError(field, shortened(value), "true or false", "Write it without quotes.")
 
@@ -155,15 +138,12 @@ def log_mean(log_metric: Callable[[str, float], None] | None, metric: str, value
 
 
 def reward_number(reward: Any, field: str, where: str) -> float | None:
-    """One reward of a function's result: a float, or `None` for `None` and NaN.
+    """
+    One reward of a function's result as a float; `None` for `None` and NaN. [`RewardError`] for no number and for
+    infinity.
 
-    Args:
-        reward: Python's or numpy's number, or a zero-dimensional tensor; booleans count as 0 and 1.
-        field (`str`): The function, for the message.
-        where (`str`): What the reward is for, for the message: `"for completion 3"`.
-
-    Raises:
-        [`RewardError`]: It is no number, or an infinite one.
+    Python's and numpy's numbers and zero-dimensional tensors count; booleans are 0 and 1. `where` is for the message:
+    `"for completion 3"`.
     """
     reward = reward.item() if hasattr(reward, "item") else reward  # a scalar of torch or numpy
     if reward is None:

@@ -27,13 +27,7 @@ _BY_CLASS = {
 
 def adapter_hint(reward_func: Any) -> str:
     """
-    What to do with a reward of another stack.
-
-    Args:
-        reward_func (`Any`): A function, a class, or an object.
-
-    Returns:
-        `str`: A sentence that names the adapter; empty for a reward that is of no stack known here.
+    A sentence that names the adapter for a reward of another stack; empty for a reward of no stack known here.
 
     Example:
 

@@ -1,16 +1,18 @@
 """Limits on one call of a reward: time, memory, and calls at once."""
 
-import numbers
 import os
 from dataclasses import dataclass
-from typing import Any
 
-from trl_drgrpo.common.errors import InputError, shortened
-from trl_drgrpo.common.ranges import finite_number
+from trl_drgrpo.common.ranges import positive, refuse_outside, whole
 
-_MOST_SECONDS = 10**6  # some eleven days; what waits for sockets takes no more than twice that
-_MOST_MB = 2**40  # an exabyte, which the system can still count in bytes
-_MOST_WORKERS = 10_000
+_RANGES = {
+    # At most some eleven days; what waits for sockets takes no more than twice that.
+    "timeout": positive(highest=10**6, remedy="Give the longest time that one correct answer may take, in seconds."),
+    # At most an exabyte, which the system can still count in bytes.
+    "memory_mb": whole(64, 2**40, optional=True, remedy="An empty worker takes about 20; None sets no limit."),
+    "workers": whole(1, 10_000, optional=True, remedy="None takes one per core that is there for this process."),
+    "calls_per_worker": whole(1, 10**18, remedy="1 gives every call a fresh process."),
+}
 
 
 @dataclass(frozen=True)
@@ -40,26 +42,8 @@ class Limits:
     calls_per_worker: int = 1000
 
     def __post_init__(self):
-        remedy = "Give the longest time that one right answer may take."
-        expected = f"a positive number of seconds, at most {_MOST_SECONDS}"
-        seconds = finite_number("timeout", self.timeout, expected, remedy)
-        if not 0 < seconds <= _MOST_SECONDS:
-            raise InputError("timeout", repr(self.timeout), expected, remedy)
-        self._check("memory_mb", 64, _MOST_MB, "or None", "An empty worker takes about 20; None sets no limit.")
-        self._check("workers", 1, _MOST_WORKERS, "or None", "None takes one per core that is there for this process.")
-        self._check("calls_per_worker", 1, 10**18, "", "1 gives every call a fresh process.")
-
-    def _check(self, field: str, least: int, most: int, or_none: str, remedy: str) -> None:
-        value: Any = getattr(self, field)
-        if value is None and or_none:
-            return
-        expected = f"a whole number, at least {least} {or_none}".rstrip()
-        number = finite_number(field, value, expected, remedy)
-        if number < least or not isinstance(value, numbers.Integral):
-            raise InputError(field, shortened(value), expected, remedy)
-        if number > most:
-            expected = f"a whole number, at most {most} {or_none}".rstrip()
-            raise InputError(field, shortened(value), expected, remedy)
+        for field, allowed in _RANGES.items():
+            refuse_outside(field, getattr(self, field), allowed)
 
 
 def available_workers() -> int:

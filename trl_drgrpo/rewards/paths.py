@@ -8,12 +8,11 @@ import importlib.util
 import os
 import sys
 import zlib
-from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.errors import InputError, did_you_mean
 
 FILE_PREFIX = "trl_drgrpo_user_reward_"  # modules that were named by their file
 
@@ -22,19 +21,8 @@ _IMPORT_ERRORS = (Exception, SystemExit)
 
 
 def resolve_object(path: str, field: str) -> Any:
-    """
-    Finds whatever a path stands for: also a class or an object that is no function.
-
-    Args:
-        path (`str`): `package.module.name` or `path/to/file.py:name`.
-        field (`str`): What error messages call the setting.
-
-    Returns:
-        `Any`: The object.
-
-    Raises:
-        [`InputError`]: If there is no such module, file or name, or if the module fails to import.
-    """
+    """The object at `package.module.name` or `path/to/file.py:name`, of any kind. Refuses a path without a module,
+    file or name, and a module that fails to import. `field` is for the message."""
     try:
         found = at_path(path)
     except InputError as error:
@@ -84,19 +72,8 @@ def _module_from_name(spec: str, module: str) -> ModuleType:
 
 
 def module_from_file(spec: str, path: str) -> ModuleType:
-    """
-    Runs a file as a module of its own name; its directory is not put on the search path.
-
-    Args:
-        spec (`str`): What the user wrote, for the message.
-        path (`str`): The file.
-
-    Returns:
-        `ModuleType`: The module, which is run once per process.
-
-    Raises:
-        [`InputError`]: If there is no such file, or if it fails to run (the cause is its error).
-    """
+    """Runs a file as a module of its own name, once per process; its directory is not put on the search path. `spec`:
+    what the user wrote, for the message. An error of the file is the cause of the `InputError`."""
     file = Path(path).expanduser()
     if not file.is_file():
         raise InputError("reward_funcs", f"{spec!r}, a file that does not exist", "`path/to/file.py:function`", _cwd())
@@ -138,8 +115,7 @@ def import_failed(spec: str, module: str, error: BaseException) -> InputError:
 def _member(module: ModuleType, attribute: str, spec: str) -> tuple[ModuleType, Any]:
     if not hasattr(module, attribute):
         public = public_names(module)
-        near = get_close_matches(attribute, public, n=2, cutoff=0.5)
-        hint = f"Did you mean {' or '.join(near)}?" if near else f"Its functions: {', '.join(public) or 'none'}."
+        hint = did_you_mean(attribute, public, f"Its functions: {', '.join(public) or 'none'}.", most=2)
         raise InputError("reward_funcs", f"{spec!r}", f"a function of {origin(module)}", hint)
     return module, getattr(module, attribute)
 

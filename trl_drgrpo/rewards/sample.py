@@ -83,21 +83,8 @@ def why_unreadable(read: Callable[[Any], Any], truth: Any) -> str | None:
 
 
 def column_values(kwargs: Mapping[str, Any], column: str, count: int, name: str) -> Sequence[Any]:
-    """One column of a call: one value per completion.
-
-    Args:
-        kwargs (`Mapping[str, Any]`): Keywords of the call.
-        column (`str`): Which of them.
-        count (`int`): Number of completions.
-        name (`str`): Name of the reward, for the message.
-
-    Returns:
-        `Sequence`: `count` values.
-
-    Raises:
-        [`InputError`]: It is not there, a text (whose characters would pass for values), no
-            sequence, or one of another length.
-    """
+    """One column of a call, `count` values. Refuses one that is not there, a text (whose characters would pass for
+    values), no sequence, and one of another length. `name`: the reward's, for the message."""
     field, remedy = f"reward {name}", f"Pass {column}=[...] with one value per completion."
     if column not in kwargs:
         raise InputError(field, f"no column {column!r}", f"one value per completion ({count})", remedy)

@@ -15,23 +15,19 @@ def parameters(function: Callable) -> tuple[inspect.Parameter, ...] | None:
         return None
 
 
+def is_required(parameter: inspect.Parameter) -> bool:
+    """Whether a call by name must give the parameter."""
+    return parameter.kind in _BY_NAME and parameter.default is parameter.empty
+
+
 def required(function: Callable) -> list[str]:
-    """Names of the parameters that must be given by name."""
-    return [p.name for p in parameters(function) or () if p.kind in _BY_NAME and p.default is p.empty]
+    """Names of the parameters that a call by name must give."""
+    return [parameter.name for parameter in parameters(function) or () if is_required(parameter)]
 
 
 def select(function: Callable, offered: Mapping[str, Any], by_request: Mapping[str, Any] | None = None) -> dict:
-    """
-    The keyword arguments for a function that takes a subset of what is offered.
-
-    Args:
-        function (`Callable`): Gets all that is offered if it has `**kwargs`, else what it names.
-        offered (`Mapping[str, Any]`): By parameter name.
-        by_request (`Mapping[str, Any]`, *optional*): Passed only where the function names them.
-
-    Returns:
-        `dict[str, Any]`.
-    """
+    """The keyword arguments for a function: all that is offered if it has `**kwargs`, else those that it names. It
+    gets those `by_request` only where it names them."""
     known = parameters(function)
     takes_all = known is None or any(p.kind is p.VAR_KEYWORD for p in known)
     names = {p.name for p in known or ()}

@@ -13,11 +13,10 @@ that a misspelled one fails at once.
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
-from difflib import get_close_matches
 from functools import partial
 from typing import Any, NamedTuple
 
-from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.errors import InputError, did_you_mean
 from trl_drgrpo.rewards.limits import Limits
 
 
@@ -64,11 +63,19 @@ REWARDS: dict[str, Entry] = {
     "repetition_penalty": Entry("trl_drgrpo.rewards.functions.strings", None, "repetition_penalty"),
     "overlong_penalty": Entry("trl_drgrpo.rewards.functions.strings", None, "overlong_penalty"),
     "length_penalty": Entry("trl_drgrpo.rewards.functions.strings", None, "length_penalty"),
-    # Process reward models, for step_reward_funcs
+    # Process rewards, for step_reward_funcs
     "token_classification_prm": Entry("trl_drgrpo.process_rewards.named", None, "token_classification_prm"),
     "math_shepherd_prm": Entry("trl_drgrpo.process_rewards.named", None, "math_shepherd_prm"),
     "qwen_math_prm": Entry("trl_drgrpo.process_rewards.named", None, "qwen_math_prm"),
     "chat_turn_prm": Entry("trl_drgrpo.process_rewards.named", None, "chat_turn_prm"),
+    "versa_prm": Entry("trl_drgrpo.process_rewards.named", None, "versa_prm"),
+    "math_psa_prm": Entry("trl_drgrpo.process_rewards.named", None, "math_psa_prm"),
+    "skywork_prm": Entry("trl_drgrpo.process_rewards.named", None, "skywork_prm"),
+    "reasonflux_prm": Entry("trl_drgrpo.process_rewards.named", None, "reasonflux_prm"),
+    "implicit_prm": Entry("trl_drgrpo.process_rewards.named", None, "implicit_prm"),
+    "prm": Entry("trl_drgrpo.process_rewards.named", None, "prm"),
+    "policy_log_ratio": Entry("trl_drgrpo.process_rewards", None, "PolicyLogRatio"),
+    "step_judge": Entry("trl_drgrpo.process_rewards", None, "StepJudge"),
     # Around other rewards
     "isolate": Entry("trl_drgrpo.rewards.isolation", None, "isolate"),
     "weighted_sum": Entry("trl_drgrpo.rewards.composition", None, "weighted_sum"),
@@ -90,17 +97,8 @@ _ONE, _SEVERAL = ("reward", "gate"), ("rewards", "parts")
 
 
 def check_spec(spec: Any, field: str = "reward_funcs") -> None:
-    """
-    Checks what needs no import: the form of a spec, and the names in its mappings.
-
-    Args:
-        spec (`Any`): What the recipe says.
-        field (`str`, *optional*, defaults to `"reward_funcs"`): What error messages call the setting.
-
-    Raises:
-        [`InputError`]: If it is neither text nor a mapping with one known name, or if its options
-            are those of nothing.
-    """
+    """Checks what needs no import: that a spec is text or a mapping with one known name, and its options. `field` is
+    for the message."""
     if isinstance(spec, str) and spec.strip():
         return
     name, options = _split(spec, field)
@@ -167,13 +165,8 @@ def _limits(options: Mapping[str, Any], field: str) -> Any:
 
 
 def default_reward(name: str) -> Callable:
-    """
-    The reward that a name of the table stands for on its own.
-
-    Raises:
-        `ImportError`: If its module does not import.
-        [`InputError`]: If it needs options.
-    """
+    """The reward that a name of the table stands for on its own. `ImportError`: its module does not import;
+    [`InputError`]: it needs options."""
     entry = REWARDS[name]
     if entry.default is None:
         factory = _attribute(name, entry, entry.factory or "", "reward_funcs")
@@ -185,8 +178,7 @@ def default_reward(name: str) -> Callable:
 
 def unknown_name(name: str, field: str) -> InputError:
     """The error for a mapping's key that is no name of the table."""
-    near = get_close_matches(name, REWARDS, n=2, cutoff=0.5)
-    remedy = f"Did you mean {' or '.join(near)}?" if near else "A path takes no options: write it as text."
+    remedy = did_you_mean(name, REWARDS, "A path takes no options: write it as text.", most=2)
     with_options = sorted(known for known, entry in REWARDS.items() if entry.factory)
     return InputError(field, f"the unknown name {name!r}", f"one of {', '.join(with_options)}", remedy)
 
@@ -230,8 +222,7 @@ def _check_options(given: dict[str, Any], parameters: Mapping[str, inspect.Param
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     for option in given:
         if option not in known and not takes_any:
-            near = get_close_matches(option, known, n=1, cutoff=0.5)
-            remedy = f"Did you mean {near[0]}?" if near else "Remove it."
+            remedy = did_you_mean(option, known, "Remove it.")
             if option in REWARDS and known[:1] == ["reward"]:
                 remedy = f"A reward inside another one goes under `reward`: `reward: {{{option}: ...}}`."
             raise InputError(f"{field}.{option}", "an unknown option", f"one of {', '.join(known)}", remedy)

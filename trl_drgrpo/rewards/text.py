@@ -14,15 +14,8 @@ _BOX_TOKEN = re.compile(r"\\(?:boxed|fbox)\s*\{|\\(?:boxed|fbox) +([^\s\\{}$]+)|
 
 
 def completion_text(completion: Any) -> str:
-    """The completion as one string.
-
-    Args:
-        completion (`str` or `list[dict]`): A string, or messages: the text of the last assistant message counts (of
-            the last message, where none is the assistant's). `None` content (a pure tool call) is the empty string.
-
-    Returns:
-        `str`.
-    """
+    """A completion (text, or messages) as one string: the text of the last assistant message, else of the last
+    message. `None` content (a pure tool call) is the empty string."""
     if isinstance(completion, str):
         return completion
     messages = list(completion)

@@ -5,7 +5,7 @@ Names resolve on first use, so importing this package loads neither torch nor pe
 
 from typing import TYPE_CHECKING
 
-from trl_drgrpo.common.lazy import lazy_names
+from trl_drgrpo.common.lazy import attach
 
 if TYPE_CHECKING:
     from trl_drgrpo.features.diagnostics.movement import MovementWatch as MovementWatch
@@ -14,15 +14,4 @@ if TYPE_CHECKING:
     from trl_drgrpo.single_gpu.presets import lora_preset as lora_preset
     from trl_drgrpo.single_gpu.presets import preset_arguments as preset_arguments
 
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        "MergeReport": "merging",
-        "MovementWatch": ".features.diagnostics.movement",
-        "lora_preset": "presets",
-        "merge_adapter": "merging",
-        "preset_arguments": "presets",
-    },
-)
-
-__all__ = ["MergeReport", "MovementWatch", "lora_preset", "merge_adapter", "preset_arguments"]
+attach(__name__)

@@ -90,16 +90,8 @@ def load(name: str, model_class: Any, **loading: Any) -> Any:
 
 
 def attach(model: Any, adapter: Path) -> Any:
-    """
-    The model with the adapter on it, unmerged.
-
-    Args:
-        model ([`~transformers.PreTrainedModel`]): The base; its embeddings are resized, see [`fit_vocabulary`].
-        adapter (`Path`): The adapter's folder.
-
-    Raises:
-        `InputError`: Weights that are missing or damaged, or do not fit this base in number or shape.
-    """
+    """The model with an adapter's folder on it, unmerged; its embeddings are resized, see [`fit_vocabulary`]. Refuses
+    weights that are missing or damaged, or do not fit this base in number or shape."""
     from peft import PeftModel
 
     try:
@@ -118,15 +110,8 @@ def attach(model: Any, adapter: Path) -> Any:
 
 
 def fit_vocabulary(model: Any, adapter: Path) -> None:
-    """Give the base as many embeddings as the adapter brings, where the run had extended the vocabulary.
-
-    Args:
-        model ([`~transformers.PreTrainedModel`]): Changed in place. What the new rows hold comes with the adapter.
-        adapter (`Path`): The adapter's folder.
-
-    Raises:
-        `InputError`: The adapter's weights are missing or damaged.
-    """
+    """Give the base as many embeddings as the adapter brings, where the run had extended the vocabulary. The adapter
+    brings the content of the new rows, too."""
     from peft.utils import load_peft_weights
     from safetensors import SafetensorError
 

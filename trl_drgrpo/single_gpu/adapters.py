@@ -25,21 +25,8 @@ HEAD = "lm_head"
 
 
 def choose_quantization(model: Any, peft_config: Any, quantization_config: Any, init: Mapping[str, Any] | None) -> Any:
-    """
-    The quantization a model is loaded with: the argument, or what a preset brings.
-
-    Args:
-        model (`str` or [`~transformers.PreTrainedModel`]): As given to the trainer.
-        peft_config (`LoraConfig`, *optional*): As given; [`lora_preset`] may have put a `quantization_config` on it.
-        quantization_config (*optional*): As given; it wins.
-        init (`Mapping[str, Any]`, *optional*): `model_init_kwargs`; a quantization there wins, too.
-
-    Returns:
-        A quantization configuration, or `None`.
-
-    Raises:
-        `InputError`: The preset asks for a quantized base, and the model is loaded already without quantization.
-    """
+    """The quantization a model is loaded with: the argument, else that of `init` (`model_init_kwargs`), else the one
+    that [`lora_preset`] has put on `peft_config`. The latter is refused for a model loaded without quantization."""
     brought = getattr(peft_config, "quantization_config", None)
     if quantization_config is not None or brought is None or (init or {}).get("quantization_config") is not None:
         return quantization_config
@@ -55,12 +42,8 @@ def check_adapter(model: Any, peft_config: Any, quantization_config: Any, init: 
     """
     Refuse, before anything loads, what would train nothing, and a quantization whose package is missing.
 
-    Args:
-        model, peft_config, quantization_config, init: As for [`choose_quantization`].
-
-    Raises:
-        `InputError`: An adapter that is frozen, of rank 0, for another task or on the output head; a quantized model
-            without an adapter; a model in which nothing requires a gradient; 4 or 8 bits without bitsandbytes.
+    That is: an adapter that is frozen, of rank 0, for another task or on the output head; a quantized model without an
+    adapter; a model in which nothing requires a gradient. Arguments as for [`choose_quantization`].
     """
     require_for_quantization(quantization_config or (init or {}).get("quantization_config"))
     if peft_config is not None:
@@ -112,16 +95,11 @@ def _trains(model: nn.Module) -> bool:
 
 def prepare_adapters(model: nn.Module, created: Mapping[str, torch.Tensor], adapter_dtype: str) -> None:
     """
-    Put a model that TRL has set up for training in order.
+    Put a model that TRL has set up for training in order, in place. Refuses one without a trainable parameter.
 
-    Args:
-        model ([`~transformers.PreTrainedModel`] or [`~peft.PeftModel`]): Changed in place.
-        created (`Mapping[str, torch.Tensor]`): Values of trainable parameters by name, from before TRL cast them.
-        adapter_dtype (`str`): `"float32"`: cast values are restored and half-precision adapter weights become float32,
-            if the base is quantized. `"upstream"`: dtypes stay as TRL makes them.
-
-    Raises:
-        `InputError`: No parameter is trainable.
+    `created`: values of trainable parameters by name, from before TRL cast them. `adapter_dtype="float32"`: cast
+    values are restored and half-precision adapter weights become float32, if the base is quantized; `"upstream"`:
+    dtypes stay as TRL makes them.
     """
     if not _trains(model):
         remedy = (
@@ -154,13 +132,8 @@ def _adapter_parameters(model: nn.Module) -> Iterator[nn.Parameter]:
 
 
 def keep_4bit_layout(model: nn.Module) -> None:
-    """
-    Keep bitsandbytes from repacking 4-bit weights on CPU, and unpack those that it has packed already.
-
-    Args:
-        model (`torch.nn.Module`): Changed in place; without 4-bit layers nothing happens. On other devices
-            bitsandbytes does not look at the switch.
-    """
+    """Keep bitsandbytes from repacking 4-bit weights on CPU, and unpack those that it has packed already. On other
+    devices bitsandbytes does not look at the switch."""
     for module in model.modules():
         if not getattr(module, "support_avx512bf16_for_cpu", False):
             continue

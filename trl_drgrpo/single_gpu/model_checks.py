@@ -18,7 +18,7 @@ from peft.tuners.tuners_utils import check_target_module_exists
 from torch import nn
 from transformers import AttentionInterface, AutoConfig, PreTrainedConfig, PreTrainedModel
 
-from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.errors import InputError, did_you_mean
 from trl_drgrpo.common.extras import require_package
 from trl_drgrpo.common.hub_errors import hub_errors
 from trl_drgrpo.single_gpu.adapters import HEAD, check_adapter
@@ -85,8 +85,7 @@ def _checked_config(name: str, init: dict[str, Any]) -> Any:
 
 def _unknown_keyword(key: str, config: Any, known: set[str]) -> InputError:
     names = [*known, *config.to_dict()]
-    near = get_close_matches(key, names, n=1, cutoff=0.7)
-    remedy = f"Did you mean {near[0]}?" if near else "Remove it."
+    remedy = did_you_mean(key, names, "Remove it.", cutoff=0.7)
     expected = f"a field of {type(config).__name__}, or a keyword of from_pretrained"
     return InputError("model_init_kwargs", f"the key {key!r}", expected, remedy)
 
@@ -97,8 +96,7 @@ def _check_attention(name: Any) -> None:
         return
     known = ["eager", *AttentionInterface().valid_keys()]
     if name not in known and name.removeprefix("paged|") not in known:
-        near = get_close_matches(name, known, n=1, cutoff=0.6)
-        remedy = f"Did you mean {near[0]}?" if near else "sdpa is there for nearly every model."
+        remedy = did_you_mean(name, known, "sdpa is there for nearly every model.", cutoff=0.6)
         expected = f"one of {', '.join(sorted(known))}, or a kernel on the Hub"
         raise InputError("attn_implementation", repr(name), expected, remedy)
 
@@ -111,15 +109,8 @@ def _check_context(longest: int | None, config: PreTrainedConfig) -> None:
 
 
 def context_length(config: PreTrainedConfig) -> int | None:
-    """
-    The tokens that a model has positions for, prompt and completion together.
-
-    Args:
-        config ([`~transformers.PreTrainedConfig`]): Its configuration.
-
-    Returns:
-        `int`, *optional*: With what a scaling of its rotary positions adds; `None` where positions have no end.
-    """
+    """The tokens that a model has positions for, prompt and completion together, with what a scaling of its rotary
+    positions adds; `None` where positions have no end."""
     text: Any = config.get_text_config()
     length = getattr(text, "max_position_embeddings", None)
     if not isinstance(length, int) or getattr(text, "alibi", False):

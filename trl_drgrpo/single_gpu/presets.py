@@ -12,10 +12,9 @@ quantization, paged optimizers, all linear layers), the recipe of arXiv 2503.207
 
 import dataclasses
 from collections.abc import Mapping
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
-from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.errors import InputError, did_you_mean
 from trl_drgrpo.common.extras import require_package
 from trl_drgrpo.common.ranges import refuse_bad_adapter
 
@@ -102,19 +101,11 @@ def preset_arguments(name: str = "lora", **overrides: Any) -> dict[str, Any]:
 
 def preset_values(name: str, given: Mapping[str, Any], device: str | None = None) -> dict[str, Any]:
     """
-    A preset in the keys of recipes and flags, without those that were given.
+    A preset (`"lora"`, `"qlora"`) in the keys of recipes and flags, without those that were given. Refuses a given key
+    that contradicts it, and `"qlora"` without bitsandbytes.
 
-    Args:
-        name (`str`): `"lora"` or `"qlora"`.
-        given (`Mapping[str, Any]`): The keys of recipe and flags, typed.
-        device (`str`, *optional*): `"cuda"` or `"cpu"`, to plan for a device that need not be here, with bfloat16
-            and bitsandbytes where it is a GPU. By default the one that is here.
-
-    Returns:
-        `dict[str, Any]`: Key to value; depends on the device.
-
-    Raises:
-        `InputError`: An unknown preset, a key that contradicts it, or `"qlora"` without bitsandbytes.
+    `device`: `"cuda"` or `"cpu"`, to plan for a device that need not be here, with bfloat16 and bitsandbytes where it
+    is a GPU. By default the one that is here.
     """
     check_preset(name, given, is_planned=device is not None)
     on_cpu = bool(given.get("use_cpu"))
@@ -130,20 +121,10 @@ def preset_values(name: str, given: Mapping[str, Any], device: str | None = None
 
 
 def check_preset(name: Any, given: Mapping[str, Any] | None = None, is_planned: bool = False) -> None:
-    """
-    Raises for a preset that does not exist or cannot be had, and for keys beside it that contradict it.
-
-    Args:
-        name (`Any`): The preset's name.
-        given (`Mapping[str, Any]`, *optional*): The keys of recipe and flags, typed.
-        is_planned (`bool`): Nothing will run here, so no package is asked for.
-
-    Raises:
-        `InputError`: Names what to do.
-    """
+    """Refuses a preset that does not exist or cannot be had, and given keys that contradict it. `is_planned`: nothing
+    will run here, so no package is asked for."""
     if name not in PRESETS:
-        near = get_close_matches(str(name).lower(), PRESETS, n=1, cutoff=0.5)
-        remedy = f"Did you mean {near[0]!r}?" if near else "Pick one of them."
+        remedy = did_you_mean(str(name).lower(), PRESETS, "Pick one of them.", form="{!r}")
         raise InputError("preset", repr(name), f"one of {', '.join(PRESETS)}", remedy)
     for key, value in _CONTRADICTIONS[name].items():
         if given is not None and given.get(key) is value:
@@ -187,7 +168,6 @@ def _training(name: str, on_cpu: bool, device: str | None = None) -> dict[str, A
 def _check_overrides(overrides: Mapping[str, Any], fields: list[str]) -> None:
     for name in overrides:
         if name not in fields:
-            near = get_close_matches(name, fields, n=1, cutoff=0.6)
-            remedy = f"Did you mean {near[0]}?" if near else "Training arguments go into preset_arguments(...)."
+            remedy = did_you_mean(name, fields, "Training arguments go into preset_arguments(...).", cutoff=0.6)
             raise InputError(name, "an unknown field", "a field of peft.LoraConfig", remedy)
     refuse_bad_adapter(overrides)

@@ -17,6 +17,7 @@ class ScoredBatch:
     Args:
         rewards_per_func (`torch.Tensor` of shape `(B, F)`): Over all ranks, NaN where a function did not apply.
         inputs (`list[dict]`), prompts, completions (`list`), completion_ids (`list[list[int]]`): This rank's rows.
+        environments (`list`, *optional*): The environment of each of them, where there are environments.
     """
 
     rewards_per_func: torch.Tensor
@@ -24,6 +25,7 @@ class ScoredBatch:
     prompts: list[Any]
     completions: list[Any]
     completion_ids: list[list[int]]
+    environments: list[Any] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +47,8 @@ class RolloutBatch:
         step_ends (`B` lists of ints, *optional*):
             Inclusive last token of each step, over all ranks. One more than there are rewards where a closing follows:
             the tokens behind the last separator, EOS as a rule.
-        state_keys (`B` lists of hashables, *optional*): The state that each step begins in, over all ranks.
+        state_keys (`B` lists of hashables, *optional*):
+            The state of the environment that each turn begins in, over all ranks; `None` = unknown.
     """
 
     scored: ScoredBatch
@@ -58,7 +61,7 @@ class RolloutBatch:
     steps: StepScores | None = None
     step_rewards: RaggedRewards | None = None
     step_ends: list[list[int]] | None = None
-    state_keys: list[list[Hashable]] | None = None
+    state_keys: list[list[Hashable | None]] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

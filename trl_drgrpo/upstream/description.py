@@ -57,11 +57,7 @@ class DescriptionGuard:
 
     @contextmanager
     def __call__(self, place: str) -> Iterator[None]:
-        """Go on behind the block when it fails.
-
-        Args:
-            place (`str`): What fails there, as the beginning of a sentence.
-        """
+        """Go on behind the block when it fails. `place`: what fails there, as the beginning of a sentence."""
         try:
             yield
         except Exception as error:  # whatever a library, a disk or a bug of ours does
@@ -75,12 +71,7 @@ class DescriptionGuard:
 
     @contextmanager
     def around(self, place: str, manager: Callable[[], AbstractContextManager[Any]]) -> Iterator[None]:
-        """Guard the beginning and the end of a block, not the block itself.
-
-        Args:
-            place (`str`): As above.
-            manager (`Callable`): Makes what is entered before the block and left after it; it sees no error of it.
-        """
+        """Guard the beginning and the end of a block, not the block itself, whose errors `manager` does not see."""
         entered = self.value(place, lambda: _entered(manager()), otherwise=None)
         try:
             yield

@@ -33,6 +33,11 @@ class Hooks:
         """Entered around the making of a batch's completions: generation, turns with tools, custom rollouts."""
         return _entered(feature.rolling_out() for feature in self.features)
 
+    def on_turns_begin(self, rows: Sequence[int]) -> None:
+        """Called when rows of this rank begin a turn of the model: first all, then those that got a tool's result."""
+        for feature in self.features:
+            feature.on_turns_begin(rows)
+
     def scoring(self) -> AbstractContextManager[Any]:
         """Entered around each call of the reward functions."""
         return _entered(feature.scoring() for feature in self.features)
@@ -145,6 +150,9 @@ class Feature(TrainerCallback):
     def rolling_out(self) -> AbstractContextManager[Any]:
         """As in [`Hooks`]."""
         return nullcontext()
+
+    def on_turns_begin(self, rows: Sequence[int]) -> None:
+        """As in [`Hooks`]."""
 
     def scoring(self) -> AbstractContextManager[Any]:
         """As in [`Hooks`]."""

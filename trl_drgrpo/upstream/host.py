@@ -24,10 +24,13 @@ from transformers import Trainer  # noqa: E402
 from transformers.trainer_utils import rotate_checkpoints  # noqa: E402
 from trl import GRPOTrainer  # noqa: E402
 from trl.models.utils import disable_gradient_checkpointing  # noqa: E402
+from trl.trainer.utils import use_adapter  # noqa: E402
 
 from trl_drgrpo.common.secrets import without_secrets  # noqa: E402
+from trl_drgrpo.process_rewards.turns import TURN_METHODS  # noqa: E402
 from trl_drgrpo.upstream.batches import ScoredBatch, ScoredTokens, TokenBatch  # noqa: E402
 from trl_drgrpo.upstream.description import CARD  # noqa: E402
+from trl_drgrpo.upstream.environments import ToolLoop  # noqa: E402
 from trl_drgrpo.upstream.hooks import Hooks  # noqa: E402
 from trl_drgrpo.upstream.private_state import PrivateState  # noqa: E402
 from trl_drgrpo.upstream.swapping import item_swapped, swapped  # noqa: E402
@@ -36,15 +39,9 @@ from trl_drgrpo.upstream.translated_weights import load_translated  # noqa: E402
 
 @contextmanager
 def _trainable_values(model: Any):
-    """The values of trainable parameters as they are before TRL's constructor casts those on a quantized base.
-
-    Args:
-        model (`str` or `torch.nn.Module`): As given to the constructor, which runs inside the block.
-
-    Yields:
-        `dict[str, torch.Tensor]`: By parameter name, complete at the end of the block. No copies: TRL gives a cast
-        parameter other memory, and this holds on to the first.
-    """
+    """The values of trainable parameters by name, as they are before TRL's constructor, which runs inside the block,
+    casts those on a quantized base; complete at its end. No copies: TRL gives a cast parameter other memory, and this
+    holds on to the first."""
     values: dict[str, torch.Tensor] = {}
     trl_module: Any = sys.modules[GRPOTrainer.__module__]
     original = trl_module.get_peft_model
@@ -79,6 +76,7 @@ class HostTrainer(Hooks, PrivateState):
     _uploads_put_off = False
     _loads_from: str | None = None  # the checkpoint whose weights are being loaded
     _uploads_reported: Sequence[Any] = ()  # futures whose end was looked at
+    _tool_loop: ToolLoop | None = None  # while tools are called
     scores_rollouts = False  # whether a generation batch is being made: old and reference log-probabilities fall due
 
     def __init__(self, model, *args, **kwargs):
@@ -102,7 +100,8 @@ class HostTrainer(Hooks, PrivateState):
 
         def calculate_and_show(inputs, prompts, completions, completion_ids_list):
             rewards_per_func = calculate(inputs, prompts, completions, completion_ids_list)
-            self.on_rewards(ScoredBatch(rewards_per_func, inputs, prompts, completions, completion_ids_list))
+            batch = ScoredBatch(rewards_per_func, inputs, prompts, completions, completion_ids_list, self.environments)
+            self.on_rewards(batch)
             return rewards_per_func
 
         with swapped(self, scores_rollouts=True, _calculate_rewards=calculate_and_show):
@@ -110,10 +109,18 @@ class HostTrainer(Hooks, PrivateState):
         return self.on_rollouts(rollouts)
 
     def _generate(self, prompts):
+        self.withhold_from_model(TURN_METHODS)
         with self.rolling_out():
+            self.on_turns_begin(range(len(prompts)))
             return super()._generate(prompts)
 
+    def _tool_call_loop(self, prompts, prompt_ids, completion_ids, completions, *args, **kwargs):
+        with swapped(self, _tool_loop=ToolLoop(completions)):
+            return super()._tool_call_loop(prompts, prompt_ids, completion_ids, completions, *args, **kwargs)
+
     def _generate_single_turn(self, prompt_ids, images, multimodal_fields, num_generations, *args, **kwargs):
+        if self._tool_loop is not None:
+            self.on_turns_begin(self._tool_loop.rows_that_go_on())
         with self.generating():
             return super()._generate_single_turn(
                 prompt_ids, images, multimodal_fields, num_generations, *args, **kwargs
@@ -147,8 +154,11 @@ class HostTrainer(Hooks, PrivateState):
         names = ("_compute_loss", "_get_per_token_logps_and_entropies")
         return [name for name in names if getattr(type(self), name) is not getattr(HostTrainer, name)]
 
-    def completion_log_probs(self, inputs: dict[str, Any]) -> torch.Tensor:
-        """Log-probabilities of a micro-batch's completion tokens under the policy, `(B, T)`, without gradient."""
+    def completion_log_probs(self, inputs: dict[str, Any], model: Any = None) -> torch.Tensor:
+        """Log-probabilities of a micro-batch's completion tokens under the policy, or another model, `(B, T)`.
+
+        Without gradient.
+        """
         tokens = TokenBatch(
             torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1),
             torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1),
@@ -156,7 +166,17 @@ class HostTrainer(Hooks, PrivateState):
         )
         checkpointing = disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs)
         with torch.no_grad(), checkpointing:
-            return self.score_tokens(self.model, tokens)[0]
+            return self.score_tokens(self.model if model is None else model, tokens)[0]
+
+    @property
+    def has_adapter(self) -> bool:
+        """Whether the policy is a PEFT model."""
+        return hasattr(self.accelerator.unwrap_model(self.model), "peft_config")
+
+    def without_adapter(self) -> Any:
+        """Inside, the policy is TRL's reference: without its adapter, or with the copy of the one it began with."""
+        model = self.accelerator.unwrap_model(self.model)
+        return use_adapter(model, adapter_name="ref" if "ref" in model.peft_config else None)
 
     def _compute_loss(self, model, inputs):
         loss = self.loss_without_forward(inputs)
@@ -263,40 +283,27 @@ class HostTrainer(Hooks, PrivateState):
         tags: str | list[str] | None = None,
     ) -> None:
         """As [`trl.GRPOTrainer.create_model_card`], with a text that states the objective, data, rewards and results.
-
-        Args:
-            model_name, dataset_name, tags:
-                As in TRL. What is left out is what an earlier call gave.
-        """
+        What is left out is what an earlier call gave."""
         given = {"model_name": model_name, "dataset_name": dataset_name, "tags": tags}
         with self.describing(CARD), self.writing_card(given) as arguments:
             super().create_model_card(**arguments)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """As in transformers, with the run's card beside an adapter, in the place of PEFT's.
-
-        Raises:
-            `DiskFullError`: Says what is saved, and how to go on.
-        """
+        """As in transformers, with the run's card beside an adapter, in the place of PEFT's. A `DiskFullError` says
+        what is saved."""
         folder = Path(output_dir or self.args.output_dir)
         with self.writing(folder):
             super().save_model(output_dir, _internal_call)
             self.on_model_saved(folder)
 
     def init_hf_repo(self, *args: Any, **kwargs: Any) -> None:
-        """As in transformers; a Hub that cannot be reached, or refuses, is one clear error.
-
-        Raises:
-            `InputError`: Before anything was trained.
-        """
+        """As in transformers; a Hub that cannot be reached, or refuses, is one clear error before anything was
+        trained."""
         with self.opening_repository():
             super().init_hf_repo(*args, **kwargs)
 
     def push_to_hub(self, *args: Any, **kwargs: Any) -> Any:
-        """As in transformers; whatever goes wrong, the model is saved locally.
-
-        Raises:
-            `PushError`: Says where the model is and how to push it later.
-        """
+        """As in transformers; whatever goes wrong, the model is saved locally. A `PushError` says where, and how to
+        push it later."""
         with self.pushing():
             return super().push_to_hub(*args, **kwargs)

@@ -1,7 +1,8 @@
 """Private state of TRL, read and written under public names. No method of TRL is overridden here."""
 
+import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -70,11 +71,8 @@ class PrivateState(GRPOTrainer):
         self._step = value
 
     def changed_too_late(self) -> dict[str, tuple[Any, Any]]:
-        """Arguments assigned after the constructor, of which the trainer or a feature uses a copy made there.
-
-        Returns:
-            `dict[str, tuple]`: Name of the argument to its value then and its value now.
-        """
+        """Arguments assigned after the constructor, of which the trainer or a feature uses a copy made there: name to
+        the value then and the value now."""
         taken = {name for feature in self.features for name in feature.takes}
         changed = {}
         for name, then in self.built_with.items():
@@ -121,28 +119,41 @@ class PrivateState(GRPOTrainer):
         """Micro-batches of the current generation batch, also those that are done."""
         return self._buffered_inputs or []
 
-    def sample_completions(self, prompt_ids: list[list[int]], num_generations: int) -> list[list[int]]:
-        """Sample from the policy with the trainer's own backend and settings, outside a generation batch.
+    def withhold_from_model(self, methods: Sequence[str]) -> None:
+        """Take methods of environments out of the tools that TRL has made of them: it spares `reset` and `get_reward`.
 
         Args:
-            prompt_ids (`list[list[int]]`): Token ids of each row; equal prompts are consecutive.
-            num_generations (`int`): How often each prompt stands there.
-
-        Returns:
-            `list[list[int]]`: Completion ids, one list per row.
+            methods (sequence of `str`): Names. Another tool of the same name stays.
         """
+        if self.environment_factories is None or not self.tools:
+            return
+
+        def hidden(environment: Any) -> list[Any]:
+            return [getattr(environment, name) for name in methods if hasattr(type(environment), name)]
+
+        probes = [pool[0] for pool in self._environment_pool.values()]  # TRL describes their methods to the model
+        known = [method for environment in probes for method in hidden(environment)]
+        for tools in (self.tools, *self._env_tools.values()):
+            tools[:] = [tool for tool in tools if tool not in known]
+        for row, environment in enumerate(self.environments or ()):  # and calls those of each row's own
+            own = hidden(environment)
+            for callable_tools in (self._sync_tool_dicts[row], self._async_tool_dicts[row]):
+                for name in [name for name, tool in callable_tools.items() if tool in own]:
+                    del callable_tools[name]
+
+    def run_async(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """The result of a coroutine, from the event loop on which TRL runs asynchronous methods of environments."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self.async_loop).result()
+
+    def sample_completions(self, prompt_ids: list[list[int]], num_generations: int) -> list[list[int]]:
+        """Completion ids, sampled from the policy with the trainer's own backend and settings, outside a generation
+        batch. Equal prompts are consecutive, `num_generations` of each."""
         return self._generate_single_turn(prompt_ids, None, {}, num_generations)[0]
 
     def sample_rollouts(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        """A generation batch, sampled and scored as in training, outside of it.
-
-        Args:
-            inputs (`list[dict]`): Rows of the data, each prompt as often as there are generations: what the training
-                data loader yields.
-
-        Returns:
-            `dict[str, Any]`: What TRL trains on, `prompt_ids`, `completion_ids`, their masks and `advantages`.
-        """
+        """A generation batch, sampled and scored as in training, outside of it. `inputs`: what the training data
+        loader yields, each prompt as often as there are generations. Returns what TRL trains on, `prompt_ids`,
+        `completion_ids`, their masks and `advantages`."""
         return self._generate_and_score_completions(inputs)
 
     def gathered(self, values: list[Any]) -> list[Any]:
@@ -155,12 +166,8 @@ class PrivateState(GRPOTrainer):
         return {*self.eos_token_ids, self.pad_token_id}
 
     def log_batch(self, metrics: dict[str, list[float]], columns: dict[str, list[Any]]) -> None:
-        """Log what was seen in the newest generation batch. Called by every rank, each with its own rows.
-
-        Args:
-            metrics (`dict[str, list[float]]`): Values per name; logged is their mean over ranks.
-            columns (`dict[str, list]`): One value per row, added to the table of logged completions.
-        """
+        """Log what was seen in the newest generation batch: the mean over ranks of `metrics`, and `columns` of the
+        table of logged completions. Called by every rank, each with its own rows."""
         everyone = self.gathered([(metrics, columns)])
         mode = "train" if self.model.training else "eval"
         with self.describing("The metrics of a batch"):

@@ -60,10 +60,21 @@ SEAMS = (
             "self._buffered_inputs = None",
             '"advantages": deque(',
             "model = get_peft_model(model, peft_config",
+            "self._env_tools[name] = tools + methods",
+            "self._environment_pool[name] = [instance]",
         ),
     ),
     Seam("_calculate_rewards", ("inputs", "prompts", "completions", "completion_ids_list"), ("gather(",)),
-    Seam("_generate_and_score_completions", ("inputs",), ('"advantages": advantages', '_logs["advantages"].extend')),
+    Seam(
+        "_generate_and_score_completions",
+        ("inputs",),
+        (
+            '"advantages": advantages',
+            '_logs["advantages"].extend',
+            "self._sync_tool_dicts.append(sync_tool_dict)",
+            "self._async_tool_dicts.append(async_tool_dict)",
+        ),
+    ),
     Seam("_prepare_inputs", ("generation_batch",), ("self._step % generate_every", "self._buffered_inputs[")),
     Seam(
         "_get_per_token_logps_and_entropies",
@@ -76,6 +87,15 @@ SEAMS = (
         "_generate_single_turn",
         ("prompt_ids", "images", "multimodal_fields", "num_generations"),
         ("unwrapped_model.generate(",),
+    ),
+    Seam(
+        "_tool_call_loop",
+        ("prompts", "prompt_ids", "completion_ids", "completions"),
+        (
+            "completions[idx_with_tool].append(tool_message)",
+            "del completions[idx_with_tool][completions_len_before[idx] :]",
+            "self._generate_single_turn(",
+        ),
     ),
     Seam("_get_train_sampler", ("dataset",), ("RepeatSampler(",)),
     Seam(
@@ -119,11 +139,7 @@ def check_upstream(trainer_class: type = GRPOTrainer) -> list[SeamReport]:
 
 
 def require_seams() -> None:
-    """Refuse to build a trainer on a TRL in which a seam has moved.
-
-    Raises:
-        `UpstreamError`: Names each seam that moved and what it looks like now.
-    """
+    """Refuse to build a trainer on a TRL in which a seam has moved; names each and what it looks like now."""
     moved = [f"{report.name}: {report.problem}" for report in check_upstream() if report.problem]
     if moved:
         raise UpstreamError(

@@ -12,15 +12,8 @@ from transformers import PreTrainedModel
 
 
 def load_translated(model: Any, folder: Path) -> Any:
-    """Load all weights of a checkpoint the way `from_pretrained` does.
-
-    Args:
-        model ([`~transformers.PreTrainedModel`]): Gets the weights, in place.
-        folder (`Path`): A checkpoint with full weights.
-
-    Returns:
-        What `load_state_dict` returns; `None` for a model that has no `from_pretrained`.
-    """
+    """Load all weights of a checkpoint in place, the way `from_pretrained` does; returns what `load_state_dict`
+    returns, `None` for a model that has no `from_pretrained`."""
     if not isinstance(model, PreTrainedModel):
         return None
     loaded = type(model).from_pretrained(folder, dtype=model.dtype)

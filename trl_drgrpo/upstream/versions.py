@@ -13,11 +13,7 @@ LIBRARIES = ("trl-drgrpo", "trl", "transformers", "torch")  # what any number of
 
 
 def installed_versions(packages: Sequence[str] = LIBRARIES) -> dict[str, str]:
-    """Versions of those packages that are installed; this one's also from a checkout without metadata.
-
-    Args:
-        packages (`Sequence[str]`): Names on the package index.
-    """
+    """Versions of those packages that are installed; this one's also from a checkout without metadata."""
     versions = {}
     for package in packages:
         try:
@@ -31,14 +27,7 @@ def installed_versions(packages: Sequence[str] = LIBRARIES) -> dict[str, str]:
 
 
 def require_supported_trl(installed: str | None = None) -> None:
-    """Refuse a TRL outside the supported range.
-
-    Args:
-        installed (`str`, *optional*): Version to judge; the installed one by default.
-
-    Raises:
-        `UpstreamError`: Outside the range.
-    """
+    """Refuse a TRL (the installed one) outside the supported range."""
     installed = version("trl") if installed is None else installed
     lowest, too_high = TRL_SUPPORTED
     if not Version(lowest) <= Version(installed) < Version(too_high):

@@ -25,13 +25,10 @@ from trl_drgrpo.common.errors import InputError, UpstreamError
 
 def sync_merged_layers(generation: Any) -> None:
     """
-    Let TRL's vLLM backend send merged copies of adapted layers instead of merging the model in place.
+    Let TRL's vLLM backend send merged copies of adapted layers instead of merging the model in place: replaces
+    `sync_weights` of the trainer's `vllm_generation`.
 
     Models without adapters are synced as before. Not for sharded models: their parameters have to be gathered first.
-
-    Args:
-        generation (`trl.generation.vllm_generation.VLLMGeneration`):
-            The trainer's `vllm_generation`; its `sync_weights` is replaced.
     """
     as_trl = generation.sync_weights
 
@@ -49,12 +46,8 @@ def merged_while_read(model: Any) -> Iterator[None]:
     Inside the block, between `model.merge_adapter()` and `model.unmerge_adapter()`, `model.named_parameters()` gives
     merged copies of the weights that carry an adapter, one layer at a time, and the model itself stays unmerged.
 
-    Args:
-        model ([`~peft.PeftModel`] or any other): Others are left alone.
-
-    Raises:
-        `UpstreamError`: The adapters were merged, but no merged weight was read: the installed TRL reads them in
-            another way, and would have sent the base model.
+    `UpstreamError`: no merged weight was read, so the installed TRL reads them in another way, and would have sent the
+    base model. Models without adapters are left alone.
     """
     if not isinstance(model, PeftModel):
         yield

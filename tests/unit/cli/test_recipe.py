@@ -2,12 +2,9 @@
 
 import pytest
 
-from trl_drgrpo.cli import console
 from trl_drgrpo.cli.flags import read_flags
-from trl_drgrpo.cli.main import main
 from trl_drgrpo.cli.recipe import read_recipe
-from trl_drgrpo.cli.values import coerce
-from trl_drgrpo.common.errors import InputError, RewardError
+from trl_drgrpo.common.errors import InputError
 
 
 @pytest.fixture
@@ -115,88 +112,3 @@ def test_missing_files(tmp_path):
         read_recipe(str(tmp_path / "no.yaml"), read_flags())
     with pytest.raises(InputError, match=r"--config: got .*a directory"):
         read_recipe(str(tmp_path), read_flags())
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "value"),
-    [
-        ("max_steps", "5", 5),
-        ("num_generations", "none", None),
-        ("use_peft", "true", True),
-        ("reward_funcs", ["a", "b"], ["a", "b"]),
-        ("report_to", "none", "none"),
-        ("datasets", ["a/b"], [{"path": "a/b"}]),
-        ("bf16", "0", False),
-    ],
-)
-def test_text_after_a_flag(name, text, value):
-    assert coerce(read_flags()[name], text) == value
-
-
-@pytest.mark.parametrize(
-    ("argv", "got", "remedy"),
-    [
-        (["train", "--scale_reward", "none"], "--scale_reward: got an unknown flag", "Did you mean --scale_rewards?"),
-        (["train", "--scale-reward=none"], "--scale-reward: got an unknown flag", "Did you mean --scale_rewards?"),
-        (["train", "--learning", "1"], "--learning: got an unknown flag", "Did you mean --learning_rate?"),
-        (["train", "stray"], "stray: got a value that belongs to no flag", "lists the flags."),
-        (["train", "--num_generations"], "--num_generations: got no value behind it; expected one argument", "--help"),
-        (["train", "--num_generations", "x"], "num_generations: got 'x'; expected a whole number", "default is 8"),
-        (["train", "--config", "no.yaml"], "--config: got no.yaml, which does not exist", "current directory"),
-        (["trian"], "command: got 'trian'; expected one of train, ", "Did you mean `trl-drgrpo train`?"),
-        (["qwertz"], "command: got 'qwertz'", "`trl-drgrpo --help` describes them."),
-        (["merge", "a"], "--output: got nothing; expected a value", "`trl-drgrpo merge --help`"),
-        (["report", "a", "--format", "htm"], "--format: got 'htm'; expected one of html, md", "Did you mean html?"),
-        (["score", "--rewards", "a", "--limit", "x"], "--limit: got 'x'; expected a whole number", "score --help"),
-        (["--verson"], "--verson: got an unknown flag", "Did you mean --version?"),
-    ],
-)
-def test_errors_are_one_line_on_stderr(argv, got, remedy, capsys):
-    assert main(argv) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.count("\n") == 1
-    assert err.startswith(f"error: {got}")
-    assert remedy in err
-
-
-def test_without_a_command_there_is_help_and_no_success(capsys):
-    assert main([]) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert "train-prm" in err
-
-
-def test_debug_shows_the_traceback(capsys, monkeypatch):
-    monkeypatch.setenv("TRL_DRGRPO_DEBUG", "1")
-    assert main(["train", "--scale_reward", "none"]) == 2
-    assert "Traceback" in capsys.readouterr().err
-
-
-def test_ctrl_c_is_130(capsys, monkeypatch):
-    from trl_drgrpo.cli import train
-
-    def interrupt(args):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(train, "run", interrupt)
-    assert main(["train"]) == 130
-    assert capsys.readouterr().err == "interrupted\n"
-
-
-def test_only_the_first_process_reports(capsys, monkeypatch):
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    assert main(["train", "--scale_reward", "none"]) == 2
-    assert capsys.readouterr().err == ""
-    # A reward may fail on one process only: then that one says so.
-    console.report_error(RewardError("reward r", "a text", "a number", "Return numbers."))
-    assert capsys.readouterr().err.startswith("error: reward r")
-
-
-def test_version(capsys):
-    from trl_drgrpo import __version__
-
-    with pytest.raises(SystemExit) as exited:
-        main(["--version"])
-    assert exited.value.code == 0
-    assert capsys.readouterr().out == f"trl-drgrpo {__version__}\n"

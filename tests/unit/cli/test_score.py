@@ -12,8 +12,8 @@ from pyarrow import parquet
 
 from trl_drgrpo.cli.main import main
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.rewards.scoring.saved import read_rows, renamed, with_columns_of
-from trl_drgrpo.rewards.scoring.table import disagreements, score_rows
+from trl_drgrpo.rewards.scoring.saved import read_rows
+from trl_drgrpo.rewards.scoring.table import score_rows
 
 ROWS = [
     {"prompt": "2+2=", "completion": "4", "answer": "4"},
@@ -259,13 +259,6 @@ def test_other_files_hold_the_same(here, capsys, ending):
     assert (code, found["rewards"]["exact"]["mean"]) == (0, pytest.approx(2 / 3))
 
 
-def test_csv_keeps_long_fields_line_breaks_and_quotes(tmp_path):
-    text = 'a "quoted",\nsecond line \u2028 x' + "y" * 200_000
-    with open(tmp_path / "rows.csv", "w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows([["prompt", "completion"], ["p", text]])
-    assert read_rows(tmp_path / "rows.csv") == [{"prompt": "p", "completion": text}]
-
-
 def test_what_a_run_has_logged_is_scored_again(here, capsys, model, tokenizer, settings):
     """TRL's own files: the rewards in them, and their columns from the dataset."""
     from datasets import Dataset
@@ -300,19 +293,6 @@ def test_what_a_run_has_logged_is_scored_again(here, capsys, model, tokenizer, s
     assert found["disagreements"] == [{"first": "early", "second": "logged early", "count": 0, "rows": []}]
     code, found = report(capsys, "--rewards", "other.py:early", "--data", folder)
     assert found["disagreements"][0]["count"] == 16
-
-
-def test_a_dataset_gives_the_columns_that_are_missing():
-    messages = [{"role": "user", "content": "q"}]
-    in_parts = [{"role": "user", "content": [{"type": "text", "text": "q"}], "tool_calls": None}]
-    dataset = [{"prompt": messages, "answer": "1", "completion": "of the dataset"}, {"prompt": "p", "answer": "2"}]
-    rows = [{"prompt": in_parts, "completion": "c"}, {"prompt": "p", "completion": "d"}]
-    joined = with_columns_of(rows, dataset)
-    assert [(row["answer"], row["completion"]) for row in joined] == [("1", "c"), ("2", "d")]
-    with pytest.raises(InputError, match="data, row 1: got a prompt that the dataset does not have: 'x'"):
-        with_columns_of([{"prompt": "x", "completion": "c"}], dataset)
-    with pytest.raises(InputError, match="dataset, row 2: got the prompt of an earlier row with other columns"):
-        with_columns_of(rows, [{"prompt": "p", "answer": "2"}, {"prompt": "p", "answer": "3"}])
 
 
 # Bad input -----------------------------------------------------------------------------------------------------------
@@ -414,18 +394,6 @@ def test_help_loads_nothing_heavy():
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "--batch_size" in done.stdout
-
-
-# Functions -----------------------------------------------------------------------------------------------------------
-
-
-def test_none_against_a_number_is_a_difference():
-    [pair] = disagreements({"a": [None, None, 1.0, 1.0], "b": [None, 0.0, 1.0 + 1e-9, 0.9]}, tolerance=1e-6)
-    assert pair.rows == [1, 3]
-
-
-def test_renaming_in_a_row():
-    assert renamed([{"a": 1, "b": 2}], ["a=c", "b=a"]) == [{"c": 1, "a": 2}]
 
 
 def test_bad_configuration_of_a_reward_is_no_failure_of_a_row():

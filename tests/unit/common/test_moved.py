@@ -1,5 +1,6 @@
 """Import paths of release 0.1.0: what its README, recipes and notebooks import, and what its pickles name."""
 
+import ast
 import importlib
 import sys
 import warnings
@@ -105,3 +106,14 @@ def test_the_arguments_of_release_0_1_0_load():
     args = torch.load(checkpoint / "training_args.bin", weights_only=False)
     assert isinstance(args, trl_drgrpo.DrGRPOConfig)
     assert (args.scale_by_running_std, args.overwrite_output_dir) == (True, False)
+
+
+def test_the_package_itself_imports_from_the_new_places():
+    def imported(path):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                yield from (node.module, *(f"{node.module}.{alias.name}" for alias in node.names))
+
+    places = {f"trl_drgrpo.{old}" for old in MOVED}
+    for path in Path(trl_drgrpo.__file__).parent.rglob("*.py"):
+        assert not places.intersection(imported(path)), path

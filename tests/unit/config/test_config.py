@@ -64,7 +64,7 @@ def test_another_objective_is_refused_with_its_bias_and_the_class_to_use(field, 
         ({"reward_weights": 1.0}, "reward_weights: got 1.0"),
         ({"step_reward_weights": "ab"}, "step_reward_weights: got 'ab'"),
         ({"scale_by_running_std": "false"}, "scale_by_running_std: got 'false'; expected True or False"),
-        ({"step_separator": None}, "step_separator: got None"),
+        ({"step_separator": 3}, "step_separator: got 3; expected a list of separators"),
         ({"loss_normalizer": True}, "loss_normalizer: got True"),
         ({"max_completion_length": None}, "loss_normalizer: got None together with max_completion_length=None"),
         ({"max_completion_length": -1}, "max_completion_length: got -1"),
@@ -182,3 +182,11 @@ class TestFromGRPOConfig:
         fields = {**self.plain, "gradient_accumulation_steps": 4, "num_generations": 4, "output_dir": "somewhere"}
         converted = DrGRPOConfig.from_grpo_config(GRPOConfig(**fields))
         assert converted.to_dict() == DrGRPOConfig(**fields).to_dict()
+
+
+def test_a_separator_that_was_not_chosen_is_the_turn_where_there_are_turns():
+    config = DrGRPOConfig(use_cpu=True)
+    assert (config.separators(has_turns=False), config.separators(has_turns=True)) == (["\n\n"], ["turn"])
+    config.step_separator = "\n"
+    config.check()
+    assert config.separators(has_turns=True) == ["\n"]

@@ -8,6 +8,7 @@ import torch
 
 from trl_drgrpo import DrGRPOTrainer
 from trl_drgrpo.cli import main as cli
+from trl_drgrpo.labs.check.credit_cases import credit_cases
 from trl_drgrpo.labs.check.parity import CONTROL_FLOOR, TOLERANCE, Case, cases, run_case
 
 # Settings that another case has too, together with more.
@@ -114,12 +115,15 @@ def test_a_run_without_gradient_proves_nothing(monkeypatch):
 def short_matrix(monkeypatch):
     short = [cases()[0], cases()[-1]]
     monkeypatch.setattr("trl_drgrpo.labs.check.parity.cases", lambda full=False: short)
+    credit = [case for case in credit_cases() if case.environment == "shared states"][:2]
+    monkeypatch.setattr("trl_drgrpo.labs.check.credit.credit_cases", lambda: credit)
 
 
 def test_the_command_prints_a_table_and_exits_0(short_matrix, capsys):
     assert cli.main(["check"]) == 0
     out = capsys.readouterr().out
-    assert "2 of 2 cases as they should be" in out
+    assert "4 of 4 cases as they should be: the trainer computes Dr. GRPO here." in out
+    assert "own row counted (must differ)" in out
     assert "_compute_loss" in out
     assert "must differ" in out
 
@@ -134,7 +138,8 @@ def test_the_command_speaks_json_and_gives_threads_back(short_matrix, capsys):
     report = json.loads(capsys.readouterr().out)
     assert report["passed"] is True
     assert report["seams"]["_compute_loss"] == "ok"
-    assert [case["passed"] for case in report["cases"]] == [True, True]
+    for part in ("cases", "credit"):
+        assert [case["passed"] for case in report[part]] == [True, True]
 
 
 def test_the_command_exits_1_when_the_loss_weight_is_broken(short_matrix, monkeypatch, capsys):
@@ -142,7 +147,7 @@ def test_the_command_exits_1_when_the_loss_weight_is_broken(short_matrix, monkey
     wrong = {"max_completion_length": 13}
     monkeypatch.setattr(DrGRPOTrainer, "loss_constants", lambda self, inputs: {**right(self, inputs), **wrong})
     assert cli.main(["check"]) == 1
-    assert "1 of 2 cases FAILED: do not trust runs in this environment" in capsys.readouterr().out
+    assert "1 of 4 cases FAILED: do not trust runs in this environment" in capsys.readouterr().out
 
 
 def test_the_command_exits_1_when_a_seam_moved(monkeypatch, capsys):

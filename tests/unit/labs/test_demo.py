@@ -244,7 +244,7 @@ class TestEvaluate:
         drawn = task.make_problems(20, "held_out")
         greedy = evaluate(model, tokenizer, drawn, sample=False)
         assert greedy == evaluate(model, tokenizer, drawn, sample=False, batch_size=20)
-        assert greedy.accuracy == sum(greedy.right) / 20
+        assert greedy.accuracy == sum(greedy.correct) / 20
         lengths = [len(tokenizer(text)["input_ids"]) + 1 for text in greedy.texts]  # the end token counts
         assert greedy.length_mean == pytest.approx(sum(lengths) / 20)
         sampled = evaluate(model, tokenizer, drawn, sample=True, seed=5)

@@ -79,7 +79,7 @@ def test_each_baseline_on_one_uneven_group():
     assert immediate["pooled_others"] == [[0.0, -1.0], [0.5], [0.0]]
     assert immediate["same_index"] == [[0.0, 0.0], [0.0], [0.0]]  # step 2 has only itself to compare with
     assert immediate["none"] == [[1.0, 0.0], [1.0], [0.0]]
-    assert immediate["to_go"] == [[0.0, 0.0], [0.0], [0.0]]  # row 1 ended: 0 against 0
+    assert immediate["to_go"] == [[0.5, 0.0], [0.5], [-1.0]]  # row 1 ended: 0 against 0
 
 
 def test_min_to_go_cannot_be_raised_by_more_steps():
@@ -158,8 +158,10 @@ def test_what_all_rows_share_is_exactly_zero():
     assert step_advantages([[0.1, 0.2]], 1) == [[0.0, 0.0]]  # nobody to compare with
 
 
-def test_a_row_that_nothing_could_score_is_left_out():
-    assert step_advantages([[1.0, 1.0], [None, None], [0.5, None]], 3) == [[1.5, 1.0], [0.0, 0.0], [-1.5, -1.0]]
+def test_a_row_that_nothing_could_score_has_earned_nothing():
+    # 2, 0 and .5 from the first step on, 1, 0 and 0 from the second
+    got = step_advantages([[1.0, 1.0], [None, None], [0.5, None]], 3)
+    assert got == [[1.75, 1.0], [-1.25, -0.5], [-0.5, -0.5]]
 
 
 def test_increments_of_the_running_minimum_add_up_to_it():
@@ -198,6 +200,7 @@ def test_rows_without_steps_are_zero(num_generations):
             lambda: step_advantages([[1.0]], 1, "min_to_go", "pooled", deepseekmath_std=True),
             "deepseekmath_std: got True with",
         ),
+        (lambda: step_advantages([[1.0, 2.0]], 1, state_keys=[["a"]]), "state_keys: got 1 keys for 2 steps in row 0"),
         (lambda: broadcast_to_tokens([[1.0]], [[0, 1]], torch.ones(1, 3)), "step_ends: got 2 ends for 1 step rewards"),
         (lambda: broadcast_to_tokens([[1.0, 1.0]], [[1, 1]], torch.ones(1, 3)), r"step_ends: got \[1, 1\] in row 0"),
         (lambda: broadcast_to_tokens([[1.0]], [[3]], torch.ones(1, 3)), r"step_ends: got \[3\] in row 0"),

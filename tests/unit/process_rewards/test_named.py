@@ -12,6 +12,7 @@ from trl_drgrpo.cli.main import main
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.labs.check.tiny import tiny_tokenizer
 from trl_drgrpo.process_rewards import TokenClassificationScorer
+from trl_drgrpo.process_rewards.named import _format_of
 from trl_drgrpo.rewards.registry import resolve_reward
 
 
@@ -45,6 +46,30 @@ def test_it_scores_as_the_scorer_itself(saved_prm):
     assert named.__name__ == "token_classification_prm"
 
 
+def test_the_format_is_that_of_the_configuration(saved_prm, saved_model):
+    named = resolve_reward({"prm": {"model": saved_prm, "device": "cpu"}}, "step_reward_funcs")
+    assert named.__name__ == "prm"
+    named(prompts=["1+1="], steps=[["2"]])
+    assert isinstance(named._scorer, TokenClassificationScorer)
+    with pytest.raises(InputError, match=r"whose architecture, Qwen2ForCausalLM, does not say which format it has"):
+        resolve_reward({"prm": saved_model}, "step_reward_funcs")
+
+
+@pytest.mark.parametrize(
+    ("model", "scorer"),
+    [
+        ("peiyi9979/math-shepherd-mistral-7b-prm", "MathShepherdScorer"),
+        ("UW-Madison-Lee-Lab/VersaPRM-Base-8B", "VersaScorer"),
+        ("openreasoner/Math-psa", "MathPSAScorer"),
+        ("RLHFlow/Llama3.1-8B-PRM-Deepseek-Data", "ChatTurnScorer"),
+        ("PRIME-RL/EurusPRM-Stage2", "ImplicitRewardScorer"),
+        ("Gen-Verse/ReasonFlux-PRM-1.5B", "ReasonFluxScorer"),
+    ],
+)
+def test_the_format_is_that_of_the_published_id(model, scorer):
+    assert _format_of(model) == scorer
+
+
 def test_nothing_loads_before_the_first_step(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     named = resolve_reward({"math_shepherd_prm": str(tmp_path)}, "step_reward_funcs")  # no weights there
@@ -64,6 +89,10 @@ def test_nothing_loads_before_the_first_step(tmp_path):
         ({"math_shepherd_prm": {"model": 3}}, "math_shepherd_prm.model: got 3; expected a path or Hub id"),
         ({"token_classification_prm": {}}, "got no model"),
         ({"qwen_math_prn": {"model": "a/b"}}, "Did you mean qwen_math_prm"),
+        ({"prm": {"model": "peiyi9979/math-shepherd-mistral-7b-prm", "markr": "x"}}, "Did you mean marker?"),
+        ({"prm": {"model": "a/b"}}, "prm.model: got a/b, which is not in the local cache"),
+        ({"policy_log_ratio": {"beta": -1}}, "policy_log_ratio.beta: got -1; expected a positive number"),
+        ({"step_judge": {"model": "m", "base_url": "nowhere"}}, "step_judge.base_url: got an address of another form"),
     ],
 )
 def test_what_can_be_known_is_said_before_anything_loads(spec, message):

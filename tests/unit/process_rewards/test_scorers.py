@@ -7,12 +7,25 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tiny_prms import (
+    CLEAN,
+    PROMPTS,
+    SCORERS,
+    STEPS,
+    built,
+    chat_turn,
+    close,
+    config,
+    marked_tokenizer,
+    metaspace_tokenizer,
+    qwen_math,
+    token_classification,
+)
+from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedTokenizerFast,
-    Qwen2Config,
     Qwen2ForCausalLM,
     Qwen2ForTokenClassification,
 )
@@ -29,96 +42,10 @@ from trl_drgrpo.process_rewards import (
 )
 from trl_drgrpo.process_rewards.qwen2_prm import Qwen2ForProcessRewardModel
 
-PROMPTS = ["3+8=?", "What is the sum of 5, 11 and 7? Think it over.", "1+1=?", "7+7=?"]
-STEPS = [
-    ("3+8 is 11.\n\n", "So the answer is 11.<|im_end|>"),
-    ("5+11=16.\n\n", "16+7=22.\n\n", "Wait, 16+7=23.\n\n", "The answer is 23.<|im_end|>"),
-    (),
-    ("It is 14",),
-]
-CLEAN = [[step.replace("<|im_end|>", "").rstrip() for step in row] for row in STEPS]
-
-
-def config(tokenizer, kind=Qwen2Config, **changes):
-    values = {
-        "vocab_size": len(tokenizer),
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 512,
-        "initializer_range": 0.3,  # wide enough that scores differ
-        "tie_word_embeddings": False,
-        "bos_token_id": tokenizer.bos_token_id,
-        "eos_token_id": tokenizer.eos_token_id,
-        "pad_token_id": tokenizer.pad_token_id,
-    }
-    return kind(**{**values, **changes})
-
-
-def built(kind, configuration, seed=0):
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return kind(configuration).eval()
-
-
-def marked_tokenizer():
-    tokenizer = tiny_tokenizer()
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<extra_0>"]})
-    return tokenizer
-
-
-def metaspace_tokenizer():
-    """SentencePiece-like, as Mistral's: a word's token holds the space before it."""
-    characters = sorted({*"0123456789+-=.,:?!\n", *"abcdefghijklmnopqrstuvwxyz", *"ASTWIQ", "▁"})
-    words = [("<unk>", -20.0), ("<s>", -20.0), ("</s>", -20.0), ("▁ки", -1.0), ("▁+", -1.0), ("▁-", -1.0)]
-    tokenizer = Tokenizer(models.Unigram([*words, *((character, -4.0) for character in characters)], unk_id=0))
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-    tokenizer.decoder = decoders.Metaspace()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, unk_token="<unk>", bos_token="<s>", eos_token="</s>", pad_token="</s>"
-    )
-
-
-def token_classification(**options):
-    tokenizer = tiny_tokenizer()
-    model = built(Qwen2ForTokenClassification, config(tokenizer, num_labels=2))
-    return TokenClassificationScorer(model, tokenizer, **options)
-
-
-def math_shepherd(**options):
-    tokenizer = metaspace_tokenizer()
-    return MathShepherdScorer(built(LlamaForCausalLM, config(tokenizer, LlamaConfig)), tokenizer, **options)
-
-
-def qwen_math(**options):
-    tokenizer = marked_tokenizer()
-    return QwenMathScorer(built(Qwen2ForProcessRewardModel, config(tokenizer)), tokenizer, **options)
-
-
-def chat_turn(**options):
-    tokenizer = tiny_tokenizer()
-    return ChatTurnScorer(built(Qwen2ForCausalLM, config(tokenizer)), tokenizer, **options)
-
-
-SCORERS = {
-    "token_classification": token_classification,
-    "math_shepherd": math_shepherd,
-    "qwen_math": qwen_math,
-    "chat_turn": chat_turn,
-}
-
 
 @pytest.fixture(params=SCORERS)
 def make(request):
     return SCORERS[request.param]
-
-
-def close(got, expected, tolerance=1e-5):
-    assert [len(row) for row in got] == [len(row) for row in expected]
-    for row, other in zip(got, expected, strict=True):
-        assert row == pytest.approx(other, abs=tolerance)
 
 
 # The published recipes, one row at a time ----------------------------------------------------------------------------
@@ -166,7 +93,7 @@ def by_recipe_chat_turn(scorer, prompt, steps):
     return scores
 
 
-@pytest.mark.parametrize("kind", SCORERS)
+@pytest.mark.parametrize("kind", ["token_classification", "math_shepherd", "qwen_math", "chat_turn"])
 def test_scores_are_those_of_the_published_recipe(kind):
     scorer = SCORERS[kind]()
     recipe = globals()[f"by_recipe_{kind}"]
@@ -196,6 +123,18 @@ def test_what_trails_a_step_does_not_matter(make):
     assert scorer(PROMPTS, steps=STEPS) == bare
     with_tail = [(*row, "\n<|im_end|>") for row in CLEAN]  # a step without text cannot be scored
     assert scorer(PROMPTS, steps=with_tail) == [[*row, None] for row in bare]
+
+
+def test_a_step_is_scored_on_what_is_up_to_it(make):
+    """The number is read at the right place: nothing behind a step changes it, and the step itself does."""
+    scorer = make()
+    first = scorer(["2?"], steps=[["it is 2.", "so 2", "sure"]])[0]
+    later = scorer(["2?"], steps=[["it is 2.", "so 2", "no: 3, not 2"]])[0]
+    assert first[:2] == pytest.approx(later[:2], abs=1e-6)
+    assert abs(first[2] - later[2]) > 1e-6
+    earlier = scorer(["2?"], steps=[["it is 2.", "so 3", "sure"]])[0]
+    assert first[0] == pytest.approx(earlier[0], abs=1e-6)
+    assert all(abs(one - other) > 1e-6 for one, other in zip(first[1:], earlier[1:], strict=True))
 
 
 def test_markers_written_by_the_policy_are_taken_out(make):
@@ -357,6 +296,20 @@ def test_a_marker_that_merges_with_its_surroundings_is_refused():
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=merging, eos_token="a", pad_token="b")
     with pytest.raises(InputError, match="merges the marker"):
         MathShepherdScorer(built(Qwen2ForCausalLM, config(tokenizer)), tokenizer, marker="x")
+
+
+@pytest.mark.parametrize("kind", ["qwen_math", "implicit"])
+def test_an_answer_that_the_chat_template_cuts_is_unscorable(kind):
+    """Templates of reasoning models write an answer without what it thought."""
+    scorer = SCORERS[kind]()
+    expected = scorer(["1?"], steps=[("1", "it is 1")])
+    scorer.tokenizer.chat_template = scorer.tokenizer.chat_template.replace(
+        "message['content']", "message['content'].split('</think>')[-1]"
+    )
+    with pytest.warns(UserWarning, match="the chat template left a part of the answer out; such steps are unscorable"):
+        scores = scorer(["1?", "1?"], steps=[("1", "so</think>", "it is 1"), ("1", "it is 1")])
+    close(scores[1:], expected)
+    assert scores[0] == [None, None, None]
 
 
 def test_a_tokenizer_without_chat_template_is_refused():

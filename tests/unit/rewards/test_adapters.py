@@ -158,7 +158,7 @@ def test_batch_functions_are_called_once():
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: adapters.from_verl(equal, timeout=0), "timeout: got 0; expected a number of seconds above 0"),
+        (lambda: adapters.from_verl(equal, timeout=0), "timeout: got 0; expected a finite number, above 0"),
         (lambda: adapters.from_verl(equal, timeout=True), "timeout: got True"),
         (lambda: adapters.from_verl(equal, on_error="skip"), "on_error: got 'skip'"),
         (lambda: adapters.from_verl(lambda answer, **kw: 1), "needs answer; expected a function of data_source, "),

@@ -316,6 +316,7 @@ ON_ERROR = {  # everything that takes `on_error`, with the options that it needs
     "json_schema_reward": {},
     "judge_reward": {"model": "m", "base_url": "http://localhost:1/v1"},
     "math_reward": {},
+    "step_judge": {"model": "m", "base_url": "http://localhost:1/v1"},
     "numeric_reward": {},
     "choice_reward": {},
     "regex_reward": {"pattern": "a"},

@@ -13,9 +13,9 @@ from transformers import Gemma2Config, GPT2Config, LlamaConfig, Qwen2Config, Qwe
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.features.fast_path.planner import Budget, Costs, Row, plan_window, processed_tokens
 from trl_drgrpo.features.fast_path.sharing import attention_pair_cost, forward_cost
-from trl_drgrpo.single_gpu.memory import Adapter, Planner, Setup, estimate, parse_memory
-from trl_drgrpo.single_gpu.memory import phases as phase_room
+from trl_drgrpo.single_gpu.memory import Adapter, Planner, Setup, estimate, parse_memory, passes
 from trl_drgrpo.single_gpu.memory.ledger import Ledger
+from trl_drgrpo.single_gpu.memory.phases import Phases
 from trl_drgrpo.single_gpu.memory.setup import from_keys
 from trl_drgrpo.single_gpu.memory.shapes import Shape, scored_shapes, shares_prompts, trained_shapes
 from trl_drgrpo.single_gpu.memory.sizes import readable
@@ -137,17 +137,17 @@ def test_two_depths_give_every_other(checkpointing, adapter):
         device="cpu", autocast=None, prompt=24, completion=40, batch=4, accumulation=2, steps_per_generation=2
     )
     setup = Setup(**{**setup.__dict__, "checkpointing": checkpointing, "adapter": adapter})
-    phases = phase_room.Phases(qwen(layers=6), setup)
+    phases = Phases(qwen(layers=6), setup)
     assert phases.is_uniform
     shape = Shape(packs=4, width=64, scored=160, layout=160, padded=256, masked=True, later=True)
-    train, score = partial(phase_room._train, shape=shape), partial(phase_room._score, shape=shape, adapters=True)
-    for name, run in {"train": train, "score": score, "generate": phase_room._generate}.items():
+    train, score = partial(passes.train, shape=shape), partial(passes.score, shape=shape, adapters=True)
+    for name, run in {"train": train, "score": score, "generate": passes.generate}.items():
         assert phases._continued(name, run, setup, shape) == max(run(phases.full, setup).values())
 
 
 def test_layers_that_differ_are_run_at_full_depth():
     config = qwen(layers=5, layer_types=["full_attention"] * 4 + ["sliding_attention"], sliding_window=16)
-    assert not phase_room.Phases(config, Setup(device="cpu", prompt=8, completion=8)).is_uniform
+    assert not Phases(config, Setup(device="cpu", prompt=8, completion=8)).is_uniform
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,14 @@ import pytest
 from trl_drgrpo.features.resume.checkpoints import STATE_FILE
 from trl_drgrpo.upstream.hooks import Feature, Hooks
 
-EVENTS = ["on_credit", "add_to_log", "on_checkpoint_begun", "on_checkpoint_saved", "on_checkpoint_loaded"]
+EVENTS = [
+    "on_turns_begin",
+    "on_credit",
+    "add_to_log",
+    "on_checkpoint_begun",
+    "on_checkpoint_saved",
+    "on_checkpoint_loaded",
+]
 CONTEXTS = ["rolling_out", "scoring"]
 
 

@@ -51,14 +51,8 @@ class CorrectnessRule:
         self.is_binary = True  # whether all values so far were 0 or 1
 
     def judge(self, rewards: Sequence[float]) -> list[bool | None] | None:
-        """Correct, incorrect, or neither.
-
-        Args:
-            rewards (`Sequence[float]` of length `B`): Values of the reward; NaN = unscorable.
-
-        Returns:
-            `list[bool | None]` of length `B`; `None` as a whole when it cannot be told.
-        """
+        """Per reward: correct, incorrect, or neither (`None`); NaN is unscorable. `None` as a whole: it cannot be
+        told."""
         if self.threshold is not None:
             return [None if math.isnan(reward) else reward >= self.threshold for reward in rewards]
         if self.is_binary:

@@ -57,17 +57,16 @@ class Diagnostics(DescribingFeature):
         self._counted = ("", 0, 0)  # mode, step, and the groups seen in it
 
     def on_trainer_built(self) -> None:
-        """Set everything up; the reward functions are known by now.
-
-        Raises:
-            `InputError`: `right_reward` is no reward of the run.
-        """
+        """Set everything up; the reward functions are known by now. Refuses a `right_reward` that the run does not
+        have."""
         trainer, args = self.trainer, self.trainer.args
         if trainer.reward_func_names != [reward_name(process_only)]:  # whose 0 says nothing
             self.correctness_rule = CorrectnessRule(trainer.reward_func_names, args.right_reward, args.right_threshold)
         if args.run_log and trainer.accelerator.is_main_process:
             self.run_log = RunLog(Path(str(args.output_dir)))
         thresholds = warning_thresholds(args.run_warnings)
+        if args.process_role == "baseline":
+            thresholds.pop("process_hacked", None)  # a score that is not paid cannot be exploited
         self.run_warnings = RunWarnings(thresholds, args.num_generations or 1, self._record_warning)
         self._aligner = Aligner(trainer.text_tokenizer)
         self.describing.tell = self._record_failure

@@ -18,14 +18,8 @@ _NO_COLUMNS = ("prompt", "completion", "completions", "completion_ids")
 
 
 def recorded_groups(groups: int, wanted: int) -> list[int]:
-    """Chooses the recorded groups of a generation batch, spread evenly, so that all ranks have some.
-
-    Args:
-        groups (`int`): Groups in the batch, over all ranks.
-        wanted (`int`): How many to keep; -1: all.
-
-    Returns:
-        `list[int]`: Ascending indices.
+    """
+    Chooses `wanted` groups (-1: all) of a generation batch, spread evenly, so that all ranks have some; ascending.
 
     Example:
 
@@ -76,15 +70,7 @@ class RecordedRow:
 
 
 def row_record(row: RecordedRow, aligner: Aligner) -> dict[str, Any]:
-    """A row as it stands in `completions.jsonl`, with what its group needs under `index`, `prompt`, `columns`.
-
-    Args:
-        row ([`RecordedRow`]): The row.
-        aligner ([`Aligner`]): Decodes completions of this tokenizer.
-
-    Returns:
-        `dict[str, Any]`.
-    """
+    """A row as it stands in `completions.jsonl`, with what its group needs under `index`, `prompt`, `columns`."""
     return {
         "index": row.index,
         "prompt": prompt_text(row.prompt),
@@ -141,9 +127,10 @@ def _group_record(number: int, members: list[dict[str, Any]], step: int, mode: s
 
 def _spans(row: RecordedRow, aligner: Aligner) -> Iterator[dict[str, Any]]:
     """Runs of tokens of one kind; their texts joined are the decoded completion."""
-    step_of = [k for k, _ in enumerate(row.step_ends) for _ in range(_step_size(row.step_ends, k))]
+    step_of: list[int | None] = [k for k, _ in enumerate(row.step_ends) for _ in range(_step_size(row.step_ends, k))]
+    step_of += [None] * (len(row.token_ids) - len(step_of))  # the closing, or a row without steps
     kinds = [
-        (advantage, step_of[t] if step_of else None, not trained)
+        (advantage, step_of[t], not trained)
         for t, (advantage, trained) in enumerate(zip(row.token_advantages, row.trained, strict=True))
     ]
     runs = [(kind, len(list(tokens))) for kind, tokens in groupby(kinds)]

@@ -49,11 +49,8 @@ class PhaseClock:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Count the block as a phase; inside of another one, as that one. Outside of a step (evaluation) not at all.
-
-        Args:
-            name (`str`): `"generate"` or `"score"`.
-        """
+        """Count the block as a phase, `"generate"` or `"score"`; inside of another one, as that one. Outside of a step
+        (evaluation) not at all."""
         if self._running is not None or self._began is None:
             yield
             return
@@ -69,11 +66,8 @@ class PhaseClock:
         self._began = self._clock()
 
     def step_ends(self, tokens: int) -> None:
-        """An optimizer step has ended.
-
-        Args:
-            tokens (`int`): Completion tokens generated in it, over all ranks; 0 when it used those of an earlier step.
-        """
+        """An optimizer step has ended. `tokens`: completion tokens generated in it over all ranks, 0 when it reused
+        some."""
         if self._began is not None:
             self._in_steps += self._clock() - self._began
             self._finished += 1

@@ -117,12 +117,7 @@ class ProgressCallback(DescribingCallback):
 
 @contextmanager
 def show_progress(trainer: Any, progress: ProgressCallback | None = None) -> Iterator[None]:
-    """Inside the block a trainer shows its progress in one line, and not as transformers would.
-
-    Args:
-        trainer ([`~transformers.Trainer`]): About to train.
-        progress ([`ProgressCallback`], *optional*): What shows it.
-    """
+    """Inside the block a trainer shows its progress in one line, and not as transformers would."""
     progress = progress or ProgressCallback()
     trainer.remove_callback(PrinterCallback)
     trainer.remove_callback(TqdmCallback)
@@ -135,13 +130,8 @@ def show_progress(trainer: Any, progress: ProgressCallback | None = None) -> Ite
 
 
 def status_line(logs: Mapping[str, Any]) -> str:
-    """The numbers of a logged step in one line; what was not logged is left out.
-
-    Args:
-        logs (`Mapping[str, float]`): Metrics of a training step.
-
-    Returns:
-        `str`.
+    """
+    The numbers of a logged training step in one line, without those that were not logged.
 
     Example:
 

@@ -27,10 +27,8 @@ _EVALUATION = "eval_"
 
 
 def with_old_names(metrics: Mapping[str, T]) -> dict[str, T]:
-    """Metrics under their names, and under those that they had before.
-
-    Args:
-        metrics (`Mapping[str, T]`): By name.
+    """
+    Metrics under their names, and under those that they had before.
 
     Example:
 
@@ -44,10 +42,8 @@ def with_old_names(metrics: Mapping[str, T]) -> dict[str, T]:
 
 
 def with_new_names(logs: Mapping[str, T]) -> dict[str, T]:
-    """A log of any release under the names of today, each metric once.
-
-    Args:
-        logs (`Mapping[str, T]`): By name; those of an evaluation begin with `eval_`.
+    """
+    A log of any release under the names of today, each metric once. Those of an evaluation begin with `eval_`.
 
     Example:
 

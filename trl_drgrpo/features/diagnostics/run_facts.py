@@ -10,7 +10,7 @@ import torch
 
 from trl_drgrpo.features.diagnostics.correctness import CorrectnessRule
 from trl_drgrpo.features.model_card.objective import objective_of
-from trl_drgrpo.process_rewards.steps import step_segmenter
+from trl_drgrpo.process_rewards.steps.separators import configured_segmenter
 from trl_drgrpo.upstream.versions import LIBRARIES, installed_versions
 
 _OBJECTIVE = (
@@ -35,7 +35,7 @@ _VLLM_OBJECTIVE = (
     "vllm_importance_sampling_clip_min",
     "vllm_importance_sampling_clip_max",
 )
-_STEP_OBJECTIVE = ("process_role", "step_credit", "step_baseline", "step_separator", "deepseekmath_step_std")
+_STEP_OBJECTIVE = ("process_role", "step_credit", "step_baseline", "deepseekmath_step_std")
 _WEIGHTS = ("outcome_weight", "process_weight")
 _SAMPLING = ("num_generations", "temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _SETTINGS = (
@@ -81,15 +81,7 @@ def start_facts(trainer: Any) -> dict[str, Any]:
 
 
 def run_facts(trainer: Any, correctness: CorrectnessRule | None) -> dict[str, Any]:
-    """Facts of the run.
-
-    Args:
-        trainer ([`DrGRPOTrainer`]): The trainer, about to train.
-        correctness ([`CorrectnessRule`], *optional*): Which completions are correct.
-
-    Returns:
-        `dict[str, Any]`: JSON-ready.
-    """
+    """Facts of the run, JSON-ready. `correctness` says which completions are correct."""
     args, scorer = trainer.args, trainer.step_scorer
     return {
         "trainer": type(trainer).__name__,
@@ -107,15 +99,8 @@ def run_facts(trainer: Any, correctness: CorrectnessRule | None) -> dict[str, An
 
 
 def objective_facts(trainer: Any) -> dict[str, Any]:
-    """What a change of makes another objective, in one flat mapping: a resumed run compares it.
-
-    Args:
-        trainer ([`DrGRPOTrainer`]): The trainer, about to train.
-
-    Returns:
-        `dict[str, Any]`: JSON-ready: the objective of `run_facts`, rewards with their weights, how completions are
-            sampled.
-    """
+    """What a change of makes another objective, in one flat JSON-ready mapping that a resumed run compares: the
+    objective of `run_facts`, rewards with their weights, how completions are sampled."""
     scorer = trainer.step_scorer
     return {
         **_objective(trainer),
@@ -130,10 +115,17 @@ def _objective(trainer: Any) -> dict[str, Any]:
     objective = {"loss_normalizer": trainer.loss_normalizer} | _fields(args, _OBJECTIVE)
     objective |= {name: value if args.use_vllm else None for name, value in _fields(args, _VLLM_OBJECTIVE).items()}
     objective |= {name: getattr(args, name) if scorer else None for name in _STEP_OBJECTIVE}
-    if scorer and scorer.segmenter.name != step_segmenter(args.step_spec).name:
-        objective["step_separator"] = scorer.segmenter.name  # the trainer was given a segmenter of its own
+    objective["step_separator"] = _separator(trainer) if scorer else None
+    objective["state_keys"] = trainer.turns.state_keys_of
     objective["advantages"] = trainer.own_advantages
     return objective | _fields(args, _WEIGHTS)
+
+
+def _separator(trainer: Any) -> list[str] | str:
+    """What ends a step: of the configuration, or the name of a segmenter that the trainer was given."""
+    segmenter = trainer.step_scorer.segmenter
+    is_own = segmenter.name != configured_segmenter(trainer.step_separator).name
+    return segmenter.name if is_own else trainer.step_separator
 
 
 def _weighted(names: Sequence[str], weights: Sequence[float]) -> list[str]:

@@ -37,12 +37,11 @@ class RunLog:
         self._content: dict[str, Any] | None = None  # of run.json, once started
 
     def start(self, step: int, start: dict[str, Any], facts: dict[str, Any]) -> None:
-        """Write `run.json`; earlier starts in the folder are kept.
+        """
+        Write `run.json`; earlier starts in the folder are kept.
 
-        Args:
-            step (`int`): Optimizer steps done before this start.
-            start (`dict`): What belongs to the start: `versions`, `device`, `processes`.
-            facts (`dict`): What belongs to the run: `model`, `objective`, `settings` and so on.
+        `step`: optimizer steps done before this start. `start`: what belongs to it (`versions`, `device`,
+        `processes`). `facts`: what belongs to the run (`model`, `objective`, `settings` and so on).
         """
         starts = [*self._earlier_starts(), {"time": self._clock(), "step": step, **start}]
         self._content = {"format": FORMAT, "made_by": "trl-drgrpo", **facts, "starts": starts, "ended": None}
@@ -51,24 +50,14 @@ class RunLog:
             self._write(lambda name=name: _end_last_line(self.folder / name))
 
     def end(self, step: int, how: str) -> None:
-        """Note that the run has ended.
-
-        Args:
-            step (`int`): Optimizer steps done.
-            how (`str`): `"finished"`, or `"failed: <type of the error>"`.
-        """
+        """Note that the run has ended after `step` optimizer steps: `"finished"`, or `"failed: <type of the
+        error>"`."""
         if self._content is not None and self._content["ended"] is None:
             self._content["ended"] = {"time": self._clock(), "step": step, "how": how}
             self._write_run()
 
     def metrics(self, step: int, epoch: float | None, logs: dict[str, Any]) -> None:
-        """Append what `Trainer.log` was given.
-
-        Args:
-            step (`int`): Optimizer steps done.
-            epoch (`float`, *optional*): Passes over the data.
-            logs (`dict[str, Any]`): Metrics; what is no number is left out. Those of an evaluation start with `eval_`.
-        """
+        """Append the numbers that `Trainer.log` was given. Those of an evaluation start with `eval_`."""
         numbers = {name: value for name, value in logs.items() if isinstance(value, int | float) or value is None}
         mode = "eval" if any(name.startswith("eval_") for name in logs) else "train"
         self._append(METRICS, [{"step": step, "epoch": epoch, "mode": mode, "logs": numbers}])

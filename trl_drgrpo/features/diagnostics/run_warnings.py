@@ -6,12 +6,11 @@ was said, and what the watches have seen, travels with checkpoints: a resumed ru
 
 import json
 import logging
-import math
 from collections.abc import Callable, Iterable, Mapping
-from difflib import get_close_matches
 from typing import Any
 
-from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.errors import InputError, did_you_mean
+from trl_drgrpo.common.ranges import positive, share, whole
 from trl_drgrpo.features.diagnostics.watch import Metrics, Watch
 from trl_drgrpo.features.diagnostics.watches import WATCHES
 
@@ -22,21 +21,16 @@ DEFAULTS: dict[str, dict[str, float]] = {
     **{watch.cause: watch.defaults for watch in WATCHES},
     ALL_DEAD: {"steps": 5},
 }
-_SHARES = ("share", "rise", "distinct")
-_COUNTS = {"steps": 1, "consecutive": 1}
+_RANGES = {
+    **dict.fromkeys(("share", "rise", "distinct"), share()),
+    **dict.fromkeys(("steps", "consecutive"), whole(1)),
+}
 
 
 def warning_thresholds(setting: Any) -> dict[str, dict[str, float]]:
-    """The thresholds of the causes that are watched.
-
-    Args:
-        setting (`bool`, `dict` or `str`): `run_warnings` as configured; a text is JSON.
-
-    Returns:
-        `dict[str, dict[str, float]]`: All thresholds of each watched cause; empty: silence.
-
-    Raises:
-        `InputError`: A cause or a threshold that does not exist, or a value out of its range.
+    """
+    All thresholds of each watched cause, from `run_warnings` as configured (a text is JSON); empty: silence. Refuses a
+    cause or threshold that does not exist, and a value out of its range.
 
     Example:
 
@@ -87,22 +81,14 @@ def _parsed(setting: Any) -> Any:
 def _refuse_unknown(name: Any, known: Iterable[str], where: str) -> None:
     if name in known:
         return
-    near = get_close_matches(str(name), known, n=1, cutoff=0.5)
-    remedy = f"Did you mean {near[0]!r}?" if near else "Remove it."
+    remedy = did_you_mean(name, known, "Remove it.", form="{!r}")
     raise InputError("run_warnings", f"{name!r}{where}", f"one of {', '.join(known)}", remedy)
 
 
 def _check_value(cause: str, name: str, value: Any) -> None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if name in _COUNTS:
-        lowest, expected = _COUNTS[name], f"a whole number, at least {_COUNTS[name]}"
-        fits = is_number and isinstance(value, int) and value >= lowest
-    elif name in _SHARES:
-        fits, expected = is_number and 0 <= value <= 1, "a number from 0 to 1"
-    else:
-        fits, expected = is_number and value > 0, "a positive number"
-    if not fits:
-        raise InputError("run_warnings", f"{value!r} for {cause}: {name}", expected, "Leave it out for the default.")
+    allowed = _RANGES.get(name, positive())
+    if not allowed.allows(value):
+        raise InputError("run_warnings", f"{value!r} for {cause}: {name}", str(allowed), allowed.remedy)
 
 
 class RunWarnings:
@@ -132,12 +118,8 @@ class RunWarnings:
         ]
 
     def observe(self, step: int, metrics: Metrics) -> None:
-        """Take in an optimizer step.
-
-        Args:
-            step (`int`): Its number; one that is not above the last one starts another run.
-            metrics (`Mapping[str, float]`): Its metrics, whether they are logged at this step or not.
-        """
+        """Take in the metrics of an optimizer step, logged or not. A step that is not above the last one starts
+        another run."""
         if step <= self.step:
             self.signal_steps = self.dead_steps = 0
             for watch in self._watches:

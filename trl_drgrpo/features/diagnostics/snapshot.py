@@ -79,12 +79,8 @@ class BatchSnapshot:
         self._add_rows_with_tools(copied)
 
     def recorded_rows(self, names: Sequence[str], correct: Sequence[bool | None] | None) -> Iterator[RecordedRow]:
-        """This rank's rows of the groups that are recorded.
-
-        Args:
-            names (`Sequence[str]` of length `F`): The reward functions.
-            correct (`Sequence[bool or None]` of length `B`, *optional*): Over all ranks.
-        """
+        """This rank's rows of the groups that are recorded. `names`: the `F` reward functions; `correct`: `B` values,
+        over all ranks."""
         scored, steps = self.batch.scored, self.batch.steps
         for i in self._recorded:
             row, ids, own = self.first_row + i, list(scored.completion_ids[i]), self.own[i]

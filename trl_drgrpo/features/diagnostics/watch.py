@@ -55,15 +55,7 @@ class Watch:
         return int(self.thresholds["steps"])
 
     def observe(self, step: int, metrics: Metrics) -> str | None:
-        """Take in an optimizer step.
-
-        Args:
-            step (`int`): Its number.
-            metrics (`Mapping[str, float]`): Its metrics.
-
-        Returns:
-            `str` or `None`: What to warn of, and what to do about it.
-        """
+        """Take in an optimizer step; returns a warning with what to do about it, or `None`."""
         values = [finite(metrics.get(name)) for name in self.metrics]
         if None in values:
             return None

@@ -184,8 +184,8 @@ class ProcessHacked(Watch):
         grew = "steps per completion and process reward" if moved(steps) > deviations else "the process reward"
         return (
             f"Over {self.span} {grew} rose while the outcome reward fell: the process reward is probably being "
-            "exploited. Look at the completions; give the outcome more weight (outcome_weight, process_weight); "
-            "against growing steps, step_credit='min_to_go' cannot be raised by more of them."
+            "exploited. Look at the completions; process_role='baseline' cannot be exploited; give the outcome more "
+            "weight; step_credit='min_increments' cannot be raised by more steps."
         )
 
 

@@ -48,11 +48,7 @@ _ARGUMENTS = {"input_ids", "attention_mask", "generation_config"}
 
 @contextmanager
 def shared_prefill(model: Any) -> Iterator[None]:
-    """Inside the block, `model.generate` decodes as described above wherever it can.
-
-    Args:
-        model ([`~transformers.PreTrainedModel`] or its PEFT wrapper): Left as it was.
-    """
+    """Inside the block, `model.generate` decodes as described above wherever it can. The model is left as it was."""
     generate = model.generate
     had_own = "generate" in vars(model)
 
@@ -181,11 +177,8 @@ def _equal_rows(input_ids: torch.Tensor, attention_mask: torch.Tensor | None) ->
 
 
 def _sampled(scores: torch.Tensor, live: torch.Tensor, rows: int) -> torch.Tensor:
-    """One token per row in the batch, by the rule and with the random numbers of `torch.multinomial` over all rows.
-
-    Raises:
-        `RuntimeError`: Scores that are not finite: the policy has diverged. As `torch.multinomial` has it.
-    """
+    """One token per row in the batch, by the rule and with the random numbers of `torch.multinomial` over all rows. As
+    there, scores that are not finite are a `RuntimeError`: the policy has diverged."""
     probabilities = scores.softmax(dim=-1)
     if not probabilities.isfinite().all():
         raise RuntimeError("probability tensor contains either `inf`, `nan` or element < 0")

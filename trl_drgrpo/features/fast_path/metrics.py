@@ -37,13 +37,8 @@ class WindowMetrics:
         self.extremes: dict[str, float] = {}
 
     def add(self, plan: dict[str, Any], metrics: dict[str, list[float]], ranks: int) -> None:
-        """Take in what one micro-batch logged.
-
-        Args:
-            plan (`dict`): The micro-batch's plan (see [`window`]).
-            metrics (`dict[str, list[float]]`): Means over its tokens or rows on all ranks, extremes over its rows.
-            ranks (`int`): Processes; each ran `plan["rows"]` rows.
-        """
+        """Take in what one micro-batch logged: means over its tokens or rows on all `ranks`, extremes over its
+        rows."""
         for name, values in metrics.items():
             for value in values:
                 kind = name.rpartition("_")[2]
@@ -56,12 +51,8 @@ class WindowMetrics:
                 self.weights[name] += weight
 
     def finish(self, window: dict[str, Any]) -> dict[str, list[float]]:
-        """The window's metrics, one value each, and a fresh start.
-
-        Args:
-            window (`dict`): `rows` and `loss_tokens` of the window on all ranks, and whether it `leaves_out` rows that
-                have tokens.
-        """
+        """The window's metrics, one value each, and a fresh start. `window` has `rows` and `loss_tokens` of the window
+        on all ranks, and whether it `leaves_out` rows that have tokens."""
         result = {}
         for name, total in self.sums.items():
             weight = self.weights[name]

@@ -50,25 +50,15 @@ class Packed:
     scored: torch.Tensor
 
     def unpack(self, values: torch.Tensor) -> torch.Tensor:
-        """Per-token values in the padded layout, 0 where nothing was scored.
-
-        Args:
-            values (`torch.Tensor` of shape `(1, n)`): One value per target.
-
-        Returns:
-            `torch.Tensor` of shape `(B, T)`, with the gradient of `values`.
-        """
+        """Per-token values `(1, n)`, one per target, in the padded layout `(B, T)`: 0 where nothing was scored. Keeps
+        the gradient."""
         return values.reshape(-1)[self.sources].masked_fill(~self.scored, 0.0)
 
 
 @contextmanager
 def scored_only(backbone: torch.nn.Module, packed: Packed) -> Iterator[None]:
     """Inside the block, the backbone gives `(1, n, hidden)`: the positions that predict a token, and no others.
-
-    Args:
-        backbone (`torch.nn.Module`): What runs under the head; its output has `last_hidden_state` of `(N, W, hidden)`.
-        packed ([`Packed`]): What the backbone is run on.
-    """
+    Outside, its output has `last_hidden_state` of `(N, W, hidden)`."""
 
     def cut(module: Any, arguments: Any, output: Any) -> Any:
         output.last_hidden_state = output.last_hidden_state.flatten(0, 1)[packed.predictors].unsqueeze(0)

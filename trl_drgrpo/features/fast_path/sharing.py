@@ -29,16 +29,12 @@ PROMPT_TOKENS, COMPLETION_TOKENS = 12, (9, 7, 5)
 
 
 def attention_pair_cost(config: Any) -> float:
-    """Cost of one query-key pair in attention, in units of what a token costs in everything else.
+    """
+    Cost of one query-key pair in attention, in units of what a token costs in everything else.
 
-    Per layer a pair takes `4 * heads * head_dim` operations forward, a token 2 for each weight of the layer.
-
-    Args:
-        config ([`~transformers.PretrainedConfig`]): Of the model; its text part counts.
-
-    Returns:
-        `float`: For example 1/4100 times `MASKED_ATTENTION_SLOWDOWN` at width 512; where the configuration says
-            nothing about widths, that of a layer 1,024 wide.
+    Per layer a pair takes `4 * heads * head_dim` operations forward, a token 2 for each weight of the layer. At width
+    512 that is 1/4100 times `MASKED_ATTENTION_SLOWDOWN`. Where the configuration says nothing about widths, a layer
+    counts as 1,024 wide.
     """
     try:
         return _pair_cost(config.get_text_config())
@@ -47,14 +43,7 @@ def attention_pair_cost(config: Any) -> float:
 
 
 def forward_cost(device: str) -> float:
-    """Cost of one more forward and backward pass, in tokens.
-
-    Args:
-        device (`str`): Type of the device, such as `"cpu"` or `"cuda"`.
-
-    Returns:
-        `float`.
-    """
+    """Cost of one more forward and backward pass on a type of device (`"cpu"`, `"cuda"`), in tokens."""
     return FORWARD_COST.get(device, FORWARD_COST_ELSEWHERE)
 
 

@@ -34,15 +34,9 @@ def unknown_keys(inputs: dict[str, Any]) -> list[str]:
 
 
 def windows(slots: int, accumulation: int) -> list[range]:
-    """The slots of a generation batch that feed the same optimizer step, whichever iteration it is.
-
-    Args:
-        slots (`int`): Micro-batches of a generation batch (`steps_per_generation`).
-        accumulation (`int`): Micro-batches of an optimizer step (`gradient_accumulation_steps`).
-
-    Returns:
-        `list[range]`: Where neither divides the other, each slot stands alone.
-    """
+    """The slots of a generation batch that feed the same optimizer step, whichever iteration it is. `slots`:
+    `steps_per_generation`; `accumulation`: `gradient_accumulation_steps`. Where neither divides the other, each slot
+    stands alone."""
     size = accumulation if slots % accumulation == 0 else slots if accumulation % slots == 0 else 1
     return [range(start, start + size) for start in range(0, slots, size)]
 
@@ -77,14 +71,11 @@ class Window:
         }
 
     def micro_batches(self, everyone: list[dict[str, Any]], keep_slots: bool) -> list[dict[str, Any]]:
-        """The window's slots, filled from the end: the last one carries the synchronization of gradients.
+        """
+        The window's slots, filled from the end: the last one carries the synchronization of gradients.
 
-        Args:
-            everyone (`list[dict]`): The [`Window.summary`] of every rank, in order.
-            keep_slots (`bool`): Run something in every slot, where skipping one would leave other processes waiting.
-
-        Returns:
-            `list[dict]`: As many as there are slots; one that runs nothing has tensors of no rows.
+        `everyone`: the [`Window.summary`] of every rank, in order. `keep_slots`: run something in every slot, where
+        skipping one would leave other processes waiting; else a slot that runs nothing has tensors of no rows.
         """
         batches = [summary["batches"] for summary in everyone]
         used = self.slots if keep_slots else max([1, *(len(ranks) for ranks in batches)])

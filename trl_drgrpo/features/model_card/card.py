@@ -45,14 +45,8 @@ TRL = """\
 
 
 def write_card(trainer: Any, metadata: ModelCardData, readme: Path, dataset_name: str | None = None) -> None:
-    """Write the card of a run.
-
-    Args:
-        trainer ([`DrGRPOTrainer`]): Whose run it is. While it trains the card says so, and no picture is drawn.
-        metadata ([`~huggingface_hub.ModelCardData`]): What TRL would put into the card; repaired in place.
-        readme (`Path`): The card, replaced in one step.
-        dataset_name (`str`, *optional*): Hub id of the training data, where the caller knows it.
-    """
+    """Write the card of a run to `readme`, in one step. While the run trains the card says so, and no picture is
+    drawn. `metadata` is what TRL would put into the card; it is repaired in place."""
     model = trainer.accelerator.unwrap_model(trainer.model)
     is_adapter = hasattr(model, "peft_config")
     _repair(metadata, model, is_adapter, dataset_name or card_facts.dataset_id(trainer.train_dataset))
@@ -65,18 +59,7 @@ def write_card(trainer: Any, metadata: ModelCardData, readme: Path, dataset_name
 
 
 def card_text(trainer: Any, model: Any, is_adapter: bool, folder: Path, dataset_name: str | None) -> str:
-    """The card without its metadata.
-
-    Args:
-        trainer ([`DrGRPOTrainer`]): Whose run it is.
-        model: The bare model.
-        is_adapter (`bool`): Whether an adapter is saved instead of a model.
-        folder (`Path`): Where the card will be; the picture goes below it.
-        dataset_name (`str`, *optional*): Hub id of the training data.
-
-    Returns:
-        `str`: Markdown.
-    """
+    """The card without its metadata, in Markdown. `folder` is where the card will be; the picture goes below it."""
     args, state = trainer.args, trainer.state
     history = card_facts.history_by_split(state.log_history, trainer.eval_dataset)
     objective = objective_of(trainer)

@@ -174,15 +174,8 @@ def adapter_rows(model: Any) -> Rows:
 
 
 def history_by_split(history: list[dict[str, Any]], evaluation: Any) -> list[dict[str, Any]]:
-    """The log history, with the split in the names of metrics where there are several: TRL calls them all the same.
-
-    Args:
-        history (`list[dict]`): `trainer.state.log_history`.
-        evaluation: `trainer.eval_dataset`; a mapping when there are several splits.
-
-    Returns:
-        `list[dict]`: `eval_reward` is `eval_reward (<split>)` there.
-    """
+    """The log history with the split in the names of metrics, `eval_reward (<split>)`, where `trainer.eval_dataset`
+    has several: TRL calls them all the same."""
     splits = list(evaluation) if isinstance(evaluation, dict) else []
     labeled = []
     for entry in history:
@@ -195,11 +188,7 @@ def history_by_split(history: list[dict[str, Any]], evaluation: Any) -> list[dic
 
 
 def metric_rows(history: list[dict[str, Any]]) -> list[tuple[str, str, str, str]]:
-    """Name, first and last logged value of each metric worth a line, and the step of the last.
-
-    Args:
-        history (`list[dict]`): What was logged, see `history_by_split`.
-    """
+    """Name, first and last logged value of each metric worth a line, and the step of the last."""
     wanted = ("reward", "reward_std", "rewards/", "process_rewards/", "process/reward", "kl", "entropy")
     wanted += ("completions/mean_length", "completions/clipped_ratio", "drgrpo/zero_signal", "loss", "grad_norm")
     values: dict[str, list[tuple[int, float]]] = {}

@@ -23,14 +23,7 @@ class Objective:
 
 
 def objective_of(trainer: Any) -> Objective:
-    """The objective that a trainer minimizes.
-
-    Args:
-        trainer ([`DrGRPOTrainer`]): Built; also before its first step.
-
-    Returns:
-        [`Objective`].
-    """
+    """The objective that a trainer minimizes; also before its first step."""
     args: Any = trainer.args
     has_steps = trainer.step_scorer is not None
     formula = [
@@ -46,7 +39,7 @@ def objective_of(trainer: Any) -> Objective:
         "tokens; advantages are not divided by a group's standard deviation.",
         *_policy_notes(trainer, args),
         *_kl_notes(trainer, args),
-        *(_step_notes(args, trainer.step_scorer.segmenter.name) if has_steps else []),
+        *(_step_notes(args, trainer.step_scorer.segmenter.name, trainer.turns.state_keys_of) if has_steps else []),
         *_further_notes(trainer, args),
     ]
     return Objective([line for line in formula if line], notes)
@@ -144,7 +137,7 @@ def _kl_notes(trainer: Any, args: Any) -> list[str]:
     return [note + "."]
 
 
-def _step_notes(args: Any, segmenter: str) -> list[str]:
+def _step_notes(args: Any, segmenter: str, state_keys_of: Sequence[str] | None) -> list[str]:
     if args.process_role == "baseline":
         return [
             f"Step scores are a baseline and are not paid: V_ik is the newest score before step k; steps are cut by "
@@ -155,6 +148,11 @@ def _step_notes(args: Any, segmenter: str) -> list[str]:
         notes.append("m_ik is the smallest of s_i1 to s_ik, and m_i0 = 0.")
     if args.step_credit != "min_to_go" and args.step_baseline != "to_go":
         notes.append(f"Step baseline b: {args.step_baseline}.")
+    if state_keys_of:
+        notes.append(
+            "A turn that begins in a state which other rows of the group passed is compared with what those earned "
+            f"from there on (state_key of {', '.join(state_keys_of)})."
+        )
     if args.deepseekmath_step_std:
         notes.append("Step advantages are divided by the group's standard deviation, as in arXiv 2402.03300.")
     return notes

@@ -15,14 +15,7 @@ PANELS = (
 
 
 def curves(history: list[dict[str, Any]]) -> dict[str, dict[str, list[tuple[int, float]]]]:
-    """The points of each panel.
-
-    Args:
-        history (`list[dict]`): What was logged, see [`history_by_split`].
-
-    Returns:
-        `dict`: Panel title to metric name to `(step, value)`; panels with fewer than two points are left out.
-    """
+    """The points `(step, value)` of each metric of each panel, without panels that have fewer than two points."""
     panels = {}
     logged = dict.fromkeys(name for entry in history for name in entry)
     for title, stems in PANELS:
@@ -35,15 +28,7 @@ def curves(history: list[dict[str, Any]]) -> dict[str, dict[str, list[tuple[int,
 
 
 def draw_curves(history: list[dict[str, Any]], target: Path) -> bool:
-    """Write the picture.
-
-    Args:
-        history (`list[dict]`): As for `curves`.
-        target (`Path`): The PNG file; its folder is made.
-
-    Returns:
-        `bool`: Whether there is one: not without matplotlib, nor without two points.
-    """
+    """Write the picture; returns whether there is one: not without matplotlib, nor without two points."""
     panels = curves(history)
     if not panels:
         return False

@@ -34,18 +34,8 @@ print(tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_t
 def usage_snippet(
     model_id: str | None, *, is_adapter: bool, is_chat: bool, length: int = 256, temperature: float = 1.0
 ) -> str:
-    """Python that runs as it stands, from anywhere for a Hub id, else in the model's folder.
-
-    Args:
-        model_id (`str`, *optional*): Hub id of what was saved; `None` when it was not pushed.
-        is_adapter (`bool`): Whether the folder holds an adapter instead of a model.
-        is_chat (`bool`): Whether the run was trained on conversations, so that the chat template is due.
-        length (`int`): Tokens to generate at most.
-        temperature (`float`): The temperature that the run sampled with.
-
-    Returns:
-        `str`.
-    """
+    """Python that runs as it stands, from anywhere for a Hub id, else in the model's folder. `is_chat`: the run was
+    trained on conversations, so the chat template is due. `length`: tokens to generate at most."""
     load = (_ADAPTER if is_adapter else _FULL).format(
         model_id=model_id or ".", where="" if model_id else "  # the folder of this file"
     )

@@ -32,23 +32,15 @@ _SUM = "xxh3_128"
 
 
 def begin_checkpoint(checkpoint: Path) -> None:
-    """Mark a folder as being written, whatever an older run has left in it.
-
-    Args:
-        checkpoint (`Path`): The folder; made where it does not exist.
-    """
+    """Mark a folder as being written, whatever an older run has left in it; make it where it does not exist."""
     checkpoint.mkdir(parents=True, exist_ok=True)
     (checkpoint / PART_FILE).touch()
     (checkpoint / STATE_FILE).unlink(missing_ok=True)
 
 
 def finish_checkpoint(checkpoint: Path, state: dict[str, Any]) -> None:
-    """Write the state file, whole or not at all, and take the mark of `begin_checkpoint` away by it.
-
-    Args:
-        checkpoint (`Path`): The folder, with all its other files.
-        state (`dict`): What the state file shall hold.
-    """
+    """Write the state file, whole or not at all, behind all other files; this removes the mark of
+    `begin_checkpoint`."""
     part = checkpoint / PART_FILE
     with part.open("w", encoding="utf-8") as file:
         file.write(json.dumps({**state, _SUM: _sum_of_state(state)}, indent=2) + "\n")
@@ -64,11 +56,7 @@ def finish_checkpoint(checkpoint: Path, state: dict[str, Any]) -> None:
 
 
 def read_state(checkpoint: Path) -> dict[str, Any] | None:
-    """What the state file of a checkpoint holds; `None` where there is none.
-
-    Raises:
-        `ValueError`: It is damaged.
-    """
+    """The content of a checkpoint's state file; `None` where there is none. `ValueError`: it is damaged."""
     try:
         state = json.loads((checkpoint / STATE_FILE).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -91,15 +79,8 @@ def file_marks(checkpoint: Path) -> dict[str, dict[str, Any]]:
 
 
 def why_incomplete(checkpoint: Path, checksums: bool = True) -> str:
-    """Why a folder is no complete checkpoint.
-
-    Args:
-        checkpoint (`Path`): A checkpoint folder, of this package or of plain TRL.
-        checksums (`bool`, *optional*, defaults to `True`): Read every file and compare its checksum; else only sizes.
-
-    Returns:
-        `str`: The reason; empty when it is complete.
-    """
+    """Why a folder is no complete checkpoint, of this package or of plain TRL; empty when it is one. `checksums`: read
+    every file and compare its checksum, else only sizes."""
     if not checkpoint.is_dir():
         return "it does not exist"
     if (checkpoint / PART_FILE).exists():
@@ -125,14 +106,8 @@ def why_incomplete(checkpoint: Path, checksums: bool = True) -> str:
 
 
 def why_changed(checkpoint: Path, name: str, mark: dict[str, Any], checksum: bool = True) -> str:
-    """Why a file of a checkpoint is not the one that was written; empty when it is.
-
-    Args:
-        checkpoint (`Path`): The folder.
-        name (`str`): The file's path inside it.
-        mark (`dict`): Its entry in [`file_marks`].
-        checksum (`bool`, *optional*, defaults to `True`): Whether to read it.
-    """
+    """Why a file of a checkpoint is not the one that was written; empty when it is. `mark`: its entry in
+    [`file_marks`]."""
     path = checkpoint / name
     try:
         found = path.stat()
@@ -148,15 +123,8 @@ def why_changed(checkpoint: Path, name: str, mark: dict[str, Any], checksum: boo
 
 
 def require_complete(checkpoint: Path, checksums: bool = True) -> None:
-    """Refuse to resume from a folder that is not as it was written, to its end.
-
-    Args:
-        checkpoint (`Path`): The folder that the user named.
-        checksums (`bool`, *optional*, defaults to `True`): As in [`why_incomplete`].
-
-    Raises:
-        `InputError`: Says what is wrong, and which way out there is.
-    """
+    """Refuse to resume from a folder that is not as it was written, to its end. `checksums`: as in
+    [`why_incomplete`]."""
     reason = why_incomplete(checkpoint, checksums)
     if reason:
         remedy = "Name an older checkpoint-<step> folder, or say True for the newest complete one in output_dir."
@@ -171,18 +139,14 @@ def checkpoint_folders(output_dir: Path) -> list[Path]:
 
 
 def newest_complete_checkpoint(output_dir: Path) -> Path | None:
-    """The newest complete checkpoint of the run that wrote last; the log says why others are passed over.
+    """
+    The newest complete checkpoint of the run that wrote last; the log says why others are passed over.
 
     A folder may hold checkpoints of several runs, and of steps behind which a run went back. The one written last says
     which run is meant and how far it has come: others' checkpoints, and those of higher steps, do not count. Release
-    0.1.0 noted neither run nor time: its checkpoints count as the run's, and as older than all others.
-
-    Args:
-        output_dir (`Path`): Folder of a run.
-
-    Returns:
-        `Path` or `None`: Complete is one with our state file and files as it lists them, or, where no checkpoint has
-        one (a plain TRL run), one with a readable `trainer_state.json`.
+    0.1.0 noted neither run nor time: its checkpoints count as the run's, and as older than all others. Complete is one
+    with our state file and files as it lists them, or, where no checkpoint has one (a plain TRL run), one with a
+    readable `trainer_state.json`.
     """
     folders = checkpoint_folders(output_dir)
     ours = any((path / STATE_FILE).exists() for path in folders)

@@ -45,15 +45,9 @@ class Resume(Feature):
         self._random_state: RandomState | None = None
 
     def checkpoint(self, resume_from_checkpoint: str | bool | None) -> str | None:
-        """The checkpoint that `train()` shall resume from, the same on all ranks.
-
-        Args:
-            resume_from_checkpoint (`str` or `bool`, *optional*): As in [`trl.GRPOTrainer.train`]. `True`: the newest
-                complete one of the run that wrote last; where there is no run one starts, and the log says so.
-
-        Raises:
-            `InputError`: The folder holds another run, or the checkpoint is not complete, or was changed since.
-        """
+        """The checkpoint that `train()` shall resume from, the same on all ranks; an incomplete or changed one is
+        refused, and so is a folder of another run. `True`: the newest complete one of the run that wrote last; where
+        there is no run one starts, and the log says so."""
         checkpoint, self.run_id = self._agreed_start(resume_from_checkpoint or None)
         if checkpoint is None and resume_from_checkpoint:
             logger.warning("No checkpoint in %s to resume from: starting anew.", self.trainer.args.output_dir)

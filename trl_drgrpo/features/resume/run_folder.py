@@ -34,20 +34,11 @@ _WAYS_OUT = (
 
 
 def choose_start(output_dir: Path, resume: str | bool | None, overwrite: bool, checksums: bool = True) -> Path | None:
-    """The checkpoint that a run goes on from.
+    """
+    The checkpoint that a run goes on from; `None` for a run that begins anew.
 
-    Args:
-        output_dir (`Path`): Folder of the run.
-        resume (`str` or `bool`, *optional*): A checkpoint; `True`: the newest complete one in `output_dir`.
-        overwrite (`bool`): Whether the run may replace another one in `output_dir`.
-        checksums (`bool`, *optional*, defaults to `True`): Whether the checkpoint is read, as in
-            [`why_incomplete`].
-
-    Returns:
-        `Path` or `None`: `None` for a run that begins anew.
-
-    Raises:
-        `InputError`: The folder holds another run, or the checkpoint is not complete.
+    `resume`: a checkpoint, or `True` for the newest complete one in `output_dir`. `overwrite`: the run may replace
+    another one there; else that is refused, like an incomplete checkpoint. `checksums`: as in [`why_incomplete`].
     """
     if resume and overwrite:
         remedy = "One keeps the run in output_dir, the other deletes it: leave one of them out."

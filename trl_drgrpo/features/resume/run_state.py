@@ -82,11 +82,8 @@ class RunState:
 
     @classmethod
     def load(cls, checkpoint: Path) -> "RunState | None":
-        """The state of a checkpoint folder; `None` when it was not written by this package (a plain TRL run).
-
-        Raises:
-            `InputError`: The file is damaged, or of a format this version does not know.
-        """
+        """The state of a checkpoint folder; `None` when it was not written by this package (a plain TRL run). Refuses
+        a damaged file and a format that this version does not know."""
         source = checkpoint / STATE_FILE
         try:
             content = read_state(checkpoint)
@@ -111,11 +108,8 @@ class RunState:
 
 
 def newest_loss_normalizer(output_dir: Path) -> int | None:
-    """L of the newest checkpoint in a run's folder that this package has written; `None` where there is none.
-
-    Args:
-        output_dir (`Path`): The folder; what is damaged in it is passed over.
-    """
+    """L of the newest checkpoint in a run's folder that this package has written; `None` where there is none. Passes
+    over what is damaged."""
     for path in checkpoint_folders(output_dir):
         with contextlib.suppress(InputError):
             if state := RunState.load(path):
@@ -142,13 +136,7 @@ def load_rollouts(
     checkpoint: Path, rank: int, device: torch.device, files: dict[str, Any] | None = None
 ) -> list[dict[str, Any]] | None:
     """This rank's pending micro-batches on `device`; `None`, and the reason in the log, when they cannot be read.
-
-    Args:
-        checkpoint (`Path`): The folder.
-        rank (`int`): Of this process.
-        device (`torch.device`): Where the tensors go.
-        files (`dict[str, dict]`, *optional*): Sizes and checksums, as the checkpoint's [`RunState`] lists them.
-    """
+    `files`: sizes and checksums, as the checkpoint's [`RunState`] lists them."""
     source = _rollouts_file(checkpoint, rank)
     if (mark := (files or {}).get(source.name)) and (reason := why_changed(checkpoint, source.name, mark)):
         logger.warning("Completions not trained on yet in %s are not used: %s.", checkpoint, reason)

@@ -2,7 +2,7 @@
 
 A Qwen2 model of about 145 thousand parameters is warm-started on the demonstrator's completions (supervised next-token
 training, completion tokens only, training split only) and saved as safetensors with its tokenizer. It ends up as
-fluent and as faulty as the demonstrator: right on about 3 of 10 held-out problems when sampled.
+fluent and as faulty as the demonstrator: correct on about 3 of 10 held-out problems when sampled.
 
 One thread, fixed seed and fixed order make the weights reproducible on the same machine and library versions. Takes
 several minutes on one core.
@@ -28,14 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 def build_config(tokenizer: Any) -> "Qwen2Config":
-    """The architecture: Qwen2, 3 layers of width 64, 4 heads, tied embeddings, 256 positions.
-
-    Args:
-        tokenizer (`PreTrainedTokenizerBase`): Gives the vocabulary size and the special tokens.
-
-    Returns:
-        `transformers.Qwen2Config`.
-    """
+    """The architecture: Qwen2, 3 layers of width 64, 4 heads, tied embeddings, 256 positions."""
     from transformers import Qwen2Config
 
     return Qwen2Config(
@@ -89,16 +82,8 @@ def warm_start_batches(
 
 
 def pad_rows(rows: Sequence[tuple[list[int], list[int]]], pad: int) -> dict[str, "torch.Tensor"]:
-    """A batch for next-token training.
-
-    Args:
-        rows (`Sequence[tuple[list[int], list[int]]]`): Token ids and, for each, 1 where it is to be learned.
-        pad (`int`): Id of the padding token.
-
-    Returns:
-        `input_ids`, `attention_mask` and `labels`, each `(B, T)` int64, padded on the right; labels are -100 on what
-        is not to be learned.
-    """
+    """A batch for next-token training: `input_ids`, `attention_mask` and `labels`, each `(B, T)` int64, padded on the
+    right. Rows are token ids and, for each, 1 where it is to be learned; elsewhere labels are -100."""
     import torch
 
     width = max(len(ids) for ids, _ in rows)
@@ -119,15 +104,12 @@ def imitate(
     lr: float,
     num_items: int | None = None,
 ) -> None:
-    """Next-token training: AdamW, 5% linear warm-up, then linear decay to 0, gradients clipped at norm 1.
+    """
+    Next-token training: AdamW, 5% linear warm-up to `lr`, then linear decay to 0, gradients clipped at norm 1.
 
-    Args:
-        model (`PreTrainedModel`): Trained in place; in evaluation mode afterwards.
-        batches (`Iterable`): One per step, as [`pad_rows`] makes them.
-        steps (`int`): Number of batches.
-        lr (`float`): Peak learning rate.
-        num_items (`int`, *optional*): A constant that the summed loss of a batch is divided by. By default the
-            batch's own number of tokens; that favors short rows where a batch's rows are of like length.
+    `batches`: one per step, as [`pad_rows`] makes them. `num_items`: a constant that the summed loss of a batch is
+    divided by. By default it is the batch's own number of tokens; that favors short rows where a batch's rows are of
+    like length. The model is in evaluation mode afterwards.
     """
     import torch
     from transformers import get_linear_schedule_with_warmup
@@ -148,18 +130,7 @@ def imitate(
 
 
 def build(output: Path = MODEL_DIR, seed: int = 0, steps: int = 2500, batch_size: int = 64, lr: float = 3e-3) -> Path:
-    """Build tokenizer and model, warm-start the model and save both.
-
-    Args:
-        output (`Path`): Folder to write; files of the same name are overwritten.
-        seed (`int`): Seed of the initial weights and of the demonstrations.
-        steps (`int`): Optimizer steps.
-        batch_size (`int`): Rows per step.
-        lr (`float`): Peak learning rate, see [`imitate`].
-
-    Returns:
-        `Path`: `output`.
-    """
+    """Build tokenizer and model, warm-start the model for `steps` batches, and save both; returns the folder."""
     import torch
     from transformers import Qwen2ForCausalLM, set_seed
 
@@ -173,14 +144,8 @@ def build(output: Path = MODEL_DIR, seed: int = 0, steps: int = 2500, batch_size
 
 
 def save(model: Any, tokenizer: Any, output: Path, provenance: str) -> None:
-    """Save weights (float32 safetensors), configuration, generation configuration and tokenizer.
-
-    Args:
-        model (`PreTrainedModel`): The warm-started model.
-        tokenizer (`PreTrainedTokenizerBase`): Its tokenizer.
-        output (`Path`): Folder to write.
-        provenance (`str`): One line, kept in `config.json` under `provenance`.
-    """
+    """Save weights (float32 safetensors), configuration, generation configuration and tokenizer. `provenance`: one
+    line, kept in `config.json`."""
     from transformers import GenerationConfig
 
     model.config.provenance = provenance
@@ -193,14 +158,7 @@ def save(model: Any, tokenizer: Any, output: Path, provenance: str) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Entry of `python -m trl_drgrpo.labs.demo.build`.
-
-    Args:
-        arguments (`list[str]`, *optional*): Command-line arguments; the process's own by default.
-
-    Returns:
-        `int`: exit code 0.
-    """
+    """Entry of `python -m trl_drgrpo.labs.demo.build`."""
     from transformers.utils import logging as transformers_logging
 
     parser = argparse.ArgumentParser(

@@ -24,17 +24,8 @@ _FOR_THE_REPORT = {"log_completions": True, "num_completions_to_print": 0}
 def train_with_grpo(
     settings: dict[str, Any], train_dataset: Any, console: Console, model_dir: Path = MODEL_DIR
 ) -> Path:
-    """Train the demo's model with stock TRL's GRPO, and leave in a folder what the report reads.
-
-    Args:
-        settings (`dict[str, Any]`): Fields of [`trl.GRPOConfig`], those of the run to compare with.
-        train_dataset (`Dataset`): The prompts of that run.
-        console (`rich.console.Console`): Where progress goes.
-        model_dir (`Path`, *optional*): The model that it starts from; the shipped one by default.
-
-    Returns:
-        `Path`: The folder, `settings["output_dir"]`.
-    """
+    """Train the demo's model with stock TRL's GRPO, and leave in `settings["output_dir"]` what the report reads.
+    `settings`: fields of [`trl.GRPOConfig`], those of the run to compare with; `model_dir`: what it starts from."""
     shutil.rmtree(Path(settings["output_dir"]) / "completions", ignore_errors=True)  # an earlier, longer demo's
     args = GRPOConfig(**{**settings, **_OBJECTIVE, **_FOR_THE_REPORT})
     tokenizer = AutoTokenizer.from_pretrained(model_dir)

@@ -19,12 +19,7 @@ _SAMPLES = 3
 
 
 def print_report(result: "DemoResult", console: Console) -> None:
-    """Print the before/after table, three held-out samples and where the files are.
-
-    Args:
-        result (`DemoResult`): A finished run.
-        console (`rich.console.Console`): Where to print.
-    """
+    """Print the before/after table, three held-out samples and where the files are."""
     console.print(before_after_table(result))
     console.print(samples_table(result))
     files = {
@@ -59,10 +54,10 @@ def before_after_table(result: "DemoResult") -> Table:
         table.add_row(name, *("none" if value is None else f"{value:.1f}" for value in (old, new)), change)
     if result.process:
         old, new = (step_numbers(result.problems, evaluation.texts) for evaluation in (before, after))
-        steps, right = [[numbers[name] for numbers in (old, new)] for name in ("steps_mean", "process_reward")]
+        steps, correct = [[numbers[name] for numbers in (old, new)] for name in ("steps_mean", "process_reward")]
         table.add_row("steps per completion", *(f"{value:.1f}" for value in steps), f"{steps[1] - steps[0]:+.1f}")
-        change = f"{100 * (right[1] - right[0]):+.1f} points"
-        table.add_row("correct steps", *(f"{value:.1%}" for value in right), change)
+        change = f"{100 * (correct[1] - correct[0]):+.1f} points"
+        table.add_row("correct steps", *(f"{value:.1%}" for value in correct), change)
     return table
 
 
@@ -74,7 +69,7 @@ def samples_table(result: "DemoResult") -> Table:
     for row, numbers in enumerate(result.problems[:_SAMPLES]):
         cells = [Text("+".join(map(str, numbers)))]
         for evaluation in (result.before["sampled"], result.after["sampled"]):
-            verdict = "correct" if evaluation.right[row] else f"incorrect, {sum(numbers)} is correct"
+            verdict = "correct" if evaluation.correct[row] else f"incorrect, {sum(numbers)} is correct"
             cells.append(Text(f"{evaluation.texts[row]}\n({verdict})"))
         table.add_row(*cells)
     return table
@@ -90,18 +85,8 @@ def loading_snippet(model_dir: Path) -> str:
 
 
 def draw_curves(curves: dict[str, list[float | None]], path: Path) -> Path:
-    """Plot pass rate and completion lengths over the training steps.
-
-    Args:
-        curves (`dict[str, list]`): `step`, `pass_rate`, `length_right_mean`, `length_wrong_mean`; `None` leaves a gap.
-        path (`Path`): PNG file to write.
-
-    Returns:
-        `Path`: `path`.
-
-    Raises:
-        ImportError: If matplotlib is not installed.
-    """
+    """Plot pass rate and completion lengths over the training steps into a PNG file; `None` leaves a gap.
+    `ImportError` without matplotlib."""
     figure, (rate, length) = new_figure(1, 2, 9, 3.6)
     steps = curves["step"]
     _curve(rate, steps, curves["pass_rate"], COLORS[2], None)

@@ -1,4 +1,4 @@
-"""Measure a model on the list-sum task: sampled and greedy accuracy, and how long right and wrong completions are.
+"""Measure a model on the list-sum task: sampled and greedy accuracy, and lengths of correct and incorrect completions.
 
 The demo reports numbers of this file, not the training logs: they are taken on held-out problems, the same ones before
 and after, and do not depend on the trainer.
@@ -16,13 +16,13 @@ class Evaluation:
     """Result of one decoding mode on a set of problems.
 
     Args:
-        accuracy (`float`): Share of right completions, 0 to 1.
-        length_right_mean (`float` or `None`): Mean length of right completions in tokens, end token included; `None`
+        accuracy (`float`): Share of correct completions, 0 to 1.
+        length_right_mean (`float` or `None`): Mean length of correct completions in tokens, end token included; `None`
             if there is none.
-        length_wrong_mean (`float` or `None`): The same for wrong ones.
+        length_wrong_mean (`float` or `None`): The same for incorrect ones.
         length_mean (`float`): Mean length of all completions in tokens.
         texts (`tuple[str, ...]`): The completions, one per problem, in order.
-        right (`tuple[bool, ...]`): Whether each is right.
+        correct (`tuple[bool, ...]`): Whether each is correct.
     """
 
     accuracy: float
@@ -30,7 +30,7 @@ class Evaluation:
     length_wrong_mean: float | None
     length_mean: float
     texts: tuple[str, ...]
-    right: tuple[bool, ...]
+    correct: tuple[bool, ...]
 
     def numbers(self) -> dict[str, float | None]:
         """The four numbers without the completions, for a results file."""
@@ -56,19 +56,11 @@ def evaluate(
     batch_size: int = 256,
     max_new_tokens: int = 128,
 ) -> Evaluation:
-    """Generate one completion per problem and judge it.
+    """
+    Generate one completion per problem (its terms) and judge it.
 
-    Args:
-        model (`PreTrainedModel`): A causal language model; left in the mode (training or evaluation) it was in.
-        tokenizer (`PreTrainedTokenizerBase`): Its tokenizer, padding on the left.
-        problems (`Sequence[Sequence[int]]`): The terms of each problem.
-        sample (`bool`): Sample at temperature 1 from the whole distribution, or decode greedily.
-        seed (`int`): Seed of the sampling; the global random state is put back afterwards.
-        batch_size (`int`): Problems per call of `model.generate`.
-        max_new_tokens (`int`): Completions are cut here.
-
-    Returns:
-        `Evaluation`.
+    `sample`: at temperature 1 from the whole distribution, else greedily. `seed`: of the sampling; the global random
+    state is put back afterwards. `batch_size`: problems per call of `model.generate`. The tokenizer pads on the left.
     """
     import torch
 
@@ -89,12 +81,12 @@ def evaluate(
             texts += tokenizer.batch_decode(completions, skip_special_tokens=True)
             lengths += (completions != tokenizer.pad_token_id).sum(dim=1).tolist()
     model.train(was_training)
-    right = [reward == 1.0 for reward in list_sum_reward(texts, [sum(numbers) for numbers in problems])]
+    correct = [reward == 1.0 for reward in list_sum_reward(texts, [sum(numbers) for numbers in problems])]
     return Evaluation(
-        accuracy=sum(right) / len(right),
-        length_right_mean=mean_or_none([n for n, ok in zip(lengths, right, strict=True) if ok]),
-        length_wrong_mean=mean_or_none([n for n, ok in zip(lengths, right, strict=True) if not ok]),
+        accuracy=sum(correct) / len(correct),
+        length_right_mean=mean_or_none([n for n, ok in zip(lengths, correct, strict=True) if ok]),
+        length_wrong_mean=mean_or_none([n for n, ok in zip(lengths, correct, strict=True) if not ok]),
         length_mean=sum(lengths) / len(lengths),
         texts=tuple(texts),
-        right=tuple(right),
+        correct=tuple(correct),
     )

@@ -114,16 +114,11 @@ class DemoResult:
 
 
 def check_output_dir(output_dir: Path) -> None:
-    """Make sure that a run may write to a folder, before anything slow starts.
+    """
+    Make sure that a run may write to a folder, before anything slow starts; create it if it is not there.
 
     An earlier demo's files are overwritten and unrelated files are left alone, but a file of the same name that no
     demo wrote is never touched.
-
-    Args:
-        output_dir (`Path`): The folder; created if it is not there.
-
-    Raises:
-        InputError: If it cannot be a folder, or holds a `model`, `results.json` or the like of another origin.
     """
     try:
         output_dir.mkdir(parents=True, exist_ok=True)

@@ -46,13 +46,8 @@ STEPS, PROCESS_STEPS = 200, 100  # a step on long list sums takes twice as long
 
 
 def training_arguments(output_dir: Path, seed: int, steps: int, **fields: Any) -> DrGRPOConfig:
-    """The demo's training settings: `P = 8` prompts of `G = 8` completions per step, on the CPU in float32.
-
-    Args:
-        output_dir (`Path`): Folder of the run.
-        seed, steps (`int`): Settings of the run.
-        **fields: Fields of [`DrGRPOConfig`] to add or replace, `PROCESS_SETTINGS` for example.
-    """
+    """The demo's training settings: `P = 8` prompts of `G = 8` completions per step, on the CPU in float32. `fields`:
+    those of [`DrGRPOConfig`] to add or replace, `PROCESS_SETTINGS` for example."""
     return DrGRPOConfig(**{**training_settings(output_dir, seed, steps), **fields})
 
 

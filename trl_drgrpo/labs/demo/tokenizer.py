@@ -26,13 +26,11 @@ _CHARACTERS = "0123456789+=ĊĠ\\{}" + "abdeikmnorstuxy"
 
 
 def build_tokenizer() -> "Qwen2Tokenizer":
-    """Build the character-level tokenizer.
+    """
+    Build the character-level tokenizer: 35 tokens and a chat template.
 
     A completion ends with `<|im_end|>`, which is the end-of-sequence token that stops generation. Padding is on the
     left, as generation in batches needs it.
-
-    Returns:
-        `transformers.Qwen2Tokenizer` with 35 tokens and a chat template.
     """
     from transformers import Qwen2Tokenizer
 

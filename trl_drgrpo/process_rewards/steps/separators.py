@@ -78,6 +78,15 @@ def step_segmenter(spec: StepSpec, field: str = "step_separator") -> StepSegment
     raise InputError(field, name, "a string, a list of strings, a regex, an integer or a function", _FORMS)
 
 
+def configured_segmenter(separators: Sequence[str]) -> StepSegmenter:
+    """The segmenter of a configuration's list, where a list of one is that one: `["turn"]` is the rule.
+
+    Args:
+        separators (sequence of `str`): As in `DrGRPOConfig.step_separator`.
+    """
+    return step_segmenter(separators[0] if len(separators) == 1 else separators)
+
+
 _FORMS = "Examples: '\\n\\n', ['\\n\\n', '###'], 're:\\n+', 'tokens:64', 'turn'."
 
 

@@ -15,7 +15,7 @@ None of these stacks needs to be installed: an adapter knows how the other side 
 
 from typing import TYPE_CHECKING
 
-from trl_drgrpo.common.lazy import lazy_names
+from trl_drgrpo.common.lazy import attach
 
 if TYPE_CHECKING:
     from trl_drgrpo.rewards.adapters.openrlhf import from_openrlhf as from_openrlhf
@@ -30,33 +30,4 @@ if TYPE_CHECKING:
     from trl_drgrpo.rewards.adapters.verl import from_verl as from_verl
     from trl_drgrpo.rewards.adapters.verl import to_verl as to_verl
 
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        "from_openrlhf": "openrlhf",
-        "from_r1_zero": "r1_zero",
-        "from_reasoning_gym": "reasoning_gym",
-        "from_swift": "swift",
-        "from_trl": "trl",
-        "from_verifiers": "verifiers",
-        "from_verl": "verl",
-        "to_openrlhf": "openrlhf",
-        "to_swift": "swift",
-        "to_verifiers": "verifiers",
-        "to_verl": "verl",
-    },
-)
-
-__all__ = [
-    "from_openrlhf",
-    "from_r1_zero",
-    "from_reasoning_gym",
-    "from_swift",
-    "from_trl",
-    "from_verifiers",
-    "from_verl",
-    "to_openrlhf",
-    "to_swift",
-    "to_verifiers",
-    "to_verl",
-]
+attach(__name__)

@@ -16,7 +16,6 @@ from typing import Any, Generic, TypeVar
 import cloudpickle
 
 from trl_drgrpo.common.errors import InputError, RewardError
-from trl_drgrpo.common.ranges import finite_number
 from trl_drgrpo.rewards.adapters.samples import Sample, read_samples
 from trl_drgrpo.rewards.contract import (
     check_name,
@@ -210,10 +209,7 @@ def _weighted(row: Sequence[float | None], weights: Sequence[float]) -> float | 
 def check_options(timeout: float | None, on_error: str) -> None:
     """Raises [`InputError`] for a time limit or an `on_error` that means nothing."""
     if timeout is not None:
-        expected, remedy = "a number of seconds above 0", "Leave it out for no limit."
-        if finite_number("timeout", timeout, expected, remedy) <= 0:
-            raise InputError("timeout", repr(timeout), expected, remedy)
-        Limits(timeout=timeout)  # what workers can wait for
+        Limits(timeout=timeout)
     check_on_error(on_error)
 
 
@@ -221,15 +217,8 @@ def check_takes(function: Callable, option: str, form: str, count: int, keywords
     """
     Refuses a function that cannot be called as its stack calls it, before a run rather than on every completion of it.
 
-    Args:
-        function (`Callable`): The function; one whose signature Python cannot read is not checked.
-        option (`str`): The adapter's name for it, for the message.
-        form (`str`): How it is called, for the message.
-        count (`int`): Number of positional arguments.
-        keywords (`Sequence[str]`, *optional*): Keywords that it gets where it names them.
-
-    Raises:
-        [`InputError`]: If it takes fewer arguments, or needs others.
+    `option` is the adapter's name for it, `form` how it is called, both for the message. It must take `count`
+    positional arguments, and gets those `keywords` that it names. A signature that Python cannot read passes.
     """
     try:
         signature = inspect.signature(function)
@@ -243,17 +232,8 @@ def check_takes(function: Callable, option: str, form: str, count: int, keywords
 
 
 def loaded(function: Any, option: str, what: str = "a function, or the path of one") -> Any:
-    """
-    The object that an adapter's first argument stands for.
-
-    Args:
-        function (`Any`): The object itself, or its path: `package.module.name`, `path/to/file.py:name`.
-        option (`str`): The adapter's name for it, for the message.
-        what (`str`, *optional*): What is expected, for the message.
-
-    Raises:
-        [`InputError`]: If a path leads nowhere, or what is there cannot be called.
-    """
+    """The object that an adapter's first argument stands for: itself, or its path `package.module.name` or
+    `path/to/file.py:name`. Refuses a path that leads nowhere. `option` and `what` are for the message."""
     found = resolve_object(function, option) if isinstance(function, str) else function
     if not callable(found):
         remedy = "Paths are written `package.module.function` or `path/to/file.py:function`."

@@ -34,7 +34,7 @@ def from_r1_zero(
         fast (`bool`, *optional*, defaults to `True`):
             The official recipe's `verifier_version=fast`; `False` also asks math-verify.
         answer_column (`str`, *optional*):
-            Column of the right answer (text, number, or a list of which any counts). Defaults to `answer`, else
+            Column of the correct answer (text, number, or a list of which any counts). Defaults to `answer`, else
             `solution`, else `gt_answer`.
         name (`str`, *optional*):
             Name in logs. Defaults to the grader's.
@@ -71,7 +71,7 @@ class _R1Zero(Convention):
 
     def __init__(self, answer_column: str | None, fast: bool):
         usual = ("answer", "solution", "gt_answer")
-        self.answer, self.fast = Place("the right answer", "answer_column", answer_column, usual), fast
+        self.answer, self.fast = Place("the correct answer", "answer_column", answer_column, usual), fast
 
     def check_columns(self, columns: Sequence[str], reward: str) -> None:
         self.answer.column(columns, reward)

@@ -6,15 +6,13 @@ knows the task of every row. Here the task is named once, and the entry is put t
 """
 
 from collections.abc import Callable
-from difflib import get_close_matches
 from typing import Any
 
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.rewards import reasoning_gym as tasks
 from trl_drgrpo.rewards.adapters import foreign_calls
 from trl_drgrpo.rewards.adapters.foreign_calls import Call, Convention
 from trl_drgrpo.rewards.adapters.samples import Sample, decoded
-from trl_drgrpo.rewards.functions.reasoning_gym import reasoning_gym_reward
+from trl_drgrpo.rewards.functions.reasoning_gym import factory_of, reasoning_gym_reward, score_text
 
 # The two are one name in recipes: `reasoning_gym`, and `reasoning_gym: <task>`.
 __all__ = ["from_reasoning_gym", "reasoning_gym_reward"]
@@ -58,12 +56,7 @@ def from_reasoning_gym(
 
 def _score_answer(task: Any) -> Callable[..., Any]:
     if isinstance(task, str):
-        _, factory = tasks._import_gym()
-        if task not in factory.DATASETS:
-            near = get_close_matches(task, factory.DATASETS, n=3, cutoff=0.5)
-            remedy = f"Did you mean {' or '.join(near)}?" if near else "`reasoning_gym.factory.DATASETS` lists them."
-            raise InputError("task", repr(task), f"one of {len(factory.DATASETS)} tasks of reasoning-gym", remedy)
-        return factory.get_score_answer_fn(task)
+        return factory_of(task, "task", repr(task))[1].get_score_answer_fn(task)
     if hasattr(task, "score_answer"):
         return task.score_answer
     if not callable(task):
@@ -79,12 +72,7 @@ class _Scorer:
         self.score_answer = score_answer
 
     def __call__(self, text: str, entry: dict[str, Any]) -> float:
-        lines = len(str(entry.get("answer")).strip().splitlines())
-        answer = tasks.extract_answer(text, last_lines=lines)
-        try:
-            return 0.0 if answer is None else float(self.score_answer(answer, entry))
-        except tasks._SCORER_ERRORS:
-            return 0.0
+        return score_text(self.score_answer, text, entry) or 0.0
 
 
 class _ReasoningGym(Convention):

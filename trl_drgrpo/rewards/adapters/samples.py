@@ -1,6 +1,6 @@
 """One completion with its row, and where in the row a foreign function's arguments stand.
 
-The other stacks keep the right answer in other columns than TRL's rewards do (verl: `reward_model["ground_truth"]`,
+The other stacks keep the correct answer in other columns than TRL's rewards do (verl: `reward_model["ground_truth"]`,
 OpenRLHF: `label`), so a column is named by a path (`reward_model.ground_truth`), and where none is named the usual
 places of that stack are looked up in order.
 """
@@ -70,16 +70,8 @@ class Place:
     usual: tuple[str, ...]
 
     def column(self, columns: Iterable[str], reward: str) -> str:
-        """
-        The path that applies to a dataset.
-
-        Args:
-            columns (`Iterable[str]`): Names of its columns.
-            reward (`str`): What to call the reward in the message.
-
-        Raises:
-            [`InputError`]: If there is no such column.
-        """
+        """The path that applies to a dataset with these columns; refuses one without. `reward`: its name, for the
+        message."""
         names = list(columns)
         for path in (self.path,) if self.path else self.usual:
             if path in names or path.split(".")[0] in names:

@@ -5,7 +5,7 @@
 
 from typing import TYPE_CHECKING
 
-from trl_drgrpo.common.lazy import lazy_names
+from trl_drgrpo.common.lazy import attach
 
 if TYPE_CHECKING:
     from trl_drgrpo.rewards.composition.combinations import cached as cached
@@ -14,21 +14,4 @@ if TYPE_CHECKING:
     from trl_drgrpo.rewards.composition.combinations import noted_if_not_binary as noted_if_not_binary
     from trl_drgrpo.rewards.composition.combinations import weighted_sum as weighted_sum
 
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        "cached": "combinations",
-        "clipped": "combinations",
-        "gated": "combinations",
-        "noted_if_not_binary": "combinations",
-        "weighted_sum": "combinations",
-    },
-)
-
-__all__ = [
-    "cached",
-    "clipped",
-    "gated",
-    "noted_if_not_binary",
-    "weighted_sum",
-]
+attach(__name__)

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.common.ranges import finite_number
+from trl_drgrpo.common.ranges import finite_number, refuse_outside, whole
 from trl_drgrpo.rewards.columns import PER_CALL
 from trl_drgrpo.rewards.composition.parts import (
     Composed,
@@ -152,8 +152,7 @@ def cached(reward: Any, max_entries: int = 10_000, name: str = "") -> Composed:
     Raises:
         [`InputError`]: `max_entries` below 1, or something that is no reward function.
     """
-    if not isinstance(max_entries, int) or isinstance(max_entries, bool) or max_entries < 1:
-        raise InputError("max_entries", repr(max_entries), "a whole number from 1", "Leave `cached` out for no cache.")
+    refuse_outside("max_entries", max_entries, whole(1, remedy="Leave `cached` out for no cache."))
     rule = _Cached(Part(reward, "reward"), max_entries)
     return composed(rule, name or rule.parts[0].name)
 
@@ -161,9 +160,9 @@ def cached(reward: Any, max_entries: int = 10_000, name: str = "") -> Composed:
 def noted_if_not_binary(reward: Any, name: str = "") -> Composed:
     """The same reward, and one warning in the log should it ever take more than two values.
 
-    A verifiable reward (mathematics, code, exact match) is right or wrong. A third value there is a partial score that
-    nobody meant, or two graders mixed up; with a mean baseline and no division by the standard deviation it also
-    changes the size of the advantages.
+    A verifiable reward (mathematics, code, exact match) is correct or incorrect. A third value there is a partial
+    score that nobody meant, or two graders mixed up; with a mean baseline and no division by the standard deviation it
+    also changes the size of the advantages.
 
     Args:
         reward (`Callable` or `str`): The reward.
@@ -196,10 +195,7 @@ class _WeightedSum(Rule):
             return None
         try:
             return math.fsum(present)
-        except (
-            OverflowError,
-            ValueError,
-        ):  # beyond the range of floats, or inf - inf
+        except (OverflowError, ValueError):  # beyond the range of floats, or inf - inf
             return math.inf
 
 

@@ -140,17 +140,11 @@ def composed(rule: Rule, name: str) -> Composed:
 
 
 def rows_of(kwargs: dict[str, Any], rows: Sequence[int], logged: set[str]) -> dict[str, Any]:
-    """The keywords of a call for some of its rows only.
+    """
+    The keywords of a call with `B` completions for some of its rows: every list of `B` values is cut down to them.
 
     Columns given to `log_extra` are filled up with `None` for the other rows: TRL wants one value per completion.
-
-    Args:
-        kwargs (`dict`): Keywords of a call with `B` completions.
-        rows (`Sequence[int]`): Which of them, in order.
-        logged (`set[str]`): Gets the names of these columns, for [`log_nothing`].
-
-    Returns:
-        `dict`: The same keywords, every list of `B` values cut down to those rows.
+    `logged` gets the names of these columns, for [`log_nothing`].
     """
     total = len(kwargs["completions"])
     chosen = {

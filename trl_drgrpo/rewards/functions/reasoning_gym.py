@@ -16,10 +16,10 @@ import importlib
 import json
 import logging
 from collections.abc import Callable, Sequence
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
-from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.errors import InputError, did_you_mean
+from trl_drgrpo.common.extras import require_package
 from trl_drgrpo.rewards.text import after_thinking, completion_text, marked_answer
 
 if TYPE_CHECKING:
@@ -60,11 +60,7 @@ def make_splits(task: str, options: dict[str, str], with_test: bool = True) -> d
         [`InputError`]: If reasoning-gym is not installed, or the task, an option or a value is
             unknown to it.
     """
-    gym, factory = _import_gym()
-    if task not in factory.DATASETS:
-        near = get_close_matches(task, factory.DATASETS, n=3, cutoff=0.5)
-        remedy = f"Did you mean {' or '.join(near)}?" if near else "`reasoning_gym.factory.DATASETS` lists them."
-        raise InputError("dataset_name", f"reasoning_gym:{task}", f"one of {len(factory.DATASETS)} tasks", remedy)
+    gym, factory = factory_of(task, "dataset_name", f"reasoning_gym:{task}")
     config = _read_options(task, factory.DATASETS[task][1], options)
     system_prompt = _system_prompt(options.get("system_prompt"))
     test_size = _whole_number("test_size", options.get("test_size", str(DEFAULT_TEST_SIZE)))
@@ -78,16 +74,15 @@ def make_splits(task: str, options: dict[str, str], with_test: bool = True) -> d
     return splits
 
 
-def _import_gym() -> tuple[Any, Any]:
-    try:
-        return importlib.import_module("reasoning_gym"), importlib.import_module("reasoning_gym.factory")
-    except ModuleNotFoundError as error:
-        raise InputError(
-            "dataset_name",
-            f"a reasoning_gym task, but {error.name} is not installed",
-            "the package reasoning-gym",
-            'Install it with `pip install "trl-drgrpo[tasks]"`.',
-        ) from error
+def factory_of(task: str, field: str, got: str) -> tuple[Any, Any]:
+    """reasoning-gym and its factory, which knows the task. `field` and `got` are for the message."""
+    require_package("reasoning_gym", field, "a reasoning_gym task", "tasks")
+    gym, factory = importlib.import_module("reasoning_gym"), importlib.import_module("reasoning_gym.factory")
+    if task not in factory.DATASETS:
+        expected = f"one of {len(factory.DATASETS)} tasks"
+        remedy = did_you_mean(task, factory.DATASETS, "`reasoning_gym.factory.DATASETS` lists them.", most=3)
+        raise InputError(field, got, expected, remedy)
+    return gym, factory
 
 
 def _read_options(task: str, config_class: type, options: dict[str, str]) -> dict[str, Any]:
@@ -102,8 +97,7 @@ def _read_options(task: str, config_class: type, options: dict[str, str]) -> dic
             continue
         if key not in defaults:
             keys = [*defaults, *_OWN_OPTIONS]
-            near = get_close_matches(key, keys, n=1, cutoff=0.5)
-            remedy = f"Did you mean {near[0]}?" if near else "Remove it."
+            remedy = did_you_mean(key, keys, "Remove it.")
             raise InputError(f"reasoning_gym:{task}?{key}", "an unknown option", f"one of {', '.join(keys)}", remedy)
         config[key] = _read_value(f"reasoning_gym:{task}?{key}", text, 0 if key == "seed" else defaults[key])
     if not 0 < config["size"] <= TEST_SEED_DISTANCE:
@@ -247,16 +241,21 @@ def reasoning_gym_reward(
     scores, errors = [], 0
     for completion, text in zip(completions, entry, strict=True):
         row = _decode(text)
-        num_lines = len(str(row["entry"]["answer"]).strip().splitlines())
-        answer = extract_answer(completion_text(completion), last_lines=num_lines)
-        try:
-            score = 0.0 if answer is None else float(_scorer(row)(answer, row["entry"]))
-        except _SCORER_ERRORS:
-            score, errors = 0.0, errors + 1
-        scores.append(score)
+        score = score_text(lambda *given, row=row: _scorer(row)(*given), completion_text(completion), row["entry"])
+        errors += score is None
+        scores.append(score or 0.0)
     if log_metric is not None and scores:
         log_metric("rewards/reasoning_gym/scorer_error_frac", errors / len(scores))
     return scores
+
+
+def score_text(score_answer: Callable[..., Any], text: str, entry: dict[str, Any]) -> float | None:
+    """What `score_answer` gives to the answer in a text: 0 where there is none, `None` where it cannot read it."""
+    answer = extract_answer(text, last_lines=len(str(entry.get("answer")).strip().splitlines()))
+    try:
+        return 0.0 if answer is None else float(score_answer(answer, entry))
+    except _SCORER_ERRORS:
+        return None
 
 
 def extract_answer(text: str, last_lines: int = 1) -> str | None:
@@ -265,7 +264,7 @@ def extract_answer(text: str, last_lines: int = 1) -> str | None:
 
     What follows the last `</think>`, if there is one, is searched for, in this order: the last `<answer>...</answer>`;
     the last `\boxed{...}` that is closed; the last line that is not blank (for a task whose answers are grids,
-    as many lines as the right answer has).
+    as many lines as the correct answer has).
 
     Args:
         text (`str`): The completion.
@@ -296,5 +295,5 @@ def _scorer(row: dict[str, Any]) -> Callable[[str, dict[str, Any]], float]:
 
 @functools.lru_cache(maxsize=64)
 def _cached_scorer(task: str, config: str) -> Callable[[str, dict[str, Any]], float]:
-    gym, _ = _import_gym()
+    gym, _ = factory_of(task, "dataset_name", f"reasoning_gym:{task}")
     return gym.create_dataset(task, **{**_decode(config), "size": 1}).score_answer

@@ -7,7 +7,7 @@ process that forks and kills), `worker` and `in_worker` (what runs there), `pick
 
 from typing import TYPE_CHECKING
 
-from trl_drgrpo.common.lazy import lazy_names
+from trl_drgrpo.common.lazy import attach
 
 if TYPE_CHECKING:
     from trl_drgrpo.rewards.isolation.isolated import IsolatedReward as IsolatedReward
@@ -16,21 +16,4 @@ if TYPE_CHECKING:
     from trl_drgrpo.rewards.isolation.workers import close_pools as close_pools
     from trl_drgrpo.rewards.limits import Limits as Limits
 
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        "IsolatedReward": "isolated",
-        "Limits": ".limits",
-        "close_pools": "workers",
-        "isolate": "isolated",
-        "scored_in_workers": "isolated",
-    },
-)
-
-__all__ = [
-    "IsolatedReward",
-    "Limits",
-    "close_pools",
-    "isolate",
-    "scored_in_workers",
-]
+attach(__name__)

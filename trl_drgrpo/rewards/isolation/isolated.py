@@ -217,11 +217,8 @@ def _settled(
     log_metric: Callable[[str, float], None] | None,
     size: int = 1,
 ) -> list[Any]:
-    """The outcomes, of `size` completions each, with `None` for failures; these are counted and the first is logged.
-
-    Raises:
-        [`RewardError`]: There is a failure, and `on_error` is `"raise"`.
-    """
+    """The outcomes, of `size` completions each, with `None` for failures; these are counted and the first is logged,
+    or raised where `on_error` says so."""
     failed = [index for index, outcome in enumerate(outcomes) if isinstance(outcome, Failure)]
     if failed:
         failure: Failure = outcomes[failed[0]]

@@ -34,16 +34,8 @@ def portable(reward: Callable | str) -> Any:
 
 
 def pickled(worker_function: Any, name: str) -> bytes:
-    """A callable for a worker, as bytes.
-
-    Args:
-        worker_function: A callable of this package that holds the [`portable`] form of a reward.
-        name (`str`): Name of the reward, for the message.
-
-    Raises:
-        [`InputError`]: It refers to something that no other process can have, such as a lock, an
-            open file or a client.
-    """
+    """A callable that holds the [`portable`] form of a reward, as bytes for a worker. Refuses one that refers to what
+    no other process can have: a lock, an open file, a client. `name`: the reward's, for the message."""
     try:
         buffer = io.BytesIO()
         _Pickler(buffer).dump(worker_function)

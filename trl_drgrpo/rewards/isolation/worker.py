@@ -41,11 +41,7 @@ def send_frame(channel: socket.socket, message: tuple[Any, ...]) -> None:
 
 
 def serve(channel: socket.socket) -> NoReturn:
-    """Answers frames until the channel closes, then ends this process.
-
-    Args:
-        channel (`socket.socket`): Blocking stream socket to the pool.
-    """
+    """Answers frames on a blocking stream socket until it closes, then ends this process."""
     functions: dict[bytes, Callable[..., Any]] = {}
     own_pid = os.getpid()
     reader = channel.makefile("rb")

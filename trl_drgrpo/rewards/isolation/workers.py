@@ -50,15 +50,11 @@ class WorkerPool:
         self._selector = selectors.DefaultSelector()
 
     def run(self, function: bytes, calls: Sequence[Call], stop_at_failure: bool = False) -> list[Any]:
-        """Calls a function once per entry of `calls`, at most `limits.workers` at a time.
+        """
+        Calls a pickled function once per entry of `calls`, at most `limits.workers` at a time.
 
-        Args:
-            function (`bytes`): The callable, pickled; unpickled once per worker.
-            calls (`Sequence[tuple[tuple, dict]]`): Arguments and keywords of each call.
-            stop_at_failure (`bool`, *optional*, defaults to `False`): Give up all other calls after the first failure.
-
-        Returns:
-            `list`: Per call its result or a [`Failure`], in the order of `calls`; `None` for calls given up.
+        Returns per call its result or a [`Failure`], in order. With `stop_at_failure` the first failure gives up all
+        other calls, whose result is `None`.
         """
         batch = Batch(function, calls, stop_at_failure)
         with self._lock:

@@ -6,7 +6,7 @@ rewards differ.
 
 from typing import TYPE_CHECKING
 
-from trl_drgrpo.common.lazy import lazy_names
+from trl_drgrpo.common.lazy import attach
 
 if TYPE_CHECKING:
     from trl_drgrpo.rewards.scoring.saved import read_rows as read_rows
@@ -14,19 +14,4 @@ if TYPE_CHECKING:
     from trl_drgrpo.rewards.scoring.table import score_rows as score_rows
     from trl_drgrpo.rewards.scoring.table import unscored_rows as unscored_rows
 
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        "disagreements": "table",
-        "read_rows": "saved",
-        "score_rows": "table",
-        "unscored_rows": "table",
-    },
-)
-
-__all__ = [
-    "disagreements",
-    "read_rows",
-    "score_rows",
-    "unscored_rows",
-]
+attach(__name__)

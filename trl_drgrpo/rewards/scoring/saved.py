@@ -55,41 +55,22 @@ def read_rows(path: str | Path, field: str = "data") -> list[Row]:
     return _not_empty(rows, path, field)
 
 
-def check_completions(rows: Iterable[Row], field: str = "data") -> None:
-    """Every row has a prompt and a completion that a reward function can be given.
-
-    Args:
-        rows (`Iterable[dict]`): As they were read; the first is row 1.
-        field (`str`, *optional*, defaults to `"data"`): What error messages call the setting.
-
-    Raises:
-        [`InputError`]: A missing `prompt` or `completion`, or one that is neither a text nor
-            messages with text.
-    """
+def check_completions(rows: Iterable[Row]) -> None:
+    """Every row has a prompt and a completion, each a text or messages with text. The first is row 1."""
     for number, row in enumerate(rows, start=1):
         for column in ("prompt", "completion"):
             if column not in row:
                 remedy = f"Rename the column that holds it: `--columns <column>={column}`."
-                raise InputError(f"{field}, row {number}", f"the columns {', '.join(row)}", f"a {column}", remedy)
+                raise InputError(f"data, row {number}", f"the columns {', '.join(row)}", f"a {column}", remedy)
             if not _is_text(row[column]):
                 got = f"a {column} of type {type(row[column]).__name__}: {shortened(row[column])}"
                 expected = "a text, or a list of messages with role and content"
-                raise InputError(f"{field}, row {number}", got, expected, "Mend the row, or leave it out.")
+                raise InputError(f"data, row {number}", got, expected, "Mend the row, or leave it out.")
 
 
 def renamed(rows: list[Row], renamings: Iterable[str]) -> list[Row]:
-    """Rows with columns renamed.
-
-    Args:
-        rows (`list[dict]`): The rows.
-        renamings (`Iterable[str]`): `old=new`, as `rename_columns` in a recipe.
-
-    Returns:
-        `list[dict]`.
-
-    Raises:
-        [`InputError`]: Not of that form, no such column, or the new name is taken.
-    """
+    """Rows with columns renamed, each `old=new` as `rename_columns` in a recipe. Refuses another form, a column that
+    is missing and a name that is taken."""
     for renaming in renamings:
         old, equals, new = renaming.partition("=")
         if not (old and equals and new):
@@ -106,18 +87,8 @@ def renamed(rows: list[Row], renamings: Iterable[str]) -> list[Row]:
 
 
 def with_columns_of(rows: list[Row], dataset: list[Row]) -> list[Row]:
-    """Rows with the columns that they lack, from the dataset's row of the same prompt.
-
-    Args:
-        rows (`list[dict]`): Completions, with `prompt`.
-        dataset (`list[dict]`): Rows with `prompt` and the columns in question.
-
-    Returns:
-        `list[dict]`.
-
-    Raises:
-        [`InputError`]: A prompt that the dataset does not have, or has with different columns.
-    """
+    """Rows with the columns that they lack, from the dataset's row of the same prompt. Refuses a prompt that the
+    dataset does not have, or has with different columns."""
     by_prompt: dict[str, Row] = {}
     for number, row in enumerate(dataset, start=1):
         if "prompt" not in row:
@@ -138,11 +109,8 @@ def with_columns_of(rows: list[Row], dataset: list[Row]) -> list[Row]:
 
 
 def read_json_lines(path: str | Path, field: str = "data") -> list[Row]:
-    """The objects of a JSON Lines file, empty lines left out.
-
-    Raises:
-        [`InputError`]: No such file, no row, or a line that is not a JSON object.
-    """
+    """The objects of a JSON Lines file, empty lines left out. Refuses a missing file, no row, and a line that is no
+    object."""
     file = Path(path)
     if not file.is_file():
         raise InputError(field, f"{str(path)!r}, which is no file", "a JSON Lines file", "Check the path.")
@@ -185,11 +153,7 @@ def _read_csv(file: Path, field: str) -> list[Row]:
 
 
 def read_parquet(file: Path, field: str = "data", columns: Sequence[str] | None = None) -> list[Row]:
-    """The rows of a Parquet file; with `columns` these only, where it has them.
-
-    Raises:
-        [`InputError`]: It cannot be read.
-    """
+    """The rows of a Parquet file; with `columns` these only, where it has them."""
     import pyarrow
     from pyarrow import parquet
 

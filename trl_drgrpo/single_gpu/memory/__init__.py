@@ -1,13 +1,13 @@
 """Memory planned ahead: what a run will need at its peak, from the model's configuration alone.
 
 Reading order: setup (what of a run matters) -> skeleton (the model without memory) -> ledger and stand_ins (how bytes
-are counted) -> shapes (of micro-batches) -> phases -> estimate -> proposal. The formulas in words, and estimates
-against measurements, are in `recipes/memory.md`.
+are counted) -> shapes (of micro-batches) -> passes -> phases -> estimate -> proposal. The formulas in words, and
+estimates against measurements, are in `recipes/memory.md`.
 """
 
 from typing import TYPE_CHECKING
 
-from trl_drgrpo.common.lazy import lazy_names
+from trl_drgrpo.common.lazy import attach
 
 if TYPE_CHECKING:
     from trl_drgrpo.single_gpu.memory.estimate import Estimate as Estimate
@@ -18,25 +18,4 @@ if TYPE_CHECKING:
     from trl_drgrpo.single_gpu.memory.sizes import parse_memory as parse_memory
     from trl_drgrpo.single_gpu.memory.skeleton import read_config as read_config
 
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        "Adapter": "setup",
-        "Estimate": "estimate",
-        "Planner": "estimate",
-        "Setup": "setup",
-        "parse_memory": "sizes",
-        "propose": "proposal",
-        "read_config": "skeleton",
-    },
-)
-
-__all__ = [
-    "Adapter",
-    "Estimate",
-    "Planner",
-    "Setup",
-    "parse_memory",
-    "propose",
-    "read_config",
-]
+attach(__name__)

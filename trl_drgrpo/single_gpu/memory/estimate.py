@@ -114,14 +114,8 @@ class Planner:
         self._known: dict[Setup, Estimate] = {}
 
     def estimate(self, setup: Setup) -> Estimate:
-        """The memory of a run.
-
-        Args:
-            setup ([`Setup`]): Like the planner's in everything that decides how the model is loaded.
-
-        Returns:
-            [`Estimate`].
-        """
+        """The memory of a run, whose setup is like the planner's in everything that decides how the model is
+        loaded."""
         if setup not in self._known:
             phases = tuple(self._with_overhead(setup, phase) for phase in self._all(setup) if phase.total)
             trained = sum(p.numel() for p in self._trained)

@@ -105,19 +105,8 @@ class Setup:
 
 
 def from_keys(values: Mapping[str, Any], prompt: int, device: str = "cuda") -> Setup:
-    """The setup that recipe keys describe; what is not there is at its default.
-
-    Args:
-        values (`Mapping[str, Any]`): Keys of `trl-drgrpo train`, typed.
-        prompt (`int`): Longest prompt, in tokens.
-        device (`str`): See [`Setup`].
-
-    Returns:
-        [`Setup`].
-
-    Raises:
-        `InputError`: A number that is none, or quantized weights without an adapter.
-    """
+    """The setup that keys of `trl-drgrpo train`, typed, describe; what is not there is at its default. `prompt`: the
+    longest one, in tokens. Refuses quantized weights without an adapter."""
 
     refuse_out_of_range(values)
 

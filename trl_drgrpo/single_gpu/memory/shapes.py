@@ -59,30 +59,16 @@ class Shape:
 
 
 def shares_prompts(config: Any, setup: Setup) -> bool:
-    """Whether completions may be packed behind their prompt, so that a forward may come with a block mask.
-
-    Args:
-        config: Of the text model.
-        setup ([`Setup`]): The run.
-
-    Returns:
-        `bool`: `False` also for the kinds of attention that the fast path refuses to share prompts in.
-    """
+    """Whether completions may be packed behind their prompt, so that a forward may come with a block mask. The fast
+    path refuses to share prompts in some kinds of attention."""
     windowed = getattr(config, "sliding_window", None) or getattr(config, "attention_chunk_size", None)
     kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
     return setup.exact and setup.share_prompts and setup.group > 1 and not windowed and not kinds
 
 
 def trained_shapes(config: Any, setup: Setup) -> tuple[Shape, ...]:
-    """Shapes of micro-batches that are trained on; none exceeds another.
-
-    Args:
-        config: Of the text model.
-        setup ([`Setup`]): The run.
-
-    Returns:
-        `tuple[Shape, ...]`: With `micro_batching="upstream"`, the one that TRL makes.
-    """
+    """Shapes of micro-batches that are trained on; none exceeds another. With `micro_batching="upstream"`, TRL's
+    one."""
     if not setup.exact:
         return (_stock(setup, masked=True, later=setup.accumulation > 1),)
     window = len(windows(setup.steps_per_generation, setup.accumulation)[0])
@@ -91,15 +77,7 @@ def trained_shapes(config: Any, setup: Setup) -> tuple[Shape, ...]:
 
 
 def scored_shapes(config: Any, setup: Setup) -> tuple[Shape, ...]:
-    """Shapes of forwards that score all rows of a generation batch, whether or not they are trained on.
-
-    Args:
-        config: Of the text model.
-        setup ([`Setup`]): The run.
-
-    Returns:
-        `tuple[Shape, ...]`.
-    """
+    """Shapes of forwards that score all rows of a generation batch, whether or not they are trained on."""
     if not setup.exact:
         return (_stock(setup, masked=True, later=setup.accumulation > 1),)
     return _shapes(_costs(config, setup), _key(setup), setup.generated_rows, None, setup.group)

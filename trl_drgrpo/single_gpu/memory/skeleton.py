@@ -82,20 +82,8 @@ class Skeleton:
 
 
 def build(config: Any, setup: Setup, layers: int | None = None, plain: bool = False) -> Skeleton:
-    """Build a model.
-
-    Args:
-        config: Of the text model.
-        setup ([`Setup`]): Says dtype, bits and adapters.
-        layers (`int`, *optional*): Only so many of its layers.
-        plain (`bool`): Without adapters: a reference model.
-
-    Returns:
-        [`Skeleton`].
-
-    Raises:
-        `InputError`: An architecture that has no causal language model, or targets that name no layer.
-    """
+    """Build a model: `setup` says dtype, bits and adapters, `layers` how many layers, `plain` that it has no adapters.
+    Refuses an architecture without a causal language model, and targets that name no layer."""
     from transformers import AutoModelForCausalLM
 
     _register_attention()

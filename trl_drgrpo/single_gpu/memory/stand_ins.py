@@ -79,7 +79,7 @@ class Precision(TorchFunctionMode):
         if func is functional.scaled_dot_product_attention:
             return attend(*args, device=self.device, **kwargs)
         if func in _GROUPED:
-            return _grouped(*args[:2])
+            return _Grouped.apply(*args[:2])
         if func is functional.dropout and self.device == "cuda":
             return _dropout_on_gpu(*args, **kwargs)
         return func(*args, **kwargs)
@@ -102,12 +102,9 @@ def _dropout_on_gpu(input: torch.Tensor, p: float = 0.5, training: bool = True, 
     return torch.native_dropout(input, p, True)[0] if training and p > 0 else input
 
 
-def _grouped(tokens: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Of `(n, columns)` tokens and `(experts, columns, rows)` weights: what a grouped product allocates."""
-    return _Grouped.apply(tokens, weights)  # type: ignore[return-value]
-
-
 class _Grouped(torch.autograd.Function):
+    """Product of `(n, columns)` tokens and `(experts, columns, rows)` weights."""
+
     @staticmethod
     def forward(ctx: Any, tokens: Any, weights: Any) -> torch.Tensor:
         ctx.save_for_backward(tokens, weights)
@@ -115,11 +112,9 @@ class _Grouped(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
-        tokens, weights = ctx.saved_tensors
         wanted = ctx.needs_input_grad
-        return (
-            torch.empty_like(tokens) if wanted[0] else None,
-            torch.empty_like(weights) if wanted[1] else None,
+        return tuple(
+            torch.empty_like(each) if want else None for each, want in zip(ctx.saved_tensors, wanted, strict=True)
         )
 
 
@@ -134,16 +129,10 @@ def attend(
     enable_gqa: bool = False,
     device: str = "cuda",
 ) -> torch.Tensor:
-    """Allocations of `scaled_dot_product_attention` when it takes a fused kernel.
+    """Allocations of PyTorch's `scaled_dot_product_attention` when it takes a fused kernel of `device`.
 
-    Args:
-        query, key, value (`torch.Tensor` of shape `(B, heads, n, head_dim)`): Keys and values may have fewer heads.
-        attn_mask (`torch.Tensor`, *optional*): A boolean one is turned into numbers first, as PyTorch does.
-        dropout_p, is_causal, scale, enable_gqa: As in PyTorch; they cost nothing.
-        device (`str`): Whose kernels.
-
-    Returns:
-        `torch.Tensor` of shape `(B, heads, n, head_dim of value)`.
+    Queries are `(B, heads, n, head_dim)`; keys and values may have fewer heads. PyTorch turns a boolean mask into
+    numbers first.
     """
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         attn_mask = torch.empty_like(attn_mask, dtype=query.dtype)

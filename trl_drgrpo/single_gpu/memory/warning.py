@@ -48,16 +48,7 @@ def device_memory(device: torch.device) -> int | None:
 
 
 def what_does_not_fit(args: Any, model: Any, memory: int) -> str | None:
-    """The warning for a run.
-
-    Args:
-        args ([`DrGRPOConfig`]): The run's configuration.
-        model ([`~transformers.PreTrainedModel`] or its PEFT wrapper): The policy.
-        memory (`int`): Bytes of the device.
-
-    Returns:
-        `str` or `None`: Two lines; `None` when the plan fits.
-    """
+    """The warning for a run on a device of `memory` bytes, two lines; `None` when the plan fits."""
     setup = setup_of(args, model)
     config = getattr(model, "base_model", model).config.get_text_config(decoder=True)
     planner = Planner(config, setup, memory)
@@ -79,15 +70,7 @@ def what_does_not_fit(args: Any, model: Any, memory: int) -> str | None:
 
 
 def setup_of(args: Any, model: Any) -> Setup:
-    """The setup of a trainer's run.
-
-    Args:
-        args ([`DrGRPOConfig`]): Its configuration.
-        model ([`~transformers.PreTrainedModel`] or its PEFT wrapper): Its policy.
-
-    Returns:
-        [`Setup`].
-    """
+    """The setup of a trainer's run."""
     device = "cuda" if args.device.type == "cuda" else "cpu"
     values = {name: getattr(args, name) for name in vars(args)}
     values["optim"] = getattr(args.optim, "value", args.optim)

@@ -69,6 +69,15 @@ def test_steps_and_masked_tokens_cut_spans(aligner, tokenizer):
     ]
 
 
+def test_the_closing_is_in_no_step(aligner, tokenizer):
+    ids = [*tokenizer.encode("a\n\n"), tokenizer.eos_token_id]
+    record = row_record(row(ids, [0.5] * 3 + [-0.5], ends=(2,), step_rewards=(1.0,)), aligner)
+    assert [(s["text"], s["advantage"], s["step"]) for s in record["spans"]] == [
+        ("a\n\n", 0.5, 0),
+        (tokenizer.eos_token, -0.5, None),
+    ]
+
+
 def test_a_completion_without_tokens_has_no_spans(aligner):
     assert row_record(row([], []), aligner)["spans"] == []
 

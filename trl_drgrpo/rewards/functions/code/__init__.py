@@ -8,24 +8,11 @@ stands for the completion's objects; `running`, `confine` and `seccomp` start a 
 
 from typing import TYPE_CHECKING
 
-from trl_drgrpo.common.lazy import lazy_names
+from trl_drgrpo.common.lazy import attach
 
 if TYPE_CHECKING:
     from trl_drgrpo.rewards.functions.code.reward import CodeReward as CodeReward
     from trl_drgrpo.rewards.functions.code.reward import code_reward as code_reward
     from trl_drgrpo.rewards.functions.code.sandbox import Sandbox as Sandbox
 
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        "CodeReward": "reward",
-        "Sandbox": "sandbox",
-        "code_reward": "reward",
-    },
-)
-
-__all__ = [
-    "CodeReward",
-    "Sandbox",
-    "code_reward",
-]
+attach(__name__)

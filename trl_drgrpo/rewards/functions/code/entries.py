@@ -16,14 +16,11 @@ _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def split_tests(trees, setup, entry_point, is_text):
-    """Trees of [`counted`] as tests.
+    """
+    Trees of [`counted`] as tests: per test the statements that lead to it, and those that are it.
 
-    Returns:
-        `list`: Per test (statements that lead to it, statements that are it). A text (`is_text`) holds any number,
-        an entry of a list is one.
-
-    Raises:
-        `ValueError`: There is none in a tree, or one that nobody here can run.
+    A text (`is_text`) holds any number of tests, an entry of a list is one. `ValueError`: a tree has none, or one that
+    nobody here can run.
     """
     defined = {node.name: node for tree in (setup, *trees) for node in tree.body if isinstance(node, _FUNCTIONS)}
     split = []

@@ -90,12 +90,8 @@ def run(code, namespace):
 
 
 def prepare(tests, setup, entry_point, tally=None):
-    """Everything that needs no completion.
-
-    Returns:
-        `(dict, list, list)`: the namespace of the tests; per test the code that leads to it and the code that is it;
-        the names to ask the completion for.
-    """
+    """Everything that needs no completion: the namespace of the tests; per test the code that leads to it and the code
+    that is it; the names to ask the completion for."""
     module = sys.modules["tests"] = types.ModuleType("tests")
     namespace = module.__dict__
     namespace.update((tally or checks.Tally()).names())

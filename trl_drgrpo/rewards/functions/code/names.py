@@ -33,16 +33,11 @@ _READ = ("LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS")
 
 
 def names_to_ask(split, namespace, entry_point, setup):
-    """Names that the completion is asked for, in order; unimported modules of this field are put in the namespace.
+    """
+    Names that the completion is asked for, in order; unimported modules of this field are put in the namespace.
 
-    Args:
-        split: Tests of [`split_tests`].
-        namespace (`dict`): Of the tests, after their setup.
-        entry_point (`str`, *optional*): Where given, no other name is asked for.
-        setup: Tree of the setup.
-
-    Raises:
-        `ValueError`: A name that is nobody's, or of which it is not sure that it is the completion's.
+    `split`: of [`split_tests`]; `namespace`: of the tests, after their setup, whose tree is `setup`. With an
+    `entry_point` no other name is asked for. `ValueError`: a name that may not be the completion's.
     """
     nodes = [node for part in split for half in part for node in half]
     helpers = {node.name: node for node in setup.body if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))}

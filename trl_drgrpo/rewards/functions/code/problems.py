@@ -43,13 +43,9 @@ class ProgramTests:
 
 
 def fenced_code(completion: str) -> str | None:
-    """The last complete block fenced as Python.
-
-    Args:
-        completion (`str`): Markdown. Labels `python`, `py` and `python3` count, in any case.
-
-    Returns:
-        `str` or `None`: Its text; `None` where there is no such block (one cut off by the length limit is none).
+    """
+    The last complete block of Markdown fenced as `python`, `py` or `python3`, in any case. A block cut off by the
+    length limit is none: `None`.
 
     Example:
 
@@ -111,12 +107,10 @@ def parse_tests(
 
 
 def same_output(output: str, expected: str, tolerance: float | None = None) -> bool:
-    """Whether a program's output is the expected one: equal lines, without white space at their ends and at the end.
+    """
+    Whether a program's output is the expected one: equal lines, without white space at their ends and at the end.
 
-    Args:
-        output (`str`), expected (`str`): What was written, and what should have been.
-        tolerance (`float`, *optional*): Compare by words instead of lines' text, and numbers with this relative and
-            absolute tolerance; lines still count.
+    With a `tolerance`, relative and absolute, numbers are compared as such, and lines by their words.
 
     Example:
 

@@ -31,8 +31,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from trl_drgrpo.common.errors import InputError, shortened
-from trl_drgrpo.common.ranges import finite_number
+from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.ranges import Range, finite_number, refuse_outside, whole
 from trl_drgrpo.rewards.contract import check_column, check_flag
 from trl_drgrpo.rewards.functions.code.problems import ProgramTests, fenced_code, parse_tests
 from trl_drgrpo.rewards.functions.code.sandbox import Sandbox
@@ -125,28 +125,17 @@ class CodeReward(SampleReward):
         self._is_checked = False
 
     def check(self) -> None:
-        """Try the sandbox; to be called before training starts, and called by the first call at the latest.
-
-        Raises:
-            [`InputError`]: It does not work here; with what to install.
-        """
+        """Try the sandbox, before training starts or with the first call. Says what to install where it does not
+        work."""
         if not self._is_checked:
             self.sandbox.check()
             self._is_checked = True
 
     def score(self, completion: str, **columns: Any) -> float:
-        """Score of one completion.
+        """
+        Score of one completion, in [0, 1]. `columns`: this row's values of the columns named at construction.
 
-        Args:
-            completion (`str`): Text of the completion.
-            **columns: This row's values of the columns named at construction.
-
-        Returns:
-            `float`: In [0, 1].
-
-        Raises:
-            [`BrokenTests`]: The tests cannot be run, whatever the completion.
-            [`SandboxError`]: The sandbox did not start.
+        [`BrokenTests`]: the tests cannot be run, whatever the completion. [`SandboxError`]: the sandbox did not start.
         """
         tests = parse_tests(
             columns[self.tests],
@@ -205,17 +194,13 @@ def _check_options(
 ) -> None:
     if not isinstance(sandbox, (str, Sandbox)):
         raise InputError("sandbox", repr(sandbox), '"bwrap", "none" or a Sandbox', 'Leave it out for "bwrap".')
-    expected = "a number from 0 to below 1, or None"
-    if tolerance is not None and not 0 <= finite_number("tolerance", tolerance, expected, "1e-6 is usual.") < 1:
-        raise InputError("tolerance", str(tolerance), expected, "1e-6 is usual.")
+    refuse_outside("tolerance", tolerance, Range(0, 1, below=True, optional=True, remedy="1e-6 is usual."))
     for field, seconds in (("timeout", timeout), ("total_timeout", total_timeout)):
         finite_number(field, seconds, "a finite number of seconds", "Set both, timeout at most total_timeout.")
     if not 0 < timeout <= total_timeout < float("inf"):
         got = f"timeout={timeout} and total_timeout={total_timeout}"
         raise InputError("timeout", got, "0 < timeout <= total_timeout, finite", "They are seconds: set both.")
-    if workers is not None and (not isinstance(workers, int) or isinstance(workers, bool) or workers < 1):
-        expected = "a whole number, at least 1, or None for all cores"
-        raise InputError("workers", shortened(workers), expected, "Leave it out.")
+    refuse_outside("workers", workers, whole(1, optional=True, remedy="Leave it out for all cores."))
 
 
 code_reward = CodeReward()

@@ -75,11 +75,7 @@ class Running:
             self._directory.cleanup()
 
     def wait_ready(self) -> None:
-        """Wait until the limits are in force and the program is about to run.
-
-        Raises:
-            [`SandboxError`]: It ended, or said something else, before.
-        """
+        """Wait until the limits are in force and the program is about to run. [`SandboxError`]: it ended before."""
         said = bytearray()
         deadline = time.monotonic() + START_SECONDS
         stream = _required(self.process.stderr)
@@ -95,15 +91,10 @@ class Running:
         self._pending = memoryview(data)
 
     def read(self, deadline: float, cap: int, enough: Callable[[bytearray], bool] = lambda output: False) -> str:
-        """Collect standard output in `output`.
+        """
+        Collect standard output in `output`, until `deadline` on `time.monotonic()`, `cap` bytes, or `enough(output)`.
 
-        Args:
-            deadline (`float`): Time of `time.monotonic()` to stop at.
-            cap (`int`): Bytes at most.
-            enough (`Callable`, *optional*): Stop as soon as this is true of the output so far.
-
-        Returns:
-            `str`: `"enough"`, `"end"` (the program closed its output), `"timeout"` or `"cap"`.
+        Returns `"enough"`, `"end"` (the program closed its output), `"timeout"` or `"cap"`.
         """
         stdout = _required(self.process.stdout)
         while not enough(self.output):

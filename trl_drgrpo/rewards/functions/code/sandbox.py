@@ -111,12 +111,8 @@ class Sandbox:
             raise InputError("python", repr(self.python), "an interpreter that can be run", "Name its full path.")
 
     def check(self) -> None:
-        """Build a sandbox once and look at it from inside; to be called before training starts.
-
-        Raises:
-            [`InputError`]: bubblewrap is missing, cannot create namespaces here, or something that
-                it should keep away is in reach.
-        """
+        """Build a sandbox once and look at it from inside, before training starts. Refuses where bubblewrap is missing
+        or cannot create namespaces, or something that it should keep away is in reach."""
         if self.kind == "none":
             warn_unprotected()
         else:
@@ -132,18 +128,13 @@ class Sandbox:
         stdout: int = subprocess.PIPE,
         pass_fds: Sequence[int] = (),
     ) -> "Running":
-        """Start a program.
+        """
+        Start a program; leaving the `with` block of the [`Running`] kills all that runs inside.
 
-        Args:
-            sources (`Mapping[str, str]`): Module name to source; loaded in order, standard library only.
-            entry (`str`): Function of the last module to call, without arguments.
-            seconds (`float`): Processor time after which the kernel ends it. Wall-clock is the caller's: see
-                [`Running.read`].
-            stdin, stdout (`int`, *optional*): File descriptors, or pipes to this process.
-            pass_fds (`Sequence[int]`, *optional*): Further file descriptors that stay open in the program.
-
-        Returns:
-            [`Running`]: Use it in a `with` block: leaving it kills all that runs inside.
+        `sources`: module name to source, loaded in order, standard library only. `entry`: function of the last module
+        to call, without arguments. `seconds`: processor time after which the kernel ends it; wall-clock time is the
+        caller's, see [`Running.read`]. `stdin`, `stdout`: file descriptors, or pipes to this process; `pass_fds`:
+        further ones that stay open.
         """
         uid = 1_900_000_000 + secrets.randbelow(100_000_000) if self.kind == "bwrap" and _is_host_root() else None
         limits = {

@@ -69,14 +69,8 @@ def machine() -> str | None:
 
 
 def filter_program(machine: str) -> bytes:
-    """The filter for one architecture.
-
-    Args:
-        machine (`str`): `"x86_64"` or `"aarch64"`, as `platform.machine()` says.
-
-    Returns:
-        `bytes`: `struct sock_filter` entries, as bubblewrap's `--seccomp` reads them.
-    """
+    """The filter for `"x86_64"` or `"aarch64"`: `struct sock_filter` entries, as bubblewrap's `--seccomp` reads
+    them."""
     column = list(_ARCHES).index(machine)
     denied = [numbers[column] for numbers in _DENIED.values()]
     program = [

@@ -38,15 +38,8 @@ class BrokenTests(UnscorableError):
 def run_function_tests(
     sandbox: Sandbox, code: str, tests: FunctionTests, clock: Clock, stop_at_first: bool
 ) -> list[bool]:
-    """Run the tests of a function.
-
-    Returns:
-        `list[bool]`: Which passed; ends at the first that did not, where `stop_at_first`.
-
-    Raises:
-        [`BrokenTests`]: The tests do not compile, or pass on what cannot cross between two processes.
-        [`SandboxError`]: The sandbox did not start.
-    """
+    """Run the tests of a function; returns which passed, up to the first failure with `stop_at_first`.
+    [`BrokenTests`]: the tests do not compile, or pass on what cannot cross between two processes."""
     job = {"code": code, "tests": tests.tests, "setup": tests.setup, "entry_point": tests.entry_point}
     job["stop_at_first"] = stop_at_first
     spent, passed, due = 0.0, [], 1

@@ -106,11 +106,7 @@ def send(stream, message):
 
 
 def receive(stream):
-    """Read one message.
-
-    Raises:
-        `EOFError`: The other side has gone, or what it says is too long or not a message.
-    """
+    """Read one message. `EOFError`: the other side has gone, or what it says is too long or not a message."""
     line = stream.readline(MAX_LINE)
     if not line.endswith(b"\n"):
         raise EOFError("no message")

@@ -23,6 +23,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.ranges import positive, refuse_outside, whole
 from trl_drgrpo.rewards.text import completion_text
 
 _RETRIED = {408, 409, 425, 429}
@@ -87,13 +88,11 @@ class Endpoint:
         if not isinstance(self.model, str) or not self.model:
             raise InputError("model", repr(self.model), "the name of a model", "`GET {base_url}/models` lists them.")
         for field, least in (("concurrency", 1), ("retries", 0), ("max_reply_bytes", 1)):
-            value = getattr(self, field)
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise InputError(field, repr(value), f"a whole number from {least}", "Leave it out for the default.")
+            refuse_outside(field, getattr(self, field), whole(least))
         for field in ("timeout", "backoff", "max_backoff"):
-            if not 0 < getattr(self, field) < math.inf:
-                expected = "a number of seconds above 0"
-                raise InputError(field, repr(getattr(self, field)), expected, "Leave it out for the default.")
+            refuse_outside(
+                field, getattr(self, field), positive(remedy="It is in seconds; leave it out for the default.")
+            )
         self.read_key()
 
     def read_key(self) -> str | None:

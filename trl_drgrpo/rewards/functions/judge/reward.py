@@ -10,24 +10,16 @@ that what stands between them is material. This keeps the text apart; it does no
 replies (`log_replies=True`) of the highest rewards, and gate a judge by something that cannot be talked to.
 """
 
-import asyncio
 import hashlib
-import logging
-import math
 import re
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from trl_drgrpo.common.errors import InputError, RewardError
-from trl_drgrpo.rewards.contract import check_on_error
-from trl_drgrpo.rewards.functions.judge.chat_client import Endpoint, EndpointRefused, Reply, RequestFailed, Session
+from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.rewards.functions.judge.asking import Judge, Messages
 from trl_drgrpo.rewards.functions.judge.reply_score import ScoreReader, number_pair
 from trl_drgrpo.rewards.signatures import signature_of
 from trl_drgrpo.rewards.text import completion_text, prompt_text
-
-logger = logging.getLogger(__name__)
 
 JUDGE_TEMPLATE = """\
 You grade an answer. The question stands between the lines with <question {boundary}> and </question {boundary}>, the \
@@ -50,12 +42,11 @@ _PLACEHOLDER = re.compile(r"\{([A-Za-z_]\w*)\}")
 _OWN_PLACEHOLDERS = ("prompt", "completion", "boundary", "low", "high")
 
 
-class JudgeReward:
+class JudgeReward(Judge):
     """Scores of a judge model, from 0 to 1.
 
-    Logs `judge/<name>/prompt_tokens`, `completion_tokens`, `retries`, `seconds` and, with `price`, `cost` per call,
-    and `rewards/<name>/failed_frac`. An endpoint that refuses (401, 403, 404, a redirect) before it has answered once
-    is an error under either `on_error`: nothing would ever be scored.
+    Logs what [`Judge`] logs. An endpoint that refuses (401, 403, 404, a redirect) before it has answered once is an
+    error under either `on_error`: nothing would ever be scored.
 
     Args:
         model (`str`): Name of the model at the server.
@@ -108,31 +99,27 @@ class JudgeReward:
         name: str = "judge_reward",
         **endpoint: Any,
     ):
-        self.__name__ = name
-        self.endpoint = _endpoint(base_url=base_url, model=model, api_key_env=api_key_env, **endpoint)
+        super().__init__(
+            model,
+            base_url,
+            api_key_env,
+            batch_timeout=batch_timeout,
+            max_tokens=max_tokens,
+            extra_body=extra_body,
+            price=price,
+            log_replies=log_replies,
+            on_error=on_error,
+            name=name,
+            **endpoint,
+        )
         self.read_score = ScoreReader(score_pattern, score_key, score_range, normalize)
         self.low, self.high = number_pair("score_range", score_range)
-        self.price = None if price is None else number_pair("price", price)
         if "{completion}" not in template:
             raise InputError("template", "a template without {completion}", "one with it", "Say where it goes.")
-        if not 0 < batch_timeout < math.inf:
-            raise InputError(
-                "batch_timeout", repr(batch_timeout), "a number of seconds above 0", "600 is the default."
-            )
-        check_on_error(on_error)
         self.template, self.system = template, system
-        self.batch_timeout, self.log_replies, self.on_error = batch_timeout, log_replies, on_error
-        self.sampling = {"temperature": 0.0, "max_tokens": max_tokens, **(extra_body or {})}
         names = dict.fromkeys(_PLACEHOLDER.findall(template))
         self.columns = tuple(column for column in names if column not in _OWN_PLACEHOLDERS)
         self.__signature__ = signature_of([*(["prompts"] if "prompt" in names else []), *self.columns])
-        self.has_answered = False  # the endpoint, at least once
-        self.has_logged = False
-
-    def __repr__(self) -> str:
-        return (
-            f"JudgeReward(name={self.__name__!r}, model={self.endpoint.model!r}, base_url={self.endpoint.base_url!r})"
-        )
 
     async def __call__(
         self,
@@ -142,63 +129,10 @@ class JudgeReward:
         **kwargs: Any,
     ) -> list[float | None]:
         """Rewards of `B` completions, in order."""
-        begun = time.monotonic()
-        messages = [self._messages(completion, row, kwargs) for row, completion in enumerate(completions)]
-        async with Session(self.endpoint, self.batch_timeout) as session:
-            verdicts = await self._verdicts(session, messages)
-        failed = [verdict.failure for verdict in verdicts if verdict.failure]
-        if failed and not self.has_logged:
-            self.has_logged = True
-            text = "Judge '%s' failed on %d of %d completions, which count as unscorable. The first: %s."
-            logger.error(
-                text + " Further failures are only counted.", self.__name__, len(failed), len(verdicts), failed[0]
-            )
-        if log_metric is not None and verdicts:
-            for metric, value in self._counts(verdicts, session.num_retries, time.monotonic() - begun).items():
-                log_metric(metric, value)
-        if log_extra is not None and self.log_replies:
-            log_extra(f"{self.__name__}_reply", [verdict.said for verdict in verdicts])
-        return [verdict.score for verdict in verdicts]
+        questions = [self._messages(completion, row, kwargs) for row, completion in enumerate(completions)]
+        return await self._ask(questions, [self.read_score] * len(questions), log_metric, log_extra)
 
-    async def _verdicts(self, session: Session, messages: list[list[dict[str, str]]]) -> list["_Verdict"]:
-        tasks = [asyncio.create_task(self._judge(session, each)) for each in messages]
-        if not tasks:
-            return []
-        try:
-            done, _ = await asyncio.wait(tasks, timeout=self.batch_timeout, return_when=asyncio.FIRST_EXCEPTION)
-            late = _Verdict(failure=f"not done when the batch's {self.batch_timeout:g} s were over")
-            for task in done:  # an error first, wherever it stands
-                task.result()
-            verdicts = [task.result() if task in done else late for task in tasks]
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-        if self.on_error == "raise" and late in verdicts:
-            raise self._as_reward_error(late.failure)
-        return verdicts
-
-    async def _judge(self, session: Session, messages: list[dict[str, str]]) -> "_Verdict":
-        body = {"model": self.endpoint.model, "messages": messages, **self.sampling}
-        reply = None
-        try:
-            reply = await session.ask({key: value for key, value in body.items() if value is not None})
-            self.has_answered = True
-            return _Verdict(score=self.read_score(reply.text), reply=reply)
-        except (RequestFailed, ValueError) as error:
-            failure = f"{error}{', cut at its token limit' if reply is not None and reply.is_cut else ''}"
-            if self.on_error == "raise" or (isinstance(error, EndpointRefused) and not self.has_answered):
-                raise self._as_reward_error(failure) from None
-            return _Verdict(failure=failure, reply=reply)
-
-    def _as_reward_error(self, failure: str) -> RewardError:
-        remedy = (
-            "Check the address, the model's name and the key's variable; `trl-drgrpo score` tries it on a few rows."
-        )
-        where = f"{failure} from {self.endpoint.base_url}"
-        return RewardError(f"reward function '{self.__name__}'", where, "a score from the judge", remedy)
-
-    def _messages(self, completion: Any, row: int, kwargs: dict[str, Any]) -> list[dict[str, str]]:
+    def _messages(self, completion: Any, row: int, kwargs: dict[str, Any]) -> Messages:
         text = completion_text(completion)
         boundary = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
         values = {"boundary": boundary, "low": f"{self.low:g}", "high": f"{self.high:g}", "completion": text}
@@ -211,35 +145,3 @@ class JudgeReward:
         user = _PLACEHOLDER.sub(lambda match: values[match[1]], self.template)
         system = [] if self.system is None else [{"role": "system", "content": self.system}]
         return [*system, {"role": "user", "content": user}]
-
-    def _counts(self, verdicts: Sequence["_Verdict"], num_retries: int, seconds: float) -> dict[str, float]:
-        replies = [verdict.reply for verdict in verdicts if verdict.reply is not None]
-        prompt_tokens = sum(reply.prompt_tokens for reply in replies)
-        completion_tokens = sum(reply.completion_tokens for reply in replies)
-        own = {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens, "retries": num_retries}
-        metrics = {f"judge/{self.__name__}/{key}": float(value) for key, value in own.items()}
-        metrics[f"judge/{self.__name__}/seconds"] = seconds
-        if self.price is not None:
-            cost = (prompt_tokens * self.price[0] + completion_tokens * self.price[1]) / 1e6
-            metrics[f"judge/{self.__name__}/cost"] = cost
-        metrics[f"rewards/{self.__name__}/failed_frac"] = sum(bool(v.failure) for v in verdicts) / len(verdicts)
-        return metrics
-
-
-@dataclass(frozen=True)
-class _Verdict:
-    score: float | None = None
-    failure: str = ""
-    reply: Reply | None = None
-
-    @property
-    def said(self) -> str:
-        return self.reply.text if self.reply is not None else f"[{self.failure}]"
-
-
-def _endpoint(**settings: Any) -> Endpoint:
-    try:
-        return Endpoint(**settings)
-    except TypeError as error:
-        known = "concurrency, timeout, retries, backoff, max_backoff, max_reply_bytes"
-        raise InputError("judge", f"an unknown setting ({error})", f"one of {known}", "Remove it.") from error

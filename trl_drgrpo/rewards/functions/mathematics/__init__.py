@@ -8,7 +8,7 @@ decides.
 
 from typing import TYPE_CHECKING
 
-from trl_drgrpo.common.lazy import lazy_names
+from trl_drgrpo.common.lazy import attach
 
 if TYPE_CHECKING:
     from trl_drgrpo.rewards.functions.mathematics.answers import extract_answer as extract_answer
@@ -17,21 +17,4 @@ if TYPE_CHECKING:
     from trl_drgrpo.rewards.functions.mathematics.reward import math_reward as math_reward
     from trl_drgrpo.rewards.functions.mathematics.reward import unreadable_gold as unreadable_gold
 
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        "MathReward": "reward",
-        "equivalent": "equivalence",
-        "extract_answer": "answers",
-        "math_reward": "reward",
-        "unreadable_gold": "reward",
-    },
-)
-
-__all__ = [
-    "MathReward",
-    "equivalent",
-    "extract_answer",
-    "math_reward",
-    "unreadable_gold",
-]
+attach(__name__)

@@ -26,15 +26,8 @@ _MAX_STEPS = 10
 
 @functools.lru_cache(maxsize=_CACHE)
 def algebraically_equal(gold: str, answer: str) -> bool:
-    """Whether two formulas, equations or intervals are the same by algebra.
-
-    Args:
-        gold (`str`): A tidied answer that is cheap to evaluate (`is_cheap`), like the other.
-        answer (`str`): The other.
-
-    Returns:
-        `bool`: `False` too where one of them cannot be read.
-    """
+    """Whether two tidied, cheap (`is_cheap`) formulas, equations or intervals are the same by algebra. `False` too
+    where one of them cannot be read."""
     a, b = _parsed(gold), _parsed(answer)
     if a is None or b is None:
         return False

@@ -53,13 +53,8 @@ class Answer(NamedTuple):
 
 @functools.lru_cache(maxsize=_CACHE)
 def unreadable(gold: str) -> str | None:
-    r"""Why a gold answer cannot be compared with anything.
-
-    Args:
-        gold (`str`): A bare answer, as written.
-
-    Returns:
-        `str` or `None`: The reason; `None` where it can be read.
+    r"""
+    Why a bare gold answer, as written, cannot be compared with anything; `None` where it can be read.
 
     Example:
 

@@ -172,14 +172,11 @@ def extract_answer(completion: str, answer_format: str = "auto") -> str | None:
 
 
 def gold_answers(gold: Any) -> list[str]:
-    r"""The right answers that a dataset's column holds for one problem.
+    r"""
+    The correct answers that a dataset's column holds for one problem; empty for `None`, an empty string, NaN.
 
-    Args:
-        gold: A bare answer, a solution that ends in `\boxed{...}`, "#### 42" or `<answer>...</answer>`, a number, or a
-            list of these, of which any counts.
-
-    Returns:
-        `list[str]`: Empty where there is none (`None`, an empty string, NaN).
+    `gold`: a bare answer, a solution that ends in `\boxed{...}`, "#### 42" or `<answer>...</answer>`, a number, or a
+    list of these, of which any counts.
     """
     if isinstance(gold, str):
         answer = boxed_answer(gold) or _hashed(gold) or tagged_answer(gold) or gold.strip()

@@ -27,16 +27,8 @@ _LOOSE = re.compile(r"(?:(?<!\d)\\cdot|\\cdot(?! ?\d)|(?<!\d) | (?!\d))+")
 
 
 def same_formula(gold: str, answer: str, deep: bool) -> bool | None:
-    """Whether two formulas are the same: by algebra where it is allowed and they are cheap, else by spelling.
-
-    Args:
-        gold (`str`): A tidied answer.
-        answer (`str`): The other.
-        deep (`bool`): Whether algebra may be used.
-
-    Returns:
-        `bool` or `None`: `None` where algebra is needed and not allowed.
-    """
+    """Whether two tidied formulas are the same: by algebra where it is allowed (`deep`) and they are cheap, else by
+    spelling. `None` where algebra is needed and not allowed."""
     if not (is_cheap(gold) and is_cheap(answer)):
         return _LOOSE.sub("", gold) == _LOOSE.sub("", answer)
     gold, answer = for_algebra(gold), for_algebra(answer)

@@ -43,13 +43,9 @@ def is_well_formed(text: str) -> bool:
 
 
 def is_cheap(text: str) -> bool:
-    r"""Whether sympy can be trusted with `text`: no towers of powers, huge factorials, long sums or integrals.
-
-    Args:
-        text (`str`): A tidied answer.
-
-    Returns:
-        `bool`: `False` means that only its spelling is compared. The limits err on the side of refusing.
+    r"""
+    Whether sympy can be trusted with a tidied answer: no towers of powers, huge factorials, long sums or integrals. Of
+    others only the spelling is compared; the limits err on the side of refusing.
 
     Example:
 

@@ -136,13 +136,9 @@ _TIGHT = [
 
 @functools.lru_cache(maxsize=4096)
 def tidy(text: str) -> str:
-    r"""One spelling for what looks alike: macros, spaces, wrappers and missing braces.
-
-    Args:
-        text (`str`): An answer, in LaTeX or plain; at most `MAX_CHARS` characters.
-
-    Returns:
-        `str`: The same answer; units, currency and percent signs stay, where they stood.
+    r"""
+    One spelling for what looks alike: macros, spaces, wrappers and missing braces. Units, currency and percent signs
+    stay where they stood. `text` has at most `MAX_CHARS` characters.
 
     Example:
 

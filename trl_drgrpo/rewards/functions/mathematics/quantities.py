@@ -32,13 +32,9 @@ class Number(NamedTuple):
 
 
 def exact_number(text: str) -> Number | None:
-    r"""The value of an integer, decimal (repeating too), fraction, mixed number or power of ten.
-
-    Args:
-        text (`str`): A tidied answer without its unit.
-
-    Returns:
-        `Number` or `None`: `None` for anything else.
+    r"""
+    The value of a tidied integer, decimal (repeating too), fraction, mixed number or power of ten, without a unit;
+    `None` for anything else.
 
     Example:
 
@@ -108,14 +104,8 @@ def is_rounded(decimal: Number, value: Fraction) -> bool:
 
 
 def is_near(rounded: str, value: Fraction, precisely: bool = False) -> bool:
-    """Whether `value` may be written as `rounded`: to within 5%, or half a unit of its last place.
-
-    Args:
-        rounded (`str`): A tidied number, the right side of `\\approx`.
-        value (`Fraction`): What stands on the left.
-        precisely (`bool`, *optional*, defaults to `False`):
-            Whether it may stand in its place: it shows three digits, and is less than one unit of the last away.
-    """
+    """Whether `value` may be written as `rounded`, a tidied number: to within 5%, or half a unit of its last place.
+    `precisely`: whether it may stand in its place: three digits, and less than one unit of the last away."""
     if not (number := exact_number(rounded)):
         return False
     whole, _, decimals = rounded.lstrip("-").partition(".")

@@ -143,14 +143,8 @@ def union(text: str) -> str:
 
 
 def choice(answer: str) -> str | None:
-    r"""The letter of a choice that is given with what stands behind it: `C) 15`, `\textbf{(C)}\ 15`, `A. 5`.
-
-    Args:
-        answer (`str`): An answer as written.
-
-    Returns:
-        `str` or `None`: `None` without such a letter, and where a second one is named.
-    """
+    r"""The letter of a choice that is given with what stands behind it: `C) 15`, `\textbf{(C)}\ 15`, `A. 5`. `None`
+    without such a letter, and where a second one is named."""
     plain = _FONT.sub(r"\1 ", answer.replace("\\ ", " ").replace("~", " "))
     match = _CHOICE.fullmatch(plain.strip())
     if not match or re.match(r"[+*/^_=,<>]|- ", match[3]) or re.search(r"(?<!\w)\(?[A-J][).:]|\bor\b", match[3]):

@@ -14,10 +14,9 @@ whose algebra exceeds the limits: `None` would be better for it than to be wrong
 
 import importlib.util
 from collections.abc import Callable, Sequence
-from difflib import get_close_matches
 from typing import Any
 
-from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.errors import InputError, did_you_mean
 from trl_drgrpo.rewards.columns import ALWAYS_PASSED, NEVER_PASSED
 from trl_drgrpo.rewards.functions.mathematics.answer_reading import unreadable
 from trl_drgrpo.rewards.functions.mathematics.answers import ANSWER_FORMATS, extract_answer, gold_answers
@@ -71,8 +70,9 @@ class MathReward(SampleReward):
         name: str = "math_reward",
     ):
         if answer_format not in ANSWER_FORMATS:
-            near = get_close_matches(str(answer_format), ANSWER_FORMATS, n=1, cutoff=0.5)
-            remedy = f"Did you mean {near[0]!r}?" if near else "Say where the answer stands in a completion."
+            remedy = did_you_mean(
+                answer_format, ANSWER_FORMATS, "Say where the answer stands in a completion.", form="{!r}"
+            )
             raise InputError("answer_format", repr(answer_format), f"one of {', '.join(ANSWER_FORMATS)}", remedy)
         if not isinstance(answer_column, str) or not answer_column.isidentifier() or answer_column in _TAKEN:
             remedy = "Name the column that holds the gold answer; rename it where TRL uses that name itself."

@@ -89,15 +89,9 @@ _TOKEN = re.compile(
 
 
 def split_unit(text: str) -> tuple[str, str]:
-    r"""An answer and its unit.
-
-    Args:
-        text (`str`): A tidied answer.
-
-    Returns:
-        `tuple[str, str]`: The answer without it, and the unit in one spelling: `"%"`, `"cm^2"`, `"m s^-1"`,
-        `"dollar"`, `"apple"`; empty where there is none. A bare single letter is a variable: `12m` keeps it,
-        `12 \text{ m}` does not.
+    r"""
+    A tidied answer without its unit, and the unit in one spelling: `"%"`, `"cm^2"`, `"m s^-1"`, `"dollar"`, `"apple"`;
+    empty where there is none. A bare single letter is a variable: `12m` keeps it, `12 \text{ m}` does not.
 
     Example:
 
@@ -144,14 +138,7 @@ def letter_unit(text: str) -> tuple[str, str] | None:
 
 
 def split_scale(unit: str) -> tuple[int, str]:
-    """The factor in a unit and the rest of it: `dollar million` is `(1000000, "dollar")`.
-
-    Args:
-        unit (`str`): A unit in the spelling of [`split_unit`].
-
-    Returns:
-        `tuple[int, str]`: The factor, 1 where there is none, and the unit without it.
-    """
+    """The factor in a unit of [`split_unit`] and the rest of it: `dollar million` is `(1000000, "dollar")`."""
     factor, rest = 1, []
     for word in unit.split():
         if word in _SCALES:
@@ -162,15 +149,10 @@ def split_scale(unit: str) -> tuple[int, str]:
 
 
 def canonical_unit(text: str, is_text: bool = True) -> str | None:
-    r"""A unit in one spelling, its measures before its nouns.
-
-    Args:
-        text (`str`): `\text{ m}/\text{s}`, `square centimeters`, `red apples`.
-        is_text (`bool`, *optional*, defaults to `True`):
-            Whether it is set as text. Otherwise letters may be variables: `m` is none that counts, nor is `ab`.
-
-    Returns:
-        `str` or `None`: `None` where it is no unit.
+    r"""
+    A unit (`\text{ m}/\text{s}`, `square centimeters`, `red apples`) in one spelling, its measures before its nouns;
+    `None` where it is no unit. Where it is not set as text (`is_text`), letters may be variables: `m` does not count,
+    nor does `ab`.
 
     Example:
 

@@ -6,7 +6,7 @@ form, `penalties` are TRL's three under one kind of name.
 
 from typing import TYPE_CHECKING
 
-from trl_drgrpo.common.lazy import lazy_names
+from trl_drgrpo.common.lazy import attach
 
 if TYPE_CHECKING:
     from trl_drgrpo.rewards.functions.strings.choice import ChoiceReward as ChoiceReward
@@ -24,39 +24,4 @@ if TYPE_CHECKING:
     from trl_drgrpo.rewards.functions.strings.penalties import overlong_penalty as overlong_penalty
     from trl_drgrpo.rewards.functions.strings.penalties import repetition_penalty as repetition_penalty
 
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        "ChoiceReward": "choice",
-        "ExactMatchReward": "matching",
-        "FormatReward": "formats",
-        "JsonSchemaReward": "json_schema",
-        "NumericReward": "matching",
-        "RegexReward": "formats",
-        "choice_reward": "choice",
-        "exact_match_reward": "matching",
-        "format_reward": "formats",
-        "json_schema_reward": "json_schema",
-        "length_penalty": "penalties",
-        "numeric_reward": "matching",
-        "overlong_penalty": "penalties",
-        "repetition_penalty": "penalties",
-    },
-)
-
-__all__ = [
-    "ChoiceReward",
-    "ExactMatchReward",
-    "FormatReward",
-    "JsonSchemaReward",
-    "NumericReward",
-    "RegexReward",
-    "choice_reward",
-    "exact_match_reward",
-    "format_reward",
-    "json_schema_reward",
-    "length_penalty",
-    "numeric_reward",
-    "overlong_penalty",
-    "repetition_penalty",
-]
+attach(__name__)

@@ -1,7 +1,7 @@
-r"""A reward for multiple choice: which letter does the completion pick, and is it the right one?
+r"""A reward for multiple choice: which letter does the completion pick, and is it the correct one?
 
 Models name their choice in many ways; the ways are tried from the most explicit to the least, and the first that finds
-a letter decides. A completion that names two choices in that way picks none: it would otherwise be right by listing.
+a letter decides. A completion that names two choices in that way picks none: it would otherwise be correct by listing.
 """
 
 import re

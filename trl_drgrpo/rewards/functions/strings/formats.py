@@ -1,6 +1,6 @@
 """Rewards for the form of a completion: R1's tags, or a pattern of one's own.
 
-Both are 1 or 0, and the first does not look at whether the answer is right: combine it with a reward that does
+Both are 1 or 0, and the first does not look at whether the answer is correct: combine it with a reward that does
 (`gated(accuracy, gate=format_reward)`).
 
 Completions are written by a model under optimization, so the tags are searched in linear time, and a user's pattern
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.common.ranges import finite_number
+from trl_drgrpo.common.ranges import positive, refuse_outside
 from trl_drgrpo.rewards.contract import check_flag
 from trl_drgrpo.rewards.sample import SampleReward
 from trl_drgrpo.rewards.text import completion_text
@@ -176,9 +176,7 @@ class RegexReward(SampleReward):
         except (regex.error, TypeError, ValueError) as error:
             remedy = "Its syntax is that of the regex library; in YAML put it in single quotes."
             raise InputError("pattern", f"{pattern!r} ({error})", "a pattern that compiles", remedy) from error
-        expected, remedy = "seconds, more than 0", "1 is ample for a sound pattern."
-        if finite_number("timeout", timeout, expected, remedy) <= 0:
-            raise InputError("timeout", repr(timeout), expected, remedy)
+        refuse_outside("timeout", timeout, positive(remedy="1 second is ample for a sound pattern."))
         self.column, self.whole, self.ignore_case, self.timeout = column, whole, ignore_case, timeout
 
     def score(self, completion: str, **columns: Any) -> float | None:

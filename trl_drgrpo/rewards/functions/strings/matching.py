@@ -3,7 +3,7 @@ r"""Rewards that hold an answer against a column: equal text or equal number. No
 Where the answer is looked for is one setting, `where`, read as everywhere in this package: what follows the last
 `</think>`; in it the last `<answer>...</answer>`, else the last `\boxed{...}`, else the last line that is not blank.
 
-What is ambiguous scores 0: an answer tag with two numbers in it would otherwise be right by listing. A row without a
+What is ambiguous scores 0: an answer tag with two numbers in it would otherwise be correct by listing. A row without a
 truth (`None`) is left unscored.
 """
 
@@ -25,15 +25,11 @@ _WHITESPACE = ("keep", "collapse", "remove")
 
 
 def answer_text(completion: str, where: str) -> str | None:
-    r"""The part of a completion that holds its answer.
+    r"""
+    The part of a completion that holds its answer, or `None`.
 
-    Args:
-        completion (`str`): The text.
-        where (`str`): `"answer"`: the last `<answer>...</answer>` behind `</think>`, else the last `\boxed{...}`, else
-            the last line; `"marked"`: the tag or the box, without falling back to the line; `"whole"`: everything.
-
-    Returns:
-        `str`, or `None` where there is no such part.
+    `where`: `"answer"`, the last `<answer>...</answer>` behind `</think>`, else the last `\boxed{...}`, else the last
+    line; `"marked"`, the tag or the box; `"whole"`, everything.
 
     Example:
 

@@ -9,7 +9,9 @@ import importlib
 from collections.abc import Callable
 
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.common.ranges import finite_number
+from trl_drgrpo.common.ranges import Range, refuse_outside, whole
+
+_PENALTY = Range(highest=0, remedy="A penalty lowers the reward: negate it.")
 
 
 def repetition_penalty(ngram_size: int = 3, max_penalty: float = -1.0) -> Callable:
@@ -33,8 +35,8 @@ def repetition_penalty(ngram_size: int = 3, max_penalty: float = -1.0) -> Callab
 
     ```
     """
-    _whole("ngram_size", ngram_size, 1)
-    _penalty(max_penalty)
+    refuse_outside("ngram_size", ngram_size, whole(1, remedy="It counts tokens."))
+    refuse_outside("max_penalty", max_penalty, _PENALTY)
     return _trl("get_repetition_penalty_reward")(ngram_size=ngram_size, max_penalty=max_penalty)
 
 
@@ -51,8 +53,8 @@ def overlong_penalty(max_completion_length: int, soft_tokens: int) -> Callable:
     Raises:
         [`InputError`]: A length below 1, or a linear part longer than the whole.
     """
-    _whole("max_completion_length", max_completion_length, 1)
-    _whole("soft_tokens", soft_tokens, 0)
+    refuse_outside("max_completion_length", max_completion_length, whole(1, remedy="It counts tokens."))
+    refuse_outside("soft_tokens", soft_tokens, whole(0, remedy="It counts tokens."))
     if soft_tokens > max_completion_length:
         expected = f"at most max_completion_length={max_completion_length}"
         raise InputError("soft_tokens", str(soft_tokens), expected, "Lower it: it is a part of that length.")
@@ -85,9 +87,9 @@ def length_penalty(free_tokens: int, limit_tokens: int, max_penalty: float = -1.
 
     ```
     """
-    _whole("free_tokens", free_tokens, 0)
-    _whole("limit_tokens", limit_tokens, 1)
-    _penalty(max_penalty)
+    refuse_outside("free_tokens", free_tokens, whole(0, remedy="It counts tokens."))
+    refuse_outside("limit_tokens", limit_tokens, whole(1, remedy="It counts tokens."))
+    refuse_outside("max_penalty", max_penalty, _PENALTY)
     if limit_tokens <= free_tokens:
         remedy = "Raise it, or lower free_tokens."
         raise InputError("limit_tokens", str(limit_tokens), f"more than free_tokens={free_tokens}", remedy)
@@ -108,14 +110,3 @@ class _Scaled:
 
 def _trl(name: str) -> Callable:
     return getattr(importlib.import_module("trl.rewards"), name)
-
-
-def _whole(field: str, value: int, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise InputError(field, repr(value), f"a whole number from {least}", "It counts tokens.")
-
-
-def _penalty(value: float) -> None:
-    expected, remedy = "a number, 0 or less", "A penalty lowers the reward: negate it."
-    if finite_number("max_penalty", value, expected, remedy) > 0:
-        raise InputError("max_penalty", repr(value), expected, remedy)

@@ -38,8 +38,8 @@ def test_they_travel_and_read_token_ids(reward):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: repetition_penalty(0), "ngram_size: got 0; expected a whole number from 1"),
-        (lambda: repetition_penalty(3, 1.0), "max_penalty: got 1.0; expected a number, 0 or less"),
+        (lambda: repetition_penalty(0), "ngram_size: got 0; expected a whole number, at least 1"),
+        (lambda: repetition_penalty(3, 1.0), "max_penalty: got 1.0; expected a finite number, at most 0"),
         (lambda: repetition_penalty(3, float("nan")), "max_penalty: got nan"),
         (lambda: overlong_penalty(0, 0), "max_completion_length: got 0"),
         (lambda: overlong_penalty(10, 11), "soft_tokens: got 11; expected at most max_completion_length=10"),

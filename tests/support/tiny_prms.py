@@ -1,0 +1,166 @@
+"""Process reward models of the published architectures, small enough to build in milliseconds."""
+
+import pytest
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen2ForTokenClassification,
+)
+
+from trl_drgrpo.labs.check.tiny import CHAT_TEMPLATE, tiny_tokenizer
+from trl_drgrpo.process_rewards import (
+    ChatTurnScorer,
+    ImplicitRewardScorer,
+    MathPSAScorer,
+    MathShepherdScorer,
+    QwenMathScorer,
+    ReasonFluxScorer,
+    SkyworkScorer,
+    TokenClassificationScorer,
+    VersaScorer,
+)
+from trl_drgrpo.process_rewards.qwen2_prm import Qwen2ForPrmModel, Qwen2ForProcessRewardModel
+
+PROMPTS = ["3+8=?", "What is the sum of 5, 11 and 7? Think it over.", "1+1=?", "7+7=?"]
+STEPS = [
+    ("3+8 is 11.\n\n", "So the answer is 11.<|im_end|>"),
+    ("5+11=16.\n\n", "16+7=22.\n\n", "Wait, 16+7=23.\n\n", "The answer is 23.<|im_end|>"),
+    (),
+    ("It is 14",),
+]
+CLEAN = [[step.replace("<|im_end|>", "").rstrip() for step in row] for row in STEPS]
+
+
+def config(tokenizer, kind=Qwen2Config, **changes):
+    values = {
+        "vocab_size": len(tokenizer),
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 512,
+        "initializer_range": 0.3,  # wide enough that scores differ
+        "tie_word_embeddings": False,
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
+    return kind(**{**values, **changes})
+
+
+def built(kind, configuration, seed=0):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return kind(configuration).eval()
+
+
+def marked_tokenizer():
+    tokenizer = tiny_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<extra_0>"]})
+    return tokenizer
+
+
+def metaspace_tokenizer():
+    """SentencePiece-like, as Mistral's: a word's token holds the space before it."""
+    characters = sorted({*"0123456789+-=.,:?!\n", *"abcdefghijklmnopqrstuvwxyz", *"ASTWIQ", "▁"})
+    words = [("<unk>", -20.0), ("<s>", -20.0), ("</s>", -20.0), ("▁ки", -1.0), ("▁+", -1.0), ("▁-", -1.0)]
+    tokenizer = Tokenizer(models.Unigram([*words, *((character, -4.0) for character in characters)], unk_id=0))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, unk_token="<unk>", bos_token="<s>", eos_token="</s>", pad_token="</s>"
+    )
+
+
+def line_break_tokenizer():
+    """Byte-level BPE that cuts as Qwen2.5 and Llama 3 do: line breaks, with the space before them, are one token."""
+    breaks = [("Ċ", "Ċ"), ("ĊĊ", "ĊĊ"), ("ĊĊĊĊ", "Ċ"), ("Ġ", "ĊĊĊĊĊ"), ("Ġ", "ĊĊĊĊ"), ("Ġ", "ĊĊ")]
+    merges = [*breaks, ("Ġ", "+"), ("Ġ", "-"), (".", "ĊĊ"), ("Ġ", "1")]
+    characters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {token: i for i, token in enumerate([*characters, *dict.fromkeys("".join(pair) for pair in merges)])}
+    cuts = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|\s+(?!\S)|\s+"
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(cuts), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    special = {"eos_token": "<|im_end|>", "pad_token": "<|pad|>", "additional_special_tokens": ["<|im_start|>"]}
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, **special)
+    fast.chat_template = CHAT_TEMPLATE
+    return fast
+
+
+def close(got, expected, tolerance=1e-5):
+    assert [len(row) for row in got] == [len(row) for row in expected]
+    for row, other in zip(got, expected, strict=True):
+        assert row == pytest.approx(other, abs=tolerance)
+
+
+def token_classification(**options):
+    tokenizer = tiny_tokenizer()
+    model = built(Qwen2ForTokenClassification, config(tokenizer, num_labels=2))
+    return TokenClassificationScorer(model, tokenizer, **options)
+
+
+def math_shepherd(**options):
+    tokenizer = metaspace_tokenizer()
+    return MathShepherdScorer(built(LlamaForCausalLM, config(tokenizer, LlamaConfig)), tokenizer, **options)
+
+
+def qwen_math(**options):
+    tokenizer = marked_tokenizer()
+    return QwenMathScorer(built(Qwen2ForProcessRewardModel, config(tokenizer)), tokenizer, **options)
+
+
+def chat_turn(**options):
+    tokenizer = tiny_tokenizer()
+    return ChatTurnScorer(built(Qwen2ForCausalLM, config(tokenizer)), tokenizer, **options)
+
+
+def versa(**options):
+    tokenizer = line_break_tokenizer()
+    return VersaScorer(built(LlamaForCausalLM, config(tokenizer, LlamaConfig)), tokenizer, **options)
+
+
+def math_psa(**options):
+    tokenizer = line_break_tokenizer()
+    return MathPSAScorer(built(Qwen2ForCausalLM, config(tokenizer)), tokenizer, **options)
+
+
+def skywork(**options):
+    tokenizer = line_break_tokenizer()
+    return SkyworkScorer(built(Qwen2ForPrmModel, config(tokenizer)), tokenizer, **options)
+
+
+def reasonflux(**options):
+    tokenizer = line_break_tokenizer()
+    model = built(Qwen2ForPrmModel, config(tokenizer), seed=1)  # any model with one output per token
+    return ReasonFluxScorer(model, tokenizer, **options)
+
+
+def implicit(**options):
+    tokenizer = tiny_tokenizer()
+    model, reference = (built(Qwen2ForCausalLM, config(tokenizer), seed) for seed in (0, 1))
+    return ImplicitRewardScorer(model, reference, tokenizer, **options)
+
+
+SCORERS = {
+    "token_classification": token_classification,
+    "math_shepherd": math_shepherd,
+    "qwen_math": qwen_math,
+    "chat_turn": chat_turn,
+    "versa": versa,
+    "math_psa": math_psa,
+    "skywork": skywork,
+    "reasonflux": reasonflux,
+    "implicit": implicit,
+}

@@ -1,0 +1,299 @@
+"""Environments that reward their turns: who is credited with what, and what the model may not see."""
+
+import json
+import re
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from datasets import Dataset
+from runs import assert_same_weights, short_run, weights
+from trl.chat_template_utils import qwen3_chat_template
+from walk import SAYS, Scripted, Walk
+
+from trl_drgrpo import DrGRPOConfig
+from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.labs.check.tiny import tiny_model, tiny_tokenizer
+from trl_drgrpo.process_rewards.steps import step_segmenter
+
+# What the rows of `SAYS` earn, turn by turn.
+EARNED = [[1.0, 2.0, 0.0], [2.0, 0.0, 0.0], [2.0, 0.0], [4.0]]
+# From turn k on they earn 3 2 0, 2 0 0, 2 0, 4. Less the mean of the three others, 0 for those that have ended:
+TO_GO = [[3 - 8 / 3, 2.0, 0.0], [2 - 9 / 3, -2 / 3, 0.0], [2 - 9 / 3, -2 / 3], [4 - 7 / 3]]
+# In place 1, row 0 earned 2 from there on and row 2 nothing; in place 2 nobody earned anything.
+BY_STATE = [[3 - 8 / 3, 2.0, 0.0], [2 - 9 / 3, 0.0, 0.0], [2 - 9 / 3, -2.0], [4 - 7 / 3]]
+
+
+class Kept(Scripted):
+    """Keeps the batches."""
+
+    def on_rollouts(self, rollouts):
+        self.rollouts = super().on_rollouts(rollouts)
+        return self.rollouts
+
+    def on_credit(self, batch):
+        self.credited = batch
+        super().on_credit(batch)
+
+
+def build(folder, data=({},), **changes):
+    """A trainer; `changes` are arguments of it, or else fields of its configuration."""
+    names = ("tools", "environment_factory", "reward_funcs", "step_reward_funcs", "eval_dataset", "step_segmenter")
+    arguments = {name: changes.pop(name) for name in names if name in changes}
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = qwen3_chat_template
+    model = tiny_model(tokenizer)
+    model.config.max_position_embeddings = 4096  # the tools' description comes with the prompt
+    rows = [{"prompt": [{"role": "user", "content": "Walk."}], **row} for row in data]
+    settings = {**short_run(folder), "max_steps": 1, "max_completion_length": 512, "run_log": False}
+    return Kept(
+        model,
+        args=DrGRPOConfig(**{**settings, **changes}),
+        train_dataset=Dataset.from_list(rows * (16 // len(rows))),
+        processing_class=tokenizer,
+        **arguments,
+    )
+
+
+@pytest.fixture(scope="module")
+def walked(tmp_path_factory):
+    """A run of two steps with checkpoints, a run log and an evaluation; no reward but that of the turns."""
+    folder = tmp_path_factory.mktemp("turns")
+    fields = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1, "run_log": True, "record_groups": -1}
+    trainer = build(folder, environment_factory=Walk, **fields)
+    trainer.train()
+    trainer.run = SimpleNamespace(credited=trainer.credited, rollouts=trainer.rollouts, folder=folder, fields=fields)
+    return trainer
+
+
+def test_every_turn_carries_what_it_earned_beyond_the_others(walked):
+    batch = walked.run.credited
+    assert batch.step_rewards == EARNED * 2
+    assert batch.state_keys == [[0, 1, 2], [0, 2, 2], [0, 1], [0]] * 2
+    for state_keys, expected in ((batch.state_keys, BY_STATE), (None, TO_GO)):
+        advantages = walked.compute_advantages(replace(batch, state_keys=state_keys))
+        found = [[advantages[i, end].item() for end in ends] for i, ends in enumerate(_last_words(batch))]
+        assert found == [pytest.approx(row, abs=1e-6) for row in expected * 2]
+
+
+def _last_words(batch):
+    """For each row the last token of each turn that the model wrote."""
+    found = []
+    for mask, ends in zip(batch.trained_mask.tolist(), batch.step_ends, strict=True):
+        found.append([max(t for t in range(end + 1) if mask[t]) for end in ends])
+    return found
+
+
+def test_what_the_environment_wrote_carries_nothing(walked):
+    advantages, tool_mask = walked.run.rollouts["advantages"], walked.run.rollouts["tool_mask"]
+    written_by_it = walked.run.credited.completion_mask.bool() & (tool_mask == 0)
+    assert written_by_it.sum() > 100
+    assert advantages[written_by_it].abs().max() == 0
+    assert advantages[0, : walked.run.credited.step_ends[0][0]].abs().max() > 0
+
+
+def test_the_model_sees_tools_and_nothing_else_of_an_environment(walked):
+    assert [tool.__name__ for tool in walked.tools] == ["go"]
+    prompt = walked.processing_class.decode(walked.run.rollouts["prompt_ids"][0])
+    assert '"go"' in prompt
+    assert not re.search("state_key|get_turn_rewards|on_turn_begin", prompt)
+    answers = [m["content"] for m in walked.run.credited.scored.completions[1] if m["role"] == "tool"]
+    assert answers == ["at 2", "{'error': 'Tool get_turn_rewards not found.'}"]
+
+
+def test_log_and_recorded_completions_have_turns_as_steps(walked):
+    logs = walked.state.log_history[0]
+    assert logs["process_rewards/Walk/mean"] == pytest.approx(11 / 9)
+    assert logs["process/steps_mean"] == pytest.approx(9 / 4)
+    facts = json.loads((walked.run.folder / "_drgrpo" / "run.json").read_text())
+    assert facts["step_rewards"] == {"names": ["Walk"], "weights": [1.0]}
+    assert facts["objective"]["step_separator"] == ["turn"]
+    assert facts["objective"]["state_keys"] == ["Walk"]
+    assert any("(state_key of Walk)" in note for note in _notes(walked))
+    group = json.loads((walked.run.folder / "_drgrpo" / "completions.jsonl").read_text().splitlines()[0])
+    for row, earned, expected in zip(group["rows"], EARNED, BY_STATE, strict=True):
+        own = [span for span in row["spans"] if not span["masked"]]
+        assert [span["step"] for span in own] == list(range(len(earned)))
+        assert [span["step_reward"] for span in own] == earned
+        assert [span["advantage"] for span in own] == pytest.approx(expected, abs=1e-3)
+    assert walked.describing.failures == {}
+
+
+def _notes(trainer):
+    from trl_drgrpo.features.model_card.objective import objective_of
+
+    return objective_of(trainer).notes
+
+
+def test_an_evaluation_credits_turns_too(walked):
+    metrics = walked.evaluate(Dataset.from_list([{"prompt": [{"role": "user", "content": "Walk."}]}] * 2))
+    assert metrics["eval_process_rewards/Walk/mean"] == pytest.approx(11 / 9)
+    assert not walked.credited.training
+    assert walked.credited.step_rewards[:4] == EARNED
+
+
+def test_a_resumed_run_is_the_same_run(walked, caplog):
+    resumed = build(walked.run.folder, environment_factory=Walk, **walked.run.fields)
+    resumed.train(resume_from_checkpoint=str(walked.run.folder / "checkpoint-1"))
+    assert_same_weights(weights(walked), weights(resumed))
+    assert "objective is another one" not in caplog.text
+
+
+# Beside other rewards, other environments, and no environment at all
+
+
+class Later(Walk):
+    """The same, asynchronous, with an outcome, and a long answer that leaves the model no room for another turn."""
+
+    room = 0
+
+    def go(self, row: int, to: int) -> str:
+        answer = super().go(row, to)
+        return "x" * self.room if to == 4 else answer
+
+    go.__doc__ = Walk.go.__doc__
+
+    async def get_turn_rewards(self):
+        return self.paid
+
+    def get_reward(self):
+        return float(self.place)
+
+
+class Idle:
+    """Rewards no turns."""
+
+    def reset(self, **kwargs):
+        return None
+
+    def go(self, row: int, to: int) -> str:
+        """Go nowhere.
+
+        Args:
+            row: Who goes.
+            to: The place.
+
+        Returns:
+            Nothing.
+        """
+        return ""
+
+
+def number_of_environments(environments, steps, **kwargs):
+    return [[len(environments) / 10] * len(turns) for turns in steps]
+
+
+def test_several_environments_stand_beside_outcomes_and_step_rewards(walked, tmp_path, monkeypatch):
+    around = (walked.run.rollouts["tool_mask"][0] == 0).sum().item() // 2 - len("at 1")  # a tool's answer in tokens
+    call_length = len(walked.processing_class.encode(SAYS[3][0] + "<|im_end|>"))
+    monkeypatch.setattr(Later, "room", 512 - call_length - around)
+    trainer = build(
+        tmp_path,
+        data=[{"environment": "later"}, {"environment": "idle"}],
+        environment_factory={"later": Later, "idle": Idle},
+        step_reward_funcs=number_of_environments,
+        step_reward_weights=[10.0],
+        step_baseline="none",
+        shuffle_dataset=False,
+    )
+    trainer.train()
+    batch = trainer.credited
+    assert trainer.step_scorer.names == ["number_of_environments", "Later"]
+    assert batch.steps.rewards_per_func[1][:4] == EARNED
+    assert {reward for row in batch.steps.rewards_per_func[1][4:] for reward in row} == {None}
+    assert batch.trained_mask[3].sum() == call_length < batch.completion_mask[3].sum() == 512  # the turn that is none
+    assert batch.step_rewards[0] == [9.0, 10.0, 8.0]  # 10 * 0.8 and what the turn earned
+    assert batch.step_rewards[4] == [8.0, 8.0, 8.0]
+    assert trainer.reward_func_names == ["Later"]
+    assert batch.rewards[:4].tolist() == [2.0, 2.0, 1.0, 4.0]
+    assert batch.state_keys is None
+
+
+class Still:
+    """Has no tools, so there is one turn."""
+
+    def reset(self, **kwargs):
+        self.paid = 0.5
+
+    def get_turn_rewards(self):
+        return [self.paid]
+
+
+def test_an_environment_without_tools_rewards_its_only_turn(tmp_path):
+    trainer = build(tmp_path, environment_factory=Still, per_device_eval_batch_size=16)
+    trainer.train()
+    assert trainer.tools == []
+    assert trainer.credited.step_rewards == [[0.5]] * 8
+    trainer.evaluate(trainer.train_dataset.select(range(4)))
+    assert trainer.credited.step_rewards == [[0.5]] * 16
+
+
+def go(row: int, to: int) -> str:
+    """Go to a place.
+
+    Args:
+        row: Who goes.
+        to: The place.
+
+    Returns:
+        Where it is.
+    """
+    return f"at {to}"
+
+
+def test_with_tools_alone_a_turn_is_a_step(tmp_path):
+    def calls(steps, **kwargs):
+        return [[float(turn.count("<tool_call>")) for turn in turns] for turns in steps]
+
+    trainer = build(tmp_path, tools=[go], step_reward_funcs=calls)
+    trainer.train()
+    assert trainer.credited.step_rewards[:3] == [[1.0, 1.0, 0.0], [1.0, 1.0, 0.0], [2.0, 0.0]]
+    assert trainer.credited.state_keys is None
+    assert trainer.step_separator == ["turn"]
+
+
+# What cannot be
+
+
+class Awaited(Walk):
+    async def state_key(self):
+        return 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"environment_factory": Walk, "step_separator": ["\n"]},
+            r"step_separator: got StepSegmenter\('\\n'\) with Walk.get_turn_rewards\(\); expected 'turn'",
+        ),
+        (
+            {"environment_factory": Walk, "step_segmenter": step_segmenter("tokens:3")},
+            r"step_separator: got StepSegmenter\('tokens:3'\) with Walk",
+        ),
+        ({"environment_factory": Walk()}, "environment_factory: got Walk; expected something to be called"),
+        ({"environment_factory": {"a": None}}, "environment_factory: got NoneType for 'a'"),
+        ({"environment_factory": Awaited}, "Awaited.state_key: got an asynchronous method; expected a plain one"),
+        (
+            {"environment_factory": type("Odd", (Walk,), {"state_key": 3})},
+            "Odd.state_key: got int; expected a method",
+        ),
+        (
+            {"environment_factory": Walk, "process_role": "baseline"},
+            "process_role: got 'baseline' without reward_func",
+        ),
+        (
+            {"environment_factory": Walk, "step_reward_weights": [1.0, 2.0]},
+            "step_reward_weights: got 2 weights; expected 1, one per step reward function",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused_at_once(changes, message, tmp_path):
+    with pytest.raises(InputError, match=f"^{message}"):
+        build(tmp_path, **changes)
+
+
+def test_states_that_nothing_is_compared_by_are_told_once(tmp_path, caplog):
+    trainer = build(tmp_path, environment_factory=Walk, step_baseline="none")
+    assert caplog.text.count("Walk.state_key() is not used") == 1
+    assert trainer.turns.state_keys_of is None

@@ -1,0 +1,149 @@
+"""Implicit rewards of two models, against log-probabilities summed by hand; the policy's are in tests/trainer."""
+
+import copy
+from types import SimpleNamespace
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from tiny_prms import CLEAN, PROMPTS, STEPS, built, close, config, implicit, line_break_tokenizer
+from transformers import Qwen2ForCausalLM
+
+from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.labs.check.tiny import tiny_tokenizer
+from trl_drgrpo.process_rewards import ImplicitRewardScorer, PolicyLogRatio
+from trl_drgrpo.rewards.registry import resolve_reward
+
+
+@torch.no_grad()
+def by_hand(model, tokenizer, prompt, steps):
+    """Log-probability of each step and the separator behind it, one token at a time, of a byte-level tokenizer."""
+    ids = tokenizer.encode(f"<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n")
+    sums = []
+    for k, step in enumerate(steps):
+        total = 0.0
+        for token in tokenizer.encode(step + ("\n\n" if k + 1 < len(steps) else "")):
+            total += model(torch.tensor([ids])).logits[0, -1].double().log_softmax(-1)[token].item()
+            ids = [*ids, token]
+        sums.append(total)
+    return sums
+
+
+def test_a_steps_reward_is_the_log_ratio_of_its_tokens():
+    scorer = implicit(beta=0.3)
+    mine = by_hand(scorer.model, scorer.tokenizer, PROMPTS[0], CLEAN[0])
+    reference = by_hand(scorer.reference, scorer.tokenizer, PROMPTS[0], CLEAN[0])
+    expected = [0.3 * (one - other) for one, other in zip(mine, reference, strict=True)]
+    close(scorer(PROMPTS[:1], steps=STEPS[:1]), [expected], 1e-4)
+    assert max(map(abs, expected)) > 0.1
+    close(implicit(beta=0.3, cumulative=True)(PROMPTS[:1], steps=STEPS[:1]), [[expected[0], sum(expected)]], 1e-4)
+
+
+def test_a_model_against_itself_is_zero():
+    model = implicit().model
+    scorer = ImplicitRewardScorer(model, model, tiny_tokenizer())
+    assert scorer(PROMPTS, steps=STEPS) == [[0.0] * len(row) for row in STEPS]
+
+
+def test_a_token_across_a_boundary_belongs_to_the_step_before():
+    tokenizer = line_break_tokenizer()  # a full stop and an empty line are one token
+    models = [built(Qwen2ForCausalLM, config(tokenizer), seed) for seed in (0, 1)]
+    row = ImplicitRewardScorer(*models, tokenizer)._encode("1?", ["is 1.", "so"])
+    ends = [tokenizer.decode(row.input_ids[: position + 1]) for position in row.positions]
+    assert [ends[0][-8:], ends[1][-6:], ends[2][-2:]] == ["sistant\n", "s 1.\n\n", "so"]
+
+
+def test_an_adapters_reference_is_what_is_under_it():
+    tokenizer = tiny_tokenizer()
+    base = built(Qwen2ForCausalLM, config(tokenizer))
+    bare = copy.deepcopy(base)
+    lora = LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM", init_lora_weights=False)
+    adapted = get_peft_model(base, lora)
+    scores = ImplicitRewardScorer(adapted, tokenizer=tokenizer)(PROMPTS, steps=STEPS)
+    close(scores, ImplicitRewardScorer(adapted, bare, tokenizer)(PROMPTS, steps=STEPS), 1e-6)
+    assert max(abs(score) for row in scores for score in row) > 1e-3
+
+
+def test_two_folders_in_a_recipe(tmp_path):
+    scorer = implicit()
+    for name, model in (("eurusprm", scorer.model), ("base", scorer.reference)):
+        model.save_pretrained(tmp_path / name)
+        scorer.tokenizer.save_pretrained(tmp_path / name)
+    options = {"model": str(tmp_path / "eurusprm"), "reference": str(tmp_path / "base"), "device": "cpu"}
+    for name in ("implicit_prm", "prm"):
+        named = resolve_reward({name: options}, "step_reward_funcs")
+        close(named(prompts=PROMPTS, steps=STEPS), scorer(PROMPTS, steps=STEPS), 1e-6)
+    with pytest.raises(InputError, match=r"implicit_prm.reference: got ./nowhere, which does not exist"):
+        resolve_reward({"implicit_prm": {**options, "reference": "./nowhere"}}, "step_reward_funcs")
+    line_break_tokenizer().save_pretrained(tmp_path / "base")
+    with pytest.raises(InputError, match=r"reference of 'implicit_prm': got a tokenizer of which \d+ entries differ"):
+        ImplicitRewardScorer(options["model"], options["reference"], device="cpu")
+
+
+def test_what_cannot_be_compared_is_refused():
+    tokenizer = tiny_tokenizer()
+    model = built(Qwen2ForCausalLM, config(tokenizer))
+    with pytest.raises(InputError, match="reference of 'implicit_prm': got none"):
+        ImplicitRewardScorer(model, tokenizer=tokenizer)
+    small = built(Qwen2ForCausalLM, config(tokenizer, vocab_size=100, pad_token_id=None, eos_token_id=None))
+    with pytest.raises(InputError, match="reference of 'implicit_prm': got 100 tokens; expected at least 259"):
+        ImplicitRewardScorer(model, small, tokenizer)
+    with pytest.raises(InputError, match="beta: got 0"):
+        ImplicitRewardScorer(model, model, tokenizer, beta=0)
+    for template, message in (
+        ("{{ messages[0]['content'] }}{{ messages[1]['content'][:2] }}", "a chat template that changes the answer"),
+        ("{{ messages[1]['content'] }}", "a chat template that leaves the prompt out"),
+    ):
+        tokenizer.chat_template = template
+        with pytest.raises(InputError, match=message):
+            ImplicitRewardScorer(model, model, tokenizer)
+    with pytest.raises(InputError, match="trainer of 'policy_log_ratio': got none"):
+        PolicyLogRatio()(steps=[("a",)], step_ends=[[0]])
+
+
+class Trainer:
+    """As much of a trainer as the policy's log-ratio asks for; two rows per forward."""
+
+    ref_model, has_adapter, in_lockstep = "the reference", False, False
+    args = SimpleNamespace(per_device_train_batch_size=2)
+
+    def __init__(self):
+        self.model, self.calls = torch.nn.Linear(1, 1), []
+
+    def completion_log_probs(self, inputs, model):
+        self.calls.append((model, len(inputs["completion_ids"])))
+        return -inputs["completion_ids"] * (1.0 if model is self.model else 2.0)  # so the ratio is the token's id
+
+
+def rollouts(**more):
+    ids = torch.tensor([[1, 2, 3, 4], [5, 6, 0, 0], [7, 8, 9, 1]])
+    mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0], [0, 0, 0, 0]])
+    prompt = torch.ones(3, 2, dtype=torch.long)
+    return {"prompt_ids": prompt, "prompt_mask": prompt, "completion_ids": ids, "completion_mask": mask, **more}
+
+
+def test_the_policys_ratio_is_summed_over_the_tokens_that_it_wrote():
+    scorer, trainer = PolicyLogRatio(beta=0.5), Trainer()
+    scorer.on_trainer_built(trainer)
+    call = {"steps": [("", ""), ("",), ("", "")], "step_ends": [[1, 3], [1], [0, 3]]}
+    scorer.on_rollouts(rollouts())
+    assert scorer(**call) == [[1.5, 3.5], [5.5], [None, None]]  # the last row is masked as a whole
+    assert trainer.calls == [(trainer.model, 2), (trainer.model, 1), ("the reference", 2), ("the reference", 1)]
+    tool_wrote = torch.tensor([[1, 1, 0, 1], [0, 1, 1, 1], [1, 1, 1, 1]])
+    scorer.cumulative = True
+    scorer.on_rollouts(rollouts(tool_mask=tool_wrote))
+    assert scorer(**call) == [[1.5, 3.5], [3.0], [None, None]]
+    with pytest.raises(InputError, match="trainer of 'policy_log_ratio': got none"):
+        scorer(**call)  # a batch is scored once
+    scorer.on_rollouts(rollouts(pixel_values=torch.zeros(1)))
+    with pytest.raises(InputError, match="got images"):
+        scorer(**call)
+
+
+def test_a_sharded_policy_cannot_be_copied():
+    trainer = Trainer()
+    trainer.ref_model, trainer.in_lockstep = None, True
+    with pytest.raises(InputError, match="got a sharded policy; .* Set `beta` above 0"):
+        PolicyLogRatio().on_trainer_built(trainer)
+    trainer.has_adapter = True
+    PolicyLogRatio().on_trainer_built(trainer)

@@ -1,0 +1,157 @@
+"""What environments give to their turns, and what they may not."""
+
+import asyncio
+import re
+from pathlib import Path
+
+import pytest
+
+from trl_drgrpo.common.errors import InputError, RewardError
+from trl_drgrpo.process_rewards.calling import StepScorer
+from trl_drgrpo.process_rewards.steps import step_segmenter
+from trl_drgrpo.process_rewards.turns import TurnRecord, TurnRewards, check_turn_methods
+
+
+class Counts:
+    """Earns 1, 2, 3, ... by turn."""
+
+    def __init__(self):
+        self.paid = []
+
+    def on_turn_begin(self):
+        self.paid.append(float(len(self.paid) + 1))
+
+    def state_key(self):
+        return ("turn", len(self.paid))
+
+    def get_turn_rewards(self):
+        return self.paid
+
+
+class Mute:
+    """Defines nothing."""
+
+
+def changed(**methods):
+    return type("Broken", (Counts,), methods)
+
+
+def rewarded(environments, turns, tokenizer, begun=None, on_error="raise", **call):
+    """Rewards of environments that go through so many turns, or begin so many."""
+    record = TurnRecord(environments, reads_states=True)
+    for row, count in enumerate(begun or turns):
+        for _ in range(count):
+            record.begin([row])
+    func = TurnRewards(
+        next(type(e) for e in environments if not isinstance(e, Mute)),
+        lambda: [len(keys) for keys in record.state_keys],
+        asyncio.run,
+    )
+    masks = [([1, 0] * count)[:-1] for count in turns]
+    scorer = StepScorer([func], step_segmenter("turn"), None, on_error)
+    ids = [[65] * len(mask) for mask in masks]
+    scores = scorer.score(ids, masks, tokenizer, lambda name, value: None, environments=environments)
+    return scores.rewards_per_func[0], record
+
+
+def test_each_turn_gets_what_its_environment_says(tokenizer):
+    rewards, record = rewarded([Counts(), Mute(), Counts()], [2, 3, 1], tokenizer)
+    assert rewards == [[1.0, 2.0], [None, None, None], [1.0]]
+    assert record.state_keys == [[("turn", 1), ("turn", 2)], [None] * 3, [("turn", 1)]]
+
+
+def test_another_class_is_another_environment(tokenizer):
+    """As TRL takes `get_reward`: a subclass has a function of its own."""
+    assert rewarded([Counts(), changed()()], [1, 1], tokenizer)[0] == [[1.0], [None]]
+
+
+def test_an_asynchronous_method_is_awaited(tokenizer):
+    async def get_turn_rewards(self):
+        await asyncio.sleep(0)
+        return self.paid
+
+    environments = [changed(get_turn_rewards=get_turn_rewards)() for _ in range(2)]
+    environments[1].__class__ = type(environments[0])
+    assert rewarded(environments, [2, 1], tokenizer)[0] == [[1.0, 2.0], [1.0]]
+
+
+@pytest.mark.parametrize(("paid", "expected"), [([1.0, 2.0, 4.0], [1.0, 6.0]), ([1.0, None, None], [1.0, None])])
+def test_a_turn_without_room_pays_to_the_one_before(paid, expected, tokenizer):
+    environment = changed(get_turn_rewards=lambda self: paid)()
+    rewards, record = rewarded([environment], [2], tokenizer, begun=[3])
+    assert rewards == [expected]
+    assert record.states([2]) == [[("turn", 1), ("turn", 2)]]
+    assert record.states([4]) == [[("turn", 1), ("turn", 2), ("turn", 3), None]]
+
+
+@pytest.mark.parametrize(
+    ("methods", "message"),
+    [
+        (
+            {"get_turn_rewards": lambda self: self.paid[:-1]},
+            "Broken.get_turn_rewards: got 1 rewards for row 1; expected 2, one per turn of the model. Let `on_turn",
+        ),
+        (
+            {"get_turn_rewards": lambda self: [*self.paid, 0.0]},
+            "Broken.get_turn_rewards: got 3 rewards for row 1; expected 2",
+        ),
+        ({"get_turn_rewards": lambda self: 1.0}, "Broken.get_turn_rewards: got float for row 1; expected a list of 2"),
+        ({"get_turn_rewards": lambda self: None}, "Broken.get_turn_rewards: got NoneType for row 1"),
+        (
+            {"get_turn_rewards": lambda self: [0.0, float("inf")]},
+            "step reward function 'Broken': got inf for step 1 of completion 1; expected a finite number",
+        ),
+        ({"get_turn_rewards": lambda self: {}["x"]}, "step reward function 'Broken': got KeyError: 'x'; expected one"),
+        (
+            {"state_key": lambda self: [0]},
+            r"Broken.state_key: got list \[0\] for row 1, turn 0; expected something has",
+        ),
+        ({"on_turn_begin": lambda self: 1 / 0}, "Broken.on_turn_begin: got ZeroDivisionError: .* for row 1, turn 0"),
+    ],
+)
+def test_a_method_that_breaks_its_contract_is_one_line(methods, message, tokenizer):
+    with pytest.raises(RewardError, match=f"^{message}"):
+        rewarded([Mute(), changed(**methods)()], [1, 2], tokenizer)
+
+
+def test_a_failure_may_be_unscorable(tokenizer, caplog):
+    environment = changed(get_turn_rewards=lambda self: [0.0])()
+    assert rewarded([environment], [2], tokenizer, on_error="unscorable")[0] == [[None, None]]
+    assert "got 1 rewards for row 0" in caplog.text
+
+
+def test_the_example_of_the_recipe_plays():
+    page = (Path(__file__).parents[3] / "recipes" / "process_rewards.md").read_text()
+    (block,) = re.findall(r"^## Turns\n.*?^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    exec(compile(block, "process_rewards.md", "exec"), names := {})
+    game = names["GuessNumber"]()
+    check_turn_methods(type(game))
+    game.reset(number=76, prompt="unused")
+    record = TurnRecord([game], reads_states=True)
+    for guesses in ([50], [], [60, 90], [76]):
+        record.begin([0])
+        said = [game.guess(guess) for guess in guesses]
+    assert said == ["found"]
+    assert record.state_keys == [[(1, 100), (51, 100), (51, 100), (61, 89)]]
+    earned = [0.5, 0.0, 1 - 40 / 50 + 1 - 29 / 40, 1 - 1 / 29]
+    rewards = TurnRewards(type(game), lambda: [4], asyncio.run)
+    assert rewards(environments=[game], steps=[["turn"] * 4]) == [pytest.approx(earned)]
+    assert game.get_reward() == 1.0
+
+
+async def later(self):
+    return 0
+
+
+@pytest.mark.parametrize(
+    ("methods", "message"),
+    [
+        ({"state_key": later}, "Broken.state_key: got an asynchronous method; expected a plain one"),
+        ({"on_turn_begin": later}, "Broken.on_turn_begin: got an asynchronous method"),
+        ({"get_turn_rewards": [1.0]}, "Broken.get_turn_rewards: got list; expected a method"),
+    ],
+)
+def test_a_method_that_cannot_be_called_is_refused(methods, message):
+    with pytest.raises(InputError, match=f"^{message}"):
+        check_turn_methods(changed(**methods))
+    check_turn_methods(changed(get_turn_rewards=later))

@@ -1,0 +1,26 @@
+"""The report as a picture."""
+
+import pytest
+
+from trl_drgrpo import write_report
+from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.report.figure import smoothed
+
+
+def test_png(runs, tmp_path, few_panels):
+    assert write_report(runs, tmp_path / "x.png", format="png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_without_matplotlib(runs, tmp_path, monkeypatch):
+    monkeypatch.setattr("trl_drgrpo.report.figure.find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r"pip install \"trl-drgrpo\[report\]\""):
+        write_report(runs, tmp_path / "x.png", "png")
+    assert "![" not in write_report(runs, tmp_path / "x.md", "md").read_text()
+
+
+def test_smoothing_by_hand():
+    # 0.2 * 1 / 0.2 = 1; (0.8 * 0.2 + 0.2 * 3) / (0.8 * 0.2 + 0.2) = 0.76 / 0.36
+    values = smoothed([1.0, None, 3.0])
+    assert values[0] == pytest.approx(1.0)
+    assert values[1] != values[1]
+    assert values[2] == pytest.approx(0.76 / 0.36)

@@ -1,0 +1,32 @@
+"""Saved completions as rows: files, columns of a dataset, new names."""
+
+import csv
+
+import pytest
+
+from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.rewards.scoring.saved import read_rows, renamed, with_columns_of
+
+
+def test_csv_keeps_long_fields_line_breaks_and_quotes(tmp_path):
+    text = 'a "quoted",\nsecond line \u2028 x' + "y" * 200_000
+    with open(tmp_path / "rows.csv", "w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([["prompt", "completion"], ["p", text]])
+    assert read_rows(tmp_path / "rows.csv") == [{"prompt": "p", "completion": text}]
+
+
+def test_a_dataset_gives_the_columns_that_are_missing():
+    messages = [{"role": "user", "content": "q"}]
+    in_parts = [{"role": "user", "content": [{"type": "text", "text": "q"}], "tool_calls": None}]
+    dataset = [{"prompt": messages, "answer": "1", "completion": "of the dataset"}, {"prompt": "p", "answer": "2"}]
+    rows = [{"prompt": in_parts, "completion": "c"}, {"prompt": "p", "completion": "d"}]
+    joined = with_columns_of(rows, dataset)
+    assert [(row["answer"], row["completion"]) for row in joined] == [("1", "c"), ("2", "d")]
+    with pytest.raises(InputError, match="data, row 1: got a prompt that the dataset does not have: 'x'"):
+        with_columns_of([{"prompt": "x", "completion": "c"}], dataset)
+    with pytest.raises(InputError, match="dataset, row 2: got the prompt of an earlier row with other columns"):
+        with_columns_of(rows, [{"prompt": "p", "answer": "2"}, {"prompt": "p", "answer": "3"}])
+
+
+def test_renaming_in_a_row():
+    assert renamed([{"a": 1, "b": 2}], ["a=c", "b=a"]) == [{"c": 1, "a": 2}]

@@ -1,0 +1,180 @@
+r"""A generative process reward model, or any chat model, that judges step by step: ThinkPRM's prompt and verdicts.
+
+    Step 1: <critique> The step is \boxed{correct}
+    Step 2: <critique> The step is \boxed{incorrect}
+
+Reward 1 for a correct step and 0 for an incorrect one. Such a judge stops at the first mistake: the steps behind it
+are not judged (`None`), as in the data that ThinkPRM was trained on. A reply that leaves an earlier step without a
+verdict is a failure: the row is unscorable, and counted.
+
+Prompt and verdicts: arXiv 2504.16828 and its code, `launch/ThinkPRM-1.5B` behind vLLM for example. Differs in two
+points: a chat API does not let us begin the model's reply ("Let's verify step by step:"), and the last verdict on a
+step counts. No such model was run here.
+
+A judge can be talked to, see [`JudgeReward`]: what the policy writes is kept from posing as a step of another number,
+and no more.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.process_rewards.texts import END_TOKENS, Cleaner, prompt_text, texts_of
+from trl_drgrpo.rewards.functions.judge.asking import Judge, Messages
+
+THINKPRM_TEMPLATE = """\
+You are given a math problem and a proposed step-by-step solution:
+
+[Math Problem]
+
+{problem}
+
+[Solution]
+
+{solution}
+
+Review and critique each step in the proposed solution to determine whether each step is correct. If the solution is \
+incomplete, only verify the provided steps."""
+
+_HEADING = re.compile(r"(?im)^\W*step\s+(\d+)\b")
+_VERDICT = re.compile(r"\\boxed\{\s*(?:\\text(?:bf)?\{\s*)?(correct|incorrect)\b", re.IGNORECASE)
+
+
+class StepJudge(Judge):
+    r"""Step rewards from a chat model that gives every step a verdict.
+
+    Logs `judge/<name>/...` and `rewards/<name>/failed_frac` as [`JudgeReward`] does.
+
+    Args:
+        model (`str`): Name of the model at the server.
+        base_url (`str`): Address up to but without `/chat/completions`.
+        api_key_env (`str`, *optional*): Name of the environment variable with the API key; `None` sends none.
+        template (`str`, *optional*): The user message, with `{problem}` and `{solution}` (`Step 1: ...`, one step per
+            line); ThinkPRM's by default. For a model that was not trained on it, say that every step is to end with
+            `The step is \boxed{correct}` or `\boxed{incorrect}`.
+        batch_timeout (`float`, *optional*, defaults to 600.0): Seconds for a whole call.
+        max_tokens (`int`, *optional*, defaults to 4096): Length of a reply, ThinkPRM's own.
+        extra_body, price, log_replies, on_error, **endpoint: As in [`JudgeReward`].
+        name (`str`, *optional*, defaults to `"step_judge"`): Name in logs.
+
+    Raises:
+        [`InputError`]: A template without `{problem}` or `{solution}`, or a setting that does not fit.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        base_url: str,
+        api_key_env: str | None = None,
+        *,
+        template: str = THINKPRM_TEMPLATE,
+        batch_timeout: float = 600.0,
+        max_tokens: int = 4096,
+        extra_body: Mapping[str, Any] | None = None,
+        price: tuple[float, float] | None = None,
+        log_replies: bool = False,
+        on_error: str = "unscorable",
+        name: str = "step_judge",
+        **endpoint: Any,
+    ):
+        super().__init__(
+            model,
+            base_url,
+            api_key_env,
+            batch_timeout=batch_timeout,
+            max_tokens=max_tokens,
+            extra_body=extra_body,
+            price=price,
+            log_replies=log_replies,
+            on_error=on_error,
+            name=name,
+            **endpoint,
+        )
+        for placeholder in ("{problem}", "{solution}"):
+            if placeholder not in template:
+                raise InputError("template", f"a template without {placeholder}", "one with it", "Say where it goes.")
+        self.template = template
+        self._cleaner = Cleaner(END_TOKENS)
+
+    async def __call__(
+        self,
+        prompts: Sequence[Any],
+        steps: Sequence[Sequence[str]],
+        log_metric: Callable[[str, float], None] | None = None,
+        log_extra: Callable[[str, list], None] | None = None,
+        **kwargs: Any,
+    ) -> list[list[float | None]]:
+        """Rewards of the steps of `B` completions; `None` for steps without text, and for what was not judged."""
+        rewards: list[list[float | None]] = [[None] * len(row) for row in steps]
+        kept = [texts_of(row, self._cleaner) for row in steps]
+        rows = [row for row, (texts, _) in enumerate(kept) if texts]
+        questions = [self._messages(prompts[row], kept[row][0]) for row in rows]
+        readers = [partial(read_verdicts, steps=len(kept[row][0])) for row in rows]
+        for row, verdicts in zip(rows, await self._ask(questions, readers, log_metric, log_extra), strict=True):
+            for index, verdict in zip(kept[row][1], verdicts or [], strict=False):
+                rewards[row][index] = verdict
+        return rewards
+
+    def _messages(self, prompt: Any, steps: Sequence[str]) -> Messages:
+        solution = "\n".join(f"Step {k}: {_without_headings(step)}" for k, step in enumerate(steps, start=1))
+        values = {"problem": self._cleaner.prompt(prompt_text(prompt)).strip(), "solution": solution}
+        # In one pass: braces in what is filled in are text.
+        content = re.sub(r"\{(problem|solution)\}", lambda match: values[match[1]], self.template)
+        return [{"role": "user", "content": content}]
+
+
+def read_verdicts(reply: str, steps: int) -> list[float | None]:
+    r"""The verdicts in a reply.
+
+    Args:
+        reply (`str`): `Step 1: ... \boxed{correct}` and so on. A verdict is on the step whose heading came last, the
+            last one on a step counts; without any heading they are taken in order.
+        steps (`int`): How many steps there are.
+
+    Returns:
+        `list[float | None]`: 1.0 or 0.0 per step; `None` behind the first incorrect one, where the judge stopped.
+
+    Raises:
+        `ValueError`: Says what is wrong: no verdict, a step left out, more steps than there are.
+
+    Example:
+
+    ```python
+    >>> read_verdicts("Step 1: Fine. \\boxed{correct}\nStep 2: 2+2=5? \\boxed{incorrect}", steps=1)
+    Traceback (most recent call last):
+    ...
+    ValueError: 2 verdicts for 1 step
+    >>> read_verdicts("Step 1: Fine. The step is \\boxed{correct}\nStep 2: No. \\boxed{incorrect}", steps=3)
+    [1.0, 0.0, None]
+
+    ```
+    """
+    marks = sorted([*_HEADING.finditer(reply), *_VERDICT.finditer(reply)], key=lambda match: match.start())
+    has_headings = any(match.re is _HEADING for match in marks)
+    found: dict[int, float] = {}
+    current = 0
+    for match in marks:
+        if match.re is _HEADING:
+            current = int(match[1])
+            continue
+        if not has_headings:
+            current += 1
+        found[current] = float(match[1].lower() == "correct")
+    found.pop(0, None)  # before the first heading: about no step
+    if not found:
+        raise ValueError(f"no verdict in the reply {reply[:80]!r}")
+    if max(found) > steps:
+        raise ValueError(f"{max(found)} verdicts for {steps} step{'s' * (steps > 1)}")
+    verdicts = [found.get(k) for k in range(1, steps + 1)]
+    judged = verdicts.index(0.0) + 1 if 0.0 in verdicts else steps
+    if None in verdicts[:judged]:
+        raise ValueError(f"no verdict on step {verdicts.index(None) + 1} of {steps}")
+    return verdicts
+
+
+def _without_headings(step: str) -> str:
+    """The step without a number of its own, and with no line in it that looks like another step's heading."""
+    own = re.sub(r"(?i)^\s*step\s+\d+\s*[:.)]\s*", "", step)
+    return re.sub(r"(?im)^(\W*)step(\s+\d+)", r"\1(step)\2", own).strip()
