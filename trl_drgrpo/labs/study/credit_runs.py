@@ -82,6 +82,7 @@ def build_trainer(
         report_to="none",
         run_log=False,
         run_warnings=False,
+        disable_tqdm=True,
         **ARMS[arm].fields,
         **({"step_separator": task.step_separator} if steps else {}),
     )

@@ -13,7 +13,19 @@ from trl_drgrpo.labs.study.credit_runs import CreditRun, run_arm
 from trl_drgrpo.labs.study.credit_tasks import LONG_SUMS, TASKS, TWO_TURNS
 from trl_drgrpo.labs.study.credit_variance import _Moments, measure_variance
 
-SMALL = dataclasses.replace(TWO_TURNS, tokens=300, prompts=2, num_generations=4)
+
+def outcome(completions, **columns):
+    """What a model that plays badly gets now and then."""
+    return [float(sum(map(ord, text)) % 2) for text in completions]
+
+
+def rule(prompts, steps, **columns):
+    return [outcome(turns) for turns in steps]
+
+
+SMALL = dataclasses.replace(
+    TWO_TURNS, outcome=outcome, rule=rule, tokens=250, prompts=2, num_generations=4, learning_rate=3e-3
+)
 
 
 def scores(**call):
