@@ -41,8 +41,9 @@ def runs_by_arm(task: str, results: dict[str, Any]) -> dict[str, dict[int, Credi
 def table(task: str, results: dict[str, Any]) -> str:
     """A row per arm in Markdown: pass rates, the difference from the outcome alone, and the gradient's variance.
 
-    The difference is taken seed by seed. The variance stands where the gradient has the same expectation as that of
-    the outcome alone, and is measured on the same completions, ± standard error.
+    The difference is taken seed by seed. The variance, per token generated and over that of the outcome alone, stands
+    where the gradient has the same expectation; it is measured on the same completions, ± standard error, with the
+    coefficient c as it is fitted and with half of it.
 
     Args:
         task (`str`), results (`dict[str, Any]`): As in [`title`].
@@ -50,10 +51,10 @@ def table(task: str, results: dict[str, Any]) -> str:
     arms = runs_by_arm(task, results)
     reference = arms[OUTCOME]
     variance = results["starts"][task]["variance"]
-    headings = ("whole run, %", "last quarter, %", "minus outcome only, points", "gradient variance per token")
+    headings = ("whole run, %", "last quarter, %", "minus outcome only, points", "gradient variance", "with half of c")
     lines = [f"| pass rate | {' | '.join(headings)} |", "|---" * (len(headings) + 1) + "|"]
     first = [100 * run.pass_rate[0] for runs in arms.values() for run in runs.values()]
-    lines.append(f"| first step | {interval(first).mean:.1f} | | | |")
+    lines.append(f"| first step | {interval(first).mean:.1f} | | | | |")
     for name, runs in arms.items():
         whole = interval([100 * run.mean_pass_rate() for run in runs.values()])
         pairs = [(run, reference[seed]) for seed, run in runs.items() if seed in reference]
@@ -61,16 +62,20 @@ def table(task: str, results: dict[str, Any]) -> str:
         end = interval([100 * run.mean_pass_rate(LAST) for run in runs.values()])
         cells = [str(whole), str(end), "" if difference is None else _signed(difference)]
         if name == OUTCOME:
-            cells.append("1")
+            cells += ["1", ""]
         else:
             found = variance.get(name)
-            cells.append(f"{found['ratio']:.2f} ± {found['standard_error']:.2f}" if found else "")
+            cells += [_ratio(found), _ratio(found["half"])] if found else ["", ""]
         lines.append(f"| {ARMS[name].label} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 def _at_the_end(pairs: Sequence[tuple[CreditRun, CreditRun]]) -> Interval:
     return interval([100 * (run.mean_pass_rate(LAST) - reference.mean_pass_rate(LAST)) for run, reference in pairs])
+
+
+def _ratio(found: dict[str, float]) -> str:
+    return f"{found['ratio']:.3f} ± {found['standard_error']:.3f}"
 
 
 def _signed(found: Interval) -> str:

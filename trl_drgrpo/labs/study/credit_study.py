@@ -16,7 +16,7 @@ from trl_drgrpo.labs.study.credit_tasks import TASKS
 from trl_drgrpo.labs.study.credit_variance import measure_variance
 from trl_drgrpo.labs.study.provenance import provenance
 
-MEASURED_BATCHES = 20
+MEASURED_BATCHES = 40
 
 
 def run_credit_study(

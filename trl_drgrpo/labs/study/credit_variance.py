@@ -35,7 +35,7 @@ def measure_variance(
     Returns:
         `dict[str, Any]`: `groups` and `tokens` that were sampled, and for each arm `variance`, the trace of the
             covariance of a group's gradient times the mean tokens of a group, with `ratio`, that over the variance of
-            the outcome alone, and its jackknife `standard_error`.
+            the outcome alone, its jackknife `standard_error`, and both at `half` the fitted coefficient.
     """
     trainers = {
         arm: build_trainer(task, arm, _SEED, model_dir, output_dir / arm.replace("/", "-"), prm)
@@ -45,7 +45,7 @@ def measure_variance(
     for trainer in trainers.values():
         trainer.model.train()  # as in a run: the coefficient of a baseline is fitted as batches come
     sampler = trainers[OUTCOME]
-    moments = {arm: _Moments() for arm in trainers}
+    moments, halved = ({arm: _Moments() for arm in trainers} for _ in range(2))
     tokens = 0
     for number, (scored, rollouts) in enumerate(islice(_batches(sampler), WARM_UP_BATCHES + batches)):
         advantages = {arm: _advantages(trainer, scored, rollouts) for arm, trainer in trainers.items()}
@@ -55,12 +55,16 @@ def measure_variance(
         for first in range(0, len(scored.prompts), task.num_generations):
             rows = slice(first, first + task.num_generations)
             log_probs = _log_probs(sampler, rollouts, rows)  # (G, T)
+            outcome = _gradient(sampler, (advantages[OUTCOME][rows] * log_probs).sum())
             for arm, values in advantages.items():
-                moments[arm].add(_gradient(sampler, (values[rows] * log_probs).sum()))
+                gradient = outcome if arm == OUTCOME else _gradient(sampler, (values[rows] * log_probs).sum())
+                moments[arm].add(gradient)
+                halved[arm].add((outcome + gradient) / 2)
     reference = moments[OUTCOME]
     numbers: dict[str, Any] = {"groups": len(reference.squares), "tokens": tokens}
     for arm, each in moments.items():
         numbers[arm] = {"variance": each.variance * tokens / len(each.squares), **each.over(reference)}
+        numbers[arm]["half"] = halved[arm].over(reference)
     return numbers
 
 

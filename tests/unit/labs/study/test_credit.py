@@ -93,7 +93,7 @@ class TestRuns:
     def test_variance_of_baselines_is_measured_on_the_outcomes_completions(self, model_dir, tmp_path):
         found = measure_variance(SMALL, 2, model_dir, tmp_path, scores_of_turns)
         assert found["groups"] == 2 * SMALL.prompts
-        assert found[OUTCOME]["ratio"] == 1.0
+        assert found[OUTCOME]["ratio"] == found[OUTCOME]["half"]["ratio"] == 1.0
         assert {arm for arm in found if "/" in arm} == {arm for arm in ARMS if arm.endswith("/baseline")}
         assert all(found[arm]["variance"] > 0 for arm in found if "/" in arm)
 
@@ -114,7 +114,12 @@ class TestStudy:
             return CreditRun(task.name, arm, seed, [0.1, level + seed / 100], [10, 10])
 
         start = {"groups": 4, "tokens": 40} | {
-            arm: {"variance": 1.0, "ratio": 1.0, "standard_error": 0.125}
+            arm: {
+                "variance": 1.0,
+                "ratio": 1.0,
+                "standard_error": 0.125,
+                "half": {"ratio": 0.75, "standard_error": 0.0},
+            }
             for arm in ARMS
             if ARMS[arm].use in (None, "baseline")
         }
@@ -137,7 +142,10 @@ class TestStudy:
         assert results == json.loads(output.read_text())
         text = credit_report.table("long_sums", results)
         assert text.count("\n") == 2 + len(ARMS)
-        assert "| faithful rule as reward, `to_go` | 30.2 ± 3.2 | 50.5 ± 6.4 | +20.0 ± 0.0 |  |" in text
-        assert "| faithful rule as baseline | 30.2 ± 3.2 | 50.5 ± 6.4 | +20.0 ± 0.0 | 1.00 ± 0.12 |" in text
+        assert "| faithful rule as reward, `to_go` | 30.2 ± 3.2 | 50.5 ± 6.4 | +20.0 ± 0.0 |  |  |" in text
+        assert (
+            "| faithful rule as baseline | 30.2 ± 3.2 | 50.5 ± 6.4 | +20.0 ± 0.0 | 1.000 ± 0.125 | 0.750 ± 0.000 |"
+            in text
+        )
         assert "2 seeds" in credit_report.title("two_turns", results)
         assert credit_report.draw(results, tmp_path / "plot.png").stat().st_size > 10_000
