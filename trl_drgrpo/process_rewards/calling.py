@@ -51,9 +51,9 @@ class StepScorer:
     Args:
         funcs (`list[Callable]`): Called as `f(prompts=, completions=, steps=, completion_ids=, step_ends=,
             trainer_state=, log_metric=, log_extra=, <columns>)`, synchronous or asynchronous; each returns one list of
-            floats or `None` per completion, one entry per step. With `environments=`, one per row, where there are. One
-            with a method `on_trainer_built(trainer)` is called there once, one with `on_rollouts(rollouts)` before
-            each batch.
+            floats or `None` per completion, one entry per step. With `environments=`, one per row, where there are
+            some. One with a method `on_trainer_built(trainer)` is called there once, one with `on_rollouts(rollouts)`
+            before each batch.
         segmenter ([`StepSegmenter`]): Cuts completions into steps.
         weights (`list[float]`, *optional*): One per function; all 1 by default.
         on_error (`str`, *optional*, defaults to `"raise"`): `"raise"`: a failing function is a [`RewardError`].
