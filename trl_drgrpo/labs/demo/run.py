@@ -42,7 +42,7 @@ from trl_drgrpo.trainer import DrGRPOTrainer
 
 _PROMPTS_PER_STEP, _NUM_GENERATIONS, _MAX_COMPLETION_LENGTH = 8, 8, 128  # P, G, T
 _LEARNING_RATE = 3e-4
-STEPS, PROCESS_STEPS = 200, 100  # a step on long list sums takes twice as long
+STEPS, PROCESS_STEPS = 200, 60  # a step on long list sums takes twice as long
 
 
 def training_arguments(output_dir: Path, seed: int, steps: int, **fields: Any) -> DrGRPOConfig:
@@ -86,7 +86,7 @@ def run_demo(
         output_dir (`str` or `Path`): Folder for `model/`, `curves.png`, `report.html` and `results.json`; see
             `check_output_dir`.
         seed (`int`): Seed of training problems and sampling, not negative. The held-out problems are always the same.
-        steps (`int`, *optional*): Training steps, at least 1; 200 by default, 100 with process rewards.
+        steps (`int`, *optional*): Training steps, at least 1; 200 by default, 60 with process rewards.
         eval_size (`int`): Number of held-out problems.
         console (`rich.console.Console`, *optional*): Where progress goes; standard error by default.
         process (`bool`): Train on long list sums and reward every line with `line_reward`, next to the outcome.

@@ -1,6 +1,5 @@
 """The study of step credit as tables and a plot."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +38,9 @@ def runs_by_arm(task: str, results: dict[str, Any]) -> dict[str, dict[int, Credi
 
 
 def table(task: str, results: dict[str, Any]) -> str:
-    """A row per arm in Markdown: pass rates, the difference from the outcome alone, and the gradient's variance.
+    """A row per arm in Markdown: pass rates, in points over the outcome alone too, and the gradient's variance.
 
-    The difference is taken seed by seed. The variance, per token generated and over that of the outcome alone, stands
+    Differences are taken seed by seed. The variance, per token generated and over that of the outcome alone, stands
     where the gradient has the same expectation; it is measured on the same completions, ± standard error, with the
     coefficient c as it is fitted and with half of it.
 
@@ -51,16 +50,24 @@ def table(task: str, results: dict[str, Any]) -> str:
     arms = runs_by_arm(task, results)
     reference = arms[OUTCOME]
     variance = results["starts"][task]["variance"]
-    headings = ("whole run, %", "last quarter, %", "minus outcome only, points", "gradient variance", "with half of c")
+    headings = (
+        *("whole run, %", "minus outcome only", "last quarter, %", "minus outcome only"),
+        *("gradient variance", "with half of c"),
+    )
     lines = [f"| pass rate | {' | '.join(headings)} |", "|---" * (len(headings) + 1) + "|"]
     first = [100 * run.pass_rate[0] for runs in arms.values() for run in runs.values()]
-    lines.append(f"| first step | {interval(first).mean:.1f} | | | | |")
+    lines.append(f"| first step | {interval(first).mean:.1f} |{' |' * (len(headings) - 1)}")
     for name, runs in arms.items():
-        whole = interval([100 * run.mean_pass_rate() for run in runs.values()])
-        pairs = [(run, reference[seed]) for seed, run in runs.items() if seed in reference]
-        difference = _at_the_end(pairs) if name != OUTCOME else None
-        end = interval([100 * run.mean_pass_rate(LAST) for run in runs.values()])
-        cells = [str(whole), str(end), "" if difference is None else _signed(difference)]
+        cells = []
+        for start in (0.0, LAST):
+            rates = {seed: 100 * run.mean_pass_rate(start) for seed, run in runs.items()}
+            cells.append(str(interval(list(rates.values()))))
+            paired = [
+                rate - 100 * reference[seed].mean_pass_rate(start)
+                for seed, rate in rates.items()
+                if seed in reference and name != OUTCOME
+            ]
+            cells.append(_signed(interval(paired)) if paired else "")
         if name == OUTCOME:
             cells += ["1", ""]
         else:
@@ -68,10 +75,6 @@ def table(task: str, results: dict[str, Any]) -> str:
             cells += [_ratio(found), _ratio(found["half"])] if found else ["", ""]
         lines.append(f"| {ARMS[name].label} | {' | '.join(cells)} |")
     return "\n".join(lines)
-
-
-def _at_the_end(pairs: Sequence[tuple[CreditRun, CreditRun]]) -> Interval:
-    return interval([100 * (run.mean_pass_rate(LAST) - reference.mean_pass_rate(LAST)) for run, reference in pairs])
 
 
 def _ratio(found: dict[str, float]) -> str:
