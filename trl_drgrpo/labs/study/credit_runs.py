@@ -24,7 +24,7 @@ class CreditRun:
     Args:
         task, arm (`str`): Keys of `TASKS` and `ARMS`.
         seed (`int`): Of prompts and sampling.
-        pass_rate (`list[float]`): Share of right answers among a step's completions, whose prompts are new ones.
+        pass_rate (`list[float]`): Share of right answers among a step's completions.
         tokens_by_step (`list[int]`): Tokens that the policy wrote.
         seconds (`float`): Wall clock.
     """
@@ -100,7 +100,7 @@ def build_trainer(
     )
 
 
-_PROMPTS = 2_048  # of a run: none comes twice
+_PROMPTS = 2_048  # more than a run takes
 
 
 def run_arm(
