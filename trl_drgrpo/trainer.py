@@ -20,6 +20,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixi
 from trl import GRPOConfig
 
 from trl_drgrpo.common.errors import InputError, RewardError
+from trl_drgrpo.config.best_metric import with_best_metric
 from trl_drgrpo.config.config import DrGRPOConfig, dr_grpo_config
 from trl_drgrpo.config.preflight import check_inputs
 from trl_drgrpo.features.diagnostics.feature import Diagnostics
@@ -27,6 +28,7 @@ from trl_drgrpo.features.diagnostics.movement import MovementWatch
 from trl_drgrpo.features.fast_path.feature import FastPath
 from trl_drgrpo.features.model_card.feature import ModelCard
 from trl_drgrpo.features.resume.feature import Resume
+from trl_drgrpo.features.sampling.feature import PromptSampling
 from trl_drgrpo.objective.advantages import AdvantageBaseline, RunningRewardScale, combine_rewards, group_advantages
 from trl_drgrpo.objective.step_advantages import (
     StepBaseline,
@@ -198,7 +200,15 @@ class DrGRPOTrainer(HostTrainer):
         self.diagnostics, self.fast_path = Diagnostics(self), FastPath(self)
         self.resume, self.model_card = Resume(self), ModelCard(self)
         self.movement_watch = MovementWatch(self)
-        self.features = [self.resume, self.diagnostics, self.fast_path, self.model_card, self.turns]
+        self.sampling = PromptSampling(self)
+        self.features = [
+            self.resume,
+            self.diagnostics,
+            self.fast_path,
+            self.sampling,
+            self.model_card,
+            self.turns,
+        ]
         super().__init__(
             model=model,
             reward_funcs=[
@@ -260,13 +270,24 @@ class DrGRPOTrainer(HostTrainer):
                 return super().train(checkpoint, *args, **kwargs)
         except RewardError as error:
             raise without_frames(error) from error.__cause__
+        finally:
+            self.is_in_train = False  # which transformers leaves as it is after an error
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """As in TRL."""
+        """As in TRL. In training, an evaluation without `metric_for_best_model` is an `InputError`."""
         try:
-            return super().evaluate(*args, **kwargs)
+            metrics = super().evaluate(*args, **kwargs)
         except RewardError as error:
             raise without_frames(error) from error.__cause__
+        is_scheduled = self.is_in_train and not args and kwargs.keys() <= {"ignore_keys"}  # as transformers calls it
+        return with_best_metric(self.args, metrics) if is_scheduled else metrics
+
+    # Asked of the sampling: it owns which prompts a generation batch takes
+
+    def collecting(self, inputs: list[dict[str, Any]], generate: Callable[..., dict[str, Any]]) -> dict[str, Any]:
+        if not self.model.training or not self.sampling.is_on:
+            return generate(inputs)
+        return self.sampling.collect(inputs, generate)
 
     # Rewards become advantages
 
@@ -293,7 +314,8 @@ class DrGRPOTrainer(HostTrainer):
         )
         advantages = self._advantages_given(batch)
         rollouts["advantages"] = advantages
-        credited = CreditedBatch(**vars(batch), advantages=advantages)
+        ratios = rollouts.get("importance_sampling_ratio")
+        credited = CreditedBatch(**vars(batch), advantages=advantages, sampling_ratios=ratios)
         means = self.describing.value(
             "The table of completions", lambda: credited.row_advantages.tolist(), otherwise=[]
         )

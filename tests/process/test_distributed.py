@@ -61,6 +61,17 @@ def assert_same_diagnostics(one, two, folder):
 
 
 @pytest.mark.slow
+def test_two_processes_draw_the_same_prompts_and_share_the_groups(tmp_path):
+    one, two = run((tmp_path / "one.pt", 1, "sampling"), (tmp_path / "two.pt", 2, "sampling"))
+    assert difference(one["weights"], one["start"]) > 1e-3
+    assert difference(two["weights"], one["weights"]) < 1e-12
+    for first, second in zip(one["log"], two["log"], strict=True):
+        metrics = {name: value for name, value in first.items() if name.startswith("sampling/")}
+        assert metrics == pytest.approx({name: second[name] for name in metrics})
+        assert metrics["sampling/groups_generated"] > metrics["sampling/groups_live"] > 0
+
+
+@pytest.mark.slow
 def test_two_processes_resume_bit_for_bit(tmp_path):
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     (done,) = run((tmp_path / "two.pt", 2, "resume"), launcher=torchrun)

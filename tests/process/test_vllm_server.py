@@ -233,6 +233,7 @@ def test_gradients_are_those_of_upstream_micro_batches(settings):
         a, b = ([logs[name] for logs in logged] for logged in (metrics, upstream_metrics))
         assert a == pytest.approx(b, rel=1e-6), name
     assert max(logs[f"{RATIO}/max"] for logs in metrics) > 1.05  # there was something to correct
+    assert any(name.startswith("sampling/weight_q") for logs in metrics for name in logs)
     if settings.get("beta", 0) == 0:
         assert max(logs["drgrpo/rows_skipped_frac"] for logs in metrics) > 0
 

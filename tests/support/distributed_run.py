@@ -49,6 +49,12 @@ def uneven_reward(completion_ids, **kwargs):
     return [float(sum(ids) % 3) if first + row < 6 else 1.0 for row, ids in enumerate(completion_ids)]
 
 
+def half_dead_reward(prompts, completion_ids, **kwargs):
+    """Every other prompt's completions are all wrong."""
+    odd = [int(prompt.split("+")[0]) % 2 for prompt in prompts]
+    return [float(sum(ids) % 2) * live for live, ids in zip(odd, completion_ids, strict=True)]
+
+
 def reward(completion_ids, **kwargs):
     return [None if sum(ids) % 11 == 0 else float(sum(ids) % 3) for ids in completion_ids]
 
@@ -62,6 +68,8 @@ def build(output, processes, mode):
     tokenizer = tiny_tokenizer()
     model = in_double_precision(tiny_model(tokenizer))
     per_step = {"steps_per_generation": 2, "save_strategy": "steps", "save_steps": 1} if mode == "resume" else {}
+    if mode == "sampling":
+        per_step = {"dynamic_sampling": True, "curriculum": True, "max_sampling_rounds": 3}
     if mode == "baseline":
         per_step = {"process_role": "baseline"}
     if mode == "turns":
@@ -76,7 +84,7 @@ def build(output, processes, mode):
         generation = {"environment_factory": Walk}
     trainer = (Scripted if mode == "turns" else DrGRPOTrainer)(
         model=model,
-        reward_funcs=uneven_reward if mode.startswith("uneven") else reward,
+        reward_funcs={"uneven": uneven_reward, "sampling": half_dead_reward}.get(mode.partition("_")[0], reward),
         args=DrGRPOConfig(
             output_dir=output + ".run",
             **{**DEFAULTS, "num_generations": 6, "learning_rate": 0.05, **per_step, **LOGGING},

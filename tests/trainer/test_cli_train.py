@@ -23,10 +23,14 @@ def varied(completion_ids, **kwargs):
     (here / "keywords.txt").write_text(" ".join(sorted(["completion_ids", *kwargs])))
     return [float(sum(ids) % 3) for ids in completion_ids]
 def needs_solution(completions, solution, **kwargs): ...
+def odd(completions, **kwargs):
+    return [float(len(c[-1]["content"]) % 2) for c in completions]
 calls = []
 def short_later(completions, **kwargs):
     calls.append(1)
     return [float(len(c)) for c in completions][: 1 if len(calls) == 2 else None]
+def worse_and_worse(completions, trainer_state, **kwargs):
+    return [i % 2 - float(trainer_state.global_step) for i in range(len(completions))]
 """
 
 
@@ -122,6 +126,25 @@ def test_train_with_lora_evaluation_checkpoint_and_resume(recipe, capfd):
     assert "evaluation at step 2" in err
 
 
+def test_early_stopping(recipe, capfd):
+    argv = recipe(
+        reward_funcs=["mine.py:worse_and_worse"],
+        max_steps=4,
+        eval_strategy="steps",
+        eval_steps=1,
+        per_device_eval_batch_size=8,
+        save_strategy="best",
+        metric_for_best_model="eval_reward",
+        load_best_model_at_end=True,
+        early_stopping_patience=1,
+    )
+    assert main(argv) == 0
+    assert yaml.safe_load(capfd.readouterr().out)["steps"] == 2
+    assert [path.name for path in Path("out").glob("checkpoint-*")] == ["checkpoint-1"]
+    best, saved = (load_file(f"out/{name}model.safetensors") for name in ("checkpoint-1/", ""))
+    assert all(torch.equal(best[name], saved[name]) for name in best)
+
+
 def test_a_full_disk_a_second_run_and_a_resumed_one(recipe, monkeypatch, capfd):
     argv = recipe(save_strategy="steps", save_steps=1)
     save = torch.save
@@ -170,6 +193,39 @@ def test_dry_run_is_a_recipe_and_loads_no_model(recipe, folder, monkeypatch, cap
     (folder / "again.yaml").write_text(out)
     assert main(["train", "--config", "again.yaml", "--dry_run"]) == 0
     assert yaml.safe_load(capsys.readouterr().out) == shown
+
+
+def test_pass_rates_of_one_run_filter_and_guide_the_next(recipe, folder, capfd):
+    """The prompts of the table that a run logs are those of the next run: a message list here."""
+    fields = {"reward_funcs": ["mine.py:odd"], "system_prompt": "Add.", "max_steps": 1}
+    assert main(recipe(**fields, log_completions=True, output_dir="first")) == 0
+    argv = ["--rewards", "mine.py:odd", "--data", "first/completions", "--pass_rates", "rates.jsonl"]
+    assert main(["score", *argv]) == 0
+    rates = [json.loads(line) for line in Path("rates.jsonl").read_text().splitlines()]
+    assert [rate["completions"] for rate in rates] == [4, 4]
+    assert all(rate["prompt"].startswith("Add. ") for rate in rates)
+    assert "Pass rates of 2 prompts by odd: rates.jsonl" in capfd.readouterr().err
+
+    Path("rates.jsonl").write_text("".join(json.dumps({**rate, "pass_rate": 0.0}) + "\n" for rate in rates))
+    filtered = recipe(**fields, difficulty_range=[0.1, 0.9], prior_pass_rates="rates.jsonl")
+    assert main([*filtered, "--dry_run"]) == 0
+    captured = capfd.readouterr()
+    said = "difficulty_range [0.1, 0.9]: 6 of 8 prompts stay, 6 of them unknown to rates.jsonl; this changes the obj"
+    assert said in captured.out
+    assert said in captured.err
+    assert "train data: 6 rows" in captured.out
+    shown = yaml.safe_load(captured.out)
+    assert (shown["difficulty_range"], shown["prior_pass_rates"]) == ([0.1, 0.9], "rates.jsonl")
+
+    guided = recipe(**fields, curriculum=True, prior_pass_rates="rates.jsonl", max_sampling_rounds=2, save_steps=1)
+    assert main([*guided, "--save_strategy", "steps"]) == 0
+    state = json.loads(Path("out/checkpoint-1/drgrpo_sampling.json").read_text())
+    assert {rate["key"] for rate in rates} <= set(state["pass_rates"]["counts"])
+    strangers = recipe(**{**fields, "system_prompt": "Subtract."}, prior_pass_rates="rates.jsonl")
+    for use in ("--curriculum", "--difficulty_range=0"):
+        extra = ["--difficulty_range", "0", "1"] if "range" in use else [use, "--max_sampling_rounds", "2"]
+        assert main([*strangers, "--output_dir", "other", *extra]) == 2
+        assert "rates.jsonl, which knows none of the prompts; expected the same prompts." in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(("source", "named"), [("data", None), ("some/name", "some/name")])
@@ -264,6 +320,12 @@ def test_the_flags_mean_what_they_mean_to_trl(recipe):
         ({"model_init_kwargs": {"use_cach": False}}, "model_init_kwargs: got the key 'use_cach'"),
         ({"attn_implementation": "sdp"}, "attn_implementation: got 'sdp'"),
         ({"use_peft": True, "lora_target_modules": ["q_prj"]}, "Did you mean q_proj?"),
+        ({"metric_for_best_model": "eval_rewards"}, "got eval_rewards; expected a metric of the evaluations. Did you"),
+        ({"early_stopping_patience": 0}, "early_stopping_patience: got 0; expected a whole number, at least 1"),
+        (
+            {"early_stopping_patience": 1, "metric_for_best_model": "reward"},
+            "early_stopping_patience: got 1; expected metric_for_best_model and eval_strategy beside it",
+        ),
         ({"report_to": "wandbb"}, "report_to: got wandbb; expected one of "),
         ({"prompt_template": "{prompt} {anser}"}, "prompt_template: got the slot {anser}"),
         ({"dataset_name": "nulls.jsonl"}, "prompt: got null as the prompt in row 5 (the first is 0) of nulls.jsonl"),

@@ -79,7 +79,7 @@ def trained(tmp_path_factory, prompts, tokenizer, saved_model):
 def credit(trained):
     """Advantages `(b,)` or `(b, T)` of rewards given by hand, under fields of the configuration."""
 
-    def credit(rewards, tool_mask=None, steps=None, **fields):
+    def credit(rewards, tool_mask=None, steps=None, ratio=None, **fields):
         rows = len(rewards)
         rewards = torch.tensor([[NAN if r is None else r for r in row] for row in rewards])  # (B, F)
         ids = [[65 + (i + t) % 20 for t in range(WIDTH)] for i in range(rows)]
@@ -88,6 +88,8 @@ def credit(trained):
         rollouts["completion_mask"][-1, 8:] = 0  # one row is shorter
         if tool_mask is not None:
             rollouts["tool_mask"] = tool_mask
+        if ratio is not None:
+            rollouts["importance_sampling_ratio"] = ratio
         lengths = rollouts["completion_mask"].sum(dim=1).tolist()
         ids = [row[:length] for row, length in zip(ids, lengths, strict=True)]
         with contextlib.ExitStack() as changed:
@@ -368,6 +370,36 @@ def test_importance_ratios_of_a_generation_engine_multiply_token_losses(trained)
             corrected = trained.compute_loss(trained.model, {**inputs, "importance_sampling_ratio": ratio}).item()
     assert plain != 0.0
     assert corrected == pytest.approx(2 * plain, rel=1e-5)
+
+
+@pytest.mark.parametrize("per_token", [True, False], ids=["tokens", "rows"])
+def test_the_ratios_of_a_generation_engine_are_logged_by_length_and_correctness(per_token, trained, credit):
+    """Seven rows of 12 tokens, and one of 8 that is correct; a tool wrote the first two of each."""
+    tools = torch.ones(8, WIDTH, dtype=torch.long)
+    tools[:, :2] = 0
+    ratio = torch.tensor([[1.0], [0.5], [0.5], [0.5], [1.0], [0.0], [0.5], [0.75]])
+    long, short = 1.0, 1.0
+    if per_token:
+        ratio = ratio.repeat(1, WIDTH)
+        ratio[:, 2:4] *= 2  # two of the 10 tokens, or of the 6, that are trained on
+        ratio[:, :2] = ratio[-1, 8:] = 9.0  # not trained on
+        long, short = 12 / 10, 8 / 6
+    with swapped(trained.model, training=True), swapped(trained.diagnostics.correctness_rule, threshold=1.0):
+        trained.mark_step()
+        credit(column([1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 1.0]), tool_mask=tools, ratio=ratio)
+        logged = {name: value for name, value in trained.step_metrics().items() if name.startswith("sampling/")}
+    assert logged == pytest.approx(
+        {
+            "sampling/weight_q1_mean": 0.75 * short,
+            "sampling/weight_q3_mean": 4 / 7 * long,
+            "sampling/weight_correct_mean": (2 * long + 0.75 * short) / 3,
+            "sampling/weight_incorrect_mean": 2 / 5 * long,
+        }
+    )
+
+
+def test_without_a_generation_engine_no_weights_are_logged(trained):
+    assert not any(name.startswith("sampling/") for entry in trained.state.log_history for name in entry)
 
 
 def test_describing_all_this_failed_nowhere(trained):

@@ -18,7 +18,7 @@ from tiny_bases import nf4
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
 from trl_drgrpo.common.secrets import is_secret, redacted, scrubbed
-from trl_drgrpo.features.diagnostics.run_facts import run_facts
+from trl_drgrpo.features.diagnostics.run_facts import objective_facts, run_facts
 from trl_drgrpo.features.model_card import card_facts
 from trl_drgrpo.features.model_card.card import card_text
 from trl_drgrpo.features.model_card.markdown_text import code, fenced, plain, without_paths
@@ -179,6 +179,20 @@ def test_the_reference_of_an_adapter(passed_in, settings, prompts, tokenizer, re
     assert any(f"the reference is {expected};" in note for note in notes)
 
 
+@pytest.mark.parametrize(
+    ("fields", "said", "recorded"),
+    [
+        ({"dynamic_sampling": True, "curriculum": True}, ["(K - 1) / (M - 1)", "q >= 0.2", "1 / q"], None),
+        ({"dynamic_sampling": "dapo"}, ["as in DAPO", "a factor that changes as the model learns"], "dapo"),
+    ],
+)
+def test_sampling_is_stated(fields, said, recorded, settings, prompts, tokenizer, reward):
+    trainer = built({**settings, **fields, "max_sampling_rounds": 1}, prompts, tokenizer, reward)
+    notes = " ".join(objective_of(trainer).notes)
+    assert all(text in notes for text in said)
+    assert objective_facts(trainer)["dynamic_sampling"] == recorded  # a resumed run compares it
+
+
 def test_what_else_changes_the_objective(settings, prompts, tokenizer, reward):
     class Other(DrGRPOTrainer):
         def _compute_loss(self, model, inputs):
@@ -195,7 +209,7 @@ def test_what_else_changes_the_objective(settings, prompts, tokenizer, reward):
     trainer.args.use_vllm = True  # after the constructor, which would start the engine
     objective = objective_of(trainer)
     notes = " ".join(objective.notes)
-    assert "vLLM importance ratios (sequence_mask, -inf to 3) weigh the policy term." in notes
+    assert "vLLM importance ratios (token_truncate, -inf to 3) weigh the policy term." in notes
     assert "its own _compute_loss in the place of TRL's" in notes
     assert "own" not in (trainer.own_advantages or "")
     trainer.advantage_func = step_reward

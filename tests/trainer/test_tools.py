@@ -114,3 +114,26 @@ def test_a_run_with_tools_trains_saves_and_records(arguments, rewards, tmp_path)
         answers = [span for span in row["spans"] if "<tool_response>" in span["text"]]
         assert len(answers) == (row["reward"] > 0)
         assert all(span["masked"] and span["advantage"] == 0 for span in answers)
+
+
+def test_rows_of_an_environment_fill_a_batch(tmp_path):
+    """One prompt and sixteen tasks: an environment reads the other columns, so these are different ones."""
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = qwen3_chat_template
+    data = Dataset.from_list([{"prompt": [{"role": "user", "content": "3 + 4?"}], "task": i} for i in range(16)])
+    sampling = {"dynamic_sampling": True, "curriculum": True, "max_sampling_rounds": 4, "right_threshold": 1.0}
+    settings = {**short_run(tmp_path), "max_steps": 1, "max_completion_length": 256, **sampling}
+    model = tiny_model(tokenizer)
+    model.config.max_position_embeddings = 4096
+    trainer = Scripted(
+        model,
+        args=DrGRPOConfig(**settings),
+        train_dataset=data,
+        processing_class=tokenizer,
+        environment_factory=Sums,
+    )
+    trainer.train()
+    step = trainer.state.log_history[0]
+    assert step["sampling/groups_trained"] == 2
+    assert step["sampling/tokens_per_live_group"] > 0
+    assert list(trainer.sampling.pass_rates.counts.values()) == [(2.0, 4.0)] * int(step["sampling/groups_generated"])

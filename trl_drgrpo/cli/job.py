@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from trl_drgrpo.cli import console, data, flags
+from trl_drgrpo.cli.difficulty import check_difficulty, within_range
 from trl_drgrpo.cli.prompts import check_prompting, prompted
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.folders import check_writable
@@ -36,6 +37,7 @@ class Job:
         step_reward_funcs (`list`): Step reward functions.
         train_dataset, eval_dataset: The splits; the latter `None` without evaluation.
         preset (`dict[str, Any]`): What `preset` adds to `given`.
+        filtered (`str`, *optional*): What `difficulty_range` did, in words.
     """
 
     given: dict[str, Any]
@@ -48,6 +50,7 @@ class Job:
     train_dataset: Any = None
     eval_dataset: Any = None
     preset: dict[str, Any] = field(default_factory=dict)
+    filtered: str | None = None
 
 
 # Before anything is imported -----------------------------------------------------------------------------------------
@@ -64,6 +67,7 @@ def check_given(given: dict[str, Any]) -> None:
             raise InputError("dataset_name", "none", "a dataset, or a mixture under `datasets`", remedy)
         data.check_source(given["dataset_name"])
     check_prompting(given.get("prompt_template"), given.get("system_prompt"))
+    check_difficulty(given)
     rewards = [*filter(None, [given.get("reward_model_name_or_path")]), *(given.get("reward_funcs") or [])]
     if not rewards and not given.get("step_reward_funcs"):
         remedy = (
@@ -114,9 +118,13 @@ def prepare(given: dict[str, Any]) -> Job:
     passed [`check_given`]."""
     given = dict(given)
     preset = preset_values(given["preset"], given) if given.get("preset") is not None else {}
-    job = Job(given, *(_build(name, {**preset, **given}) for name in flags.DATACLASSES), preset=preset)
+    fields = {**preset, **given}
+    if fields.get("difficulty_range") is not None and not fields.get("curriculum"):
+        fields.pop("prior_pass_rates")  # the filter's alone: the trainer has no use for it
+    job = Job(given, *(_build(name, fields) for name in flags.DATACLASSES), preset=preset)
     job.model.model_name_or_path = model_path(job.model.model_name_or_path)
     refuse_out_of_range(vars(job.model))
+    _check_early_stopping(job)
     _complete_init(job)
     if job.script.reward_model_name_or_path:
         job.reward_funcs.append(job.script.reward_model_name_or_path)
@@ -148,6 +156,16 @@ def _build(name: str, given: dict[str, Any]) -> Any:
         raise InputError("configuration", f"values that {name} refuses", "values that fit together", remedy) from error
 
 
+def _check_early_stopping(job: Job) -> None:
+    """What transformers' callback asserts when training begins."""
+    refuse_out_of_range(vars(job.script))
+    patience, training = job.script.early_stopping_patience, job.training
+    if patience is not None and (training.metric_for_best_model is None or training.eval_strategy == "no"):
+        expected = "metric_for_best_model and eval_strategy beside it"
+        remedy = "Add for example `metric_for_best_model: eval_reward`, `eval_strategy: steps` and `eval_steps: 50`."
+        raise InputError("early_stopping_patience", str(patience), expected, remedy)
+
+
 def _complete_init(job: Job) -> None:
     """What the keys of a recipe say about loading the model, beside `model_init_kwargs`, which win."""
     job.training.model_init_kwargs = {
@@ -175,6 +193,9 @@ def _load_datasets(job: Job) -> None:
         )
         splits = splits if wanted is None else {train_split: splits}
     job.train_dataset = _prompts(job, splits, train_split, source)
+    if (limits := job.script.difficulty_range) is not None:
+        job.train_dataset, job.filtered = within_range(job.train_dataset, limits, job.given["prior_pass_rates"])
+        console.log(f"difficulty_range {limits}: {job.filtered}.")
     if evaluate:
         job.eval_dataset = _prompts(job, splits, test_split, source)
 
@@ -203,10 +224,12 @@ def _load_mixture(job: Job) -> Any:
 
 def build_trainer(job: Job) -> Any:
     """The trainer of a job: the model is loaded, nothing is trained."""
+    from transformers import EarlyStoppingCallback
     from trl import get_peft_config, get_quantization_config  # pyright: ignore[reportPrivateImportUsage]
 
     from trl_drgrpo.trainer import DrGRPOTrainer
 
+    patience = job.script.early_stopping_patience
     trainer = DrGRPOTrainer(
         model=job.model.model_name_or_path,
         reward_funcs=job.reward_funcs,
@@ -214,6 +237,7 @@ def build_trainer(job: Job) -> Any:
         args=job.training,
         train_dataset=job.train_dataset,
         eval_dataset=job.eval_dataset,
+        callbacks=[EarlyStoppingCallback(patience)] if patience is not None else None,
         quantization_config=get_quantization_config(job.model),
         peft_config=get_peft_config(job.model),
     )

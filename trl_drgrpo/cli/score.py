@@ -43,6 +43,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--show", type=int, default=5, help="rows shown per list (default: 5)")
     parser.add_argument("--tolerance", type=float, default=1e-6, help="two rewards differ beyond this (default: 1e-6)")
     parser.add_argument("--output", help="JSON Lines file to write: each row with its scores")
+    parser.add_argument(
+        "--pass_rates",
+        metavar="FILE",
+        help="JSON Lines file to write: the pass rate of each prompt by the first reward, for prior_pass_rates",
+    )
+    parser.add_argument(
+        "--right_threshold",
+        type=float,
+        help="a completion passes if the first reward is at least this; needed unless its rewards are 0 and 1",
+    )
     parser.add_argument("--json", action="store_true", help="print the results as JSON instead of tables")
 
 
@@ -51,13 +61,17 @@ def run(args: argparse.Namespace) -> int:
     for field, least in (("batch_size", 1), ("show", 0), ("limit", 1)):
         refuse_outside(field, getattr(args, field), whole(least, optional=True, remedy="Give a larger number."))
     refuse_outside("tolerance", args.tolerance, Range(0, remedy="0 shows every difference."))
+    if args.right_threshold is not None and args.pass_rates is None:
+        remedy = "It says which completions pass: name the file of pass rates, too."
+        raise InputError("right_threshold", str(args.right_threshold), "none without --pass_rates", remedy)
     from trl_drgrpo.cli.values import reward_spec
     from trl_drgrpo.rewards.contract import reward_name
     from trl_drgrpo.rewards.registry import resolve_reward
     from trl_drgrpo.rewards.scoring.table import disagreements, score_rows, unscored_rows
 
-    if args.output is not None:
-        _check_output(args.output, [args.data] if args.dataset is None else [args.data, args.dataset])
+    outputs = {name: path for name in ("output", "pass_rates") if (path := getattr(args, name)) is not None}
+    for field, path in outputs.items():
+        _check_output(field, path, [args.data] if args.dataset is None else [args.data, args.dataset])
     specs = [reward_spec(spec, "rewards") for spec in args.rewards]
     rows = _read(args)  # before anything heavy is imported
     if len(set(args.rewards)) < len(args.rewards):
@@ -72,8 +86,8 @@ def run(args: argparse.Namespace) -> int:
         rows = _tokenized(args, rows)
         for name, reward in rewards.items():
             _check_reward(name, reward, rows)
-        if args.output is not None:
-            _try_output(args.output)
+        for field, path in outputs.items():
+            _try_output(field, path)
         scores = [
             score_rows(reward, rows, name, args.batch_size, _progress(name, len(rows)))
             for name, reward in rewards.items()
@@ -94,6 +108,8 @@ def run(args: argparse.Namespace) -> int:
         print_json(scores, unscored, pairs, args.show)
     else:
         print_tables(scores, unscored, pairs, rows, logged, args.show)
+    if args.pass_rates is not None:
+        _write_pass_rates(args.pass_rates, args.right_threshold, rows, scores[0])
     return int(any(each.num_failed for each in scores))
 
 
@@ -152,25 +168,25 @@ def _check_reward(name: str, reward: Any, rows: list[dict[str, Any]]) -> None:
         )
 
 
-def _check_output(path: str, inputs: list[str]) -> None:
+def _check_output(field: str, path: str, inputs: list[str]) -> None:
     """It names a file, and not one that is read."""
     if not path.strip():
-        raise InputError("output", repr(path), "the name of a file", "Leave the flag out for no file.")
+        raise InputError(field, repr(path), "the name of a file", "Leave the flag out for no file.")
     for each in map(Path, inputs):
         for file in each.glob("*.parquet") if each.is_dir() else [each]:
             if file.exists() and Path(path).exists() and file.samefile(path):
                 remedy = "Give another name: the input would be lost."
-                raise InputError("output", f"{path!r}, which is read", "a file of its own", remedy)
+                raise InputError(field, f"{path!r}, which is read", "a file of its own", remedy)
 
 
-def _try_output(path: str) -> None:
+def _try_output(field: str, path: str) -> None:
     """Before an hour of scoring rather than after it."""
     try:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         with open(path, "a", encoding="utf-8"):
             pass
     except OSError as error:
-        raise InputError("output", f"{path!r} ({error})", "a file that can be written", "Give another.") from error
+        raise InputError(field, f"{path!r} ({error})", "a file that can be written", "Give another.") from error
 
 
 def _progress(name: str, total: int) -> Any:
@@ -195,3 +211,18 @@ def _write(path: str, rows: list[dict[str, Any]], scores: list[Any]) -> None:
             line = {**row, "scores": given, "seconds": seconds, **({"failures": failed} if failed else {})}
             file.write(json.dumps(line, ensure_ascii=False, default=str) + "\n")
     os.replace(partial, path)
+
+
+def _write_pass_rates(path: str, threshold: float | None, rows: list[dict[str, Any]], scores: Any) -> None:
+    """The last thing that is done: whatever is wrong with the reward, its scores are there."""
+    from trl_drgrpo.features.diagnostics.correctness import CorrectnessRule
+    from trl_drgrpo.features.sampling.pass_rates import write_pass_rates
+
+    rewards = [float("nan") if reward is None else reward for reward in scores.rewards]
+    correct = CorrectnessRule([scores.name], threshold=threshold).judge(rewards)
+    if correct is None:
+        remedy = "Say from which value on a completion passes: --right_threshold."
+        raise InputError("pass_rates", f"rewards of {scores.name} other than 0 and 1", "pass or fail", remedy)
+    written, unjudged = write_pass_rates(Path(path), [row["prompt"] for row in rows], correct)
+    left_out = f"; {unjudged} without a score are left out" if unjudged else ""
+    console.log(f"Pass rates of {written} prompts by {scores.name}: {path}{left_out}")

@@ -14,7 +14,8 @@ from trl_drgrpo.rewards.spec import RewardSpec
 class DrGRPOScriptArguments(GRPOScriptArguments):
     """
     Script arguments: TRL's [`GRPOScriptArguments`] with wider `dataset_name` and `reward_funcs`, and with
-    `step_reward_funcs`, `rename_columns`, `prompt_template`, `system_prompt` and `preset`.
+    `step_reward_funcs`, `rename_columns`, `prompt_template`, `system_prompt`, `difficulty_range`, `preset` and
+    `early_stopping_patience`.
 
     Args:
         dataset_name (`str`, *optional*):
@@ -32,9 +33,14 @@ class DrGRPOScriptArguments(GRPOScriptArguments):
             Text around each prompt, see [`trl_drgrpo.cli.prompts.template_text`].
         system_prompt (`str`, *optional*):
             Makes each prompt a conversation that starts with this message, for chat models.
+        difficulty_range (`list[float]`, *optional*):
+            Lowest and highest pass rate of the prompts to train on, by `prior_pass_rates`; see
+            [`trl_drgrpo.cli.difficulty.within_range`]. Changes the objective.
         preset (`str`, *optional*):
             `"lora"` or `"qlora"`: values for the adapter, the quantization and the training arguments that were not
             given, see [`trl_drgrpo.single_gpu.lora_preset`].
+        early_stopping_patience (`int`, *optional*):
+            Stop after so many evaluations in a row that were not the best by `metric_for_best_model`.
     """
 
     dataset_name: str | None = field(
@@ -82,6 +88,14 @@ class DrGRPOScriptArguments(GRPOScriptArguments):
         default=None,
         metadata={"help": "Makes each prompt a conversation that starts with this system message, for chat models."},
     )
+    difficulty_range: list[float] | None = field(
+        default=None,
+        metadata={
+            "help": "Train only on prompts whose pass rate in prior_pass_rates lies within these two numbers, for "
+            "example 0.1 0.9; prompts that the file does not know stay. It changes the objective, which `curriculum` "
+            "does not."
+        },
+    )
     preset: str | None = field(
         default=None,
         metadata={
@@ -90,4 +104,8 @@ class DrGRPOScriptArguments(GRPOScriptArguments):
             "preset sets.",
             "choices": ["lora", "qlora"],
         },
+    )
+    early_stopping_patience: int | None = field(
+        default=None,
+        metadata={"help": "Stop after so many evaluations in a row that were not the best by metric_for_best_model."},
     )

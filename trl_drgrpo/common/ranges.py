@@ -89,6 +89,8 @@ RANGES: dict[str, Range] = {
     # Dr. GRPO
     "loss_normalizer": whole(1, optional=True),
     "beta_warmup_steps": whole(0),
+    "max_sampling_rounds": whole(1),
+    "curriculum_q_min": Range(0, 1, above=True, remedy="It is a probability, and its inverse a weight."),
     "record_groups": whole(-1),
     "outcome_weight": Range(),
     "process_weight": Range(),
@@ -159,6 +161,7 @@ RANGES: dict[str, Range] = {
     "eval_steps": Range(0, optional=True, remedy=_STEPS),
     "save_steps": Range(0, remedy=_STEPS),
     "eval_delay": Range(0),
+    "early_stopping_patience": whole(1, optional=True),
     "save_total_limit": whole(0, optional=True, remedy="Leave it out to keep every checkpoint."),
     "num_completions_to_print": whole(0, optional=True),
     "torch_empty_cache_steps": whole(1, optional=True),

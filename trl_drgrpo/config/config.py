@@ -6,6 +6,8 @@ Deltas from `GRPOConfig`:
   divides advantages by the group's std);
 - `use_bias_correction_kl=False`: the KL term is k3 as published, not k3 times the importance ratio (no effect at the
   default `beta=0.0`);
+- `vllm_importance_sampling_mode="token_truncate"`: what corrects for vLLM's probabilities weighs long rows like short
+  ones (no effect without vLLM);
 - a few new fields, all of them off or equal to TRL's behavior by default;
 - contradictions are errors here, before a model loads;
 - on a machine without an accelerator it selects CPU and float32 by itself, where TRL raises.
@@ -24,6 +26,7 @@ from trl_drgrpo.config.validation import (
     MICRO_BATCHINGS,
     PROCESS_ROLES,
     REWARD_ERROR_POLICIES,
+    SAMPLING_CORRECTIONS,
     validate,
     validate_batch,
     validate_groups,
@@ -38,6 +41,9 @@ import torch  # noqa: E402  # the version is judged before anything heavy loads
 from trl import GRPOConfig  # noqa: E402
 
 logger = logging.getLogger(__name__)
+
+# Fields of TRL whose default is another one here.
+_OWN_DEFAULTS = ("loss_type", "scale_rewards", "use_bias_correction_kl", "vllm_importance_sampling_mode")
 
 
 @dataclass
@@ -86,6 +92,22 @@ class DrGRPOConfig(GRPOConfig):
             Without vLLM: run each prompt once for all its completions, and drop finished rows from the decoding batch.
             The same seed samples the same tokens as without it, up to rounding.
 
+        > Which prompts train
+
+        dynamic_sampling (`bool` or `str`, *optional*, defaults to `False`):
+            Draw prompts until a batch is full of groups that carry a signal, and weight them so that the objective
+            stays the same (see [`select_groups`]). `"dapo"`: their plain mean (arXiv 2503.14476), which multiplies
+            the gradient by a factor that changes as the model learns; it is logged.
+        max_sampling_rounds (`int`, *optional*, defaults to `10`):
+            Draw at most this many times the prompts of a batch.
+        curriculum (`bool`, *optional*, defaults to `False`):
+            Keep a prompt before generation with a probability that grows with the standard deviation of its reward,
+            estimated from its running pass rate, and weight its group by the inverse.
+        curriculum_q_min (`float`, *optional*, defaults to `0.2`):
+            The least of these probabilities; it bounds the weights.
+        prior_pass_rates (`str`, *optional*):
+            File of pass rates from before the run, as `trl-drgrpo score --pass_rates` writes them.
+
         > Diagnostics
 
         right_reward (`str`, *optional*):
@@ -132,6 +154,7 @@ class DrGRPOConfig(GRPOConfig):
         - `loss_type`: `"dr_grpo"` instead of `"dapo"`.
         - `scale_rewards`: `"none"` instead of `"group"`.
         - `use_bias_correction_kl`: `False` instead of `True`.
+        - `vllm_importance_sampling_mode`: `"token_truncate"` instead of `"sequence_mask"`, a length bias.
         - `use_cpu` and `bf16`: without an accelerator, CPU and float32 instead of an error.
 
     Raises:
@@ -151,6 +174,15 @@ class DrGRPOConfig(GRPOConfig):
         default=False,
         metadata={
             "help": "Whether to multiply the KL term by the importance ratio (DeepSeek-V3.2). False: k3 as published."
+        },
+    )
+    vllm_importance_sampling_mode: str = field(
+        default="token_truncate",
+        metadata={
+            "help": "How the ratio of the policy's probabilities to vLLM's is bounded: 'token_truncate' clips each "
+            "token's, 'token_mask' sets it to 0 beyond the bounds; 'sequence_truncate' and 'sequence_mask' (TRL's "
+            "default) do so with the product over a row, so that long rows weigh less.",
+            "choices": list(SAMPLING_CORRECTIONS),
         },
     )
     loss_normalizer: int | None = field(
@@ -221,6 +253,30 @@ class DrGRPOConfig(GRPOConfig):
             "help": "Generation without vLLM: run each prompt once for all its completions, and drop finished rows. "
             "The same tokens are sampled."
         },
+    )
+    dynamic_sampling: bool | str = field(
+        default=False,
+        metadata={
+            "help": "Draw prompts until a batch is full of groups with a signal, weighted so that the objective stays "
+            "the same; 'dapo': their plain mean."
+        },
+    )
+    max_sampling_rounds: int = field(
+        default=10, metadata={"help": "Draw at most this many times the prompts of a batch."}
+    )
+    curriculum: bool = field(
+        default=False,
+        metadata={
+            "help": "Keep prompts before generation with a probability from their running pass rate, weighted by its "
+            "inverse."
+        },
+    )
+    curriculum_q_min: float = field(
+        default=0.2, metadata={"help": "The least probability with which the curriculum keeps a prompt."}
+    )
+    prior_pass_rates: str | None = field(
+        default=None,
+        metadata={"help": "Pass rates from before the run: a file that `trl-drgrpo score --pass_rates` wrote."},
     )
     right_reward: str | None = field(
         default=None,
@@ -340,10 +396,7 @@ class DrGRPOConfig(GRPOConfig):
         for own in dataclasses.fields(cls):
             if own.name not in trl_default:
                 setattr(converted, own.name, own.default if own.default_factory is MISSING else own.default_factory())
-            elif (
-                own.name in ("loss_type", "scale_rewards", "use_bias_correction_kl")
-                and getattr(config, own.name) == trl_default[own.name]
-            ):
+            elif own.name in _OWN_DEFAULTS and getattr(config, own.name) == trl_default[own.name]:
                 changed.append(f"{own.name} {getattr(config, own.name)!r} -> {own.default!r}")
                 setattr(converted, own.name, own.default)
         logger.warning("A plain GRPOConfig is read as a Dr. GRPO run: %s.", ", ".join(changed) or "nothing to change")
@@ -374,6 +427,8 @@ class DrGRPOConfig(GRPOConfig):
         self.step_baseline = FORMER_STEP_BASELINES.get(self.step_baseline, self.step_baseline)
         if self.step_credit == "min_to_go" and self.step_baseline == "to_go":
             self.step_baseline = "deepseekmath"  # its default in 0.1.0
+        if isinstance(self.dynamic_sampling, str) and self.dynamic_sampling.lower() in ("true", "false"):
+            self.dynamic_sampling = self.dynamic_sampling.lower() == "true"
         if isinstance(self.run_warnings, str) and self.run_warnings.lower() in ("true", "false"):
             self.run_warnings = self.run_warnings.lower() == "true"
 

@@ -5,6 +5,7 @@ import functools
 import inspect
 import logging
 from dataclasses import MISSING
+from pathlib import Path
 from typing import Any
 
 from datasets import Dataset, IterableDataset
@@ -13,8 +14,10 @@ from torch import nn
 from trl_drgrpo.common.errors import InputError, did_you_mean
 from trl_drgrpo.common.folders import check_writable
 from trl_drgrpo.common.rows import check_prompt_values, column_values
+from trl_drgrpo.config.best_metric import check_best_metric
 from trl_drgrpo.config.config import DrGRPOConfig
 from trl_drgrpo.features.diagnostics.correctness import CorrectnessRule
+from trl_drgrpo.features.sampling.pass_rates import read_pass_rates
 from trl_drgrpo.rewards.columns import check_columns, check_form, check_ready, check_values, gold_columns
 from trl_drgrpo.rewards.contract import reward_name
 
@@ -72,6 +75,8 @@ def check_inputs(
         remedy = "TRL stops a conversation with tools by this limit: set max_completion_length."
         raise InputError("max_completion_length", "None together with tools", "a number of tokens", remedy)
     check_writable("output_dir", str(args.output_dir))
+    if args.prior_pass_rates is not None:
+        read_pass_rates(Path(args.prior_pass_rates).expanduser())
     _check_trackers(args.report_to)
     for func in step_reward_funcs or []:
         _refuse_bare_rule(func)
@@ -79,6 +84,9 @@ def check_inputs(
         check_ready(func)
     if args.right_reward is not None and environment_factory is None:  # an environment may bring a reward of its own
         CorrectnessRule(_reward_names(reward_funcs), args.right_reward)
+    if environment_factory is None:
+        names, step_names = _reward_names(reward_funcs), [reward_name(func) for func in step_reward_funcs or []]
+        check_best_metric(args, names, step_names, eval_dataset if isinstance(eval_dataset, dict) else ())
     if not step_reward_funcs and (unused := _changed_step_settings(args)):
         logger.warning("%s: without step_reward_funcs this has no effect.", ", ".join(unused))
     splits = {"train_dataset": train_dataset}

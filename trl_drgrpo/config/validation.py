@@ -20,6 +20,7 @@ REWARD_ERROR_POLICIES = ("raise", "unscorable")
 MICRO_BATCHINGS = ("exact", "upstream")
 ADAPTER_DTYPES = ("float32", "upstream")
 PROCESS_ROLES = ("reward", "baseline")
+SAMPLING_CORRECTIONS = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 
 # What each other loss of TRL would bring back, in the words of the error message.
 _BIAS_OF_LOSS = {
@@ -38,6 +39,9 @@ def validate(config: Any) -> None:
     _validate_values(config)
     _validate_fields(config)
     _validate_credit(config)
+    _validate_sampling(config)
+    if config.use_vllm and config.vllm_importance_sampling_correction:
+        _validate_correction(config)
 
 
 def _validate_objective(config: Any) -> None:
@@ -82,6 +86,7 @@ _SWITCHES = (
     "share_prompts",
     "fast_generation",
     "run_log",
+    "curriculum",
 )
 
 
@@ -139,7 +144,7 @@ def _choices() -> dict[str, tuple[str, ...]]:
         "log_level": tuple(trainer_log_levels),
         "log_level_replica": tuple(trainer_log_levels),
         "vllm_mode": ("server", "colocate"),
-        "vllm_importance_sampling_mode": ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask"),
+        "vllm_importance_sampling_mode": SAMPLING_CORRECTIONS,
         **{name: tuple(str(member.value) for member in values) for name, values in enumerations.items()},
     }
 
@@ -192,20 +197,93 @@ def _validate_credit(config: Any) -> None:
                 raise InputError(name, got, repr(default), remedy)
 
 
+_ALL_TOKENS: dict[str, tuple[Any, ...]] = {"top_p": (None, 1.0), "top_k": (None, 0, -1), "min_p": (None, 0.0)}
+
+
+def refuse_truncated_sampling(config: Any, remedy: str, beside: str = "") -> None:
+    """Refuse `top_p`, `top_k` and `min_p`, wherever they are set: sampling from all tokens is the policy itself.
+
+    Args:
+        config ([`DrGRPOConfig`]): Its `generation_kwargs` override the fields of the same names.
+        remedy (`str`): Why, and what to do.
+        beside (`str`, *optional*): What it is refused together with.
+
+    Raises:
+        `InputError`: Names the field.
+    """
+    overrides = config.generation_kwargs if isinstance(config.generation_kwargs, dict) else {}
+    for name, off in _ALL_TOKENS.items():
+        value = overrides.get(name, getattr(config, name))
+        if value not in off:
+            field = f"generation_kwargs: {name}" if name in overrides else name
+            raise InputError(field, f"{value}{beside}", f"{off[1]}, sampling from the policy itself", remedy)
+
+
+def _validate_correction(config: Any) -> None:
+    """The correction for vLLM's probabilities: they must be of the distribution that the policy's are of."""
+    refuse_truncated_sampling(
+        config,
+        "vLLM's probabilities are of the tokens that are left, the policy's of all, so every ratio would be the share "
+        "that is left. Leave it out, or set vllm_importance_sampling_correction=False.",
+        beside=" with vllm_importance_sampling_correction=True",
+    )
+    bounds = config.vllm_importance_sampling_clip_min, config.vllm_importance_sampling_clip_max
+    if config.vllm_importance_sampling_mode.endswith("_truncate") and bounds == (None, None):
+        got = f"None with vllm_importance_sampling_mode={config.vllm_importance_sampling_mode!r}"
+        remedy = "TRL's default is 3.0; for the bare ratio of a row take 'sequence_mask'."
+        raise InputError("vllm_importance_sampling_clip_max", got, "a number", remedy)
+
+
+def _validate_sampling(config: Any) -> None:
+    """Filling batches: it drops groups, so nothing that they would have added may be part of the objective."""
+    if config.dynamic_sampling not in (False, True, "dapo"):
+        remedy = "True keeps the objective; 'dapo' is the mean over the groups with a signal."
+        raise InputError("dynamic_sampling", repr(config.dynamic_sampling), "True, False or 'dapo'", remedy)
+    name = "dynamic_sampling" if config.dynamic_sampling else "curriculum" if config.curriculum else None
+    if config.prior_pass_rates is not None and not config.curriculum:
+        got = repr(config.prior_pass_rates)
+        raise InputError("prior_pass_rates", got, "None without curriculum", "Set curriculum=True to use it.")
+    if name is None:
+        return
+    if config.beta != 0:
+        remedy = "Groups that are left out would add to the KL term: set beta=0, or switch it off."
+        raise InputError(name, f"{getattr(config, name)!r} with beta={config.beta}", "False with a KL term", remedy)
+    if config.entropy_coef or config.use_adaptive_entropy:
+        remedy = "Groups that are left out would add to the entropy bonus: switch one of them off."
+        raise InputError(name, f"{getattr(config, name)!r} with an entropy bonus", "False", remedy)
+    if config.dynamic_sampling and config.process_role == "baseline":
+        remedy = "With a baseline per step groups of equal rewards train, too: take curriculum, or 'reward'."
+        raise InputError("dynamic_sampling", "True with process_role='baseline'", "False", remedy)
+    if _generation_rows(config) // (config.num_generations or 1) < 2:
+        remedy = "With one prompt per batch the number of draws says nothing: raise gradient_accumulation_steps."
+        raise InputError(
+            name, f"{getattr(config, name)!r} with one prompt per generation batch", "two or more", remedy
+        )
+
+
 def validate_groups(config: Any) -> None:
     """A generation batch that would cut a prompt's group in two."""
-    world_size = int(os.environ.get("WORLD_SIZE", "1"))
-    steps = config.steps_per_generation or config.gradient_accumulation_steps
-    rows = config.generation_batch_size or config.per_device_train_batch_size * world_size * steps
+    rows = _generation_rows(config)
     if rows % (config.num_generations or 1) != 0:
+        steps = config.steps_per_generation or config.gradient_accumulation_steps
         raise InputError(
             "num_generations",
             f"{config.num_generations} for a generation batch of {rows} rows (generation_batch_size, or "
-            f"per_device_train_batch_size {config.per_device_train_batch_size} x {world_size} processes x {steps})",
+            f"per_device_train_batch_size {config.per_device_train_batch_size} x {_processes()} processes x {steps})",
             "a divisor of the generation batch",
             "Every prompt needs all its completions in the batch: change gradient_accumulation_steps or "
             "per_device_train_batch_size so that the product is a multiple of num_generations.",
         )
+
+
+def _processes() -> int:
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def _generation_rows(config: Any) -> int:
+    """Rows of a generation batch over all processes, also before TRL's constructor has filled them in."""
+    steps = config.steps_per_generation or config.gradient_accumulation_steps
+    return config.generation_batch_size or config.per_device_train_batch_size * _processes() * steps
 
 
 def validate_batch(config: Any) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from trl_drgrpo.common.version import __version__
 from trl_drgrpo.features.diagnostics.statistics import BUCKETS
 from trl_drgrpo.report.curves import Curve, curves_of, ends_of, mean, rounded
-from trl_drgrpo.report.panels import Panel, difficulty_metric, other_metrics, panels_for
+from trl_drgrpo.report.panels import BY_DIFFICULTY, Panel, difficulty_metric, other_metrics, panels_for
 from trl_drgrpo.report.records import Run, number
 from trl_drgrpo.report.sampling import sample_groups
 
@@ -73,7 +73,7 @@ def _run(
         "right": run.right,
         "notes": run.notes,
         "resumed_at": run.resumed_at,
-        "curves": {name: curve.as_json() for name, curve in thinned.items() if not name.startswith("difficulty/")},
+        "curves": {name: curve.as_json() for name, curve in thinned.items() if not name.startswith(BY_DIFFICULTY)},
         "mean_of": max((curve.mean_of for curve in thinned.values()), default=1),
         "eval_curves": {name: curve.as_json() for name, curve in evals.items()},
         "difficulty": difficulty(curves),
@@ -92,7 +92,9 @@ def difficulty(curves: dict[str, Curve]) -> dict[str, Any] | None:
     The heat map of difficulty over time, and the gradient weight by difficulty; `None` if there is nothing.
 
     `steps`: last step of each column; `groups`: per bucket the shares of groups per column; `gradient_weight`: per
-    weighting the share per bucket, mean over the run, absent if not logged. `curves` are not thinned.
+    weighting the share per bucket, mean over the run, absent if not logged; `keep_probability`: the curriculum's per
+    bucket of estimated pass rates, mean over the run, `None` where no prompt was, empty without one. `curves` are not
+    thinned.
     """
     shares = {bucket: curves.get(difficulty_metric("groups_frac", bucket)) for bucket in BUCKETS}
     longest = max((curve for curve in shares.values() if curve), key=lambda curve: len(curve.steps), default=None)
@@ -111,7 +113,14 @@ def difficulty(curves: dict[str, Curve]) -> dict[str, Any] | None:
             gradient_weight[kind] = {
                 bucket: rounded(mean(curve.values), 4) if curve else 0.0 for bucket, curve in found.items()
             }
-    return {"steps": [column[-1] for column in columns], "groups": groups, "gradient_weight": gradient_weight}
+    kept = {bucket: curves.get(difficulty_metric("keep_probability", bucket)) for bucket in BUCKETS}
+    keep_probability = {bucket: rounded(mean(curve.values), 4) if curve else None for bucket, curve in kept.items()}
+    return {
+        "steps": [column[-1] for column in columns],
+        "groups": groups,
+        "gradient_weight": gradient_weight,
+        "keep_probability": keep_probability if any(kept.values()) else {},
+    }
 
 
 def settings_table(runs: Sequence[Run]) -> list[dict[str, Any]]:

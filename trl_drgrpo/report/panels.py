@@ -3,7 +3,10 @@
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from trl_drgrpo.features.diagnostics.correction import QUARTERS
 from trl_drgrpo.features.diagnostics.statistics import BUCKETS
+
+BY_DIFFICULTY = ("difficulty/", "sampling/keep_probability/")  # not curves over the steps: one chart of their own
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,25 @@ PANELS = (
     _one("Truncated", "share of completions", "completions/truncated_frac", "completions/clipped_ratio", share=True),
     _one("Clipped tokens", "share of tokens", "clip_ratio/region_mean", "clip_ratio"),
     Panel(
+        "Weight by length",
+        "mean ratio to vLLM's probabilities",
+        (
+            Line("shortest quarter", (QUARTERS[0],)),
+            Line("second", (QUARTERS[1],)),
+            Line("third", (QUARTERS[2],)),
+            Line("longest quarter", (QUARTERS[3],)),
+        ),
+        hint="What token losses are multiplied by. Curves that part are a length bias: take token_truncate.",
+    ),
+    Panel(
+        "Weight by correctness",
+        "mean ratio to vLLM's probabilities",
+        (
+            Line("correct", ("sampling/weight_correct_mean",), "correct"),
+            Line("incorrect", ("sampling/weight_incorrect_mean",), "incorrect"),
+        ),
+    ),
+    Panel(
         "Time per phase",
         "seconds",
         (
@@ -92,6 +114,41 @@ PANELS = (
     _one("Speed", "tokens per second", "time/tokens_per_s"),
     _one("Effective group size", "completions", "drgrpo/effective_group_size"),
     _one("Useful tokens", "share of what ran", "drgrpo/useful_token_frac", share=True),
+    Panel(
+        "Sampled prompts",
+        "per batch",
+        (
+            Line("drawn", ("sampling/draws",)),
+            Line("generated", ("sampling/groups_generated",)),
+            Line("live", ("sampling/groups_live",)),
+        ),
+        hint="Live: the group's rewards differ, so it carries a signal.",
+    ),
+    Panel(
+        "Sampled groups",
+        "per batch",
+        (Line("trained on", ("sampling/groups_trained",)), Line("dropped", ("sampling/groups_dropped",))),
+        hint="Dropped: live groups beyond those that a batch takes.",
+    ),
+    _one("Sampling rounds", "per batch", "sampling/rounds"),
+    _one("Tokens per live group", "generated tokens", "sampling/tokens_per_live_group"),
+    Panel(
+        "Sampling weight",
+        "times the advantages",
+        (Line("mean", ("sampling/weight_mean",)), Line("largest", ("sampling/weight_max",))),
+        hint="Keeps the objective: small where few groups carry a signal, large where a prompt was rarely kept.",
+    ),
+    _one("Effective groups", "of a batch", "sampling/effective_groups", hint="Equal weights count in full."),
+    Panel(
+        "Curriculum",
+        "share",
+        (
+            Line("kept of the prompts drawn", ("sampling/keep_probability",)),
+            Line("estimated pass rate", ("sampling/pass_rate_estimate",)),
+        ),
+        share=True,
+    ),
+    _one("DAPO's factor", "on the gradient", "sampling/dapo_factor"),
     _one("Different completions", "share of a group", "completions/unique_frac", share=True),
     _one("Process reward", "mean over steps", "process/reward_mean"),
     _one("Steps per completion", "steps", "process/steps_mean"),
@@ -134,12 +191,12 @@ def _reward_panels(metrics: Collection[str]) -> list[Panel]:
 def other_metrics(metrics: Collection[str], panels: Sequence[Panel]) -> list[str]:
     """Logged metrics that no panel draws, nor the heat map; sorted."""
     drawn = {name for panel in panels for line in panel.lines for name in line.metrics}
-    return sorted(name for name in metrics if name not in drawn and not name.startswith("difficulty/"))
+    return sorted(name for name in metrics if name not in drawn and not name.startswith(BY_DIFFICULTY))
 
 
 def difficulty_metric(kind: str, bucket: str) -> str:
-    """Name of a difficulty metric. `kind`: `"groups_frac"`, `"gradient_weight_frac"` or
-    `"gradient_weight_frac_grpo"`."""
+    """Name of a difficulty metric. `kind`: `"groups_frac"`, `"gradient_weight_frac"`, `"gradient_weight_frac_grpo"` or
+    `"keep_probability"`."""
     if bucket not in BUCKETS:
         raise ValueError(f"bucket: got {bucket!r}; expected one of {', '.join(BUCKETS)}.")
-    return f"difficulty/{kind}/{bucket}"
+    return f"{'sampling' if kind == 'keep_probability' else 'difficulty'}/{kind}/{bucket}"

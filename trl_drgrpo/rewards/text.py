@@ -6,6 +6,8 @@ same places: behind the last `</think>`, in the last `<answer>...</answer>`, in 
 All of it takes time linear in the length of the text, whatever a policy writes.
 """
 
+import hashlib
+import json
 import re
 from typing import Any
 
@@ -28,6 +30,38 @@ def prompt_text(prompt: Any) -> str:
     if isinstance(prompt, str):
         return prompt
     return "\n\n".join(_content_text(message.get("content")) for message in prompt)
+
+
+def prompt_key(prompt: Any) -> str:
+    """A prompt's identity by content: 16 hexadecimal digits, the same in every run and process.
+
+    A copy of the prompt in a table has the same key: Arrow gives every message the fields of all others, as `None`,
+    and TRL makes parts of a text. Images do not count.
+
+    Args:
+        prompt (`str` or list of messages): As in the dataset.
+
+    Example:
+
+    ```python
+    >>> prompt_key("1+1?") == prompt_key("1+1?") != prompt_key([{"role": "user", "content": "1+1?"}])
+    True
+    >>> in_a_table = [{"content": [{"type": "text", "text": "1+1?"}], "name": None, "role": "user"}]
+    >>> prompt_key(in_a_table) == prompt_key([{"role": "user", "content": "1+1?"}])
+    True
+
+    ```
+    """
+    if isinstance(prompt, list):
+        prompt = [{**m, "content": _content_text(m.get("content"))} if isinstance(m, dict) else m for m in prompt]
+    text = prompt if isinstance(prompt, str) else json.dumps(_without_nulls(prompt), sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_nulls(inner) for name, inner in value.items() if inner is not None}
+    return [_without_nulls(inner) for inner in value] if isinstance(value, list) else value
 
 
 def after_thinking(text: str) -> str:

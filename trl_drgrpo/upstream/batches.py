@@ -70,15 +70,25 @@ class CreditedBatch(RolloutBatch):
 
     Args:
         advantages (`torch.Tensor` of shape `(b,)` or `(b, T)`): What this rank's rows are trained on.
+        sampling_ratios (`torch.Tensor` of shape `(b, 1)` or `(b, T)`, *optional*):
+            What the token losses are multiplied by to correct for the probabilities of the engine that sampled.
     """
 
     advantages: torch.Tensor
+    sampling_ratios: torch.Tensor | None = None
 
     @property
     def token_advantages(self) -> torch.Tensor:
         """`advantages` for every token `(b, T)`, 0 where nothing is trained on."""
         advantages = self.advantages if self.advantages.dim() == 2 else self.advantages.unsqueeze(1)
         return advantages * self.trained_mask
+
+    @property
+    def row_weights(self) -> torch.Tensor | None:
+        """Mean of the sampling ratios over the tokens of each row `(b,)`; NaN where no token is trained on."""
+        if self.sampling_ratios is None:
+            return None
+        return (self.sampling_ratios * self.trained_mask).sum(dim=1) / self.trained_mask.sum(dim=1)
 
     @property
     def row_advantages(self) -> torch.Tensor:

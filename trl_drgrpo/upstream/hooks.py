@@ -4,7 +4,7 @@ Nothing of TRL is named here. `host.py` calls the hooks of the trainer ([`Hooks`
 one owner, and asks that owner; the others go to every [`Feature`]. As they stand they change nothing.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,12 @@ class Hooks:
     def scoring(self) -> AbstractContextManager[Any]:
         """Entered around each call of the reward functions."""
         return _entered(feature.scoring() for feature in self.features)
+
+    def collecting(
+        self, inputs: list[dict[str, Any]], generate: Callable[[list[dict[str, Any]]], dict[str, Any]]
+    ) -> dict[str, Any]:
+        """Makes a scored generation batch of this rank's rows; may call `generate` for other rows, and more often."""
+        return generate(inputs)
 
     def on_rewards(self, batch: ScoredBatch) -> None:
         """Sees a generation batch right after the reward functions did."""

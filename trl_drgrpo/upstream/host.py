@@ -96,6 +96,10 @@ class HostTrainer(Hooks, PrivateState):
             return super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
 
     def _generate_and_score_completions(self, inputs):
+        return self.collecting(inputs, self._scored_rollouts)
+
+    def _scored_rollouts(self, inputs):
+        """Completions, rewards and advantages of rows."""
         calculate: Any = self._calculate_rewards  # a subclass's, where it has one: what it returns is what TRL gets
 
         def calculate_and_show(inputs, prompts, completions, completion_ids_list):

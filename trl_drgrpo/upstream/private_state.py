@@ -13,6 +13,7 @@ require_supported_trl()
 
 import torch  # noqa: E402  # the version is judged before anything heavy loads
 from accelerate.utils import DistributedType, gather_object  # noqa: E402
+from datasets import Dataset  # noqa: E402
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR  # noqa: E402
 from trl import GRPOTrainer  # noqa: E402
 
@@ -52,6 +53,14 @@ class PrivateState(GRPOTrainer):
         """G of the generation batch at hand: evaluation may have its own."""
         group_size: Any = self.num_generations if self.model.training else self.num_generations_eval
         return group_size
+
+    @property
+    def training_examples(self) -> Any:
+        """The training set as the dataloader reads it: without the columns that transformers leaves out."""
+        dataset = self.train_dataset
+        if isinstance(dataset, Dataset) and self.args.remove_unused_columns:
+            return self._remove_unused_columns(dataset, description="training")
+        return dataset
 
     def checkpoint_folder(self, trial: Any = None) -> Path:
         """Folder of a checkpoint at the current optimizer step."""

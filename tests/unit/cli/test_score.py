@@ -12,8 +12,10 @@ from pyarrow import parquet
 
 from trl_drgrpo.cli.main import main
 from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.features.sampling.pass_rates import read_pass_rates
 from trl_drgrpo.rewards.scoring.saved import read_rows
 from trl_drgrpo.rewards.scoring.table import score_rows
+from trl_drgrpo.rewards.text import prompt_key
 
 ROWS = [
     {"prompt": "2+2=", "completion": "4", "answer": "4"},
@@ -440,3 +442,40 @@ def test_what_a_reward_prints_is_no_result(here, capsys):
     assert json.loads(out)["rewards"]["reward"]["mean"] == 1.0
     assert "LOADED" in err
     assert "HELLO" in err
+
+
+def test_pass_rates_by_the_first_reward(here, capsys):
+    rows = [*ROWS, {"prompt": "2+2=", "completion": "5", "answer": "4"}]
+    write_json_lines("rows.jsonl", rows)
+    argv = ("--rewards", "mine.py:exact", "mine.py:lenient", "--data", "rows.jsonl", "--pass_rates", "out/rates.jsonl")
+    assert score(*argv) == 0
+    assert read_pass_rates(here / "out/rates.jsonl") == {
+        prompt_key("2+2="): (0.5, 2.0),
+        prompt_key("2+3="): (0.0, 1.0),
+        prompt_key("1+1="): (1.0, 1.0),
+    }
+    said = "Pass rates of 3 prompts by exact: out/rates.jsonl; 1 without a score are left out"
+    assert said in capsys.readouterr().err
+
+
+def test_what_passes_has_to_be_said_of_other_rewards(here, capsys):
+    argv = ("--rewards", "mine.py:later", "--data", "rows.jsonl", "--pass_rates", "rates.jsonl")
+    assert score(*argv) == 2
+    out, err = capsys.readouterr()
+    assert "pass_rates: got rewards of later other than 0 and 1; expected pass or fail. Say from which" in err
+    assert "later" in out  # the table is there all the same
+    assert score(*argv, "--right_threshold", "4") == 0
+    assert {rate for rate, _ in read_pass_rates(here / "rates.jsonl").values()} == {1.0}
+    assert score("--rewards", "mine.py:exact", "--data", "rows.jsonl", "--right_threshold", "1") == 2
+    assert "right_threshold: got 1.0; expected none without --pass_rates." in capsys.readouterr().err
+    assert score("--rewards", "mine.py:exact", "--data", "rows.jsonl", "--pass_rates", "rows.jsonl") == 2
+    assert "pass_rates: got 'rows.jsonl', which is read; expected a file of its own" in capsys.readouterr().err
+
+
+def test_prompts_are_the_same_in_a_table_and_in_the_data():
+    plain = [{"role": "user", "content": "1+1?"}]
+    table = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "1+1?"}], "tool_calls": None}]
+    assert prompt_key(plain) == prompt_key(table) != prompt_key("1+1?")
+    call = [{"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "a": None}}]}]
+    assert prompt_key(call) != prompt_key([{"role": "assistant", "content": None}])
+    assert prompt_key(call) == prompt_key([{**call[0], "tool_calls": [{"function": {"name": "f"}}], "content": ""}])

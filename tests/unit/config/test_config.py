@@ -18,7 +18,7 @@ def test_defaults_are_both_switches_of_dr_grpo():
 def test_everything_else_keeps_trls_default():
     ours = {f.name: (f.default, f.default_factory) for f in dataclasses.fields(DrGRPOConfig)}
     changed = {f.name for f in dataclasses.fields(GRPOConfig) if ours[f.name] != (f.default, f.default_factory)}
-    assert changed == {"loss_type", "scale_rewards", "use_bias_correction_kl"}
+    assert changed == {"loss_type", "scale_rewards", "use_bias_correction_kl", "vllm_importance_sampling_mode"}
 
 
 @pytest.mark.parametrize("value", [False, "none", "False", "false"])
@@ -116,6 +116,44 @@ def test_what_fits_may_be_assigned_later(field):
     assert config.scale_rewards == "none"
 
 
+CORRECTED = " with vllm_importance_sampling_correction=True; expected "
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"top_p": 0.9}, f"top_p: got 0.9{CORRECTED}1.0, sampling from the policy itself. vLLM's probabilities are"),
+        ({"top_k": 20}, f"top_k: got 20{CORRECTED}0,"),
+        ({"min_p": 0.05}, f"min_p: got 0.05{CORRECTED}0.0,"),
+        ({"generation_kwargs": {"top_k": 20}}, f"generation_kwargs: top_k: got 20{CORRECTED}0,"),
+        (
+            {"vllm_importance_sampling_clip_max": None},
+            "vllm_importance_sampling_clip_max: got None with vllm_importance_sampling_mode='token_truncate'",
+        ),
+    ],
+)
+def test_ratios_of_other_distributions_are_refused(fields, message):
+    with pytest.raises(InputError) as error:
+        DrGRPOConfig(use_vllm=True, **fields)
+    assert str(error.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"top_p": 0.9, "use_vllm": False},
+        {"top_p": 0.9, "top_k": 20, "vllm_importance_sampling_correction": False},
+        {"top_p": 0.9, "generation_kwargs": {"top_p": 1}},  # which is what vLLM gets
+        {"top_k": -1, "min_p": 0.0},
+        {"vllm_importance_sampling_mode": "sequence_mask", "vllm_importance_sampling_clip_max": None},
+        {"vllm_importance_sampling_clip_min": 0.5, "vllm_importance_sampling_clip_max": None},
+    ],
+)
+def test_what_samples_from_the_policy_or_is_not_corrected_is_taken(fields):
+    config = DrGRPOConfig(**{"use_vllm": True, **fields})
+    assert {name: getattr(config, name) for name in fields} == fields
+
+
 def test_a_missing_length_limit_needs_an_explicit_normalizer():
     config = DrGRPOConfig(max_completion_length=None, loss_normalizer=1000)
     assert (config.max_completion_length, config.loss_normalizer) == (None, 1000)
@@ -156,6 +194,17 @@ class TestFromGRPOConfig:
         DrGRPOConfig.from_grpo_config(GRPOConfig(scale_rewards="group", **self.plain))
         assert "scale_rewards 'group' -> 'none'" in caplog.text
         assert "loss_type 'dapo' -> 'dr_grpo'" in caplog.text
+        assert "vllm_importance_sampling_mode 'sequence_mask' -> 'token_truncate'" in caplog.text
+
+    def test_a_correction_that_was_chosen_stays(self):
+        config = GRPOConfig(vllm_importance_sampling_mode="sequence_truncate", **self.plain)
+        assert DrGRPOConfig.from_grpo_config(config).vllm_importance_sampling_mode == "sequence_truncate"
+
+    def test_bounds_that_no_ratio_has_are_refused_under_our_default_too(self):
+        # TRL's constructor judges them under its own default, and torch would end the run at its first batch.
+        config = GRPOConfig(use_vllm=True, vllm_importance_sampling_clip_max=None, **self.plain)
+        with pytest.raises(InputError, match=r"^vllm_importance_sampling_clip_max: got None with .*'token_truncate'"):
+            DrGRPOConfig.from_grpo_config(config)
 
     def test_takes_one_of_ours_as_it_is(self):
         config = DrGRPOConfig(loss_normalizer=77)

@@ -1,10 +1,12 @@
 """The report as a page: its content, and its policy."""
 
 import re
+from pathlib import Path
 
 from report_runs import HOSTILE, data_of, write_hostile
 
 from trl_drgrpo import write_report
+from trl_drgrpo.report import page as html
 
 
 def test_the_page_states_the_objective_that_was_recorded(runs, tmp_path):
@@ -39,3 +41,11 @@ def test_the_policy_allows_the_pages_own_script_and_style_only(runs, tmp_path):
         assert f"{directive} 'sha256-{digest}'" in policy
     assert not re.search(r"\son\w+=", page.split("<script", 1)[0])
     assert not re.search(r"(?:src|href)=[\"']?(?:https?:)?//", page)
+
+
+def test_no_function_of_the_pages_scripts_replaces_another():
+    folder = Path(html.__file__).parent / "assets"
+    source = "\n".join((folder / name).read_text() for name in html._SCRIPTS if not name.startswith("uplot"))
+    names = re.findall(r"^(?:function|const|let) (\w+)", source, flags=re.MULTILINE)
+    assert len(names) > 30
+    assert len(set(names)) == len(names)

@@ -1,6 +1,13 @@
 """Panels and their lines."""
 
-from trl_drgrpo.report.panels import panels_for
+from trl_drgrpo.report.panels import other_metrics, panels_for
+
+
+def test_weights_of_a_correction_are_drawn_by_length_and_by_correctness():
+    names = [f"sampling/weight_{of}_mean" for of in ("q1", "q2", "q3", "q4", "correct", "incorrect")]
+    by_length, by_correctness = panels_for(set(names))
+    assert [line.metrics[0] for line in (*by_length.lines, *by_correctness.lines)] == names
+    assert [line.role for line in by_correctness.lines] == ["correct", "incorrect"]
 
 
 def test_entropies_over_different_rows_are_different_lines():
@@ -8,3 +15,13 @@ def test_entropies_over_different_rows_are_different_lines():
         "all rows",
         "rows with a signal",
     ]
+
+
+def test_sampling_is_drawn_where_it_was_logged():
+    names = {"sampling/draws", "sampling/groups_live", "sampling/keep_probability/0-25", "sampling/capped_frac"}
+    panels = panels_for(names)
+    assert [(panel.title, [line.label for line in panel.lines]) for panel in panels] == [
+        ("Sampled prompts", ["drawn", "live"])
+    ]
+    assert other_metrics(names, panels) == ["sampling/capped_frac"]
+    assert not any("ampl" in panel.title for panel in panels_for({"reward"}))

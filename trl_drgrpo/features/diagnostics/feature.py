@@ -7,6 +7,7 @@ on, and nothing here ends a run (`upstream/description.py`).
 """
 
 import json
+import logging
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from trl_drgrpo.features.diagnostics.correctness import CorrectnessRule
+from trl_drgrpo.features.diagnostics.first_loss import first_loss_remarks, is_first_loss
 from trl_drgrpo.features.diagnostics.group_records import group_records, recorded_groups, row_record
 from trl_drgrpo.features.diagnostics.phase_clock import GENERATE, SCORE, PhaseClock
 from trl_drgrpo.features.diagnostics.renamed import with_old_names
@@ -28,6 +30,8 @@ from trl_drgrpo.process_rewards.steps.alignment import Aligner
 from trl_drgrpo.rewards.contract import reward_name
 from trl_drgrpo.upstream.batches import CreditedBatch
 from trl_drgrpo.upstream.description import METRIC, DescribingCallback, DescribingFeature
+
+logger = logging.getLogger(__name__)
 
 # Places, as the guard names them.
 _STATISTICS, _WARNINGS, _PHASES = "The statistics of a batch", "The watch for warnings", "The clock of the phases"
@@ -149,6 +153,7 @@ class Diagnostics(DescribingFeature):
             truncated=[row.truncated for row in own],
             texts=[row.text for row in own],
             correct=seen.correct,
+            weights=None if own[0].weight is None else [row.weight for row in own],
         )
         trains, step = self.trainer.model.training, self.trainer.state.global_step
         if trains:
@@ -177,6 +182,10 @@ class Diagnostics(DescribingFeature):
                 self.run_log.metrics(state.global_step, state.epoch, logs)
         with self.describing(_WARNINGS):
             self.run_warnings.observe_log(state.global_step, logs)
+        with self.describing("The remarks on the first loss"):
+            if self.run_warnings.thresholds and is_first_loss(logs, state.log_history):  # no thresholds: silence
+                for remark in first_loss_remarks(self.trainer, logs["loss"]):
+                    logger.warning(remark)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if not state.is_world_process_zero or self.run_log is None:

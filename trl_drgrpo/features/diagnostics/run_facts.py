@@ -53,6 +53,10 @@ _SETTINGS = (
     "num_generations_eval",
     "max_completion_length",
     *_SAMPLING,
+    "dynamic_sampling",
+    "max_sampling_rounds",
+    "curriculum",
+    "curriculum_q_min",
     "use_vllm",
     "vllm_mode",
     "seed",
@@ -117,6 +121,7 @@ def _objective(trainer: Any) -> dict[str, Any]:
     objective |= {name: getattr(args, name) if scorer else None for name in _STEP_OBJECTIVE}
     objective["step_separator"] = _separator(trainer) if scorer else None
     objective["state_keys"] = trainer.turns.state_keys_of
+    objective["dynamic_sampling"] = "dapo" if args.dynamic_sampling == "dapo" else None  # True keeps the objective
     objective["advantages"] = trainer.own_advantages
     return objective | _fields(args, _WEIGHTS)
 

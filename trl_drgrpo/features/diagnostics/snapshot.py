@@ -12,13 +12,14 @@ from trl_drgrpo.upstream.batches import CreditedBatch
 
 @dataclass(frozen=True)
 class OwnRow:
-    """One row of this rank for the statistics; see [`BatchRows`]."""
+    """One row of this rank for the statistics; see [`BatchRows`]. `weight` is `None` where nothing is corrected."""
 
     length: int
     trained: int
     gradient_weight: float
     truncated: bool
     text: int
+    weight: float | None = None
 
 
 class BatchSnapshot:
@@ -52,6 +53,8 @@ class BatchSnapshot:
             "trained": batch.trained_mask.sum(dim=1),
             "gradient_weight": advantages.abs().sum(dim=1),
         }
+        if (weights := batch.row_weights) is not None:
+            tensors["weights"] = weights
         if batch.advantages.dim() == 2:
             tensors["token advantages"] = advantages[self._recorded]
             tensors["token masks"] = batch.trained_mask[self._recorded]
@@ -66,12 +69,14 @@ class BatchSnapshot:
                 gradient_weight,
                 _is_cut(ids, stop_token_ids),
                 hash(tuple(ids)),
+                weight,
             )
-            for ids, tokens, trained, gradient_weight in zip(
+            for ids, tokens, trained, gradient_weight, weight in zip(
                 batch.scored.completion_ids,
                 copied["tokens"],
                 copied["trained"],
                 copied["gradient_weight"],
+                copied.get("weights", [None] * len(batch.scored.completion_ids)),
                 strict=True,
             )
         ]

@@ -14,6 +14,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from trl_drgrpo.features.diagnostics.correction import weight_statistics
+
 BUCKETS = ("0", "0-25", "25-50", "50-75", "75-100", "100")  # percent correct in the group, (a, b] but for the ends
 STD_FLOOR = 1e-4  # what TRL adds to a group's std
 
@@ -32,6 +34,8 @@ class BatchRows:
         texts (`B` hashable): Equal for equal completions, a hash of the tokens for example.
         correct (`B` bools or `None`, *optional*): Whether the row is correct, `None` for neither; `None` as a whole
             when it is not known what is correct.
+        weights (`B` floats, *optional*): Mean of the ratios that correct for the probabilities of the engine that
+            sampled, over the tokens that are trained on, NaN without any; `None` where nothing is corrected.
     """
 
     num_generations: int
@@ -42,6 +46,7 @@ class BatchRows:
     truncated: Sequence[bool]
     texts: Sequence[int]
     correct: Sequence[bool | None] | None = None
+    weights: Sequence[float] | None = None
 
     @property
     def groups(self) -> list[range]:
@@ -61,11 +66,18 @@ def batch_statistics(rows: BatchRows, trains: bool = True) -> dict[str, float]:
     Returns:
         `dict[str, float]`: Metric to value; one that has nothing to be computed from is left out. Shares are between 0
         and 1, lengths in tokens. `drgrpo/reward_min`: the lowest outcome reward of a scorable row. See
-        [`length_statistics`], [`group_statistics`], [`difficulty_statistics`].
+        [`length_statistics`], [`group_statistics`], [`difficulty_statistics`], [`weight_statistics`].
     """
     scored = [reward for reward in rows.rewards if not math.isnan(reward)]
     lowest = {"drgrpo/reward_min": min(scored)} if scored else {}
-    return lowest | length_statistics(rows) | group_statistics(rows, trains) | difficulty_statistics(rows, trains)
+    of_weights = {} if rows.weights is None else weight_statistics(rows.weights, rows.lengths, rows.correct)
+    return (
+        lowest
+        | length_statistics(rows)
+        | group_statistics(rows, trains)
+        | difficulty_statistics(rows, trains)
+        | of_weights
+    )
 
 
 def length_statistics(rows: BatchRows) -> dict[str, float]:

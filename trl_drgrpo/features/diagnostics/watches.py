@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from trl_drgrpo.features.diagnostics.collapse import AllIncorrect, AllTruncated, RewardCollapse
+from trl_drgrpo.features.diagnostics.correction import UnequalWeights
 from trl_drgrpo.features.diagnostics.series import change, distance_from_usual, moved
 from trl_drgrpo.features.diagnostics.watch import Metrics, Watch, finite, mean_of, span_of
 
@@ -269,5 +270,6 @@ WATCHES: tuple[type[Watch], ...] = (  # those that explain others before these
     KL,
     RewardFailing,
     ProcessHacked,
+    UnequalWeights,
     GradientStands,
 )

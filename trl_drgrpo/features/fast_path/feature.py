@@ -25,9 +25,10 @@ from trl_drgrpo.features.fast_path.sharing import (
     rope_depends_on_width,
     why_not_shared,
 )
-from trl_drgrpo.features.fast_path.window import PLAN, Window, rows_of, unknown_keys, windows
+from trl_drgrpo.features.fast_path.window import PLAN, Window, rows_of, windows
 from trl_drgrpo.upstream.batches import CreditedBatch, ScoredTokens, TokenBatch
 from trl_drgrpo.upstream.hooks import Feature
+from trl_drgrpo.upstream.rollouts import unknown_keys
 from trl_drgrpo.upstream.swapping import swapped
 
 logger = logging.getLogger(__name__)

@@ -11,26 +11,9 @@ from typing import Any
 import torch
 
 from trl_drgrpo.features.fast_path.planner import Budget, Costs, MicroBatch, Row, plan_window, processed_tokens
+from trl_drgrpo.upstream.rollouts import OF_COMPLETIONS, OF_EITHER, OF_PROMPTS, OF_THE_BATCH
 
 PLAN = "micro_batch_plan"
-
-_OF_PROMPTS = ("prompt_ids", "prompt_mask")  # (B, P), padded on the left
-_OF_COMPLETIONS = (  # (B, T), padded on the right
-    "completion_ids",
-    "completion_mask",
-    "tool_mask",
-    "old_per_token_logps",
-    "ref_per_token_logps",
-    "sampling_per_token_logps",
-)
-_OF_EITHER = ("advantages", "importance_sampling_ratio")  # (B,), (B, 1) or (B, T)
-_OF_THE_BATCH = ("num_items_in_batch",)
-KNOWN = frozenset((*_OF_PROMPTS, *_OF_COMPLETIONS, *_OF_EITHER, *_OF_THE_BATCH))
-
-
-def unknown_keys(inputs: dict[str, Any]) -> list[str]:
-    """Keys that this file does not know how to regroup: images and whatever a newer TRL may add."""
-    return sorted(key for key, value in inputs.items() if key not in KNOWN and value is not None)
 
 
 def windows(slots: int, accumulation: int) -> list[range]:
@@ -99,7 +82,7 @@ class Window:
         prompt_width = max([1, *(self.rows[i].prompt_length for i in index.tolist())])
         completion_width = max([1, *(self.rows[i].completion_length for i in chosen)])
         inputs = {key: _rows(key, value, index, prompt_width, completion_width) for key, value in self.inputs.items()}
-        for key in (*_OF_COMPLETIONS, *_OF_EITHER):
+        for key in (*OF_COMPLETIONS, *OF_EITHER):
             if key in inputs and fillers:
                 inputs[key][len(chosen) :] = 0
         packs, start = [], 0
@@ -154,16 +137,16 @@ def _loss_mask(inputs: dict[str, Any]) -> torch.Tensor:
 
 def _joined(micro_batches: list[dict[str, Any]]) -> dict[str, Any]:
     return {
-        key: value if key in _OF_THE_BATCH else torch.cat([batch[key] for batch in micro_batches])
+        key: value if key in OF_THE_BATCH else torch.cat([batch[key] for batch in micro_batches])
         for key, value in micro_batches[0].items()
         if value is not None
     }
 
 
 def _rows(key: str, value: Any, index: torch.Tensor, prompt_width: int, completion_width: int) -> Any:
-    if key in _OF_THE_BATCH:
+    if key in OF_THE_BATCH:
         return value
     chosen = value[index]
-    if key in _OF_PROMPTS:
+    if key in OF_PROMPTS:
         return chosen[:, -prompt_width:]
     return chosen[:, :completion_width] if chosen.dim() == 2 else chosen

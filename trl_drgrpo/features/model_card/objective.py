@@ -119,6 +119,26 @@ def _policy_notes(trainer: Any, args: Any) -> list[str]:
             "sigma_run is the standard deviation of all rewards seen so far, over all prompts; at the moment of this "
             f"card {trainer.reward_scale.std:.4g}."
         )
+    return [*notes, *_sampling_notes(args)]
+
+
+def _sampling_notes(args: Any) -> list[str]:
+    notes = []
+    if args.dynamic_sampling == "dapo":
+        notes.append(
+            "Batches are filled with groups that carry a signal, and their mean is followed, as in DAPO: that is the "
+            "objective above times a factor that changes as the model learns."
+        )
+    elif args.dynamic_sampling:
+        notes.append(
+            "Batches are filled with groups that carry a signal; (K - 1) / (M - 1) on their advantages, for K groups "
+            "among M prompts drawn, keeps the objective."
+        )
+    if args.curriculum:
+        notes.append(
+            f"Prompts are kept with a probability q >= {args.curriculum_q_min:g} that grows with the standard "
+            "deviation of their reward; 1 / q on their advantages keeps the objective."
+        )
     return notes
 
 

@@ -23,6 +23,7 @@ from trl_drgrpo.labs.check.enumeration import (
     total,
 )
 from trl_drgrpo.labs.check.published import PublishedCredit, same_turn_z_score, state_mean, state_z_score
+from trl_drgrpo.labs.check.sampled_prompts import Sampling, retried_until_mixed
 from trl_drgrpo.labs.check.small_policies import reasoning, shared_states, stop_or_go, two_turns
 from trl_drgrpo.labs.check.trainer_credit import Judge, TrainerCredit, good_steps, seen_steps
 
@@ -46,7 +47,7 @@ class CreditCase:
 
 def credit_cases() -> list[CreditCase]:
     """The lines of the table."""
-    return [*_stop_or_go(), *_outcome(), *_value_baseline(), *_two_turns(), *_shared_states()]
+    return [*_stop_or_go(), *_outcome(), *_value_baseline(), *_two_turns(), *_shared_states(), *_prompts()]
 
 
 def _stop_or_go() -> Iterator[CreditCase]:
@@ -134,6 +135,21 @@ def _shared_states() -> Iterator[CreditCase]:
     yield line("to_go with state keys", estimator=TrainerCredit(step_separator="turn"))
     yield line("GiGPO's step mean: own row counted", estimator=PublishedCredit(state_mean), control=True)
     yield line("GiGPO's step z-score", estimator=PublishedCredit(state_z_score), control=True)
+
+
+def _prompts() -> Iterator[CreditCase]:
+    """Which prompts train, and how much each weighs."""
+    wrong = (0.9, 0.5, 0.02)  # nothing like the pass rates
+    curriculum, unweighted = Sampling(dynamic=False, estimates=wrong), Sampling(estimates=wrong, weighted=False)
+    for name, gradients, control in (
+        ("dynamic sampling", Sampling().compare, False),
+        ("curriculum, wrong estimates", curriculum.compare, False),
+        ("both", Sampling(estimates=wrong).compare, False),
+        ("DAPO, mean over live groups", Sampling(mean_over_live=True).compare, True),
+        ("retry a prompt until it is mixed", retried_until_mixed, True),
+        ("curriculum without inverse weights", unweighted.compare, True),
+    ):
+        yield CreditCase("three prompts", name, gradients, control)
 
 
 def _line(

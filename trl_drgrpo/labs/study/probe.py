@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.config.validation import refuse_truncated_sampling
 from trl_drgrpo.labs.study.direction import QUANTITIES, Changes, Rollouts, ScoreSums, measure
 from trl_drgrpo.labs.study.objectives import OBJECTIVES
 from trl_drgrpo.trainer import DrGRPOTrainer
@@ -135,13 +136,8 @@ def _check(trainer: DrGRPOTrainer, batches: int) -> None:
     if trainer.accelerator.num_processes > 1:
         got = f"{trainer.accelerator.num_processes} processes"
         raise InputError("launch", got, "one process", "Run the measurement without accelerate or torchrun.")
-    args = trainer.args
-    for name, value, plain in (("top_p", args.top_p, (None, 1.0)), ("top_k", args.top_k, (None, 0, -1))):
-        if value not in plain:
-            remedy = "Leave it at its default: the score function is that of the whole distribution."
-            raise InputError(name, str(value), f"{plain[1]}, sampling from the policy itself", remedy)
-    if args.min_p:
-        raise InputError("min_p", str(args.min_p), "none, sampling from the policy itself", "Leave it out.")
+    remedy = "Leave it at its default: the score function is that of the whole distribution."
+    refuse_truncated_sampling(trainer.args, remedy)
     trainable = sum(p.numel() for p in trainer.model.parameters() if p.requires_grad)
     needed = trainable * batches * (len(OBJECTIVES) + len(QUANTITIES)) * _BYTES
     if needed > MEMORY_LIMIT:

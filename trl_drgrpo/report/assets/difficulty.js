@@ -1,5 +1,5 @@
-// Difficulty over time as a heat map, and the gradient weight by difficulty with both weightings.
-const HEAT = { width: 560, left: 74, row: 22 };
+// Difficulty over time as a heat map, the gradient weight by difficulty with both weightings, and what the curriculum keeps.
+const HEAT = { width: 560, left: 84, row: 22 };
 const bucketName = (bucket) => ({ 0: "none correct", 100: "all correct" })[bucket] || bucket.replace("-", "–") + "%";
 
 function heatMap(difficulty, most, read) {
@@ -21,24 +21,35 @@ function heatMap(difficulty, most, read) {
   return chart;
 }
 
-function gradientWeightBars(weight) {
-  const kinds = [["gradient_weight_frac", "bar-dr", "Dr. GRPO's weights"], ["gradient_weight_frac_grpo", "bar-grpo", "GRPO's weights"]].filter(([kind]) => weight[kind]);
-  // Groups that are all correct or all incorrect have weight through step rewards, or through another reward.
-  const buckets = DATA.buckets.filter((bucket, i) => (i > 0 && i < DATA.buckets.length - 1) || kinds.some(([kind]) => weight[kind][bucket] > 0));
+// A bar per bucket and kind; values: kind -> bucket -> share, null = nothing to show.
+function bucketBars(label, values, kinds, buckets) {
   const left = HEAT.left, room = HEAT.width - left - 60;
-  const most = Math.max(...kinds.flatMap(([kind]) => buckets.map((bucket) => weight[kind][bucket] || 0)), 0.01);
+  const most = Math.max(...kinds.flatMap(([kind]) => buckets.map((bucket) => values[kind][bucket] || 0)), 0.01);
   const row = 18 * kinds.length + 10;
   const parts = buckets.flatMap((bucket, i) => [
     svg("text", { x: left - 6, y: i * row + row / 2, "text-anchor": "end" }, bucketName(bucket)),
     ...kinds.flatMap(([kind, look], k) => {
-      const share = weight[kind][bucket] || 0, wide = (share / most) * room;
-      return [svg("rect", { class: look, x: left, y: i * row + k * 17, width: Math.max(wide, 0.5), height: 15, rx: 2 }),
+      const share = values[kind][bucket], wide = ((share || 0) / most) * room;
+      return share === null ? [] : [svg("rect", { class: look, x: left, y: i * row + k * 17, width: Math.max(wide, 0.5), height: 15, rx: 2 }),
         svg("text", { class: "ink", x: left + wide + 6, y: i * row + k * 17 + 12 }, number(share, true))];
     })]);
-  const chart = svg("svg", { viewBox: `0 0 ${HEAT.width} ${row * buckets.length}`, role: "img", "aria-label": "Share of the gradient weight per difficulty" }, parts);
+  return svg("svg", { viewBox: `0 0 ${HEAT.width} ${row * buckets.length}`, role: "img", "aria-label": label }, parts);
+}
+
+function gradientWeightBars(weight) {
+  const kinds = [["gradient_weight_frac", "bar-dr", "Dr. GRPO's weights"], ["gradient_weight_frac_grpo", "bar-grpo", "GRPO's weights"]].filter(([kind]) => weight[kind]);
+  // Groups that are all correct or all incorrect have weight through step rewards, or through another reward.
+  const buckets = DATA.buckets.filter((bucket, i) => (i > 0 && i < DATA.buckets.length - 1) || kinds.some(([kind]) => weight[kind][bucket] > 0));
+  const chart = bucketBars("Share of the gradient weight per difficulty", weight, kinds, buckets);
   const legend = el("p", { class: "legend" }, kinds.map(([, look, name]) =>
     el("span", { "--k": look === "bar-dr" ? "var(--pos)" : "var(--gray)" }, el("i", { class: "key" }), name)));
   return el("div", {}, el("h3", {}, "Gradient weight by difficulty"), el("p", { class: "hint" }, "Sum of |weight| over the tokens, as a share; mean over the run."), legend, chart);
+}
+
+function keepProbabilityBars(kept) {
+  const buckets = DATA.buckets.filter((bucket) => kept[bucket] !== null);
+  const chart = bucketBars("Probability to keep a prompt per estimated pass rate", { kept }, [["kept", "bar-dr", ""]], buckets);
+  return el("div", {}, el("h3", {}, "Curriculum: prompts kept"), el("p", { class: "hint" }, "Probability to keep a prompt, by its estimated pass rate; mean over the run. The group's weight is the inverse."), chart);
 }
 
 function startDifficulty() {
@@ -52,6 +63,7 @@ function startDifficulty() {
     const read = el("p", { class: "heat-read" }, `From none to ${number(most, true)} of the groups of a step. Point at a cell for its value.`);
     return el("div", { class: "heat-run" },
       el("div", {}, el("h3", {}, MANY ? el("span", { class: "dot r" + (i % 6) }) : null, MANY ? el("bdi", {}, plain(run.name)) : "Share of groups over the steps"),
-        read, heatMap(run.difficulty, most, read)), Object.keys(run.difficulty.gradient_weight).length ? gradientWeightBars(run.difficulty.gradient_weight) : null);
+        read, heatMap(run.difficulty, most, read)), Object.keys(run.difficulty.gradient_weight).length ? gradientWeightBars(run.difficulty.gradient_weight) : null,
+      Object.keys(run.difficulty.keep_probability).length ? keepProbabilityBars(run.difficulty.keep_probability) : null);
   })));
 }

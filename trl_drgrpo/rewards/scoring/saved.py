@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from trl_drgrpo.common.errors import InputError, shortened
+from trl_drgrpo.rewards.text import prompt_key
 
 Row = dict[str, Any]
 READERS = (".jsonl", ".json", ".csv", ".parquet")
@@ -94,12 +95,12 @@ def with_columns_of(rows: list[Row], dataset: list[Row]) -> list[Row]:
         if "prompt" not in row:
             remedy = "Completions find their row by it."
             raise InputError(f"dataset, row {number}", f"the columns {', '.join(row)}", "a prompt", remedy)
-        if by_prompt.setdefault(_prompt_key(row["prompt"]), row) != row:
+        if by_prompt.setdefault(prompt_key(row["prompt"]), row) != row:
             got = f"the prompt of an earlier row with other columns: {shortened(row['prompt'])}"
             raise InputError(f"dataset, row {number}", got, "different prompts", "Leave one of them out.")
     joined = []
     for number, row in enumerate(rows, start=1):
-        found = by_prompt.get(_prompt_key(row.get("prompt")))
+        found = by_prompt.get(prompt_key(row.get("prompt")))
         if found is None:
             got = f"a prompt that the dataset does not have: {shortened(row.get('prompt'))}"
             remedy = "Give the dataset of the run, with the same system prompt."
@@ -182,14 +183,3 @@ def _is_text(value: Any) -> bool:
 
 def _is_parts(content: Any) -> bool:
     return isinstance(content, list) and all(isinstance(part, dict) for part in content)
-
-
-def _prompt_key(prompt: Any) -> str:
-    """The same for a prompt and its copy in a table, where messages have gained empty fields and part lists."""
-    if not isinstance(prompt, list):
-        return json.dumps(prompt)
-    from trl_drgrpo.rewards.text import prompt_text
-
-    return json.dumps(
-        [(message.get("role"), prompt_text([message])) for message in prompt if isinstance(message, dict)]
-    )

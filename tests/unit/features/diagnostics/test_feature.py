@@ -46,6 +46,7 @@ def trainer(tmp_path, monkeypatch):
         right_threshold=None,
         num_generations=2,
         should_save=True,
+        process_role="reward",
     )
     trainer = SimpleNamespace(
         args=args,
@@ -54,7 +55,7 @@ def trainer(tmp_path, monkeypatch):
         text_tokenizer=tiny_tokenizer(),
         describing=DescriptionGuard(),
         model=SimpleNamespace(training=True),
-        state=SimpleNamespace(global_step=0, max_steps=2, epoch=0.0, is_world_process_zero=True),
+        state=SimpleNamespace(global_step=0, max_steps=2, epoch=0.0, is_world_process_zero=True, log_history=[]),
         callback_handler=SimpleNamespace(callbacks=[]),
         own_rows=slice(0, 2),
         stop_token_ids={256},

@@ -1,0 +1,124 @@
+"""The best checkpoint by a metric of the evaluations, early stopping, and what the first log of a run says."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import EarlyStoppingCallback
+
+from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
+from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.labs.check.tiny import tiny_model
+
+LEVELS = (0.0, 1.0, 3.0, 2.0, 2.0, 2.0, 2.0)  # of the reward, by the optimizer steps done
+
+
+def level(completions, trainer_state, **kwargs):
+    """Varies within a group, so that weights move."""
+    return [LEVELS[trainer_state.global_step] + i % 2 for i in range(len(completions))]
+
+
+@pytest.fixture
+def build(settings, prompts, tokenizer):
+    """Evaluates and saves at each of 6 steps, keeps two checkpoints, stops after two evaluations without a better."""
+
+    def build(reward=level, **fields):
+        settings_here = {
+            **settings,
+            "max_steps": 6,
+            "eval_strategy": "steps",
+            "eval_steps": 1,
+            "per_device_eval_batch_size": 4,
+            "save_strategy": "steps",
+            "save_steps": 1,
+            "save_total_limit": 2,
+            "load_best_model_at_end": True,
+            "metric_for_best_model": "eval_reward",
+            **fields,
+        }
+        return DrGRPOTrainer(
+            model=tiny_model(tokenizer),
+            reward_funcs=reward,
+            args=DrGRPOConfig(**settings_here),
+            train_dataset=prompts,
+            eval_dataset=prompts.select(range(1)),
+            processing_class=tokenizer,
+            callbacks=[EarlyStoppingCallback(2)],
+        )
+
+    return build
+
+
+def checkpoints(trainer):
+    return sorted(path.name for path in Path(trainer.args.output_dir).glob("checkpoint-*"))
+
+
+def is_loaded(trainer, name):
+    saved = load_file(Path(trainer.args.output_dir) / name / "model.safetensors")
+    return all(torch.equal(weight, saved[key]) for key, weight in trainer.model.state_dict().items() if key in saved)
+
+
+def test_the_best_is_kept_loaded_and_known_to_a_resumed_run(build, caplog):
+    trainer = build()
+    trainer.train()
+    assert (trainer.state.global_step, trainer.state.best_metric) == (4, 3.5)
+    assert checkpoints(trainer) == ["checkpoint-2", "checkpoint-4"]
+    assert is_loaded(trainer, "checkpoint-2")
+    assert not is_loaded(trainer, "checkpoint-4")
+    said = [message for message in caplog.messages if message.startswith("loss ")]
+    assert len(said) == 1
+
+    resumed = build()
+    resumed.train(resume_from_checkpoint=f"{resumed.args.output_dir}/checkpoint-2")
+    assert (resumed.state.global_step, resumed.state.best_metric) == (4, 3.5)  # a new count of two
+    assert resumed.state.best_model_checkpoint.endswith("checkpoint-2")
+    assert is_loaded(resumed, "checkpoint-2")
+    assert [message for message in caplog.messages if message.startswith("loss ")] == said
+
+
+def test_the_count_may_travel_with_the_checkpoint(build):
+    build(max_steps=3, save_total_limit=None).train()  # one evaluation that was no better
+    resumed = build(save_total_limit=None, restore_callback_states_from_checkpoint=True)
+    resumed.train(resume_from_checkpoint=f"{resumed.args.output_dir}/checkpoint-3")
+    assert resumed.state.global_step == 4
+
+
+@pytest.mark.parametrize(
+    ("metric", "greater", "best", "steps"),
+    [
+        pytest.param("rewards/level/mean", None, "checkpoint-2", 4, id="of one function, without its prefix"),
+        pytest.param("eval_reward", False, "checkpoint-1", 3, id="the smaller the better"),
+    ],
+)
+def test_which_is_best(metric, greater, best, steps, build):
+    trainer = build(metric_for_best_model=metric, greater_is_better=greater)
+    trainer.train()
+    assert trainer.state.global_step == steps
+    assert Path(trainer.state.best_model_checkpoint).name == best
+    assert is_loaded(trainer, best)
+
+
+def test_an_evaluation_without_any_reward_is_never_the_best(build):
+    def unscorable(completions, trainer_state, **kwargs):
+        scored = level(completions, trainer_state)
+        return [None] * len(completions) if trainer_state.global_step == 1 else scored
+
+    trainer = build(reward=unscorable, max_steps=2)
+    trainer.train()
+    assert trainer.state.log_history[1]["eval_reward"] is None
+    assert Path(trainer.state.best_model_checkpoint).name == "checkpoint-2"
+
+
+def test_a_metric_that_no_evaluation_has_is_one_line(build):
+    trainer = build(metric_for_best_model="eval_acc")
+    with pytest.raises(InputError, match=r"^metric_for_best_model: got eval_acc; expected a metric of the ") as error:
+        trainer.train()
+    assert "\n" not in str(error.value)
+    assert trainer.evaluate()["eval_reward"] == 1.5  # of one's own, it is nobody's business
+
+
+def test_a_misspelled_metric_is_refused_before_a_model_loads(prompts):
+    args = DrGRPOConfig("out", use_cpu=True, bf16=False, report_to="none", metric_for_best_model="eval_rewards")
+    with pytest.raises(InputError, match=r"^metric_for_best_model: got eval_rewards; .* Did you mean eval_reward\?$"):
+        DrGRPOTrainer("nobody/no-such-model", level, args, prompts)

@@ -1,0 +1,221 @@
+"""Batches filled with groups that carry a signal, in real runs."""
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+from datasets import Dataset
+from runs import assert_same_weights, short_run, train, weights
+
+from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
+from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.features.sampling.feature import STATE_FILE
+from trl_drgrpo.rewards.text import prompt_key
+
+PROMPTS = [f"prompt {i}: {'dead' if i % 3 == 0 else 'live'}" for i in range(60)]
+
+
+def mixed(prompts, completion_ids, **kwargs):
+    """Groups of dead prompts have equal rewards, the others' differ."""
+    return [0.0 if "dead" in p else float(sum(ids) % 2) for p, ids in zip(prompts, completion_ids, strict=True)]
+
+
+def nothing(completions, **kwargs):
+    return [0.0] * len(completions)
+
+
+class Spy(DrGRPOTrainer):
+    """Keeps the generation batches that are trained on."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.batches, self.rounds, self.drawn = [], [], []
+
+    def collecting(self, inputs, generate):
+        def spied(rows):
+            self.rounds.append([row["prompt"] for row in rows])
+            return generate(rows)
+
+        first = len(self.rounds)
+        batch = super().collecting(inputs, spied)
+        self.drawn.append([prompt for rows in self.rounds[first:] for prompt in rows[::4]])
+        self.batches.append(batch)
+        return batch
+
+
+@pytest.fixture
+def settings(tmp_path):
+    return {**short_run(tmp_path / "run"), "dynamic_sampling": True, "max_steps": 4}
+
+
+@pytest.fixture
+def data():
+    return Dataset.from_dict({"prompt": PROMPTS})
+
+
+def run(settings, data, tokenizer, reward=mixed, trainer_class=Spy, **arguments):
+    return train(trainer_class, DrGRPOConfig, settings, data, tokenizer, reward, **arguments)
+
+
+def prompts_of(batch, tokenizer):
+    return [tokenizer.decode(ids[m.bool()]) for ids, m in zip(batch["prompt_ids"], batch["prompt_mask"], strict=True)]
+
+
+def test_a_batch_is_full_of_groups_with_a_signal(settings, data, tokenizer):
+    trainer = run(settings, data, tokenizer)
+    for batch in trainer.batches:
+        assert len(batch["advantages"]) == 8
+        texts = prompts_of(batch, tokenizer)
+        assert texts[:4] == [texts[0]] * 4 != texts[4:] == [texts[4]] * 4
+        groups = batch["advantages"].view(2, 4)
+        assert (groups != 0).any(dim=1).all()
+        torch.testing.assert_close(groups.sum(dim=1), torch.zeros(2), atol=1e-6, rtol=0)
+    logged = trainer.state.log_history[:-1]
+    assert any(step["sampling/rounds"] > 1 for step in logged)
+    for step in logged:
+        assert step["sampling/groups_trained"] == 2
+        # in a batch of two the weight is 1 / (M - 1), with M the draw of the second live group
+        assert step["sampling/weight_mean"] == step["sampling/weight_max"] in [1 / n for n in range(1, 20)]
+        assert step["sampling/groups_generated"] >= step["sampling/groups_live"] >= 2
+
+
+def test_the_weights_are_on_the_advantages(settings, data, tokenizer):
+    trainer = run({**settings, "max_steps": 1, "seed": 1}, data, tokenizer)
+    weight = trainer.state.log_history[0]["sampling/weight_mean"]
+    plain = torch.tensor([-0.75, -0.5, -0.25, 0.25, 0.5, 0.75]) * weight
+    values = trainer.batches[0]["advantages"].unique()
+    assert all(any(torch.isclose(value, other) for other in plain) for value in values)
+
+
+def test_no_prompt_twice_in_a_batch(settings, data, tokenizer):
+    trainer = run(
+        {**settings, "max_steps": 3}, data, tokenizer, reward=lambda completions, **_: [0.0] * len(completions)
+    )
+    for drawn in trainer.drawn:
+        assert len(set(drawn)) == len(drawn) == 20  # ten times the two of a batch
+    assert len(trainer.rounds) < 30  # rounds grow with what is missing
+
+
+def test_all_dead_ends_at_the_cap_and_says_so_once(settings, data, tokenizer, caplog):
+    with caplog.at_level(logging.WARNING):
+        trainer = run(settings, data, tokenizer, reward=nothing)
+    assert caplog.text.count("0 of 2 groups carried a signal after the 20 prompts") == 1
+    assert all(batch["advantages"].abs().sum() == 0 for batch in trainer.batches)
+    assert trainer.state.log_history[0]["sampling/capped_frac"] == 1.0
+    assert trainer.state.global_step == 4
+
+
+@pytest.mark.parametrize(("iterations", "saved"), [(1, 2), (2, 3)])  # the latter in the middle of a batch's second use
+def test_a_resumed_run_ends_like_an_uninterrupted_one(iterations, saved, settings, data, tokenizer):
+    settings |= {"save_strategy": "steps", "save_steps": 1, "curriculum": True, "max_sampling_rounds": 8}
+    settings["num_iterations"] = iterations
+    whole = run(settings, data, tokenizer)
+    folder = f"{settings['output_dir']}/checkpoint-{saved}"
+    state = json.loads((Path(folder) / STATE_FILE).read_text())
+    assert state["position"] > 0
+    assert state["pass_rates"]["counts"]
+    resumed = Spy(
+        whole.model.__class__(whole.model.config),
+        args=DrGRPOConfig(**settings),
+        reward_funcs=mixed,
+        train_dataset=data,
+        processing_class=tokenizer,
+    )
+    resumed.train(resume_from_checkpoint=folder)
+    assert_same_weights(weights(resumed), weights(whole))
+    assert resumed.rounds == whole.rounds[len(whole.rounds) - len(resumed.rounds) :]
+    assert resumed.sampling.draws == whole.sampling.draws
+
+
+def test_a_stream_is_drawn_from_too(settings, data, tokenizer):
+    trainer = run({**settings, "max_steps": 2}, data.to_iterable_dataset(), tokenizer)
+    assert all((batch["advantages"].view(2, 4) != 0).any(dim=1).all() for batch in trainer.batches)
+
+
+def test_daposs_mean_is_there_under_its_name(settings, data, tokenizer):
+    trainer = run({**settings, "dynamic_sampling": "dapo", "max_steps": 2}, data, tokenizer)
+    for step in trainer.state.log_history[:-1]:
+        assert step["sampling/weight_mean"] == 1.0
+        assert step["sampling/dapo_factor"] >= 1.0
+
+
+def test_a_curriculum_keeps_what_is_uncertain(settings, data, tokenizer, tmp_path):
+    prior = tmp_path / "rates.jsonl"
+    rows = [{"key": prompt_key(p), "pass_rate": 0.0 if "dead" in p else 0.5, "completions": 64} for p in PROMPTS]
+    prior.write_text("\n".join(map(json.dumps, rows)) + "\n")
+    fields = {"dynamic_sampling": False, "curriculum": True, "prior_pass_rates": str(prior), "curriculum_q_min": 0.2}
+    trainer = run({**settings, **fields, "max_steps": 8}, data, tokenizer)
+    kept = [prompt for rows in trainer.rounds for prompt in rows[::4]]
+    dead = sum("dead" in prompt for prompt in kept)
+    assert len(kept) == 16  # one round per batch, whose groups are all trained on
+    assert dead <= 3  # of 16; a third of the prompts are dead, and they are kept with probability 0.24
+    steps = trainer.state.log_history[:-1]
+    assert all(step["sampling/rounds"] == 1 for step in steps)
+    assert any(step["sampling/draws"] > 2 for step in steps)
+    assert len(trainer.sampling.pass_rates.counts) == 60
+
+
+def test_evaluation_is_untouched(settings, data, tokenizer):
+    settings |= {"num_generations_eval": 2, "per_device_eval_batch_size": 4}
+    trainer = run({**settings, "max_steps": 1}, data, tokenizer, eval_dataset=data.select(range(4)))
+    before, rounds = len(trainer.rounds), trainer.sampling.draws
+    metrics = trainer.evaluate()
+    assert "eval_reward" in metrics
+    assert len(trainer.rounds) - before == 2  # 8 rows in batches of 4, nothing more
+    assert trainer.sampling.draws == rounds
+
+
+def test_off_it_changes_nothing(tmp_path, data, tokenizer):
+    fields = short_run(tmp_path / "a")
+    off = run(fields, data, tokenizer)
+    assert_same_weights(weights(off), weights(run({**fields, "output_dir": str(tmp_path / "b")}, data, tokenizer)))
+    assert not any(name.startswith("sampling/") for name in off.state.log_history[0])
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"dynamic_sampling": "always"}, "dynamic_sampling: got 'always'; expected True, False or 'dapo'"),
+        ({"max_sampling_rounds": 0}, "max_sampling_rounds: got 0"),
+        ({"beta": 0.1}, r"dynamic_sampling: got True with beta=0.1; expected False with a KL term"),
+        ({"process_role": "baseline"}, "dynamic_sampling: got True with process_role='baseline'"),
+        ({"num_generations": 8}, "dynamic_sampling: got True with one prompt per generation batch"),
+        ({"curriculum_q_min": 0.0}, "curriculum_q_min: got 0.0"),
+        ({"prior_pass_rates": "x.jsonl", "dynamic_sampling": False}, "prior_pass_rates: got 'x.jsonl'; expected None"),
+        ({"prior_pass_rates": "x.jsonl"}, "prior_pass_rates: got 'x.jsonl'; expected None without curriculum"),
+        ({"curriculum": "yes"}, "curriculum: got 'yes'; expected True or False"),
+    ],
+)
+def test_contradictions_are_refused(fields, message, settings):
+    with pytest.raises(InputError, match=f"^{message}"):
+        DrGRPOConfig(**{**settings, **fields})
+
+
+def test_too_few_prompts_for_the_rounds(settings, data, tokenizer):
+    with pytest.raises(InputError, match="max_sampling_rounds: got 10 with 9 different prompts.* at most 4 fit this"):
+        run(settings, data.select(range(9)), tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("not json\n", "line 1: 'not json'"),
+        ('{"key": "a", "pass_rate": 2}\n', "line 1: .*out of range"),
+        ('{"key": "a", "pass_rate": 0.5}\n', "which knows none of the prompts"),
+    ],
+)
+def test_a_file_of_pass_rates_that_does_not_fit(text, message, settings, data, tokenizer, tmp_path):
+    prior = tmp_path / "rates.jsonl"
+    prior.write_text(text)
+    with pytest.raises(InputError, match=f"^prior_pass_rates: got .*{message}"):
+        run({**settings, "curriculum": True, "prior_pass_rates": str(prior)}, data, tokenizer)
+
+
+def test_a_curriculum_needs_to_know_what_is_correct(settings, data, tokenizer):
+    def graded(completion_ids, **kwargs):
+        return [sum(ids) % 5 / 4 for ids in completion_ids]
+
+    with pytest.raises(InputError, match="^curriculum: got rewards of 'graded' other than 0 and 1.*right_threshold"):
+        run({**settings, "curriculum": True}, data, tokenizer, reward=graded)

@@ -1,0 +1,143 @@
+"""Batches are the same however many processes fill them, and in however many rounds."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+
+import pytest
+import torch
+from datasets import Dataset
+
+from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.features.sampling import prompt_stream
+from trl_drgrpo.features.sampling.feature import PromptSampling
+
+DATA = Dataset.from_dict({"prompt": [f"{'live' if i % 3 == 0 else 'dead'} {i}" for i in range(30)]})
+GROUP = 2
+
+
+class World:
+    """Processes that wait for each other where they exchange lists."""
+
+    def __init__(self, size):
+        self.size, self.barrier, self.lists = size, threading.Barrier(size), [[]] * size
+
+    def gathered(self, rank, values):
+        self.lists[rank] = values
+        self.barrier.wait(timeout=20)
+        everyone = [value for each in self.lists for value in each]
+        self.barrier.wait(timeout=20)
+        return everyone
+
+
+def sampling(world, rank, rows, data=DATA, **fields):
+    """The feature on a trainer that samples nothing: a live prompt's first completion is the better one."""
+    settings = {"dynamic_sampling": True, "max_sampling_rounds": 5, "curriculum": False, "curriculum_q_min": 0.2}
+    settings |= {"seed": 0, "generation_batch_size": rows, "prior_pass_rates": None, **fields}
+    logged = []
+    trainer = SimpleNamespace(
+        args=SimpleNamespace(right_reward=None, right_threshold=None, **settings),
+        accelerator=SimpleNamespace(num_processes=world.size, process_index=rank),
+        num_generations=GROUP,
+        training_examples=data,
+        shuffle_dataset=True,
+        environment_factories=None,
+        reward_func_names=["passes"],
+        pad_token_id=0,
+        gathered=lambda values: world.gathered(rank, values),
+        log_batch=lambda metrics, columns: logged.append(metrics),
+    )
+    feature = PromptSampling(trainer)
+    feature.on_trainer_built()
+    return feature, logged
+
+
+def generate(rows):
+    numbers = [int(row["prompt"].split()[1]) + 1 for row in rows]
+    ids = torch.tensor([[number] * 3 for number in numbers])
+    mask = torch.tensor([[1] * (1 + number % 3) + [0] * (2 - number % 3) for number in numbers])
+    advantages = torch.tensor([1.0 if "live" in row["prompt"] else 0.0 for row in rows])
+    batch = {"prompt_ids": ids[:, :1], "prompt_mask": mask[:, :1], "completion_ids": ids * mask}
+    return batch | {"completion_mask": mask, "advantages": advantages, "num_items_in_batch": torch.tensor(7)}
+
+
+def collected(size, batches=2, rows=12, **fields):
+    """Whole batches, in the order of ranks, and the metrics of the first rank."""
+    world = World(size)
+    share = rows // size
+
+    def of_rank(rank):
+        feature, logged = sampling(world, rank, rows, **fields)
+        found = []
+        for start in range(batches):
+            examples = [DATA[start * (rows // GROUP) + i // GROUP] for i in range(rows)]
+            found.append(feature.collect(examples[rank * share : (rank + 1) * share], generate))
+        return found, logged
+
+    with ThreadPoolExecutor(size) as pool:
+        ranks = list(pool.map(of_rank, range(size)))
+    whole = []
+    for parts in zip(*(found for found, _ in ranks), strict=True):
+        rows_of = [list(zip(p["prompt_ids"].flatten().tolist(), p["advantages"].tolist(), strict=True)) for p in parts]
+        whole.append([row for part in rows_of for row in part])
+    return whole, ranks[0][1]
+
+
+def test_a_batch_has_the_first_live_groups_and_their_weight():
+    (first, second), logged = collected(1)
+    for batch, metrics in zip((first, second), logged, strict=True):
+        numbers = [number - 1 for number, _ in batch]
+        assert numbers[::2] == numbers[1::2]
+        assert all(number % 3 == 0 for number in numbers)
+        assert len(set(numbers)) == 6
+        weight = metrics["sampling/weight_mean"][0]
+        assert [advantage for _, advantage in batch] == pytest.approx([weight] * 12)
+    assert [number - 1 for number, _ in first[:4]] == [0, 0, 3, 3]  # the dataloader's come first
+    assert [number - 1 for number, _ in second[:4]] == [6, 6, 9, 9]
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])  # groups of two straddle three and four processes
+def test_processes_agree(size):
+    whole, logged = collected(size)
+    alone, _ = collected(1)
+    assert whole == alone
+    # rounds are multiples of what the processes can share, but the tokens of all of them are counted
+    assert logged[0]["sampling/tokens_per_live_group"][0] > 0
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_curriculum_draws_alike(size):
+    whole, _ = collected(size, dynamic_sampling=False, curriculum=True)
+    assert whole == collected(1, dynamic_sampling=False, curriculum=True)[0]
+
+
+def test_groups_that_are_missing_do_not_train():
+    data = DATA.filter(lambda row: "dead" in row["prompt"] or row["prompt"] in ("live 0", "live 3"))
+    feature, logged = sampling(World(1), 0, 12, data=data, max_sampling_rounds=3)
+    batch = feature.collect([DATA[i // GROUP] for i in range(12)], generate)
+    # two live groups among 18 draws: their sum over the cap
+    assert batch["advantages"].tolist() == pytest.approx([6 / 18] * 4 + [0.0] * 8)
+    assert logged[0]["sampling/capped_frac"] == [1.0]
+    assert batch["num_items_in_batch"] == 7
+
+
+def test_padding_of_rounds_is_joined():
+    feature, _ = sampling(World(1), 0, 12)
+    batch = feature.collect([DATA[i // GROUP] for i in range(12)], generate)
+    for ids, mask in zip(batch["completion_ids"], batch["completion_mask"], strict=True):
+        assert (ids > 0).eq(mask > 0).all()
+        assert mask.sum() == 1 + ids[0] % 3
+
+
+def test_a_stream_with_too_few_prompts_does_not_hang(monkeypatch):
+    monkeypatch.setattr(prompt_stream, "_MOST_REPEATS", 50)
+    data = Dataset.from_dict({"prompt": ["dead 0", "dead 1", "dead 2"]}).to_iterable_dataset()
+    feature, _ = sampling(World(1), 0, 4, data=data)
+    with pytest.raises(InputError, match="max_sampling_rounds: got 5 with 3 different prompts.* at most 1 fit"):
+        feature.collect([{"prompt": f"dead {i // GROUP}"} for i in range(4)], generate)
+
+
+def test_images_are_refused():
+    feature, _ = sampling(World(1), 0, 4)
+    with pytest.raises(InputError, match="dynamic_sampling: got a batch with pixel_values; expected text only"):
+        feature.collect([DATA[0]] * 4, lambda rows: generate(rows) | {"pixel_values": torch.zeros(len(rows))})

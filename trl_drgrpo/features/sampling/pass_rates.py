@@ -1,0 +1,158 @@
+"""Prompts' pass rates: running estimates, shrunk to that of all prompts and forgetting, and files of them.
+
+A file has one JSON object per line and prompt: `key`, `pass_rate` and `completions` count, `prompt` is for the reader.
+"""
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from trl_drgrpo.common.errors import InputError, shortened
+from trl_drgrpo.rewards.text import prompt_key, prompt_text
+
+_FIELDS = "{'key': ..., 'pass_rate': ..., 'completions': ...}"
+_PROMPT_CHARACTERS = 120
+
+Rates = dict[str, tuple[float, float]]  # by key of the prompt: pass rate, completions it was seen in
+
+
+class PassRates:
+    """Estimates of pass rates, by the content of prompts.
+
+    Args:
+        memory (`float`, *optional*, defaults to `0.7`): Weight that the counts of a prompt keep at its next visit.
+        shrinkage (`float`, *optional*, defaults to `4.0`): Completions' worth of the mean over all prompts.
+
+    Example:
+
+    ```python
+    >>> rates = PassRates()
+    >>> rates.update("a", correct=8, scored=8)
+    >>> round(rates.estimate("a"), 2), round(rates.estimate("never seen"), 2)
+    (0.97, 0.9)
+
+    ```
+    """
+
+    def __init__(self, memory: float = 0.7, shrinkage: float = 4.0):
+        self.memory, self.shrinkage = memory, shrinkage
+        self.counts: dict[str, tuple[float, float]] = {}  # correct and scored completions, discounted
+        self.correct, self.scored = 1.0, 2.0  # of all prompts, discounted; before any visit 1/2
+
+    def estimate(self, key: str) -> float:
+        """The pass rate of a prompt, 0 to 1."""
+        correct, scored = self.counts.get(key, (0.0, 0.0))
+        return (correct + self.shrinkage * self.mean) / (scored + self.shrinkage)
+
+    @property
+    def mean(self) -> float:
+        """The mean over completions of all prompts, the newest the heaviest."""
+        return self.correct / self.scored
+
+    def update(self, key: str, correct: int, scored: int) -> None:
+        """Take in the completions of one visit.
+
+        Args:
+            key (`str`): See [`prompt_key`].
+            correct, scored (`int`): Completions that were correct, and that could be judged.
+        """
+        before = self.counts.get(key, (0.0, 0.0))
+        self.counts[key] = (self.memory * before[0] + correct, self.memory * before[1] + scored)
+        forgotten = 0.999**scored
+        self.correct, self.scored = forgotten * self.correct + correct, forgotten * self.scored + scored
+
+    def take_prior(self, rates: Rates) -> None:
+        """Take in pass rates from before the run.
+
+        Args:
+            rates (`dict`): Of [`read_pass_rates`].
+        """
+        for key, (rate, completions) in rates.items():
+            self.counts[key] = (rate * completions, completions)
+            self.correct, self.scored = self.correct + rate * completions, self.scored + completions
+
+    def state_dict(self) -> dict[str, Any]:
+        """The estimates, JSON-ready."""
+        return {"counts": self.counts, "correct": self.correct, "scored": self.scored}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        self.counts = {key: (float(c), float(n)) for key, (c, n) in state["counts"].items()}
+        self.correct, self.scored = float(state["correct"]), float(state["scored"])
+
+
+def read_pass_rates(path: Path) -> Rates:
+    """Pass rates from a file: JSON lines as `trl-drgrpo score --pass_rates` writes them.
+
+    Args:
+        path (`Path`): The file.
+
+    Returns:
+        `dict[str, tuple[float, float]]`: By key of the prompt its pass rate, and the completions it was seen in.
+
+    Raises:
+        `InputError`: It cannot be read, or is empty; names the line.
+    """
+    rates: Rates = {}
+    for number, line in enumerate(_lines(path), 1):
+        try:
+            row = json.loads(line)
+            key, rate, completions = str(row["key"]), float(row["pass_rate"]), float(row.get("completions", 8))
+            if not (0 <= rate <= 1 and 0 < completions < float("inf")):
+                raise ValueError("out of range")
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            got = f"{path}, line {number}: {shortened(line.strip(), 80)} ({type(error).__name__}: {error})"
+            raise InputError("prior_pass_rates", got, _FIELDS, "Write it with trl-drgrpo score.") from error
+        rates[key] = (rate, completions)
+    if not rates:
+        remedy = "Write it with trl-drgrpo score --pass_rates."
+        raise InputError("prior_pass_rates", f"{path}, which is empty", "one line per prompt", remedy)
+    return rates
+
+
+def write_pass_rates(path: Path, prompts: Iterable[Any], correct: Iterable[bool | None]) -> tuple[int, int]:
+    """Write a file of pass rates.
+
+    Args:
+        path (`Path`): The file.
+        prompts (`Iterable`): Of each completion, texts or messages.
+        correct (`Iterable[bool | None]`): Of each completion; `None` = could not be judged, and does not count.
+
+    Returns:
+        `tuple[int, int]`: Prompts that were written, and prompts without a completion that could be judged.
+    """
+    seen: dict[str, tuple[Any, list[bool]]] = {}
+    for prompt, is_correct in zip(prompts, correct, strict=True):
+        judged = seen.setdefault(prompt_key(prompt), (prompt, []))[1]
+        if is_correct is not None:
+            judged.append(is_correct)
+    partial = Path(f"{path}.partial")
+    with partial.open("w", encoding="utf-8", errors="backslashreplace") as file:
+        for key, (prompt, judged) in seen.items():
+            if judged:
+                row = {"key": key, "pass_rate": sum(judged) / len(judged), "completions": len(judged)}
+                text = " ".join(prompt_text(prompt).split())
+                row["prompt"] = text if len(text) <= _PROMPT_CHARACTERS else f"{text[: _PROMPT_CHARACTERS - 3]}..."
+                file.write(json.dumps(row, ensure_ascii=False) + "\n")
+    os.replace(partial, path)
+    unjudged = sum(not judged for _, judged in seen.values())
+    return len(seen) - unjudged, unjudged
+
+
+def unknown_prompts(path: Path) -> InputError:
+    """The error for a file of pass rates that knows none of the prompts."""
+    remedy = (
+        "Keys are hashes of prompts as the model is given them: score completions of this dataset, with its "
+        "prompt_template and system_prompt."
+    )
+    return InputError("prior_pass_rates", f"{path}, which knows none of the prompts", "the same prompts", remedy)
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        got = f"{path} ({type(error).__name__}: {error})"
+        raise InputError("prior_pass_rates", got, "a file of JSON lines", "Check the path.") from error
