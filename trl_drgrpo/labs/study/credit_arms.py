@@ -92,8 +92,9 @@ def expected_outcome(scores: StepRewardFunc, due: Callable[[Any], int]) -> StepR
     Example:
 
     ```python
-    >>> expected_outcome(lambda **call: [[1.0, None, 0.5]], due=len)(prompts=["abcd"])
-    [[0.512, 0.64, 0.4]]
+    >>> (row,) = expected_outcome(lambda **call: [[1.0, None, 0.5]], due=len)(prompts=["abcd"])
+    >>> [round(value, 3) for value in row]
+    [0.512, 0.64, 0.4]
 
     ```
     """

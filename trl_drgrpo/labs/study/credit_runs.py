@@ -65,6 +65,7 @@ def build_trainer(
         **changed: `reward_funcs` and the like, over those of the task.
     """
     steps = ARMS[arm].step_rewards(task.rule, prm, task.due, seed)
+    fields: dict[str, Any] = {**ARMS[arm].fields, **({"step_separator": task.step_separator} if steps else {})}
     args = DrGRPOConfig(
         output_dir=str(output_dir),
         seed=seed,
@@ -83,8 +84,7 @@ def build_trainer(
         run_log=False,
         run_warnings=False,
         disable_tqdm=True,
-        **ARMS[arm].fields,
-        **({"step_separator": task.step_separator} if steps else {}),
+        **fields,
     )
     return DrGRPOTrainer(
         **{

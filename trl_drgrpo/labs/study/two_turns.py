@@ -2,8 +2,8 @@ r"""A task of two turns: the environment names the second term once the first su
 
     27+8=          the prompt
     35             the model's first turn: a number and a line break
-    +6=            the environment
-    41             the model's second turn
+    +1=            the environment
+    36             the model's second turn
 
 The outcome is 1 if the last number is the true sum, so a mistake in the first turn spoils whatever follows. A turn is
 a step: it is right if it adds right to what stands before it. The demonstrator is that of the long list sums, it knows
@@ -73,17 +73,17 @@ def last_number_reward(completions: Sequence[str], answer: Sequence[int], **kwar
     return [float(number == target) for number, target in zip(last, answer, strict=True)]
 
 
-def turn_reward(prompts: Sequence[str], steps: Sequence[Sequence[str]], **kwargs: Any) -> list[list[float]]:
+def turn_reward(prompts: Sequence[str], steps: Sequence[Sequence[str]], **kwargs: Any) -> list[list[float | None]]:
     r"""Step reward: 1 for a turn that adds right to what stands before it, else 0.
 
     Args:
         prompts (`Sequence[str]`): B prompts.
         steps (`Sequence[Sequence[str]]`): The turns of each completion; the environment's text ends the first.
 
-    Example: after `27+8=` the environment adds 6.
+    Example: after `27+8=` the environment adds 1.
 
     ```python
-    >>> turn_reward(["27+8=", "27+8="], [["35\n+6=", "42"], ["36\n+6=", "42"]])
+    >>> turn_reward(["27+8=", "27+8="], [["35\n+1=", "37"], ["36\n+1=", "37"]])
     [[1.0, 0.0], [0.0, 1.0]]
 
     ```
@@ -91,8 +91,8 @@ def turn_reward(prompts: Sequence[str], steps: Sequence[Sequence[str]], **kwargs
     return [_judge(prompt, turns) for prompt, turns in zip(prompts, steps, strict=True)]
 
 
-def _judge(prompt: str, turns: Sequence[str]) -> list[float]:
-    verdicts: list[float] = []
+def _judge(prompt: str, turns: Sequence[str]) -> list[float | None]:
+    verdicts: list[float | None] = []
     due: int | None = _first_sum(prompt)
     for text in turns:
         total = _number(text)

@@ -142,10 +142,8 @@ class TestStudy:
         assert results == json.loads(output.read_text())
         text = credit_report.table("long_sums", results)
         assert text.count("\n") == 2 + len(ARMS)
-        assert "| faithful rule as reward, `to_go` | 30.2 ± 3.2 | +10.0 ± 0.0 | 50.5 ± 6.4 | +20.0 ± 0.0 |  |  |" in text
-        assert (
-            "| faithful rule as baseline | 30.2 ± 3.2 | +10.0 ± 0.0 | 50.5 ± 6.4 | +20.0 ± 0.0 | 1.000 ± 0.125 | 0.750 ± 0.000 |"
-            in text
-        )
+        rates = "30.2 ± 3.2 | +10.0 ± 0.0 | 50.5 ± 6.4 | +20.0 ± 0.0"
+        assert f"| faithful rule as reward, `to_go` | {rates} |  |  |" in text
+        assert f"| faithful rule as baseline | {rates} | 1.000 ± 0.125 | 0.750 ± 0.000 |" in text
         assert "2 seeds" in credit_report.title("two_turns", results)
         assert credit_report.draw(results, tmp_path / "plot.png").stat().st_size > 10_000
