@@ -7,15 +7,19 @@ from pathlib import Path
 import pytest
 
 from trl_drgrpo.cli.study import STUDIES
-from trl_drgrpo.labs.study import signal_report, tabular_report, trajectory_report
+from trl_drgrpo.labs.study import credit_report, signal_report, tabular_report, trajectory_report
+from trl_drgrpo.labs.study.credit_arms import ARMS
 from trl_drgrpo.labs.study.rungs import RUNGS
 
 ROOT = Path(__file__).parents[2]
+RECIPES = ROOT / "recipes"
 BIASES = ("tabular", *RUNGS)
-RESULTS = {study: ROOT / "recipes" / "results" / f"length_bias_{study}.json" for study in BIASES}
-RESULTS["signal"] = ROOT / "recipes" / "results" / "signal.json"
-PAGES = dict.fromkeys(BIASES, (ROOT / "recipes" / "length_bias.md").read_text())
-PAGES["signal"] = (ROOT / "recipes" / "signal.md").read_text()
+FILES = {study: f"length_bias_{study}" for study in BIASES} | {"credit": "credit", "signal": "signal"}
+RESULTS = {study: RECIPES / "results" / f"{file}.json" for study, file in FILES.items()}
+PAGES = dict.fromkeys(BIASES, (RECIPES / "length_bias.md").read_text()) | {
+    "credit": (RECIPES / "process_rewards.md").read_text(),
+    "signal": (RECIPES / "signal.md").read_text(),
+}
 
 
 def read(study):
@@ -30,6 +34,8 @@ def tables(study):
         starts = results["settings"]["starts"]
         parts = (signal_report.table, signal_report.difference_table, signal_report.factor_sentence)
         return [part(results, start) for start in starts for part in parts]
+    if study == "credit":
+        return [credit_report.table(task, results) for task in results["settings"]]
     one_step = [trajectory_report.one_step_table(results, difference) for difference in (False, True)]
     rung = RUNGS[study]
     return [*one_step, trajectory_report.table(rung, results), trajectory_report.difference_table(rung, results)]
@@ -55,6 +61,16 @@ def test_results_say_where_they_come_from(study):
 def test_every_arm_has_every_seed(study):
     runs = {(run["arm"], run["seed"]) for run in read(study)["runs"]}
     assert runs == {(arm, seed) for arm in RUNGS[study].arms for seed in range(STUDIES[study])}
+
+
+def test_the_study_of_credit_is_complete():
+    results = read("credit")
+    runs = {(run["task"], run["arm"], run["seed"]) for run in results["runs"]}
+    assert runs == {(task, arm, seed) for task in results["settings"] for arm in ARMS for seed in range(5)}
+    for task, sizes in results["settings"].items():
+        written = [sum(run["tokens_by_step"]) for run in results["runs"] if run["task"] == task]
+        assert sizes["tokens"] <= min(written) <= max(written) < 1.2 * sizes["tokens"]
+        assert f"{credit_report.title(task, results)}:" in PAGES["credit"]
 
 
 def test_intervals_in_the_readme_are_those_of_the_results():

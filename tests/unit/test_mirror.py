@@ -28,6 +28,11 @@ ELSEWHERE = {  # test file -> package files
     "unit/config/test_config.py": "common/errors",
     "unit/features/diagnostics/test_watches.py": "features/diagnostics/watch",
     "unit/features/fast_path/test_packing.py": "features/fast_path/sharing",
+    "unit/labs/study/test_credit.py": (
+        "labs/study/credit_arms labs/study/credit_report labs/study/credit_runs labs/study/credit_study "
+        "labs/study/credit_tasks labs/study/credit_variance"
+    ),
+    "unit/labs/study/test_guessing.py": "labs/study/sampling",
     "unit/labs/study/test_signal.py": "labs/study/signal_arms labs/study/signal_report labs/study/signal_runs",
     "unit/labs/study/test_tabular.py": "cli/study labs/study/intervals labs/study/tables labs/study/tabular_report",
     "unit/labs/study/test_trajectories.py": (

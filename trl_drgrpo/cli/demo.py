@@ -27,12 +27,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="folder for model/, report.html, curves.png and results.json (default: runs/demo). Files of an earlier "
         "demo are overwritten; files of the same name from elsewhere are refused",
     )
-    parser.add_argument("--steps", type=int, default=200, help="training steps (default: 200)")
+    parser.add_argument("--steps", type=int, help="training steps (default: 200, with --process 60)")
     parser.add_argument("--seed", type=int, default=0, help="seed of training problems and sampling (default: 0)")
     parser.add_argument(
         "--process",
         action="store_true",
-        help="reward every line as well: a rule checks each step of a completion, next to the outcome reward",
+        help="long lists, and a reward for every line next to the outcome: a rule checks each step of a completion",
     )
     parser.add_argument(
         "--compare",

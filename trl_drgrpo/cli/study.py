@@ -16,7 +16,7 @@ from typing import Any
 from trl_drgrpo.cli import console
 from trl_drgrpo.common.errors import InputError
 
-STUDIES = {"tabular": 5, "guessing": 5, "arithmetic": 3, "signal": 5}  # and the number of seeds
+STUDIES = {"tabular": 5, "guessing": 5, "arithmetic": 3, "credit": 5, "signal": 5}  # and the number of seeds
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,8 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=STUDIES,
         help="tabular: the length bias in a policy of two numbers, in seconds. guessing: in a small language model, "
         "through TRL's trainers and this one, minutes per seed. arithmetic: the same trainers on sums from "
-        "reasoning-gym, about half an hour. signal: batches filled by dynamic sampling and curriculum, a few minutes "
-        "per seed. An interrupted one goes on",
+        "reasoning-gym, about half an hour. credit: step rewards and baselines on long list sums and in two turns, "
+        "about half an hour. signal: batches filled by dynamic sampling and curriculum, a few minutes per seed. An "
+        "interrupted one goes on",
     )
     parser.add_argument("--seeds", type=int, help="number of seeds, from 0 on (default: 5; arithmetic: 3)")
     parser.add_argument(
@@ -55,6 +56,8 @@ def run(args: argparse.Namespace) -> int:
         draw, results = _tabular(seeds, numbers)
     elif args.study == "signal":
         draw, results = _signal(seeds, numbers, args.jobs)
+    elif args.study == "credit":
+        draw, results = _credit(seeds, numbers, args.jobs)
     else:
         draw, results = _rung(args.study, seeds, numbers, args.jobs)
     console.log(f"numbers: {numbers}")
@@ -86,6 +89,17 @@ def _signal(seeds: range, numbers: Path, jobs: int) -> tuple[Any, dict[str, Any]
         print(f"{start['title'].capitalize()}, {len(seeds)} seeds, mean and 95% interval, pass rates in %:\n")
         print(f"{report.table(results, name)}\n\n{report.difference_table(results, name)}\n")
         print(f"DAPO's mean multiplied the gradient by {report.factor_sentence(results, name)}.\n")
+    return report.draw, results
+
+
+def _credit(seeds: range, numbers: Path, jobs: int) -> tuple[Any, dict[str, Any]]:
+    _prepare_trainers()
+    from trl_drgrpo.labs.study import credit_report as report
+    from trl_drgrpo.labs.study.credit_study import run_credit_study
+
+    results = run_credit_study(seeds, numbers, numbers.parent / "credit", jobs, on_part=console.log)
+    for task in results["settings"]:
+        print(f"{report.title(task, results)}:\n\n{report.table(task, results)}\n")
     return report.draw, results
 
 

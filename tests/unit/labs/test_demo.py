@@ -257,7 +257,7 @@ def few_problems(monkeypatch):
     """Evaluations on 32 problems instead of 512."""
     from trl_drgrpo.labs.demo import run
 
-    monkeypatch.setattr(run, "make_problems", lambda size, *split: task.make_problems(32, *split))
+    monkeypatch.setattr(run, "make_problems", lambda size, *split, **terms: task.make_problems(32, *split, **terms))
 
 
 class TestRun:

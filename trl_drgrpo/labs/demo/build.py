@@ -11,11 +11,11 @@ several minutes on one core.
 import argparse
 import logging
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trl_drgrpo.labs.demo.task import demonstrate, draw_problem, prompt_of
+from trl_drgrpo.labs.demo.task import MAX_TERMS, MIN_TERMS, demonstrate, draw_problem, prompt_of
 from trl_drgrpo.labs.demo.tokenizer import IM_END, PAD, build_tokenizer
 
 if TYPE_CHECKING:
@@ -46,7 +46,14 @@ def build_config(tokenizer: Any) -> "Qwen2Config":
     )
 
 
-def warm_start_batches(tokenizer: Any, steps: int, batch_size: int, seed: int) -> Iterator[dict[str, "torch.Tensor"]]:
+def warm_start_batches(
+    tokenizer: Any,
+    steps: int,
+    batch_size: int,
+    seed: int,
+    terms: tuple[int, int] = (MIN_TERMS, MAX_TERMS),
+    demonstrate: Callable[[Sequence[int], random.Random], str] = demonstrate,
+) -> Iterator[dict[str, "torch.Tensor"]]:
     """Fresh demonstrations for every step, from the training split.
 
     Args:
@@ -54,6 +61,8 @@ def warm_start_batches(tokenizer: Any, steps: int, batch_size: int, seed: int) -
         steps (`int`): Number of batches.
         batch_size (`int`): Rows per batch.
         seed (`int`): Seed of problems and demonstrations.
+        terms (`tuple[int, int]`, *optional*, defaults to `(3, 5)`): Fewest and most digits of a problem.
+        demonstrate (`Callable`, *optional*): `f(numbers, rng)` -> a completion without its end token.
 
     Yields:
         `input_ids`, `attention_mask` and `labels`, each `(batch_size, T)` int64, padded on the right; labels are -100
@@ -64,7 +73,7 @@ def warm_start_batches(tokenizer: Any, steps: int, batch_size: int, seed: int) -
     for _ in range(steps):
         rows: list[tuple[list[int], list[int]]] = []
         for _ in range(batch_size):
-            numbers = draw_problem(rng, "train")
+            numbers = draw_problem(rng, "train", terms)
             chat = tokenizer.apply_chat_template(prompt_of(numbers), add_generation_prompt=True, return_dict=True)
             completion_ids = [*tokenizer(demonstrate(numbers, rng))["input_ids"], end]
             prompt_ids = chat["input_ids"]

@@ -21,15 +21,17 @@ _OBJECTIVE = {"loss_type": "grpo", "scale_rewards": "group"}
 _FOR_THE_REPORT = {"log_completions": True, "num_completions_to_print": 0}
 
 
-def train_with_grpo(settings: dict[str, Any], train_dataset: Any, console: Console) -> Path:
+def train_with_grpo(
+    settings: dict[str, Any], train_dataset: Any, console: Console, model_dir: Path = MODEL_DIR
+) -> Path:
     """Train the demo's model with stock TRL's GRPO, and leave in `settings["output_dir"]` what the report reads.
-    `settings`: fields of [`trl.GRPOConfig`], those of the run to compare with."""
+    `settings`: fields of [`trl.GRPOConfig`], those of the run to compare with; `model_dir`: what it starts from."""
     shutil.rmtree(Path(settings["output_dir"]) / "completions", ignore_errors=True)  # an earlier, longer demo's
     args = GRPOConfig(**{**settings, **_OBJECTIVE, **_FOR_THE_REPORT})
-    tokenizer = AutoTokenizer.from_pretrained(MODEL_DIR)
+    tokenizer = AutoTokenizer.from_pretrained(model_dir)
     rewards: Any = list_sum_reward
     trainer = GRPOTrainer(
-        model=AutoModelForCausalLM.from_pretrained(MODEL_DIR, dtype=torch.float32),
+        model=AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32),
         reward_funcs=rewards,
         args=args,
         train_dataset=train_dataset,

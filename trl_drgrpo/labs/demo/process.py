@@ -1,8 +1,9 @@
 r"""Process rewards on the list-sum task: every line is a step, and a rule checks it.
 
-A step is a line, so completions are cut at `"\n"` and `line_reward` gives 1 for a right line and 0 for a wrong one
-(`check_steps`), next to the outcome reward. `PROCESS_SETTINGS` holds the credit of `trl-drgrpo demo --process`; how
-the others do on this task is in `recipes/process_rewards.md`.
+A step is a line, so completions are cut at `"\n"` and `line_reward` gives 1 for a right line that gets the sum further
+and 0 for a wrong one (`check_steps`), next to the outcome reward. `PROCESS_SETTINGS` is what `trl-drgrpo demo
+--process` trains with, on the long list sums; what other rewards and baselines do there is in
+`recipes/process_rewards.md`.
 """
 
 from collections.abc import Sequence
@@ -14,8 +15,8 @@ from trl_drgrpo.process_rewards.step_verifiers import step_verifier
 
 PROCESS_SETTINGS: dict[str, Any] = {
     "step_separator": ["\n"],
-    "step_credit": "min_to_go",
-    "step_baseline": "pooled",
+    "step_credit": "return_to_go",
+    "step_baseline": "to_go",
 }
 
 
@@ -29,7 +30,8 @@ def line_is_right(prompt: Any, previous_steps: Sequence[str], step: str) -> floa
 
     Returns:
         `float` or `None`: 1.0 if every line in the step is right, else 0.0; `None`, unscorable, for a step without
-        text, such as an end token alone.
+        text, such as an end token alone, and for a right `ok` line: it gets the sum no further, and paid lines would
+        be written again and again.
 
     Example:
 
@@ -42,11 +44,13 @@ def line_is_right(prompt: Any, previous_steps: Sequence[str], step: str) -> floa
     ```
     """
     text = _plain(step)
-    lines = sum(1 for line in text.split("\n") if line.strip())
+    lines = [line for line in map(str.strip, text.split("\n")) if line]
     if not lines:
         return None
     verdicts = check_steps(numbers_of(prompt), _plain("".join(previous_steps)) + text)
-    return float(all(verdicts[-lines:]))
+    if not all(verdicts[-len(lines) :]):
+        return 0.0
+    return None if all(line.startswith("ok ") for line in lines) else 1.0
 
 
 line_reward = step_verifier(line_is_right, name="line_reward")

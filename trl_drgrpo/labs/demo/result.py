@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.labs.demo.build import MODEL_DIR
 from trl_drgrpo.labs.demo.evaluate import Evaluation
 from trl_drgrpo.labs.demo.process import PROCESS_SETTINGS, step_numbers
 from trl_drgrpo.upstream.versions import installed_versions
@@ -15,8 +16,8 @@ from trl_drgrpo.upstream.versions import installed_versions
 REQUIRED_GAIN_POINTS = 40.0
 MADE_BY = "trl-drgrpo demo"
 RESULTS_FILE, PLOT_FILE, MODEL_FOLDER = "results.json", "curves.png", "model"
-REPORT_FILE, COMPARISON_FILE, GRPO_FOLDER = "report.html", "comparison.html", "grpo"
-_OWN = (RESULTS_FILE, PLOT_FILE, MODEL_FOLDER, REPORT_FILE, COMPARISON_FILE, GRPO_FOLDER)
+REPORT_FILE, COMPARISON_FILE, GRPO_FOLDER, START_FOLDER = "report.html", "comparison.html", "grpo", "start"
+_OWN = (RESULTS_FILE, PLOT_FILE, MODEL_FOLDER, REPORT_FILE, COMPARISON_FILE, GRPO_FOLDER, START_FOLDER)
 
 
 @dataclass
@@ -26,7 +27,7 @@ class DemoResult:
     Args:
         output_dir (`Path`): Where the files are.
         seed, steps (`int`): Settings of the run.
-        process (`bool`): Whether every line is rewarded, next to the outcome.
+        process (`bool`): Whether the lists are long and every line is rewarded, next to the outcome.
         problems (`list[tuple[int, ...]]`): The held-out problems, in the order of the completions.
         status (`str`): `"unfinished"` until everything is measured, then `"finished"`.
         before, after (`dict[str, Evaluation]`): Held-out measurements, keys `sampled` and `greedy`.
@@ -55,6 +56,11 @@ class DemoResult:
     def model_dir(self) -> Path:
         """Folder of the saved model."""
         return self.output_dir / MODEL_FOLDER
+
+    @property
+    def start_dir(self) -> Path:
+        """Folder of the model that the run starts from: the shipped one, or with process rewards its warm start."""
+        return self.output_dir / START_FOLDER if self.process else MODEL_DIR
 
     @property
     def results_file(self) -> Path:

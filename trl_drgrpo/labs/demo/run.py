@@ -1,7 +1,8 @@
 """Train the shipped model on the list-sum task with `DrGRPOTrainer`: a whole run in about two minutes of CPU time.
 
 `run_demo` measures the model on held-out problems, trains it, measures it again and saves the model, the curves and
-every number. The claim that it checks: sampled accuracy rises by at least 40 percentage points.
+every number. The claim that it checks: sampled accuracy rises by at least 40 percentage points. With process rewards
+the task is the long list sums, and the model is warm-started on them first.
 
 It always runs on the CPU in float32, also where there is a GPU: for a model this small the CPU is fast enough, and the
 numbers stay comparable.
@@ -19,10 +20,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.config import DrGRPOConfig
 from trl_drgrpo.features.diagnostics.progress import show_progress
-from trl_drgrpo.labs.demo.build import MODEL_DIR
 from trl_drgrpo.labs.demo.compare import train_with_grpo
 from trl_drgrpo.labs.demo.demo_report import draw_curves
 from trl_drgrpo.labs.demo.evaluate import Evaluation, evaluate
+from trl_drgrpo.labs.demo.long_sums import TERMS, warm_start
 from trl_drgrpo.labs.demo.process import PROCESS_SETTINGS, line_reward
 from trl_drgrpo.labs.demo.progress_lines import CurvesCallback
 from trl_drgrpo.labs.demo.result import (
@@ -30,16 +31,18 @@ from trl_drgrpo.labs.demo.result import (
     GRPO_FOLDER,
     PLOT_FILE,
     REPORT_FILE,
+    START_FOLDER,
     DemoResult,
     check_output_dir,
 )
-from trl_drgrpo.labs.demo.task import list_sum_reward, make_dataset, make_problems
+from trl_drgrpo.labs.demo.task import MAX_TERMS, MIN_TERMS, list_sum_reward, make_dataset, make_problems
 from trl_drgrpo.labs.demo.tokenizer import build_tokenizer
 from trl_drgrpo.report import write_report
 from trl_drgrpo.trainer import DrGRPOTrainer
 
 _PROMPTS_PER_STEP, _NUM_GENERATIONS, _MAX_COMPLETION_LENGTH = 8, 8, 128  # P, G, T
 _LEARNING_RATE = 3e-4
+STEPS, PROCESS_STEPS = 200, 60  # a step on long list sums takes twice as long
 
 
 def training_arguments(output_dir: Path, seed: int, steps: int, **fields: Any) -> DrGRPOConfig:
@@ -71,7 +74,7 @@ def training_settings(output_dir: Path, seed: int, steps: int) -> dict[str, Any]
 def run_demo(
     output_dir: str | Path = "runs/demo",
     seed: int = 0,
-    steps: int = 200,
+    steps: int | None = None,
     eval_size: int = 512,
     console: Console | None = None,
     process: bool = False,
@@ -83,10 +86,10 @@ def run_demo(
         output_dir (`str` or `Path`): Folder for `model/`, `curves.png`, `report.html` and `results.json`; see
             `check_output_dir`.
         seed (`int`): Seed of training problems and sampling, not negative. The held-out problems are always the same.
-        steps (`int`): Training steps, at least 1.
+        steps (`int`, *optional*): Training steps, at least 1; 200 by default, 60 with process rewards.
         eval_size (`int`): Number of held-out problems.
         console (`rich.console.Console`, *optional*): Where progress goes; standard error by default.
-        process (`bool`): Reward every line with `line_reward`, next to the outcome.
+        process (`bool`): Train on long list sums and reward every line with `line_reward`, next to the outcome.
         compare (`bool`): Then train the same model with stock TRL's GRPO, and write a report over both runs.
 
     Returns:
@@ -96,12 +99,15 @@ def run_demo(
         InputError: On settings or a folder that do not fit.
         KeyboardInterrupt: As it came; once training has begun, the model and the numbers so far are saved first.
     """
+    if steps is None:
+        steps = PROCESS_STEPS if process else STEPS
     if steps < 1:
-        raise InputError("steps", str(steps), "at least 1", "200 steps are enough to learn the task.")
+        raise InputError("steps", str(steps), "at least 1", "The default is enough to learn the task.")
     if seed < 0:
         raise InputError("seed", str(seed), "0 or larger", "Any such number will do.")
     console = console or Console(stderr=True)
-    result = DemoResult(Path(output_dir), seed, steps, make_problems(eval_size, "held_out"), process)
+    problems = make_problems(eval_size, "held_out", terms=_terms(process))
+    result = DemoResult(Path(output_dir), seed, steps, problems, process)
     check_output_dir(result.output_dir)
     result.write()  # from here on the folder is recognisably a demo's
     with _one_thread():
@@ -117,15 +123,24 @@ def run_demo(
         folder = result.output_dir / GRPO_FOLDER
         console.print("the same with stock TRL's GRPO ...", highlight=False)
         with result.timed("train_grpo"), _one_thread():
-            train_with_grpo(training_settings(folder, seed, steps), make_training_data(seed, steps), console)
+            train_with_grpo(
+                training_settings(folder, seed, steps),
+                make_training_data(seed, steps, process),
+                console,
+                result.start_dir,
+            )
         result.comparison = write_report([result.output_dir, folder], result.output_dir / COMPARISON_FILE)
         result.write()
     return result
 
 
-def make_training_data(seed: int, steps: int) -> Any:
+def make_training_data(seed: int, steps: int, process: bool = False) -> Any:
     """The prompts of a run: as many as its steps ask for."""
-    return make_dataset(_PROMPTS_PER_STEP * steps, "train", seed)
+    return make_dataset(_PROMPTS_PER_STEP * steps, "train", seed, _terms(process))
+
+
+def _terms(process: bool) -> tuple[int, int]:
+    return TERMS if process else (MIN_TERMS, MAX_TERMS)
 
 
 @contextmanager
@@ -141,8 +156,12 @@ def _one_thread() -> Iterator[None]:
 
 def _measure_train_measure(result: DemoResult, console: Console) -> None:
     """The run itself; whatever stops it, the model and the numbers so far are saved."""
-    tokenizer = AutoTokenizer.from_pretrained(MODEL_DIR)
-    model = AutoModelForCausalLM.from_pretrained(MODEL_DIR, dtype=torch.float32)
+    if result.process:
+        console.print("learning from demonstrations of long list sums ...", highlight=False)
+        with result.timed("warm_start"):
+            warm_start(result.output_dir / START_FOLDER, result.seed)
+    tokenizer = AutoTokenizer.from_pretrained(result.start_dir)
+    model = AutoModelForCausalLM.from_pretrained(result.start_dir, dtype=torch.float32)
     try:
         with result.timed("evaluate_before"):
             result.before = _measure(model, tokenizer, result)
@@ -170,7 +189,7 @@ def _train(model: Any, tokenizer: Any, result: DemoResult, console: Console) -> 
         args=training_arguments(
             result.output_dir, result.seed, result.steps, **(PROCESS_SETTINGS if result.process else {})
         ),
-        train_dataset=make_training_data(result.seed, result.steps),
+        train_dataset=make_training_data(result.seed, result.steps, result.process),
         processing_class=tokenizer,
         step_reward_funcs=line_reward if result.process else None,
     )

@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trl_drgrpo.labs.study.sampling import sample_turn
+
 if TYPE_CHECKING:
     from datasets import Dataset
 
@@ -74,12 +76,12 @@ def guessing_rollout(seed: int) -> Callable[[list[str], Any], dict[str, Any]]:
         prompt_ids = [tokenizer(prompt)["input_ids"] for prompt in prompts]
         verdicts = [rng.random() < RIGHT_PROBABILITY for _ in prompts]
         feedback = {right: tokenizer(f"\n{text}\n")["input_ids"] for right, text in VERDICTS.items()}
-        guesses = _sample(trainer, prompt_ids, 1)
+        guesses = sample_turn(trainer, prompt_ids, 1, [tokenizer.eos_token_id])
         seen = [
             prompt + guess + feedback[right]
             for prompt, guess, right in zip(prompt_ids, guesses, verdicts, strict=True)
         ]
-        comments = _sample(trainer, seen, MAX_COMMENT)
+        comments = sample_turn(trainer, seen, MAX_COMMENT, [tokenizer.eos_token_id])
         return {
             "prompt_ids": prompt_ids,
             "completion_ids": [
@@ -92,32 +94,6 @@ def guessing_rollout(seed: int) -> Callable[[list[str], Any], dict[str, Any]]:
         }
 
     return rollout
-
-
-def _sample(trainer: Any, rows: list[list[int]], tokens: int) -> list[list[int]]:
-    """At most `tokens` tokens behind each row, all rows being equally long; cut behind the end of sequence."""
-    import torch
-
-    model, tokenizer = trainer.model, trainer.processing_class
-    ids = torch.tensor(rows, device=model.device)
-    with torch.no_grad():
-        generated = model.generate(
-            input_ids=ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=tokens,
-            do_sample=True,
-            temperature=1.0,
-            top_k=0,
-            top_p=1.0,
-            use_cache=True,
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
-        )
-    return [_until_end(row, tokenizer.eos_token_id) for row in generated[:, ids.size(1) :].tolist()]
-
-
-def _until_end(ids: list[int], end: int) -> list[int]:
-    return ids[: ids.index(end) + 1] if end in ids else ids
 
 
 # The model that everything starts from ------------------------------------------------------------------------------

@@ -1,0 +1,129 @@
+"""Variance of each arm's gradient at the model that all runs start from, from the same completions.
+
+The estimate is a sum over groups that are drawn independently, so its covariance is that of a group's gradient over
+their number: with `g_p` the gradient of group p, `tr Cov = 1/(P - 1) * sum_p |g_p - mean|^2`. Times the tokens that a
+group takes, that is the variance per token generated.
+"""
+
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trl_drgrpo.labs.study.credit_arms import ARMS, OUTCOME, StepRewardFunc
+from trl_drgrpo.labs.study.credit_runs import build_trainer
+from trl_drgrpo.labs.study.credit_tasks import CreditTask
+from trl_drgrpo.trainer import DrGRPOTrainer
+from trl_drgrpo.upstream.batches import CreditedBatch, ScoredBatch, TokenBatch
+from trl_drgrpo.upstream.swapping import swapped
+
+_SEED = 10_000  # that of no run
+WARM_UP_BATCHES = 8  # not measured: an arm's coefficient is fitted on earlier batches
+
+
+def measure_variance(
+    task: CreditTask, batches: int, model_dir: Path, output_dir: Path, prm: StepRewardFunc
+) -> dict[str, Any]:
+    """Gradient variance of every arm.
+
+    Args:
+        task ([`CreditTask`]), model_dir, output_dir, prm: As in [`run_arm`].
+        batches (`int`): Generation batches to measure on, of `task.prompts` groups each.
+
+    Returns:
+        `dict[str, Any]`: `groups` and `tokens` that were sampled, and for each arm `variance`, the trace of the
+            covariance of a group's gradient times the mean tokens of a group, with `ratio`, that over the variance of
+            the outcome alone, its jackknife `standard_error`, and both at `half` the fitted coefficient.
+    """
+    trainers = {
+        arm: build_trainer(task, arm, _SEED, model_dir, output_dir / arm.replace("/", "-"), prm)
+        for arm in ARMS
+        if ARMS[arm].use in (None, "baseline")
+    }
+    for trainer in trainers.values():
+        trainer.model.train()  # as in a run: the coefficient of a baseline is fitted as batches come
+    sampler = trainers[OUTCOME]
+    moments, halved = ({arm: _Moments() for arm in trainers} for _ in range(2))
+    tokens = 0
+    for number, (scored, rollouts) in enumerate(islice(_batches(sampler), WARM_UP_BATCHES + batches)):
+        advantages = {arm: _advantages(trainer, scored, rollouts) for arm, trainer in trainers.items()}
+        if number < WARM_UP_BATCHES:
+            continue
+        tokens += int(_trained(rollouts).sum())
+        for first in range(0, len(scored.prompts), task.num_generations):
+            rows = slice(first, first + task.num_generations)
+            log_probs = _log_probs(sampler, rollouts, rows)  # (G, T)
+            outcome = _gradient(sampler, (advantages[OUTCOME][rows] * log_probs).sum())
+            for arm, values in advantages.items():
+                gradient = outcome if arm == OUTCOME else _gradient(sampler, (values[rows] * log_probs).sum())
+                moments[arm].add(gradient)
+                halved[arm].add((outcome + gradient) / 2)
+    reference = moments[OUTCOME]
+    numbers: dict[str, Any] = {"groups": len(reference.squares), "tokens": tokens}
+    for arm, each in moments.items():
+        numbers[arm] = {"variance": each.variance * tokens / len(each.squares), **each.over(reference)}
+        numbers[arm]["half"] = halved[arm].over(reference)
+    return numbers
+
+
+def _batches(trainer: DrGRPOTrainer) -> Iterator[tuple[ScoredBatch, dict[str, Any]]]:
+    """Generation batches as the training loop would see them."""
+    caught: list[CreditedBatch] = []
+    for inputs in trainer.get_train_dataloader():
+        with swapped(trainer, on_credit=caught.append):
+            rollouts = trainer.sample_rollouts(inputs)
+        yield caught.pop().scored, rollouts
+
+
+def _advantages(trainer: DrGRPOTrainer, scored: ScoredBatch, rollouts: dict[str, Any]) -> torch.Tensor:
+    """The token advantages `(B, T)` that an arm's trainer gives to the batch."""
+    trainer.on_rewards(scored)
+    advantages: torch.Tensor = trainer.on_rollouts(dict(rollouts))["advantages"]
+    return (advantages if advantages.dim() == 2 else advantages.unsqueeze(1)) * _trained(rollouts)
+
+
+def _trained(rollouts: dict[str, Any]) -> torch.Tensor:
+    return rollouts["completion_mask"] * rollouts.get("tool_mask", 1)
+
+
+def _log_probs(trainer: DrGRPOTrainer, rollouts: dict[str, Any], rows: slice) -> torch.Tensor:
+    tokens = TokenBatch(
+        torch.cat([rollouts["prompt_ids"][rows], rollouts["completion_ids"][rows]], dim=1),
+        torch.cat([rollouts["prompt_mask"][rows], rollouts["completion_mask"][rows]], dim=1),
+        rollouts["completion_ids"].size(1),
+    )
+    return trainer.score_tokens(trainer.model, tokens)[0]
+
+
+def _gradient(trainer: DrGRPOTrainer, objective: torch.Tensor) -> torch.Tensor:
+    parameters = [p for p in trainer.model.parameters() if p.requires_grad]
+    return torch.cat([g.flatten() for g in torch.autograd.grad(objective, parameters, retain_graph=True)])
+
+
+class _Moments:
+    """Squared lengths of vectors and their mean."""
+
+    def __init__(self) -> None:
+        self.squares: list[float] = []
+        self.sum: Any = 0.0
+
+    def add(self, vector: torch.Tensor) -> None:
+        self.squares.append(float(vector @ vector))
+        self.sum = self.sum + vector
+
+    @property
+    def variance(self) -> float:
+        """Trace of the covariance."""
+        count = len(self.squares)
+        return (sum(self.squares) - float(self.sum @ self.sum) / count) / (count - 1)
+
+    def over(self, other: "_Moments") -> dict[str, float]:
+        """Ratio of the variances, with the jackknife's standard error (of the mean squares: the means are small)."""
+        own, reference, count = sum(self.squares), sum(other.squares), len(self.squares)
+        pairs = zip(self.squares, other.squares, strict=True)
+        without = [(own - a) / (reference - b) for a, b in pairs]
+        mean = sum(without) / count
+        squared = (count - 1) / count * sum((ratio - mean) ** 2 for ratio in without)
+        return {"ratio": self.variance / other.variance, "standard_error": squared**0.5}
