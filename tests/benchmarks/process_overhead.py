@@ -1,4 +1,4 @@
-"""What step rewards cost in a step of `trl-drgrpo demo --process`: 64 rows, a rule on every line.
+"""What step rewards cost in a step on short list sums: 64 rows, a rule on every line.
 
 Two measurements, both in process CPU time of one thread:
 
@@ -143,7 +143,7 @@ def main():
         },
         "to_go": {"rows": 1024, "steps": 50, "ms": credit_ms()},
         "without_step_rewards": {
-            "advantages_frac": statistics.median(without["advantages"] / without["train"] for without, _ in pairs),
+            "advantages_frac": statistics.median(without["credit"] / without["train"] for without, _ in pairs),
         },
         "pairs": {"ratio_median": statistics.median(ratios), "ratio_min": min(ratios), "ratio_max": max(ratios)},
     }

@@ -159,7 +159,9 @@ def step_advantages(
     if deepseekmath_std:
         std = [_std(group[~group.isnan()].tolist()) for group in rewards]
         advantages = advantages / torch.tensor([s or math.inf for s in std], dtype=torch.float64).view(-1, 1, 1)
-    return [row[:count] for row, count in zip(advantages.flatten(0, 1).tolist(), counts, strict=True)]
+    longest = advantages.size(2)
+    padded = advantages.flatten(0, 1).tolist()
+    return [row if count == longest else row[:count] for row, count in zip(padded, counts, strict=True)]
 
 
 def broadcast_to_tokens(
@@ -246,7 +248,10 @@ def padded_groups(values: Ragged, num_generations: int, field: str = "step_rewar
     """
     counts = np.array([len(row) for row in values])
     result = np.full((len(counts), max(1, counts.max())), math.nan)
-    flat = np.array(list(chain.from_iterable(values)), dtype=np.float64)  # None becomes NaN
+    try:
+        flat = np.fromiter(chain.from_iterable(values), np.float64)  # a third faster
+    except TypeError:
+        flat = np.array(list(chain.from_iterable(values)), dtype=np.float64)  # None becomes NaN
     result[np.arange(result.shape[1]) < counts[:, None]] = flat
     if len(infinite := np.argwhere(np.isinf(result))):
         row, step = infinite[0]
