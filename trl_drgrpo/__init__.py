@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from trl_drgrpo.single_gpu.presets import lora_preset as lora_preset
     from trl_drgrpo.single_gpu.presets import preset_arguments as preset_arguments
     from trl_drgrpo.trainer import DrGRPOTrainer as DrGRPOTrainer
+    from trl_drgrpo.upstream.batches import RolloutBatch as RolloutBatch
     from trl_drgrpo.upstream.seams import check_upstream as check_upstream
 
 find_moved_modules()
