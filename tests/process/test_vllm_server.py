@@ -47,11 +47,12 @@ def run(settings, prompts, tokenizer, reward):
     def run(trainer_class=DrGRPOTrainer, *, drops_weights=False, **changes):
         of_the_trainer = ("peft_config", "step_reward_funcs", "eval_dataset")
         extra = {name: changes.pop(name) for name in of_the_trainer if name in changes}
+        reward_func = changes.pop("reward_func", reward)
         stock = {"loss_type": "dr_grpo", "scale_rewards": "none"} if trainer_class is GRPOTrainer else {}
         config_class = GRPOConfig if trainer_class is GRPOTrainer else DrGRPOConfig
         with Server(Engine(tiny_model(tokenizer, seed=7)), drops_weights=drops_weights) as server:
             values = {**settings, "use_cpu": True, "bf16": False, **stock, **server.settings, **changes}
-            trainer = train(trainer_class, config_class, values, prompts, tokenizer, reward, **extra)
+            trainer = train(trainer_class, config_class, values, prompts, tokenizer, reward_func, **extra)
         return trainer, server
 
     return run
@@ -71,6 +72,21 @@ def test_the_server_generates_from_the_weights_that_are_trained(run, tokenizer):
     assert all(body["n"] == 4 and len(body["prompt"]) == 2 for body in server.completions)
     assert {body["model"] for body in server.completions} == {MODEL_ID}
     assert max((weights(trainer)[name] - start[name]).abs().max() for name in start) > 1e-2
+
+
+def test_a_batch_is_filled_in_several_rounds_after_one_update_of_the_weights(run):
+    calls = []
+
+    def first_round_is_dead(completion_ids, **kwargs):
+        calls.append(len(completion_ids))
+        return [float(len(calls) > 1 and sum(ids) % 2) for ids in completion_ids]
+
+    trainer, server = run(dynamic_sampling=True, max_sampling_rounds=2, max_steps=2, reward_func=first_round_is_dead)
+    assert max(logged(trainer, GAP)) < 1e-4
+    assert logged(trainer, "sampling/rounds")[0] == 2
+    assert server.routes.count("/v1/completions") == len(calls) > 2
+    assert server.routes.count("/update_weights") == 2
+    assert logged(trainer, "grad_norm")[0] > 0
 
 
 def test_control_weights_that_are_dropped_show(run):
