@@ -60,10 +60,10 @@ class Rollouts:
         scale = self.num_generations / (self.num_generations - 1) / rows
         passed = self.right.astype(float)
         groups = passed.reshape(-1, self.num_generations)
-        centerd = (groups - groups.mean(axis=1, keepdims=True)).reshape(-1)
+        centered = (groups - groups.mean(axis=1, keepdims=True)).reshape(-1)
         lengths = self.lengths.astype(float).reshape(-1, self.num_generations)
-        centerd_lengths = (lengths - lengths.mean(axis=1, keepdims=True)).reshape(-1)
-        return np.stack([self._given(self.right), self._given(~self.right), scale * centerd_lengths, scale * centerd])
+        centered_lengths = (lengths - lengths.mean(axis=1, keepdims=True)).reshape(-1)
+        return np.stack([self._given(self.right), self._given(~self.right), scale * centered_lengths, scale * centered])
 
     def _given(self, chosen: np.ndarray) -> np.ndarray:
         if not chosen.any():

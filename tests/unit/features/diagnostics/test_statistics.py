@@ -12,7 +12,7 @@ NAN = math.nan
 
 def batch(rewards, lengths, size, correct="binary", advantages=None, truncated=None, texts=None):
     """Rows with outcome advantages unless others are given: `r - mean` over the group's scorable rows."""
-    advantages = advantages or centerd(rewards, size)
+    advantages = advantages or centered(rewards, size)
     return BatchRows(
         num_generations=size,
         rewards=rewards,
@@ -25,7 +25,7 @@ def batch(rewards, lengths, size, correct="binary", advantages=None, truncated=N
     )
 
 
-def centerd(rewards, size):
+def centered(rewards, size):
     result = []
     for start in range(0, len(rewards), size):
         group = rewards[start : start + size]
