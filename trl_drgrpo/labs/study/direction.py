@@ -63,7 +63,8 @@ class Rollouts:
         centered = (groups - groups.mean(axis=1, keepdims=True)).reshape(-1)
         lengths = self.lengths.astype(float).reshape(-1, self.num_generations)
         centered_lengths = (lengths - lengths.mean(axis=1, keepdims=True)).reshape(-1)
-        return np.stack([self._given(self.right), self._given(~self.right), scale * centered_lengths, scale * centered])
+        parts = [self._given(self.right), self._given(~self.right), scale * centered_lengths, scale * centered]
+        return np.stack(parts)
 
     def _given(self, chosen: np.ndarray) -> np.ndarray:
         if not chosen.any():
