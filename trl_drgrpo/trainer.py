@@ -326,7 +326,7 @@ class DrGRPOTrainer(HostTrainer):
     def compute_advantages(self, batch: RolloutBatch) -> torch.Tensor:
         """The advantages of a generation batch. Override it, or pass `advantage_func`, for a credit of your own.
 
-        Called once per generation batch on every rank, in evaluations too.
+        Called once per generation batch (with `dynamic_sampling`, per round of it) on every rank, in evaluations too.
 
         Args:
             batch ([`RolloutBatch`]): Rewards and steps of all ranks, masks and texts of this rank's rows.
@@ -339,9 +339,8 @@ class DrGRPOTrainer(HostTrainer):
             batch.rewards, batch.num_generations, cast(AdvantageBaseline, self.args.advantage_baseline)
         )
         if self.args.scale_by_running_std:
-            scale = (
-                self.reward_scale.std if self.reward_scale.count else None
-            )  # of earlier batches: independent of this
+            # Of earlier batches: a scale that this batch had changed would bias it.
+            scale = self.reward_scale.std if self.reward_scale.count else None
             if batch.training:
                 self.reward_scale.update(batch.rewards)
             outcome = outcome / (scale or self.reward_scale.std)
