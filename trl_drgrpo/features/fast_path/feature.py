@@ -26,9 +26,9 @@ from trl_drgrpo.features.fast_path.sharing import (
     why_not_shared,
 )
 from trl_drgrpo.features.fast_path.window import PLAN, Window, rows_of, windows
+from trl_drgrpo.upstream.batch_rows import unknown_keys
 from trl_drgrpo.upstream.batches import CreditedBatch, ScoredTokens, TokenBatch
 from trl_drgrpo.upstream.hooks import Feature
-from trl_drgrpo.upstream.rollouts import unknown_keys
 from trl_drgrpo.upstream.swapping import swapped
 
 logger = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from trl_drgrpo.features.fast_path.planner import Budget, Costs, MicroBatch, Row, plan_window, processed_tokens
-from trl_drgrpo.upstream.rollouts import OF_COMPLETIONS, OF_EITHER, OF_PROMPTS, OF_THE_BATCH
+from trl_drgrpo.upstream.batch_rows import OF_COMPLETIONS, OF_EITHER, OF_PROMPTS, OF_THE_BATCH
 
 PLAN = "micro_batch_plan"
 

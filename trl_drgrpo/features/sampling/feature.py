@@ -24,9 +24,9 @@ from trl_drgrpo.features.sampling.draws import Draw, cap_warning, sampling_metri
 from trl_drgrpo.features.sampling.pass_rates import PassRates, read_pass_rates, unknown_prompts
 from trl_drgrpo.features.sampling.prompt_stream import PromptStream
 from trl_drgrpo.objective.group_selection import Selection, keep_probability, select_groups
+from trl_drgrpo.upstream.batch_rows import OF_THE_BATCH, joined_rows, row_of, unknown_keys
 from trl_drgrpo.upstream.batches import CreditedBatch
 from trl_drgrpo.upstream.hooks import Feature
-from trl_drgrpo.upstream.rollouts import OF_THE_BATCH, joined_rows, row_of, unknown_keys
 
 logger = logging.getLogger(__name__)
 
@@ -146,14 +146,14 @@ class PromptSampling(Feature):
         prompts = self._prompts(examples)
         drawn: list[Draw] = []
         rounds: list[dict[str, Any]] = []
-        while self._selected(drawn) < wanted and len(drawn) < cap:
-            fresh = self._draw(prompts, drawn, self._round_size(wanted - self._selected(drawn)), cap)
+        while (missing := wanted - sum(map(self._is_selected, drawn))) > 0 and len(drawn) < cap:
+            fresh = self._draw(prompts, drawn, self._round_size(missing), cap)
             if fresh:
                 rounds.append(self._run_round(fresh, len(rounds), generate))
         if not rounds:  # nothing was kept up to the cap: rows that do not train
             rounds.append(self._run_round([Draw(examples[0], "")], 0, generate))
         selection = select_groups(
-            [draw.place is not None and (draw.live or not args.dynamic_sampling) for draw in drawn],
+            [self._is_selected(draw) for draw in drawn],
             wanted,
             cap,
             [draw.probability for draw in drawn],
@@ -172,9 +172,8 @@ class PromptSampling(Feature):
     def _ranks(self) -> int:
         return self.trainer.accelerator.num_processes
 
-    def _selected(self, drawn: list[Draw]) -> int:
-        dynamic = self.trainer.args.dynamic_sampling
-        return sum(draw.place is not None and (draw.live or not dynamic) for draw in drawn)
+    def _is_selected(self, draw: Draw) -> bool:
+        return draw.place is not None and (draw.live or not self.trainer.args.dynamic_sampling)
 
     def _round_size(self, missing: int) -> int:
         """Groups to generate for the missing ones, such that every process gets as many rows."""

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, T
 from trl_drgrpo.config.config import DrGRPOConfig
 from trl_drgrpo.labs.study.credit_arms import ARMS, StepRewardFunc
 from trl_drgrpo.labs.study.credit_tasks import CreditTask
+from trl_drgrpo.labs.study.trajectories import SMALL_RUN
 from trl_drgrpo.trainer import DrGRPOTrainer
 
 _MOST_STEPS = 2_000  # more than any run takes: an arm may write short completions
@@ -74,13 +75,7 @@ def build_trainer(
         num_generations=task.num_generations,
         max_completion_length=task.max_completion,
         learning_rate=task.learning_rate,
-        lr_scheduler_type="constant",
-        gradient_checkpointing=False,
-        use_cpu=True,
-        bf16=False,
-        logging_steps=1,
-        save_strategy="no",
-        report_to="none",
+        **SMALL_RUN,
         run_log=False,
         run_warnings=False,
         disable_tqdm=True,

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trl_drgrpo.labs.study.sampling import sample_turn
+from trl_drgrpo.labs.study.turn_sampling import sample_turn
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -22,6 +22,7 @@ from trl_drgrpo.labs.demo.build import MODEL_DIR
 from trl_drgrpo.labs.demo.evaluate import evaluate
 from trl_drgrpo.labs.demo.task import list_sum_reward, make_dataset, make_problems
 from trl_drgrpo.labs.study.signal_arms import ARMS, FACTOR_OF, SignalSettings, Start
+from trl_drgrpo.labs.study.trajectories import SMALL_RUN
 from trl_drgrpo.trainer import DrGRPOTrainer
 
 _MOST_STEPS = 10_000  # the tokens end a run
@@ -164,13 +165,7 @@ def build_trainer(
         num_generations=settings.num_generations,
         max_completion_length=task.max_completion,
         learning_rate=learning_rate,
-        lr_scheduler_type="constant",
-        gradient_checkpointing=False,
-        use_cpu=True,
-        bf16=False,
-        logging_steps=1,
-        save_strategy="no",
-        report_to="none",
+        **SMALL_RUN,
         disable_tqdm=True,
         run_log=False,
         run_warnings=False,

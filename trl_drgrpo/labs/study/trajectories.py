@@ -28,6 +28,15 @@ ARMS: dict[str, tuple[type, type, dict[str, Any]]] = {
     "dr_grpo": (DrGRPOTrainer, DrGRPOConfig, {"run_log": False, "run_warnings": False}),
 }
 LAST = 20  # steps whose mean is the end of a run
+SMALL_RUN: dict[str, Any] = {  # fields of every run of a study: small, on the CPU, seen by the study alone
+    "lr_scheduler_type": "constant",
+    "gradient_checkpointing": False,
+    "use_cpu": True,
+    "bf16": False,
+    "logging_steps": 1,
+    "save_strategy": "no",
+    "report_to": "none",
+}
 
 
 @dataclass(frozen=True)
@@ -167,13 +176,7 @@ def run_arm(rung: Rung, arm: str, seed: int, model_dir: Path, output_dir: Path) 
         num_generations=settings.num_generations,
         max_completion_length=rung.max_completion,
         learning_rate=settings.learning_rate,
-        lr_scheduler_type="constant",
-        gradient_checkpointing=False,
-        use_cpu=True,
-        bf16=False,
-        logging_steps=1,
-        save_strategy="no",
-        report_to="none",
+        **SMALL_RUN,
         **objective,
     )
     trainer = trainer_class(
