@@ -100,7 +100,7 @@ def _run_matrix(args: argparse.Namespace) -> list[Any]:
         print(
             f"  {_mark(result.passed)} {geometry:26} {case.beta:5g} {'yes' if case.lora else 'no':>5} "
             f"{result.loss_difference:9.1e} {result.gradient_difference:9.1e}  {case.name}"
-            f"{' (must differ)' if case.control else ''}",
+            f"{f' (must differ: cosine {result.cosine:.2f})' if case.control else ''}",
             flush=True,
         )
 
