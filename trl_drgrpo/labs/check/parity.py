@@ -5,8 +5,8 @@ and unpadded through a plain forward, log-softmax, `group_advantages`, `dr_grpo_
 once, backward. Micro-batching, accumulation, padding, shuffling, reuse of rollouts and importance ratios must all
 cancel out.
 
-Stock TRL is part of every check. With both switches set (`loss_type="dr_grpo"`, `scale_rewards="none"`) its gradient is
-the same, by construction. With the group's std left on, with `grpo` and with its default it must *differ*, even after
+Stock TRL is part of every check. With both switches set (`loss_type="dr_grpo"`, `scale_rewards="none"`) its gradient
+is the same, by construction. With the group's std left on, with `grpo` and with its default it must *differ*, even after
 the best rescaling, since under Adam a constant factor cancels; a check that cannot see them would prove nothing.
 """
 
@@ -208,7 +208,7 @@ def run_case(case: Case, trainer_class: type | None = None) -> CaseResult:
     equal = worst <= case.tolerance and max(losses) <= case.tolerance
     cosine = math.fsum(cosines) / len(cosines)
     residual = math.fsum(math.sqrt(max(0.0, 1 - each**2)) for each in cosines) / len(cosines)
-    passed = CONTROL_FLOOR < residual and worst < math.inf if case.control else equal
+    passed = residual > CONTROL_FLOOR and worst < math.inf if case.control else equal
     return CaseResult(case, len(recording.steps), max(losses), worst, passed, cosine, residual)
 
 
