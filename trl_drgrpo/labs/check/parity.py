@@ -6,7 +6,7 @@ once, backward. Micro-batching, accumulation, padding, shuffling, reuse of rollo
 cancel out.
 
 Stock TRL is part of every check. With both switches set (`loss_type="dr_grpo"`, `scale_rewards="none"`) its gradient
-is the same, by construction. With the group's std left on, with `grpo` and with its default it must *differ*, even after
+is the same, by construction. With the std left on, with `grpo` and with its default it must *differ*, even after
 the best rescaling, since under Adam a constant factor cancels; a check that cannot see them would prove nothing.
 """
 
