@@ -15,6 +15,7 @@ Costs are in *tokens*: what one token costs in everything but attention is 1.
 """
 
 import itertools
+import math
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
@@ -159,10 +160,15 @@ def plan_window(rows: Sequence[Row], slots: int | None, budget: Budget, costs: C
     live = [i for i, row in enumerate(rows) if row.live and row.completion_length > 0]
     if not live:
         return []
-    packs = [pack for group in _by_prompt(rows, live, costs) for pack in _cheapest_packs(rows, group, budget, costs)]
-    cut = _cut(rows, packs, slots, budget, costs)
-    if cut is None and costs.share_prompts:  # packs are coarser than rows: they may not fit where rows do
-        cut = _cut(rows, [(i,) for i in live], slots, budget, costs)
+    groups = _by_prompt(rows, live, costs)
+    # Packs are coarser than rows: where they do not fit, smaller ones may, and rows alone fit where TRL's do.
+    for together in (2**k for k in range(budget.rows.bit_length() if costs.share_prompts else 1)):
+        widest = min(budget.tokens // together, math.isqrt(budget.pairs // together))
+        packs = [pack for group in groups for pack in _cheapest_packs(rows, group, widest, costs)]
+        cut = _cut(rows, packs, slots, budget, costs)
+        if cut is not None:
+            return cut
+    cut = _cut(rows, [(i,) for i in live], slots, budget, costs)
     if cut is None:
         raise ValueError(f"{len(live)} rows do not fit into {slots} micro-batches of {budget.tokens} tokens")
     return cut
@@ -182,8 +188,8 @@ def _by_prompt(rows: Sequence[Row], live: list[int], costs: Costs) -> list[list[
     return list(groups.values())
 
 
-def _cheapest_packs(rows: Sequence[Row], group: list[int], budget: Budget, costs: Costs) -> list[Pack]:
-    """The rows of one prompt, cut into packs at the least cost.
+def _cheapest_packs(rows: Sequence[Row], group: list[int], widest: int, costs: Costs) -> list[Pack]:
+    """The rows of one prompt, cut into packs of this width at most (or of one row) at the least cost.
 
     Packs are neighbors in one of two orders: longest first, or sorted by tokens, so that rows with a common prefix
     stand together. The cheaper one is taken. A branch itself costs nothing (the mask is as large without it), so no
@@ -192,9 +198,9 @@ def _cheapest_packs(rows: Sequence[Row], group: list[int], budget: Budget, costs
     by_length = sorted(group, key=lambda i: -rows[i].completion_length)
     by_tokens = sorted(group, key=lambda i: rows[i].inputs)
     shared = _shared_tokens(rows, by_tokens)
-    cost, packs = _cheapest_cut(rows, by_length, shared, budget, costs)
+    cost, packs = _cheapest_cut(rows, by_length, shared, widest, costs)
     if any(shared.values()):
-        other_cost, others = _cheapest_cut(rows, by_tokens, shared, budget, costs)
+        other_cost, others = _cheapest_cut(rows, by_tokens, shared, widest, costs)
         if other_cost < cost:
             return others
     return packs
@@ -212,7 +218,7 @@ def _shared_tokens(rows: Sequence[Row], by_tokens: list[int]) -> dict[tuple[int,
 
 
 def _cheapest_cut(
-    rows: Sequence[Row], order: list[int], shared: dict[tuple[int, int], int], budget: Budget, costs: Costs
+    rows: Sequence[Row], order: list[int], shared: dict[tuple[int, int], int], widest: int, costs: Costs
 ) -> tuple[float, list[Pack]]:
     """The rows of one prompt in this order, cut into packs at the least cost; the last pack first."""
     best: list[tuple[float, int]] = [(0.0, 0)]  # of the first k rows: the cost, and where its last pack starts
@@ -223,8 +229,7 @@ def _cheapest_cut(
             row = order[start]
             length += rows[row].own_length - max((shared[row, i] for i in order[start + 1 : end]), default=0)
             width = costs.width(length)
-            fits = width <= budget.tokens and width**2 <= budget.pairs
-            if fits or end - start == 1:
+            if width <= widest or end - start == 1:
                 options.append((best[start][0] + costs.of_width(width), start))
         best.append(min(options))
     packs, end = [], len(order)

@@ -153,6 +153,14 @@ def test_packs_that_do_not_fit_are_given_up_for_rows():
     assert sorted(i for batch in plan for pack in batch for i in pack) == list(range(8))
 
 
+def test_packs_that_do_not_fit_are_made_smaller_first():
+    # four groups of four rows in two slots: packs of four would be too many, packs of two are not
+    rows = [of(p, 10, (*range(20), *(100 * row + t for t in range(20)))) for p in "abcd" for row in range(4)]
+    plan = plan_window(rows, 2, Budget(8, 50), Costs(pair=1e-4, share_prompts=True))
+    assert all(len(pack) > 1 for batch in plan for pack in batch)
+    assert sum(pack_length(rows, pack) for batch in plan for pack in batch) <= 0.7 * 16 * 49
+
+
 def test_widths_are_padded_to_the_multiple():
     assert processed_tokens([Row("a", 3, 7)], [(0,)], Costs(multiple=8)) == 16
 
