@@ -43,7 +43,9 @@ def _gradients(ours, dtype, device, **settings):
     case = Case("heavy", 0.3, 0.0, prompt=(64, 96), completion=96, prompts=4)
     with tempfile.TemporaryDirectory() as folder:
         model = build_model(256, 4, 1024, device)
-        trainer = build_trainer(ours, case, model, folder, 1, 8, device, bf16=dtype == "bfloat16", **settings)
+        trainer = build_trainer(
+            "ours" if ours else "stock", case, model, folder, 1, 8, device, bf16=dtype == "bfloat16", **settings
+        )
         seen = Gradients()
         trainer.add_callback(seen)
         trainer.train()
