@@ -40,11 +40,11 @@ def test_scores_by_hand():
     scores = decision_scores(lengths, stopped, np.array([0, 0, 1, 1]), np.zeros(4, int))
     assert scores[:2].tolist() == [3 - 0.5 * 4, 2 - 0.5 * 2]
     assert scores[2:].tolist() == pytest.approx([2 - 5 / 6 * 3, 0 - 5 / 6 * 1])
-    push = stop_push(
-        np.array([0.5, -0.5, 0.0, 0.0]), scores, np.array([True, False, True, False]), np.array([0, 0, 1, 1])
-    )
+    weights, chosen = np.array([0.5, -0.5, 0.0, 0.0]), np.array([True, False, True, False])
+    push = stop_push(weights, scores, chosen, np.array([0, 0, 1, 1]))
     assert push.value == pytest.approx(0.5 * 1.0 / 1.0)
-    assert push.groups == 1 and math.isnan(push.standard_error)
+    assert push.groups == 1
+    assert math.isnan(push.standard_error)
 
 
 def test_a_batch_of_one_group_says_nothing():
