@@ -30,8 +30,8 @@ def test_a_recipe_is_measured_and_nothing_is_written(recipe, tmp_path, capsys):
     assert main(["bias", "--config", recipe, "--batches", "3"]) == 0
     captured = capsys.readouterr()
     assert captured.out.startswith("Change per update of unit length, 3 batches")
-    assert captured.out.count("| Dr. GRPO |") == 2  # not among its own differences
-    assert captured.out.count("| GRPO without std |") == 3
+    assert captured.out.count("| dr_grpo, no std |") == 2  # not among its own differences
+    assert captured.out.count("| grpo, no std |") == 3
     assert "Push to go on instead of stopping" in captured.out
     assert "batch 3/3: 16 completions" in captured.err
     assert not list((tmp_path / "out").rglob("*.safetensors"))

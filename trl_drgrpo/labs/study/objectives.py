@@ -24,7 +24,7 @@ class Objective:
     """One member of the family.
 
     Args:
-        label (`str`): For tables and legends.
+        label (`str`): For tables and legends: the settings of TRL, `loss_type` and whether `scale_rewards` is on.
         divides_by_std (`bool`): Whether advantages are divided by the group's standard deviation.
         divisor (`str`): What a token's loss is divided by: `"row"` (its row's length, times B), `"batch"` (the tokens
             of the batch) or `"constant"` (`B * L`).
@@ -69,11 +69,11 @@ class Objective:
 
 
 OBJECTIVES = {
-    "grpo": Objective("GRPO", divides_by_std=True, divisor="row"),
-    "grpo_without_std": Objective("GRPO without std", divides_by_std=False, divisor="row"),
-    "dapo": Objective("TRL's default (DAPO)", divides_by_std=True, divisor="batch"),
-    "dr_grpo_with_std": Objective("TRL's dr_grpo, std left on", divides_by_std=True, divisor="constant"),
-    "dr_grpo": Objective("Dr. GRPO", divides_by_std=False, divisor="constant"),
+    "grpo": Objective("grpo", divides_by_std=True, divisor="row"),
+    "grpo_without_std": Objective("grpo, no std", divides_by_std=False, divisor="row"),
+    "dapo": Objective("dapo (TRL's default)", divides_by_std=True, divisor="batch"),
+    "dr_grpo_with_std": Objective("dr_grpo, std on", divides_by_std=True, divisor="constant"),
+    "dr_grpo": Objective("dr_grpo, no std", divides_by_std=False, divisor="constant"),
 }
 
 

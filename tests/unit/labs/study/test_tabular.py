@@ -64,7 +64,7 @@ def test_the_interval_covers_the_mean_as_often_as_it_says():
 def test_the_command_prints_tables_and_writes_numbers_and_a_plot(tmp_path, capsys):
     assert main(["study", "tabular", "--seeds", "2", "--output_dir", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
-    assert "| GRPO | 47" in printed
+    assert "| grpo | 47" in printed
     assert "| 1 | 0.44 | 0.66 | 1.51 |" in printed
     numbers = json.loads((tmp_path / "tabular.json").read_text())
     assert numbers["objectives"] == json.loads(json.dumps(tabular_study(range(2))["objectives"]))

@@ -33,8 +33,8 @@ def made_up():
 
 def test_tables_and_plot(made_up, tmp_path):
     text = trajectory_report.table(GUESSING, made_up)
-    assert "| GRPO | 39." in text
-    assert "| Dr. GRPO | 9." in text or "| Dr. GRPO | 8." in text
+    assert "| grpo | 39." in text
+    assert "| dr_grpo, no std | 9." in text or "| dr_grpo, no std | 8." in text
     assert "until" not in text  # the pass rate cannot change
     one_step = trajectory_report.one_step_table(made_up)
     assert one_step.count("+1.0 ± 0.5") == 2 * len(OBJECTIVES)
@@ -51,17 +51,17 @@ def test_differences_are_taken_seed_by_seed():
             curve = [level + extra] * 3
             runs.append(Trajectory(arm, seed, curve, curve, [0.5] * 3, [0.1] * 3, [8] * 3, 24, 1.0).as_dict())
     text = trajectory_report.difference_table(ARITHMETIC, {"runs": runs})
-    assert "| GRPO | +5.0 ± 0.0 | +5.0 ± 0.0 | +0.00 ± 0.00 | +0.000 ± 0.000 |" in text
-    assert "| TRL's default (DAPO) | +1.0 ± 0.0 |" in text
-    assert "| Dr. GRPO |" not in text
+    assert "| grpo | +5.0 ± 0.0 | +5.0 ± 0.0 | +0.00 ± 0.00 | +0.000 ± 0.000 |" in text
+    assert "| dapo (TRL's default) | +1.0 ± 0.0 |" in text
+    assert "| dr_grpo, no std |" not in text
 
 
 def test_tokens_are_compared_at_the_pass_rate_that_every_run_reaches(made_up):
     text = trajectory_report.table(ARITHMETIC, made_up)
     assert "thousand until 0.50 passed" in text
-    (ours,) = [line for line in text.splitlines() if line.startswith("| Dr. GRPO |")]
+    (ours,) = [line for line in text.splitlines() if line.startswith("| dr_grpo, no std |")]
     assert ours.endswith("| 30 ± 0 | 25 ± 0 |")  # 20 steps at 0.5 behind the first 5
-    (theirs,) = [line for line in text.splitlines() if line.startswith("| GRPO |")]
+    (theirs,) = [line for line in text.splitlines() if line.startswith("| grpo |")]
     assert theirs.endswith("| 30 ± 0 | 30 ± 0 |")
 
 
