@@ -37,7 +37,10 @@ _VLLM_OBJECTIVE = (
 )
 _STEP_OBJECTIVE = ("process_role", "step_credit", "step_baseline", "deepseekmath_step_std")
 _WEIGHTS = ("outcome_weight", "process_weight")
-_SAMPLING = ("num_generations", "temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+_SAMPLING = (
+    *("num_generations", "temperature", "top_p", "top_k", "min_p", "repetition_penalty"),
+    *("forks", "fork_depth", "fork_at", "fork_threshold"),
+)
 _SETTINGS = (
     "learning_rate",
     "lr_scheduler_type",

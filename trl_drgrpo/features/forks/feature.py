@@ -11,7 +11,6 @@ what they share once, in generation and in training.
 
 import json
 import logging
-import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -19,7 +18,6 @@ from typing import Any
 
 import torch
 
-from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.features.forks.cuts import boundaries, cut_behind, drawn_places, first_above, step_means
 from trl_drgrpo.objective.fork_advantages import Forks
 from trl_drgrpo.process_rewards.steps import StepSegmenter
@@ -63,36 +61,6 @@ class ForkedRollouts(Feature):
     def leaves(self) -> int:
         """Rows of one parent."""
         return self.trainer.args.forks**self.trainer.args.fork_depth
-
-    def on_trainer_built(self) -> None:
-        """Check what can be known now.
-
-        Raises:
-            `InputError`: A parent's rows would lie on several processes, or a step reward function that cannot say
-                where to cut.
-        """
-        if not self.is_on:
-            return
-        trainer, ranks = self.trainer, self.trainer.accelerator.num_processes
-        rows = trainer.args.generation_batch_size // ranks
-        if trainer.sampling.is_on:  # rounds may be smaller
-            rows = math.gcd(rows, trainer.num_generations // math.gcd(ranks, trainer.num_generations))
-        if rows % self.leaves:
-            got = f"{trainer.args.forks} at depth {trainer.args.fork_depth} with {rows} rows per process"
-            remedy = "The branches of a parent stay on one process: raise per_device_train_batch_size."
-            raise InputError("forks", got, f"a multiple of {self.leaves} rows", remedy)
-        if trainer.args.fork_at == "doubt":
-            self._check_doubt()
-
-    def _check_doubt(self) -> None:
-        scorer = self.trainer.step_scorer
-        if scorer is None:
-            remedy = "Pass step_reward_funcs, or take fork_at='entropy' or 'drawn'."
-            raise InputError("fork_at", "'doubt' without step_reward_funcs", "scores of steps", remedy)
-        for name, func in zip(scorer.names, scorer.funcs, strict=True):
-            if hasattr(func, "on_rollouts"):
-                remedy = "It scores finished batches only: take fork_at='entropy' or 'drawn'."
-                raise InputError("fork_at", f"'doubt' with {name}", "a function that scores texts", remedy)
 
     # A generation batch
 
@@ -197,7 +165,7 @@ class ForkedRollouts(Feature):
         branches = [[ids] * (more + 1) for ids in completions]
         values = [[row] * (more + 1) for row in log_probs or []]
         found = [(i, cut) for i, cut in enumerate(cuts) if cut is not None]
-        asked = self._as_many_everywhere(found)
+        asked = self._as_many_everywhere(found, [len(ids) for ids in completions])
         if not asked:
             return branches, values
         limit = self.trainer.args.max_completion_length
@@ -212,12 +180,14 @@ class ForkedRollouts(Feature):
                 values[i][1:] = [log_probs[i][:cut] + sampled_log_probs[n][:left] for n in new]
         return branches, values
 
-    def _as_many_everywhere(self, found: list[tuple[int, int]]) -> list[tuple[int, int]]:
-        """These rows and cuts, and as many more as it takes for every process to ask for the same number."""
+    def _as_many_everywhere(self, found: list[tuple[int, int]], lengths: list[int]) -> list[tuple[int, int]]:
+        """These rows and cuts, and as many more as it takes for every process to ask for the same number. `lengths`:
+        of all rows."""
         if self.trainer.accelerator.num_processes == 1:
             return found
         most = max(self.trainer.gathered([len(found)]))
-        return found + [found[-1] if found else (0, 0)] * (most - len(found))
+        spare = found[-1] if found else (0, max(0, lengths[0] - 1))  # which has one token to go
+        return found + [spare] * (most - len(found))
 
     def _warn_of_looking_ahead(self, completions: list[list[int]]) -> None:
         if self._was_asked_to_look:
