@@ -3,6 +3,7 @@
 import json
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 
 import oracles
 import pytest
@@ -17,6 +18,7 @@ from trl_drgrpo.features.forks.feature import STATE_FILE
 from trl_drgrpo.labs.check.record import build_policy, record
 from trl_drgrpo.labs.check.tiny import tiny_model
 from trl_drgrpo.process_rewards.steps import step_segmenter
+from trl_drgrpo.upstream.private_state import PrivateState
 
 FORKED = {"forks": 2, "step_separator": ["tokens:1"], "max_steps": 2}  # bytes of characters are put together
 
@@ -173,6 +175,27 @@ def test_the_run_log_names_the_forks(whole):
     facts = json.loads((Path(whole.settings["output_dir"]) / "_drgrpo/run.json").read_text())
     assert facts["settings"]["forks"] == 2
     assert facts["settings"]["fork_at"] == "drawn"
+
+
+@pytest.mark.parametrize("use_vllm", [False, True])
+def test_the_limit_of_branches_is_that_of_all_processes_where_one_request_serves_them(use_vllm):
+    trainer = SimpleNamespace(
+        use_vllm=use_vllm,
+        vllm_generation=SimpleNamespace(max_completion_length=12),
+        generation_config=SimpleNamespace(max_new_tokens=12),
+        generation_kwargs={"max_new_tokens": 12, "do_sample": True},
+        gathered=lambda own: [*own, 9],
+    )
+
+    def limits():
+        ours = trainer.generation_config.max_new_tokens, trainer.generation_kwargs["max_new_tokens"]
+        return trainer.vllm_generation.max_completion_length, *ours
+
+    with PrivateState.completions_up_to(trainer, 5):
+        assert limits() == ((9, 12, 12) if use_vllm else (12, 5, 5))
+    assert limits() == (12, 12, 12)
+    with PrivateState.completions_up_to(trainer, None):
+        assert limits() == (12, 12, 12)
 
 
 # The gradient, node by node

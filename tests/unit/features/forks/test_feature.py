@@ -81,11 +81,8 @@ def test_parents_first_then_the_branches_of_their_cuts():
     assert (parents, of_each, limits) == (rows_of(PROMPTS, 2), 2, None)
     # the first batch knows no length: behind the first step of two tokens
     assert forks.newest == Forks(2, [[2]] * 8)
-    assert (starts, more, left) == (
-        [p + row[:2] for p, row in zip(parents, completions[::2], strict=True)],
-        1,
-        [10] * 4,
-    )
+    assert starts == [prompt + row[:2] for prompt, row in zip(parents, completions[::2], strict=True)]
+    assert (more, left) == (1, [10] * 4)
     assert [len(row) for row in completions] == [6, 7, 5, 7, 4, 7, 3, 7]
     for parent, branch in zip(completions[::2], completions[1::2], strict=True):
         assert parent[:2] == branch[:2]
@@ -95,7 +92,7 @@ def test_parents_first_then_the_branches_of_their_cuts():
 
 def test_a_row_that_cannot_be_cut_stands_there_for_its_leaves():
     backend = Backend([2, 6, 1, 0])
-    forks, metrics = feature()
+    forks, _ = feature()
     completions, _ = forks.complete(rows_of(PROMPTS, 4), 4, backend)
     assert len(backend.calls[1][0]) == 1
     assert [len(row) for row in completions] == [2, 2, 6, 7, 1, 1, 0, 0]
