@@ -269,7 +269,7 @@ def _validate_sampling(config: Any) -> None:
 _SEE_THE_COMPLETION_ALONE = (
     *("min_new_tokens", "min_length", "min_tokens", "exponential_decay_length_penalty", "begin_suppress_tokens"),
     *("presence_penalty", "frequency_penalty", "encoder_repetition_penalty", "encoder_no_repeat_ngram_size"),
-    *("structured_outputs", "guided_decoding"),
+    *("structured_outputs", "guided_decoding", "stop", "bad_words"),
 )
 _LIMITS = ("max_new_tokens", "max_length", "max_tokens")
 

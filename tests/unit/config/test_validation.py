@@ -110,6 +110,10 @@ A_PARENT = "expected a divisor of num_generations that leaves two parents. A pro
             "generation_kwargs: max_new_tokens: got 64 with forks; expected nothing. A branch may write what its "
             "parent may: set max_completion_length instead.",
         ),
+        (
+            {"generation_kwargs": {"stop": ["\n\nQ:"]}},
+            "generation_kwargs: stop: got ['\\n\\nQ:'] with",
+        ),
         ({"vllm_structured_outputs_regex": "a+"}, "vllm_structured_outputs_regex: got 'a+' with forks; expected None"),
     ],
 )
