@@ -85,7 +85,10 @@ VARIANTS = {
 }
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+RARE = ("the worst step", "adapters", "running scale")
+
+
+@pytest.mark.parametrize("variant", [pytest.param(n, marks=[pytest.mark.slow] * (n in RARE)) for n in VARIANTS])
 def test_it_trains(variant, settings, prompts, tokenizer, reward):
     fields, arguments = VARIANTS[variant]
     trainer = run({**settings, **fields}, prompts, tokenizer, reward, **arguments)
@@ -130,7 +133,8 @@ def whole(tmp_path_factory, prompts, tokenizer, reward):
     return trainer
 
 
-@pytest.mark.parametrize("saved", [2, 3])  # the latter in the middle of a batch's second use
+# the latter in the middle of a batch's second use
+@pytest.mark.parametrize("saved", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_a_resumed_run_ends_like_an_uninterrupted_one(saved, whole, prompts, tokenizer, reward):
     folder = Path(whole.settings["output_dir"]) / f"checkpoint-{saved}"
     state = json.loads((folder / STATE_FILE).read_text())
@@ -231,8 +235,15 @@ def gradient_of_nodes(batch, args, at, prompt_ids):
     return {name: p.grad for name, p in model.named_parameters()}
 
 
-@pytest.mark.parametrize("micro_batching", ["exact", "upstream"])
-@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize(
+    ("depth", "micro_batching"),
+    [
+        (1, "exact"),
+        pytest.param(1, "upstream", marks=pytest.mark.slow),
+        pytest.param(2, "exact", marks=pytest.mark.slow),
+        (2, "upstream"),
+    ],
+)
 def test_a_shared_token_is_trained_with_the_weight_of_its_leaves(depth, micro_batching):
     spies = []
 

@@ -202,7 +202,7 @@ def test_the_next_batch_draws_other_places_within_the_mean_length():
 
 
 def test_processes_ask_for_as_many_branches():
-    few, most = Backend([6, 1]), Backend([1, 1])
+    few, most = Backend([6, 1]), Backend([2, 1])
     forks, _ = feature(ranks=2, others=[[2], [9, 9]])
     completions, _ = forks.complete(rows_of(PROMPTS[:1], 4), 4, few)
     starts, _, limits = few.calls[1]
@@ -211,8 +211,9 @@ def test_processes_ask_for_as_many_branches():
     assert forks.mean_length == pytest.approx((6 + 1 + 9 + 9) / 4)
     forks, _ = feature(ranks=2, others=[[1]])
     completions, _ = forks.complete(rows_of(PROMPTS[:1], 4), 4, most)
-    assert most.calls[1][0] == [PROMPTS[0]]
-    assert [len(row) for row in completions] == [1] * 4
+    starts, _, limits = most.calls[1]
+    assert (starts, limits) == ([PROMPTS[0] + completions[0][:1]], [11])  # the least to do
+    assert [len(row) for row in completions] == [2, 2, 1, 1]
 
 
 def test_entropy_cuts_behind_the_first_step_above_the_threshold():
