@@ -46,8 +46,9 @@ def behind_the_first_step(row: Trajectory, level: int, after: int) -> int | None
 
 def behind_a_bad_step(row: Trajectory, level: int, after: int) -> int | None:
     """Behind the first bad step: what `fork_at="doubt"` does with an exact judge."""
-    doubts = [float(line.startswith(BAD)) for line in _lines(row)]
-    return first_above(_places(row), doubts, 0.5, after)
+    places = _places(row)
+    doubts = [float(line.startswith(BAD)) for line in str(row.text).splitlines()]
+    return first_above(places, doubts[: len(places)], 0.5, after)
 
 
 def only_failures(row: Trajectory, level: int, after: int) -> int | None:
@@ -128,10 +129,6 @@ def _trees(policy: SmallPolicy, rule: Rule, branches: int, depth: int) -> Iterat
 
     for parent, chance in enumerate(chances):
         yield from forked(parent, (), chance)
-
-
-def _lines(row: Trajectory) -> list[str]:
-    return str(row.text).splitlines(keepends=True)
 
 
 def _places(row: Trajectory) -> list[int]:
