@@ -493,6 +493,7 @@ class DrGRPOTrainer(HostTrainer):
         return self.fast_path.generating(limits)
 
     def keeping_prefixes(self) -> AbstractContextManager[Any]:
+        """Entered around generations of which the later ones continue what the earlier ones wrote."""
         return self.fast_path.keeping_prefixes()
 
     def on_micro_batch(self, inputs: dict[str, Any]) -> dict[str, Any]:

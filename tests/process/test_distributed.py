@@ -72,6 +72,21 @@ def test_two_processes_draw_the_same_prompts_and_share_the_groups(tmp_path):
 
 
 @pytest.mark.slow
+def test_two_processes_fork_like_one(tmp_path):
+    one, two = run((tmp_path / "one.pt", 1, "forks"), (tmp_path / "two.pt", 2, "forks"))
+    assert difference(one["weights"], one["start"]) > 1e-3
+    assert difference(two["weights"], one["weights"]) < 1e-12
+    for first, second in zip(one["log"], two["log"], strict=True):
+        metrics = {name: first[name] for name in ("forks/cut_frac", "completions/unique_frac", "drgrpo/pass_rate")}
+        assert metrics == pytest.approx({name: second[name] for name in metrics})
+    (alone,), (left, right) = one["asked"], two["asked"]
+    assert left == right  # the one with fewer cuts asked for more than it took
+    assert set(alone[::2]) == {6}
+    cut = [(found, asked) for found, asked in zip(alone[1::2], left[1::2], strict=True)]
+    assert any(found < 2 * asked for found, asked in cut)
+
+
+@pytest.mark.slow
 def test_two_processes_resume_bit_for_bit(tmp_path):
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     (done,) = run((tmp_path / "two.pt", 2, "resume"), launcher=torchrun)

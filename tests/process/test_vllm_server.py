@@ -168,6 +168,36 @@ def test_monte_carlo_roll_outs_are_sampled_by_the_server(run, tokenizer):
     assert logged(trainer, "grad_norm")[-1] > 0
 
 
+def test_branches_begin_with_the_tokens_of_their_parent(run, settings):
+    class Noting(DrGRPOTrainer):
+        noted = ()
+
+        def on_rollouts(self, rollouts):
+            forks = self.forks.newest
+            self.noted = (*self.noted, (forks, self._batch, rollouts["sampling_per_token_logps"].clone()))
+            return super().on_rollouts(rollouts)
+
+    trainer, server = run(Noting, forks=2, step_separator=["tokens:1"])
+    assert max(logged(trainer, GAP)) < 1e-4  # of prefixes, too
+    assert trainer.vllm_generation.max_completion_length == settings["max_completion_length"] == 12
+    parents, branches = server.completions[::2], server.completions[1::2]
+    assert len(parents) == len(branches) == len(trainer.noted) == 3
+    for asked, more, (forks, batch, log_probs) in zip(parents, branches, trainer.noted, strict=True):
+        assert (asked["n"], more["n"]) == (2, 1)
+        assert asked["max_tokens"] == 12
+        begun = [
+            [*trainer.processing_class.encode(batch.prompts[i]), *batch.completion_ids[i][:cut]]
+            for i, (cut,) in enumerate(forks.cuts)
+            if i % 2 and cut < len(batch.completion_ids[i])
+        ]
+        assert more["prompt"] == begun
+        cuts = [cut for (cut,), ids in zip(forks.cuts, batch.completion_ids, strict=True) if cut < len(ids)]
+        assert more["max_tokens"] == 12 - min(cuts)
+        for i in range(0, 8, 2):
+            cut = forks.cuts[i][0]
+            assert torch.equal(log_probs[i][:cut], log_probs[i + 1][:cut])
+
+
 def test_log_probs_before_temperature_are_warned_about(settings, prompts, tokenizer, reward, caplog):
     with Server(Engine(tiny_model(tokenizer)), logprobs_mode="raw_logprobs") as server:
         train(DrGRPOTrainer, DrGRPOConfig, {**settings, **server.settings, "max_steps": 1}, prompts, tokenizer, reward)

@@ -55,6 +55,21 @@ def half_dead_reward(prompts, completion_ids, **kwargs):
     return [float(sum(ids) % 2) * live for live, ids in zip(odd, completion_ids, strict=True)]
 
 
+class Forking(DrGRPOTrainer):
+    """Completions are fixed by what they continue, and those of prompts by their place; some are too short to cut."""
+
+    asked: tuple = ()  # how many completions were, call by call
+
+    def completing(self, prompt_ids, num_generations, generate):
+        def fixed(prompt_ids, num_generations, limits=None):
+            self.asked = (*self.asked, len(prompt_ids))
+            first = 0 if limits else self.accelerator.process_index * len(prompt_ids)
+            numbers = [sum(ids) + 5 * ((first + row) % num_generations) for row, ids in enumerate(prompt_ids)]
+            return [[40 + (7 * n + 3 * t) % 50 for t in range(1 + n % 6)] for n in numbers], None
+
+        return super().completing(prompt_ids, num_generations, fixed)
+
+
 def reward(completion_ids, **kwargs):
     return [None if sum(ids) % 11 == 0 else float(sum(ids) % 3) for ids in completion_ids]
 
@@ -74,6 +89,8 @@ def build(output, processes, mode):
         per_step = {"process_role": "baseline"}
     if mode == "turns":
         per_step = {"max_completion_length": 512, "loss_normalizer": 12}
+    if mode == "forks":  # three groups of two parents: the second one's lie on two ranks
+        per_step = {"forks": 2, "num_generations": 4}
     accumulation = 3 if mode.startswith("uneven") else 1  # three micro-batches, of which few are needed
     data = Dataset.from_dict({"prompt": [f"{i}+{i * i}=" for i in range(9)]})
     generation: dict = {"rollout_func": fixed_rollouts}
@@ -82,13 +99,15 @@ def build(output, processes, mode):
         model.config.max_position_embeddings = 4096  # the tools' description comes with the prompt
         data = Dataset.from_list([{"prompt": [{"role": "user", "content": f"Walk {i}."}]} for i in range(9)])
         generation = {"environment_factory": Walk}
-    trainer = (Scripted if mode == "turns" else DrGRPOTrainer)(
+    if mode == "forks":
+        generation = {}
+    trainer = {"turns": Scripted, "forks": Forking}.get(mode, DrGRPOTrainer)(
         model=model,
         reward_funcs={"uneven": uneven_reward, "sampling": half_dead_reward}.get(mode.partition("_")[0], reward),
         args=DrGRPOConfig(
             output_dir=output + ".run",
             **{**DEFAULTS, "num_generations": 6, "learning_rate": 0.05, **per_step, **LOGGING},
-            per_device_train_batch_size=18 // processes // accumulation,
+            per_device_train_batch_size=(12 if mode == "forks" else 18) // processes // accumulation,
             gradient_accumulation_steps=accumulation,
             micro_batching="upstream" if mode == "uneven_upstream" else "exact",
             max_steps=4,
@@ -101,7 +120,7 @@ def build(output, processes, mode):
         train_dataset=data,
         processing_class=tokenizer,
         **generation,
-        step_reward_funcs=step_reward if mode in ("process", "baseline") else None,
+        step_reward_funcs=step_reward if mode in ("process", "baseline", "forks") else None,
     )
     if trainer.accelerator.num_processes != processes:
         raise SystemExit(f"{trainer.accelerator.num_processes} processes, expected {processes}")
@@ -141,6 +160,7 @@ def main(output, processes, mode):
         "weights": dict(trainer.model.named_parameters()),
         "scale": trainer.reward_scale.state_dict(),
         "failures": trainer.describing.failures,
+        "asked": trainer.gathered([getattr(trainer, "asked", ())]),
     }
     if mode == "resume":  # once more, from the middle of a generation batch
         resumed = build(output, processes, mode)

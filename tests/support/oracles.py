@@ -141,3 +141,52 @@ def step_baseline(group, i, k, baseline):
         kept = [row for j, row in enumerate(group) if not (baseline == "pooled_others" and j == i)]
         values = [s for row in kept for s in row if scorable(s)]
     return sum(values) / len(values) if values else None
+
+
+def forked_token_advantages(rewards, num_generations, branches, cuts, mask):
+    """Token by token: what the rows earn that are the same up to here, less what the rows of the siblings do."""
+    return [
+        [
+            among_siblings(rewards, i, sum(cut <= t for cut in cuts[i]), num_generations, branches, len(cuts[i]))
+            if is_trained
+            else 0.0
+            for t, is_trained in enumerate(mask[i])
+        ]
+        for i in range(len(rewards))
+    ]
+
+
+def forked_step_advantages(step_rewards, step_ends, num_generations, branches, cuts, credit):
+    """The same step by step, of what rows earn from the step on."""
+    return [
+        [
+            among_siblings(
+                [earned_from(row, k, credit) for row in step_rewards],
+                i,
+                sum(cut <= end for cut in cuts[i]),
+                num_generations,
+                branches,
+                len(cuts[i]),
+            )
+            for k, end in enumerate(step_ends[i])
+        ]
+        for i in range(len(step_rewards))
+    ]
+
+
+def among_siblings(values, i, level, num_generations, branches, depth):
+    """Mean over the rows of row i's node, less the mean over its siblings of theirs; `level` forks lie before it."""
+    size = branches ** (depth - level)  # rows of a node
+    family = num_generations if level == 0 else size * branches  # rows of all its siblings
+    first = i - i % family
+    own, others = None, []
+    for start in range(first, first + family, size):
+        known = [float(values[j]) for j in range(start, start + size) if scorable(values[j])]
+        if not known:
+            continue
+        mean = sum(known) / len(known)
+        if start <= i < start + size:
+            own = mean
+        else:
+            others.append(mean)
+    return 0.0 if own is None or not others else own - sum(others) / len(others)

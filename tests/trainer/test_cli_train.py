@@ -307,6 +307,9 @@ def test_the_flags_mean_what_they_mean_to_trl(recipe):
         ({"reward_weights": [1.0, 2.0]}, "reward_weights: got 2 weights; expected 1, one per reward"),
         ({"num_generations": 3}, "num_generations: got 3"),
         ({"num_generations": 1}, "num_generations: got 1; expected a whole number, at least 2"),
+        ({"forks": 3}, "forks: got 3 (fork_depth=1) with num_generations=4; expected a divisor of num_generations"),
+        ({"forks": "two"}, "forks"),
+        ({"forks": 2, "fork_at": "doubt", "fork_threshold": 0.5}, "fork_at: got 'doubt' without step_reward_funcs"),
         ({"loss_type": "dapo"}, "loss_type: got 'dapo'; expected 'dr_grpo'"),
         ({"scale_rewards": "group"}, "scale_rewards: got 'group'"),
         ({"scale_rewards": True}, "scale_rewards: got True"),
@@ -395,6 +398,28 @@ def test_the_dry_run_shows_what_the_preset_sets_and_stays_a_recipe(recipe, folde
     (folder / "again.yaml").write_text(out)
     assert main(["train", "--config", "again.yaml", "--dry_run"]) == 0
     assert capsys.readouterr().out == out
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--forks", "4"], "error: forks: got 4 (fork_depth=1) with num_generations=4; expected a divisor"),
+        (["--forks", "2", "--fork_at", "entropie"], "error: fork_at: got 'entropie'"),
+        (["--forks", "2", "--fork_at", "entropy"], "error: fork_threshold: got None with fork_at='entropy'"),
+        (["--fork_threshold", "0.5"], "error: fork_threshold: got 0.5; expected the default with forks=1"),
+    ],
+)
+def test_forks_that_cannot_be(recipe, capsys, flags, message):
+    assert main([*recipe(), *flags, "--dry_run"]) == 2
+    assert message in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_forks_from_the_command_line(recipe, capfd):
+    flags = ["--forks", "2", "--fork_at", "entropy", "--fork_threshold", "0.5", "--step_separator", "tokens:1"]
+    assert main([*recipe(), *flags, "--max_steps", "1"]) == 0
+    assert yaml.safe_load(capfd.readouterr().out)["steps"] == 1
+    settings = json.loads(Path("out/_drgrpo/run.json").read_text())["settings"]
+    assert (settings["forks"], settings["fork_at"], settings["fork_threshold"]) == (2, "entropy", 0.5)
 
 
 @pytest.mark.parametrize(

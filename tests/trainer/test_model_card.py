@@ -223,7 +223,7 @@ def test_forks_are_stated(fields, said, settings, prompts, tokenizer, reward):
     else:
         assert "A_it = A_c of the node c that token t of row i is in" in objective.formula
     assert objective_facts(trainer)["forks"] == 2
-    assert objective_facts(built(short_run(settings["output_dir"]), prompts, tokenizer, reward))["forks"] is None
+    assert objective_facts(built(short_run(settings["output_dir"]), prompts, tokenizer, reward))["forks"] == 1
 
 
 def test_what_else_changes_the_objective(settings, prompts, tokenizer, reward):

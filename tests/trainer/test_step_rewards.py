@@ -42,7 +42,6 @@ def test_one_step_per_completion_trains_like_the_outcome(settings, prompts, toke
         {"beta": 0.1},
         {"num_iterations": 2, "steps_per_generation": 4},
         pytest.param({"mask_truncated_completions": True}, marks=pytest.mark.slow),
-        pytest.param({"importance_sampling_level": "sequence", "steps_per_generation": 4}, marks=pytest.mark.slow),
         pytest.param({"step_credit": "min_increments", "scale_by_running_std": True}, marks=pytest.mark.slow),
         {"process_role": "baseline"},
     ],
@@ -207,3 +206,8 @@ class TestInputsAreCheckedBeforeAModelLoads:
     def test_choices_that_contradict(self, fields, message):
         with pytest.raises(ValueError, match=f"^{message}"):
             DrGRPOConfig(**fields)
+
+
+def test_one_ratio_per_row_is_refused_with_credit_per_step(settings, prompts, tokenizer):
+    with pytest.raises(InputError, match="^importance_sampling_level: got 'sequence' with step_reward_funcs"):
+        process({**settings, "importance_sampling_level": "sequence"}, prompts, tokenizer)

@@ -92,7 +92,7 @@ RANGES: dict[str, Range] = {
     "max_sampling_rounds": whole(1),
     "curriculum_q_min": Range(0, 1, above=True, remedy="It is a probability, and its inverse a weight."),
     "forks": whole(1),
-    "fork_depth": whole(1),
+    "fork_depth": whole(1, 16),
     "fork_threshold": Range(optional=True),
     "record_groups": whole(-1),
     "outcome_weight": Range(),

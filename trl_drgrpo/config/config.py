@@ -116,14 +116,16 @@ class DrGRPOConfig(GRPOConfig):
             Completions that go on from each cut: with `2`, half of a group's `num_generations` are written from the
             prompt, each is cut behind a step, and another one is sampled from there. The branches of a cut are
             compared with each other, which says what the tokens behind it are worth; unbiased, see
-            [`fork_token_advantages`]. It takes the place of `advantage_baseline`. `1`: no forks.
+            [`fork_token_advantages`]. It takes the place of `advantage_baseline`. `1`: no forks. A vLLM server needs
+            a context of prompt and twice `max_completion_length`: one limit holds for all branches of a batch.
         fork_depth (`int`, *optional*, defaults to `1`):
             How often a completion is cut. `num_generations` must be at least twice `forks ** fork_depth`, and a
             multiple of it.
         fork_at (`str`, *optional*, defaults to `"drawn"`):
             Where: behind the step that a random place lies in, drawn beforehand (`"drawn"`); behind the first step
             whose mean entropy in nats (`"entropy"`), or whose `1 - score` by the step reward functions (`"doubt"`),
-            exceeds `fork_threshold`. Steps are those of `step_separator`.
+            exceeds `fork_threshold`; a score may depend on the text up to its step, not on what follows. Steps are
+            those of `step_separator`.
         fork_threshold (`float`, *optional*):
             With `fork_at="entropy"` or `"doubt"`.
 

@@ -74,10 +74,9 @@ def check_inputs(
     if args.max_completion_length is None and (tools or environment_factory is not None):
         remedy = "TRL stops a conversation with tools by this limit: set max_completion_length."
         raise InputError("max_completion_length", "None together with tools", "a number of tokens", remedy)
-    if args.forks > 1 and (tools or rollout_func is not None or environment_factory is not None):
-        name = "tools" if tools else "rollout_func" if rollout_func is not None else "environment_factory"
-        remedy = "What a tool or an environment did cannot be branched: leave one of them out."
-        raise InputError("forks", f"{args.forks} with {name}", "1", remedy)
+    if args.forks > 1:
+        given = {"tools": tools, "rollout_func": rollout_func, "environment_factory": environment_factory}
+        _check_forks(args, step_reward_funcs or [], [name for name, value in given.items() if value])
     check_writable("output_dir", str(args.output_dir))
     if args.prior_pass_rates is not None:
         read_pass_rates(Path(args.prior_pass_rates).expanduser())
@@ -98,6 +97,9 @@ def check_inputs(
             "(recipes/process_rewards.md). process_role='baseline' subtracts them instead.",
             ", ".join(learned),
         )
+    if step_reward_funcs and args.importance_sampling_level == "sequence":
+        remedy = "One ratio per row trains each token with the row's mean: what the steps earned apart gets lost."
+        raise InputError("importance_sampling_level", "'sequence' with step_reward_funcs", "'token'", remedy)
     if not step_reward_funcs and (unused := _changed_step_settings(args)):
         logger.warning("%s: without step_reward_funcs this has no effect.", ", ".join(unused))
     splits = {"train_dataset": train_dataset}
@@ -111,6 +113,9 @@ def check_inputs(
         _check_kind(field, dataset)
         if field == "train_dataset":
             _check_size(args, dataset)
+            if args.forks > 1 and (images := {"image", "images"} & {*(dataset.column_names or ())}):
+                got = f"{args.forks} with the column {min(images)}"
+                raise InputError("forks", got, "1", "Leave forks out for images.")
         if environment_factory is None:  # an environment may bring the prompt, and anything a reward asks for
             _check_prompts(field, dataset)
         # A stream may not know its columns; custom generation may add fields.
@@ -118,6 +123,22 @@ def check_inputs(
             _check_columns(reward_funcs, dataset.column_names)
             _check_columns(step_reward_funcs or [], [*dataset.column_names, "steps", "step_ends"])
             _check_golds([*reward_funcs, *(step_reward_funcs or [])], field, dataset)
+
+
+def _check_forks(args: DrGRPOConfig, step_reward_funcs: list[Any], others: list[str]) -> None:
+    """Who else writes completions, and that steps can be scored before a completion is finished."""
+    if others:
+        remedy = "What a tool or an environment did cannot be branched: leave one of them out."
+        raise InputError("forks", f"{args.forks} with {others[0]}", "1", remedy)
+    if args.fork_at != "doubt":
+        return
+    remedy = "Pass step_reward_funcs, or take fork_at='entropy' or 'drawn'."
+    if not step_reward_funcs:
+        raise InputError("fork_at", "'doubt' without step_reward_funcs", "scores of steps", remedy)
+    for func in step_reward_funcs:
+        if hasattr(func, "on_rollouts"):
+            remedy = "It scores finished batches only: take fork_at='entropy' or 'drawn'."
+            raise InputError("fork_at", f"'doubt' with {reward_name(func)}", "a function that scores texts", remedy)
 
 
 def _check_trackers(given: Any) -> None:
@@ -181,8 +202,9 @@ def _changed_step_settings(args: DrGRPOConfig) -> list[str]:
     about_steps = ("step_", "process_role", "process_weight", "outcome_weight", "deepseekmath_")
     ours = [field for field in dataclasses.fields(args) if field.name.startswith(about_steps)]
     defaults = {f.name: f.default if f.default_factory is MISSING else f.default_factory() for f in ours}
-    changed = [name for name, default in defaults.items() if getattr(args, name) != default]
-    return [name for name in changed if name != "step_separator" or args.forks == 1]
+    if args.forks > 1:
+        defaults.pop("step_separator")  # forks lie behind steps
+    return [name for name, default in defaults.items() if getattr(args, name) != default]
 
 
 def _refuse_bare_rule(func: Any) -> None:

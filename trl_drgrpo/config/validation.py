@@ -5,6 +5,7 @@ when training starts. Messages name the bias that a value would bring back and t
 objective.
 """
 
+import math
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -264,7 +265,13 @@ def _validate_sampling(config: Any) -> None:
         )
 
 
-_COUNT_FROM_THE_START = ("min_new_tokens", "min_length", "min_tokens", "exponential_decay_length_penalty")
+# Fields of `generation_kwargs` by what a branch, which continues a prompt that ends at the cut, would make of them.
+_SEE_THE_COMPLETION_ALONE = (
+    *("min_new_tokens", "min_length", "min_tokens", "exponential_decay_length_penalty", "begin_suppress_tokens"),
+    *("presence_penalty", "frequency_penalty", "encoder_repetition_penalty", "encoder_no_repeat_ngram_size"),
+    *("structured_outputs", "guided_decoding", "stop", "bad_words"),
+)
+_LIMITS = ("max_new_tokens", "max_length", "max_tokens")
 
 
 def _validate_forks(config: Any) -> None:
@@ -292,10 +299,24 @@ def _validate_forks(config: Any) -> None:
         if getattr(config, name) not in allowed:
             remedy = "The branches of a cut are compared with each other: leave it out."
             raise InputError(name, f"{getattr(config, name)!r} with forks", f"{allowed[0]!r}", remedy)
-    for name in _COUNT_FROM_THE_START:
+    if config.importance_sampling_level != "token":
+        remedy = "One ratio per row trains each token with the mean over the row: what the branches earned gets lost."
+        raise InputError("importance_sampling_level", "'sequence' with forks", "'token'", remedy)
+    _validate_forked_generation(config)
+
+
+def _validate_forked_generation(config: Any) -> None:
+    """Settings under which a branch would be sampled from another distribution than the rest of its parent."""
+    remedies = dict.fromkeys(_SEE_THE_COMPLETION_ALONE, "A branch would begin at its cut for it: leave it out.")
+    remedies |= dict.fromkeys(_LIMITS, "A branch may write what its parent may: set max_completion_length instead.")
+    for name, remedy in remedies.items():
         if (config.generation_kwargs or {}).get(name):
-            remedy = "A branch would count from its cut: leave it out."
-            raise InputError(f"generation_kwargs: {name}", "a value with forks", "nothing", remedy)
+            got = f"{config.generation_kwargs[name]!r} with forks"
+            raise InputError(f"generation_kwargs: {name}", got, "nothing", remedy)
+    if config.vllm_structured_outputs_regex is not None:
+        got = f"{config.vllm_structured_outputs_regex!r} with forks"
+        remedy = "A branch would match it from its cut on: leave it out."
+        raise InputError("vllm_structured_outputs_regex", got, "None", remedy)
 
 
 def validate_groups(config: Any) -> None:
@@ -336,3 +357,15 @@ def validate_batch(config: Any) -> None:
             f"{steps}",
             "Give batch sizes to DrGRPOConfig(...), or assign generation_batch_size and steps_per_generation, too.",
         )
+    _validate_forked_rows(config, batch * steps)
+
+
+def _validate_forked_rows(config: Any, rows: int) -> None:
+    """A parent's leaves that would lie on several processes. `rows`: of one process."""
+    size, processes, leaves = config.num_generations or 1, config.world_size, config.forks**config.fork_depth
+    if config.dynamic_sampling or config.curriculum:  # rounds may be smaller
+        rows = math.gcd(rows, size // math.gcd(processes, size))
+    if processes > 1 and rows % leaves:
+        got = f"{config.forks} (fork_depth={config.fork_depth}) with {rows} rows per process"
+        remedy = "The branches of a parent stay on one process: raise per_device_train_batch_size."
+        raise InputError("forks", got, f"a multiple of {leaves} rows", remedy)

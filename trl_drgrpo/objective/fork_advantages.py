@@ -48,6 +48,16 @@ class Forks:
         """Those of some rows."""
         return Forks(self.branches, self.cuts[rows])
 
+    def copies(self, lengths: Sequence[int]) -> list[bool]:
+        """Which rows were not sampled: those that repeat a row that could not be cut. `lengths`: tokens of each."""
+        return [
+            any(
+                cut >= length and i // self.branches ** (self.depth - level - 1) % self.branches
+                for level, cut in enumerate(cuts)
+            )
+            for i, (cuts, length) in enumerate(zip(self.cuts, lengths, strict=True))
+        ]
+
     def check(self, num_generations: int) -> None:
         """That groups are made of such trees.
 

@@ -158,13 +158,17 @@ class PrivateState(GRPOTrainer):
 
     @contextmanager
     def completions_up_to(self, tokens: int | None) -> Iterator[None]:
-        """Inside the block, the backend writes at most so many tokens; `None`: as many as the run allows."""
+        """Inside the block, the backend writes at most so many tokens; with vLLM, the most that any process says.
+
+        `None`: as many as the run allows. All processes enter it.
+        """
         if tokens is None:
             yield
             return
         with ExitStack() as stack:
-            if self.use_vllm:
-                stack.enter_context(swapped(self.vllm_generation, max_completion_length=tokens))
+            if self.use_vllm:  # one request, or one group of engines, serves several processes
+                most = max(self.gathered([tokens]))
+                stack.enter_context(swapped(self.vllm_generation, max_completion_length=most))
             else:
                 stack.enter_context(swapped(self.generation_config, max_new_tokens=tokens))
                 shorter = {**self.generation_kwargs, "max_new_tokens": tokens}

@@ -1,10 +1,12 @@
 """A configuration refuses numbers out of range, its own and those that TRL fills in."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from trl_drgrpo import DrGRPOConfig
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.config.validation import validate
+from trl_drgrpo.config.validation import validate, validate_batch
 
 
 @pytest.mark.parametrize(
@@ -45,3 +47,104 @@ def test_a_configuration_refuses_them(fields, message):
 def test_what_trl_fills_in_is_in_range_as_well(fields):
     """`validate` runs again when a trainer takes the configuration: texts are enumerations by then, steps are set."""
     validate(DrGRPOConfig(**fields))
+
+
+FORKED = {"forks": 2, "num_generations": 8}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"num_generations": 4},
+        {"fork_depth": 2},
+        {"forks": 4},
+        {"fork_at": "entropy", "fork_threshold": 1.5},
+        {"fork_at": "doubt", "fork_threshold": 0},
+        {"generation_kwargs": {"min_new_tokens": 0, "presence_penalty": 0.0, "suppress_tokens": [1]}},
+        {"step_separator": ["turn", "\n"]},
+        {"step_credit": "min_increments"},
+    ],
+)
+def test_forks_that_fit(fields):
+    DrGRPOConfig(**{**FORKED, **fields})
+
+
+A_PARENT = "expected a divisor of num_generations that leaves two parents. A prompt needs two parents with"
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"forks": 0}, "forks: got 0; expected a whole number, at least 1"),
+        ({"forks": True}, "forks: got True; expected a whole number, at least 1"),
+        ({"forks": 2.0}, "forks: got 2.0; expected a whole number, at least 1"),
+        ({"forks": 3}, f"forks: got 3 (fork_depth=1) with num_generations=8; {A_PARENT} 3 leaves each"),
+        ({"forks": 8}, f"forks: got 8 (fork_depth=1) with num_generations=8; {A_PARENT} 8 leaves each"),
+        ({"fork_depth": 3}, f"forks: got 2 (fork_depth=3) with num_generations=8; {A_PARENT} 8 leaves each"),
+        ({"fork_depth": 0}, "fork_depth: got 0; expected a whole number, at least 1 and at most 16"),
+        ({"fork_depth": 10**6}, "fork_depth: got 1000000; expected a whole number, at least 1 and at most 16"),
+        ({"fork_at": "entropie"}, "fork_at: got 'entropie'; expected one of drawn, entropy, doubt. Did you mean"),
+        ({"fork_at": "entropy"}, "fork_threshold: got None with fork_at='entropy'; expected a number. Nats"),
+        ({"fork_threshold": 0.5}, "fork_threshold: got 0.5 with fork_at='drawn'; expected None"),
+        ({"fork_threshold": float("nan"), "fork_at": "doubt"}, "fork_threshold: got nan; expected a finite number"),
+        ({"forks": 1, "fork_depth": 2}, "fork_depth: got 2; expected the default with forks=1. Set forks=2"),
+        ({"forks": 1, "fork_at": "doubt"}, "fork_at: got 'doubt'; expected the default with forks=1"),
+        ({"forks": 1, "fork_threshold": 1.0}, "fork_threshold: got 1.0; expected the default with forks=1"),
+        ({"step_separator": "turn"}, "step_separator: got 'turn' with forks; expected separators, 're:<pattern>'"),
+        ({"process_role": "baseline"}, "process_role: got 'baseline' with forks; expected 'reward'"),
+        ({"step_baseline": "pooled"}, "step_baseline: got 'deepseekmath' with forks; expected 'to_go'"),
+        ({"step_baseline": "none"}, "step_baseline: got 'none' with forks; expected 'to_go'"),
+        ({"step_credit": "min_to_go"}, "step_baseline: got 'deepseekmath' with forks; expected 'to_go'"),
+        (
+            {"importance_sampling_level": "sequence"},
+            "importance_sampling_level: got 'sequence' with forks; expected 'token'. One ratio per row",
+        ),
+        (
+            {"generation_kwargs": {"min_new_tokens": 4}},
+            "generation_kwargs: min_new_tokens: got 4 with forks; expected nothing. A branch would begin at its cut",
+        ),
+        ({"generation_kwargs": {"presence_penalty": 0.5}}, "generation_kwargs: presence_penalty: got 0.5 with forks"),
+        (
+            {"generation_kwargs": {"max_new_tokens": 64}},
+            "generation_kwargs: max_new_tokens: got 64 with forks; expected nothing. A branch may write what its "
+            "parent may: set max_completion_length instead.",
+        ),
+        (
+            {"generation_kwargs": {"stop": ["\n\nQ:"]}},
+            "generation_kwargs: stop: got ['\\n\\nQ:'] with",
+        ),
+        ({"vllm_structured_outputs_regex": "a+"}, "vllm_structured_outputs_regex: got 'a+' with forks; expected None"),
+    ],
+)
+def test_forks_that_cannot_be(fields, message):
+    with pytest.raises(InputError) as error:
+        DrGRPOConfig(**{**FORKED, **fields})
+    assert str(error.value).startswith(message)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("rows", "fields", "message"),
+    [
+        (4, {}, None),  # two parents of a group, the third on the next process
+        (6, {}, None),
+        (3, {}, "2 (fork_depth=1) with 3 rows per process; expected a multiple of 2 rows"),
+        (6, {"num_generations": 12, "fork_depth": 2}, "2 (fork_depth=2) with 6 rows per process; expected a multiple"),
+        # a round of one prompt gives each process half a group
+        (12, {"num_generations": 6, "forks": 3, "dynamic_sampling": True}, None),
+        (12, {"num_generations": 4, "dynamic_sampling": True}, None),
+        (18, {"num_generations": 6, "curriculum": True}, "2 (fork_depth=1) with 3 rows per process"),
+    ],
+)
+def test_the_branches_of_a_parent_stay_on_one_process(rows, fields, message):
+    """Of two; the check runs where a trainer takes the configuration, before a model loads."""
+    values = {**vars(DrGRPOConfig()), **FORKED, "num_generations": 6, "per_device_train_batch_size": rows, **fields}
+    values |= {"steps_per_generation": 1, "generation_batch_size": 2 * rows, "world_size": 2}
+    config = SimpleNamespace(**values)
+    if message is None:
+        validate_batch(config)
+        return
+    with pytest.raises(InputError) as error:
+        validate_batch(config)
+    assert str(error.value).startswith(f"forks: got {message}")

@@ -154,6 +154,7 @@ class Diagnostics(DescribingFeature):
             texts=[row.text for row in own],
             correct=seen.correct,
             weights=None if own[0].weight is None else [row.weight for row in own],
+            copies=batch.forks.copies([row.length for row in own]) if batch.forks else None,
         )
         trains, step = self.trainer.model.training, self.trainer.state.global_step
         if trains:

@@ -36,6 +36,7 @@ class BatchRows:
             when it is not known what is correct.
         weights (`B` floats, *optional*): Mean of the ratios that correct for the probabilities of the engine that
             sampled, over the tokens that are trained on, NaN without any; `None` where nothing is corrected.
+        copies (`B` bools, *optional*): Rows that were not sampled: they repeat one that could not be forked.
     """
 
     num_generations: int
@@ -47,6 +48,7 @@ class BatchRows:
     texts: Sequence[int]
     correct: Sequence[bool | None] | None = None
     weights: Sequence[float] | None = None
+    copies: Sequence[bool] | None = None
 
     @property
     def groups(self) -> list[range]:
@@ -128,7 +130,8 @@ def group_statistics(rows: BatchRows, trains: bool = True) -> dict[str, float]:
     Returns:
         `dict[str, float]`:
 
-        - `completions/unique_frac`: distinct completions of a group / G, mean over groups;
+        - `completions/unique_frac`: distinct completions of a group / G, mean over groups; where rows repeat others
+          that could not be forked, what those that were sampled would come to as G;
         - `drgrpo/zero_signal_frac`: share of groups in which no token has an advantage; of these, and as shares of all
           groups, `drgrpo/all_correct_frac` and `drgrpo/all_incorrect_frac`: those whose scorable rows are all
           correct, all incorrect;
@@ -138,7 +141,7 @@ def group_statistics(rows: BatchRows, trains: bool = True) -> dict[str, float]:
     if rows.num_generations < 2:
         return {}
     groups = rows.groups
-    result = {"completions/unique_frac": _mean([len({rows.texts[i] for i in group}) / len(group) for group in groups])}
+    result = {"completions/unique_frac": _mean([_unique_frac(rows, group) for group in groups])}
     if not trains:
         return result
     live = [any(rows.gradient_weights[i] > 0 for i in group) for group in groups]
@@ -205,6 +208,13 @@ def grpo_zscores(rewards: Sequence[float]) -> list[float]:
     mean = _mean(rewards)
     std = math.sqrt(math.fsum((reward - mean) ** 2 for reward in rewards) / (len(rewards) - 1))
     return [(reward - mean) / (std + STD_FLOOR) for reward in rewards]
+
+
+def _unique_frac(rows: BatchRows, group: range) -> float:
+    """One completion is distinct anyway: from 1 / G, all alike, to 1."""
+    texts = [rows.texts[i] for i in group if rows.copies is None or not rows.copies[i]]
+    further = (len(set(texts)) - 1) * (len(group) - 1) / (len(texts) - 1)
+    return (1 + further) / len(group)
 
 
 def _pass_rate(rows: BatchRows, group: range) -> float | None:

@@ -70,7 +70,7 @@ def first_above(places: Sequence[int], measures: Sequence[float | None], thresho
 
     ```
     """
-    for place, measure in zip(places, measures, strict=False):
+    for place, measure in zip(places, measures, strict=True):
         if place > after and measure is not None and measure > threshold:
             return place
     return None

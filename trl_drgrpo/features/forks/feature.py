@@ -11,7 +11,6 @@ what they share once, in generation and in training.
 
 import json
 import logging
-import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -19,10 +18,10 @@ from typing import Any
 
 import torch
 
-from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.features.forks.cuts import boundaries, cut_behind, drawn_places, first_above, step_means
 from trl_drgrpo.objective.fork_advantages import Forks
 from trl_drgrpo.process_rewards.steps import StepSegmenter
+from trl_drgrpo.process_rewards.steps.alignment import CONTEXT, REPLACEMENT
 from trl_drgrpo.upstream.batches import CreditedBatch, ScoredBatch
 from trl_drgrpo.upstream.hooks import Completions, Feature, Generate
 
@@ -63,36 +62,6 @@ class ForkedRollouts(Feature):
     def leaves(self) -> int:
         """Rows of one parent."""
         return self.trainer.args.forks**self.trainer.args.fork_depth
-
-    def on_trainer_built(self) -> None:
-        """Check what can be known now.
-
-        Raises:
-            `InputError`: A parent's rows would lie on several processes, or a step reward function that cannot say
-                where to cut.
-        """
-        if not self.is_on:
-            return
-        trainer, ranks = self.trainer, self.trainer.accelerator.num_processes
-        rows = trainer.args.generation_batch_size // ranks
-        if trainer.sampling.is_on:  # rounds may be smaller
-            rows = math.gcd(rows, trainer.num_generations // math.gcd(ranks, trainer.num_generations))
-        if rows % self.leaves:
-            got = f"{trainer.args.forks} at depth {trainer.args.fork_depth} with {rows} rows per process"
-            remedy = "The branches of a parent stay on one process: raise per_device_train_batch_size."
-            raise InputError("forks", got, f"a multiple of {self.leaves} rows", remedy)
-        if trainer.args.fork_at == "doubt":
-            self._check_doubt()
-
-    def _check_doubt(self) -> None:
-        scorer = self.trainer.step_scorer
-        if scorer is None:
-            remedy = "Pass step_reward_funcs, or take fork_at='entropy' or 'drawn'."
-            raise InputError("fork_at", "'doubt' without step_reward_funcs", "scores of steps", remedy)
-        for name, func in zip(scorer.names, scorer.funcs, strict=True):
-            if hasattr(func, "on_rollouts"):
-                remedy = "It scores finished batches only: take fork_at='entropy' or 'drawn'."
-                raise InputError("fork_at", f"'doubt' with {name}", "a function that scores texts", remedy)
 
     # A generation batch
 
@@ -147,7 +116,8 @@ class ForkedRollouts(Feature):
         args, tokenizer = self.trainer.args, self.trainer.text_tokenizer
         ends = [self.segmenter(ids, tokenizer).ends for ids in completions]
         self._warn_of_looking_ahead(completions)
-        places = [boundaries(row, len(ids)) for row, ids in zip(ends, completions, strict=True)]
+        found = [boundaries(row, len(ids)) for row, ids in zip(ends, completions, strict=True)]
+        places = [[at for at in row if self._is_whole(ids[:at])] for row, ids in zip(found, completions, strict=True)]
         if args.fork_at == "drawn":
             parent = args.forks**level  # rows of one parent, so far
             first = self.trainer.accelerator.process_index * len(prompts) // parent
@@ -162,10 +132,17 @@ class ForkedRollouts(Feature):
             measures = [step_means(row, end) for row, end in zip(entropies, ends, strict=True)]
         else:
             measures = self._doubts(completions)
-        return [
-            first_above(row, measure, args.fork_threshold, cut)
-            for row, measure, cut in zip(places, measures, before, strict=True)
-        ]
+        result = []
+        for row, end, measure, cut in zip(places, ends, measures, before, strict=True):
+            of_step = {last + 1: value for last, value in zip(end, measure, strict=True)}
+            result.append(first_above(row, [of_step[at] for at in row], args.fork_threshold, cut))
+        return result
+
+    def _is_whole(self, prefix: list[int]) -> bool:
+        """Whether a prefix ends with a character: bytes of one may become another, or a step's middle, with the next
+        token."""
+        text = self.trainer.text_tokenizer.decode(prefix[-CONTEXT:], clean_up_tokenization_spaces=False)
+        return not text.endswith(REPLACEMENT)
 
     def _seed(self, parent: int) -> str:
         return f"{self.trainer.args.seed} fork {self.batches} {parent}"
@@ -197,7 +174,7 @@ class ForkedRollouts(Feature):
         branches = [[ids] * (more + 1) for ids in completions]
         values = [[row] * (more + 1) for row in log_probs or []]
         found = [(i, cut) for i, cut in enumerate(cuts) if cut is not None]
-        asked = self._as_many_everywhere(found)
+        asked = self._as_many_everywhere(found, [len(ids) for ids in completions])
         if not asked:
             return branches, values
         limit = self.trainer.args.max_completion_length
@@ -212,12 +189,14 @@ class ForkedRollouts(Feature):
                 values[i][1:] = [log_probs[i][:cut] + sampled_log_probs[n][:left] for n in new]
         return branches, values
 
-    def _as_many_everywhere(self, found: list[tuple[int, int]]) -> list[tuple[int, int]]:
-        """These rows and cuts, and as many more as it takes for every process to ask for the same number."""
+    def _as_many_everywhere(self, found: list[tuple[int, int]], lengths: list[int]) -> list[tuple[int, int]]:
+        """These rows and cuts, and as many more as it takes for every process to ask for the same number. `lengths`:
+        of all rows."""
         if self.trainer.accelerator.num_processes == 1:
             return found
         most = max(self.trainer.gathered([len(found)]))
-        return found + [found[-1] if found else (0, 0)] * (most - len(found))
+        spare = found[-1] if found else (0, max(0, lengths[0] - 1))  # which has one token to go
+        return found + [spare] * (most - len(found))
 
     def _warn_of_looking_ahead(self, completions: list[list[int]]) -> None:
         if self._was_asked_to_look:

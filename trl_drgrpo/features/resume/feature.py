@@ -182,7 +182,7 @@ class Resume(Feature):
     def _keep_old_credit(self) -> None:
         """A run that release 0.1.0 began with its default credit goes on with it."""
         args = self.trainer.args
-        is_default = (args.step_baseline, args.process_role) == ("to_go", "reward")
+        is_default = (args.step_baseline, args.process_role, args.forks) == ("to_go", "reward", 1)
         if self.trainer.step_scorer and is_default and args.step_credit in ("return_to_go", "immediate"):
             args.step_baseline, self._keeps_old_credit = "deepseekmath", True
             logger.warning(

@@ -22,9 +22,17 @@ from trl_drgrpo.labs.check.enumeration import (
     outcome,
     total,
 )
+from trl_drgrpo.labs.check.forked_groups import (
+    ForkedCredit,
+    behind_a_bad_step,
+    compare_forked,
+    only_failures,
+    over_all_leaves,
+    trained_in_one_leaf,
+)
 from trl_drgrpo.labs.check.published import PublishedCredit, same_turn_z_score, state_mean, state_z_score
 from trl_drgrpo.labs.check.sampled_prompts import Sampling, retried_until_mixed
-from trl_drgrpo.labs.check.small_policies import reasoning, shared_states, stop_or_go, two_turns
+from trl_drgrpo.labs.check.small_policies import reasoning, shared_states, stop_or_go, two_turns, until_a_mistake
 from trl_drgrpo.labs.check.trainer_credit import Judge, TrainerCredit, good_steps, seen_steps
 
 
@@ -47,7 +55,7 @@ class CreditCase:
 
 def credit_cases() -> list[CreditCase]:
     """The lines of the table."""
-    return [*_stop_or_go(), *_outcome(), *_value_baseline(), *_two_turns(), *_shared_states(), *_prompts()]
+    return [*_stop_or_go(), *_outcome(), *_value_baseline(), *_two_turns(), *_shared_states(), *_forks(), *_prompts()]
 
 
 def _stop_or_go() -> Iterator[CreditCase]:
@@ -135,6 +143,40 @@ def _shared_states() -> Iterator[CreditCase]:
     yield line("to_go with state keys", estimator=TrainerCredit(step_separator="turn"))
     yield line("GiGPO's step mean: own row counted", estimator=PublishedCredit(state_mean), control=True)
     yield line("GiGPO's step z-score", estimator=PublishedCredit(state_z_score), control=True)
+
+
+def _forks() -> Iterator[CreditCase]:
+    """Two parents, cut behind a step: every tree is a parent with what goes on from its cuts."""
+    policy, at_once, deep = reasoning(max_steps=2), stop_or_go(0.2, at_once=True, max_steps=2), until_a_mistake()
+    rewarded = TrainerCredit(None)
+    to_go, increments = (TrainerCredit(outcome_weight=0.0, step_credit=c) for c in ("return_to_go", "min_increments"))
+    both = TrainerCredit(outcome_weight=0.5, process_weight=0.25)
+    others = over_all_leaves(TrainerCredit(None, advantage_baseline="leave_one_out"))
+
+    def line(
+        name: str,
+        policy: SmallPolicy,
+        credit: ForkedCredit,
+        objective: Objective = outcome,
+        control: bool = False,
+        **options: Any,
+    ) -> CreditCase:
+        return CreditCase("forks", name, partial(compare_forked, policy, credit, objective, **options), control)
+
+    yield line("outcome", policy, rewarded)
+    yield line("outcome, three branches", policy, rewarded, branches=3)
+    yield line("outcome, cut behind the first bad step", policy, rewarded, rule=behind_a_bad_step)
+    yield line("outcome, cut twice", deep, rewarded, depth=2)
+    yield line("to_go", policy, to_go, total)
+    yield line("to_go, rows may be EOS alone", at_once, to_go, total)
+    yield line("min_increments: the worst step", policy, increments, lowest)
+    yield line("min_increments, cut twice", deep, increments, lowest, depth=2)
+    yield line("outcome and to_go", policy, both, lambda row: 0.5 * outcome(row) + 0.25 * total(row))
+    yield line("mean over all leaves", policy, over_all_leaves(rewarded), control=True)
+    yield line("mean over the other leaves", policy, others, control=True)
+    yield line("to_go over all leaves", policy, over_all_leaves(to_go), total, control=True)
+    yield line("only what failed is cut", policy, rewarded, rule=only_failures, control=True)
+    yield line("shared tokens weigh 1 of G", policy, trained_in_one_leaf(rewarded), control=True)
 
 
 def _prompts() -> Iterator[CreditCase]:

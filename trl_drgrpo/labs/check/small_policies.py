@@ -11,18 +11,19 @@ from trl_drgrpo.labs.check.enumeration import SmallPolicy, Trajectory
 GOOD, BAD, SEPARATOR = "+", "-", "\n"
 
 
-def stop_or_go(good: float, at_once: bool = False) -> SmallPolicy:
+def stop_or_go(good: float, at_once: bool = False, max_steps: int = 3) -> SmallPolicy:
     """After each step the policy decides whether to write another one; the reward is the number of good steps.
 
-    Rows end with EOS behind a separator, a step of its own, or are cut after three steps.
+    Rows end with EOS behind a separator, a step of its own, or are cut after the last step.
 
     Args:
         good (`float`): Probability that a step is good; its logit is the second parameter, that of another step the
             first.
         at_once (`bool`, *optional*, defaults to `False`): The first step is a decision too: a row may be EOS alone.
+        max_steps (`int`, *optional*, defaults to `3`): Steps at most.
     """
     logits = _logits(0.5, good)
-    rows = _written(logits[0], lambda marks: logits[1], 3, at_once)
+    rows = _written(logits[0], lambda marks: logits[1], max_steps, at_once)
     return SmallPolicy(logits, tuple(replace(row, outcome=0.0) for row in rows))
 
 
@@ -33,6 +34,17 @@ def reasoning(max_steps: int = 3) -> SmallPolicy:
     """
     logits = _logits(0.5, 0.75, 0.3)
     rows = _written(logits[0], lambda marks: logits[2 if marks.endswith(BAD) else 1], max_steps, at_once=False)
+    return SmallPolicy(logits, tuple(rows))
+
+
+def until_a_mistake() -> SmallPolicy:
+    """Reasoning that ends with its first bad step, as a third one is for certain: few enough rows to be cut twice.
+
+    The parameters are the logits of another step, of a good first step, and of a good second one.
+    """
+    logits = _logits(0.5, 0.75, 0.3)
+    good = {"": logits[1], GOOD: logits[2], GOOD + GOOD: None}
+    rows = _written(logits[0], good.__getitem__, 3, at_once=False, ends=lambda marks: marks.endswith(BAD))
     return SmallPolicy(logits, tuple(rows))
 
 
@@ -94,20 +106,32 @@ def _walks(
 
 
 def _written(
-    go: torch.Tensor, good_after: Callable[[str], torch.Tensor], max_steps: int, at_once: bool
+    go: torch.Tensor,
+    good_after: Callable[[str], torch.Tensor | None],
+    max_steps: int,
+    at_once: bool,
+    ends: Callable[[str], bool] = lambda marks: False,
 ) -> Iterator[Trajectory]:
-    """All texts of at most `max_steps` lines: a mark and a separator each, then EOS unless the text was cut."""
+    """All texts of at most `max_steps` lines: a mark and a separator each, then EOS unless the text was cut.
+
+    `good_after`: the logit of a good step; `None`: it is bad. `ends`: whether nothing but EOS can follow.
+    """
     certain = torch.zeros((), dtype=torch.float64)
 
     def continued(marks: str, log_probs: list[torch.Tensor]) -> Iterator[Trajectory]:
         if len(marks) == max_steps:
             yield _row(marks, log_probs, closing=False)
             return
+        if ends(marks):
+            yield _row(marks, [*log_probs, certain], closing=True)
+            return
         may_stop = at_once or marks != ""
         if may_stop:
             yield _row(marks, [*log_probs, _choice(go, 0)], closing=True)
-        for mark in (GOOD, BAD):
-            written = _choice(good_after(marks), int(mark == GOOD)) + (_choice(go, 1) if may_stop else certain)
+        good = good_after(marks)
+        for mark in (GOOD, BAD) if good is not None else (BAD,):
+            written = certain if good is None else _choice(good, int(mark == GOOD))
+            written = written + (_choice(go, 1) if may_stop else certain)
             yield from continued(marks + mark, [*log_probs, written, certain])
 
     return continued("", [])

@@ -15,6 +15,7 @@ from trl_drgrpo.labs.check.enumeration import Trajectory
 from trl_drgrpo.labs.check.record import DEFAULTS
 from trl_drgrpo.labs.check.small_policies import BAD, GOOD, SEPARATOR
 from trl_drgrpo.labs.check.tiny import tiny_model, tiny_tokenizer
+from trl_drgrpo.objective.fork_advantages import Forks
 from trl_drgrpo.trainer import DrGRPOTrainer
 from trl_drgrpo.upstream.batches import RolloutBatch, ScoredBatch
 
@@ -52,8 +53,8 @@ class TrainerCredit:
         self._ids: dict[Trajectory, list[int]] = {}
         self._scored: dict[Trajectory, Trajectory] = {}
 
-    def __call__(self, rows: Sequence[Trajectory], num_generations: int) -> torch.Tensor:
-        """Advantages `(B, T)` of one generation batch: rows in groups of `num_generations`."""
+    def __call__(self, rows: Sequence[Trajectory], num_generations: int, forks: Forks | None = None) -> torch.Tensor:
+        """Advantages `(B, T)` of one generation batch: rows in groups of `num_generations`, which may be forked."""
         self._read([row for row in dict.fromkeys(rows) if row not in self._scored])
         ids, rows = [self._ids[row] for row in rows], [self._scored[row] for row in rows]
         lengths = torch.tensor([len(row.log_probs) for row in rows])
@@ -76,6 +77,7 @@ class TrainerCredit:
             step_rewards=[list(row.step_rewards[: len(row.step_rewards) - row.closing]) for row in rows],
             step_ends=[list(row.step_ends) for row in rows],
             state_keys=[list(row.state_keys) for row in rows] if rows[0].state_keys else None,
+            forks=forks,
         )
         if self.judge is None:
             batch = replace(batch, step_rewards=None, step_ends=None)

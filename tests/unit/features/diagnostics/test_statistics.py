@@ -65,6 +65,20 @@ def test_golden_groups():
     assert stats["completions/unique_frac"] == pytest.approx((0.25 + 1 + 0.5) / 3)
 
 
+@pytest.mark.parametrize(
+    ("texts", "copies", "expected"),
+    [
+        ([1, 1, 2, 2], [False, True, False, True], 1.0),  # two parents that could not be forked, and differ
+        ([1, 1, 1, 1], [False, True, False, True], 0.25),  # and that do not: 1 / G, as without forks
+        ([1, 1, 2, 1], [False, True, False, False], 0.25 + 0.75 * 0.5),  # one of two further completions differs
+        ([1, 1, 2, 2], None, 0.5),
+    ],
+)
+def test_rows_that_repeat_others_say_nothing_of_collapse(texts, copies, expected):
+    rows = replace(batch([1.0, 1.0, 0.0, 0.0], [1] * 4, 4, texts=texts), copies=copies)
+    assert batch_statistics(rows)["completions/unique_frac"] == pytest.approx(expected)
+
+
 def test_golden_gradient_weight():
     stats = batch_statistics(GOLDEN)
     groups, ours, grpo = (

@@ -1,0 +1,326 @@
+"""Groups that fork, in real runs."""
+
+import json
+import logging
+from pathlib import Path
+from types import SimpleNamespace
+
+import oracles
+import pytest
+import torch
+from gradient_runs import GEOMETRY, difference, step_reward
+from peft import LoraConfig
+from runs import assert_same_weights, short_run, train, weights
+
+from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
+from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.features.forks.feature import STATE_FILE
+from trl_drgrpo.features.model_card.objective import objective_of
+from trl_drgrpo.labs.check.record import build_policy, record
+from trl_drgrpo.labs.check.tiny import tiny_model
+from trl_drgrpo.process_rewards.steps import step_segmenter
+from trl_drgrpo.upstream.private_state import PrivateState
+
+FORKED = {"forks": 2, "step_separator": ["tokens:1"], "max_steps": 2}  # bytes of characters are put together
+
+
+class Spy(DrGRPOTrainer):
+    """Keeps the batches that were credited."""
+
+    seen: tuple = ()
+
+    def on_credit(self, batch):
+        self.seen = (*self.seen, batch)
+        super().on_credit(batch)
+
+
+@pytest.fixture
+def settings(tmp_path):
+    return {**short_run(tmp_path / "run"), **FORKED}
+
+
+def run(settings, prompts, tokenizer, reward, **arguments):
+    return train(Spy, DrGRPOConfig, settings, prompts, tokenizer, reward, **arguments)
+
+
+def assert_forked(batch, trainer):
+    """Leaves of a node are the same up to its cut, which lies behind a step; what they earn is compared among them."""
+    ids, forks, depth = batch.scored.completion_ids, batch.forks, trainer.args.fork_depth
+    ends = [trainer.forks.segmenter(row, trainer.processing_class).ends for row in ids]
+    assert forks.depth == depth
+    assert len(forks.cuts) == len(ids)
+    for i, cuts in enumerate(forks.cuts):
+        for level, cut in enumerate(cuts):
+            size = 2 ** (depth - level)
+            first = i - i % size
+            assert len({tuple(row[:cut]) for row in ids[first : first + size]}) == 1
+            assert cut == len(ids[i]) or (cut < len(ids[i]) and cut - 1 in ends[i])
+    assert any(cuts[-1] < len(row) for cuts, row in zip(forks.cuts, ids, strict=True))
+
+
+def expected_advantages(batch, args):
+    mask, rewards, size = batch.trained_mask.tolist(), batch.rewards.tolist(), batch.num_generations
+    cuts = batch.forks.cuts
+    outcome = oracles.forked_token_advantages(rewards, size, 2, cuts, mask)
+    if batch.step_rewards is None:
+        return torch.tensor(outcome)
+    steps = oracles.forked_step_advantages(batch.step_rewards, batch.step_ends, size, 2, cuts, args.step_credit)
+    process = [[0.0] * len(row) for row in mask]
+    for i, (ends, values) in enumerate(zip(batch.step_ends, steps, strict=True)):
+        for k in reversed(range(len(ends))):
+            process[i][: ends[k] + 1] = [values[k]] * (ends[k] + 1)
+    return args.outcome_weight * torch.tensor(outcome) + args.process_weight * torch.tensor(process)
+
+
+VARIANTS = {
+    "outcome": ({}, {}),
+    "steps": ({"outcome_weight": 0.5, "process_weight": 0.25}, {"step_reward_funcs": step_reward}),
+    "the worst step": ({"step_credit": "min_increments"}, {"step_reward_funcs": step_reward}),
+    "cut twice": ({"fork_depth": 2, "num_generations": 8}, {}),
+    "entropy": ({"fork_at": "entropy", "fork_threshold": 4.0}, {}),
+    "doubt": ({"fork_at": "doubt", "fork_threshold": 0.5}, {"step_reward_funcs": step_reward}),
+    "adapters": ({}, {"peft_config": LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")}),
+    "two iterations": ({"num_iterations": 2}, {}),
+    "running scale": ({"scale_by_running_std": True}, {}),
+}
+
+
+RARE = ("the worst step", "adapters", "running scale")
+
+
+@pytest.mark.parametrize("variant", [pytest.param(n, marks=[pytest.mark.slow] * (n in RARE)) for n in VARIANTS])
+def test_it_trains(variant, settings, prompts, tokenizer, reward):
+    fields, arguments = VARIANTS[variant]
+    trainer = run({**settings, **fields}, prompts, tokenizer, reward, **arguments)
+    before = weights(type("Untrained", (), {"model": tiny_model(tokenizer)}))
+    after = weights(trainer)
+    if "peft_config" not in arguments:
+        assert max((after[name] - before[name]).abs().max() for name in before) > 1e-3
+    assert len(trainer.seen) == (1 if variant == "two iterations" else 2)
+    for batch in trainer.seen:
+        assert_forked(batch, trainer)
+    expected = expected_advantages(trainer.seen[0], trainer.args)
+    if variant == "running scale":
+        expected = expected / trainer.seen[0].rewards.double().std()
+    torch.testing.assert_close(trainer.seen[0].advantages, expected.float(), atol=1e-5, rtol=0)
+    logged = trainer.state.log_history[0]
+    assert logged["grad_norm"] > 0
+    assert 0 < logged["forks/cut_frac"] <= 1
+    assert 0 < logged["forks/cut_position"] < 1
+    assert 0.5 < logged["forks/sampled_token_frac"] <= 1
+    assert 0 <= logged["forks/live_frac"] <= 1
+    assert trainer.describing.failures == {}
+
+
+def test_batches_are_filled_with_groups_that_fork(settings, prompts, tokenizer, reward):
+    fields = {"dynamic_sampling": True, "curriculum": True, "right_threshold": 1.0, "max_sampling_rounds": 4}
+    trainer = run({**settings, **fields}, prompts, tokenizer, reward)
+    assert len(trainer.seen) >= 2  # rounds
+    assert trainer.forks.batches == len(trainer.seen)
+    for batch in trainer.seen:
+        assert_forked(batch, trainer)
+    assert trainer.state.log_history[0]["sampling/groups_trained"] == 2
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, prompts, tokenizer, reward):
+    """A run that saves every step and evaluates at its end."""
+    folder = tmp_path_factory.mktemp("forks")
+    saved = {"save_strategy": "steps", "save_steps": 1, "num_iterations": 2, "max_steps": 5, "fork_depth": 1}
+    settings = {**short_run(folder), **FORKED, **saved, "num_generations_eval": 2, "per_device_eval_batch_size": 4}
+    trainer = run(settings, prompts, tokenizer, reward, eval_dataset=prompts.select(range(4)))
+    trainer.weights_at_the_end, trainer.settings = weights(trainer), settings
+    return trainer
+
+
+# the latter in the middle of a batch's second use
+@pytest.mark.parametrize("saved", [pytest.param(2, marks=pytest.mark.slow), 3])
+def test_a_resumed_run_ends_like_an_uninterrupted_one(saved, whole, prompts, tokenizer, reward):
+    folder = Path(whole.settings["output_dir"]) / f"checkpoint-{saved}"
+    state = json.loads((folder / STATE_FILE).read_text())
+    assert state["batches"] == (saved + 1) // 2
+    assert 0 < state["mean_length"] <= 12
+    resumed = Spy(
+        tiny_model(tokenizer),
+        reward,
+        DrGRPOConfig(**{**whole.settings, "save_strategy": "no"}),
+        prompts,
+        processing_class=tokenizer,
+    )
+    resumed.train(resume_from_checkpoint=str(folder))
+    assert_same_weights(weights(resumed), whole.weights_at_the_end)
+    assert resumed.seen[-1].forks.cuts == next(b for b in reversed(whole.seen) if b.training).forks.cuts
+    assert resumed.forks.batches == 3
+
+
+def test_other_forks_in_the_middle_of_a_run_are_said(whole, prompts, tokenizer, reward, caplog, tmp_path):
+    changed = {"forks": 1, "save_strategy": "no", "max_steps": 3, "output_dir": str(tmp_path)}
+    resumed = Spy(
+        tiny_model(tokenizer),
+        reward,
+        DrGRPOConfig(**{**whole.settings, **changed}),
+        prompts,
+        processing_class=tokenizer,
+    )
+    with caplog.at_level(logging.WARNING):
+        resumed.train(resume_from_checkpoint=f"{whole.settings['output_dir']}/checkpoint-2")
+    assert "forks 2 -> 1" in caplog.text
+    assert resumed.seen[-1].forks is None
+
+
+def test_an_evaluation_does_not_fork(whole):
+    before, rounds = len(whole.seen), whole.forks.batches
+    metrics = whole.evaluate()
+    assert len(whole.seen) > before
+    assert all(batch.forks is None for batch in whole.seen[before:])
+    assert whole.forks.batches == rounds
+    assert not any("forks/" in name for name in metrics)
+
+
+def test_the_run_log_names_the_forks(whole):
+    facts = json.loads((Path(whole.settings["output_dir"]) / "_drgrpo/run.json").read_text())
+    assert facts["settings"]["forks"] == 2
+    assert facts["settings"]["fork_at"] == "drawn"
+
+
+@pytest.mark.parametrize("use_vllm", [False, True])
+def test_the_limit_of_branches_is_that_of_all_processes_where_one_request_serves_them(use_vllm):
+    trainer = SimpleNamespace(
+        use_vllm=use_vllm,
+        vllm_generation=SimpleNamespace(max_completion_length=12),
+        generation_config=SimpleNamespace(max_new_tokens=12),
+        generation_kwargs={"max_new_tokens": 12, "do_sample": True},
+        gathered=lambda own: [*own, 9],
+    )
+
+    def limits():
+        ours = trainer.generation_config.max_new_tokens, trainer.generation_kwargs["max_new_tokens"]
+        return trainer.vllm_generation.max_completion_length, *ours
+
+    with PrivateState.completions_up_to(trainer, 5):
+        assert limits() == ((9, 12, 12) if use_vllm else (12, 5, 5))
+    assert limits() == (12, 12, 12)
+    with PrivateState.completions_up_to(trainer, None):
+        assert limits() == (12, 12, 12)
+
+
+def test_the_objective_names_the_baseline(whole):
+    objective = objective_of(whole)
+    assert "A_c  = R_c - mean of R over the siblings of node c" in "\n".join(objective.formula)
+    places = "cut behind a step at a place drawn beforehand and go on 2 times each"
+    assert f"Groups fork: 2 completions per prompt are {places}." in objective.notes
+
+
+# The gradient, node by node
+
+
+def gradient_of_nodes(batch, args, at, prompt_ids):
+    """`-1/(B L) * sum over nodes of leaves * A * log pi` of each node's tokens, once, in float64."""
+    model = build_policy(lora=False)[0]
+    model.load_state_dict(at)
+    advantages = expected_advantages(batch, args).double()
+    ids, cuts, size = batch.scored.completion_ids, batch.forks.cuts, batch.num_generations
+    total = torch.zeros((), dtype=torch.float64)
+    for level in range(batch.forks.depth + 1):
+        leaves = 2 ** (batch.forks.depth - level)
+        for first in range(0, len(ids), leaves):
+            row = [*prompt_ids[first], *ids[first]]
+            log_probs = model(torch.tensor([row])).logits[0, :-1].log_softmax(-1)
+            written = log_probs[range(len(row) - 1), row[1:]][len(prompt_ids[first]) - 1 :]
+            begin = cuts[first][level - 1] if level else 0
+            end = cuts[first][level] if level < batch.forks.depth else len(ids[first])
+            total = total - leaves * (advantages[first, begin:end] * written[begin:end]).sum()
+    (total / (len(ids) * args.max_completion_length)).backward()
+    assert size % leaves == 0
+    return {name: p.grad for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize(
+    ("depth", "micro_batching"),
+    [
+        (1, "exact"),
+        pytest.param(1, "upstream", marks=pytest.mark.slow),
+        pytest.param(2, "exact", marks=pytest.mark.slow),
+        (2, "upstream"),
+    ],
+)
+def test_a_shared_token_is_trained_with_the_weight_of_its_leaves(depth, micro_batching):
+    spies = []
+
+    class Built(Spy):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            spies.append(self)
+
+    settings = {
+        **GEOMETRY,
+        **FORKED,
+        "micro_batching": micro_batching,
+        "fork_depth": depth,
+        "num_generations": 4 * depth,
+        "outcome_weight": 0.5,
+    }
+    steps = {} if depth == 2 else {"trainer_arguments": {"step_reward_funcs": step_reward}}
+    steps_of_run = record(Built, DrGRPOConfig, lora=False, plain_head=True, **settings, **steps).steps
+    (trainer,) = spies
+    assert len(steps_of_run) == len(trainer.seen) == 2
+    for step, batch in zip(steps_of_run, trainer.seen, strict=True):
+        prompt_ids = [trainer.processing_class.encode(prompt) for prompt in batch.scored.prompts]
+        ours = gradient_of_nodes(batch, trainer.args, step.weights, prompt_ids)
+        assert difference([step.gradients] * 2, [ours] * 2) < 1e-6  # advantages are float32
+
+
+# What cannot be
+
+
+def no_steps(step_ends, **kwargs):
+    return [[0.0] * len(ends) for ends in step_ends]
+
+
+class Finished:
+    """A scorer of finished batches."""
+
+    __name__ = "finished"
+
+    def __call__(self, step_ends, **kwargs):
+        return no_steps(step_ends)
+
+    def on_rollouts(self, rollouts):
+        """Where it would read the policy's log-probabilities."""
+
+
+DOUBT = {"fork_at": "doubt", "fork_threshold": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("fields", "arguments", "message"),
+    [
+        ({}, {"tools": [len]}, "forks: got 2 with tools; expected 1"),
+        ({}, {"rollout_func": print}, "forks: got 2 with rollout_func; expected 1"),
+        ({}, {"environment_factory": dict}, "forks: got 2 with environment_factory; expected 1"),
+        (DOUBT, {}, "fork_at: got 'doubt' without step_reward_funcs; expected scores of steps"),
+        (DOUBT, {"step_reward_funcs": Finished()}, "fork_at: got 'doubt' with finished; expected a function that"),
+    ],
+)
+def test_contradictions_are_errors_before_a_model_loads(fields, arguments, message, settings, prompts, reward):
+    with pytest.raises(InputError) as error:
+        DrGRPOTrainer("no/such-model", reward, DrGRPOConfig(**{**settings, **fields}), prompts, **arguments)
+    assert str(error.value).startswith(message)
+
+
+def test_images_are_refused_before_a_model_loads(settings, prompts, reward):
+    pictures = prompts.add_column("image", [None] * len(prompts))
+    with pytest.raises(InputError, match="^forks: got 2 with the column image; expected 1"):
+        DrGRPOTrainer("no/such-model", reward, DrGRPOConfig(**settings), pictures)
+
+
+def test_a_separator_without_step_rewards_has_an_effect_here(settings, prompts, reward, caplog):
+    with pytest.raises(InputError, match="such-model"):
+        DrGRPOTrainer("no/such-model", reward, DrGRPOConfig(**settings), prompts)
+    assert "without step_reward_funcs this has no effect" not in caplog.text
+
+
+def test_a_segmenter_that_looks_ahead_is_warned_of_once(settings, prompts, tokenizer, reward, caplog):
+    ahead = step_segmenter(r"re:(?s).(?=.[\x20-\x7f])")
+    run(settings, prompts, tokenizer, reward, step_segmenter=ahead)
+    assert caplog.text.count("ends a step depending on what follows it: forks are slightly biased then") == 1
