@@ -15,7 +15,6 @@ from runs import assert_same_weights, short_run, train, weights
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.features.forks.feature import STATE_FILE
-from trl_drgrpo.features.model_card.objective import objective_of
 from trl_drgrpo.labs.check.record import build_policy, record
 from trl_drgrpo.labs.check.tiny import tiny_model
 from trl_drgrpo.process_rewards.steps import step_segmenter
@@ -202,13 +201,6 @@ def test_the_limit_of_branches_is_that_of_all_processes_where_one_request_serves
     assert limits() == (12, 12, 12)
     with PrivateState.completions_up_to(trainer, None):
         assert limits() == (12, 12, 12)
-
-
-def test_the_objective_names_the_baseline(whole):
-    objective = objective_of(whole)
-    assert "A_c  = R_c - mean of R over the siblings of node c" in "\n".join(objective.formula)
-    places = "cut behind a step at a place drawn beforehand and go on 2 times each"
-    assert f"Groups fork: 2 completions per prompt are {places}." in objective.notes
 
 
 # The gradient, node by node
