@@ -359,6 +359,20 @@ def test_a_loaded_model_is_searched(model, tokenizer):
     assert len(sft_rows(found[0])) == sum(row["finish_reason"] == "stop" for row in found[0])
 
 
+@settings(max_examples=40)
+@given(text=st.text("ab\n\r é.", max_size=12), separator=st.sampled_from(["\n", "\n\n", ["b\n", "é"], ". ", "a"]))
+def test_a_step_ends_where_the_segmenter_says_token_by_token(text, separator, tokenizer):
+    segmenter = step_segmenter([separator] if isinstance(separator, str) else separator)
+    step_end, ids = StepEnd(segmenter, tokenizer), tokenizer.encode(text)
+    for count in range(1, len(ids) + 1):
+        so_far = ids[:count]
+        end = segmenter([*so_far, so_far[0]], tokenizer).ends[0] + 1
+        assert step_end(so_far) == (end if end <= count else None)
+        if end <= count:
+            assert end == count
+            break
+
+
 # A vLLM server -------------------------------------------------------------------------------------------------------
 
 

@@ -95,6 +95,7 @@ def run(args: argparse.Namespace) -> int:
     if args.sft_output:
         kept = sft_rows(found.rows)
         numbers["sft_rows"] = len(kept)
+        Path(args.sft_output).parent.mkdir(parents=True, exist_ok=True)
         Path(args.sft_output).write_text(to_lines(kept), encoding="utf-8")
     for name, value in numbers.items():
         print(f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}")
@@ -115,13 +116,24 @@ def _settings(args: argparse.Namespace) -> dict[str, Any]:
     check_local("model", model_path(args.model))
     data.check_source(args.dataset_name)
     check_prompting(args.prompt_template, args.system_prompt)
-    for field in ("output", "sft_output"):
-        if (path := getattr(args, field)) is not None:
-            check_writable(field, str(Path(path).parent))
-    if args.sft_output and not args.reward_funcs:
+    check_writable("output", str(Path(args.output).parent))
+    if args.sft_output:
+        _check_sft_output(args)
+    return settings
+
+
+def _check_sft_output(args: argparse.Namespace) -> None:
+    """It is written anew by every call: into a file of its own, and with a verifier that says which rows."""
+    path = Path(args.sft_output)
+    if not args.reward_funcs:
         remedy = "Leave it out, or name a verifier."
         raise InputError("sft_output", "a file without reward_funcs", "a verifier that says what is right", remedy)
-    return settings
+    if path.is_dir():
+        raise InputError("sft_output", f"{path}, a folder", "a JSON Lines file to write", "Name a file in it.")
+    if path.resolve() in (Path(args.output).resolve(), Path(args.dataset_name).resolve()):
+        got = f"{args.sft_output}, which is the output or the dataset"
+        raise InputError("sft_output", got, "a file of its own", "Give another name: it is overwritten.")
+    check_writable("sft_output", str(path.parent))
 
 
 def _rewards(args: argparse.Namespace) -> tuple[Any, Any]:
@@ -131,8 +143,9 @@ def _rewards(args: argparse.Namespace) -> tuple[Any, Any]:
     def resolved(spec: Any, field: str) -> Any:
         return None if spec is None else resolve_reward(reward_spec(spec, field), field)
 
-    is_model = args.prm is not None and Path(args.prm).expanduser().is_dir()
-    prm = json.dumps({"prm": {"model": str(Path(args.prm).expanduser())}}) if is_model else args.prm
+    prm = args.prm
+    if prm is not None and Path(prm).expanduser().is_dir():
+        prm = json.dumps({"prm": {"model": str(Path(prm).expanduser())}})
     return resolved(args.reward_funcs, "reward_funcs"), resolved(prm, "prm")
 
 

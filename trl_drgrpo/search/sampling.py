@@ -14,6 +14,8 @@ from transformers import StoppingCriteria, StoppingCriteriaList
 
 from trl_drgrpo.process_rewards.rollouts import continued
 from trl_drgrpo.process_rewards.steps import StepSegmenter
+from trl_drgrpo.process_rewards.steps.alignment import REPLACEMENT
+from trl_drgrpo.process_rewards.steps.rules import Separators
 
 End = Literal["step", "stop", "length"]
 
@@ -68,10 +70,29 @@ class StepEnd:
 
     def __init__(self, segmenter: StepSegmenter, tokenizer: Any):
         self.segmenter, self.tokenizer = segmenter, tokenizer
+        lasts = {each[-1] for each in segmenter.rule.separators} if isinstance(segmenter.rule, Separators) else set()
+        # Of a single token decoders drop a space: a separator that ends in one is looked for behind every token.
+        self._closing = lasts | {"\r", REPLACEMENT} if lasts and " " not in lasts else None
+        self._can_close: dict[int, bool] = {}
 
-    def __call__(self, token_ids: Sequence[int]) -> int | None:
-        """How many of the tokens the first step has; None while it is not complete."""
+    def _may_close(self, token: int) -> bool:
+        """Whether a separator may be complete with this token: without its last character it is not."""
+        if self._closing is None:
+            return True
+        if token not in self._can_close:
+            self._can_close[token] = any(char in self.tokenizer.decode([token]) for char in self._closing)
+        return self._can_close[token]
+
+    def __call__(self, token_ids: Sequence[int], new: int = 1) -> int | None:
+        """How many of the tokens the first step has; None while it is not complete.
+
+        Args:
+            token_ids (`Sequence[int]`): The step's tokens so far, and maybe some behind its end.
+            new (`int`, *optional*, defaults to `1`): How many of them were not there at the call before.
+        """
         ids = list(token_ids)
+        if not any(map(self._may_close, ids[-new:])):
+            return None
         end = self.segmenter([*ids, ids[0]], self.tokenizer).ends[0] + 1  # one more: the last step is never complete
         return end if end <= len(ids) else None
 

@@ -85,7 +85,7 @@ class ServerSampler:
             body["max_tokens"] = left if request.to_end or self.stops is not None else min(left, _CHUNK)
             new, has_stopped = self._read(await session.post("completions", body))
             tokens, seed = [*tokens, *new], seed + 1
-            if not request.to_end and (end := self.step_end(tokens)) is not None:
+            if not request.to_end and (end := self.step_end(tokens, len(new))) is not None:
                 return Continuation(tuple(tokens[:end]), len(tokens), "step")
             if has_stopped:
                 return Continuation(tuple(tokens), len(tokens), "stop")

@@ -82,9 +82,9 @@ class Node:
 
     def leaves(self) -> Iterator["Node"]:
         """Finished completions below, in the order in which their branches were sampled first."""
-        stack = [self]
+        stack: list[Node] = [self]
         while stack:
             node = stack.pop()
             if node.finish:
                 yield node
-            stack += reversed(node.children)
+            stack.extend(reversed(node.children))

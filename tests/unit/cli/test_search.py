@@ -44,7 +44,8 @@ def found(tmp_path_factory):
     folder, out = tmp_path_factory.mktemp("search"), io.StringIO()
     with contextlib.redirect_stdout(out):
         assert search(folder / "found.jsonl", "--sft_output", str(folder / "found-sft.jsonl")) == 0
-    return folder / "found.jsonl", folder / "found-sft.jsonl", dict(line.split() for line in out.getvalue().splitlines())
+    printed = dict(line.split() for line in out.getvalue().splitlines())
+    return folder / "found.jsonl", folder / "found-sft.jsonl", printed
 
 
 def test_the_summary_is_that_of_the_rows(found):
@@ -113,9 +114,10 @@ def test_the_same_command_gives_the_same_file_also_when_it_was_killed(found, tmp
         assert output.read_bytes() == whole
         assert sft.read_bytes() == found[1].read_bytes()
         printed = capsys.readouterr()
-        assert printed.out.replace(str(output), str(found[0])).split() == " ".join(
-            f"{name} {value}" for name, value in found[2].items()
-        ).split()
+        assert (
+            printed.out.replace(str(output), str(found[0])).split()
+            == " ".join(f"{name} {value}" for name, value in found[2].items()).split()
+        )
         assert (f"{done} of 5 problems are in" in printed.err) == bool(done)
 
 
@@ -166,6 +168,9 @@ def test_a_reward_that_fails_keeps_the_finished_problems(tmp_path, capsys, monke
         ({"dataset_name": "steps.jsonl"}, "dataset_name: got a column 'steps'; expected a dataset without it"),
         ({"model": "./none"}, "model: got ./none, which does not exist"),
         ({"output": "."}, "output: got ., a folder"),
+        ({"sft_output": "."}, "sft_output: got ., a folder"),
+        ({"sft_output": "new.jsonl"}, "sft_output: got new.jsonl, which is the output or the dataset"),
+        ({"dataset_name": "sums.jsonl", "sft_output": "./sums.jsonl"}, "sft_output: got ./sums.jsonl, which is the"),
         ({"output": "sums.jsonl"}, "output: got sums.jsonl, which exists and was not written by this command"),
         ({"output": "other.jsonl"}, "output: got other.jsonl, written with budget_tokens 512, not 160"),
         ({"dataset_name": "trl_drgrpo:list_sum?size=3", "output": "other.jsonl"}, "output: got other.jsonl, written"),

@@ -23,7 +23,7 @@ class SearchSizes:
         noise (`float`): Share of the steps that the mediocre process reward model judges the wrong way round.
     """
 
-    budgets: tuple[int, ...] = (256, 512, 1024, 2048)
+    budgets: tuple[int, ...] = (256, 512, 1024)
     problems: int = 16
     max_completion_length: int = 112
     width: int = 2

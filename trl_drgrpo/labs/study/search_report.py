@@ -59,7 +59,7 @@ def run_arm(model: Path, sizes: SearchSizes, arm: str, seed: int, budget: int) -
     """
     begun = time.process_time()
     problems = collect(
-        list(make_long_dataset(sizes.problems, "held_out", seed)),
+        make_long_dataset(sizes.problems, "held_out", seed).to_list(),
         str(model),
         verifier=list_sum_reward,
         prm=process_rewards(ARMS[arm].values, seed, sizes.noise),

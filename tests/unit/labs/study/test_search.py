@@ -1,6 +1,7 @@
 """Search: what the study runs, how it goes on, what its table says."""
 
 import json
+from itertools import pairwise
 
 import pytest
 
@@ -59,7 +60,7 @@ def test_a_run_searches_within_its_budget():
 
 def test_the_sources_of_values_are_what_they_are_called():
     problems = make_long_problems(40)
-    steps = [[f"{a}+{b}={a + b}\n" for a, b in zip(p, p[1:], strict=False)][:1] for p in problems]  # all right
+    steps = [[f"{a}+{b}={a + b}\n" for a, b in pairwise(p)][:1] for p in problems]  # all right
     call = {"prompts": [prompt_of(p) for p in problems], "completions": [""] * 40, "steps": steps}
     assert process_rewards("verifier", 0, 0.2) is None
     assert process_rewards("good", 0, 0.2) is line_reward
