@@ -15,9 +15,10 @@ from trl_drgrpo.search import collect
 from trl_drgrpo.search.appraisal import Appraiser
 from trl_drgrpo.search.budget import Budget
 from trl_drgrpo.search.collecting import search_rows
+from trl_drgrpo.search.continuations import Continuation, Request, StepEnd
 from trl_drgrpo.search.dataset import sft_rows, summary
 from trl_drgrpo.search.puct import score, select
-from trl_drgrpo.search.sampling import Continuation, Request, StepEnd, TransformersSampler
+from trl_drgrpo.search.sampling import TransformersSampler
 from trl_drgrpo.search.server import ServerSampler
 from trl_drgrpo.search.settings import STRATEGIES, SearchSettings
 from trl_drgrpo.search.tree import Node

@@ -69,14 +69,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Search, write and sum up."""
-    from trl_drgrpo.search.collecting import check_rows, check_values, collect
+    settings = _settings(args)
+    from trl_drgrpo.search.collecting import check_rows, collect
     from trl_drgrpo.search.dataset import sft_rows, summary
     from trl_drgrpo.search.output import SearchFile, to_lines
 
-    settings = _settings(args)
     with console.stdout_to_stderr():
         verifier, prm = _rewards(args)
-        check_values(args.reward_funcs, args.prm)
         rows = _rows(args, verifier, prm)
         check_rows(rows)
         facts = {name: value for name, value in vars(args).items() if name not in _NOT_IN_THE_ROWS}
@@ -108,11 +107,12 @@ def _settings(args: argparse.Namespace) -> dict[str, Any]:
     """The fields of the search, checked before anything heavy is imported."""
     from dataclasses import fields
 
-    from trl_drgrpo.search.settings import SearchSettings
+    from trl_drgrpo.search.settings import SearchSettings, check_values
 
     refuse_outside("limit", args.limit, whole(1, optional=True, remedy="Leave it out for all prompts."))
     settings = {field.name: getattr(args, field.name) for field in fields(SearchSettings)}
     SearchSettings(**settings)
+    check_values(args.reward_funcs, args.prm)
     check_local("model", model_path(args.model))
     data.check_source(args.dataset_name)
     check_prompting(args.prompt_template, args.system_prompt)

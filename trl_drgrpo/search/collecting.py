@@ -16,7 +16,7 @@ from trl_drgrpo.search.best_of_n import best_of_n
 from trl_drgrpo.search.dataset import OWN_COLUMNS, Row, rows_of
 from trl_drgrpo.search.problem import Branch, Problem
 from trl_drgrpo.search.puct import puct
-from trl_drgrpo.search.settings import SearchSettings
+from trl_drgrpo.search.settings import SearchSettings, check_values
 from trl_drgrpo.search.tree import Node
 
 Searching = Generator[list[Branch], "list[Node | None]", None]
@@ -80,13 +80,6 @@ def collect(
         )
     appraiser = Appraiser(chosen, verifier, prm)
     return search_rows(rows, sampler, tokenizer, appraiser, chosen, first)
-
-
-def check_values(verifier: Any, prm: Any) -> None:
-    """Refuses a search with neither a verifier nor a process reward model."""
-    if verifier is None and prm is None:
-        expected = "a verifier (reward_funcs), a process reward model (prm), or both"
-        raise InputError("reward_funcs", "none, and no prm", expected, "A search needs a source of values: add one.")
 
 
 def check_rows(rows: Sequence[Mapping[str, Any]]) -> None:

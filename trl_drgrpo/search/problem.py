@@ -8,7 +8,7 @@ from typing import Any
 from trl_drgrpo.process_rewards.steps import StepSegmenter
 from trl_drgrpo.process_rewards.texts import END_TOKENS, Cleaner, prompt_ids
 from trl_drgrpo.search.budget import Budget
-from trl_drgrpo.search.sampling import Continuation, Request
+from trl_drgrpo.search.continuations import Continuation, Request
 from trl_drgrpo.search.settings import SearchSettings
 from trl_drgrpo.search.tree import Node
 

@@ -14,7 +14,7 @@ from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.process_rewards.steps import StepSegmenter
 from trl_drgrpo.process_rewards.steps.rules import Separators
 from trl_drgrpo.rewards.functions.judge.chat_client import Endpoint, RequestFailed, Session
-from trl_drgrpo.search.sampling import Continuation, Request, StepEnd
+from trl_drgrpo.search.continuations import Continuation, Request, StepEnd
 
 _CHUNK = 64  # tokens
 _SECONDS = 24 * 3600.0  # of one round: the time-out is that of each request

@@ -80,6 +80,13 @@ class SearchSettings:
         return step_segmenter(self.step_separator)
 
 
+def check_values(verifier: Any, prm: Any) -> None:
+    """Refuses a search with neither a verifier nor a process reward model."""
+    if verifier is None and prm is None:
+        expected = "a verifier (reward_funcs), a process reward model (prm), or both"
+        raise InputError("reward_funcs", "none, and no prm", expected, "A search needs a source of values: add one.")
+
+
 def _check_choice(field: str, value: Any, choices: tuple[str, ...]) -> None:
     if value not in choices:
         remedy = did_you_mean(value, choices, "Choose one of them.")

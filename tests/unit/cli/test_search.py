@@ -69,7 +69,7 @@ def test_the_summary_is_that_of_the_rows(found):
         assert "<|im_end|>" not in row["completion"][0]["content"]
 
 
-def test_train_prm_and_score_read_the_file(found, tmp_path, capsys):
+def test_train_prm_label_steps_and_score_read_the_file(found, tmp_path, capsys):
     output, _, printed = found
     labeled = read_labeled_steps(output)
     assert len(labeled) == int(printed["completions"])
@@ -80,6 +80,11 @@ def test_train_prm_and_score_read_the_file(found, tmp_path, capsys):
     assert main(["score", "--rewards", "list_sum_reward", "--data", str(output), "--json"]) == 0
     scores = json.loads(capsys.readouterr().out)["rewards"]["list_sum_reward"]
     assert scores["mean"] == pytest.approx(sum(row["right"] for row in read(output)) / len(labeled))
+    labels = ["--data", str(output), "--reward", "list_sum_reward", "--output", str(tmp_path / "labels.jsonl")]
+    assert main(["label-steps", "--model", DEMO_MODEL, "--rollouts", "1", "--max_new_tokens", "32", *labels]) == 0
+    assert [row["steps"] for row in read(tmp_path / "labels.jsonl")] == [
+        [step.removesuffix("\n") for step in row["steps"]] for row in read(output)
+    ]
     # And what train-prm saved guides a search, by its folder.
     assert search(tmp_path / "guided.jsonl", prm=tmp_path / "prm", limit=1, budget_tokens=100) == 0
     assert all(0 < score < 1 for row in read(tmp_path / "guided.jsonl") for score in row["prm_scores"])
