@@ -8,17 +8,22 @@ import gpu
 import pytest
 
 from trl_drgrpo.cli.study import STUDIES
-from trl_drgrpo.labs.study import credit_report, signal_report, tabular_report, trajectory_report
+from trl_drgrpo.labs.study import credit_report, search_report, signal_report, tabular_report, trajectory_report
 from trl_drgrpo.labs.study.credit_arms import ARMS
 from trl_drgrpo.labs.study.rungs import RUNGS
 
 ROOT = Path(__file__).parents[2]
 RECIPES = ROOT / "recipes"
 BIASES = ("tabular", *RUNGS)
-FILES = {study: f"length_bias_{study}" for study in BIASES} | {"credit": "credit", "signal": "signal"}
+FILES = {study: f"length_bias_{study}" for study in BIASES} | {
+    "credit": "credit",
+    "signal": "signal",
+    "search": "search",
+}
 RESULTS = {study: RECIPES / "results" / f"{file}.json" for study, file in FILES.items()}
 PAGES = dict.fromkeys(BIASES, (RECIPES / "length_bias.md").read_text()) | {
     "credit": (RECIPES / "process_rewards.md").read_text(),
+    "search": (RECIPES / "process_rewards.md").read_text(),
     "signal": (RECIPES / "signal.md").read_text(),
 }
 
@@ -35,6 +40,8 @@ def tables(study):
         starts = results["settings"]["starts"]
         parts = (signal_report.table, signal_report.difference_table, signal_report.factor_sentence)
         return [part(results, start) for start in starts for part in parts]
+    if study == "search":
+        return [search_report.table(results)]
     if study == "credit":
         return [credit_report.table(task, results) for task in results["settings"]]
     one_step = [trajectory_report.one_step_table(results, difference) for difference in (False, True)]
@@ -72,6 +79,17 @@ def test_the_study_of_credit_is_complete():
         written = [sum(run["tokens_by_step"]) for run in results["runs"] if run["task"] == task]
         assert sizes["tokens"] <= min(written) <= max(written) < 1.2 * sizes["tokens"]
         assert f"{credit_report.title(task, results)}:" in PAGES["credit"]
+
+
+def test_the_study_of_search_is_complete_and_within_its_budgets():
+    results = read("search")
+    runs = [(run["arm"], run["budget"], run["seed"]) for run in results["runs"]]
+    budgets = results["settings"]["budgets"]
+    assert sorted(runs) == sorted((a, b, s) for a in search_report.ARMS for b in budgets for s in range(5))
+    assert all(run["tokens"] <= run["budget"] for run in results["runs"])
+    text = PAGES["search"].split("### A search is as good as its values")[1].split("\n## ")[0]
+    quoted = re.findall(r"\d+\.\d+ ± \d+\.\d+", text)
+    assert [each for each in quoted if each not in search_report.table(results)] == []
 
 
 def test_intervals_in_the_readme_are_those_of_the_results():

@@ -33,6 +33,7 @@ ELSEWHERE = {  # test file -> package files
         "labs/study/credit_tasks labs/study/credit_variance"
     ),
     "unit/labs/study/test_guessing.py": "labs/study/turn_sampling",
+    "unit/labs/study/test_search.py": "labs/study/search_arms labs/study/search_report",
     "unit/labs/study/test_signal.py": "labs/study/signal_arms labs/study/signal_report labs/study/signal_runs",
     "unit/labs/study/test_tabular.py": "cli/study labs/study/intervals labs/study/tables labs/study/tabular_report",
     "unit/labs/study/test_trajectories.py": ("labs/study/results_file labs/study/rungs labs/study/trajectory_report"),

@@ -24,6 +24,7 @@ SUBCOMMANDS = {
     "check": "compare the installed TRL's loss and gradients with the specification",
     "train-prm": "train a process reward model from labeled steps",
     "label-steps": "label the steps of a model's completions by roll-outs and a verifier",
+    "search": "search trajectories with a verifier or a process reward model, as data for supervised training",
     "bias": "measure what one update of each objective would do to the length of answers",
     "study": "measure the two biases of GRPO, and what dynamic sampling and a curriculum gain",
     "merge": "merge a LoRA adapter into its base model, in full precision",

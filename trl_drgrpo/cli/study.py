@@ -2,7 +2,7 @@
 
 `tabular`: a policy of two numbers, all objectives, in seconds. `guessing`: a small language model and the real
 trainers, a few minutes per seed on two cores. `arithmetic`: a larger one on a task that was not made to show anything.
-`signal`: dynamic sampling and curriculum at equal generated tokens.
+`signal`: dynamic sampling and curriculum at equal generated tokens. `search`: search strategies at equal budgets.
 Tables go to standard output, files to `--output_dir`.
 """
 
@@ -16,7 +16,14 @@ from typing import Any
 from trl_drgrpo.cli import console
 from trl_drgrpo.common.errors import InputError
 
-STUDIES = {"tabular": 5, "guessing": 5, "arithmetic": 3, "credit": 5, "signal": 5}  # and the number of seeds
+STUDIES = {
+    "tabular": 5,
+    "guessing": 5,
+    "arithmetic": 3,
+    "credit": 5,
+    "signal": 5,
+    "search": 5,
+}  # and the number of seeds
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,12 +34,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="tabular: the length bias in a policy of two numbers, in seconds. guessing: in a small language model, "
         "through TRL's trainers and this one, minutes per seed. arithmetic: the same trainers on sums from "
         "reasoning-gym, about half an hour. credit: step rewards and baselines on long list sums and in two turns, "
-        "about half an hour. signal: batches filled by dynamic sampling and curriculum, a few minutes per seed. An "
-        "interrupted one goes on",
+        "about half an hour. signal: batches filled by dynamic sampling and curriculum, a few minutes per seed. "
+        "search: best-of-N, beam and PUCT with good and bad values, minutes per seed. An interrupted one goes on",
     )
     parser.add_argument("--seeds", type=int, help="number of seeds, from 0 on (default: 5; arithmetic: 3)")
     parser.add_argument(
-        "--jobs", type=int, default=1, help="runs at a time, a core for each; not of tabular (default: 1)"
+        "--jobs", type=int, default=1, help="runs at a time, a core for each; not of tabular and search (default: 1)"
     )
     parser.add_argument(
         "--output_dir", type=Path, default=Path("runs/study"), help="for <study>.json and <study>.png (runs/study)"
@@ -56,6 +63,8 @@ def run(args: argparse.Namespace) -> int:
         draw, results = _tabular(seeds, numbers)
     elif args.study == "signal":
         draw, results = _signal(seeds, numbers, args.jobs)
+    elif args.study == "search":
+        draw, results = _search(seeds, numbers)
     elif args.study == "credit":
         draw, results = _credit(seeds, numbers, args.jobs)
     else:
@@ -89,6 +98,15 @@ def _signal(seeds: range, numbers: Path, jobs: int) -> tuple[Any, dict[str, Any]
         print(f"{start['title'].capitalize()}, {len(seeds)} seeds, mean and 95% interval, pass rates in %:\n")
         print(f"{report.table(results, name)}\n\n{report.difference_table(results, name)}\n")
         print(f"DAPO's mean multiplied the gradient by {report.factor_sentence(results, name)}.\n")
+    return report.draw, results
+
+
+def _search(seeds: range, numbers: Path) -> tuple[Any, dict[str, Any]]:
+    _prepare_trainers()
+    from trl_drgrpo.labs.study import search_report as report
+
+    results = report.run_study(seeds, numbers, numbers.parent / "search", on_run=console.log)
+    print(f"Right completions, {len(seeds)} seeds, mean and 95% interval in %:\n\n{report.table(results)}\n")
     return report.draw, results
 
 

@@ -126,6 +126,21 @@ class StepScorer:
         rows = zip(completion_ids, tool_masks, strict=True)
         steps = [self.segmenter(ids, tokenizer, mask) for ids, mask in rows]
         self._warn_of_one_step(steps)
+        return self.score_steps(steps, completion_ids, log_metric, **call)
+
+    def score_steps(
+        self,
+        steps: list[Steps],
+        completion_ids: list[list[int]],
+        log_metric: Callable[[str, float], None],
+        **call: Any,
+    ) -> StepScores:
+        """As `score`, for completions that are cut into steps already.
+
+        Args:
+            steps (`list[Steps]`): One per completion.
+            completion_ids, log_metric, call: As in `score`.
+        """
         call.update(
             completion_ids=completion_ids,
             steps=[each.texts for each in steps],

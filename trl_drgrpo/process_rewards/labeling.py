@@ -11,7 +11,7 @@ from typing import Any
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.process_rewards.monte_carlo import MonteCarloScorer
-from trl_drgrpo.process_rewards.texts import split_into_steps
+from trl_drgrpo.process_rewards.texts import prompt_ids, split_into_steps
 
 _OURS = ("steps", "labels", "values", "completions")
 
@@ -77,7 +77,7 @@ def _completed(
     """Rows with the steps of a completion: those they came with, or sampled ones."""
     pairs: _Completed = []
     bare = [row for row in rows if "steps" not in row]
-    sampled = iter(generate([_prompt_ids(row["prompt"], tokenizer) for row in bare], completions) if bare else [])
+    sampled = iter(generate([prompt_ids(row["prompt"], tokenizer) for row in bare], completions) if bare else [])
     for row in rows:
         if "steps" in row:
             steps = [str(step).removesuffix(separator) for step in row["steps"]]
@@ -110,9 +110,3 @@ def _values(chunk: _Completed, scorer: MonteCarloScorer, tokenizer: Any) -> list
 def _columns(row: Mapping[str, Any]) -> dict[str, Any]:
     """The columns that are handed to the verifier and kept."""
     return {name: value for name, value in row.items() if name not in _OURS and name != "prompt"}
-
-
-def _prompt_ids(prompt: Any, tokenizer: Any) -> list[int]:
-    if isinstance(prompt, str):
-        return list(tokenizer(prompt)["input_ids"])
-    return list(tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=True)["input_ids"])

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.process_rewards.step_columns import dataset_columns, row_of
-from trl_drgrpo.process_rewards.texts import END_TOKENS, Cleaner
+from trl_drgrpo.process_rewards.texts import END_TOKENS, Cleaner, prompt_ids
 from trl_drgrpo.rewards.contract import checked_reward, reward_name
 
 
@@ -201,11 +201,7 @@ class MonteCarloScorer:
         raise InputError(f"step reward '{self.__name__}'", "a prompt of messages", "a way to render it", remedy)
 
     def _prompt_ids(self, prompt: Any) -> tuple[int, ...]:
-        if self.render_prompt is not None or isinstance(prompt, str):
-            rendered = self._rendered(prompt)
-            return tuple(self.tokenizer(rendered)["input_ids"])
-        rendered = self.tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=True)
-        return tuple(rendered["input_ids"])
+        return tuple(prompt_ids(prompt if self.render_prompt is None else self.render_prompt(prompt), self.tokenizer))
 
     def _checked(self, continuations: Any, num_prefixes: int) -> list[list[str]]:
         counts = [len(group) for group in continuations]

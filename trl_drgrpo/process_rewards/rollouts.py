@@ -157,19 +157,34 @@ class TransformersRollouts:
                     texts[i].append(text)
 
     def _continue(self, prefixes: list[list[int]]) -> list[str]:
-        """One continuation per prefix, padded on the left."""
-        width = max(map(len, prefixes))
-        pad = self.tokenizer.pad_token_id if self.tokenizer.pad_token_id is not None else self.tokenizer.eos_token_id
-        input_ids = torch.full((len(prefixes), width), pad)  # (B, S)
-        attention_mask = torch.zeros_like(input_ids)
-        for i, prefix in enumerate(prefixes):
-            input_ids[i, width - len(prefix) :] = torch.tensor(prefix)
-            attention_mask[i, width - len(prefix) :] = 1
-        output = self.model.generate(
-            input_ids=input_ids.to(self.model.device),
-            attention_mask=attention_mask.to(self.model.device),
-            max_new_tokens=self.max_new_tokens,
-            pad_token_id=pad,
-            **self.decoding,
-        )
-        return self.tokenizer.batch_decode(output[:, width:], skip_special_tokens=self.skip_special_tokens)
+        """One continuation per prefix."""
+        output = continued(self.model, self.tokenizer, prefixes, max_new_tokens=self.max_new_tokens, **self.decoding)
+        return self.tokenizer.batch_decode(output, skip_special_tokens=self.skip_special_tokens)
+
+
+def continued(model: Any, tokenizer: Any, prefixes: Sequence[Sequence[int]], **generation: Any) -> torch.Tensor:
+    """One continuation per prefix, which are padded on the left for the call.
+
+    Args:
+        model (`PreTrainedModel`): A causal language model.
+        tokenizer (`PreTrainedTokenizerBase`): Its tokenizer.
+        prefixes (`B` lists of token ids): What is continued.
+        **generation: For `model.generate`.
+
+    Returns:
+        `torch.Tensor` `(B, T)`: The new tokens, padded on the right behind those that end a continuation.
+    """
+    width = max(map(len, prefixes))
+    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+    input_ids = torch.full((len(prefixes), width), pad)  # (B, S)
+    attention_mask = torch.zeros_like(input_ids)
+    for i, prefix in enumerate(prefixes):
+        input_ids[i, width - len(prefix) :] = torch.tensor(prefix)
+        attention_mask[i, width - len(prefix) :] = 1
+    output = model.generate(
+        input_ids=input_ids.to(model.device),
+        attention_mask=attention_mask.to(model.device),
+        pad_token_id=pad,
+        **generation,
+    )
+    return output[:, width:]

@@ -50,6 +50,14 @@ def prompt_text(prompt: Any) -> str:
     return "\n\n".join(message_text(message) for message in prompt if message["role"] != "system")
 
 
+def prompt_ids(prompt: Any, tokenizer: Any) -> list[int]:
+    """The token ids of a prompt: a text as the tokenizer encodes it, messages by its chat template, ready for the
+    assistant's turn."""
+    if isinstance(prompt, str):
+        return list(tokenizer(prompt)["input_ids"])
+    return list(tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=True)["input_ids"])
+
+
 def message_text(message: dict[str, Any]) -> str:
     """The text of a message; of its text parts, where the content is a list of parts."""
     content = message.get("content") or ""

@@ -156,12 +156,16 @@ class Session:
             [`RequestFailed`]: Out of attempts or time, or a reply that more attempts would not mend.
             [`EndpointRefused`]: 401, 403, 404 or a redirect.
         """
+        return self._as_reply(await self.post("chat/completions", body))
+
+    async def post(self, route: str, body: dict[str, Any]) -> Any:
+        """The JSON that the endpoint answers to a body sent to one of its routes; raises as `ask` does."""
         content = json.dumps(body).encode()
         async with self.slots:
             for attempt in range(self.endpoint.retries + 1):
                 await asyncio.sleep(max(0.0, self.resume_at - time.monotonic()))
                 try:
-                    return await self._attempt(content)
+                    return await self._attempt(route, content)
                 except _TryAgain as again:
                     if attempt == self.endpoint.retries:
                         raise RequestFailed(f"{again.reason}, {attempt + 1} times") from None
@@ -178,8 +182,8 @@ class Session:
         self.num_retries += 1
         await asyncio.sleep(pause)
 
-    async def _attempt(self, content: bytes) -> Reply:
-        url = f"{self.endpoint.base_url.rstrip('/')}/chat/completions"
+    async def _attempt(self, route: str, content: bytes) -> Any:
+        url = f"{self.endpoint.base_url.rstrip('/')}/{route}"
         try:
             async with asyncio.timeout(self.endpoint.timeout):
                 async with self.client.stream("POST", url, content=content) as response:
@@ -190,10 +194,9 @@ class Session:
             raise _TryAgain(self._quoted(f"{type(error).__name__}: {error}")) from None
         self._check_status(response.status_code, response.headers, body)
         try:
-            data = json.loads(body)
+            return json.loads(body)
         except (ValueError, RecursionError):
             raise _TryAgain(f"a reply that is no JSON: {self._quoted(body)}") from None
-        return self._as_reply(data)
 
     async def _read(self, response: Any) -> bytes:
         body = bytearray()

@@ -1,0 +1,206 @@
+"""`trl-drgrpo search` from end to end: what it writes, who reads it, how it goes on, what it refuses."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import trl_drgrpo.labs.demo
+from trl_drgrpo.cli.main import main
+from trl_drgrpo.labs.demo.task import list_sum_reward
+from trl_drgrpo.process_rewards.stepwise_data import read_labeled_steps
+
+DEMO_MODEL = str(Path(trl_drgrpo.labs.demo.__file__).parent / "model")
+PROBLEMS = 5
+
+
+def search(output, *more, strategy="puct", prm="list_sum_line_reward", reward="list_sum_reward", **options):
+    given = {
+        "model": "trl_drgrpo:demo",
+        "dataset_name": f"trl_drgrpo:list_sum?size={PROBLEMS}&test_size=0",
+        "strategy": strategy,
+        "budget_tokens": 160,
+        "max_completion_length": 48,
+        "output": output,
+        "reward_funcs": reward,
+        "prm": prm,
+        "problems_at_once": 2,
+        **options,
+    }
+    flags = [part for name, value in given.items() if value is not None for part in (f"--{name}", str(value))]
+    return main(["search", *flags, *more])
+
+
+def read(path):
+    return [json.loads(line) for line in Path(path).read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """A whole search, with what it says."""
+    import contextlib
+    import io
+
+    folder, out = tmp_path_factory.mktemp("search"), io.StringIO()
+    with contextlib.redirect_stdout(out):
+        assert search(folder / "found.jsonl", "--sft_output", str(folder / "found-sft.jsonl")) == 0
+    printed = dict(line.split() for line in out.getvalue().splitlines())
+    return folder / "found.jsonl", folder / "found-sft.jsonl", printed
+
+
+def test_the_summary_is_that_of_the_rows(found):
+    output, sft, printed = found
+    rows = read(output)
+    counts = {row["search"]["problem"]: row["search"] for row in rows}
+    assert list(counts) == list(range(PROBLEMS)) == list(range(int(printed["problems"])))
+    assert int(printed["sampled_tokens"]) == sum(each["sampled_tokens"] for each in counts.values())
+    assert float(printed["tokens_per_problem"]) == pytest.approx(int(printed["sampled_tokens"]) / PROBLEMS)
+    assert all(each["sampled_tokens"] <= 160 for each in counts.values())
+    selected = [row for row in rows if row["selected"]]
+    assert len(selected) == PROBLEMS
+    assert float(printed["pass_rate_selected"]) == sum(row["right"] for row in selected) / PROBLEMS
+    any_right = {row["search"]["problem"] for row in rows if row["right"]}
+    assert float(printed["pass_rate_any"]) == len(any_right) / PROBLEMS > 0
+    assert int(printed["completions"]) == len(rows)
+    assert int(printed["sft_rows"]) == len(read(sft)) == sum(row["right"] for row in rows) > 0
+    for row in rows:
+        assert row["outcome"] == list_sum_reward([row["completion"]], [row["answer"]])[0]
+        assert "".join(row["steps"]) == row["completion"][0]["content"]
+        assert "<|im_end|>" not in row["completion"][0]["content"]
+
+
+def test_train_prm_label_steps_and_score_read_the_file(found, tmp_path, capsys):
+    output, _, printed = found
+    labeled = read_labeled_steps(output)
+    assert len(labeled) == int(printed["completions"])
+    assert {label for row in labeled for label in row["labels"]} == {True, False}
+    prm = ["--model", DEMO_MODEL, "--data", str(output), "--output_dir", str(tmp_path / "prm"), "--max_steps", "1"]
+    assert main(["train-prm", *prm]) == 0
+    assert f"rows {len(labeled)}" in capsys.readouterr().out
+    assert main(["score", "--rewards", "list_sum_reward", "--data", str(output), "--json"]) == 0
+    scores = json.loads(capsys.readouterr().out)["rewards"]["list_sum_reward"]
+    assert scores["mean"] == pytest.approx(sum(row["right"] for row in read(output)) / len(labeled))
+    labels = ["--data", str(output), "--reward", "list_sum_reward", "--output", str(tmp_path / "labels.jsonl")]
+    assert main(["label-steps", "--model", DEMO_MODEL, "--rollouts", "1", "--max_new_tokens", "32", *labels]) == 0
+    assert [row["steps"] for row in read(tmp_path / "labels.jsonl")] == [
+        [step.removesuffix("\n") for step in row["steps"]] for row in read(output)
+    ]
+    # And what train-prm saved guides a search, by its folder.
+    assert search(tmp_path / "guided.jsonl", prm=tmp_path / "prm", limit=1, budget_tokens=100) == 0
+    assert all(0 < score < 1 for row in read(tmp_path / "guided.jsonl") for score in row["prm_scores"])
+
+
+def test_trls_sft_trainer_reads_the_file_of_right_completions(found, tmp_path):
+    from datasets import load_dataset
+    from trl import SFTConfig, SFTTrainer
+
+    dataset = load_dataset("json", data_files=str(found[1]), split="train")
+    args = SFTConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False, report_to="none", max_steps=1)
+    trainer = SFTTrainer(DEMO_MODEL, args=args, train_dataset=dataset)
+    example, row = trainer.train_dataset[0], dataset[0]
+    trained = [token for token, label in zip(example["input_ids"], example["labels"], strict=True) if label != -100]
+    text = trainer.processing_class.decode(trained)
+    assert text.startswith(row["completion"][0]["content"])  # the completion's tokens and no others
+    assert row["prompt"][0]["content"] not in text
+
+
+def test_the_same_command_gives_the_same_file_also_when_it_was_killed(found, tmp_path, capsys):
+    whole = found[0].read_bytes()
+    output = tmp_path / "found.jsonl"
+    lines = whole.splitlines(keepends=True)
+    problems = [json.loads(line)["search"]["problem"] for line in lines]
+    sft = tmp_path / "found-sft.jsonl"
+    facts = found[0].with_suffix(".search.json").read_bytes()
+    third = problems.index(2)
+    for kept, done in ((b"".join(lines[: third + 1]) + b'{"prompt": [{"ro', 2), (whole[:-1], 4), (b"", 0), (whole, 5)):
+        output.write_bytes(kept)
+        output.with_suffix(".search.json").write_bytes(facts)
+        assert search(output, "--sft_output", str(sft)) == 0
+        assert output.read_bytes() == whole
+        assert sft.read_bytes() == found[1].read_bytes()
+        printed = capsys.readouterr()
+        assert (
+            printed.out.replace(str(output), str(found[0])).split()
+            == " ".join(f"{name} {value}" for name, value in found[2].items()).split()
+        )
+        assert (f"{done} of 5 problems are in" in printed.err) == bool(done)
+
+
+def test_a_reward_that_fails_keeps_the_finished_problems(tmp_path, capsys, monkeypatch):
+    module = tmp_path / "mine.py"
+    module.write_text(
+        "import os\n"
+        "def score(completions, answer, **kwargs):\n"
+        "    if os.environ.get('BROKEN') and '15' in answer:\n"
+        "        raise KeyError('answer')\n"
+        "    return [float(f'boxed{{{a}}}' in c[-1]['content']) for c, a in zip(completions, answer)]\n"
+    )
+    data = tmp_path / "sums.jsonl"
+    sums = ["3+8", "2+5", "7+8", "1+4"]
+    rows = [{"q": [{"role": "user", "content": text}], "answer": str(sum(map(int, text.split("+"))))} for text in sums]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    options = {"dataset_name": data, "rename_columns": "q=prompt", "reward": f"{module}:score", "prm": None}
+    options |= {"strategy": "best_of_n", "budget_tokens": 96}
+    monkeypatch.setenv("BROKEN", "1")
+    assert search(tmp_path / "found.jsonl", **options) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "error: reward function 'score': got KeyError" in printed.err
+    assert {row["search"]["problem"] for row in read(tmp_path / "found.jsonl")} == {0, 1}
+    monkeypatch.delenv("BROKEN")
+    assert search(tmp_path / "found.jsonl", **options) == 0
+    assert search(tmp_path / "at_once.jsonl", **options) == 0
+    assert (tmp_path / "found.jsonl").read_bytes() == (tmp_path / "at_once.jsonl").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"strategy": "mcts"}, "strategy: got 'mcts'; expected one of best_of_n, beam, puct"),
+        ({"budget_tokens": 0}, "budget_tokens: got 0; expected a whole number, at least 48"),
+        ({"budget_tokens": 47}, "budget_tokens: got 47; expected a whole number, at least 48"),
+        ({"budget_tokens": "many"}, "--budget_tokens: got 'many'; expected a whole number"),
+        ({"width": 0}, "width: got 0; expected a whole number, at least 1"),
+        ({"limit": 0}, "limit: got 0"),
+        ({"prm": None, "reward": None}, "reward_funcs: got none, and no prm"),
+        ({"reward": None, "sft_output": "sft.jsonl"}, "sft_output: got a file without reward_funcs"),
+        ({"reward": "list_sum_rewards"}, "reward_funcs: got 'list_sum_rewards'"),
+        ({"prm": "list_sum_line"}, "prm: got 'list_sum_line'"),
+        ({"reward": "accuracy_reward"}, "reward accuracy_reward: got a dataset with the columns prompt, answer"),
+        ({"dataset_name": "none.jsonl"}, "dataset_name: got none.jsonl, which does not exist"),
+        ({"dataset_name": "empty.jsonl"}, "dataset_name: got empty.jsonl, which is empty"),
+        ({"dataset_name": "questions.jsonl"}, "dataset_name: got questions.jsonl with the columns question, answer"),
+        ({"dataset_name": "steps.jsonl"}, "dataset_name: got a column 'steps'; expected a dataset without it"),
+        ({"model": "./none"}, "model: got ./none, which does not exist"),
+        ({"output": "."}, "output: got ., a folder"),
+        ({"sft_output": "."}, "sft_output: got ., a folder"),
+        ({"sft_output": "new.jsonl"}, "sft_output: got new.jsonl, which is the output or the dataset"),
+        ({"dataset_name": "sums.jsonl", "sft_output": "./sums.jsonl"}, "sft_output: got ./sums.jsonl, which is the"),
+        ({"output": "sums.jsonl"}, "output: got sums.jsonl, which exists and was not written by this command"),
+        ({"output": "other.jsonl"}, "output: got other.jsonl, written with budget_tokens 512, not 160"),
+        ({"dataset_name": "trl_drgrpo:list_sum?size=3", "output": "other.jsonl"}, "output: got other.jsonl, written"),
+        ({"system_prompt": "Add.", "prompt_template": "r1"}, "system_prompt: got one beside prompt_template 'r1'"),
+        ({"vllm_server_base_url": "localhost:8000"}, "vllm_server_base_url: got an address of another form"),
+    ],
+)
+def test_bad_input_is_one_line_before_a_model_loads(changes, message, tmp_path, monkeypatch, capsys):
+    from trl_drgrpo.process_rewards import loading
+
+    def load(*args, **kwargs):
+        raise AssertionError("a model loads")
+
+    monkeypatch.setattr(loading, "load_model", load)
+    monkeypatch.chdir(tmp_path)
+    Path("empty.jsonl").write_text("")
+    Path("questions.jsonl").write_text('{"question": "3+8", "answer": "11"}\n')
+    Path("steps.jsonl").write_text('{"prompt": "3+8", "answer": "11", "steps": ["a"]}\n')
+    Path("sums.jsonl").write_text('{"prompt": "3+8", "answer": "11"}\n')
+    Path("other.jsonl").write_text("")
+    Path("other.search.json").write_text('{"budget_tokens": 512}')
+    before = {path: path.read_bytes() for path in Path().iterdir()}
+    assert search(**{"output": "new.jsonl", **changes}) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.splitlines()[-1].startswith(f"error: {message}")
+    assert {path: path.read_bytes() for path in before} == before
+    assert not Path("new.jsonl").exists() or "vllm" in message

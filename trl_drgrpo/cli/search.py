@@ -1,0 +1,212 @@
+"""`trl-drgrpo search`: trajectories of a model, found with a verifier or a process reward model, as training data.
+
+The rows go to `--output`, a summary to standard output, progress to standard error. Exit codes: 0 done, 2 bad input or
+a reward that failed.
+"""
+
+import argparse
+import hashlib
+import json
+import shlex
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from trl_drgrpo.cli import console, data
+from trl_drgrpo.cli.job import model_path
+from trl_drgrpo.cli.prompts import check_prompting, prompted
+from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.folders import check_writable
+from trl_drgrpo.common.hub_errors import check_local
+from trl_drgrpo.common.ranges import refuse_outside, whole
+
+# Options that no row depends on.
+_NOT_IN_THE_ROWS = ("output", "sft_output", "command", "run")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the subcommand's options to a parser."""
+    parser.description = (
+        "Search completions of each prompt within a budget of sampled tokens, and write them with steps, values, "
+        "visit counts and outcomes: for `train-prm`, `score` and, with --sft_output, SFT with TRL. For supervised "
+        "training only: in groups of GRPO completions of a search bias the gradient. Started again, it goes on."
+    )
+    add = parser.add_argument
+    add("--model", required=True, help="folder or Hub id of the causal language model that writes")
+    add("--dataset_name", required=True, help="prompts: Hub id, folder, file, or as in train reasoning_gym:<task>")
+    add("--strategy", required=True, help="best_of_n, beam (over steps) or puct (over steps)")
+    add("--budget_tokens", type=int, required=True, help="tokens sampled per problem at most, kept or not")
+    add("--output", required=True, help="JSON Lines file to write, a row per completion found")
+    add("--sft_output", help="JSON Lines file for SFT: prompt and completion of right completions")
+    add(
+        "--reward_funcs", help="verifier: a name, file.py:f or {name: {option: value}}; guides where there is no --prm"
+    )
+    add("--prm", help="folder of a process reward model, or a step reward function (name, path, mapping); it guides")
+    add("--path_value", default="min", help="of a path's step scores: min, product or last (default: min)")
+    add("--width", type=int, default=4, help="beams (default: 4)")
+    add("--children", type=int, default=4, help="continuations sampled from a step (default: 4)")
+    add("--exploration", type=float, default=1.0, help="c of PUCT (default: 1)")
+    add("--accept_above", type=float, default=0.5, help="a completion is right above this reward (default: 0.5)")
+    add("--on_reward_error", default="raise", help="raise (stop, finished problems are kept) or unscorable")
+    add("--step_separator", default="\\n", help=r"as in train; \n is a line break (default: \n)")
+    add("--max_completion_length", type=int, default=512, help="longest completion in tokens (default: 512)")
+    add("--temperature", type=float, default=1.0, help="of the sampling (default: 1)")
+    add("--top_p", type=float, default=1.0, help="of the sampling (default: 1)")
+    add("--seed", type=int, default=0, help="of the sampling (default: 0)")
+    add("--batch_size", type=int, default=32, help="continuations per forward, or requests at a time (default: 32)")
+    add("--problems_at_once", type=int, default=8, help="problems that share forward passes (default: 8)")
+    add("--vllm_server_base_url", help="let a vLLM server sample, which serves --model: http://localhost:8000")
+    add("--dataset_train_split", default="train", help="split with the prompts (default: train)")
+    add("--dataset_config", help="configuration of a Hub dataset")
+    add("--rename_columns", nargs="+", default=[], metavar="OLD=NEW", help="for example question=prompt")
+    add("--prompt_template", help="r1, qwen_math or a text with {prompt}, for base models")
+    add("--system_prompt", help="message before every prompt")
+    add("--limit", type=int, help="search the first prompts only")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Search, write and sum up."""
+    settings = _settings(args)
+    from trl_drgrpo.search.collecting import check_rows, collect
+    from trl_drgrpo.search.dataset import sft_rows, summary
+    from trl_drgrpo.search.output import SearchFile, to_lines
+
+    with console.stdout_to_stderr():
+        verifier, prm = _rewards(args)
+        rows = _rows(args, verifier, prm)
+        check_rows(rows)
+        facts = {name: value for name, value in vars(args).items() if name not in _NOT_IN_THE_ROWS}
+        found = SearchFile(args.output, {**facts, "dataset_digest": _digest(rows)}, settings["problems_at_once"])
+        found.open(len(rows))
+        if found.done:
+            console.log(f"{found.done} of {len(rows)} problems are in {args.output} already")
+        if found.done < len(rows):
+            tell = {"verifier": verifier, "prm": prm, "vllm_server_base_url": args.vllm_server_base_url}
+            searching = collect(rows, model_path(args.model), first=found.done, **tell, **settings)
+            with _progress(len(rows), found.done) as show:
+                for problem_rows in searching:
+                    found.append(problem_rows)
+                    show(problem_rows)
+    numbers = summary(found.rows)
+    if args.sft_output:
+        kept = sft_rows(found.rows)
+        numbers["sft_rows"] = len(kept)
+        Path(args.sft_output).parent.mkdir(parents=True, exist_ok=True)
+        Path(args.sft_output).write_text(to_lines(kept), encoding="utf-8")
+    for name, value in numbers.items():
+        print(f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}")
+    print(f"output {args.output}")
+    _say_what_next(args, numbers)
+    return 0
+
+
+def _settings(args: argparse.Namespace) -> dict[str, Any]:
+    """The fields of the search, checked before anything heavy is imported."""
+    from dataclasses import fields
+
+    from trl_drgrpo.search.settings import SearchSettings, check_values
+
+    refuse_outside("limit", args.limit, whole(1, optional=True, remedy="Leave it out for all prompts."))
+    settings = {field.name: getattr(args, field.name) for field in fields(SearchSettings)}
+    SearchSettings(**settings)
+    check_values(args.reward_funcs, args.prm)
+    check_local("model", model_path(args.model))
+    data.check_source(args.dataset_name)
+    check_prompting(args.prompt_template, args.system_prompt)
+    check_writable("output", str(Path(args.output).parent))
+    if args.sft_output:
+        _check_sft_output(args)
+    return settings
+
+
+def _check_sft_output(args: argparse.Namespace) -> None:
+    """It is written anew by every call: into a file of its own, and with a verifier that says which rows."""
+    path = Path(args.sft_output)
+    if not args.reward_funcs:
+        remedy = "Leave it out, or name a verifier."
+        raise InputError("sft_output", "a file without reward_funcs", "a verifier that says what is right", remedy)
+    if path.is_dir():
+        raise InputError("sft_output", f"{path}, a folder", "a JSON Lines file to write", "Name a file in it.")
+    if path.resolve() in (Path(args.output).resolve(), Path(args.dataset_name).resolve()):
+        got = f"{args.sft_output}, which is the output or the dataset"
+        raise InputError("sft_output", got, "a file of its own", "Give another name: it is overwritten.")
+    check_writable("sft_output", str(path.parent))
+
+
+def _rewards(args: argparse.Namespace) -> tuple[Any, Any]:
+    from trl_drgrpo.cli.values import reward_spec
+    from trl_drgrpo.rewards.registry import resolve_reward
+
+    def resolved(spec: Any, field: str) -> Any:
+        return None if spec is None else resolve_reward(reward_spec(spec, field), field)
+
+    prm = args.prm
+    if prm is not None and Path(prm).expanduser().is_dir():
+        prm = json.dumps({"prm": {"model": str(Path(prm).expanduser())}})
+    return resolved(args.reward_funcs, "reward_funcs"), resolved(prm, "prm")
+
+
+def _rows(args: argparse.Namespace, verifier: Any, prm: Any) -> list[dict[str, Any]]:
+    """The prompts as the model is to see them, with the columns that the rewards need."""
+    from trl_drgrpo.common.rows import column_values
+    from trl_drgrpo.rewards.columns import check_columns, check_ready, check_values
+
+    source = args.dataset_name
+    split = data.load_data(source, name=args.dataset_config, split=args.dataset_train_split)
+    split = data.rename_columns(split, args.rename_columns)
+    columns = data.check_prompts(split, source)
+    for field, reward in (("reward_funcs", verifier), ("prm", prm)):
+        if reward is not None:
+            more = ["steps", "step_ends"] if field == "prm" else []
+            check_columns(reward, [*columns, *more], getattr(args, field))
+            check_values(reward, column_values(split, [name for name in columns if name != "prompt"]))
+            check_ready(reward)
+    split = prompted(split, args.prompt_template, args.system_prompt)
+    return [dict(row) for row in (split if args.limit is None else split.select(range(min(args.limit, len(split)))))]
+
+
+def _digest(rows: list[dict[str, Any]]) -> str:
+    text = json.dumps(rows, sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+
+
+@contextmanager
+def _progress(total: int, done: int) -> Iterator[Any]:
+    """A bar on a terminal, elsewhere a line every ten seconds: problems, pass rate of the selected, tokens."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    stderr = Console(file=sys.stderr)
+    columns = (TextColumn("searching"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[status]}"))
+    bar = Progress(*columns, TimeRemainingColumn(), console=stderr, disable=not stderr.is_terminal)
+    task = bar.add_task("searching", total=total, completed=done, status="")
+    tokens = right = searched = 0
+    printed = time.monotonic()
+
+    def show(rows: list[dict[str, Any]]) -> None:
+        nonlocal tokens, right, searched, printed
+        searched += 1
+        tokens += rows[0]["search"]["sampled_tokens"]
+        right += any(row["right"] for row in rows if row["selected"])
+        status = f"right {right / searched:.0%}, {tokens / searched:.0f} tokens per problem"
+        bar.update(task, advance=1, status=status)
+        if not stderr.is_terminal and time.monotonic() - printed > 10:
+            printed = time.monotonic()
+            console.log(f"{done + searched} of {total} problems, {status}")
+
+    with bar:
+        yield show
+
+
+def _say_what_next(args: argparse.Namespace, numbers: dict[str, Any]) -> None:
+    """The commands that read the files."""
+    model = model_path(args.model)
+    if args.reward_funcs:
+        console.log(f"next: trl-drgrpo train-prm --model {model} --data {args.output} --output_dir runs/prm")
+        console.log(f"next: trl-drgrpo score --rewards {shlex.quote(args.reward_funcs)} --data {args.output}")
+    if numbers.get("sft_rows"):
+        folder = Path(args.sft_output).parent
+        console.log(f"next: trl sft --model_name_or_path {model} --dataset_name {folder} --output_dir runs/sft")

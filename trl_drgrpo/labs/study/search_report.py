@@ -1,0 +1,179 @@
+"""The study of search from end to end: pass rate against sampled tokens, its table and its plot.
+
+The warm-started model of the long list sums answers, a rule judges the lines, and every strategy is given the same
+budgets. With scores that say nothing (shuffled) a search still spends its tokens, and still selects.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from trl_drgrpo.common.drawing import new_figure, save_figure
+from trl_drgrpo.labs.demo.long_sums import make_long_dataset, warm_start
+from trl_drgrpo.labs.demo.task import list_sum_reward
+from trl_drgrpo.labs.study.intervals import interval
+from trl_drgrpo.labs.study.provenance import provenance
+from trl_drgrpo.labs.study.results_file import earlier_results, write_results
+from trl_drgrpo.labs.study.search_arms import ARMS, VALUES, SearchSizes, process_rewards
+from trl_drgrpo.search import collect
+from trl_drgrpo.search.dataset import summary
+
+
+@dataclass(frozen=True)
+class SearchRun:
+    """One arm with one seed and budget.
+
+    Args:
+        arm (`str`): A key of [`ARMS`].
+        seed (`int`): Of problems and sampling.
+        budget (`int`): Tokens per problem at most.
+        tokens (`float`): Tokens per problem that were sampled.
+        kept_share (`float`): Of these, the share that became part of the tree.
+        selected (`float`): Share of problems whose selected completion is right.
+        any (`float`): Share of problems with a right completion.
+        completions (`float`): Finished ones per problem.
+        seconds (`float`): CPU time of the process.
+    """
+
+    arm: str
+    seed: int
+    budget: int
+    tokens: float
+    kept_share: float
+    selected: float
+    any: float
+    completions: float
+    seconds: float
+
+
+def run_arm(model: Path, sizes: SearchSizes, arm: str, seed: int, budget: int) -> SearchRun:
+    """Search the seed's problems with one arm.
+
+    Args:
+        model (`Path`): Folder of the model that answers.
+        sizes ([`SearchSizes`]): Settings.
+        arm, seed, budget (`str`, `int`, `int`): Which run.
+    """
+    begun = time.process_time()
+    problems = collect(
+        make_long_dataset(sizes.problems, "held_out", seed).to_list(),
+        str(model),
+        verifier=list_sum_reward,
+        prm=process_rewards(ARMS[arm].values, seed, sizes.noise),
+        strategy=ARMS[arm].strategy,
+        budget_tokens=budget,
+        max_completion_length=sizes.max_completion_length,
+        width=sizes.width,
+        children=sizes.children,
+        exploration=sizes.exploration,
+        seed=seed,
+        problems_at_once=sizes.problems,
+        batch_size=256,
+    )
+    found = summary([row for rows in problems for row in rows])
+    return SearchRun(
+        arm,
+        seed,
+        budget,
+        round(found["tokens_per_problem"], 2),
+        round(found["kept_tokens"] / found["sampled_tokens"], 4),
+        found["pass_rate_selected"],
+        found["pass_rate_any"],
+        found["completions"] / found["problems"],
+        round(time.process_time() - begun, 2),
+    )
+
+
+def run_study(
+    seeds: Sequence[int],
+    output: Path,
+    work_dir: Path,
+    sizes: SearchSizes | None = None,
+    on_run: Callable[[str], None] = lambda text: None,
+) -> dict[str, Any]:
+    """Search with every arm, budget and seed, seed after seed.
+
+    Runs that are in `output` already, with the same settings and versions, are kept: an interrupted study goes on.
+
+    Args:
+        seeds (`Sequence[int]`): Seeds, the same for each arm.
+        output (`Path`): JSON file, written after each run.
+        work_dir (`Path`): For the warm-started model.
+        sizes ([`SearchSizes`], *optional*): Settings.
+        on_run (`Callable`, *optional*): Told in a line what was done.
+
+    Returns:
+        `dict[str, Any]`: `command`, `date`, `versions`, `settings` and `runs`, what the file holds.
+    """
+    sizes = sizes or SearchSizes()
+    results: dict[str, Any] = {**provenance("search", len(seeds)), "settings": asdict(sizes)}
+    runs = results["runs"] = earlier_results(output, results).get("runs", [])
+    done = {(run["seed"], run["budget"], run["arm"]) for run in runs}
+    model = work_dir / "model"
+    if not (model / "config.json").is_file():
+        warm_start(model)
+    for seed, budget, arm in product(seeds, sizes.budgets, ARMS):
+        if (seed, budget, arm) not in done:
+            run = run_arm(model, sizes, arm, seed, budget)
+            runs.append(asdict(run))
+            write_results(results, output)
+            on_run(f"{arm}, {budget} tokens, seed {seed}: selected {run.selected:.2f}, any {run.any:.2f}")
+    return results
+
+
+def _runs(results: dict[str, Any], arm: str, budget: int) -> list[SearchRun]:
+    return [SearchRun(**run) for run in results["runs"] if (run["arm"], run["budget"]) == (arm, budget)]
+
+
+def _percent(values: Sequence[float]) -> str:
+    return str(interval([100 * value for value in values]))
+
+
+def table(results: dict[str, Any]) -> str:
+    """Pass rates by budget as a Markdown table: mean and 95% interval over seeds, in percent.
+
+    Args:
+        results (`dict[str, Any]`): Of [`run_study`].
+    """
+    budgets = results["settings"]["budgets"]
+    largest = budgets[-1]
+    head = ["search", *(f"selected, {budget} tokens" for budget in budgets), f"any, {largest}"]
+    head += [f"completions, {largest}", f"tokens kept, {largest}"]
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for name, arm in ARMS.items():
+        at_largest = _runs(results, name, largest)
+        cells = [
+            arm.label,
+            *(_percent([run.selected for run in _runs(results, name, budget)]) for budget in budgets),
+            _percent([run.any for run in at_largest]),
+            f"{interval([run.completions for run in at_largest]).mean:.1f}",
+            f"{100 * interval([run.kept_share for run in at_largest]).mean:.0f}%",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def draw(results: dict[str, Any], path: Path) -> Path:
+    """Pass rate of the selected completion against sampled tokens, a panel per strategy: means over seeds.
+
+    Args:
+        results (`dict[str, Any]`): Of [`run_study`].
+        path (`Path`): PNG file to write.
+
+    Raises:
+        `ImportError`: matplotlib is not installed.
+    """
+    strategies = list(dict.fromkeys(arm.strategy for arm in ARMS.values()))
+    figure, panels = new_figure(1, len(strategies), 11, 3.6, sharey=True)
+    for panel, strategy in zip(panels, strategies, strict=True):
+        for values, label in VALUES.items():
+            points = [_runs(results, f"{strategy}/{values}", budget) for budget in results["settings"]["budgets"]]
+            tokens = [interval([run.tokens for run in runs]).mean for runs in points]
+            rates = [interval([100 * run.selected for run in runs]).mean for runs in points]
+            panel.plot(tokens, rates, "o-", label=label)
+        panel.set(title=strategy, xlabel="sampled tokens per problem")
+    panels[0].set(ylabel="right, selected completion (%)")
+    return save_figure(figure, path)

@@ -1,0 +1,74 @@
+"""PUCT over steps: the tree grows where values are high and where little was looked at.
+
+    a* = argmax_a  Q(s, a) + c * P(a | s) * sqrt(sum_b N(s, b)) / (1 + N(s, a))
+
+`Q` is the mean of the values backed up through a step, `N` their number, `P` the share of the samples from `s` that
+began with it: the policy's own probabilities, as far as they were sampled. From the root down to a node that was not
+continued yet; `children` continuations of it are sampled, valued and backed up. Source: AlphaGo Zero (Silver et al.,
+Nature 550, 2017, Methods), after PUCB (Rosin, 2011). Differs in: the actions are sampled steps instead of all legal
+moves, there is no noise at the root, and a step without a value counts as good as its parent. `c` is meant for values
+from 0 to 1.
+
+Without a process reward model the continuations go to the end, the verifier's verdicts are the values, and the steps
+of each become nodes: roll-outs and expansion are one.
+"""
+
+import math
+from collections.abc import Generator
+
+from trl_drgrpo.search.problem import Branch, Problem
+from trl_drgrpo.search.tree import Node
+
+
+def puct(problem: Problem) -> Generator[list[Branch], list[Node | None], None]:
+    """Ask for the continuations of one node at a time, until the budget is spent or the tree has no open node left."""
+    settings = problem.settings
+    while not problem.root.is_closed:
+        node = select(problem.root, settings.exploration)
+        ends = yield [Branch(node, settings.children, to_end=not problem.by_steps)]
+        if not ends:
+            return  # the budget is spent
+        if node.children:  # else the budget has cut all of them short
+            node.is_expanded = True
+        for end in ends:
+            if end is not None and end.finish:
+                end.is_closed = True
+                _close(end.parent)
+        _close(node)
+
+
+def select(root: Node, exploration: float) -> Node:
+    """The node to continue: the first on the way down that was not continued yet."""
+    node = root
+    while node.is_expanded:
+        open_children = [child for child in node.children if not child.is_closed]
+        node = max(open_children, key=lambda child: score(child, exploration))
+    return node
+
+
+def score(child: Node, exploration: float) -> float:
+    """PUCT's score of a child among its siblings.
+
+    Example:
+
+    ```python
+    >>> parent = Node(visits=4, total=2.0)
+    >>> often = Node(samples=3, visits=3, total=1.5, parent=parent)
+    >>> parent.children = [often, Node(samples=1, visits=1, parent=parent)]
+    >>> [score(child, 1.0) for child in parent.children]
+    [0.875, 0.25]
+
+    ```
+    """
+    parent = child.parent or child
+    siblings = parent.children or [child]
+    mean = child.mean if child.mean is not None else parent.mean or 0.0
+    prior = child.samples / max(sum(each.samples for each in siblings), 1)
+    return mean + exploration * prior * math.sqrt(sum(each.visits for each in siblings)) / (1 + child.visits)
+
+
+def _close(node: Node | None) -> None:
+    """Close a node and those above it, as far as nothing below them is open."""
+    while node is not None and node.is_expanded and all(child.is_closed for child in node.children):
+        node.is_closed = True
+        node = node.parent
