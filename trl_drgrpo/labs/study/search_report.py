@@ -14,8 +14,8 @@ from typing import Any
 from trl_drgrpo.common.drawing import new_figure, save_figure
 from trl_drgrpo.labs.demo.long_sums import make_long_dataset, warm_start
 from trl_drgrpo.labs.demo.task import list_sum_reward
+from trl_drgrpo.labs.provenance import provenance, study_command
 from trl_drgrpo.labs.study.intervals import interval
-from trl_drgrpo.labs.study.provenance import provenance
 from trl_drgrpo.labs.study.results_file import earlier_results, write_results
 from trl_drgrpo.labs.study.search_arms import ARMS, VALUES, SearchSizes, process_rewards
 from trl_drgrpo.search import collect
@@ -109,7 +109,7 @@ def run_study(
         `dict[str, Any]`: `command`, `date`, `versions`, `settings` and `runs`, what the file holds.
     """
     sizes = sizes or SearchSizes()
-    results: dict[str, Any] = {**provenance("search", len(seeds)), "settings": asdict(sizes)}
+    results: dict[str, Any] = {**provenance(study_command("search", len(seeds))), "settings": asdict(sizes)}
     runs = results["runs"] = earlier_results(output, results).get("runs", [])
     done = {(run["seed"], run["budget"], run["arm"]) for run in runs}
     model = work_dir / "model"
