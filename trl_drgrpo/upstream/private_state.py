@@ -49,6 +49,12 @@ class PrivateState(GRPOTrainer):
         return self.accelerator.distributed_type in _LOCKSTEP
 
     @property
+    def counts_forwards(self) -> bool:
+        """Whether no micro-batch of an optimizer step may do without forward and backward, also where no process runs
+        any: the engine counts them."""
+        return self.in_lockstep and self.accelerator.distributed_type != DistributedType.FSDP
+
+    @property
     def group_size(self) -> int:
         """G of the generation batch at hand: evaluation may have its own."""
         group_size: Any = self.num_generations if self.model.training else self.num_generations_eval
