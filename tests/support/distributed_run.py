@@ -11,6 +11,7 @@ import os
 import socket
 import sys
 import traceback
+from contextlib import nullcontext
 
 import torch
 from accelerate import DistributedType, PartialState
@@ -25,6 +26,11 @@ from trl_drgrpo.labs.check.plain_head import use_plain_lm_head
 from trl_drgrpo.labs.check.record import DEFAULTS
 from trl_drgrpo.labs.check.tiny import in_double_precision, tiny_model, tiny_tokenizer
 
+DEEPSPEED = {
+    "ACCELERATE_USE_DEEPSPEED": "true",
+    "ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL": "true",
+    "DS_ACCELERATOR": "cpu",
+}
 # As `accelerate launch` sets them for recipes/accelerate/fsdp2.yaml.
 FSDP = {
     "ACCELERATE_USE_FSDP": "true",
@@ -75,9 +81,15 @@ def step_reward(step_ends, completion_ids, **kwargs):
     return [[float(ids[end] % 3) for end in ends] for ids, ends in zip(completion_ids, step_ends, strict=True)]
 
 
+def mode_of(name):
+    """How weights are sharded where there are several processes, and the mode: `fsdp_resume`, `turns`."""
+    sharding, _, mode = name.partition("_")
+    return (sharding, mode) if sharding in ("fsdp", "zero2", "zero3") else ("", name)
+
+
 def build(output, processes, mode):
-    """A trainer with fresh weights. A mode that begins with `fsdp_` shards them, where there are several processes."""
-    is_sharded, mode = mode.startswith("fsdp_"), mode.removeprefix("fsdp_")
+    """A trainer with fresh weights; see [`mode_of`]."""
+    sharding, mode = mode_of(mode)
     tokenizer = tiny_tokenizer()
     model = in_double_precision(tiny_model(tokenizer))
     if mode == "reference":
@@ -90,10 +102,13 @@ def build(output, processes, mode):
         per_step = {"dynamic_sampling": True, "curriculum": True, "max_sampling_rounds": 3}
     if mode == "baseline":
         per_step = {"process_role": "baseline"}
-    if is_sharded:
+    if sharding:
         per_step |= {"optim": "adamw_torch", "learning_rate": 1e-3, "max_grad_norm": 1.0, "beta": BETA.get(mode, 0.0)}
-    if is_sharded and processes > 1:
+    if sharding == "fsdp" and processes > 1:
         shard_on_cpus({**FSDP, "FSDP_STATE_DICT_TYPE": "SHARDED_STATE_DICT"} if mode == "shards" else FSDP)
+    elif sharding.startswith("zero") and processes > 1:
+        os.environ.update(DEEPSPEED, ACCELERATE_DEEPSPEED_ZERO_STAGE=sharding[-1])
+        per_step |= {"use_cpu": False}  # or accelerate would leave DeepSpeed out
     if mode == "turns":
         per_step = {"max_completion_length": 512, "loss_normalizer": 12}
     accumulation = 3 if mode.startswith("uneven") else 1  # three micro-batches, of which few are needed
@@ -130,6 +145,8 @@ def build(output, processes, mode):
         raise SystemExit(f"{trainer.accelerator.num_processes} processes, expected {processes}")
     if mode != "generate":
         use_plain_lm_head(model)
+    if mode.endswith("unweighted"):
+        trainer.fast_path.rows_per_nominal_row = lambda inputs: 1.0
     if mode == "blind" and trainer.accelerator.process_index == 1:
         trainer.diagnostics._look_at = trainer.fast_path._plan_metrics = fails
     return trainer
@@ -150,7 +167,18 @@ def shard_on_cpus(environment):
 
 def whole_weights(model):
     """Parameters by name; those that ranks hold in parts are put together."""
-    return {name: p.full_tensor() if hasattr(p, "full_tensor") else p for name, p in model.named_parameters()}
+    whole = {}
+    for name, p in model.named_parameters():
+        with gathered([p]) if hasattr(p, "ds_id") else nullcontext():
+            whole[name] = (p.full_tensor() if hasattr(p, "full_tensor") else p.data).detach().clone()
+    return whole
+
+
+def gathered(parameters):
+    """Inside, parameters that ZeRO-3 has distributed are whole."""
+    import deepspeed
+
+    return deepspeed.zero.GatheredParameters(parameters)
 
 
 def fails(*arguments):
@@ -174,7 +202,7 @@ def refusals(trainer, checkpoint):
 
 def main(output, processes, mode):
     trainer = build(output, processes, mode)
-    start = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+    start = whole_weights(trainer.model)
     trainer.train()
     logged = [entry for entry in trainer.state.log_history if "drgrpo/micro_batches" in entry]
     result = {
@@ -185,7 +213,7 @@ def main(output, processes, mode):
         "failures": trainer.describing.failures,
         "kind": str(trainer.accelerator.distributed_type),
     }
-    if mode.removeprefix("fsdp_") in RESUMES:  # once more, from the middle of a generation batch
+    if mode_of(mode)[1] in RESUMES:  # once more, from the middle of a generation batch
         resumed = build(output, processes, mode)
         resumed.train(resume_from_checkpoint=f"{output}.run/checkpoint-1")
         result["resumed"] = whole_weights(resumed.model)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from accelerate.utils import DistributedType
 from datasets import Dataset
 from peft import LoraConfig, PeftModel
 from runs import assert_same_weights, train, weights
@@ -206,6 +207,21 @@ class TestInputsAreCheckedBeforeAModelLoads:
         settings = {**settings, "max_completion_length": None, "loss_normalizer": 64}
         with pytest.raises(InputError, match="^max_completion_length: got None together with tools"):
             self.build(settings, prompts, reward, tools=[len])
+
+
+@pytest.mark.parametrize("launcher", [False, True])
+def test_sharding_on_cpus_is_refused(launcher, settings, prompts, reward, monkeypatch):
+    from trl_drgrpo.config.preflight import check_inputs
+
+    args = DrGRPOConfig(**settings)
+    monkeypatch.setattr(args.distributed_state, "distributed_type", DistributedType.MULTI_CPU)
+    check_inputs(args, [reward], prompts)  # whole copies: that is what it says
+    if launcher:
+        monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    else:
+        args.fsdp = True
+    with pytest.raises(InputError, match="^fsdp: got .* on CPUs; expected GPUs to shard a model on"):
+        check_inputs(args, [reward], prompts)
 
 
 class Env:

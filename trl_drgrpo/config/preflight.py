@@ -4,14 +4,16 @@ import dataclasses
 import functools
 import inspect
 import logging
+import os
 from dataclasses import MISSING
 from pathlib import Path
 from typing import Any
 
+from accelerate.utils import DistributedType
 from datasets import Dataset, IterableDataset
 from torch import nn
 
-from trl_drgrpo.common.errors import InputError, did_you_mean
+from trl_drgrpo.common.errors import InputError, did_you_mean, shortened
 from trl_drgrpo.common.folders import check_writable
 from trl_drgrpo.common.rows import check_prompt_values, column_values
 from trl_drgrpo.config.best_metric import check_best_metric
@@ -74,6 +76,7 @@ def check_inputs(
     if args.max_completion_length is None and (tools or environment_factory is not None):
         remedy = "TRL stops a conversation with tools by this limit: set max_completion_length."
         raise InputError("max_completion_length", "None together with tools", "a number of tokens", remedy)
+    _check_sharding(args)
     check_writable("output_dir", str(args.output_dir))
     if args.prior_pass_rates is not None:
         read_pass_rates(Path(args.prior_pass_rates).expanduser())
@@ -107,6 +110,7 @@ def check_inputs(
         _check_kind(field, dataset)
         if field == "train_dataset":
             _check_size(args, dataset)
+            _check_sampling(args, dataset)
         if environment_factory is None:  # an environment may bring the prompt, and anything a reward asks for
             _check_prompts(field, dataset)
         # A stream may not know its columns; custom generation may add fields.
@@ -114,6 +118,24 @@ def check_inputs(
             _check_columns(reward_funcs, dataset.column_names)
             _check_columns(step_reward_funcs or [], [*dataset.column_names, "steps", "step_ends"])
             _check_golds([*reward_funcs, *(step_reward_funcs or [])], field, dataset)
+
+
+def _check_sampling(args: DrGRPOConfig, dataset: Any) -> None:
+    """Prompts that are chosen as the run goes are merged from several rounds: rows of images cannot be."""
+    images = {"image", "images"}.intersection(dataset.column_names or ())
+    if images and (args.dynamic_sampling or args.curriculum):
+        field = "dynamic_sampling" if args.dynamic_sampling else "curriculum"
+        got = f"{getattr(args, field)!r} with the column {' and '.join(sorted(images))}"
+        raise InputError(field, got, "text only", "Switch dynamic_sampling and curriculum off for images.")
+
+
+def _check_sharding(args: DrGRPOConfig) -> None:
+    """On CPUs accelerate trains whole copies of the model where FSDP is asked for, and says nothing."""
+    by_launcher = os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true"
+    if (args.fsdp or by_launcher) and args.distributed_state.distributed_type == DistributedType.MULTI_CPU:
+        got = "from the launcher, on CPUs" if by_launcher else f"{shortened(args.fsdp)}, on CPUs"
+        remedy = "There accelerate would train whole copies of the model: leave it out."
+        raise InputError("fsdp", got, "GPUs to shard a model on", remedy)
 
 
 def _check_trackers(given: Any) -> None:

@@ -110,6 +110,11 @@ class PrivateState(GRPOTrainer):
         return getattr(self.processing_class, "tokenizer", self.processing_class)
 
     @property
+    def takes_images(self) -> bool:
+        """Whether some batches may come with images."""
+        return self.text_tokenizer is not self.processing_class
+
+    @property
     def pad_token_id(self) -> int:
         """Token that TRL pads with."""
         tokenizer: Any = self._tokenizer

@@ -216,7 +216,9 @@ class FastPath(Feature):
         }
         rows = rows_of(split, [True] * len(tokens.input_ids))
         has_prompts = all(row.prompt_length for row in rows)
-        if not (all(self.trainer.gathered([has_prompts])) if self.trainer.in_lockstep else has_prompts):
+        if self.trainer.in_lockstep:  # another rank may have images, and asks nobody
+            has_prompts = not self.trainer.takes_images and all(self.trainer.gathered([has_prompts]))
+        if not has_prompts:
             return self.trainer.score_as_trl(model, tokens)
         budget = Budget(tokens.batch_size or len(rows), tokens.input_ids.size(1))
         log_probs = tokens.input_ids.new_zeros(len(rows), width, dtype=torch.float32)
