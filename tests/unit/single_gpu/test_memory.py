@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
-from transformers import Gemma2Config, GPT2Config, LlamaConfig, Qwen2Config, Qwen3MoeConfig
+from transformers import Gemma2Config, GPT2Config, LlamaConfig, Qwen2Config, Qwen2VLConfig, Qwen3MoeConfig
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.features.fast_path.planner import Budget, Costs, Row, plan_window, processed_tokens
@@ -178,6 +178,18 @@ def test_architectures_are_planned_without_a_table(config):
     lora = Planner(config, adapted).estimate(adapted)
     assert 0 < lora.trained < lora.parameters == full.parameters
     assert lora.tensors < full.tensors
+
+
+def test_the_text_part_of_a_vision_model_is_planned_like_the_model_it_is_made_of():
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
+    text = {"vocab_size": 500, "num_hidden_layers": 5, "tie_word_embeddings": False, **SMALL}
+    config = Qwen2VLConfig(text_config={**text, "rope_parameters": rope}).get_text_config(decoder=True)
+    setup = Setup(prompt=16, completion=32, batch=2, accumulation=4, adapter=Adapter(4, "all-linear"))
+    found, plain = (Planner(each, setup).estimate(setup) for each in (config, qwen(tie_word_embeddings=False)))
+    assert (found.parameters, found.trained) == (plain.parameters, plain.trained)
+    for one, other in zip(found.phases, plain.phases, strict=True):  # three positions per token in place of one
+        assert one.name == other.name
+        assert one.total == pytest.approx(other.total, rel=1e-4)
 
 
 def test_names_of_cards():
