@@ -114,7 +114,7 @@ def test_a_sharded_model_trains_like_a_whole_one(tmp_path):
     assert difference(one["weights"], one["start"]) > 1e-3
     assert difference(two["weights"], one["weights"]) < 1e-12
     for first, second in zip(one["log"], two["log"], strict=True):
-        assert first["loss"] == pytest.approx(second["loss"], rel=1e-5)  # logged in float32
+        assert first["loss"] == pytest.approx(second["loss"], rel=1e-5, abs=1e-8)  # logged in float32
     assert [entry["drgrpo/micro_batches"] for entry in two["log"]] == [
         2,
         2,

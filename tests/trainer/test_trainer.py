@@ -1,6 +1,7 @@
 import inspect
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
 from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.features.resume.checkpoints import STATE_FILE
 from trl_drgrpo.labs.check.tiny import tiny_model
+from trl_drgrpo.upstream.private_state import PrivateState
 
 STOCK = {"loss_type": "dr_grpo", "scale_rewards": "none", "use_cpu": True, "bf16": False}
 
@@ -222,6 +224,17 @@ def test_sharding_on_cpus_is_refused(launcher, settings, prompts, reward, monkey
         args.fsdp = True
     with pytest.raises(InputError, match="^fsdp: got .* on CPUs; expected GPUs to shard a model on"):
         check_inputs(args, [reward], prompts)
+
+
+@pytest.mark.parametrize(
+    ("kind", "in_lockstep", "counts"),
+    [("MULTI_CPU", False, False), ("FSDP", True, False), ("DEEPSPEED", True, True), ("MEGATRON_LM", True, True)],
+)
+def test_which_engines_need_every_rank_and_which_every_slot(kind, in_lockstep, counts):
+    accelerator = SimpleNamespace(distributed_type=DistributedType[kind])
+    trainer = SimpleNamespace(accelerator=accelerator)
+    trainer.in_lockstep = PrivateState.in_lockstep.fget(trainer)
+    assert (trainer.in_lockstep, PrivateState.counts_forwards.fget(trainer)) == (in_lockstep, counts)
 
 
 class Env:

@@ -71,10 +71,13 @@ def run(args: argparse.Namespace) -> int:
     device, card = args.device.lower(), None
     if device not in ("cuda", "cpu"):
         device, card = "cuda", find_card(args.device)
-    if args.memory is None and card is None:
+    if args.memory is not None:
+        memory = parse_memory(args.memory)
+    elif card is not None:
+        memory = card.memory
+    else:
         remedy = "Give the memory of one device, or its name: --device T4."
         raise InputError("--memory", "none", "an amount such as 24GB", remedy)
-    memory = parse_memory(args.memory) if args.memory is not None or card is None else card.memory
     margin = parse_margin(args.margin, memory)
     prompt = _prompt_length(args.max_prompt_length)
     given = read_given(args)

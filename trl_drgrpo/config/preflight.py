@@ -132,7 +132,8 @@ def _check_sampling(args: DrGRPOConfig, dataset: Any) -> None:
 def _check_sharding(args: DrGRPOConfig) -> None:
     """On CPUs accelerate trains whole copies of the model where FSDP is asked for, and says nothing."""
     by_launcher = os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true"
-    if (args.fsdp or by_launcher) and args.distributed_state.distributed_type == DistributedType.MULTI_CPU:
+    processes: Any = args.distributed_state
+    if (args.fsdp or by_launcher) and processes.distributed_type == DistributedType.MULTI_CPU:
         got = "from the launcher, on CPUs" if by_launcher else f"{shortened(args.fsdp)}, on CPUs"
         remedy = "There accelerate would train whole copies of the model: leave it out."
         raise InputError("fsdp", got, "GPUs to shard a model on", remedy)
