@@ -126,7 +126,7 @@ def test_a_sharded_model_trains_like_a_whole_one(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["resume", "shards", "lora"])
+@pytest.mark.parametrize("mode", ["resume", "shards", "lora", "half"])
 def test_a_sharded_run_resumes_bit_for_bit(mode, tmp_path):
     (done,) = run((tmp_path / "two.pt", 2, f"fsdp_{mode}"))
     assert done["kind"] == "DistributedType.FSDP"

@@ -39,7 +39,8 @@ FSDP = {
     "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
     "FSDP_STATE_DICT_TYPE": "FULL_STATE_DICT",
 }
-RESUMES = {"resume": 2, "shards": 2, "lora": 1}  # `steps_per_generation` of runs that are resumed
+# `half`: weights in bfloat16 under adapters in float32, as in the recipes.
+RESUMES = {"resume": 2, "shards": 2, "lora": 1, "half": 1}  # `steps_per_generation` of runs that are resumed
 BETA = {"reference": 0.1}
 LOGGING = {"logging_strategy": "steps", "logging_steps": 1}
 
@@ -91,7 +92,7 @@ def build(output, processes, mode):
     """A trainer with fresh weights; see [`mode_of`]."""
     sharding, mode = mode_of(mode)
     tokenizer = tiny_tokenizer()
-    model = in_double_precision(tiny_model(tokenizer))
+    model = tiny_model(tokenizer).to(torch.bfloat16) if mode == "half" else in_double_precision(tiny_model(tokenizer))
     if mode == "reference":
         model.save_pretrained(f"{output}.base")
         model.config._name_or_path = f"{output}.base"
@@ -138,7 +139,7 @@ def build(output, processes, mode):
         train_dataset=data,
         processing_class=tokenizer,
         **({} if mode == "generate" else generation),
-        peft_config=LoraConfig(r=4, target_modules="all-linear") if mode == "lora" else None,
+        peft_config=LoraConfig(r=4, target_modules="all-linear") if mode in ("lora", "half") else None,
         step_reward_funcs=step_reward if mode in ("process", "baseline") else None,
     )
     if trainer.accelerator.num_processes != processes:
