@@ -246,7 +246,8 @@ class DrGRPOTrainer(HostTrainer):
             feature.on_trainer_built()
         if self.step_scorer:
             self.step_scorer.on_trainer_built(self)
-        self.add_callback(MemoryWatch())
+        if not self.in_lockstep:  # plans are of whole models
+            self.add_callback(MemoryWatch())
         if args.max_completion_length is None and not self.use_vllm:
             self._fill_the_context()
 

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -117,3 +118,63 @@ def test_a_process_that_cannot_describe_its_rows_holds_up_nobody(tmp_path):
     assert difference(two["weights"], one["weights"]) < 1e-12
     assert two["failures"] == {"The statistics of a batch": 4}
     assert not [name for entry in two["log"] for name in entry if name.startswith("difficulty/")]
+
+
+@pytest.mark.slow
+def test_a_sharded_model_trains_like_a_whole_one(tmp_path):
+    # FSDP2; of three micro-batches per step ranks run as few as they need, packed behind one copy of each prompt.
+    jobs = [("one", 1, "fsdp_uneven"), ("two", 2, "fsdp_uneven"), ("broken", 2, "fsdp_uneven_unweighted")]
+    one, two, broken = run(*((tmp_path / f"{name}.pt", n, mode) for name, n, mode in jobs))
+    assert two["kind"] == "DistributedType.FSDP"
+    assert difference(one["weights"], one["start"]) > 1e-3
+    assert difference(two["weights"], one["weights"]) < 1e-12
+    for first, second in zip(one["log"], two["log"], strict=True):
+        assert first["loss"] == pytest.approx(second["loss"], rel=1e-5, abs=1e-8)  # logged in float32
+    assert [entry["drgrpo/micro_batches"] for entry in two["log"]] == [
+        2,
+        2,
+        3,
+        3,
+    ]  # a slot that no rank needs is not run
+    assert max(entry["drgrpo/upstream_token_frac"] for entry in two["log"]) < 0.25  # 0.27 without shared prompts
+    assert difference(broken["weights"], one["weights"]) > 1e-6  # negative control
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["resume", "shards", "lora", "half"])
+def test_a_sharded_run_resumes_bit_for_bit(mode, tmp_path):
+    (done,) = run((tmp_path / "two.pt", 2, f"fsdp_{mode}"))
+    assert done["kind"] == "DistributedType.FSDP"
+    assert difference(done["weights"], done["start"]) > 1e-3
+    assert difference(done["resumed"], done["weights"]) == 0.0
+    assert len(set(done["run_ids"])) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("deepspeed") is None, reason="needs deepspeed")
+@pytest.mark.parametrize("stage", ["zero2", "zero3"])
+def test_deepspeed_trains_like_one_process_and_resumes_bit_for_bit(stage, tmp_path):
+    one, two = run((tmp_path / "one.pt", 1, f"{stage}_uneven"), (tmp_path / "two.pt", 2, f"{stage}_uneven"))
+    assert two["kind"] == "DistributedType.DEEPSPEED"
+    assert difference(one["weights"], one["start"]) > 1e-3
+    assert difference(two["weights"], one["weights"]) < 1e-6  # it computes in float32
+    assert [entry["drgrpo/micro_batches"] for entry in two["log"]] == [3] * 4
+    (done,) = run((tmp_path / "three.pt", 2, f"{stage}_resume"))
+    assert difference(done["resumed"], done["weights"]) == 0.0
+
+
+@pytest.mark.slow
+def test_sharded_adapters_train_like_whole_ones(tmp_path):
+    one, two = run((tmp_path / "one.pt", 1, "fsdp_lora"), (tmp_path / "two.pt", 2, "fsdp_lora"))
+    assert difference(one["weights"], one["start"]) > 1e-3
+    assert difference(two["weights"], one["weights"]) < 1e-12
+
+
+@pytest.mark.slow
+def test_a_sharded_policy_generates_and_is_held_to_its_reference(tmp_path):
+    one, two = run((tmp_path / "one.pt", 1, "fsdp_reference"), (tmp_path / "two.pt", 2, "fsdp_reference"))
+    assert difference(one["weights"], one["start"]) > 1e-3
+    assert difference(two["weights"], one["weights"]) < 1e-11
+    (done,) = run((tmp_path / "three.pt", 2, "fsdp_generate"))
+    assert difference(done["weights"], done["start"]) > 1e-3
+    assert all(entry["completions/mean_length"] > 0 for entry in done["log"])

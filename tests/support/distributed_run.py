@@ -11,9 +11,12 @@ import os
 import socket
 import sys
 import traceback
+from contextlib import nullcontext
 
 import torch
+from accelerate import DistributedType, PartialState
 from datasets import Dataset
+from peft import LoraConfig
 from trl.chat_template_utils import qwen3_chat_template
 from walk import Scripted, Walk
 
@@ -23,6 +26,22 @@ from trl_drgrpo.labs.check.plain_head import use_plain_lm_head
 from trl_drgrpo.labs.check.record import DEFAULTS
 from trl_drgrpo.labs.check.tiny import in_double_precision, tiny_model, tiny_tokenizer
 
+DEEPSPEED = {
+    "ACCELERATE_USE_DEEPSPEED": "true",
+    "ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL": "true",
+    "DS_ACCELERATOR": "cpu",
+}
+# As `accelerate launch` sets them for recipes/accelerate/fsdp2.yaml.
+FSDP = {
+    "ACCELERATE_USE_FSDP": "true",
+    "FSDP_VERSION": "2",
+    "FSDP_RESHARD_AFTER_FORWARD": "true",
+    "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
+    "FSDP_STATE_DICT_TYPE": "FULL_STATE_DICT",
+}
+# `half`: weights in bfloat16 under adapters in float32, as in the recipes.
+RESUMES = {"resume": 2, "shards": 2, "lora": 1, "half": 1}  # `steps_per_generation` of runs that are resumed
+BETA = {"reference": 0.1}
 LOGGING = {"logging_strategy": "steps", "logging_steps": 1}
 
 
@@ -78,15 +97,34 @@ def step_reward(step_ends, completion_ids, **kwargs):
     return [[float(ids[end] % 3) for end in ends] for ids, ends in zip(completion_ids, step_ends, strict=True)]
 
 
+def mode_of(name):
+    """How weights are sharded where there are several processes, and the mode: `fsdp_resume`, `turns`."""
+    sharding, _, mode = name.partition("_")
+    return (sharding, mode) if sharding in ("fsdp", "zero2", "zero3") else ("", name)
+
+
 def build(output, processes, mode):
-    """A trainer with fresh weights."""
+    """A trainer with fresh weights; see [`mode_of`]."""
+    sharding, mode = mode_of(mode)
     tokenizer = tiny_tokenizer()
-    model = in_double_precision(tiny_model(tokenizer))
-    per_step = {"steps_per_generation": 2, "save_strategy": "steps", "save_steps": 1} if mode == "resume" else {}
+    model = tiny_model(tokenizer).to(torch.bfloat16) if mode == "half" else in_double_precision(tiny_model(tokenizer))
+    if mode == "reference":
+        model.save_pretrained(f"{output}.base")
+        model.config._name_or_path = f"{output}.base"
+    per_step: dict = {}
+    if mode in RESUMES:
+        per_step = {"steps_per_generation": RESUMES[mode], "save_strategy": "steps", "save_steps": 1}
     if mode == "sampling":
         per_step = {"dynamic_sampling": True, "curriculum": True, "max_sampling_rounds": 3}
     if mode == "baseline":
         per_step = {"process_role": "baseline"}
+    if sharding:
+        per_step |= {"optim": "adamw_torch", "learning_rate": 1e-3, "max_grad_norm": 1.0, "beta": BETA.get(mode, 0.0)}
+    if sharding == "fsdp" and processes > 1:
+        shard_on_cpus({**FSDP, "FSDP_STATE_DICT_TYPE": "SHARDED_STATE_DICT"} if mode == "shards" else FSDP)
+    elif sharding.startswith("zero") and processes > 1:
+        os.environ.update(DEEPSPEED, ACCELERATE_DEEPSPEED_ZERO_STAGE=sharding[-1])
+        per_step |= {"use_cpu": False}  # or accelerate would leave DeepSpeed out
     if mode == "turns":
         per_step = {"max_completion_length": 512, "loss_normalizer": 12}
     if mode == "forks":  # three groups of two parents: the second one's lie on two ranks
@@ -119,15 +157,48 @@ def build(output, processes, mode):
         ),
         train_dataset=data,
         processing_class=tokenizer,
-        **generation,
+        **({} if mode == "generate" else generation),
+        peft_config=LoraConfig(r=4, target_modules="all-linear") if mode in ("lora", "half") else None,
         step_reward_funcs=step_reward if mode in ("process", "baseline", "forks") else None,
     )
     if trainer.accelerator.num_processes != processes:
         raise SystemExit(f"{trainer.accelerator.num_processes} processes, expected {processes}")
-    use_plain_lm_head(model)
+    if mode != "generate":
+        use_plain_lm_head(model)
+    if mode.endswith("unweighted"):
+        trainer.fast_path.rows_per_nominal_row = lambda inputs: 1.0
     if mode == "blind" and trainer.accelerator.process_index == 1:
         trainer.diagnostics._look_at = trainer.fast_path._plan_metrics = fails
     return trainer
+
+
+def shard_on_cpus(environment):
+    """On CPUs accelerate keeps whole copies, whatever is asked for: it has to believe that these are GPUs."""
+    os.environ.update(environment)
+    as_it_is = PartialState.__init__
+
+    def pretend(self, *args, **kwargs):
+        as_it_is(self, *args, **kwargs)
+        if self.distributed_type == DistributedType.MULTI_CPU:
+            self.distributed_type = DistributedType.MULTI_GPU
+
+    PartialState.__init__ = pretend
+
+
+def whole_weights(model):
+    """Parameters by name; those that ranks hold in parts are put together."""
+    whole = {}
+    for name, p in model.named_parameters():
+        with gathered([p]) if hasattr(p, "ds_id") else nullcontext():
+            whole[name] = (p.full_tensor() if hasattr(p, "full_tensor") else p.data).detach().clone()
+    return whole
+
+
+def gathered(parameters):
+    """Inside, parameters that ZeRO-3 has distributed are whole."""
+    import deepspeed
+
+    return deepspeed.zero.GatheredParameters(parameters)
 
 
 def fails(*arguments):
@@ -151,22 +222,24 @@ def refusals(trainer, checkpoint):
 
 def main(output, processes, mode):
     trainer = build(output, processes, mode)
-    start = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+    start = whole_weights(trainer.model)
     trainer.train()
     logged = [entry for entry in trainer.state.log_history if "drgrpo/micro_batches" in entry]
     result = {
         "log": logged,
         "start": start,
-        "weights": dict(trainer.model.named_parameters()),
+        "weights": whole_weights(trainer.model),
         "scale": trainer.reward_scale.state_dict(),
         "failures": trainer.describing.failures,
         "asked": trainer.gathered([getattr(trainer, "asked", ())]),
+        "kind": str(trainer.accelerator.distributed_type),
     }
-    if mode == "resume":  # once more, from the middle of a generation batch
+    if mode_of(mode)[1] in RESUMES:  # once more, from the middle of a generation batch
         resumed = build(output, processes, mode)
         resumed.train(resume_from_checkpoint=f"{output}.run/checkpoint-1")
-        result["resumed"] = dict(resumed.model.named_parameters())
+        result["resumed"] = whole_weights(resumed.model)
         result["run_ids"] = resumed.gathered([trainer.run_id, resumed.run_id])
+    if mode == "resume":
         result["refused"] = resumed.gathered(refusals(build(output, processes, mode), f"{output}.run/checkpoint-1"))
     if trainer.accelerator.is_main_process:
         torch.save(result, output)

@@ -1,9 +1,11 @@
 import inspect
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from accelerate.utils import DistributedType
 from datasets import Dataset
 from peft import LoraConfig, PeftModel
 from runs import assert_same_weights, train, weights
@@ -14,6 +16,7 @@ from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
 from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.features.resume.checkpoints import STATE_FILE
 from trl_drgrpo.labs.check.tiny import tiny_model
+from trl_drgrpo.upstream.private_state import PrivateState
 
 STOCK = {"loss_type": "dr_grpo", "scale_rewards": "none", "use_cpu": True, "bf16": False}
 
@@ -206,6 +209,32 @@ class TestInputsAreCheckedBeforeAModelLoads:
         settings = {**settings, "max_completion_length": None, "loss_normalizer": 64}
         with pytest.raises(InputError, match="^max_completion_length: got None together with tools"):
             self.build(settings, prompts, reward, tools=[len])
+
+
+@pytest.mark.parametrize("launcher", [False, True])
+def test_sharding_on_cpus_is_refused(launcher, settings, prompts, reward, monkeypatch):
+    from trl_drgrpo.config.preflight import check_inputs
+
+    args = DrGRPOConfig(**settings)
+    monkeypatch.setattr(args.distributed_state, "distributed_type", DistributedType.MULTI_CPU)
+    check_inputs(args, [reward], prompts)  # whole copies: that is what it says
+    if launcher:
+        monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    else:
+        args.fsdp = True
+    with pytest.raises(InputError, match="^fsdp: got .* on CPUs; expected GPUs to shard a model on"):
+        check_inputs(args, [reward], prompts)
+
+
+@pytest.mark.parametrize(
+    ("kind", "in_lockstep", "counts"),
+    [("MULTI_CPU", False, False), ("FSDP", True, False), ("DEEPSPEED", True, True), ("MEGATRON_LM", True, True)],
+)
+def test_which_engines_need_every_rank_and_which_every_slot(kind, in_lockstep, counts):
+    accelerator = SimpleNamespace(distributed_type=DistributedType[kind])
+    trainer = SimpleNamespace(accelerator=accelerator)
+    trainer.in_lockstep = PrivateState.in_lockstep.fget(trainer)
+    assert (trainer.in_lockstep, PrivateState.counts_forwards.fget(trainer)) == (in_lockstep, counts)
 
 
 class Env:

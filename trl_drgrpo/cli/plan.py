@@ -1,4 +1,4 @@
-"""`trl-drgrpo plan --model NAME_OR_PATH --memory 24GB [...]`: will it fit, and what would.
+"""`trl-drgrpo plan --model NAME_OR_PATH --device L4 [...]`: will it fit, and what would.
 
 Reads the model's configuration and nothing else of it: no weights, no data, no TRL. stdout has a recipe fragment with
 settings that fit (its comments say what they were planned for) or, with `--json`, everything; the table of components
@@ -30,7 +30,7 @@ KEYS = (
 DEFAULT_PROMPT = 512
 _EPILOG = """Example:
 
-  trl-drgrpo plan --model Qwen/Qwen2.5-7B --memory 24GB --preset qlora >> recipe.yaml
+  trl-drgrpo plan --model Qwen/Qwen2.5-7B --device L4 --preset qlora >> recipe.yaml
 
 A folder with nothing but config.json is enough for --model. Settings that are given, here or in --config, stay as they
 are; batch sizes and completion length are proposed otherwise.
@@ -39,16 +39,21 @@ are; batch sizes and completion length are proposed otherwise.
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments."""
-    parser.usage = f"{parser.prog} --model NAME_OR_PATH --memory 24GB [--preset qlora] [--flag value ...]"
+    parser.usage = (
+        f"{parser.prog} --model NAME_OR_PATH --memory 24GB [--device L4] [--preset qlora] [--flag value ...]"
+    )
     parser.epilog = _EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--model", metavar="MODEL", help="Folder with config.json, or Hub id. Default: the recipe's.")
     parser.add_argument("--memory", metavar="SIZE", help="Of one device, such as 24GB. A number alone is in GB.")
+    margin = "To leave free: an amount, or a share such as 5%% (default: 5%% or 0.7 GB, whichever is more)."
+    parser.add_argument("--margin", metavar="SIZE", help=margin)
     preset = "As in `train`; full: all weights, also where the recipe names another."
     parser.add_argument("--preset", choices=("full", *PRESETS), dest="planned_preset", help=preset)
     length = f"Longest prompt of the data, in tokens (default: {DEFAULT_PROMPT})."
     parser.add_argument("--max_prompt_length", "--max-prompt-length", metavar="TOKENS", help=length)
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="Whose kernels (default: cuda).")
+    device = "A card by name, such as T4, or cuda or cpu: whose kernels, and the card's memory (default: cuda)."
+    parser.add_argument("--device", default="cuda", help=device)
     parser.add_argument("--json", action="store_true", help="Print the plan as JSON.")
     parser.add_argument("--config", metavar="YAML", help="A recipe; flags win over it.")
     group = parser.add_argument_group("settings of the run, as in `trl-drgrpo train`")
@@ -60,11 +65,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Plan and print; 1 when nothing fits."""
-    from trl_drgrpo.single_gpu.memory.sizes import parse_memory
+    from trl_drgrpo.single_gpu.memory.devices import find_card
+    from trl_drgrpo.single_gpu.memory.sizes import parse_margin, parse_memory
 
-    memory = parse_memory(args.memory) if args.memory is not None else None
-    if memory is None:
-        raise InputError("--memory", "none", "an amount such as 24GB", "Give the memory of one device.")
+    device, card = args.device.lower(), None
+    if device not in ("cuda", "cpu"):
+        device, card = "cuda", find_card(args.device)
+    if args.memory is not None:
+        memory = parse_memory(args.memory)
+    elif card is not None:
+        memory = card.memory
+    else:
+        remedy = "Give the memory of one device, or its name: --device T4."
+        raise InputError("--memory", "none", "an amount such as 24GB", remedy)
+    margin = parse_margin(args.margin, memory)
     prompt = _prompt_length(args.max_prompt_length)
     given = read_given(args)
     name = args.model or given.get("model_name_or_path")
@@ -72,10 +86,10 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(
             "--model", "none", "a model's folder or Hub id", "Give --model, or a --config that names one."
         )
-    preset = _preset(args.planned_preset or given.get("preset"), given, args.device)
+    preset = _preset(args.planned_preset or given.get("preset"), given, device)
     from trl_drgrpo.single_gpu.memory.setup import from_keys
 
-    setup = from_keys({**preset, **given}, prompt, args.device)  # numbers are judged before anything heavy loads
+    setup = from_keys({**preset, **given}, prompt, device)  # numbers are judged before anything heavy loads
     from trl_drgrpo.cli.job import model_path
 
     with _no_collection():
@@ -83,17 +97,19 @@ def run(args: argparse.Namespace) -> int:
 
         config, is_part = read_config(model_path(name))
         planner = Planner(config, setup, memory)
-    proposal = propose(planner, setup, memory, given)
+        proposal = propose(planner, setup, memory - margin, given)
     recipe = {**preset, **{key: given[key] for key in KEYS if key in given}, **proposal.keys}
     if {"steps_per_generation", "generation_batch_size"} <= set(recipe):
         del recipe["steps_per_generation"]  # TRL takes one of them
-    from trl_drgrpo.cli import plan_report
+    from trl_drgrpo.cli.plan_report import PlanReport
+    from trl_drgrpo.single_gpu.memory.host import host_phases
 
+    report = PlanReport(name, card, memory, margin, proposal, host_phases(planner), recipe)
     if args.json:
-        print(json.dumps(plan_report.as_json(name, memory, proposal, recipe), indent=2))
+        print(json.dumps(report.as_json(), indent=2))
     else:
-        print(plan_report.table(name, memory, proposal), file=sys.stderr)
-        print(plan_report.as_yaml(name, memory, proposal, recipe), end="", flush=True)
+        print(report.table(), file=sys.stderr)
+        print(report.as_yaml(), end="", flush=True)
     if is_part:
         console.log(f"{name} has several parts: its text model alone is planned, images and sound come on top.")
     return 0 if proposal.fits else 1
@@ -106,7 +122,8 @@ def _preset(name: str | None, given: dict[str, Any], device: str) -> dict[str, A
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Off while thousands of modules are imported, none of them garbage: it takes a sixth of that time."""
+    """Off while thousands of modules are imported, none of them garbage, and while steps are run on them: it takes a
+    sixth of the first time and a third of the second."""
     was_on = gc.isenabled()
     gc.disable()
     try:

@@ -4,14 +4,16 @@ import dataclasses
 import functools
 import inspect
 import logging
+import os
 from dataclasses import MISSING
 from pathlib import Path
 from typing import Any
 
+from accelerate.utils import DistributedType
 from datasets import Dataset, IterableDataset
 from torch import nn
 
-from trl_drgrpo.common.errors import InputError, did_you_mean
+from trl_drgrpo.common.errors import InputError, did_you_mean, shortened
 from trl_drgrpo.common.folders import check_writable
 from trl_drgrpo.common.rows import check_prompt_values, column_values
 from trl_drgrpo.config.best_metric import check_best_metric
@@ -77,6 +79,7 @@ def check_inputs(
     if args.forks > 1:
         given = {"tools": tools, "rollout_func": rollout_func, "environment_factory": environment_factory}
         _check_forks(args, step_reward_funcs or [], [name for name, value in given.items() if value])
+    _check_sharding(args)
     check_writable("output_dir", str(args.output_dir))
     if args.prior_pass_rates is not None:
         read_pass_rates(Path(args.prior_pass_rates).expanduser())
@@ -113,9 +116,7 @@ def check_inputs(
         _check_kind(field, dataset)
         if field == "train_dataset":
             _check_size(args, dataset)
-            if args.forks > 1 and (images := {"image", "images"} & {*(dataset.column_names or ())}):
-                got = f"{args.forks} with the column {min(images)}"
-                raise InputError("forks", got, "1", "Leave forks out for images.")
+            _refuse_images(args, dataset)
         if environment_factory is None:  # an environment may bring the prompt, and anything a reward asks for
             _check_prompts(field, dataset)
         # A stream may not know its columns; custom generation may add fields.
@@ -139,6 +140,25 @@ def _check_forks(args: DrGRPOConfig, step_reward_funcs: list[Any], others: list[
         if hasattr(func, "on_rollouts"):
             remedy = "It scores finished batches only: take fork_at='entropy' or 'drawn'."
             raise InputError("fork_at", f"'doubt' with {reward_name(func)}", "a function that scores texts", remedy)
+
+
+def _refuse_images(args: DrGRPOConfig, dataset: Any) -> None:
+    """Options under which rows of several generations become one batch, or go on from a prefix: of text only."""
+    images = {"image", "images"}.intersection(dataset.column_names or ())
+    chosen = {"dynamic_sampling": False, "curriculum": False, "forks": 1}
+    if images and (on := [field for field, off in chosen.items() if getattr(args, field) != off]):
+        got = f"{getattr(args, on[0])!r} with the column {' and '.join(sorted(images))}"
+        raise InputError(on[0], got, "text only", f"Leave {' and '.join(on)} out for images.")
+
+
+def _check_sharding(args: DrGRPOConfig) -> None:
+    """On CPUs accelerate trains whole copies of the model where FSDP is asked for, and says nothing."""
+    by_launcher = os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true"
+    processes: Any = args.distributed_state
+    if (args.fsdp or by_launcher) and processes.distributed_type == DistributedType.MULTI_CPU:
+        got = "from the launcher, on CPUs" if by_launcher else f"{shortened(args.fsdp)}, on CPUs"
+        remedy = "There accelerate would train whole copies of the model: leave it out."
+        raise InputError("fsdp", got, "GPUs to shard a model on", remedy)
 
 
 def _check_trackers(given: Any) -> None:

@@ -51,6 +51,12 @@ class PrivateState(GRPOTrainer):
         return self.accelerator.distributed_type in _LOCKSTEP
 
     @property
+    def counts_forwards(self) -> bool:
+        """Whether no micro-batch of an optimizer step may do without forward and backward, also where no process runs
+        any: the engine counts them."""
+        return self.in_lockstep and self.accelerator.distributed_type != DistributedType.FSDP
+
+    @property
     def group_size(self) -> int:
         """G of the generation batch at hand: evaluation may have its own."""
         group_size: Any = self.num_generations if self.model.training else self.num_generations_eval
@@ -104,6 +110,11 @@ class PrivateState(GRPOTrainer):
     def text_tokenizer(self) -> Any:
         """The tokenizer; where images come in, the processor's."""
         return getattr(self.processing_class, "tokenizer", self.processing_class)
+
+    @property
+    def takes_images(self) -> bool:
+        """Whether some batches may come with images."""
+        return self.text_tokenizer is not self.processing_class
 
     @property
     def pad_token_id(self) -> int:

@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -59,7 +60,9 @@ def test_a_plan_is_a_recipe_and_a_table(seven, tmp_path, capsys):
     assert rows % keys["num_generations"] == 0
     assert keys["per_device_train_batch_size"] * keys["gradient_accumulation_steps"] == 64
     assert "7.62 billion parameters, 40.4 million trained" in err
-    assert "Fits 24.0 GB" in err
+    assert "Fits 24.0 GB less a margin of 1.2 GB: the peak is" in err
+    assert "CUDA context (estimate)" in err
+    assert re.search(r"\non the host +load +save +merge\n", err)
     assert "error" not in err
 
 
@@ -68,11 +71,14 @@ def test_the_table_adds_up_and_knows_4_bit_weights(seven, capsys):
     found = json.loads(out)
     assert code == 0
     assert found["fits"]
-    for parts in found["phases"].values():
+    for parts in [*found["phases"].values(), *found["host"].values()]:
         assert parts["total"] == sum(size for name, size in parts.items() if name != "total")
     assert found["peak"] == max(parts["total"] for parts in found["phases"].values())
     linear = found["parameters"] - 2 * 152064 * 3584  # half a byte each, and about an eighth of a bit in scales
     assert 0.5 * linear < found["phases"]["train"]["layers"] < 0.53 * linear
+    assert found["phases"]["load"]["a weight, not quantized yet"] == 2 * 3584 * 18944
+    assert found["host"]["load"]["weights, on their way"] == 2 * 152064 * 3584  # the embeddings, largest of all
+    assert found["host"]["merge"]["base in float32"] == 4 * found["parameters"]
 
 
 def test_what_was_given_stays(seven, capsys):
@@ -95,10 +101,26 @@ def test_a_recipe_is_read_and_names_the_model(seven, tmp_path, capsys):
     assert json.loads(out)["trained_parameters"] == 20185088  # half of rank 16's 40,370,176
 
 
+def test_a_card_has_fewer_bytes_than_its_name(seven, capsys):
+    given = ("--model", seven, "--preset", "qlora", "--json", "--per_device_train_batch_size", "16")
+    code, out, _ = plan(capsys, *given, "--device", "l4")
+    found = json.loads(out)
+    assert (code, found["device"], found["memory"]) == (0, "L4", int(22.03 * 2**30))
+    assert found["margin"] == int(0.05 * found["memory"])
+    assert found["peak"] <= found["memory"] - found["margin"]
+    # What is measured wins over the name; a margin that the peak reaches into is none.
+    peak, keys = found["peak"], ("gradient_accumulation_steps", "steps_per_generation", "max_completion_length")
+    given += tuple(text for key in keys for text in (f"--{key}", str(found["recipe"][key])))
+    for memory, margin, expected in [(peak, "0", 0), (peak + 2**20, "1MB", 0), (peak + 2**20, "5%", 1)]:
+        size = f"{memory // 1024 + 1}KB"
+        code, _, _ = plan(capsys, *given, "--device", "L4", "--memory", size, "--margin", margin)
+        assert code == expected, (memory, margin)
+
+
 def test_nothing_fits(seven, capsys):
     code, out, err = plan(capsys, "--model", seven, "--memory", "16GB", "--preset", "full")
     assert code == 1
-    assert "Does not fit 16.0 GB: the smallest settings tried need" in err
+    assert "Does not fit 16.0 GB less a margin of 0.8 GB: the smallest settings tried need" in err
     assert "Most of it in" in err
     assert all(line.startswith("#") for line in out.splitlines())
 
@@ -115,6 +137,13 @@ def test_bad_input(seven, tmp_path, capsys):
         (("--model", str(tmp_path / "gone"), "--memory", "24"), "which does not exist"),
         (("--model", str(tmp_path / "alien"), "--memory", "24"), "a model that transformers knows"),
         (("--model", seven, "--memory", "24", "--max_prompt_length", "-5"), "--max_prompt_length: got"),
+        (("--model", seven, "--memory", "-24GB"), "expected one argument"),
+        (("--model", seven, "--device", "RTX 4070"), "Did you mean RTX-4090 or RTX-4080?"),
+        (("--model", seven, "--device", "A100"), "Did you mean A100-40GB or A100-80GB?"),
+        (("--model", seven, "--device", "abacus"), "Known are T4, L4, A10G"),
+        (("--model", seven, "--device", "T4", "--margin", "14.6"), "--margin: got 14.6 GB, which leaves nothing of"),
+        (("--model", seven, "--device", "T4", "--margin=-1GB"), "--margin: got '-1GB'"),
+        (("--model", seven, "--device", "T4", "--margin", "100%"), "which leaves nothing of 14.6 GB"),
         (("--model", seven, "--memory", "24", "--load_in_4bit", "true"), "a quantized model without an adapter"),
         (("--model", seven, "--memory", "24", "--lora_rank", "3"), "Did you mean --lora_r"),
     ]

@@ -8,17 +8,19 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
-from transformers import Gemma2Config, GPT2Config, LlamaConfig, Qwen2Config, Qwen3MoeConfig
+from transformers import Gemma2Config, GPT2Config, LlamaConfig, Qwen2Config, Qwen2VLConfig, Qwen3MoeConfig
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.features.fast_path.planner import Budget, Costs, Row, plan_window, processed_tokens
 from trl_drgrpo.features.fast_path.sharing import attention_pair_cost, forward_cost
 from trl_drgrpo.single_gpu.memory import Adapter, Planner, Setup, estimate, parse_memory, passes
+from trl_drgrpo.single_gpu.memory.devices import CARDS, find_card
+from trl_drgrpo.single_gpu.memory.host import host_phases
 from trl_drgrpo.single_gpu.memory.ledger import Ledger
 from trl_drgrpo.single_gpu.memory.phases import Phases
 from trl_drgrpo.single_gpu.memory.setup import from_keys
 from trl_drgrpo.single_gpu.memory.shapes import Shape, scored_shapes, shares_prompts, trained_shapes
-from trl_drgrpo.single_gpu.memory.sizes import readable
+from trl_drgrpo.single_gpu.memory.sizes import parse_margin, readable
 from trl_drgrpo.single_gpu.memory.skeleton import build
 from trl_drgrpo.single_gpu.memory.stand_ins import HEAD_TOKENS, HEAD_VOCABULARY, FourBitLinear, FusedHead
 
@@ -178,6 +180,34 @@ def test_architectures_are_planned_without_a_table(config):
     assert lora.tensors < full.tensors
 
 
+def test_the_text_part_of_a_vision_model_is_planned_like_the_model_it_is_made_of():
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
+    text = {"vocab_size": 500, "num_hidden_layers": 5, "tie_word_embeddings": False, **SMALL}
+    config = Qwen2VLConfig(text_config={**text, "rope_parameters": rope}).get_text_config(decoder=True)
+    setup = Setup(prompt=16, completion=32, batch=2, accumulation=4, adapter=Adapter(4, "all-linear"))
+    found, plain = (Planner(each, setup).estimate(setup) for each in (config, qwen(tie_word_embeddings=False)))
+    assert (found.parameters, found.trained) == (plain.parameters, plain.trained)
+    for one, other in zip(found.phases, plain.phases, strict=True):  # three positions per token in place of one
+        assert one.name == other.name
+        assert one.total == pytest.approx(other.total, rel=1e-4)
+
+
+def test_names_of_cards():
+    for card in CARDS:
+        assert find_card(card.name) is find_card(f"NVIDIA {card.name.lower().replace('-', ' ')}") is card
+        assert 0.9 * card.nominal * 1e9 / 2**30 < card.usable <= card.reported / 1024  # GB on the box, GiB inside
+    assert find_card("4090").name == "RTX-4090"
+    assert find_card("h100").name == "H100-80GB"
+
+
+@pytest.mark.parametrize(
+    ("text", "gigabytes", "margin"),
+    [(None, 10, 0.7), (None, 20, 1.0), ("8%", 100, 8.0), ("1.5GB", 8, 1.5), ("0", 8, 0)],
+)
+def test_margins(text, gigabytes, margin):
+    assert parse_margin(text, gigabytes * 2**30) == int(margin * 2**30)
+
+
 def test_more_of_anything_needs_more():
     setup = Setup(prompt=16, completion=32, batch=2, accumulation=4, steps_per_generation=4)
     planner = Planner(qwen(), setup)
@@ -201,7 +231,23 @@ def test_a_reference_model_and_vllm_are_counted():
     assert awake["train"]["vLLM"] == awake["sync"]["vLLM"] == 2**32
     assert "generate" not in awake
     asleep = Setup(**{**setup.__dict__, "vllm_sleeps": True})
-    assert "vLLM" not in Planner(qwen(), asleep, 2**34).estimate(asleep).phases[0].parts
+    phases = {p.name: p.parts for p in Planner(qwen(), asleep, 2**34).estimate(asleep).phases}
+    assert [name for name, parts in phases.items() if "vLLM" in parts] == ["sync"]
+
+
+def test_the_host_beside_a_gpu():
+    full, lora = Setup(), Setup(adapter=Adapter(4, "all-linear"), dtype="bfloat16")
+    planner = Planner(qwen(), full)
+    phases = host_phases(planner)  # float32 from files in bfloat16: four threads cast what they read
+    assert phases["load"]["weights, on their way"] == 4 * (2 * 500 * 64 + 2 * 128 * 64)
+    assert phases["save"]["weights, to be written"] == 4 * planner.parameters
+    assert set(phases) == {"load", "save"}
+    adapted = Planner(qwen(), lora)
+    phases = host_phases(adapted)
+    assert "weights, on their way" not in phases["load"]  # pages of the files
+    assert phases["save"]["weights, to be written"] == adapted.adapters
+    assert phases["merge"]["base in float32"] == 4 * planner.parameters
+    assert set(host_phases(Planner(qwen(), replace(lora, device="cpu")))) == {"merge"}
 
 
 def test_the_setup_of_a_recipe():

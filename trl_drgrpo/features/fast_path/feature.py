@@ -123,7 +123,9 @@ class FastPath(Feature):
         batches = [
             batch
             for number, window in enumerate(planned)
-            for batch in window.micro_batches([summaries[number] for summaries in everyone], self.trainer.in_lockstep)
+            for batch in window.micro_batches(
+                [summaries[number] for summaries in everyone], self.trainer.counts_forwards
+            )
         ]
         metrics = self.trainer.describing.value(
             "The metrics of the plan", lambda: self._plan_metrics(planned, batches), otherwise={}
@@ -169,7 +171,9 @@ class FastPath(Feature):
         if getattr(model, "is_quantized", False):
             reduced = reduced or torch.bfloat16  # weights are rounded anew in every product
         unwrapped = self.trainer.accelerator.unwrap_model(model)
-        reason = "the model is sharded" if self.trainer.in_lockstep else why_not_shared(unwrapped, log_probs, reduced)
+        reason = why_not_shared(unwrapped, log_probs, reduced)
+        if self.trainer.in_lockstep:  # all ranks or none: they run the same forwards
+            reason = next((each for each in self.trainer.gathered([reason]) if each), None)
         if reason:
             self._say_once(f"Completions do not share the forward of their prompt: {reason}.")
         return reason is None
@@ -213,12 +217,18 @@ class FastPath(Feature):
             "completion_mask": tokens.attention_mask[:, -width:],
         }
         rows = rows_of(split, [True] * len(tokens.input_ids))
-        if self.trainer.in_lockstep or not all(row.prompt_length for row in rows):
+        has_prompts = all(row.prompt_length for row in rows)
+        if self.trainer.in_lockstep:  # another rank may have images, and asks nobody
+            has_prompts = not self.trainer.takes_images and all(self.trainer.gathered([has_prompts]))
+        if not has_prompts:
             return self.trainer.score_as_trl(model, tokens)
         budget = Budget(tokens.batch_size or len(rows), tokens.input_ids.size(1))
         log_probs = tokens.input_ids.new_zeros(len(rows), width, dtype=torch.float32)
         entropies = torch.zeros_like(log_probs) if tokens.compute_entropy else None
-        for batch in plan_window(rows, None, budget, self._plan_costs(model)):
+        plan = plan_window(rows, None, budget, self._plan_costs(model))
+        if self.trainer.in_lockstep:  # forwards of nothing, where another rank has more of them
+            plan += [[]] * (max(self.trainer.gathered([len(plan)])) - len(plan))
+        for batch in plan:
             some, some_entropies, _ = self._score_packs(model, tokens, batch)  # (B, T), 0 in the rows of others
             log_probs = log_probs + some
             if entropies is not None and some_entropies is not None:

@@ -1,5 +1,6 @@
 """The peak memory of a run, phase by phase: what is there all the time plus what a phase needs for a while.
 
+    load        weights + one of them in full precision, where it is quantized on the way
     generate    weights + optimizer state + cache of keys and values + one step's tensors (+ vLLM's share)
     score       weights (+ reference) + optimizer state + a forward without gradient
     train       weights (+ reference) + optimizer state + gradients + a forward and backward
@@ -14,14 +15,15 @@ from typing import Any
 from torch import nn
 
 from trl_drgrpo.single_gpu.memory.phases import Phases
-from trl_drgrpo.single_gpu.memory.setup import Setup
+from trl_drgrpo.single_gpu.memory.setup import LOADED_IN, Setup
 from trl_drgrpo.single_gpu.memory.skeleton import build
-from trl_drgrpo.single_gpu.memory.stand_ins import AdaptedLinear
+from trl_drgrpo.single_gpu.memory.stand_ins import AdaptedLinear, FourBitLinear
 
 MIB = 2**20
 ACTIVATIONS = "activations"
 # On a GPU, beside tensors. Estimates that nobody has measured yet: the CUDA context with its kernels, the workspace of
 # cuBLAS, and what the caching allocator holds but cannot use, as a share of what comes and goes within a phase.
+CONTEXT_PART, SLACK_PART = "CUDA context (estimate)", "slack (estimate)"
 CONTEXT = 600 * MIB
 CUBLAS = 32 * MIB
 SLACK = 0.05
@@ -34,7 +36,7 @@ class Phase:
     """One phase at its peak.
 
     Args:
-        name (`str`): `"generate"`, `"score"`, `"train"`, `"step"` or `"sync"`.
+        name (`str`): `"load"`, `"generate"`, `"score"`, `"train"`, `"step"` or `"sync"`.
         parts (`dict[str, int]`): Bytes per component; those of 0 are left out.
     """
 
@@ -81,7 +83,7 @@ class Estimate:
     @property
     def tensors(self) -> int:
         """Bytes in tensors: without context, slack and vLLM."""
-        beside = ("context and slack", "vLLM")
+        beside = (CONTEXT_PART, SLACK_PART, "vLLM")
         return max(sum(n for part, n in phase.parts.items() if part not in beside) for phase in self.phases)
 
 
@@ -99,6 +101,7 @@ class Planner:
 
     def __init__(self, config: Any, setup: Setup, memory: int = 0):
         self.config = config
+        self.setup = setup
         self.memory = memory
         self._phases = Phases(config, setup)
         model = self._phases.full.model
@@ -112,6 +115,11 @@ class Planner:
         self.parameters = self._phases.full.parameters
         self._gradients = sum(p.nbytes for p in self._trained)
         self._known: dict[Setup, Estimate] = {}
+
+    @property
+    def model(self) -> Any:
+        """The whole model, on the meta device."""
+        return self._phases.full.model
 
     def estimate(self, setup: Setup) -> Estimate:
         """The memory of a run, whose setup is like the planner's in everything that decides how the model is
@@ -142,16 +150,23 @@ class Planner:
         passing = {"gradients": held, ACTIVATIONS: activations}
         return Phase("train", _parts(self._always(setup), passing))
 
+    def _load(self) -> Phase:
+        """Weights are cast on the host, but quantized on the device, one after the other."""
+        quantized = [m for m in self.model.modules() if isinstance(m, FourBitLinear)]
+        element = LOADED_IN[self.setup.dtype]
+        sizes = [m.shape[0] * m.shape[1] * element for m in quantized]
+        return Phase("load", _parts(self._weights, {"a weight, not quantized yet": max(sizes, default=0)}))
+
     def _all(self, setup: Setup) -> list[Phase]:
         always = self._always(setup)
         pending = {"gradients": self._gradients if setup.generates_mid_window else 0}
         step = {"gradients": self._gradients, "optimizer's temporaries": self._temporaries(setup)}
-        phases = [self._train(setup), Phase("step", _parts(always, step))]
+        phases = [self._load(), self._train(setup), Phase("step", _parts(always, step))]
         if setup.scores_old or setup.reference:
             score = {ACTIVATIONS: self._phases.score(setup) + _rollouts(setup)}
             phases.append(Phase("score", _parts(always, pending, score)))
         if setup.vllm or setup.generates_elsewhere:
-            phases.append(Phase("sync", _parts(always, pending, {"one layer merged": self._merge()})))
+            phases.append(Phase("sync", _parts(always, pending, {"one layer merged": self.one_layer_merged()})))
         else:
             cache = self._phases.cache(setup)
             rest = max(0, self._phases.generate(setup) - cache)
@@ -161,12 +176,15 @@ class Planner:
 
     def _with_overhead(self, setup: Setup, phase: Phase) -> Phase:
         parts = dict(phase.parts)
-        if setup.vllm and not (setup.vllm_sleeps and phase.name in ("train", "step", "score")):
+        awake = ("sync",) if setup.vllm_sleeps else ("train", "step", "score", "sync")  # it starts after the model
+        if setup.vllm and phase.name in awake:
             parts["vLLM"] = int(setup.vllm_share * self.memory)
         if setup.device == "cuda":
             passing = (ACTIVATIONS, "gradients", "keys and values", "logits and activations")
             moving = sum(parts.get(name, 0) for name in passing)
-            parts["context and slack"] = CONTEXT + CUBLAS + int(SLACK * moving)
+            parts[CONTEXT_PART] = CONTEXT + CUBLAS
+            if slack := int(SLACK * moving):
+                parts[SLACK_PART] = slack
         return Phase(phase.name, parts)
 
     def _temporaries(self, setup: Setup) -> int:
@@ -175,9 +193,9 @@ class Planner:
             return sum(sizes) if setup.device == "cuda" else 2 * max(sizes)
         return max(sizes) if "8bit" in setup.optimizer or setup.optimizer == "adafactor" else 0
 
-    def _merge(self) -> int:
-        """Adapters are merged into their layers to be sent, one after the other: a float32 difference of each."""
-        layers = [m for m in self._phases.full.model.modules() if isinstance(m, AdaptedLinear)]
+    def one_layer_merged(self) -> int:
+        """Bytes to merge an adapter into its layer, one layer after the other: a float32 difference and its sum."""
+        layers = [m for m in self.model.modules() if isinstance(m, AdaptedLinear)]
         sizes = [m.lora_a.in_features * m.lora_b.out_features * 4 * 2 for m in layers]
         return max(sizes, default=0)
 

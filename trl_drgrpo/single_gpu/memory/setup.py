@@ -10,7 +10,7 @@ from typing import Any
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.ranges import refuse_out_of_range
 
-LOADED_IN = ("float32", "bfloat16", "float16")
+LOADED_IN = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes of an element
 
 
 @dataclass(frozen=True)

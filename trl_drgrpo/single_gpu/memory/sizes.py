@@ -7,7 +7,10 @@ here, powers of 1024.
 import math
 import re
 
-from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.errors import InputError, shortened
+
+# Left free by default: the larger of a share of the device and an amount.
+MARGIN_SHARE, MARGIN_BYTES = 0.05, int(0.7 * 2**30)
 
 _POWERS = {"": 3, "k": 1, "m": 2, "g": 3, "t": 4}
 
@@ -33,12 +36,59 @@ def parse_memory(text: str, field: str = "--memory") -> int:
 
     ```
     """
+    remedy = "Write the memory of one device; a number alone is in GB."
+    return parse_amount(text, field, "an amount above zero, such as 24GB", remedy)
+
+
+def parse_amount(text: str, field: str, expected: str, remedy: str) -> int:
+    """Bytes of an amount above zero; else an error that says so in these words."""
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?\s*", str(text).lower())
-    size = int(float(found[1]) * 1024 ** _POWERS[found[2]]) if found else 0
-    if size <= 0 or not math.isfinite(size):
-        remedy = "Write the memory of one device; a number alone is in GB."
-        raise InputError(field, repr(text), "an amount above zero, such as 24GB", remedy)
-    return size
+    amount = float(found[1]) * 1024 ** _POWERS[found[2]] if found else 0.0
+    if amount < 1 or not math.isfinite(amount):
+        raise InputError(field, shortened(text), expected, remedy)
+    return int(amount)
+
+
+def default_margin(memory: int) -> int:
+    """Bytes to leave free on a device: 5% of it or 0.7 GB, whichever is more."""
+    return max(int(MARGIN_SHARE * memory), MARGIN_BYTES)
+
+
+def parse_margin(text: str | None, memory: int, field: str = "--margin") -> int:
+    """Bytes to leave free on a device of `memory` bytes.
+
+    Args:
+        text (`str`, *optional*): An amount as [`parse_memory`] takes it, a share such as `8%`, or `0`. `None`:
+            [`default_margin`].
+        memory (`int`): Bytes of the device.
+        field (`str`): What it was given as, for the error.
+
+    Raises:
+        `InputError`: Neither of them, or a margin that leaves nothing.
+
+    Example:
+
+    ```python
+    >>> parse_margin("10%", 20 * 2**30) == parse_margin("2GB", 20 * 2**30) == 2 * 2**30
+    True
+
+    ```
+    """
+    default = default_margin(memory)
+    share = None if text is None else re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*%\s*", text)
+    if text is None:
+        margin = default
+    elif share:
+        margin = int(float(share[1]) / 100 * memory)
+    elif re.fullmatch(r"\s*0+(?:\.0+)?\s*([kmgt]?i?b)?\s*", text.lower()):
+        margin = 0
+    else:
+        remedy = f"Leave it out for the default, here {readable(default)}."
+        margin = parse_amount(text, field, "an amount or a share to leave free, such as 1GB, 5% or 0", remedy)
+    if margin >= memory:
+        got = f"{readable(margin)}, which leaves nothing of {readable(memory)}"
+        raise InputError(field, got, "less than the memory", "Give a smaller margin, or more memory.")
+    return margin
 
 
 def readable(size: float) -> str:

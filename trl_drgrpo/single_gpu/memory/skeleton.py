@@ -9,6 +9,7 @@ import copy
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -84,8 +85,6 @@ class Skeleton:
 def build(config: Any, setup: Setup, layers: int | None = None, plain: bool = False) -> Skeleton:
     """Build a model: `setup` says dtype, bits and adapters, `layers` how many layers, `plain` that it has no adapters.
     Refuses an architecture without a causal language model, and targets that name no layer."""
-    from transformers import AutoModelForCausalLM
-
     _register_attention()
     config = copy.deepcopy(config)
     if layers is not None:
@@ -96,7 +95,7 @@ def build(config: Any, setup: Setup, layers: int | None = None, plain: bool = Fa
     dtype = getattr(torch, setup.dtype)
     try:
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=ATTENTION)
+            model = _language_model(config, dtype)
     except (ValueError, KeyError, AttributeError, ImportError, RuntimeError, TypeError, NotImplementedError) as error:
         reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0].rstrip('.')}."
         got = f"{config.model_type}, which cannot be built as a causal language model"
@@ -112,6 +111,37 @@ def build(config: Any, setup: Setup, layers: int | None = None, plain: bool = Fa
         model.requires_grad_(False)
     model.train()
     return skeleton
+
+
+def _language_model(config: Any, dtype: torch.dtype) -> Any:
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModel, AutoModelForCausalLM
+
+    options: dict[str, Any] = {"dtype": dtype, "attn_implementation": ATTENTION}
+    if config.model_type.endswith("_text") and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return _WithHead(AutoModel.from_config(config, **options), config, dtype)
+    return AutoModelForCausalLM.from_config(config, **options)
+
+
+class _WithHead(nn.Module):
+    """The text part of a model of several parts, where transformers has no class for it with its head (Qwen-VL)."""
+
+    def __init__(self, text: Any, config: Any, dtype: torch.dtype):
+        super().__init__()
+        self.base_model = text
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False, dtype=dtype)
+        if config.tie_word_embeddings:
+            self.lm_head.weight = text.get_input_embeddings().weight
+
+    def get_input_embeddings(self) -> Any:
+        return self.base_model.get_input_embeddings()
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.lm_head
+
+    def forward(self, logits_to_keep: int = 0, **inputs: Any) -> Any:
+        out = self.base_model(**inputs)
+        logits = self.lm_head(out.last_hidden_state[:, -logits_to_keep:])
+        return SimpleNamespace(logits=logits, past_key_values=out.past_key_values)
 
 
 def _register_attention() -> None:

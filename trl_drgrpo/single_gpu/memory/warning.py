@@ -12,7 +12,7 @@ from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.single_gpu.memory.estimate import Estimate, Planner
 from trl_drgrpo.single_gpu.memory.proposal import propose
 from trl_drgrpo.single_gpu.memory.setup import LOADED_IN, Setup, from_keys
-from trl_drgrpo.single_gpu.memory.sizes import readable
+from trl_drgrpo.single_gpu.memory.sizes import default_margin, readable
 from trl_drgrpo.upstream.description import DescribingCallback
 
 logger = logging.getLogger(__name__)
@@ -55,10 +55,10 @@ def what_does_not_fit(args: Any, model: Any, memory: int) -> str | None:
     estimate: Estimate = planner.estimate(setup)
     if estimate.total <= memory:
         return None
-    rows = setup.batch * setup.accumulation
-    proposal = propose(planner, setup, memory, given=("max_completion_length",), rows=rows)
+    rows, room = setup.batch * setup.accumulation, memory - default_margin(memory)
+    proposal = propose(planner, setup, room, given=("max_completion_length",), rows=rows)
     if not proposal.fits:
-        proposal = propose(planner, setup, memory, rows=rows)
+        proposal = propose(planner, setup, room, rows=rows)
     settings = ", ".join(f"{key}: {value}" for key, value in proposal.keys.items())
     advice = f"would fit: {settings}." if proposal.fits else f"nothing fits; the smallest tried: {settings}."
     peak, over = readable(estimate.total), readable(estimate.total - memory)

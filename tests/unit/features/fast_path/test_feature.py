@@ -6,8 +6,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from trl_drgrpo.features.fast_path import feature
 from trl_drgrpo.features.fast_path.feature import FastPath
+from trl_drgrpo.features.fast_path.planner import Costs
 from trl_drgrpo.features.fast_path.window import PLAN
+from trl_drgrpo.upstream.batches import TokenBatch
 
 
 @pytest.fixture
@@ -134,6 +137,49 @@ def test_evaluation_and_images_are_scored_as_trl_does(trainer):
     assert trainer.fast_path.score_tokens(trainer.model, image) == "as TRL"
     trainer.model.training = False
     assert trainer.fast_path.score_tokens(trainer.model, text) == "as TRL"
+
+
+def rollouts(completions):
+    """Rows with a prompt of two tokens and completions of these lengths, as many per forward as there are rows."""
+    mask = torch.zeros(len(completions), 2 + max(completions), dtype=torch.long)
+    for row, length in enumerate(completions):
+        mask[row, : 2 + length] = 1
+    ids = torch.arange(mask.numel()).reshape(mask.shape)
+    return TokenBatch(ids, mask, max(completions), batch_size=1)
+
+
+@pytest.mark.parametrize("others", [[], [7]])
+def test_in_lockstep_every_rank_scores_rollouts_in_as_many_forwards(others, trainer, monkeypatch):
+    trainer.in_lockstep, trainer.scores_rollouts, trainer.takes_images = True, True, False
+    trainer.gathered = lambda values: values + (others if type(values[0]) is int else [True] * len(others))
+    trainer.fast_path._costs[id(trainer.model)] = Costs()
+    forwards = []
+
+    def score(model, tokens, packs):
+        forwards.append(packs)
+        return torch.ones(tokens.input_ids.size(0), tokens.completion_width), None, None
+
+    monkeypatch.setattr(trainer.fast_path, "_score_packs", score)
+    trainer.fast_path._score_rollouts(trainer.model, rollouts([9, 3, 3]))
+    run = [packs for packs in forwards if packs]
+    assert sorted(row for packs in run for pack in packs for row in pack) == [0, 1, 2]
+    assert len(forwards) == max([len(run), *others])
+
+
+def test_in_lockstep_one_rank_without_a_prompt_leaves_scoring_to_trl_everywhere(trainer):
+    trainer.in_lockstep, trainer.takes_images, trainer.gathered = True, False, lambda values: [*values, False]
+    assert trainer.fast_path._score_rollouts(trainer.model, rollouts([9, 3])) == "as TRL"
+    trainer.takes_images, trainer.gathered = True, None  # a rank with images would not take part
+    assert trainer.fast_path._score_rollouts(trainer.model, rollouts([9, 3])) == "as TRL"
+
+
+@pytest.mark.parametrize("others", [[None], ["it refuses a block mask"]])
+def test_in_lockstep_all_ranks_share_prompts_or_none(others, trainer, monkeypatch, caplog):
+    trainer.in_lockstep, trainer.gathered = True, lambda values: values + others
+    trainer.accelerator.mixed_precision = "no"
+    monkeypatch.setattr(feature, "why_not_shared", lambda *arguments: None)
+    assert trainer.fast_path._can_share_prompts(trainer.model) is (others == [None])
+    assert ("it refuses a block mask" in caplog.text) is (others != [None])
 
 
 @pytest.mark.parametrize("elsewhere", ["use_vllm", "use_transformers_continuous_batching", "in_lockstep"])

@@ -1,0 +1,74 @@
+"""Images: trained on as by TRL's own trainer, bit for bit; the fast path stands aside for them, not for the model."""
+
+import pytest
+import torch
+from datasets import Dataset
+from runs import assert_same_weights, length_reward, short_run, weights
+from tiny_vision import pictures, tiny_processor, tiny_vision_model
+from trl import GRPOConfig, GRPOTrainer
+
+from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
+from trl_drgrpo.common.errors import InputError
+
+STOCK = {"loss_type": "dr_grpo", "scale_rewards": "none", "use_cpu": True, "bf16": False}
+
+
+@pytest.fixture(scope="module")
+def processor():
+    return tiny_processor()
+
+
+def trained(trainer_class, args, processor, data, resume=None, **arguments):
+    trainer = trainer_class(
+        model=tiny_vision_model(processor),
+        reward_funcs=length_reward,
+        args=args,
+        train_dataset=data,
+        processing_class=processor,
+        **arguments,
+    )
+    if trainer_class is DrGRPOTrainer:
+        trainer.train(resume_from_checkpoint=resume)
+    else:
+        trainer.train()
+    return trainer
+
+
+def test_a_run_on_images_is_trls_and_resumes_from_the_middle_of_a_generation(processor, tmp_path, caplog):
+    data, fields = pictures(8), {**short_run(tmp_path / "ours"), "steps_per_generation": 4, "max_steps": 2}
+    stock = trained(GRPOTrainer, GRPOConfig(**{**fields, **STOCK, "output_dir": str(tmp_path)}), processor, data)
+    fields |= {"save_strategy": "steps", "save_steps": 1, "eval_strategy": "steps", "eval_steps": 2}
+    arguments = {"eval_dataset": pictures(4)}
+    ours = trained(DrGRPOTrainer, DrGRPOConfig(**fields), processor, data, **arguments)
+    assert_same_weights(weights(ours), weights(stock))
+    start = dict(tiny_vision_model(processor).named_parameters())
+    assert max(float((weights(ours)[name] - start[name]).detach().abs().max()) for name in start) > 1e-3
+    assert "image_grid_thw, mm_token_type_ids, num_images, pixel_values stay as TRL makes them." in caplog.text
+    assert sum("eval_reward" in entry for entry in ours.state.log_history) == 1
+    checkpoint = str(tmp_path / "ours" / "checkpoint-1")
+    resumed = trained(DrGRPOTrainer, DrGRPOConfig(**fields), processor, data, checkpoint, **arguments)
+    assert_same_weights(weights(resumed), weights(ours))
+
+
+def test_without_images_the_same_model_is_trained_on_the_fast_path(processor, tmp_path):
+    prompts = [[{"role": "user", "content": "x" * (i % 3) + f"Number {i}?"}] for i in range(8)]
+    data = Dataset.from_dict({"prompt": prompts})
+    fields = {**short_run(tmp_path), "optim": "sgd"}
+    stock = trained(GRPOTrainer, GRPOConfig(**fields, **STOCK), processor, data)
+    ours = trained(DrGRPOTrainer, DrGRPOConfig(**fields, overwrite_output_dir=True), processor, data)
+    fractions = [e["drgrpo/upstream_token_frac"] for e in ours.state.log_history if "drgrpo/upstream_token_frac" in e]
+    assert fractions
+    assert max(fractions) < 0.8
+    start = dict(tiny_vision_model(processor).named_parameters())
+    moved = max(float((p - start[name]).detach().abs().max()) for name, p in weights(stock).items())
+    apart = max(float((p - weights(stock)[name]).abs().max()) for name, p in weights(ours).items())
+    assert moved > 1e-4
+    assert apart < 1e-4 * moved
+    assert not torch.equal(start["lm_head.weight"], weights(ours)["lm_head.weight"])
+
+
+@pytest.mark.parametrize("field", ["dynamic_sampling", "curriculum"])
+def test_chosen_prompts_with_images_are_refused_before_anything_loads(field, tmp_path):
+    args = DrGRPOConfig(**short_run(tmp_path), **{field: True})
+    with pytest.raises(InputError, match=f"^{field}: got True with the column image; expected text only"):
+        DrGRPOTrainer("no/such-model", length_reward, args, pictures(8))
