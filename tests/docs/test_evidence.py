@@ -2,23 +2,27 @@
 
 import json
 import re
+from itertools import product
 from pathlib import Path
 
 import pytest
 
 from trl_drgrpo.cli.study import STUDIES
-from trl_drgrpo.labs.study import credit_report, signal_report, tabular_report, trajectory_report
+from trl_drgrpo.labs.study import credit_report, forks_report, signal_report, tabular_report, trajectory_report
 from trl_drgrpo.labs.study.credit_arms import ARMS
+from trl_drgrpo.labs.study.forks_runs import FLAT, FORKS, LEARNING
+from trl_drgrpo.labs.study.intervals import interval
 from trl_drgrpo.labs.study.rungs import RUNGS
 
 ROOT = Path(__file__).parents[2]
 RECIPES = ROOT / "recipes"
 BIASES = ("tabular", *RUNGS)
-FILES = {study: f"length_bias_{study}" for study in BIASES} | {"credit": "credit", "signal": "signal"}
+FILES = {study: f"length_bias_{study}" for study in BIASES} | {each: each for each in ("credit", "signal", "forks")}
 RESULTS = {study: RECIPES / "results" / f"{file}.json" for study, file in FILES.items()}
 PAGES = dict.fromkeys(BIASES, (RECIPES / "length_bias.md").read_text()) | {
     "credit": (RECIPES / "process_rewards.md").read_text(),
     "signal": (RECIPES / "signal.md").read_text(),
+    "forks": (RECIPES / "forks.md").read_text(),
 }
 
 
@@ -36,6 +40,16 @@ def tables(study):
         return [part(results, start) for start in starts for part in parts]
     if study == "credit":
         return [credit_report.table(task, results) for task in results["settings"]]
+    if study == "forks":
+        of_stages = [
+            part
+            for stage in results["stages"]
+            for part in (
+                f"{forks_report.stage_title(stage, results)}:",
+                forks_report.variance_table(results, stage["stage"]),
+            )
+        ]
+        return [*of_stages, f"{forks_report.learning_title(results)}:", forks_report.learning_table(results)]
     one_step = [trajectory_report.one_step_table(results, difference) for difference in (False, True)]
     rung = RUNGS[study]
     return [*one_step, trajectory_report.table(rung, results), trajectory_report.difference_table(rung, results)]
@@ -128,6 +142,19 @@ def test_readme_and_page_quote_the_study_of_signal():
         quoted = re.findall(r"[-+]\d+\.\d+ ± \d+\.\d+", text)
         assert len(quoted) >= 4
         assert [each for each in quoted if each not in known] == []
+
+
+def test_the_study_of_forks_is_complete_and_its_arms_estimate_one_gradient():
+    results, seeds = read("forks"), range(STUDIES["forks"])
+    runs = {(run["forks"], run["rewards"], run["seed"]) for run in results["runs"]}
+    assert runs == {(*arm, seed) for arm in LEARNING for seed in seeds}
+    measured = {(row["stage"], row["forks"], row["rewards"], row["seed"]) for row in results["gradients"]}
+    assert measured == set(product(results["settings"]["stages"], FORKS, forks_report.REWARDS, seeds))
+    tokens = results["settings"]["tokens"]
+    assert all(tokens <= run["tokens"][-1] < 1.1 * tokens for run in results["runs"])
+    for each in results["agreement"]:
+        scale = interval(each["scale"])
+        assert abs(scale.mean - 1) <= scale.half_width or each["forks"] == FLAT, each
 
 
 def test_every_arm_of_the_study_of_signal_has_every_seed():
