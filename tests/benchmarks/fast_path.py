@@ -7,7 +7,7 @@ printed, since machines are noisy. The last column is by how much memory grows i
 gradients, optimizer state, activations.
 
 Run: `make bench`, or this file with `--cases heavy prompt-512`, `--pairs 3`, `--device cuda`. On one CPU core the
-whole table takes about 50 minutes.
+whole table takes about 50 minutes. `--against alone`: ours with `share_prompts=False` takes the place of stock.
 """
 
 import argparse
@@ -38,7 +38,11 @@ from trl import GRPOConfig, GRPOTrainer
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
 from trl_drgrpo.labs.check.tiny import tiny_tokenizer
 
-STOCK = {"loss_type": "dr_grpo", "scale_rewards": "none"}
+KINDS = {
+    "ours": (DrGRPOTrainer, DrGRPOConfig, {}),
+    "alone": (DrGRPOTrainer, DrGRPOConfig, {"share_prompts": False}),
+    "stock": (GRPOTrainer, GRPOConfig, {"loss_type": "dr_grpo", "scale_rewards": "none"}),
+}
 GROUP = 8
 
 
@@ -53,16 +57,18 @@ class Case:
         prompt (`tuple[int, int]`), completion (`int`): Shortest and longest prompt, longest completion, in tokens.
         prompts (`int`): Groups per optimizer step.
         lora (`bool`): Adapters of rank 16 on all linear layers instead of all weights.
-        target (`float`): The ratio that issue 4 asks for at least.
+        forks (`int`): Rows that go on from the middle of a completion, each by about half of one.
+        target (`float`, *optional*): The ratio that issue 4 asks for at least.
     """
 
     lengths: str
     dead: float
-    target: float
+    target: float | None
     prompt: tuple[int, int] = (8, 16)
     completion: int = 128
     prompts: int = 10
     lora: bool = False
+    forks: int = 1
 
 
 CASES = {
@@ -72,6 +78,8 @@ CASES = {
     "prompt-512": Case("between", 0.0, 4.5, prompt=(512, 512), prompts=2),
     "prompt-1024": Case("between", 0.0, 5.5, prompt=(1024, 1024), prompts=1),
     "uniform": Case("uniform", 0.0, 0.98),
+    "forks-128": Case("between", 0.0, None, forks=2),
+    "forks-512": Case("between", 0.0, None, completion=512, prompts=2, forks=2),
 }
 
 
@@ -107,22 +115,28 @@ def rollouts(case, seed):
     prompts, completions, rewards = [], [], []
     for group in range(case.prompts):
         prompt = [rng.randrange(40, 250) for _ in range(rng.randint(*case.prompt))]
+        prefix: list[int] = []
         for row in range(GROUP):
-            longest = case.completion
-            length = {
-                "mild": lambda n=longest: rng.randint(1, n),
-                "heavy": lambda n=longest: min(n, max(4, round(rng.lognormvariate(0, 0.7) * n * 0.3))),
-                "between": lambda n=longest: rng.randint(n // 2, n),
-                "uniform": lambda n=longest: n,
-            }[case.lengths]()
+            if case.forks > 1 and row % case.forks == 0:
+                prefix = [rng.randrange(40, 250) for _ in range(_length(case, rng) // 2)]
+            length = _length(case, rng) if case.forks == 1 else (_length(case, rng) + 1) // 2
             prompts.append(prompt)
-            completions.append([rng.randrange(40, 250) for _ in range(length)])
+            completions.append(prefix + [rng.randrange(40, 250) for _ in range(length)])
             rewards.append(float(row % 2) if group >= round(case.dead * case.prompts) else 1.0)
     return prompts, completions, rewards
 
 
-def build_trainer(ours, case, model, folder, steps, batch, device):
+def _length(case, rng):
+    """Length of one completion."""
+    longest = case.completion
+    if case.lengths == "heavy":
+        return min(longest, max(4, round(rng.lognormvariate(0, 0.7) * longest * 0.3)))
+    return rng.randint({"mild": 1, "between": longest // 2, "uniform": longest}[case.lengths], longest)
+
+
+def build_trainer(kind, case, model, folder, steps, batch, device, bf16=None, **changed):
     """A trainer that gets its roll-outs from the table."""
+    trainer_class, config_class, settings = KINDS[kind]
     tokenizer = tiny_tokenizer()
     warm_up = replace(case, lengths="uniform", prompt=(8, 8), completion=4)
     table = [rollouts(warm_up, 0), *(rollouts(case, seed) for seed in range(1, steps + 1))]
@@ -137,9 +151,9 @@ def build_trainer(ours, case, model, folder, steps, batch, device):
         return [by_completion[tuple(ids)] for ids in completion_ids]
 
     rows = case.prompts * GROUP
-    config = (DrGRPOConfig if ours else GRPOConfig)(
+    config = config_class(
         output_dir=folder,
-        **({} if ours else STOCK),
+        **{**settings, **changed},
         per_device_train_batch_size=batch,
         gradient_accumulation_steps=rows // batch,
         num_generations=GROUP,
@@ -147,14 +161,14 @@ def build_trainer(ours, case, model, folder, steps, batch, device):
         max_steps=steps + 1,
         gradient_checkpointing=False,
         use_cpu=device == "cpu",
-        bf16=device != "cpu",
+        bf16=device != "cpu" if bf16 is None else bf16,
         report_to="none",
         save_strategy="no",
         logging_steps=1,
         disable_tqdm=True,
     )
     lora = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
-    trainer = (DrGRPOTrainer if ours else GRPOTrainer)(
+    trainer = trainer_class(
         model,
         reward,
         config,
@@ -172,11 +186,11 @@ def _synchronized():
     return time.perf_counter()
 
 
-def step_seconds(ours, case, arguments):
+def step_seconds(kind, case, arguments):
     """Seconds of an optimizer step (CPU time; wall time on a GPU), and what was logged."""
     with tempfile.TemporaryDirectory() as folder:
         model = build_model(arguments.width, arguments.layers, arguments.vocabulary, arguments.device)
-        trainer = build_trainer(ours, case, model, folder, arguments.steps, arguments.batch, arguments.device)
+        trainer = build_trainer(kind, case, model, folder, arguments.steps, arguments.batch, arguments.device)
         clock = StepClock(time.process_time if arguments.device == "cpu" else _synchronized)
         trainer.add_callback(clock)
         trainer.train()
@@ -185,11 +199,11 @@ def step_seconds(ours, case, arguments):
         return seconds, logged[-1] if logged else {}
 
 
-def peak_megabytes(ours, case, arguments):
+def peak_megabytes(kind, case, arguments):
     """Peak memory of an optimizer step and the short one before it: tensors on a GPU, else growth of the process."""
     with tempfile.TemporaryDirectory() as folder:
         model = build_model(arguments.width, arguments.layers, arguments.vocabulary, arguments.device)
-        trainer = build_trainer(ours, case, model, folder, 1, arguments.batch, arguments.device)
+        trainer = build_trainer(kind, case, model, folder, 1, arguments.batch, arguments.device)
         if arguments.device != "cpu":
             torch.cuda.reset_peak_memory_stats()
             trainer.train()
@@ -199,10 +213,10 @@ def peak_megabytes(ours, case, arguments):
         return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before) / 2**20
 
 
-def peak_of_a_process(ours, name, arguments):
+def peak_of_a_process(kind, name, arguments):
     """[`peak_megabytes`] in a process of its own: the peak of this one has been reached before."""
     options = [f"--{key}={getattr(arguments, key)}" for key in ("batch", "width", "layers", "vocabulary", "device")]
-    command = [sys.executable, __file__, "--cases", name, *options, "--peak_of", "ours" if ours else "stock"]
+    command = [sys.executable, __file__, "--cases", name, *options, "--peak_of", kind]
     environment = {**os.environ, "OMP_NUM_THREADS": str(arguments.threads), "MALLOC_MMAP_THRESHOLD_": "65536"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     return float(done.stdout.split()[-1])
@@ -219,34 +233,39 @@ def main():
     parser.add_argument("--vocabulary", type=int, default=4096)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--peak_of", choices=("stock", "ours"), help=argparse.SUPPRESS)
+    parser.add_argument("--against", choices=("stock", "alone"), default="stock", help="alone: share_prompts=False")
+    parser.add_argument("--peak_of", choices=KINDS, help=argparse.SUPPRESS)
     parser.add_argument("--no_memory", action="store_true", help="leave the memory column out")
     arguments = parser.parse_args()
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(arguments.threads)
     if arguments.peak_of:
-        print(peak_megabytes(arguments.peak_of == "ours", CASES[arguments.cases[0]], arguments))
+        print(peak_megabytes(arguments.peak_of, CASES[arguments.cases[0]], arguments))
         return
     print(
-        "| case | stock, s | ours, s | ratio (min to max) | target | tokens run, of stock's | useful | forwards | "
-        "peak MB: stock, ours |"
+        f"| case | {arguments.against}, s | ours, s | ratio (min to max) | target | tokens run, of stock's | useful | "
+        f"forwards | peak MB: {arguments.against}, ours |"
     )
     print("|---|---|---|---|---|---|---|---|---|", flush=True)
     chosen = [name for name in CASES if any(name.startswith(start) for start in arguments.cases)]
     for name in chosen:
         case = CASES[name]
-        stock, ours, logged = [], [], {}
+        others, ours, logged = [], [], {}
         for _ in range(arguments.pairs):
-            stock.append(step_seconds(False, case, arguments)[0])
-            seconds, logged = step_seconds(True, case, arguments)
+            others.append(step_seconds(arguments.against, case, arguments)[0])
+            seconds, logged = step_seconds("ours", case, arguments)
             ours.append(seconds)
             gc.collect()
-        ratios = [a / b for a, b in zip(stock, ours, strict=True)]
-        peaks = [] if arguments.no_memory else [peak_of_a_process(ours, name, arguments) for ours in (False, True)]
+        ratios = [a / b for a, b in zip(others, ours, strict=True)]
+        peaks = (
+            []
+            if arguments.no_memory
+            else [peak_of_a_process(kind, name, arguments) for kind in (arguments.against, "ours")]
+        )
         memory = ", ".join(f"{peak:.0f}" for peak in peaks)
         print(
-            f"| {name} | {statistics.median(stock):.2f} | {statistics.median(ours):.2f} | "
-            f"{statistics.median(ratios):.2f}x ({min(ratios):.2f} to {max(ratios):.2f}) | {case.target}x | "
+            f"| {name} | {statistics.median(others):.2f} | {statistics.median(ours):.2f} | "
+            f"{statistics.median(ratios):.2f}x ({min(ratios):.2f} to {max(ratios):.2f}) | {case.target or '-'} | "
             f"{logged['drgrpo/upstream_token_frac']:.3f} | {logged['drgrpo/useful_token_frac']:.2f} | "
             f"{logged['drgrpo/micro_batches']:.0f} | {memory} |",
             flush=True,

@@ -5,6 +5,7 @@ import re
 from itertools import product
 from pathlib import Path
 
+import gpu
 import pytest
 
 from trl_drgrpo.cli.study import STUDIES
@@ -110,6 +111,10 @@ def evidence():
     return found
 
 
+def readme():
+    return " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+
+
 def test_every_row_of_the_evidence_has_its_file():
     assert len(evidence()) >= 8
     for path in evidence():
@@ -121,9 +126,12 @@ def test_the_readme_quotes_the_check():
     found = json.loads((ROOT / "recipes/results/check_full.json").read_text())
     assert found["passed"] is True
     float64 = [case["gradient_difference"] for case in found["cases"] if case["plain_head"] and not case["control"]]
-    controls = [case["gradient_difference"] for case in found["cases"] if case["control"]]
+    controls = [case for case in found["cases"] if case["control"]]
     assert f"{max(float64):.1e} in {sum(not case['name'] for case in found['cases'])} combinations" in row
-    assert " and ".join(f"{value:.1f}" for value in controls) in row
+    left = [f"{case['residual']:.0%}" for case in controls]
+    assert f"{', '.join(left[:-1])} and {left[-1]}" in row
+    for case, share in zip(controls, left, strict=True):
+        assert f"{case['cosine']:.2f} and {share}" in readme()
 
 
 def test_the_readme_quotes_the_check_of_the_credit():
@@ -169,3 +177,10 @@ def test_the_readme_quotes_the_demo():
     assert [run["seed"] for run in runs] == [0, 1, 2]
     after = [f"{100 * run['after']['sampled']['accuracy']:.1f}%" for run in runs]
     assert f"{100 * runs[0]['before']['sampled']['accuracy']:.1f}% to {after[0]}, {after[1]} and {after[2]}" in row
+
+
+def test_the_readme_shows_what_a_gpu_has_said():
+    results = RECIPES / "results" / "gpu.json"
+    if not results.exists():
+        pytest.skip("make gpu was never run: there is nothing to show")
+    assert gpu.table(json.loads(results.read_text())) in (ROOT / "README.md").read_text(encoding="utf-8")

@@ -5,7 +5,7 @@ import shutil
 from itertools import pairwise
 
 import pytest
-from report_runs import HOSTILE, write_hostile, write_run_log
+from report_runs import HOSTILE, write_forked, write_hostile, write_run_log
 
 from trl_drgrpo.report import write_report
 
@@ -41,6 +41,7 @@ def pages(tmp_path_factory):
         "one": write_report(first),
         "two": write_report([first, second], folder / "two.html"),
         "hostile": write_report(write_hostile(folder / "hostile")),
+        "forked": write_report(write_forked(folder / "forked", "x" * 5000)),
     }
 
 
@@ -71,7 +72,7 @@ def texts(script, selector):
     return script("return [...document.querySelectorAll(arguments[0])].map(e => e.textContent)", selector)
 
 
-@pytest.mark.parametrize("name", ["one", "two", "hostile"])
+@pytest.mark.parametrize("name", ["one", "two", "hostile", "forked"])
 def test_no_errors_and_no_requests(browser, pages, opened, name):
     opened(name)
     assert browser.get_log("browser") == []
@@ -200,6 +201,67 @@ def test_steps_are_marked_and_tokens_colored(opened):
     assert signs == [span["advantage"] > 0 for span in row["spans"]]
 
 
+def test_a_group_without_a_signal_has_no_scale(opened):
+    script = opened("one")
+    assert len(texts(script, ".detail .scale")) == 1
+    script("entries[0].group.rows.forEach((row) => row.spans.forEach((span) => { span.advantage = 0; })); select(0)")
+    assert texts(script, ".detail .scale") == []
+
+
+def test_a_forked_group_is_a_tree(browser, opened):
+    script = opened("forked")
+    heads = texts(script, ".tree > li > .chips, .tree ul > li > .chips")
+    assert [head.split("length")[0] for head in heads[:5]] == [
+        "Parent 1mean reward 0.75advantage +0.5",
+        "Branch 1.1mean reward 0.5advantage −0.5",
+        "Completion 1✓ correctreward 1advantage +1",
+        "Completion 2✗ incorrectreward 0advantage −1",
+        "Branch 1.2reward 1advantage +0.5",
+    ]
+    assert len(heads) == 12  # each stretch once, of 8 completions with 20
+    assert "Completion 5✗ incorrectnot cut (× 2)reward 0advantage −0.5length 8 tokens" in heads
+    assert script("return document.querySelectorAll('.tree > li > ul > li > ul > li').length") == 6
+    boxes = texts(script, ".tree .text-box")
+    assert [boxes.count(text) for text in ("2+3=5\n", "so 5+4=9\n", "10")] == [1, 1, 2]
+    signs = script("return [...document.querySelectorAll('.tree .tok')].slice(0, 4).map(e => e.className)")
+    assert signs == ["tok pos", "tok neg", "tok pos", "tok neg"]
+    assert texts(script, ".tree button[aria-expanded]") == ["Show all of the stretch"]  # five thousand characters
+    assert browser.get_log("browser") == []
+
+
+def test_a_completion_of_the_tree_is_chosen_with_the_keyboard(browser, opened):
+    from selenium.webdriver.common.keys import Keys
+
+    script = opened("forked")
+    current = "return [...document.querySelectorAll('.tree [aria-current=true]')].map(e => e.ariaLabel)"
+    assert script(current) == ["completion 1 of 8"]
+    press(browser, "jj")
+    assert script(current) == ["completion 3 of 8"]
+    press(browser, "jjj")
+    assert script(current) == ["completion 5 of 8"]  # the sixth is the same
+    script("document.querySelectorAll('.tree button')[1].focus()")
+    press(browser, Keys.ENTER)
+    assert script(current) == ["completion 2 of 8"]
+    assert script("return document.activeElement.ariaLabel") == "completion 2 of 8"
+    assert texts(script, ".tree li.current > .chips > b:first-child") == ["Parent 1", "Branch 1.1"]
+    assert script("return document.querySelector('.tree').ariaLabel") == "Completions as a tree"
+
+
+def test_a_forked_group_is_flat_after_one_click(browser, opened):
+    script = opened("forked")
+    pressed = "return [...document.querySelectorAll('.views button')].map(e => [e.textContent, e.ariaPressed])"
+    assert script(pressed) == [["Tree", "true"], ["Table", "false"]]
+    script("const b = document.querySelectorAll('.views button')[1]; b.focus(); b.click()")
+    assert script(pressed) == [["Tree", "false"], ["Table", "true"]]
+    assert script("return document.activeElement.textContent") == "Table"
+    assert texts(script, "#completion-text") == ["2+3=5\nso 5+4=9\n9"]
+    assert script("return document.querySelectorAll('.group tbody tr').length") == 8
+    press(browser, "n")  # the group before does not fork
+    assert not texts(script, ".views, .tree")
+    press(browser, "p")
+    assert script(pressed)[1] == ["Table", "true"]
+
+
 def test_curves_are_drawn_smoothed_and_compared(opened):
     script = opened("two")
     assert script("return charts.length") >= 15
@@ -237,9 +299,11 @@ def test_difficulty_and_differences(opened):
     )
 
 
-@pytest.mark.parametrize("width", [1280, 420])
-def test_nothing_is_wider_than_the_window(browser, opened, width):
+@pytest.mark.parametrize("width", [1280, 400])
+@pytest.mark.parametrize("name", ["two", "forked"])
+def test_nothing_is_wider_than_the_window(browser, opened, name, width):
     browser.set_window_size(width, 900)
-    script = opened("two")
-    assert script("return document.documentElement.scrollWidth <= innerWidth")
+    script = opened(name)
+    assert script("return innerWidth") == width
+    assert script("return document.documentElement.scrollWidth") <= width
     browser.set_window_size(1280, 900)

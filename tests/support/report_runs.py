@@ -137,6 +137,57 @@ def group_line(rng, step, index, g=8, rate=0.5, text_length=120, time=None, numb
     }
 
 
+def forked_line(step, text="", **changes):
+    """Two parents of four leaves. The first is cut twice; the second's first branch could not be cut again.
+
+    Rewards 1 0 1 1 and 0 0 1 0: nodes of the first parent are worth 3/4, 1/2 and 1, of the second's 1/4, 0 and 1/2.
+    """
+    rows = [
+        ([("2+3=5\n", 0.5), ("so 5+4=9\n", -0.5), ("9", 1.0)], 1.0),
+        ([("2+3=5\n", 0.5), ("so 5+4=9\n", -0.5), ("10", -1.0)], 0.0),
+        ([("2+3=5\n", 0.5), ("and 4 more\n", 0.5), ("is 9", 0.0)], 1.0),
+        ([("2+3=5\n", 0.5), ("and 4 more\n", 0.5), ("are 9", 0.0)], 1.0),
+        ([("2+3=6\n", -0.5), ("10", -0.5)], 0.0),
+        ([("2+3=6\n", -0.5), ("10", -0.5)], 0.0),
+        ([("2+3=6\n", -0.5), ("no, 5\n", 0.5), ("9", 1.0)], 1.0),
+        ([("2+3=6\n", -0.5), ("no, 5\n", 0.5), (f"8{text}", -1.0)], 0.0),
+    ]
+    return {
+        "step": step,
+        "time": START + 20 * step,
+        "mode": "train",
+        "group": 0,
+        "prompt": "What is 2+3+4?",
+        "G": 8,
+        "baseline": 0.5,
+        "std": statistics.stdev([reward for _, reward in rows]),
+        "rows": [
+            {
+                "spans": [{"text": t, "advantage": a, "level": level} for level, (t, a) in enumerate(spans)],
+                "rewards": {"math_reward": reward},
+                "reward": reward,
+                "advantage": statistics.fmean(a for _, a in spans),
+                "length": sum(len(t) for t, _ in spans),
+                "truncated": False,
+                "right": reward == 1.0,
+            }
+            for spans, reward in rows
+        ],
+        "columns": {"answer": "9"},
+        "forks": [2, 2],
+        **changes,
+    }
+
+
+def write_forked(folder, text=""):
+    """A run whose newest group forks; the one before, of an older release, does not."""
+    write_run_log(folder, steps=20, every=10)
+    path = folder / "_drgrpo" / "completions.jsonl"
+    first, last = map(json.loads, path.read_text(encoding="utf-8").splitlines())
+    write_lines(path, [first, forked_line(last["step"], text)])
+    return folder
+
+
 def metrics(rng, step, steps, growth=0.0):
     """Metrics of one step: the model learns; with `growth` wrong answers get longer, as under GRPO."""
     t = step / steps

@@ -23,6 +23,7 @@ from trl_drgrpo.features.diagnostics.snapshot import BatchSnapshot
 from trl_drgrpo.features.diagnostics.statistics import BUCKETS
 from trl_drgrpo.labs.check.tiny import tiny_model
 from trl_drgrpo.process_rewards.steps import step_segmenter
+from trl_drgrpo.report.contents import report_contents
 from trl_drgrpo.report.reading import read_run
 from trl_drgrpo.upstream.batches import CreditedBatch, ScoredBatch
 
@@ -424,6 +425,25 @@ def test_a_truncated_row_that_is_masked_is_recorded_as_such(settings, prompts, t
     assert cut
     assert all(span["masked"] and span["advantage"] == 0 for row in cut for span in row["spans"])
     assert all(row["length"] == 4 for row in cut)
+
+
+def test_a_run_that_forks_records_its_trees(settings, prompts, tokenizer):
+    forked = {"forks": 2, "fork_depth": 2, "num_generations": 8, "step_separator": ["tokens:2"]}
+    run(settings, prompts, tokenizer, record_groups=-1, max_steps=1, per_device_train_batch_size=8, **forked)
+    assert read(settings, "run.json")["objective"]["fork_depth"] == 2
+    groups = read(settings, "completions.jsonl")
+    assert {tuple(group["forks"]) for group in groups} == {(2, 2)}
+    report = report_contents([read_run(settings["output_dir"])])
+    assert {"Forks", "Sampled tokens"} <= {panel["title"] for panel in report["panels"]}
+    trees = [(group["rows"], group["tree"]) for group in report["runs"][0]["groups"]]
+    assert len(trees) == len(groups) == 2
+    cut = [(rows, node) for rows, parents in trees for node in parents if node["branches"]]
+    assert cut
+    for rows, node in cut:
+        stretches = [[span for span in row["spans"] if span["level"] == 0] for row in rows[slice(*node["rows"])]]
+        assert all(stretch == stretches[0] for stretch in stretches)  # one text, one advantage
+        first, second = (branch["reward"] for branch in node["branches"])
+        assert node["branches"][0]["advantages"] == pytest.approx([first - second] * 2, abs=1e-5)
 
 
 def test_every_cause_has_its_defaults_documented():

@@ -109,6 +109,29 @@ def test_tool_tokens_are_masked_as_in_stock_trl():
     assert all(Watching.plans_seen)
 
 
+def forked_rollouts(prompts, trainer):
+    """Groups in which three rows continue prefixes of a first one, one of them twice removed, and one repeats it."""
+    rollouts = tool_rollouts(prompts, trainer)
+    for start in range(0, len(prompts), 4):
+        parent = [60 + (start + 7 * t) % 90 for t in range(12)]
+        child = parent[:5] + [70 + start + t for t in range(5)]
+        group = [parent, child, [*child[:8], 59, 58, 57], parent[:9]] if start % 8 else [child, parent, child, parent]
+        rollouts["completion_ids"][start : start + 4] = group
+    rollouts["env_mask"] = [
+        [int((t + row) % 3 != 1) for t in range(len(c))] for row, c in enumerate(rollouts["completion_ids"])
+    ]
+    return rollouts
+
+
+@pytest.mark.parametrize("plain_head", [True, False])
+def test_forks_have_the_gradients_of_stock_trl(plain_head):
+    arguments = {"trainer_arguments": {"rollout_func": forked_rollouts}, "plain_head": plain_head}
+    settings = {"steps_per_generation": 4, "num_iterations": 2}
+    ours = gradients(Watching, settings, **arguments)
+    assert difference(ours, gradients(GRPOTrainer, settings, **arguments)) <= (EXACT if plain_head else 1e-5)
+    assert any(len(pack) > 1 for plan in Watching.plans_seen for pack in plan["packs"])
+
+
 @pytest.mark.parametrize("credit", ["return_to_go", "min_to_go"])
 def test_process_rewards_give_the_gradients_of_upstream_micro_batches(credit):
     settings = {"step_separator": ["tokens:2"], "step_credit": credit, "steps_per_generation": 4}

@@ -193,6 +193,39 @@ def test_sampling_is_stated(fields, said, recorded, settings, prompts, tokenizer
     assert objective_facts(trainer)["dynamic_sampling"] == recorded  # a resumed run compares it
 
 
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        (
+            {"fork_depth": 2, "num_generations": 8},
+            "2 completions are sampled per prompt; each is cut behind the first step in which a place drawn "
+            "beforehand is reached and goes on in 2 branches, and the branches are cut again, 2 levels in all: 8 rows."
+            " Siblings are the branches of one cut, or the 2 parents of one prompt.",
+        ),
+        (
+            {"fork_at": "entropy", "fork_threshold": 1.5},
+            "the first step in which the mean entropy exceeds 1.5 nats per token and goes on in 2 branches: 4 rows.",
+        ),
+        ({"fork_at": "doubt", "fork_threshold": 0.5}, "the first step in which 1 - score exceeds 0.5 and goes on"),
+    ],
+)
+def test_forks_are_stated(fields, said, settings, prompts, tokenizer, reward):
+    settings |= {"forks": 2, "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1, **fields}
+    has_steps = "fork_at" in fields
+    trainer = built(settings, prompts, tokenizer, reward, step_reward_funcs=step_reward if has_steps else None)
+    objective = objective_of(trainer)
+    assert said in " ".join(objective.notes)
+    assert "A_c  = R_c - mean of R over the siblings of node c" in objective.formula
+    assert not any("A_i " in line for line in objective.formula)
+    if has_steps:
+        credit = "A_it = 1 * A_c + 1 * A_ck of the node c and step k of token t"
+        assert {credit, "Q_ik = sum over steps l >= k of s_il, 0 once row i has ended"} <= {*objective.formula}
+    else:
+        assert "A_it = A_c of the node c that token t of row i is in" in objective.formula
+    assert objective_facts(trainer)["forks"] == 2
+    assert objective_facts(built(short_run(settings["output_dir"]), prompts, tokenizer, reward))["forks"] is None
+
+
 def test_what_else_changes_the_objective(settings, prompts, tokenizer, reward):
     class Other(DrGRPOTrainer):
         def _compute_loss(self, model, inputs):

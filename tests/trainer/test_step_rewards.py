@@ -158,6 +158,15 @@ class TestInputsAreCheckedBeforeAModelLoads:
         check_inputs(DrGRPOConfig(**settings, step_credit="immediate"), [length_reward], prompts)
         assert "step_credit: without step_reward_funcs this has no effect" in caplog.text
 
+    def test_a_separator_of_forks_is_not_said_to_do_nothing(self, settings, prompts, caplog):
+        from trl_drgrpo.config.preflight import check_inputs
+
+        fields = {**settings, "step_separator": ["tokens:3"]}
+        check_inputs(DrGRPOConfig(**fields, forks=2), [length_reward], prompts)
+        assert "no effect" not in caplog.text
+        check_inputs(DrGRPOConfig(**fields), [length_reward], prompts)
+        assert "step_separator: without step_reward_funcs this has no effect" in caplog.text
+
     def test_a_model_that_is_paid_is_warned_of(self, settings, prompts, caplog):
         from trl_drgrpo.config.preflight import check_inputs
         from trl_drgrpo.process_rewards import PolicyLogRatio

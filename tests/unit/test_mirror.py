@@ -36,9 +36,7 @@ ELSEWHERE = {  # test file -> package files
     "unit/labs/study/test_guessing.py": "labs/study/turn_sampling",
     "unit/labs/study/test_signal.py": "labs/study/signal_arms labs/study/signal_report labs/study/signal_runs",
     "unit/labs/study/test_tabular.py": "cli/study labs/study/intervals labs/study/tables labs/study/tabular_report",
-    "unit/labs/study/test_trajectories.py": (
-        "labs/study/provenance labs/study/results_file labs/study/rungs labs/study/trajectory_report"
-    ),
+    "unit/labs/study/test_trajectories.py": ("labs/study/results_file labs/study/rungs labs/study/trajectory_report"),
     "unit/labs/test_check.py": "cli/check",
     "unit/process_rewards/test_scorers.py": (
         "process_rewards/step_columns process_rewards/encoding process_rewards/loading "

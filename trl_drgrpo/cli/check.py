@@ -13,10 +13,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.metadata import version
 from typing import Any
-
-_PACKAGES = ("trl-drgrpo", "trl", "transformers", "torch", "peft", "accelerate")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,13 +27,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the check and print what it found; 1 when a seam has moved or a number differs."""
     os.environ["HF_HUB_OFFLINE"] = "1"  # nothing here needs the network, and TRL would report the run
+    from trl_drgrpo.labs.provenance import provenance
     from trl_drgrpo.upstream.seams import check_upstream
 
-    versions = {package: version(package) for package in _PACKAGES}
+    flags = "".join(f" --{name}" for name in ("full", "credit", "json") if getattr(args, name))
     seams = check_upstream()
-    report: dict[str, Any] = {"versions": versions, "seams": {seam.name: seam.problem or "ok" for seam in seams}}
+    report: dict[str, Any] = {
+        **provenance(f"trl-drgrpo check{flags}"),
+        "seams": {seam.name: seam.problem or "ok" for seam in seams},
+    }
     if not args.json:
-        print("  ".join(f"{package} {number}" for package, number in versions.items()))
+        print("  ".join(f"{package} {number}" for package, number in report["versions"].items()))
         print("\nSeams in trl.GRPOTrainer")
         for seam in seams:
             print(f"  {_mark(not seam.problem)} {seam.name}{': ' + seam.problem if seam.problem else ''}")
@@ -100,7 +101,7 @@ def _run_matrix(args: argparse.Namespace) -> list[Any]:
         print(
             f"  {_mark(result.passed)} {geometry:26} {case.beta:5g} {'yes' if case.lora else 'no':>5} "
             f"{result.loss_difference:9.1e} {result.gradient_difference:9.1e}  {case.name}"
-            f"{' (must differ)' if case.control else ''}",
+            f"{f' (must differ: cosine {result.cosine:.2f})' if case.control else ''}",
             flush=True,
         )
 

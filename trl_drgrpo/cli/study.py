@@ -79,10 +79,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _tabular(seeds: range, numbers: Path) -> tuple[Any, dict[str, Any]]:
+    from trl_drgrpo.labs.provenance import provenance, study_command
     from trl_drgrpo.labs.study import tabular_report
-    from trl_drgrpo.labs.study.provenance import provenance
 
-    results = {**provenance("tabular", len(seeds)), **tabular_report.tabular_study(seeds)}
+    results = {**provenance(study_command("tabular", len(seeds))), **tabular_report.tabular_study(seeds)}
     print(f"Length of answers, {len(seeds)} seeds, mean and 95% interval:\n\n{tabular_report.table(results)}")
     weights = tabular_report.gradient_weight_table(results)
     print(f"\nPull on a prompt (sum of |A|, the even prompt being 1):\n\n{weights}")

@@ -87,8 +87,9 @@ class DrGRPOConfig(GRPOConfig):
             makes them, bit for bit. TRL's are kept, too, with an entropy bonus, a top-entropy mask, an MoE auxiliary
             loss, or images; with `beta > 0` no row is left out.
         share_prompts (`bool`, *optional*, defaults to `True`):
-            Let the completions of a prompt run behind one forward of it, where that costs less than repeating it and a
-            numerical self-test of the model agrees (full attention through `sdpa`).
+            Let the completions of a prompt run behind one forward of it, and of longer prefixes that they share, where
+            that costs less than repeating them and a numerical self-test of the model agrees (full attention through
+            `sdpa`).
         fast_generation (`bool`, *optional*, defaults to `True`):
             Without vLLM: run each prompt once for all its completions, and drop finished rows from the decoding batch.
             The same seed samples the same tokens as without it, up to rounding.

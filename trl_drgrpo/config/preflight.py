@@ -177,11 +177,12 @@ def _warn_once(message: str) -> None:
 
 
 def _changed_step_settings(args: DrGRPOConfig) -> list[str]:
-    """Fields about step rewards that are not at their defaults."""
+    """Fields about step rewards that are not at their defaults; forks need steps without rewards, too."""
     about_steps = ("step_", "process_role", "process_weight", "outcome_weight", "deepseekmath_")
     ours = [field for field in dataclasses.fields(args) if field.name.startswith(about_steps)]
     defaults = {f.name: f.default if f.default_factory is MISSING else f.default_factory() for f in ours}
-    return [name for name, default in defaults.items() if getattr(args, name) != default]
+    changed = [name for name, default in defaults.items() if getattr(args, name) != default]
+    return [name for name in changed if name != "step_separator" or args.forks == 1]
 
 
 def _refuse_bare_rule(func: Any) -> None:

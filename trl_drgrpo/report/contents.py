@@ -11,6 +11,7 @@ from typing import Any
 from trl_drgrpo.common.version import __version__
 from trl_drgrpo.features.diagnostics.statistics import BUCKETS
 from trl_drgrpo.report.curves import Curve, curves_of, ends_of, mean, rounded
+from trl_drgrpo.report.group_json import group_json
 from trl_drgrpo.report.panels import BY_DIFFICULTY, Panel, difficulty_metric, other_metrics, panels_for
 from trl_drgrpo.report.records import Run, number
 from trl_drgrpo.report.sampling import sample_groups
@@ -83,7 +84,7 @@ def _run(
         "rows_are_exact": sample.rows_are_exact,
         "rows_shown": sample.rows,
         "text_limit": sample.text_limit,
-        "groups": [group.as_json() for group in sample.groups],
+        "groups": [group_json(group) for group in sample.groups],
     }
 
 

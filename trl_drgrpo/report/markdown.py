@@ -1,5 +1,6 @@
 """The report as Markdown: tables of final numbers, settings and warnings, and the plots as a picture beside it."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,19 +42,41 @@ def _final_row(row: dict[str, Any]) -> list[str]:
 
 
 def _newest(name: str, run: dict[str, Any]) -> list[str]:
-    """The last group that is there, as a table."""
+    """The last group that is there, as a table; one that forks as a list of its stretches, branches indented."""
     if not run["groups"]:
         return [f"{name}: none recorded."]
     group = run["groups"][-1]
-    rows = []
-    for row in group["rows"]:
-        text = "".join(span["text"] for span in row["spans"])
-        if len(text) + row["cut"] > _COMPLETION_CHARACTERS:
-            text = f"{text[:_COMPLETION_CHARACTERS]} [...]"
-        rows.append([row["reward"], row["advantage"], row["zscore"], row["length"], text])
     shown_of = f"{run['rows_total']} completions recorded"
     head = f"{name}, step {group['step']} ({shown_of}): {_cell(group['prompt'][:_COMPLETION_CHARACTERS])}"
+    if "tree" in group:
+        return [head, "", *_tree(group["rows"], group["tree"], ""), ""]
+    rows = []
+    for row in group["rows"]:
+        text = _beginning(row["spans"], row["cut"])
+        rows.append([row["reward"], row["advantage"], row["zscore"], row["length"], text])
     return [head, "", *_table(["reward", "advantage", "GRPO's z-score", "tokens", "completion"], rows), ""]
+
+
+def _beginning(spans: list[dict[str, Any]], cut: int = 0) -> str:
+    text = "".join(span["text"] for span in spans)
+    return f"{text[:_COMPLETION_CHARACTERS]} [...]" if len(text) + cut > _COMPLETION_CHARACTERS else text
+
+
+def _tree(rows: list[dict[str, Any]], nodes: list[dict[str, Any]], prefix: str) -> Iterator[str]:
+    """Nodes of a forked group (`fork_tree`) as items of a list."""
+    for number, node in enumerate(nodes, start=1):
+        (first, end), place = node["rows"], f"{prefix}{number}"
+        if node["branches"]:
+            title = f"{'Branch' if node['level'] else 'Parent'} {place}"
+        else:
+            title = f"Completion {first + 1}" + f", not cut (x {end - first})" * (end - first > 1)
+        is_one_reward = all(row["reward"] == rows[first]["reward"] for row in rows[first:end])
+        reward = f"{'reward' if is_one_reward else 'mean reward'} {shown(node['reward'])}"
+        advantage = " to ".join(dict.fromkeys(shown(value) for value in node["advantages"])) or shown(None)
+        spans = [span for span in rows[node["shown"]]["spans"] if span.get("level", 0) == node["level"]]
+        indent = "  " * node["level"]
+        yield f"{indent}- **{title}**: {reward}, advantage {advantage}: {_cell(_beginning(spans))}"
+        yield from _tree(rows, node["branches"], f"{place}.")
 
 
 def _table(head: list[str], rows: list[list[Any]]) -> list[str]:

@@ -13,8 +13,17 @@ from typing import Any
 from trl_drgrpo.report.embedding import embedded
 from trl_drgrpo.report.visible_text import visible
 
-_STYLES = ("uplot/uPlot.min.css", "page.css", "completions.css")
-_SCRIPTS = ("uplot/uPlot.iife.min.js", "dom.js", "curves.js", "difficulty.js", "group.js", "completions.js", "page.js")
+_STYLES = ("uplot/uPlot.min.css", "page.css", "completions.css", "tree.css")
+_SCRIPTS = (
+    "uplot/uPlot.iife.min.js",
+    "dom.js",
+    "curves.js",
+    "difficulty.js",
+    "group.js",
+    "tree.js",
+    "completions.js",
+    "page.js",
+)
 _PAGE_DATA = ("buckets", "panels", "other_metrics")
 _RUN_DATA = (
     "name",

@@ -5,6 +5,7 @@ line says its step and group. Then as many lines as can be parsed in seconds, sp
 what is chosen from them is loaded on its own.
 """
 
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -111,18 +112,27 @@ class RecordedCompletions:
 def group_of(value: dict[str, Any]) -> Group:
     """A group from a line of `completions.jsonl`, without what is missing or of another type."""
     rows = value.get("rows")
+    rows = rows if isinstance(rows, list) else []
     return finish_group(
         Group(
             step=whole(value.get("step")) or 0,
             mode=text(value.get("mode", "train")),
             index=whole(value.get("group")) or 0,
             prompt=text(value.get("prompt", "")),
-            rows=[_row(mapping(row)) for row in rows] if isinstance(rows, list) else [],
+            rows=[_row(mapping(row)) for row in rows],
             baseline=number(value.get("baseline")),
             std=number(value.get("std")),
             columns={str(name): text(entry)[:500] for name, entry in mapping(value.get("columns")).items()},
+            forks=_forks(value.get("forks"), len(rows)),
         )
     )
+
+
+def _forks(value: Any, rows: int) -> list[int]:
+    """Branches at each level, if complete trees of them are as many rows."""
+    if not isinstance(value, list) or any((whole(branches) or 0) < 2 for branches in value):
+        return []
+    return value if rows and rows % math.prod(value) == 0 else []
 
 
 def _row(value: Any) -> Row:
@@ -145,4 +155,5 @@ def _span(value: Any) -> Span:
         step=whole(value.get("step")),
         step_reward=number(value.get("step_reward")),
         masked=value.get("masked") is True,
+        level=whole(value.get("level")),
     )

@@ -24,6 +24,7 @@ class Span:
         step (`int` or `None`): Index of the step they belong to; `None` without process rewards.
         step_reward (`float` or `None`): The step's reward.
         masked (`bool`): Whether the loss leaves them out (tool results).
+        level (`int` or `None`): Forks in front of them; `None` in a group without forks.
     """
 
     text: str
@@ -31,6 +32,7 @@ class Span:
     step: int | None = None
     step_reward: float | None = None
     masked: bool = False
+    level: int | None = None
 
 
 @dataclass
@@ -78,6 +80,7 @@ class Group:
         baseline, std (`float` or `None`): Mean and sample standard deviation of the scorable rewards.
         columns (`dict[str, str]`): The prompt's other dataset columns, as short texts.
         prompt_cut (`int`): Characters left out of the prompt.
+        forks (`list[int]`): Branches at each fork on the way from the prompt to a completion; empty without forks.
     """
 
     step: int
@@ -89,13 +92,7 @@ class Group:
     std: float | None = None
     columns: dict[str, str] = field(default_factory=dict)
     prompt_cut: int = 0
-
-    def as_json(self) -> dict[str, Any]:
-        """As the page and `--format json` have it: spans without what is at its default, since there are many."""
-        return {
-            **vars(self),
-            "rows": [{**vars(row), "spans": [_short(span) for span in row.spans]} for row in self.rows],
-        }
+    forks: list[int] = field(default_factory=list)
 
 
 @dataclass
@@ -176,13 +173,6 @@ class Run:
     resumed_at: list[int] = field(default_factory=list)
     completions: Completions | None = None
     notes: list[str] = field(default_factory=list)
-
-
-def _short(span: Span) -> dict[str, Any]:
-    short = {name: value for name, value in vars(span).items() if value is not None and value is not False}
-    if span.advantage is not None:
-        short["advantage"] = float(f"{span.advantage:.6g}")
-    return short
 
 
 def number(value: Any) -> float | None:

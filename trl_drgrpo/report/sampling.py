@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 
 from trl_drgrpo.report.embedding import embedded
+from trl_drgrpo.report.group_json import group_json
 from trl_drgrpo.report.records import Completions, Group, Row, Span
 
 TEXT_LIMITS = (40_000, 16_000, 6_000, 2_000, 600)  # characters of a completion, tried in this order
@@ -98,7 +99,7 @@ def _fill(order: Sequence[int], completions: Completions, budget: int, limit: in
         if group is None:
             continue
         group = shortened(group, limit)
-        size = len(embedded(group.as_json()).encode())
+        size = len(embedded(group_json(group)).encode())
         if size <= budget:
             budget -= size
             chosen[number] = group
@@ -125,7 +126,8 @@ def _shortened_row(row: Row, limit: int) -> Row:
     if length <= limit:
         return row
     head = limit * 3 // 4
-    spans = [*_between(row.spans, 0, head), Span(" [...] ", None, masked=True)]
+    spans = list(_between(row.spans, 0, head))
+    spans.append(Span(" [...] ", None, masked=True, level=spans[-1].level))
     spans += _between(row.spans, length - (limit - head), length)
     return replace(row, spans=spans, cut=length - limit)
 

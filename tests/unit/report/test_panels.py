@@ -17,6 +17,15 @@ def test_entropies_over_different_rows_are_different_lines():
     ]
 
 
+def test_forks_are_drawn_where_they_were_logged():
+    names = {f"forks/{name}" for name in ("cut_frac", "cut_position", "sampled_token_frac", "live_frac")}
+    panels = panels_for(names)
+    assert [panel.title for panel in panels] == ["Forks", "First fork", "Sampled tokens"]
+    assert all(panel.share for panel in panels)
+    assert other_metrics(names, panels) == []
+    assert not any("ork" in panel.title for panel in panels_for({"reward"}))
+
+
 def test_sampling_is_drawn_where_it_was_logged():
     names = {"sampling/draws", "sampling/groups_live", "sampling/keep_probability/0-25", "sampling/capped_frac"}
     panels = panels_for(names)

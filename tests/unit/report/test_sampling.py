@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from report_runs import group_line, write_run_log
 
 from trl_drgrpo.report.embedding import embedded
+from trl_drgrpo.report.group_json import group_json
 from trl_drgrpo.report.reading import read_run
 from trl_drgrpo.report.recorded import group_of
 from trl_drgrpo.report.sampling import TEXT_LIMITS, sample_groups, shortened, spread
@@ -34,7 +35,7 @@ def groups_of(count, text_length=100):
 
 
 def size(sample):
-    return len(embedded([group.as_json() for group in sample.groups]).encode())
+    return len(embedded([group_json(group) for group in sample.groups]).encode())
 
 
 def test_everything_is_shown_where_it_fits():
@@ -48,7 +49,7 @@ def test_the_newest_the_spread_and_the_extremes():
     groups[137].rows[0].spans[0].advantage = -50.0
     groups[211].rows[1].reward = None
     groups[288].rows[0].length = 9999
-    budget = sum(len(embedded(group.as_json())) for group in groups) // 5
+    budget = sum(len(embedded(group_json(group))) for group in groups) // 5
     sample = sample_groups(InMemory(groups), budget)
     steps = [group.step for group in sample.groups]
     assert size(sample) <= budget * 1.01  # the commas between the groups

@@ -163,7 +163,8 @@ class Diagnostics(DescribingFeature):
         records = [record for _, each in everyone for record in each]
         if self.run_log is not None and records:
             with self.describing("The run log's completions"):
-                self.run_log.completions(group_records(records, rows.num_generations, step, mode, first_group))
+                groups = group_records(records, rows.num_generations, step, mode, first_group, batch.forks)
+                self.run_log.completions(groups)
         return with_old_names(batch_statistics(rows, trains))
 
     def _groups_before(self, mode: str, step: int, groups: int) -> int:

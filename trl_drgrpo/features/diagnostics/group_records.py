@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
+from trl_drgrpo.objective.fork_advantages import Forks
 from trl_drgrpo.process_rewards.steps.alignment import Aligner
 
 COLUMN_CHARACTERS = 500
@@ -51,6 +52,7 @@ class RecordedRow:
         length (`int`): Tokens that the model wrote.
         truncated (`bool`): Whether it was cut off.
         correct (`bool` or `None`): Whether it is correct, `None` for neither or not known.
+        cuts (`Sequence[int]`, *optional*): Tokens before each fork, see [`Forks`]; `None` in a group without.
     """
 
     index: int
@@ -67,6 +69,7 @@ class RecordedRow:
     length: int
     truncated: bool
     correct: bool | None
+    cuts: Sequence[int] | None = None
 
 
 def row_record(row: RecordedRow, aligner: Aligner) -> dict[str, Any]:
@@ -86,7 +89,12 @@ def row_record(row: RecordedRow, aligner: Aligner) -> dict[str, Any]:
 
 
 def group_records(
-    rows: Sequence[dict[str, Any]], num_generations: int, step: int, mode: str, first_group: int = 0
+    rows: Sequence[dict[str, Any]],
+    num_generations: int,
+    step: int,
+    mode: str,
+    first_group: int = 0,
+    forks: Forks | None = None,
 ) -> list[dict[str, Any]]:
     """The lines of `completions.jsonl`.
 
@@ -96,13 +104,19 @@ def group_records(
         step (`int`): The optimizer step that is first trained on them; in an evaluation the steps done.
         mode (`str`): `"train"` or `"eval"`.
         first_group (`int`, *optional*): Groups of this step, or evaluation, in the batches before this one.
+        forks ([`Forks`], *optional*): Of the batch.
 
     Returns:
-        `list[dict]`: One per group. `baseline` and `std` (n - 1) are over the group's scorable rewards.
+        `list[dict]`: One per group. `baseline` and `std` (n - 1) are over the group's scorable rewards. `forks`: the
+        branches at each level, `[b] * D`; only of groups that fork.
     """
     ordered = sorted(rows, key=lambda row: row["index"])
     groups = groupby(ordered, key=lambda row: row["index"] // num_generations)
-    return [_group_record(first_group + number, list(members), step, mode) for number, members in groups]
+    records = [_group_record(first_group + number, list(members), step, mode) for number, members in groups]
+    if forks is not None:
+        for record in records:
+            record["forks"] = [forks.branches] * forks.depth
+    return records
 
 
 def _group_record(number: int, members: list[dict[str, Any]], step: int, mode: str) -> dict[str, Any]:
@@ -129,9 +143,10 @@ def _spans(row: RecordedRow, aligner: Aligner) -> Iterator[dict[str, Any]]:
     """Runs of tokens of one kind; their texts joined are the decoded completion."""
     step_of: list[int | None] = [k for k, _ in enumerate(row.step_ends) for _ in range(_step_size(row.step_ends, k))]
     step_of += [None] * (len(row.token_ids) - len(step_of))  # the closing, or a row without steps
+    levels = [None if row.cuts is None else sum(cut <= t for cut in row.cuts) for t in range(len(row.token_ids))]
     kinds = [
-        (advantage, step_of[t], not trained)
-        for t, (advantage, trained) in enumerate(zip(row.token_advantages, row.trained, strict=True))
+        (advantage, step, not trained, level)
+        for advantage, step, trained, level in zip(row.token_advantages, step_of, row.trained, levels, strict=True)
     ]
     runs = [(kind, len(list(tokens))) for kind, tokens in groupby(kinds)]
     text, lengths = "", [0]
@@ -140,7 +155,7 @@ def _spans(row: RecordedRow, aligner: Aligner) -> Iterator[dict[str, Any]]:
         text = alignment.text if alignment else aligner.decode(row.token_ids)
         lengths = alignment.lengths if alignment else [len(text)]
     token = start = 0
-    for number, ((advantage, step, masked), size) in enumerate(runs, start=1):
+    for number, ((advantage, step, masked, level), size) in enumerate(runs, start=1):
         token += size
         stop = len(text) if number == len(runs) else min(max(lengths[token - 1], start), len(text))
         yield {
@@ -149,6 +164,7 @@ def _spans(row: RecordedRow, aligner: Aligner) -> Iterator[dict[str, Any]]:
             "step": step,
             "step_reward": None if step is None else _number(row.step_rewards[step]),
             "masked": masked,
+            **({} if level is None else {"level": level}),  # forks in front of it
         }
         start = stop
 

@@ -36,6 +36,7 @@ _VLLM_OBJECTIVE = (
     "vllm_importance_sampling_clip_max",
 )
 _STEP_OBJECTIVE = ("process_role", "step_credit", "step_baseline", "deepseekmath_step_std")
+_FORKS = ("forks", "fork_depth")  # their advantages are the siblings', whatever advantage_baseline says
 _WEIGHTS = ("outcome_weight", "process_weight")
 _SAMPLING = ("num_generations", "temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _SETTINGS = (
@@ -57,6 +58,8 @@ _SETTINGS = (
     "max_sampling_rounds",
     "curriculum",
     "curriculum_q_min",
+    "fork_at",
+    "fork_threshold",
     "use_vllm",
     "vllm_mode",
     "seed",
@@ -122,6 +125,7 @@ def _objective(trainer: Any) -> dict[str, Any]:
     objective["step_separator"] = _separator(trainer) if scorer else None
     objective["state_keys"] = trainer.turns.state_keys_of
     objective["dynamic_sampling"] = "dapo" if args.dynamic_sampling == "dapo" else None  # True keeps the objective
+    objective |= {name: value if args.forks > 1 else None for name, value in _fields(args, _FORKS).items()}
     objective["advantages"] = trainer.own_advantages
     return objective | _fields(args, _WEIGHTS)
 

@@ -86,7 +86,7 @@ class BatchSnapshot:
     def recorded_rows(self, names: Sequence[str], correct: Sequence[bool | None] | None) -> Iterator[RecordedRow]:
         """This rank's rows of the groups that are recorded. `names`: the `F` reward functions; `correct`: `B` values,
         over all ranks."""
-        scored, steps = self.batch.scored, self.batch.steps
+        scored, steps, forks = self.batch.scored, self.batch.steps, self.batch.forks
         for i in self._recorded:
             row, ids, own = self.first_row + i, list(scored.completion_ids[i]), self.own[i]
             is_trained = own.trained > 0
@@ -107,6 +107,7 @@ class BatchSnapshot:
                 length=own.length,
                 truncated=own.truncated,
                 correct=correct[row] if correct else None,
+                cuts=forks.cuts[row] if forks else None,
             )
 
     def _per_recorded_row(self, copied: dict[str, list[float]]) -> dict[int, tuple[list[float], list[bool]]]:

@@ -2,8 +2,9 @@
 
 After each generation the micro-batches of every optimizer step are planned anew (`planner.py`, `window.py`): rows
 without signal are left out, the others regrouped by length, cut to their own extent and, where the model allows it,
-packed behind one copy of their prompt (`packing.py`, `sharing.py`). Old log-probabilities are computed after that,
-for the rows that will be trained on. Generation runs each prompt once (`decoding.py`).
+packed so that prompts and other common prefixes run once (`packing.py`, `sharing.py`); tokens alone tell who shares
+what. Old log-probabilities are computed after that, for the rows that will be trained on. Generation runs each
+prompt once (`decoding.py`).
 
 All of it is exact for this package's objective and no other, so each step stands aside where it would not be.
 """
@@ -208,6 +209,7 @@ class FastPath(Feature):
         split = {
             "prompt_ids": tokens.input_ids[:, :-width],
             "prompt_mask": tokens.attention_mask[:, :-width],
+            "completion_ids": tokens.input_ids[:, -width:],
             "completion_mask": tokens.attention_mask[:, -width:],
         }
         rows = rows_of(split, [True] * len(tokens.input_ids))

@@ -4,9 +4,11 @@ TRL pads prompts on the left and completions on the right, to the widest of the 
 starts at position 0 and ends with its own last token:
 
 - a row alone: `prompt, completion`. It needs no mask: in a causal model what follows a token cannot change it;
-- completions behind one prompt: `prompt[:-1], (prompt[-1], completion) of each`. A block mask lets a token see the
-  shared part and its own completion up to itself; positions restart behind the shared part. The last prompt token
-  stands in front of every completion, so that each first token is predicted at a place of its own.
+- rows of one prompt: a tree of tokens, depth first: the prompt, prefixes that several completions have in common, then
+  what each row has alone. A tree mask lets a token see its ancestors and itself; positions restart at each branch.
+
+The last token of a completion predicts nothing and does not run. One position may predict several tokens, where a
+branch follows. A token that several rows share is scored once, and their gradients add up there.
 
 Either way a token's log-probability is the same function of the weights as in its padded row (math.md, section 4).
 
@@ -14,14 +16,14 @@ Only the positions that predict a completion token go through the head: `scored_
 to them. (TRL's head does so by itself on GPUs; elsewhere it scores prompts and padding too.)
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from trl_drgrpo.features.fast_path.planner import MicroBatch
+from trl_drgrpo.features.fast_path.planner import MicroBatch, shared_length
 
 IGNORED = -100  # the label that TRL's head leaves out
 
@@ -32,12 +34,13 @@ class Packed:
 
     Args:
         input_ids (`torch.Tensor` of shape `(N, W)`, int64): Tokens of N packs, padded on the right.
-        attention_mask (`torch.Tensor`): `(N, W)` of ones, or `(N, 1, W, W)` bool where completions share a prompt.
-        position_ids (`torch.Tensor` of shape `(N, W)`, int64, *optional*): Only where completions share a prompt.
-        predictors (`torch.Tensor` of shape `(n,)`, int64): Flat positions in `(N, W)` whose output predicts a token.
+        attention_mask (`torch.Tensor`): `(N, W)` of ones, or `(N, 1, W, W)` bool where a pack has branches.
+        position_ids (`torch.Tensor` of shape `(N, W)`, int64, *optional*): Only where a pack has branches.
+        predictors (`torch.Tensor` of shape `(n,)`, int64): Flat positions in `(N, W)` whose output predicts a token,
+            ascending; as often as different tokens follow.
         targets (`torch.Tensor` of shape `(1, n)`, int64): The token each predicts; -100: none.
-        sources (`torch.Tensor` of shape `(B, T)`, int64): For each token of the padded layout, its place among the n;
-            0 where there is none.
+        sources (`torch.Tensor` of shape `(B, T)`, int64): For each token of the padded layout, its place among the n,
+            the same one for rows that share it; 0 where there is none.
         scored (`torch.Tensor` of shape `(B, T)`, bool): Tokens that have a place.
     """
 
@@ -104,23 +107,27 @@ def pack_rows(
     # The t-th token of a completion need not stand in column t: a mask may have holes.
     columns = [m[prompt_width:].nonzero().squeeze(1) for m in mask]
 
-    lines = [_Line.of(pack, prompts, completions) for pack in batch] or [_Line(ids[0, -2:], [], torch.arange(2), [])]
+    lines = [_Line.of(pack, prompts, completions) for pack in batch] or [_Line.of((0,), [ids[0, -2:]], [ids[0, :0]])]
     width = -(-max(len(line.ids) for line in lines) // multiple) * multiple
     packed_ids = torch.full((len(lines), width), pad_token_id, dtype=torch.long)
-    predictors, targets, count = [], [], 0
+    order, predictors = [], []
     for n, line in enumerate(lines):
         packed_ids[n, : len(line.ids)] = line.ids
-        for row, start in line.starts:
-            length = len(completions[row])
-            predictors.append(n * width + start - 1 + torch.arange(length))  # the one before predicts a token
-            targets.append(completions[row])
-            sources[row, columns[row]] = count + torch.arange(length)
+        for row, places in line.predictors.items():
+            order.append(row)
+            predictors.append(n * width + places)
+    following = torch.cat([completions[row] for row in order]) if order else ids[0, :0]
+    if len(following):
+        # A token has one place for all rows that share it: those where it follows the same position.
+        span = int(following.max()) + 1
+        scores, where = torch.unique(torch.cat(predictors) * span + following, return_inverse=True)
+        flat, targets = scores // span, scores % span
+        for row, place in zip(order, where.split([len(completions[row]) for row in order]), strict=True):
+            sources[row, columns[row]] = place
             scored[row, columns[row]] = True
-            count += length
-    if not count:
-        predictors, targets = [torch.zeros(1, dtype=torch.long)], [torch.full((1,), IGNORED)]
-    shares = any(len(line.starts) > 1 for line in lines)
-    if shares:
+    else:
+        flat, targets = torch.zeros(1, dtype=torch.long), torch.full((1,), IGNORED)
+    if any(line.branches for line in lines):
         packed_mask = torch.stack([line.mask(width) for line in lines]).unsqueeze(1)  # (N, 1, W, W)
         positions = torch.stack(
             [torch.nn.functional.pad(line.positions, (0, width - len(line.ids))) for line in lines]
@@ -132,8 +139,8 @@ def pack_rows(
         packed_ids.to(device),
         packed_mask.to(device),
         None if positions is None else positions.to(device),
-        torch.cat(predictors).to(device),
-        torch.cat(targets).unsqueeze(0).to(device),
+        flat.to(device),
+        targets.unsqueeze(0).to(device),
         sources.to(device),
         scored.to(device),
     )
@@ -141,36 +148,47 @@ def pack_rows(
 
 @dataclass(frozen=True)
 class _Line:
-    """One pack laid out: its tokens, where each row's completion starts, its positions, and its blocks' lengths."""
+    """One pack laid out, depth first.
+
+    Args:
+        ids (`torch.Tensor` of shape `(w,)`), positions (`torch.Tensor` of shape `(w,)`): Tokens, and their depths.
+        ends (`torch.Tensor` of shape `(w,)`): Where the tokens that follow each one, on any branch, end.
+        predictors (`dict[int, torch.Tensor]`): For each row, the places that predict its completion's tokens.
+    """
 
     ids: torch.Tensor
-    starts: list[tuple[int, int]]
     positions: torch.Tensor
-    blocks: list[int]  # tokens of each completion's block; empty where the pack is one row
+    ends: torch.Tensor
+    predictors: dict[int, torch.Tensor]
 
     @classmethod
-    def of(cls, pack: tuple[int, ...], prompts: list[torch.Tensor], completions: list[torch.Tensor]) -> "_Line":
+    def of(
+        cls, pack: tuple[int, ...], prompts: Sequence[torch.Tensor], completions: Sequence[torch.Tensor]
+    ) -> "_Line":
         prompt = prompts[pack[0]]
-        if len(pack) == 1:
-            ids = torch.cat([prompt, completions[pack[0]]])
-            return cls(ids, [(pack[0], len(prompt))], torch.arange(len(ids)), [])
-        shared, last = prompt[:-1], prompt[-1:]
-        parts, positions, starts, blocks, end = [shared], [torch.arange(len(shared))], [], [], len(shared)
-        for row in pack:
-            parts += [last, completions[row]]
-            starts.append((row, end + 1))
-            blocks.append(1 + len(completions[row]))
-            positions.append(torch.arange(len(shared), len(shared) + blocks[-1]))
-            end += blocks[-1]
-        return cls(torch.cat(parts), starts, torch.cat(positions), blocks)
+        inputs = {row: completions[row][:-1].tolist() for row in pack}
+        tokens, positions, predictors = [prompt], [torch.arange(len(prompt))], {}
+        path, previous, size = torch.arange(len(prompt)), [], len(prompt)  # path: places of the row's tokens so far
+        ends = torch.empty(size + sum(len(each) for each in inputs.values()), dtype=torch.long)
+        for row in sorted(pack, key=lambda row: inputs[row]):
+            depth = len(prompt) + shared_length(previous, inputs[row])
+            ends[path[depth:]] = size
+            own = completions[row][depth - len(prompt) : len(inputs[row])]
+            path = torch.cat([path[:depth], size + torch.arange(len(own))])
+            tokens.append(own)
+            positions.append(depth + torch.arange(len(own)))
+            predictors[row] = path[len(prompt) - 1 :][: len(completions[row])]
+            previous, size = inputs[row], size + len(own)
+        ends[path] = size
+        return cls(torch.cat(tokens), torch.cat(positions), ends[:size], predictors)
+
+    @property
+    def branches(self) -> bool:
+        """Whether it is more than one chain of tokens; a chain needs no mask."""
+        return int(self.positions[-1]) + 1 < len(self.ids)
 
     def mask(self, width: int) -> torch.Tensor:
-        """(W, W) bool: row q sees column k. Causal within the shared part and within a block; a block sees both."""
-        block = torch.zeros(width, dtype=torch.long)  # 0: the shared part, seen by all
-        shared = len(self.ids) - sum(self.blocks)
-        ends = shared + torch.tensor(self.blocks).cumsum(0) if self.blocks else torch.tensor([len(self.ids)])
-        for number, (end, length) in enumerate(zip(ends.tolist(), self.blocks, strict=False), start=1):
-            block[end - length : end] = number
-        block[len(self.ids) :] = -1  # padding sees itself and the shared part: a softmax needs something
-        sees = (block[:, None] == block[None, :]) | (block[None, :] == 0)
-        return sees.tril()
+        """(W, W) bool: row q sees column k, its ancestor or itself; padding sees itself: a softmax needs something."""
+        places = torch.arange(width)
+        ends = torch.cat([self.ends, places[len(self.ids) :] + 1])
+        return (places <= places[:, None]) & (places[:, None] < ends)

@@ -5,7 +5,8 @@ one optimizer step (its *window*) it does not matter which rows share a forward,
 plan uses that freedom to process as few tokens as possible:
 
 - rows without signal are left out (the caller says which);
-- completions of one prompt may be *packed* behind one copy of it, where that costs less than repeating it;
+- completions of one prompt may be *packed* behind one copy of it, where that costs less than repeating it; prefixes
+  that completions of a pack have in common, by design (forks) or by accident, run once too;
 - packs are sorted by length and cut into at most as many micro-batches as the window has slots, by dynamic
   programming over all contiguous cuts (greedy filling leaves two to three times the padding);
 - no micro-batch holds more padded tokens, or more attention pairs, than the largest one of stock TRL would.
@@ -13,6 +14,8 @@ plan uses that freedom to process as few tokens as possible:
 Costs are in *tokens*: what one token costs in everything but attention is 1.
 """
 
+import itertools
+import math
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
@@ -32,17 +35,25 @@ class Row:
         prompt_length (`int`): Tokens of the prompt, without padding.
         completion_length (`int`): Tokens of the completion, without padding. 0: nothing to score.
         live (`bool`): Whether the row must be run; rows without signal need not.
+        completion (`tuple[int, ...]`, *optional*): The completion's tokens. Without them, the row is taken to share
+            nothing but its prompt.
     """
 
     prompt: Hashable
     prompt_length: int
     completion_length: int
     live: bool = True
+    completion: tuple[int, ...] = ()
 
     @property
-    def length(self) -> int:
-        """Tokens of the row when it runs alone."""
-        return self.prompt_length + self.completion_length
+    def inputs(self) -> tuple[int, ...]:
+        """Tokens of the completion that run. The last one does not: it predicts nothing."""
+        return self.completion[:-1]
+
+    @property
+    def own_length(self) -> int:
+        """Tokens that run behind the prompt when the row shares none of them."""
+        return max(self.completion_length - 1, 0)
 
 
 @dataclass(frozen=True)
@@ -95,15 +106,30 @@ class Costs:
 
 
 def pack_length(rows: Sequence[Row], pack: Pack) -> int:
-    """Tokens of a pack.
+    """Tokens of a pack: the prompt, then each completion without its last token; shared prefixes count once.
 
-    Behind a shared prompt, every completion brings one token more: the last prompt token stands again in front of it,
-    so that each completion's first token is predicted from a position of its own.
+    Example:
+
+    ```python
+    >>> rows = [Row("a", 30, 4, completion=(5, 6, 7, 8)), Row("a", 30, 4, completion=(5, 6, 9, 8))]
+    >>> pack_length(rows, (0,)), pack_length(rows, (0, 1))  # 30 + 3, and one token more behind the shared 5, 6
+    (33, 34)
+
+    ```
     """
-    first = rows[pack[0]]
-    if len(pack) == 1:
-        return first.length
-    return first.prompt_length - 1 + sum(1 + rows[i].completion_length for i in pack)
+    length, previous = rows[pack[0]].prompt_length, ()
+    for row in sorted((rows[i] for i in pack), key=lambda row: row.inputs):
+        length += row.own_length - shared_length(previous, row.inputs)
+        previous = row.inputs
+    return length
+
+
+def shared_length(a: Sequence[int], b: Sequence[int]) -> int:
+    """Tokens of the longest common prefix. Over sorted sequences, those of neighbors add up to what all share."""
+    for count, (x, y) in enumerate(zip(a, b, strict=False)):
+        if x != y:
+            return count
+    return min(len(a), len(b))
 
 
 def plan_window(rows: Sequence[Row], slots: int | None, budget: Budget, costs: Costs = Costs()) -> list[MicroBatch]:
@@ -134,10 +160,15 @@ def plan_window(rows: Sequence[Row], slots: int | None, budget: Budget, costs: C
     live = [i for i, row in enumerate(rows) if row.live and row.completion_length > 0]
     if not live:
         return []
-    packs = [pack for group in _by_prompt(rows, live, costs) for pack in _cheapest_packs(rows, group, budget, costs)]
-    cut = _cut(rows, packs, slots, budget, costs)
-    if cut is None and costs.share_prompts:  # packs are coarser than rows: they may not fit where rows do
-        cut = _cut(rows, [(i,) for i in live], slots, budget, costs)
+    groups = _by_prompt(rows, live, costs)
+    # Packs are coarser than rows: where they do not fit, smaller ones may, and rows alone fit where TRL's do.
+    for together in (2**k for k in range(budget.rows.bit_length() if costs.share_prompts else 1)):
+        widest = min(budget.tokens // together, math.isqrt(budget.pairs // together))
+        packs = [pack for group in groups for pack in _cheapest_packs(rows, group, widest, costs)]
+        cut = _cut(rows, packs, slots, budget, costs)
+        if cut is not None:
+            return cut
+    cut = _cut(rows, [(i,) for i in live], slots, budget, costs)
     if cut is None:
         raise ValueError(f"{len(live)} rows do not fit into {slots} micro-batches of {budget.tokens} tokens")
     return cut
@@ -157,24 +188,56 @@ def _by_prompt(rows: Sequence[Row], live: list[int], costs: Costs) -> list[list[
     return list(groups.values())
 
 
-def _cheapest_packs(rows: Sequence[Row], group: list[int], budget: Budget, costs: Costs) -> list[Pack]:
-    """The rows of one prompt, longest first, cut into packs at the least cost."""
-    group = sorted(group, key=lambda i: -rows[i].completion_length)
+def _cheapest_packs(rows: Sequence[Row], group: list[int], widest: int, costs: Costs) -> list[Pack]:
+    """The rows of one prompt, cut into packs of this width at most (or of one row) at the least cost.
+
+    Packs are neighbors in one of two orders: longest first, or sorted by tokens, so that rows with a common prefix
+    stand together. The cheaper one is taken. A branch itself costs nothing (the mask is as large without it), so no
+    prefix is too short to be shared.
+    """
+    by_length = sorted(group, key=lambda i: -rows[i].completion_length)
+    by_tokens = sorted(group, key=lambda i: rows[i].inputs)
+    shared = _shared_tokens(rows, by_tokens)
+    cost, packs = _cheapest_cut(rows, by_length, shared, widest, costs)
+    if any(shared.values()):
+        other_cost, others = _cheapest_cut(rows, by_tokens, shared, widest, costs)
+        if other_cost < cost:
+            return others
+    return packs
+
+
+def _shared_tokens(rows: Sequence[Row], by_tokens: list[int]) -> dict[tuple[int, int], int]:
+    """Common prefix of any two of the rows, which are sorted by their tokens."""
+    neighbors = [shared_length(rows[a].inputs, rows[b].inputs) for a, b in itertools.pairwise(by_tokens)]
+    shared = {}
+    for first, a in enumerate(by_tokens):
+        least = itertools.accumulate(neighbors[first:], min)
+        for b, length in zip(by_tokens[first + 1 :], least, strict=True):
+            shared[a, b] = shared[b, a] = length
+    return shared
+
+
+def _cheapest_cut(
+    rows: Sequence[Row], order: list[int], shared: dict[tuple[int, int], int], widest: int, costs: Costs
+) -> tuple[float, list[Pack]]:
+    """The rows of one prompt in this order, cut into packs at the least cost; the last pack first."""
     best: list[tuple[float, int]] = [(0.0, 0)]  # of the first k rows: the cost, and where its last pack starts
-    for end in range(1, len(group) + 1):
+    for end in range(1, len(order) + 1):
         options = []
-        for start in range(end):
-            width = costs.width(pack_length(rows, tuple(group[start:end])))
-            fits = width <= budget.tokens and width**2 <= budget.pairs
-            if fits or end - start == 1:
+        length = rows[order[0]].prompt_length
+        for start in reversed(range(end)):
+            row = order[start]
+            length += rows[row].own_length - max((shared[row, i] for i in order[start + 1 : end]), default=0)
+            width = costs.width(length)
+            if width <= widest or end - start == 1:
                 options.append((best[start][0] + costs.of_width(width), start))
         best.append(min(options))
-    packs, end = [], len(group)
+    packs, end = [], len(order)
     while end:
         start = best[end][1]
-        packs.append(tuple(group[start:end]))
+        packs.append(tuple(order[start:end]))
         end = start
-    return packs
+    return best[-1][0], packs
 
 
 def _cut(

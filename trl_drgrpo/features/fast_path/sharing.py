@@ -1,10 +1,10 @@
 """May completions share a prompt in this model, and what does attention cost it?
 
-Packing completions behind one prompt hands the model a block mask and restarted positions. Models that ignore either
-compute something else without a word: eager attention adds a boolean mask to its scores, sliding windows are left out
-of a mask that comes from outside, state-space layers know no mask at all. So sharing is used only after a numerical
-self-test on the model itself: rows alone against rows packed, with a control (the same pack without its block mask)
-that must differ.
+Packing completions behind their prompt and other prefixes hands the model a block mask and restarted positions. Models
+that ignore either compute something else without a word: eager attention adds a boolean mask to its scores, sliding
+windows are left out of a mask that comes from outside, state-space layers know no mask at all. So sharing is used only
+after a numerical self-test on the model itself: rows alone against rows packed, some of them forks, with a control
+(the same pack without its block mask) that must differ.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,7 +25,8 @@ FORWARD_COST = {"cpu": 32.0}
 FORWARD_COST_ELSEWHERE = 256.0
 # How far packed rows may be from rows alone, as a share of what the control differs by.
 AGREEMENT = {torch.float64: 1e-4, torch.float32: 1e-3, torch.float16: 0.1, torch.bfloat16: 0.1}
-PROMPT_TOKENS, COMPLETION_TOKENS = 12, (9, 7, 5)
+# The rows of the self-test: row 3 branches off row 0, and row 4 off row 3, behind so many tokens of the completion.
+PROMPT_TOKENS, COMPLETION_TOKENS, FORKS = 12, (9, 7, 5, 8, 8), {3: (0, 3), 4: (3, 6)}
 
 
 def attention_pair_cost(config: Any) -> float:
@@ -101,12 +102,14 @@ def _self_test(vocabulary: int, device: Any, log_probs: Callable[[Packed], torch
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(vocabulary, (rows, PROMPT_TOKENS + width), generator=generator)
     ids[:, :PROMPT_TOKENS] = ids[0, :PROMPT_TOKENS]
+    for row, (parent, tokens) in FORKS.items():
+        ids[row, : PROMPT_TOKENS + tokens] = ids[parent, : PROMPT_TOKENS + tokens]
     ends = PROMPT_TOKENS + torch.tensor(COMPLETION_TOKENS)
     mask = (torch.arange(ids.size(1)) < ends[:, None]).long()
 
     def scores(batch: MicroBatch, control: bool = False) -> torch.Tensor:
         packed = pack_rows(ids.to(device), mask.to(device), width, batch)
-        if control:  # plain causal attention: later completions see earlier ones
+        if control:  # plain causal attention: later branches see earlier ones
             ones = torch.ones_like(packed.input_ids)
             packed = replace(packed, attention_mask=ones)
         return packed.unpack(log_probs(packed))

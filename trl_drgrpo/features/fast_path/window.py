@@ -10,7 +10,15 @@ from typing import Any
 
 import torch
 
-from trl_drgrpo.features.fast_path.planner import Budget, Costs, MicroBatch, Row, plan_window, processed_tokens
+from trl_drgrpo.features.fast_path.planner import (
+    Budget,
+    Costs,
+    MicroBatch,
+    Row,
+    pack_length,
+    plan_window,
+    processed_tokens,
+)
 from trl_drgrpo.upstream.batch_rows import OF_COMPLETIONS, OF_EITHER, OF_PROMPTS, OF_THE_BATCH
 
 PLAN = "micro_batch_plan"
@@ -98,24 +106,22 @@ class Window:
         packed = [processed_tokens(self.rows, batch, self.costs) for batch in self.plan]
         return {
             "processed": sum(packed),
-            "useful": sum(self._tokens(pack) for batch in self.plan for pack in batch),
+            "useful": sum(pack_length(self.rows, pack) for batch in self.plan for pack in batch),
             "upstream": len(self.rows) * width,
             "rows": len(self.rows),
             "run": sum(len(pack) for batch in self.plan for pack in batch),
         }
 
-    def _tokens(self, pack: tuple[int, ...]) -> int:
-        return self.rows[pack[0]].prompt_length + sum(self.rows[i].completion_length for i in pack)
-
 
 def rows_of(inputs: dict[str, Any], live: Iterable[bool]) -> list[Row]:
     """The planner's rows for tensors in TRL's layout. Prompts are equal when their tokens are."""
-    prompts = [
-        tuple(ids[mask].tolist())
-        for ids, mask in zip(inputs["prompt_ids"].cpu(), inputs["prompt_mask"].cpu().bool(), strict=True)
-    ]
-    lengths = inputs["completion_mask"].sum(dim=1).tolist()
-    return [Row(p, len(p), int(n), bool(a)) for p, n, a in zip(prompts, lengths, live, strict=True)]
+    prompts, completions = _tokens(inputs, "prompt"), _tokens(inputs, "completion")
+    return [Row(p, len(p), len(c), bool(a), c) for p, c, a in zip(prompts, completions, live, strict=True)]
+
+
+def _tokens(inputs: dict[str, Any], part: str) -> list[tuple[int, ...]]:
+    ids, masks = inputs[f"{part}_ids"].cpu(), inputs[f"{part}_mask"].cpu().bool()
+    return [tuple(row[mask].tolist()) for row, mask in zip(ids, masks, strict=True)]
 
 
 def is_live(inputs: dict[str, Any], skip: bool) -> torch.Tensor:

@@ -92,11 +92,11 @@ def _advantages(args: Any, has_steps: bool) -> list[str]:
 def _forked_advantages(args: Any, has_steps: bool) -> list[str]:
     lines = ["R_c  = mean of r_i over the rows i that pass node c, a stretch of tokens between two forks"]
     if not has_steps:
-        return [*lines, "A_it = A_c of the node that token t of row i is part of"]
+        return [*lines, "A_it = A_c of the node c that token t of row i is in"]
     return [
         *lines,
-        f"A_it = {args.outcome_weight:g} * A_c + {args.process_weight:g} * A_ck; c, k: node and step of token t",
-        "A_ck = mean of Q_ik over the rows of node c - mean over those of its siblings",
+        f"A_it = {args.outcome_weight:g} * A_c + {args.process_weight:g} * A_ck of the node c and step k of token t",
+        "A_ck = mean of Q_ik over the rows that pass node c - mean over those that pass its siblings",
         f"Q_ik = {_EARNED[args.step_credit]}, 0 once row i has ended",
     ]
 
@@ -145,13 +145,19 @@ def _policy_notes(trainer: Any, args: Any) -> list[str]:
 
 def _fork_note(args: Any) -> str:
     where = {
-        "drawn": "behind a step at a place drawn beforehand",
-        "entropy": f"behind the first step whose mean entropy exceeds {args.fork_threshold} nats",
-        "doubt": f"behind the first step with 1 - score above {args.fork_threshold}",
+        "drawn": "a place drawn beforehand is reached",
+        "entropy": f"the mean entropy exceeds {args.fork_threshold} nats per token",
+        "doubt": f"1 - score exceeds {args.fork_threshold}",
     }[args.fork_at]
-    parents = (args.num_generations or 1) // args.forks**args.fork_depth
-    depth = "" if args.fork_depth == 1 else f", {args.fork_depth} times in a row"
-    return f"Groups fork: {parents} completions per prompt are cut {where} and go on {args.forks} times each{depth}."
+    rows, branches = args.num_generations or 1, args.forks
+    parents = rows // branches**args.fork_depth
+    again = "" if args.fork_depth == 1 else f", and the branches are cut again, {args.fork_depth} levels in all"
+    return (
+        f"Groups fork: {parents} completions are sampled per prompt; each is cut behind the first step in which "
+        f"{where} and goes on in {branches} branches{again}: {rows} rows. Siblings are the branches of one cut, or "
+        f"the {parents} parents of one prompt. A token before a cut is in every row that shares it, with one "
+        "advantage; a completion that could not be cut stands for all of its rows."
+    )
 
 
 def _sampling_notes(args: Any) -> list[str]:

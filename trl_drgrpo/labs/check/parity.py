@@ -5,8 +5,9 @@ and unpadded through a plain forward, log-softmax, `group_advantages`, `dr_grpo_
 once, backward. Micro-batching, accumulation, padding, shuffling, reuse of rollouts and importance ratios must all
 cancel out.
 
-Two controls are part of every check: TRL's `dr_grpo` with the group's std left on, and TRL's default. They must
-*differ*; a check that cannot see them would prove nothing.
+Stock TRL is part of every check. With both switches set (`loss_type="dr_grpo"`, `scale_rewards="none"`) its gradient
+is the same, by construction. With the std left on, with `grpo` and with its default it must *differ*, even after
+the best rescaling, since under Adam a constant factor cancels; a check that cannot see them would prove nothing.
 """
 
 import math
@@ -56,7 +57,8 @@ class Case:
         settings (`tuple`): Further config fields, as pairs.
         plain_head (`bool`): Log-probabilities in float64; `False` = TRL's own float32 head, with its tolerance.
         long_prompts (`bool`): Prompts long enough for completions to share their forward.
-        control (`bool`): A run of stock TRL that must differ.
+        stock (`bool`): A run of stock TRL.
+        control (`bool`): One that must differ.
     """
 
     name: str
@@ -69,6 +71,7 @@ class Case:
     settings: tuple[tuple[str, Any], ...] = ()
     plain_head: bool = True
     long_prompts: bool = False
+    stock: bool = False
     control: bool = False
 
     @property
@@ -86,7 +89,10 @@ class CaseResult:
         steps (`int`): Optimizer steps compared.
         loss_difference (`float`): `|loss - spec|`, absolute.
         gradient_difference (`float`): `|g - spec| / |spec|`, over all trained weights.
-        passed (`bool`): Equal to tolerance; for a control, different.
+        passed (`bool`): Equal to tolerance; for a control, different at every scale.
+        cosine (`float`): Of g and the specified gradient, the mean over the steps.
+        residual (`float`): What is left of `gradient_difference` after the best rescaling of g: `sqrt(1 - cosine^2)`,
+            the mean over the steps.
     """
 
     case: Case
@@ -94,6 +100,8 @@ class CaseResult:
     loss_difference: float
     gradient_difference: float
     passed: bool
+    cosine: float = 1.0
+    residual: float = 0.0
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready."""
@@ -148,9 +156,15 @@ def _special() -> Iterator[Case]:
 
 
 def _controls() -> Iterator[Case]:
-    std_on = (("loss_type", "dr_grpo"), ("scale_rewards", "group"))
-    yield Case("control: TRL dr_grpo, std on", 4, 2, 2, settings=std_on, control=True)
-    yield Case("control: TRL default", 4, 2, 2, control=True)
+    def stock(loss_type: str, scale_rewards: str, control: bool = True) -> Case:
+        settings = (("loss_type", loss_type), ("scale_rewards", scale_rewards))
+        name = f"TRL, loss_type={loss_type!r}, scale_rewards={scale_rewards!r}"
+        return Case(name, 4, 2, 2, settings=settings, stock=True, control=control)
+
+    yield stock("dr_grpo", "none", control=False)
+    yield stock("dr_grpo", "group")
+    yield stock("grpo", "group")
+    yield stock("dapo", "group")  # TRL's default
 
 
 def run_case(case: Case, trainer_class: type | None = None) -> CaseResult:
@@ -158,12 +172,12 @@ def run_case(case: Case, trainer_class: type | None = None) -> CaseResult:
 
     Args:
         case ([`Case`]): The setting.
-        trainer_class (`type`, *optional*): Trainer to check; `DrGRPOTrainer` (or stock TRL for a control) by default.
+        trainer_class (`type`, *optional*): Trainer to check; `DrGRPOTrainer`, or stock TRL's, by default.
 
     Returns:
         [`CaseResult`].
     """
-    config_class = GRPOConfig if case.control else DrGRPOConfig
+    config_class = GRPOConfig if case.stock else DrGRPOConfig
     updates_per_generation = max(1, case.steps_per_generation * case.num_iterations // case.accumulation)
     settings = {
         **DEFAULTS,
@@ -175,7 +189,7 @@ def run_case(case: Case, trainer_class: type | None = None) -> CaseResult:
         "max_steps": updates_per_generation + 2,
         **dict(case.settings),
     }
-    trainer_class = trainer_class or (GRPOTrainer if case.control else DrGRPOTrainer)
+    trainer_class = trainer_class or (GRPOTrainer if case.stock else DrGRPOTrainer)
     recording = record(
         trainer_class,
         config_class,
@@ -184,15 +198,18 @@ def run_case(case: Case, trainer_class: type | None = None) -> CaseResult:
         prompts=LONG_PROMPTS if case.long_prompts else PROMPTS,
         **settings,
     )
-    losses, gradients = [], []
+    losses, gradients, cosines = [], [], []
     for index, step in enumerate(recording.steps):
         loss, gradient = _specification(case, settings, recording, step, index)
         losses.append(_nan_to_inf(abs(sum(step.losses) - loss)))
         gradients.append(_relative_difference(step.gradients, gradient))
+        cosines.append(_cosine(step.gradients, gradient))
     worst = max(gradients) if _all_were_trained(case, settings, recording) else math.inf
     equal = worst <= case.tolerance and max(losses) <= case.tolerance
-    passed = CONTROL_FLOOR < worst < math.inf if case.control else equal
-    return CaseResult(case, len(recording.steps), max(losses), worst, passed)
+    cosine = math.fsum(cosines) / len(cosines)
+    residual = math.fsum(math.sqrt(max(0.0, 1 - each**2)) for each in cosines) / len(cosines)
+    passed = residual > CONTROL_FLOOR and worst < math.inf if case.control else equal
+    return CaseResult(case, len(recording.steps), max(losses), worst, passed, cosine, residual)
 
 
 def run_check(full: bool = False, on_result: Callable[[CaseResult], None] | None = None) -> list[CaseResult]:
@@ -301,6 +318,12 @@ def _relative_difference(got: Weights, expected: Weights) -> float:
     difference = sum(float((got[name] - expected[name]).square().sum()) for name in expected) ** 0.5
     scale = sum(float(value.square().sum()) for value in expected.values()) ** 0.5
     return _nan_to_inf(difference / scale) if scale > 0 else math.inf
+
+
+def _cosine(got: Weights, expected: Weights) -> float:
+    """Of two gradients; 0 where there is none."""
+    first, second = (torch.cat([each[name].flatten() for name in expected]).double() for each in (got, expected))
+    return torch.nn.functional.cosine_similarity(first, second, dim=0).item()
 
 
 def _nan_to_inf(difference: float) -> float:

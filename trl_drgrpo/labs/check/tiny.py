@@ -75,7 +75,7 @@ def in_double_precision(model: Any) -> Any:
     Without this, two runs that differ in padding agree to 1e-7 at best, however exact everything else is.
 
     Args:
-        model ([`~transformers.Qwen2ForCausalLM`]): Changed in place.
+        model ([`~transformers.PreTrainedModel`]): Qwen2, Qwen3, Llama or a model without such norms. Changed in place.
 
     Returns:
         The same model.
@@ -83,11 +83,12 @@ def in_double_precision(model: Any) -> Any:
     model.double()
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            if type(child).__name__ == "Qwen2RMSNorm":
+            if type(child).__name__ in ("Qwen2RMSNorm", "Qwen3RMSNorm", "LlamaRMSNorm"):
                 norm = torch.nn.RMSNorm(child.weight.shape, eps=child.variance_epsilon)
                 norm.weight = child.weight
                 setattr(parent, name, norm)
-    model.model.rotary_emb = _RotaryInDouble(model.model.rotary_emb)
+            elif name == "rotary_emb":
+                setattr(parent, name, _RotaryInDouble(child))
     return model
 
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
+from trl_drgrpo.labs.provenance import provenance, study_command
 from trl_drgrpo.labs.study.credit_arms import ARMS
 from trl_drgrpo.labs.study.credit_runs import run_arm
 from trl_drgrpo.labs.study.credit_tasks import TASKS
 from trl_drgrpo.labs.study.credit_variance import measure_variance
-from trl_drgrpo.labs.study.provenance import provenance
 
 MEASURED_BATCHES = 40
 
@@ -41,7 +41,7 @@ def run_credit_study(
     Returns:
         `dict[str, Any]`: `command`, `date`, `versions`, `settings`, `starts` and `runs`, what the file holds.
     """
-    results: dict[str, Any] = {**provenance("credit", len(seeds), jobs), "settings": settings()}
+    results: dict[str, Any] = {**provenance(study_command("credit", len(seeds), jobs)), "settings": settings()}
     results |= {"starts": {}, "runs": []}
     work_dir.mkdir(parents=True, exist_ok=True)
     for start in in_processes(make_start, [(name, work_dir) for name in TASKS], jobs):

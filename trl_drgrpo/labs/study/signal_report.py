@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from trl_drgrpo.common.drawing import COLORS, new_figure, save_figure
+from trl_drgrpo.labs.provenance import provenance, study_command
 from trl_drgrpo.labs.study.intervals import interval
-from trl_drgrpo.labs.study.provenance import provenance
 from trl_drgrpo.labs.study.results_file import earlier_results, write_results
 from trl_drgrpo.labs.study.signal_arms import ARMS, FACTOR_OF, PLAIN, SETTINGS, SignalSettings
 from trl_drgrpo.labs.study.signal_runs import SignalRun, run_arm
@@ -43,7 +43,7 @@ def run_study(
     Returns:
         `dict[str, Any]`: `command`, `date`, `versions`, `settings` and `runs`, what the file holds.
     """
-    results: dict[str, Any] = {**provenance("signal", len(seeds), jobs), "settings": asdict(settings)}
+    results: dict[str, Any] = {**provenance(study_command("signal", len(seeds), jobs)), "settings": asdict(settings)}
     runs = results["runs"] = earlier_results(output, results).get("runs", [])
     place = {key: at for at, key in enumerate(product(seeds, settings.starts, ARMS))}
     done = {(run["seed"], run["start"], run["arm"]) for run in runs}

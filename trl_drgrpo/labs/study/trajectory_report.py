@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from trl_drgrpo.common.drawing import ROLES, draw_trend, new_figure, save_figure
+from trl_drgrpo.labs.provenance import provenance, study_command
 from trl_drgrpo.labs.study.direction import REFERENCE
 from trl_drgrpo.labs.study.intervals import Interval, interval
 from trl_drgrpo.labs.study.objectives import OBJECTIVES
-from trl_drgrpo.labs.study.provenance import provenance
 from trl_drgrpo.labs.study.results_file import earlier_results, write_results
 from trl_drgrpo.labs.study.tables import changes_as_dict
 from trl_drgrpo.labs.study.trajectories import LAST, Rung, Trajectory, run_arm
@@ -49,7 +49,10 @@ def run_study(
     Returns:
         `dict[str, Any]`: `command`, `date`, `versions`, `settings`, `one_step` and `runs`, what the file holds.
     """
-    results: dict[str, Any] = {**provenance(rung.name, len(seeds), jobs), "settings": asdict(rung.settings)}
+    results: dict[str, Any] = {
+        **provenance(study_command(rung.name, len(seeds), jobs)),
+        "settings": asdict(rung.settings),
+    }
     kept = earlier_results(output, results)
     results |= {"one_step": kept.get("one_step"), "runs": kept.get("runs", [])}
     model_dir = work_dir / "model"

@@ -3,7 +3,7 @@ const ITEM = 52, FOLD = 2400;
 // The newest first; groups of a step, and rows of a group, in their own order.
 const newest = (groups) => [...groups].sort((a, b) => b.step - a.step || a.index - b.index);
 const entries = RUNS.flatMap((run, r) => newest(run.groups).flatMap((group) => group.rows.map((row, i) => ({ run, r, group, row, i }))));
-let shownEntries = entries, selected = 0;
+let shownEntries = entries, selected = 0, asTree = true;
 const fields = {};
 
 const textOf = (row) => (row.joined ??= row.spans.map((span) => span.text).join(""));
@@ -77,10 +77,10 @@ function folding(box, length, label) {
   return [box, button];
 }
 
-function colored(row, reach) {
+function colored(spans, reach) {
   const nodes = [];
   let step = null;
-  for (const span of row.spans) {
+  for (const span of spans) {
     if (span.step !== undefined && span.step !== step) {
       const score = span.step_reward === undefined ? "" : " · " + number(span.step_reward);
       nodes.push(el("span", { class: "stepmark", title: "step and its reward" }, `${span.step + 1}${score}`));
@@ -90,7 +90,7 @@ function colored(row, reach) {
     const title = span.masked ? "not trained on" : span.advantage === undefined ? "" : "advantage " + signed(span.advantage);
     nodes.push(el("span", { class: "tok " + side, title, "--a": Math.abs(span.advantage || 0) / reach }, ...visibleNodes(span.text)));
   }
-  return el("div", { class: "text-box", id: "completion-text", dir: "ltr" }, nodes);
+  return nodes;
 }
 
 function highlight(box) {
@@ -116,19 +116,15 @@ function drawDetail(entry) {
     pane.replaceChildren(el("p", { class: "hint" }, "No completion matches."));
     return;
   }
-  const { run, r, group, row, i } = entry;
+  const { run, r, group, i } = entry;
   const reach = Math.max(1e-9, ...group.rows.flatMap((other) => other.spans.map((span) => Math.abs(span.advantage || 0))));
   const choose = (other) => {
     const at = shownEntries.findIndex((found) => found.group === group && found.i === other);
     if (at >= 0) select(at);
     else drawDetail({ ...entry, row: group.rows[other], i: other }); // filtered out of the list, shown all the same
   };
-  const chips = [
-    ...Object.entries(row.rewards).map(([name, value]) => [plain(name), number(value)]),
-    ["advantage", row.advantage === null ? "–" : signed(row.advantage)],
-    ["length", lengthOf(row) + (row.truncated ? ", truncated" : "")],
-  ];
-  const box = colored(row, reach);
+  const scale = reach === 1e-9 ? null : el("span", { class: "scale" }, "token advantage", el("i", { class: "neg" }), "−" + number(reach), el("i", { class: "pos" }), "+" + number(reach));
+  const held = pane.contains(document.activeElement) ? document.activeElement.dataset.key : null;
   const prompt = el("div", { class: "prompt", dir: "ltr" }, ...visibleNodes(group.prompt));
   pane.replaceChildren(
     el("h2", {}, MANY ? el("bdi", {}, el("span", { class: "dot r" + (r % 6) }), plain(run.name)) : null,
@@ -136,13 +132,38 @@ function drawDetail(entry) {
     ...folding(prompt, group.prompt.length * 3, "prompt"),
     Object.keys(group.columns).length ? el("div", { class: "cols" }, Object.entries(group.columns).map(([name, value]) =>
       el("span", {}, plain(name) + " ", el("bdi", {}, plain(value))))) : "",
+    group.tree ? viewSwitch(entry) : "",
+    ...(group.tree && asTree ? treeParts(group, i, choose, reach, scale) : rowParts(group, i, choose, reach, scale)));
+  if (held) pane.querySelector(`[data-key="${held}"]`)?.focus({ preventScroll: true });
+  highlight(pane.querySelector(".tree, #completion-text"));
+}
+
+function viewSwitch(entry) {
+  const button = (tree, label) => el("button", { type: "button", "data-key": "view-" + label, "aria-pressed": String(asTree === tree), onclick: () => { asTree = tree; drawDetail(entry); } }, label);
+  return el("div", { class: "views", role: "group", "aria-label": "Show the group as" }, button(true, "Tree"), button(false, "Table"));
+}
+
+const leftOut = (cut) => (cut ? el("p", { class: "note" }, `${cut} characters of the middle are left out here; the run's files have them.`) : "");
+
+function rowParts(group, i, choose, reach, scale) {
+  const row = group.rows[i];
+  const chips = [
+    ...Object.entries(row.rewards).map(([name, value]) => [plain(name), number(value)]),
+    ["advantage", row.advantage === null ? "–" : signed(row.advantage)],
+    ["length", lengthOf(row) + (row.truncated ? ", truncated" : "")],
+  ];
+  const box = el("div", { class: "text-box", id: "completion-text", dir: "ltr" }, colored(row.spans, reach));
+  return [
     groupView(group, i, choose),
-    el("h2", { id: "completion-title" }, `Completion ${i + 1} of ${group.rows.length}`, verdict(row),
-      el("span", { class: "scale" }, "token advantage", el("i", { class: "neg" }), "−" + number(reach), el("i", { class: "pos" }), "+" + number(reach))),
-    el("div", { class: "chips" }, chips.map(([name, value]) => el("span", {}, name + " ", el("b", {}, value)))),
-    row.cut ? el("p", { class: "note" }, `${row.cut} characters of the middle are left out here; the run's files have them.`) : "",
-    ...folding(box, textOf(row).length, "completion"));
-  highlight(box);
+    el("h2", { id: "completion-title" }, `Completion ${i + 1} of ${group.rows.length}`, verdict(row), scale),
+    el("div", { class: "chips" }, chips.map(([name, value]) => chip(name, value))),
+    leftOut(row.cut),
+    ...folding(box, textOf(row).length, "completion"),
+  ];
+}
+
+function treeParts(group, i, choose, reach, scale) {
+  return [el("h2", {}, treeTitle(group), scale), leftOut(Math.max(...group.rows.map((row) => row.cut))), treeView(group, i, choose, reach)];
 }
 
 function filterBar() {

@@ -23,7 +23,7 @@ function groupView(group, current, choose) {
   const reach = Math.max(1e-9, ...numbers(group.rows.flatMap((row) => [row.advantage, row.zscore])).map(Math.abs));
   const side = (value) => (value < 0 ? "b-neg" : "b-pos");
   const rows = group.rows.map((row, i) => el("tr", { "aria-current": String(i === current), onclick: () => choose(i) },
-    el("td", { class: "n" }, el("button", { type: "button", "aria-label": `completion ${i + 1} of ${group.rows.length}` }, String(i + 1))),
+    el("td", { class: "n" }, el("button", { type: "button", "data-key": "row-" + i, "aria-label": `completion ${i + 1} of ${group.rows.length}` }, String(i + 1))),
     el("td", {}, verdict(row)),
     el("td", { class: "bars" }, bars(low, high, row.reward, "b-reward", group.baseline)), el("td", { class: "n", "data-is": "reward" }, number(row.reward)),
     el("td", { class: "bars" }, bars(-reach, reach, row.advantage, side(row.advantage))), el("td", { class: "n", "data-is": "advantage" }, row.advantage === null ? "–" : signed(row.advantage)),

@@ -32,6 +32,7 @@ document.addEventListener("keydown", (event) => {
   const browser = $("completions").getBoundingClientRect();
   if (browser.top > innerHeight / 2 || browser.bottom < innerHeight / 4) $("completions").scrollIntoView();
   action();
+  document.querySelector(".tree [aria-current=true]")?.scrollIntoView({ block: "nearest" });
 });
 
 const prefersDark = matchMedia("(prefers-color-scheme: dark)");

@@ -12,6 +12,7 @@ from trl_drgrpo.features.diagnostics.group_records import (
     row_record,
     short_text,
 )
+from trl_drgrpo.objective.fork_advantages import Forks
 from trl_drgrpo.process_rewards.steps.alignment import Aligner
 
 
@@ -76,6 +77,27 @@ def test_the_closing_is_in_no_step(aligner, tokenizer):
         ("a\n\n", 0.5, 0),
         (tokenizer.eos_token, -0.5, None),
     ]
+
+
+def test_forks_cut_spans_of_equal_advantage_and_are_counted(aligner, tokenizer):
+    ids = tokenizer.encode("one two three")
+    found = [
+        [(s["text"], s["level"]) for s in row_record(row(ids, [0.5] * len(ids), cuts=cuts), aligner)["spans"]]
+        for cuts in ([4, 8], [8, len(ids)], [len(ids)] * 2)  # cut twice, once, never
+    ]
+    assert found == [
+        [("one ", 0), ("two ", 1), ("three", 2)],
+        [("one two ", 0), ("three", 1)],
+        [("one two three", 0)],
+    ]
+
+
+def test_groups_that_fork_say_into_how_many_branches(aligner, tokenizer):
+    ids = tokenizer.encode("xy")
+    rows = [row_record(row(ids, [0.0, 0.0], index=i, cuts=[1, 2]), aligner) for i in range(8)]
+    (group,) = group_records(rows, 8, step=1, mode="train", forks=Forks(2, [[1, 2]] * 8))
+    assert group["forks"] == [2, 2]
+    assert "forks" not in group_records(rows, 8, step=1, mode="train")[0]
 
 
 def test_a_completion_without_tokens_has_no_spans(aligner):

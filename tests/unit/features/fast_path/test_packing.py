@@ -3,11 +3,19 @@ from dataclasses import replace
 
 import pytest
 import torch
+import transformers
 
 from trl_drgrpo.features.fast_path.packing import pack_rows, scored_only
 from trl_drgrpo.features.fast_path.sharing import attention_pair_cost, why_not_shared
 from trl_drgrpo.labs.check.tiny import in_double_precision, tiny_model
 
+WIDTHS = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+}
 PROMPTS = [[40, 41, 42, 43], [40, 41, 42, 43], [50], [40, 41, 42, 43]]
 COMPLETIONS = [[60, 61, 62], [63], [64, 65, 66, 67, 68], [69, 70]]
 
@@ -17,14 +25,19 @@ def model(tokenizer):
     return in_double_precision(tiny_model(tokenizer))
 
 
-def padded():
-    """TRL's layout: prompts padded left to 6, completions padded right to 7."""
-    ids, mask = torch.full((4, 13), 7), torch.zeros(4, 13, dtype=torch.long)
-    for i, (prompt, completion) in enumerate(zip(PROMPTS, COMPLETIONS, strict=True)):
-        ids[i, 6 - len(prompt) : 6] = torch.tensor(prompt)
-        ids[i, 6 : 6 + len(completion)] = torch.tensor(completion)
-        mask[i, 6 - len(prompt) : 6 + len(completion)] = 1
+def padded(prompts=PROMPTS, completions=COMPLETIONS, holes=()):
+    """TRL's layout: prompts padded left to 6, completions padded right to 7. In rows with a hole, the second column of
+    the completion is padding, and what follows stands one column later."""
+    ids, mask = torch.full((len(prompts), 13), 7), torch.zeros(len(prompts), 13, dtype=torch.long)
+    for i, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
+        columns = [*range(6 - len(prompt), 6), *columns_of(i, completion, holes)]
+        ids[i, columns] = torch.tensor(prompt + completion)
+        mask[i, columns] = 1
     return ids, mask
+
+
+def columns_of(row, completion, holes):
+    return [6 + t + (t > 0 and row in holes) for t in range(len(completion))]
 
 
 def forward(model, packed):
@@ -35,15 +48,27 @@ def forward(model, packed):
     return values.masked_fill(packed.targets < 0, 0.0)
 
 
-def row_by_row(model):
-    result = torch.zeros(4, 7, dtype=torch.float64)
+def row_by_row(model, prompts=PROMPTS, completions=COMPLETIONS):
+    result = torch.zeros(len(prompts), 7, dtype=torch.float64)
     rows = []
-    for prompt, completion in zip(PROMPTS, COMPLETIONS, strict=True):
+    for prompt, completion in zip(prompts, completions, strict=True):
         logits = model(torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1]
         rows.append(logits.log_softmax(-1).gather(1, torch.tensor(completion)[:, None]).squeeze(1))
     for i, row in enumerate(rows):
         result[i, : len(row)] = row.detach()
     return result, rows
+
+
+def family_model(family):
+    """Two layers with weights large enough to tell rows apart."""
+    widths = {"n_embd": 32, "n_layer": 2, "n_head": 4} if family == "GPT2" else WIDTHS
+    config = getattr(transformers, f"{family}Config")(vocab_size=100, **widths)
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.3)
+    return model
 
 
 @pytest.mark.parametrize(
@@ -74,10 +99,65 @@ def test_without_the_block_mask_a_pack_is_something_else(model):
     assert (leaking.unpack(forward(model, leaking)) - row_by_row(model)[0]).abs().max() > 1e-3
 
 
+FORKS = [  # behind the prompt of four tokens
+    [60, 61, 62, 63, 64, 65],
+    [60, 61, 62, 70, 71],  # branches off the first one
+    [60, 61, 62, 70, 72, 73],  # and this one off that
+    [60, 61, 62],  # their prefix as a whole row
+    [60, 61, 62, 63, 64, 65],  # the first one again
+    [60, 61, 62, 63, 64, 66],  # another last token
+    [80, 81],  # a second family
+    [80, 82, 83],  # whose prefix is one token
+    [90],
+]
+OTHERS = [[60, 61], [60, 61, 62]]  # behind the prompt of one token
+FORK_PROMPTS = [PROMPTS[0]] * len(FORKS) + [PROMPTS[2]] * len(OTHERS)
+
+
+@pytest.mark.parametrize("family", ["Qwen2", "Qwen3", "Llama", "GPT2", "GPTNeoX"])
+@pytest.mark.parametrize(
+    "packs",
+    [
+        [tuple(range(9)), (9, 10)],
+        [(4, 2, 0), (10, 9), (1,), (8, 7, 6, 5, 3)],
+    ],
+    ids=["all", "cut"],
+)
+def test_shared_prefixes_run_once_and_their_gradients_add_up(family, packs):
+    model, holes = in_double_precision(family_model(family)), (1, 7)
+    prompts, completions = FORK_PROMPTS, FORKS + OTHERS
+    packed = pack_rows(*padded(prompts, completions, holes), 7, packs)
+    inputs = [{tuple(completions[i][:k]) for i in pack for k in range(1, len(completions[i]))} for pack in packs]
+    sizes = [len(prompts[pack[0]]) + len(each) for pack, each in zip(packs, inputs, strict=True)]
+    assert packed.input_ids.shape == (len(packs), max(sizes))
+    scored = [{tuple(completions[i][:k]) for i in pack for k in range(1, len(completions[i]) + 1)} for pack in packs]
+    assert packed.targets.shape == (1, sum(len(each) for each in scored))
+    values = packed.unpack(forward(model, packed))
+    _, rows = row_by_row(model, prompts, completions)
+    weights = torch.linspace(-0.5, 2.0, values.numel(), dtype=torch.float64).view(values.shape)
+    loss = torch.zeros((), dtype=torch.float64)
+    for i, row in enumerate(rows):
+        columns = [column - 6 for column in columns_of(i, completions[i], holes)]
+        torch.testing.assert_close(values[i, columns], row, rtol=0, atol=1e-11)
+        assert values[i].count_nonzero() == len(row)
+        loss = loss + (row * weights[i, columns]).sum()
+    ours = torch.autograd.grad((values * weights).sum(), list(model.parameters()))
+    theirs = torch.autograd.grad(loss, list(model.parameters()))
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+
+
+def test_a_pack_without_branches_needs_no_mask():
+    packed = pack_rows(*padded([[40, 41]] * 3, [[60, 61, 62], [60, 61], [60, 61, 63]]), 7, [(0, 1, 2)])
+    assert packed.input_ids.tolist() == [[40, 41, 60, 61]]
+    assert packed.attention_mask.shape == (1, 4)
+    assert packed.position_ids is None
+
+
 def test_rows_in_no_pack_get_zeros_and_cost_nothing(model):
     ids, mask = padded()
     packed = pack_rows(ids, mask, 7, [(1,)])
-    assert packed.input_ids.tolist() == [PROMPTS[1] + COMPLETIONS[1]]
+    assert packed.input_ids.tolist() == [PROMPTS[1]]  # the last token predicts nothing
     assert packed.targets.tolist() == [COMPLETIONS[1]]
     values = packed.unpack(forward(model, packed))
     assert values[[0, 2, 3]].eq(0).all()
@@ -150,8 +230,6 @@ def test_a_model_that_raises_is_left_alone(tokenizer):
     ],
 )
 def test_windows_and_state_spaces_may_not(family, extra, reason):
-    import transformers
-
     config = getattr(transformers, f"{family}Config")(
         vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, **extra
     )
@@ -161,34 +239,11 @@ def test_windows_and_state_spaces_may_not(family, extra, reason):
 
 @pytest.mark.parametrize("family", ["Llama", "Qwen3", "GPT2", "GPTNeoX"])
 def test_other_families_share_when_their_numbers_agree(family):
-    import transformers
-
-    names = {"GPT2": {"n_embd": 32, "n_layer": 2, "n_head": 4}}
-    config = getattr(transformers, f"{family}Config")(
-        vocab_size=64,
-        **names.get(
-            family,
-            {
-                "hidden_size": 32,
-                "intermediate_size": 64,
-                "num_hidden_layers": 2,
-                "num_attention_heads": 4,
-                "num_key_value_heads": 4,
-            },
-        ),
-    )
-    torch.manual_seed(0)
-    name = {"GPT2": "GPT2LMHeadModel"}.get(family, f"{family}ForCausalLM")
-    model = getattr(transformers, name)(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_(std=0.3)
+    model = family_model(family)
     assert why_not_shared(model, log_probs_of(model)) is None
 
 
 def test_dropout_does_not_fail_the_self_test_and_is_left_on():
-    import transformers
-
     config = transformers.GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=4, resid_pdrop=0.5, attn_pdrop=0.5)
     torch.manual_seed(0)
     model = transformers.GPT2LMHeadModel(config).train()

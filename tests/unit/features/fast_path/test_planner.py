@@ -1,4 +1,5 @@
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -47,9 +48,11 @@ def test_every_live_row_runs_exactly_once_within_slots_and_budget(batch, costs):
 def test_no_contiguous_cut_is_cheaper(batch):
     # brute force over all cuts of the sorted rows, as an oracle of the dynamic program
     rows, slots, budget = batch
-    live = sorted((row.length for row in rows if row.live and row.completion_length), reverse=True)[:9]
-    chosen = [Row(i, 1, length - 1) for i, length in enumerate(live) if length > 1]
-    lengths = [row.length for row in chosen]
+    live = sorted(
+        (pack_length(rows, (i,)) for i, r in enumerate(rows) if r.live and r.completion_length), reverse=True
+    )
+    chosen = [Row(i, 1, length) for i, length in enumerate(live[:9])]
+    lengths = [pack_length(chosen, (i,)) for i in range(len(chosen))]
     if not lengths:
         return
     best = float("inf")
@@ -83,10 +86,64 @@ def test_completions_are_packed_only_where_that_is_cheaper():
     assert plan_window(rows, 1, Budget(8, 405), Costs(pair=1e-3, share_prompts=True)) == [[(i,) for i in range(8)]]
 
 
-def test_the_length_of_a_pack_repeats_the_last_prompt_token():
+def test_the_last_token_of_a_completion_does_not_run():
     rows = [Row("a", 10, 4), Row("a", 10, 6)]
-    assert pack_length(rows, (0,)) == 14
-    assert pack_length(rows, (0, 1)) == 9 + 5 + 7
+    assert pack_length(rows, (0,)) == 10 + 3
+    assert pack_length(rows, (0, 1)) == 10 + 3 + 5
+
+
+completions = st.lists(st.integers(0, 2), min_size=1, max_size=8).map(tuple)
+
+
+def of(prompt, prompt_length, completion):
+    return Row(prompt, prompt_length, len(completion), completion=completion)
+
+
+@given(st.lists(completions, min_size=1, max_size=6), st.sampled_from([1, 4]), st.sampled_from([0.0, 0.01, 0.3]))
+def test_shared_prefixes_count_once_and_packs_are_the_cheapest_of_two_orders(group, multiple, pair):
+    rows = [of("a", 3, completion) for completion in group]
+    share = Costs(pair=pair, forward=0.0, share_prompts=True, multiple=multiple)
+
+    def cost(pack):
+        width = 3 + len({rows[i].completion[:k] for i in pack for k in range(1, len(rows[i].completion))})
+        assert pack_length(rows, pack) == width
+        return share.of_width(share.width(width))
+
+    orders = [
+        sorted(range(len(rows)), key=lambda i: -len(group[i])),
+        sorted(range(len(rows)), key=lambda i: group[i][:-1]),
+    ]
+    cuts = [
+        sum(cost(tuple(order[a:b])) for a, b in itertools.pairwise([0, *edges, len(rows)]))
+        for order in orders
+        for count in range(len(rows))
+        for edges in itertools.combinations(range(1, len(rows)), count)
+    ]
+    (plan,) = plan_window(rows, None, Budget(100, 100), replace(share, forward=1e6))
+    assert sum(cost(pack) for pack in plan) == pytest.approx(min(cuts))
+
+
+def test_siblings_stand_together_where_a_group_is_cut():
+    # two families, lengths interleaved; a pack of all eight would be dear
+    families = [tuple(range(base, base + 60)) for base in (0, 100)]
+    rows = [of("a", 10, families[i % 2] + tuple(200 + 50 * i + t for t in range(20 + i))) for i in range(8)]
+    (batch,) = plan_window(rows, 1, Budget(8, 100), Costs(pair=1e-2, share_prompts=True))
+    assert sorted(sorted(pack) for pack in batch) == [[0, 2, 4, 6], [1, 3, 5, 7]]
+
+
+def test_without_shared_prefixes_packs_are_as_without_tokens():
+    lengths = (7, 30, 12, 30, 4, 22, 9, 15)
+    rows = [of("a", 40, tuple(100 * i + t for t in range(n))) for i, n in enumerate(lengths)]
+    share = Costs(pair=1e-2, share_prompts=True)
+    plan = plan_window(rows, 1, Budget(8, 70), share)
+    assert plan == plan_window([replace(row, completion=()) for row in rows], 1, Budget(8, 70), share)
+    assert plan == [[(5, 7, 2, 6, 0, 4), (1, 3)]]  # longest first
+
+
+def test_a_row_that_stands_in_a_group_twice_costs_nothing():
+    rows = [of("a", 10, tuple(range(20)))] * 3
+    assert plan_window(rows, 1, Budget(3, 30), Costs(pair=1e-3, share_prompts=True)) == [[(0, 1, 2)]]
+    assert pack_length(rows, (0, 1, 2)) == pack_length(rows, (0,)) == 29
 
 
 def test_packs_that_do_not_fit_are_given_up_for_rows():
@@ -96,8 +153,16 @@ def test_packs_that_do_not_fit_are_given_up_for_rows():
     assert sorted(i for batch in plan for pack in batch for i in pack) == list(range(8))
 
 
+def test_packs_that_do_not_fit_are_made_smaller_first():
+    # four groups of four rows in two slots: packs of four would be too many, packs of two are not
+    rows = [of(p, 10, (*range(20), *(100 * row + t for t in range(20)))) for p in "abcd" for row in range(4)]
+    plan = plan_window(rows, 2, Budget(8, 50), Costs(pair=1e-4, share_prompts=True))
+    assert all(len(pack) > 1 for batch in plan for pack in batch)
+    assert sum(pack_length(rows, pack) for batch in plan for pack in batch) <= 0.7 * 16 * 49
+
+
 def test_widths_are_padded_to_the_multiple():
-    assert processed_tokens([Row("a", 3, 6)], [(0,)], Costs(multiple=8)) == 16
+    assert processed_tokens([Row("a", 3, 7)], [(0,)], Costs(multiple=8)) == 16
 
 
 def test_rows_that_cannot_fit_are_an_error():

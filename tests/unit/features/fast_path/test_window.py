@@ -151,5 +151,16 @@ def test_statistics_count_padding():
     assert statistics["rows"] == 6
     assert statistics["run"] == 4
     assert statistics["upstream"] == 6 * 10
-    assert statistics["useful"] == (2 + 3) + (2 + 5) + (2 + 2) + (2 + 6)
+    assert statistics["useful"] == (2 + 2) + (2 + 4) + (2 + 1) + (2 + 5)  # last tokens do not run
     assert statistics["useful"] <= statistics["processed"] <= 40
+
+
+def test_statistics_count_shared_tokens_once():
+    stock = stock_micro_batches()
+    for batch in stock:
+        batch["completion_ids"][1, :2] = batch["completion_ids"][0, :2]
+    statistics = plan(stock, share_prompts=True).statistics()
+    # the rows of 3 and 5 tokens share 2 of those that run; the last rows, of 2 and 6, share 1
+    assert statistics["useful"] == (2 + 2 + 4 - 2) + (2 + 1 + 5 - 1)
+    assert statistics["run"] == 4
+    assert statistics["upstream"] == 6 * 10
