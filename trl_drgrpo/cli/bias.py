@@ -52,14 +52,18 @@ def run(args: argparse.Namespace) -> int:
 
 def _measured(trainer: Any, batches: int, as_json: bool) -> str:
     from trl_drgrpo.labs.study.probe import measure_model
-    from trl_drgrpo.labs.study.tables import changes_as_dict, changes_table
+    from trl_drgrpo.labs.study.tables import changes_as_dict, changes_table, push_table, pushes, pushes_as_dict
+
+    seen = []
 
     def said(number: int, rollouts: Any) -> None:
+        seen.append(rollouts)
         console.log(
             f"batch {number + 1}/{batches}: {len(rollouts.lengths)} completions, {rollouts.right.mean():.0%} correct"
         )
 
     changes = measure_model(trainer, batches, said)
+    pushed = pushes(seen)
     if as_json:
-        return json.dumps(changes_as_dict(changes), indent=1) + "\n"
-    return changes_table(changes) + "\n"
+        return json.dumps({**changes_as_dict(changes), "stop_push": pushes_as_dict(pushed)}, indent=1) + "\n"
+    return f"{changes_table(changes)}\n\n{push_table(pushed)}\n"

@@ -13,6 +13,7 @@ from trl_drgrpo.features.diagnostics.statistics import BUCKETS
 from trl_drgrpo.report.curves import Curve, curves_of, ends_of, mean, rounded
 from trl_drgrpo.report.group_json import group_json
 from trl_drgrpo.report.panels import BY_DIFFICULTY, Panel, difficulty_metric, other_metrics, panels_for
+from trl_drgrpo.report.push import push_note
 from trl_drgrpo.report.records import Run, number
 from trl_drgrpo.report.sampling import sample_groups
 
@@ -72,7 +73,7 @@ def _run(
         "formula": run.formula,
         "objective": run.objective,
         "right": run.right,
-        "notes": run.notes,
+        "notes": [*run.notes, *filter(None, [push_note(run)])],
         "resumed_at": run.resumed_at,
         "curves": {name: curve.as_json() for name, curve in thinned.items() if not name.startswith(BY_DIFFICULTY)},
         "mean_of": max((curve.mean_of for curve in thinned.values()), default=1),

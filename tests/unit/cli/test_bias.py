@@ -30,8 +30,9 @@ def test_a_recipe_is_measured_and_nothing_is_written(recipe, tmp_path, capsys):
     assert main(["bias", "--config", recipe, "--batches", "3"]) == 0
     captured = capsys.readouterr()
     assert captured.out.startswith("Change per update of unit length, 3 batches")
-    assert captured.out.count("| Dr. GRPO |") == 1  # not among its own differences
-    assert captured.out.count("| GRPO without std |") == 2
+    assert captured.out.count("| Dr. GRPO |") == 2  # not among its own differences
+    assert captured.out.count("| GRPO without std |") == 3
+    assert "Push to go on instead of stopping" in captured.out
     assert "batch 3/3: 16 completions" in captured.err
     assert not list((tmp_path / "out").rglob("*.safetensors"))
 
@@ -42,6 +43,7 @@ def test_json_has_every_estimate(recipe, capsys):
     assert found["batches"] == 3
     wrong = found["changes"]["grpo"]["length_wrong"]
     assert wrong["standard_error"] > 0
+    assert set(found["stop_push"]["grpo"]["incorrect"]) == {"value", "standard_error", "groups"}
     assert found["differences_from_dr_grpo"]["dr_grpo"]["pass_rate"] == {"value": 0.0, "standard_error": 0.0}
 
 

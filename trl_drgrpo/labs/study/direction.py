@@ -36,6 +36,7 @@ class Rollouts:
         lengths (`np.ndarray` of shape `(B,)`): Tokens, at least 1.
         num_generations (`int`): G.
         loss_normalizer (`float`): L, in tokens.
+        stopped (`np.ndarray` of shape `(B,)`, bool, *optional*): Completions that ended by themselves.
     """
 
     rewards: np.ndarray
@@ -43,6 +44,7 @@ class Rollouts:
     lengths: np.ndarray
     num_generations: int
     loss_normalizer: float
+    stopped: np.ndarray | None = None
 
     def direction_weights(self) -> np.ndarray:
         """Per objective, what each row's `grad log pi(o_i)` is weighted by, `(O, B)` in the order of `OBJECTIVES`."""

@@ -52,7 +52,7 @@ def measure_model(
 
     def sampled() -> Iterator[tuple[Rollouts, ScoreSums]]:
         for number, (batch, tokens, mask) in enumerate(islice(_sampled(trainer), batches)):
-            rollouts = _reduced(batch, mask, _right(trainer, batch), trainer.loss_normalizer)
+            rollouts = _reduced(batch, mask, _right(trainer, batch), trainer)
             yield rollouts, partial(score_sums, trainer, tokens, mask)
             if on_batch is not None:
                 on_batch(number, rollouts)
@@ -106,13 +106,15 @@ def _sampled(trainer: DrGRPOTrainer) -> Iterator[tuple[CreditedBatch, TokenBatch
             yield batch, tokens, batch.trained_mask
 
 
-def _reduced(batch: CreditedBatch, mask: torch.Tensor, right: np.ndarray, loss_normalizer: int) -> Rollouts:
+def _reduced(batch: CreditedBatch, mask: torch.Tensor, right: np.ndarray, trainer: DrGRPOTrainer) -> Rollouts:
     rewards = batch.rewards.cpu().double().numpy()
     if np.isnan(rewards).any():
         got = f"{int(np.isnan(rewards).sum())} of {len(rewards)} completions without a reward"
         raise InputError("reward_funcs", got, "a reward for each", "Measure with a reward that scores everything.")
     lengths = mask.sum(dim=1).clamp(min=1).cpu().numpy()
-    return Rollouts(rewards, np.asarray(right, dtype=bool), lengths, batch.num_generations, loss_normalizer)
+    stopped = np.array([ids[-1] in trainer.stop_token_ids for ids in batch.scored.completion_ids])
+    right = np.asarray(right, dtype=bool)
+    return Rollouts(rewards, right, lengths, batch.num_generations, trainer.loss_normalizer, stopped)
 
 
 def _right(trainer: DrGRPOTrainer, batch: CreditedBatch) -> np.ndarray:

@@ -1,9 +1,14 @@
 """Estimates of the one-step measurement, to read and to keep."""
 
 import dataclasses
+import math
+from collections.abc import Sequence
 from typing import Any
 
-from trl_drgrpo.labs.study.direction import QUANTITIES, REFERENCE, Changes, Estimate
+import numpy as np
+
+from trl_drgrpo.features.diagnostics.stop_push import Push, decision_scores, stop_push
+from trl_drgrpo.labs.study.direction import QUANTITIES, REFERENCE, Changes, Estimate, Rollouts
 from trl_drgrpo.labs.study.objectives import OBJECTIVES
 
 _HEADINGS = {
@@ -30,6 +35,63 @@ def changes_table(changes: Changes) -> str:
             *_rows(changes.differences, [name for name in OBJECTIVES if name != REFERENCE]),
         ]
     )
+
+
+def pushes(batches: Sequence[Rollouts]) -> dict[str, dict[str, Push]]:
+    """The push of an update on the decision to stop, see `features/diagnostics/stop_push.py`.
+
+    Args:
+        batches (`Sequence[Rollouts]`): That say which completions stopped.
+
+    Returns:
+        `dict`: Per key of `OBJECTIVES` that of the `correct` and of the `incorrect` completions.
+    """
+    size = batches[0].num_generations
+    lengths, right = (np.concatenate([getattr(b, name) for b in batches]) for name in ("lengths", "right"))
+    stopped = np.concatenate([np.zeros(len(b.lengths), bool) if b.stopped is None else b.stopped for b in batches])
+    batch = np.repeat(np.arange(len(batches)), [len(b.lengths) for b in batches])
+    group = np.arange(len(lengths)) // size
+    scores = decision_scores(lengths, stopped, group, batch)
+    found = {}
+    for name, objective in OBJECTIVES.items():
+        weights = [objective.token_weights(b.rewards, b.lengths, size, b.loss_normalizer) for b in batches]
+        together = np.concatenate(weights)
+        found[name] = {
+            "correct": stop_push(together, scores, right, group),
+            "incorrect": stop_push(together, scores, ~right, group),
+        }
+    return found
+
+
+def push_table(found: dict[str, dict[str, Push]]) -> str:
+    """The same as a Markdown table, with its intervals (95%)."""
+    groups = max(push.groups for of_objective in found.values() for push in of_objective.values())
+    lines = [
+        f"Push to go on instead of stopping, in decisions per unit of weight, {groups} groups with a signal, ± 95%:\n",
+        "| objective | correct answers | incorrect answers |",
+        "|---|---|---|",
+    ]
+    for name, of_objective in found.items():
+        cells = [_pushed(of_objective[kind]) for kind in ("correct", "incorrect")]
+        lines.append(f"| {OBJECTIVES[name].label} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def pushes_as_dict(found: dict[str, dict[str, Push]]) -> dict[str, Any]:
+    """The same as plain types for JSON; what is unknown is `None`."""
+    return {
+        name: {
+            kind: {key: None if value != value else value for key, value in vars(push).items()}
+            for kind, push in of_objective.items()
+        }
+        for name, of_objective in found.items()
+    }
+
+
+def _pushed(push: Push) -> str:
+    if math.isnan(push.standard_error):
+        return "unknown"
+    return f"{push.value:+.3f} ± {1.96 * push.standard_error:.3f}"
 
 
 def _rows(estimates: dict[str, dict[str, Estimate]], objectives: list[str]) -> list[str]:
