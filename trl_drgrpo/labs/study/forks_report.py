@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from trl_drgrpo.common.drawing import COLORS, new_figure, save_figure
+from trl_drgrpo.labs.provenance import provenance, study_command
 from trl_drgrpo.labs.study.credit_arms import OUTCOME
 from trl_drgrpo.labs.study.credit_study import in_processes
 from trl_drgrpo.labs.study.forks_runs import (
@@ -23,7 +24,6 @@ from trl_drgrpo.labs.study.forks_runs import (
     run_arm,
 )
 from trl_drgrpo.labs.study.intervals import Interval, interval
-from trl_drgrpo.labs.study.provenance import provenance
 from trl_drgrpo.labs.study.results_file import earlier_results, write_results
 from trl_drgrpo.labs.study.signal_runs import interpolate, mean_height
 
@@ -54,7 +54,7 @@ def run_study(
         `dict[str, Any]`: `command`, `date`, `versions`, `settings`, `stages`, `runs`, `gradients` and `agreement`:
             what the file holds.
     """
-    results: dict[str, Any] = {**provenance("forks", len(seeds), jobs), "settings": asdict(settings)}
+    results: dict[str, Any] = {**provenance(study_command("forks", len(seeds), jobs)), "settings": asdict(settings)}
     earlier = earlier_results(output, results)
     for name in ("stages", "runs", "gradients"):
         results[name] = earlier.get(name, [])
@@ -259,7 +259,7 @@ def draw(results: dict[str, Any], path: Path) -> Path:
     """
     figure, (left, right) = new_figure(1, 2, 12, 4.2)
     arms = [forks for forks in FORKS if forks != FLAT]
-    series = list(product(results["stages"], REWARDS))
+    series = [(stage, rewards) for stage in results["stages"] for rewards in REWARDS]
     for place, ((stage, rewards), color) in enumerate(zip(series, COLORS, strict=False)):
         found = [over_flat(results, stage["stage"], forks, rewards) for forks in arms]
         left.errorbar(
@@ -275,7 +275,6 @@ def draw(results: dict[str, Any], path: Path) -> Path:
     left.set_yticks(range(len(arms)), [label(forks).replace("`", "") for forks in arms])
     left.invert_yaxis()
     left.set(xlabel="gradient variance x sampled tokens, over flat groups")
-    left.legend()
     tokens = results["settings"]["tokens"]
     grid = [tokens * part / 12 for part in range(13)]
     for (forks, rewards), color in zip(LEARNING, COLORS, strict=False):
@@ -284,5 +283,4 @@ def draw(results: dict[str, Any], path: Path) -> Path:
         name = f"{label(forks).replace('`', '')}, {REWARDS[rewards]}"
         right.plot([x / 1000 for x in grid], rates, "-" if rewards == OUTCOME else "--", color=color, label=name)
     right.set(xlabel="thousand sampled tokens", ylabel="held-out pass rate")
-    right.legend()
     return save_figure(figure, path)
