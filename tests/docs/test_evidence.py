@@ -42,15 +42,13 @@ def tables(study):
     if study == "credit":
         return [credit_report.table(task, results) for task in results["settings"]]
     if study == "forks":
-        of_stages = [
-            part
-            for stage in results["stages"]
-            for part in (
-                f"{forks_report.stage_title(stage, results)}:",
-                forks_report.variance_table(results, stage["stage"]),
-            )
-        ]
-        return [*of_stages, f"{forks_report.learning_title(results)}:", forks_report.learning_table(results)]
+        found = [f"{forks_report.learning_title(results)}:", forks_report.learning_table(results)]
+        for stage in results["stages"]:
+            found.append(f"{forks_report.stage_title(stage, results)}:")
+            found.append(forks_report.variance_table(results, stage["stage"]))
+        repeated = json.loads((RECIPES / "results" / "forks_repeated.json").read_text())
+        again = [forks_report.over_flat(repeated, "high", "2", rewards) for rewards in forks_report.REWARDS]
+        return [*found, *(f"{each.mean:.2f} ± {each.half_width:.2f}" for each in again)]
     one_step = [trajectory_report.one_step_table(results, difference) for difference in (False, True)]
     rung = RUNGS[study]
     return [*one_step, trajectory_report.table(rung, results), trajectory_report.difference_table(rung, results)]
