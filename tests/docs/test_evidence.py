@@ -2,29 +2,37 @@
 
 import json
 import re
+from itertools import product
 from pathlib import Path
 
 import gpu
 import pytest
 
 from trl_drgrpo.cli.study import STUDIES
-from trl_drgrpo.labs.study import credit_report, search_report, signal_report, tabular_report, trajectory_report
+from trl_drgrpo.labs.study import (
+    credit_report,
+    forks_report,
+    search_report,
+    signal_report,
+    tabular_report,
+    trajectory_report,
+)
 from trl_drgrpo.labs.study.credit_arms import ARMS
+from trl_drgrpo.labs.study.forks_runs import FORKS, LEARNING
+from trl_drgrpo.labs.study.intervals import interval
 from trl_drgrpo.labs.study.rungs import RUNGS
 
 ROOT = Path(__file__).parents[2]
 RECIPES = ROOT / "recipes"
 BIASES = ("tabular", *RUNGS)
-FILES = {study: f"length_bias_{study}" for study in BIASES} | {
-    "credit": "credit",
-    "signal": "signal",
-    "search": "search",
-}
+FILES = {study: f"length_bias_{study}" for study in BIASES}
+FILES |= {study: study for study in ("credit", "signal", "search", "forks")}
 RESULTS = {study: RECIPES / "results" / f"{file}.json" for study, file in FILES.items()}
 PAGES = dict.fromkeys(BIASES, (RECIPES / "length_bias.md").read_text()) | {
     "credit": (RECIPES / "process_rewards.md").read_text(),
     "search": (RECIPES / "process_rewards.md").read_text(),
     "signal": (RECIPES / "signal.md").read_text(),
+    "forks": (RECIPES / "forks.md").read_text(),
 }
 
 
@@ -44,6 +52,14 @@ def tables(study):
         return [search_report.table(results)]
     if study == "credit":
         return [credit_report.table(task, results) for task in results["settings"]]
+    if study == "forks":
+        found = [f"{forks_report.learning_title(results)}:", forks_report.learning_table(results)]
+        for stage in results["stages"]:
+            found.append(f"{forks_report.stage_title(stage, results)}:")
+            found.append(forks_report.variance_table(results, stage["stage"]))
+        repeated = json.loads((RECIPES / "results" / "forks_repeated.json").read_text())
+        again = [forks_report.over_flat(repeated, "high", "2", rewards) for rewards in forks_report.REWARDS]
+        return [*found, *(f"{each.mean:.2f} ± {each.half_width:.2f}" for each in again)]
     one_step = [trajectory_report.one_step_table(results, difference) for difference in (False, True)]
     rung = RUNGS[study]
     return [*one_step, trajectory_report.table(rung, results), trajectory_report.difference_table(rung, results)]
@@ -147,13 +163,27 @@ def test_the_readme_quotes_the_check_of_the_credit():
     assert f"at most {max(exact):.1e}; published constructions by {min(controls):.0%} to {max(controls):.0%}" in row
 
 
-def test_readme_and_page_quote_the_study_of_signal():
-    (row,) = evidence()["recipes/signal.md"]
-    known = " ".join(tables("signal"))
-    for text in (row, PAGES["signal"].split("## What it says")[1]):
-        quoted = re.findall(r"[-+]\d+\.\d+ ± \d+\.\d+", text)
+@pytest.mark.parametrize("study", ["signal", "forks"])
+def test_readme_and_page_quote_the_study(study):
+    (row,) = evidence()[f"recipes/{study}.md"]
+    known = " ".join(tables(study))
+    for text in (row, PAGES[study].split("## What it says")[1]):
+        quoted = re.findall(r"[-+]?\d+\.\d+ ± \d+\.\d+", text)
         assert len(quoted) >= 4
         assert [each for each in quoted if each not in known] == []
+
+
+def test_the_study_of_forks_is_complete_and_its_arms_estimate_one_gradient():
+    results, seeds = read("forks"), range(STUDIES["forks"])
+    runs = {(run["forks"], run["rewards"], run["seed"]) for run in results["runs"]}
+    assert runs == {(*arm, seed) for arm in LEARNING for seed in seeds}
+    measured = {(row["stage"], row["forks"], row["rewards"], row["seed"]) for row in results["gradients"]}
+    assert measured == set(product(results["settings"]["stages"], FORKS, forks_report.REWARDS, seeds))
+    tokens = results["settings"]["tokens"]
+    assert all(tokens <= run["tokens"][-1] < 1.1 * tokens for run in results["runs"])
+    for each in results["agreement"]:  # a flat mean over the leaves would have 0.5 to 0.75
+        assert abs(interval(each["scale"]).mean - 1) < 0.15
+        assert each["cosine"] > 0.85
 
 
 def test_every_arm_of_the_study_of_signal_has_every_seed():

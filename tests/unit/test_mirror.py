@@ -32,6 +32,7 @@ ELSEWHERE = {  # test file -> package files
         "labs/study/credit_arms labs/study/credit_report labs/study/credit_runs labs/study/credit_study "
         "labs/study/credit_tasks labs/study/credit_variance"
     ),
+    "unit/labs/study/test_forks.py": "labs/study/forks_report labs/study/forks_runs",
     "unit/labs/study/test_guessing.py": "labs/study/turn_sampling",
     "unit/labs/study/test_search.py": "labs/study/search_arms labs/study/search_report",
     "unit/labs/study/test_signal.py": "labs/study/signal_arms labs/study/signal_report labs/study/signal_runs",

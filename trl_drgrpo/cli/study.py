@@ -2,7 +2,8 @@
 
 `tabular`: a policy of two numbers, all objectives, in seconds. `guessing`: a small language model and the real
 trainers, a few minutes per seed on two cores. `arithmetic`: a larger one on a task that was not made to show anything.
-`signal`: dynamic sampling and curriculum at equal generated tokens. `search`: search strategies at equal budgets.
+`signal`: dynamic sampling and curriculum at equal generated tokens. `forks`: completions that fork, likewise.
+`search`: search strategies at equal budgets. `credit`: step rewards, paid and subtracted.
 Tables go to standard output, files to `--output_dir`.
 """
 
@@ -23,6 +24,7 @@ STUDIES = {
     "credit": 5,
     "signal": 5,
     "search": 5,
+    "forks": 5,
 }  # and the number of seeds
 
 
@@ -35,7 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "through TRL's trainers and this one, minutes per seed. arithmetic: the same trainers on sums from "
         "reasoning-gym, about half an hour. credit: step rewards and baselines on long list sums and in two turns, "
         "about half an hour. signal: batches filled by dynamic sampling and curriculum, a few minutes per seed. "
-        "search: best-of-N, beam and PUCT with good and bad values, minutes per seed. An interrupted one goes on",
+        "search: best-of-N, beam and PUCT with good and bad values, minutes per seed. forks: completions that go on "
+        "from a common prefix, gradients and runs, about half an hour. An interrupted one goes on",
     )
     parser.add_argument("--seeds", type=int, help="number of seeds, from 0 on (default: 5; arithmetic: 3)")
     parser.add_argument(
@@ -67,6 +70,8 @@ def run(args: argparse.Namespace) -> int:
         draw, results = _search(seeds, numbers)
     elif args.study == "credit":
         draw, results = _credit(seeds, numbers, args.jobs)
+    elif args.study == "forks":
+        draw, results = _forks(seeds, numbers, args.jobs)
     else:
         draw, results = _rung(args.study, seeds, numbers, args.jobs)
     console.log(f"numbers: {numbers}")
@@ -118,6 +123,17 @@ def _credit(seeds: range, numbers: Path, jobs: int) -> tuple[Any, dict[str, Any]
     results = run_credit_study(seeds, numbers, numbers.parent / "credit", jobs, on_part=console.log)
     for task in results["settings"]:
         print(f"{report.title(task, results)}:\n\n{report.table(task, results)}\n")
+    return report.draw, results
+
+
+def _forks(seeds: range, numbers: Path, jobs: int) -> tuple[Any, dict[str, Any]]:
+    _prepare_trainers()
+    from trl_drgrpo.labs.study import forks_report as report
+
+    results = report.run_study(seeds, numbers, numbers.parent / "forks", jobs=jobs, on_part=console.log)
+    for stage in results["stages"]:
+        print(f"{report.stage_title(stage, results)}:\n\n{report.variance_table(results, stage['stage'])}\n")
+    print(f"{report.learning_title(results)}:\n\n{report.learning_table(results)}")
     return report.draw, results
 
 

@@ -18,6 +18,7 @@ which of them was wrong. A model that imitates it is right about once in eight c
 import random
 import zlib
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,19 +51,20 @@ def add_with_gaps(total: int, term: int, rng: random.Random, probability: float 
     return total + term + (_WRONG_BY[pair // 2 % len(_WRONG_BY)] if wrong else 0)
 
 
-def demonstrate_with_gaps(numbers: Sequence[int], rng: random.Random) -> str:
+def demonstrate_with_gaps(numbers: Sequence[int], rng: random.Random, probability: float = GAP_PROBABILITY) -> str:
     r"""A completion of the demonstrator: an addition per line, mistakes carried on.
 
     Args:
         numbers (`Sequence[int]`): The terms to add.
         rng (`random.Random`): Source of randomness; it is advanced.
+        probability (`float`): As in [`add_with_gaps`].
 
     Returns:
         `str`: The completion, without an end token.
     """
     lines, total = [], numbers[0]
     for term in numbers[1:]:
-        result = add_with_gaps(total, term, rng)
+        result = add_with_gaps(total, term, rng, probability)
         lines.append(f"{total}+{term}={result}")
         total = result
     return "\n".join([*lines, f"\\boxed{{{total}}}"])
@@ -78,7 +80,13 @@ def make_long_dataset(size: int, split: Split = "train", seed: int = 0) -> "Data
     return make_dataset(size, split, seed, TERMS)
 
 
-def warm_start(folder: Path, seed: int = 0, steps: int = WARM_START_STEPS, batch_size: int = 32) -> Path:
+def warm_start(
+    folder: Path,
+    seed: int = 0,
+    steps: int = WARM_START_STEPS,
+    batch_size: int = 32,
+    gap_probability: float = GAP_PROBABILITY,
+) -> Path:
     """Train the demo's model on demonstrations of long sums until it is as fluent and as faulty, and save it.
 
     Args:
@@ -86,6 +94,7 @@ def warm_start(folder: Path, seed: int = 0, steps: int = WARM_START_STEPS, batch
         seed (`int`): Of the demonstrations.
         steps (`int`): Optimizer steps; half a minute on one core.
         batch_size (`int`): Rows per step.
+        gap_probability (`float`): Of a wrong result where the demonstrator does not know the pair.
 
     Returns:
         `Path`: `folder`.
@@ -97,7 +106,8 @@ def warm_start(folder: Path, seed: int = 0, steps: int = WARM_START_STEPS, batch
 
     tokenizer = AutoTokenizer.from_pretrained(MODEL_DIR)
     model = AutoModelForCausalLM.from_pretrained(MODEL_DIR, dtype=torch.float32)
-    batches = warm_start_batches(tokenizer, steps, batch_size, seed, TERMS, demonstrate_with_gaps)
+    demonstrate = partial(demonstrate_with_gaps, probability=gap_probability)
+    batches = warm_start_batches(tokenizer, steps, batch_size, seed, TERMS, demonstrate)
     imitate(model, batches, steps, lr=2e-3)
     save(model, tokenizer, folder, f"trl_drgrpo.labs.demo.long_sums, seed {seed}, {steps} steps of {batch_size} rows")
     return folder

@@ -1,7 +1,7 @@
 """Runs of the study of step credit: the real trainer, one arm after another, each stopped at the same tokens."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -52,7 +52,14 @@ class CreditRun:
 
 
 def build_trainer(
-    task: CreditTask, arm: str, seed: int, model_dir: Path, output_dir: Path, prm: StepRewardFunc, **changed: Any
+    task: CreditTask,
+    arm: str,
+    seed: int,
+    model_dir: Path,
+    output_dir: Path,
+    prm: StepRewardFunc,
+    config: Mapping[str, Any] | None = None,
+    **changed: Any,
 ) -> DrGRPOTrainer:
     """The trainer of an arm.
 
@@ -63,6 +70,7 @@ def build_trainer(
         model_dir (`Path`): The warm-started model.
         output_dir (`Path`): The trainer's folder; nothing is saved there.
         prm (`Callable`): The process reward model as a step reward function.
+        config (`Mapping`, *optional*): Further fields of [`DrGRPOConfig`].
         **changed: `reward_funcs` and the like, over those of the task.
     """
     steps = ARMS[arm].step_rewards(task.rule, prm, task.due, seed)
@@ -79,7 +87,7 @@ def build_trainer(
         run_log=False,
         run_warnings=False,
         disable_tqdm=True,
-        **fields,
+        **{**fields, **(config or {})},
     )
     return DrGRPOTrainer(
         **{

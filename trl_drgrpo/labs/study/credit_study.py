@@ -44,11 +44,11 @@ def run_credit_study(
     results: dict[str, Any] = {**provenance(study_command("credit", len(seeds), jobs)), "settings": settings()}
     results |= {"starts": {}, "runs": []}
     work_dir.mkdir(parents=True, exist_ok=True)
-    for start in _in_processes(make_start, [(name, work_dir) for name in TASKS], jobs):
+    for start in in_processes(make_start, [(name, work_dir) for name in TASKS], jobs):
         results["starts"][start["task"]] = start
         on_part(f"{TASKS[start['task']].title}: the models stand, the variance is measured")
     order = [(task, arm) for task in TASKS for arm in ARMS]
-    for runs in _in_processes(run_seed, [(name, seed, work_dir) for seed in seeds for name in TASKS], jobs):
+    for runs in in_processes(run_seed, [(name, seed, work_dir) for seed in seeds for name in TASKS], jobs):
         results["runs"] = sorted(
             [*results["runs"], *runs], key=lambda run: (order.index((run["task"], run["arm"])), run["seed"])
         )
@@ -63,7 +63,13 @@ def settings() -> dict[str, dict[str, Any]]:
     return {name: {key: getattr(task, key) for key in names} for name, task in TASKS.items()}
 
 
-def _in_processes(function: Callable[..., Any], calls: Sequence[tuple[Any, ...]], jobs: int) -> Iterator[Any]:
+def in_processes(function: Callable[..., Any], calls: Sequence[tuple[Any, ...]], jobs: int) -> Iterator[Any]:
+    """What a function returns for each call, as the calls end.
+
+    Args:
+        function (`Callable`), calls (`Sequence[tuple]`): What is called, with what.
+        jobs (`int`): Calls at a time, in processes of their own with a thread each if more than one.
+    """
     if jobs == 1:
         yield from (function(*call) for call in calls)
         return

@@ -45,19 +45,20 @@ def measure_variance(
     for trainer in trainers.values():
         trainer.model.train()  # as in a run: the coefficient of a baseline is fitted as batches come
     sampler = trainers[OUTCOME]
-    moments, halved = ({arm: _Moments() for arm in trainers} for _ in range(2))
+    moments, halved = ({arm: Moments() for arm in trainers} for _ in range(2))
     tokens = 0
-    for number, (scored, rollouts) in enumerate(islice(_batches(sampler), WARM_UP_BATCHES + batches)):
+    for number, (sampled, rollouts) in enumerate(islice(sampled_batches(sampler), WARM_UP_BATCHES + batches)):
+        scored = sampled.scored
         advantages = {arm: _advantages(trainer, scored, rollouts) for arm, trainer in trainers.items()}
         if number < WARM_UP_BATCHES:
             continue
         tokens += int(_trained(rollouts).sum())
         for first in range(0, len(scored.prompts), task.num_generations):
             rows = slice(first, first + task.num_generations)
-            log_probs = _log_probs(sampler, rollouts, rows)  # (G, T)
-            outcome = _gradient(sampler, (advantages[OUTCOME][rows] * log_probs).sum())
+            log_probs = log_probs_of(sampler, rollouts, rows)  # (G, T)
+            outcome = gradient_of(sampler, (advantages[OUTCOME][rows] * log_probs).sum())
             for arm, values in advantages.items():
-                gradient = outcome if arm == OUTCOME else _gradient(sampler, (values[rows] * log_probs).sum())
+                gradient = outcome if arm == OUTCOME else gradient_of(sampler, (values[rows] * log_probs).sum())
                 moments[arm].add(gradient)
                 halved[arm].add((outcome + gradient) / 2)
     reference = moments[OUTCOME]
@@ -68,13 +69,17 @@ def measure_variance(
     return numbers
 
 
-def _batches(trainer: DrGRPOTrainer) -> Iterator[tuple[ScoredBatch, dict[str, Any]]]:
-    """Generation batches as the training loop would see them."""
+def sampled_batches(trainer: DrGRPOTrainer) -> Iterator[tuple[CreditedBatch, dict[str, Any]]]:
+    """Generation batches as the training loop would see them, and what TRL trains on.
+
+    Args:
+        trainer ([`DrGRPOTrainer`]): The trainer; its model does not change.
+    """
     caught: list[CreditedBatch] = []
     for inputs in trainer.get_train_dataloader():
         with swapped(trainer, on_credit=caught.append):
             rollouts = trainer.sample_rollouts(inputs)
-        yield caught.pop().scored, rollouts
+        yield caught.pop(), rollouts
 
 
 def _advantages(trainer: DrGRPOTrainer, scored: ScoredBatch, rollouts: dict[str, Any]) -> torch.Tensor:
@@ -88,7 +93,14 @@ def _trained(rollouts: dict[str, Any]) -> torch.Tensor:
     return rollouts["completion_mask"] * rollouts.get("tool_mask", 1)
 
 
-def _log_probs(trainer: DrGRPOTrainer, rollouts: dict[str, Any], rows: slice) -> torch.Tensor:
+def log_probs_of(trainer: DrGRPOTrainer, rollouts: dict[str, Any], rows: slice) -> torch.Tensor:
+    """Log-probabilities `(b, T)` of the completions of some rows, with gradient.
+
+    Args:
+        trainer ([`DrGRPOTrainer`]): Its model scores them.
+        rollouts (`dict`): Of [`sampled_batches`].
+        rows (`slice`): Which.
+    """
     tokens = TokenBatch(
         torch.cat([rollouts["prompt_ids"][rows], rollouts["completion_ids"][rows]], dim=1),
         torch.cat([rollouts["prompt_mask"][rows], rollouts["completion_mask"][rows]], dim=1),
@@ -97,12 +109,18 @@ def _log_probs(trainer: DrGRPOTrainer, rollouts: dict[str, Any], rows: slice) ->
     return trainer.score_tokens(trainer.model, tokens)[0]
 
 
-def _gradient(trainer: DrGRPOTrainer, objective: torch.Tensor) -> torch.Tensor:
+def gradient_of(trainer: DrGRPOTrainer, objective: torch.Tensor) -> torch.Tensor:
+    """The gradient of a scalar as one vector; its graph is kept.
+
+    Args:
+        trainer ([`DrGRPOTrainer`]): Owns the parameters.
+        objective (`torch.Tensor`): What is derived.
+    """
     parameters = [p for p in trainer.model.parameters() if p.requires_grad]
     return torch.cat([g.flatten() for g in torch.autograd.grad(objective, parameters, retain_graph=True)])
 
 
-class _Moments:
+class Moments:
     """Squared lengths of vectors and their mean."""
 
     def __init__(self) -> None:
@@ -114,12 +132,22 @@ class _Moments:
         self.sum = self.sum + vector
 
     @property
+    def mean(self) -> torch.Tensor:
+        """Mean of the vectors."""
+        return self.sum / len(self.squares)
+
+    @property
     def variance(self) -> float:
         """Trace of the covariance."""
         count = len(self.squares)
         return (sum(self.squares) - float(self.sum @ self.sum) / count) / (count - 1)
 
-    def over(self, other: "_Moments") -> dict[str, float]:
+    @property
+    def squared_mean(self) -> float:
+        """Squared length of the expected vector, unbiased: of the mean's, less the part that is noise."""
+        return float(self.mean @ self.mean) - self.variance / len(self.squares)
+
+    def over(self, other: "Moments") -> dict[str, float]:
         """Ratio of the variances, with the jackknife's standard error (of the mean squares: the means are small)."""
         own, reference, count = sum(self.squares), sum(other.squares), len(self.squares)
         pairs = zip(self.squares, other.squares, strict=True)

@@ -11,7 +11,7 @@ from trl_drgrpo.labs.study import credit_report, credit_study
 from trl_drgrpo.labs.study.credit_arms import ARMS, OUTCOME, SIGNALS, USES, expected_outcome, reversed_scores, shuffled
 from trl_drgrpo.labs.study.credit_runs import CreditRun, run_arm
 from trl_drgrpo.labs.study.credit_tasks import LONG_SUMS, TASKS, TWO_TURNS
-from trl_drgrpo.labs.study.credit_variance import _Moments, measure_variance
+from trl_drgrpo.labs.study.credit_variance import Moments, measure_variance
 
 
 def outcome(completions, **columns):
@@ -65,7 +65,7 @@ def test_pass_rates_are_weighted_by_tokens():
 
 
 def test_variance_and_its_ratio():
-    ours, reference = _Moments(), _Moments()
+    ours, reference = Moments(), Moments()
     for value in (1.0, 3.0):
         ours.add(torch.tensor([value, 0.0]))
         reference.add(torch.tensor([2 * value, 0.0]))

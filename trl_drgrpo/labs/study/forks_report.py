@@ -1,0 +1,286 @@
+"""The study of forks from end to end, its tables and its plot."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from trl_drgrpo.common.drawing import COLORS, new_figure, save_figure
+from trl_drgrpo.labs.provenance import provenance, study_command
+from trl_drgrpo.labs.study.credit_arms import OUTCOME
+from trl_drgrpo.labs.study.credit_study import in_processes
+from trl_drgrpo.labs.study.forks_runs import (
+    FLAT,
+    FORKS,
+    LEARNING,
+    SETTINGS,
+    STEPS,
+    ForksRun,
+    ForksSettings,
+    make_stage,
+    mean_gradients,
+    measure,
+    run_arm,
+)
+from trl_drgrpo.labs.study.intervals import Interval, interval
+from trl_drgrpo.labs.study.results_file import earlier_results, write_results
+from trl_drgrpo.labs.study.signal_runs import interpolate, mean_height
+
+REWARDS = {OUTCOME: "outcome", STEPS: "outcome and steps"}
+
+
+def run_study(
+    seeds: Sequence[int],
+    output: Path,
+    work_dir: Path,
+    settings: ForksSettings = SETTINGS,
+    jobs: int = 1,
+    on_part: Callable[[str], None] = lambda text: None,
+) -> dict[str, Any]:
+    """Warm-start the model of each stage, train every arm with every seed, and measure every arm's gradients.
+
+    Parts that are in `output` already, with the same settings and versions, are kept: an interrupted study goes on.
+
+    Args:
+        seeds (`Sequence[int]`): Seeds, the same for each arm.
+        output (`Path`): JSON file, written after each part.
+        work_dir (`Path`): For models and gradients.
+        settings ([`ForksSettings`], *optional*): Sizes.
+        jobs (`int`, *optional*, defaults to `1`): Parts at a time.
+        on_part (`Callable`, *optional*): Told in a line what was done.
+
+    Returns:
+        `dict[str, Any]`: `command`, `date`, `versions`, `settings`, `stages`, `runs`, `gradients` and `agreement`:
+            what the file holds.
+    """
+    results: dict[str, Any] = {**provenance(study_command("forks", len(seeds), jobs)), "settings": asdict(settings)}
+    earlier = earlier_results(output, results)
+    for name in ("stages", "runs", "gradients"):
+        results[name] = earlier.get(name, [])
+    work_dir.mkdir(parents=True, exist_ok=True)
+
+    def parts(name: str, function: Callable[..., Any], keys: tuple[str, ...], calls: list[tuple[Any, ...]]) -> None:
+        """Those calls of a function that are not in the results under this name, which `keys` identify."""
+        done = {tuple(each[key] for key in keys) for each in results[name]}
+        stages = {stage["stage"]: stage for stage in results["stages"]}
+        left = [call for call in calls if call not in done]
+        for found in in_processes(function, [(settings, stages, call, work_dir) for call in left], jobs):
+            results[name].extend(found)
+            results[name].sort(key=lambda each: calls.index(tuple(each[key] for key in keys)))
+            write_results(results, output)
+            on_part(f"{name}: {', '.join(str(found[0][key]) for key in keys)}")
+
+    parts("stages", _stage_part, ("stage",), [(name,) for name in settings.stages])
+    arms = [(*arm, seed) for seed in seeds for arm in LEARNING]
+    parts("runs", _run_part, ("forks", "rewards", "seed"), arms)
+    arms = [(*arm, seed) for seed in seeds for arm in product(settings.stages, FORKS)]
+    parts("gradients", _gradient_part, ("stage", "forks", "seed"), arms)
+    results["agreement"] = _agreement(results, seeds, work_dir)
+    write_results(results, output)
+    return results
+
+
+_Stages = dict[str, dict[str, Any]]
+
+
+def _stage_part(settings: ForksSettings, stages: _Stages, key: tuple[str], work_dir: Path) -> list[dict[str, Any]]:
+    return [make_stage(settings, key[0], work_dir)]
+
+
+def _run_part(
+    settings: ForksSettings, stages: _Stages, key: tuple[str, str, int], work_dir: Path
+) -> list[dict[str, Any]]:
+    return [asdict(run_arm(settings, stages[next(iter(settings.stages))], *key, work_dir))]
+
+
+def _gradient_part(
+    settings: ForksSettings, stages: _Stages, key: tuple[str, str, int], work_dir: Path
+) -> list[dict[str, Any]]:
+    return measure(settings, stages[key[0]], *key[1:], work_dir)
+
+
+def _agreement(results: dict[str, Any], seeds: Sequence[int], work_dir: Path) -> list[dict[str, Any]]:
+    """Of each arm with the flat arm, both over all seeds: the cosine of the mean gradients, and by seed the `scale`,
+    the length along the flat one over its own (1 if both estimate the same)."""
+    found, settings = [], results["settings"]
+    groups = len(seeds) * settings["prompts"] * settings["batches"]
+    for stage, rewards in product(settings["stages"], REWARDS):
+        flat = mean_gradients(work_dir, stage, FLAT, rewards, seeds).mean(dim=0)
+        variance = interval([row["variance"] for row in _gradients(results, stage, FLAT, rewards)]).mean
+        square = float(flat @ flat) - variance / groups  # the mean's own noise taken out
+        for forks in FORKS:
+            means = mean_gradients(work_dir, stage, forks, rewards, seeds)
+            mean = means.mean(dim=0)
+            cosine = float(mean @ flat / (mean.norm() * flat.norm()))
+            scale = (means @ flat / square).tolist()
+            found.append(
+                {
+                    "stage": stage,
+                    "forks": forks,
+                    "rewards": rewards,
+                    "square": square,
+                    "cosine": cosine,
+                    "scale": scale,
+                }
+            )
+    return found
+
+
+def _gradients(results: dict[str, Any], stage: str, forks: str, rewards: str) -> list[dict[str, Any]]:
+    """Of an arm, ordered by seed."""
+    key = (stage, forks, rewards)
+    rows = [row for row in results["gradients"] if (row["stage"], row["forks"], row["rewards"]) == key]
+    return sorted(rows, key=lambda row: row["seed"])
+
+
+def label(forks: str) -> str:
+    """The settings of an arm, as Markdown.
+
+    Args:
+        forks (`str`): A key of [`FORKS`].
+    """
+    fields = ((name, value) for name, value in FORKS[forks].items() if forks != FLAT)
+    return ", ".join(f"`{name}: {value}`" for name, value in fields) or "flat"
+
+
+def stage_title(stage: dict[str, Any], results: dict[str, Any]) -> str:
+    """The line above the table of a stage.
+
+    Args:
+        stage (`dict[str, Any]`): Of the results.
+        results (`dict[str, Any]`): Of [`run_study`].
+    """
+    rows = _gradients(results, stage["stage"], FLAT, OUTCOME)
+    groups = results["settings"]["prompts"] * results["settings"]["batches"]
+    threshold = f"threshold of the entropy {stage['threshold']:.3f}"
+    return f"{stage['pass_rate']:.1%} right, {threshold}, {len(rows)} seeds of {groups} groups, mean and 95% interval"
+
+
+def variance_table(results: dict[str, Any], stage: str) -> str:
+    """Variance of the gradient times tokens, a row per arm in Markdown.
+
+    Over the squared length of the gradient, the first column with an interval is the number of tokens at which a
+    gradient and its noise are equally long. In the second ratio to flat groups each row's tokens count, shared or
+    not. `along` and `cosine` compare the mean gradient with that of flat groups.
+
+    Args:
+        results (`dict[str, Any]`): Of [`run_study`].
+        stage (`str`): Which stage.
+    """
+    head = ["rewards", "groups", "tokens of a group", "thousand tokens to signal = noise", "over flat"]
+    head += ["over flat, all rows' tokens", "along", "cosine"]
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for rewards, forks in product(REWARDS, FORKS):
+        rows, key = _gradients(results, stage, forks, rewards), (stage, forks, rewards)
+        (agreed,) = (a for a in results["agreement"] if (a["stage"], a["forks"], a["rewards"]) == key)
+        needed = [row["variance"] * row["tokens"] / agreed["square"] / 1000 for row in rows]
+        cells = [REWARDS[rewards], label(forks), f"{interval([row['tokens'] for row in rows]).mean:.0f}"]
+        cells.append(str(interval(needed)))
+        if forks == FLAT:
+            cells += ["1", "1", "1", "1"]
+        else:
+            cells += [_two_digits(over_flat(results, *key, tokens)) for tokens in ("tokens", "all_tokens")]
+            cells += [_two_digits(interval(agreed["scale"])), f"{agreed['cosine']:.2f}"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def over_flat(results: dict[str, Any], stage: str, forks: str, rewards: str, tokens: str = "tokens") -> Interval:
+    """Variance times tokens over that of flat groups: the ratio of the means over seeds, with a jackknife's interval.
+
+    Args:
+        results (`dict[str, Any]`): Of [`run_study`].
+        stage, forks, rewards (`str`): Which arm.
+        tokens (`str`, *optional*, defaults to `"tokens"`): Those sampled, or `"all_tokens"`.
+    """
+    both = zip(_gradients(results, stage, forks, rewards), _gradients(results, stage, FLAT, rewards), strict=True)
+    costs = [(own["variance"] * own[tokens], flat["variance"] * flat[tokens]) for own, flat in both]
+    own_sum, flat_sum = map(sum, zip(*costs, strict=True))
+    ratio, count = own_sum / flat_sum, len(costs)
+    return interval([count * ratio - (count - 1) * (own_sum - own) / (flat_sum - flat) for own, flat in costs])
+
+
+def _two_digits(found: Interval) -> str:
+    return f"{found.mean:.2f} ± {found.half_width:.2f}"
+
+
+def _runs(results: dict[str, Any], forks: str, rewards: str) -> list[ForksRun]:
+    """Of an arm, ordered by seed."""
+    runs = [ForksRun(**run) for run in results["runs"] if (run["forks"], run["rewards"]) == (forks, rewards)]
+    return sorted(runs, key=lambda run: run.seed)
+
+
+def learning_title(results: dict[str, Any]) -> str:
+    """The line above the table of the runs.
+
+    Args:
+        results (`dict[str, Any]`): Of [`run_study`].
+    """
+    seeds, tokens = len({run["seed"] for run in results["runs"]}), results["settings"]["tokens"]
+    return f"{tokens // 1000} thousand tokens a run, {seeds} seeds, mean and 95% interval"
+
+
+def learning_table(results: dict[str, Any]) -> str:
+    """Held-out pass rates in percent, and in points over flat groups with the same rewards and seed, as Markdown.
+
+    Args:
+        results (`dict[str, Any]`): Of [`run_study`].
+    """
+    tokens = results["settings"]["tokens"]
+    measures: dict[str, Callable[[ForksRun], float]] = {
+        "mean over the tokens": lambda run: 100 * mean_height(run.tokens, run.pass_rate, tokens),
+        "all tokens": lambda run: 100 * interpolate(run.tokens, run.pass_rate, tokens),
+    }
+    head = ["rewards", "groups", "steps", "rows that fork, %"]
+    head += [name for over in measures for name in (f"pass rate, {over}", "minus flat")]
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for forks, rewards in LEARNING:
+        runs, flat = _runs(results, forks, rewards), _runs(results, FLAT, rewards)
+        cells = [REWARDS[rewards], label(forks), f"{interval([run.steps for run in runs]).mean:.0f}"]
+        cells.append(f"{interval([100 * sum(run.cut) / len(run.cut) for run in runs]).mean:.0f}")
+        for rate in measures.values():
+            cells.append(str(interval([rate(run) for run in runs])))
+            found = interval([rate(own) - rate(its) for own, its in zip(runs, flat, strict=True)])
+            cells.append("" if forks == FLAT else f"{found.mean:+.1f} ± {found.half_width:.1f}")
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def draw(results: dict[str, Any], path: Path) -> Path:
+    """Variance times tokens over that of flat groups, and pass rates over tokens: means over seeds.
+
+    Args:
+        results (`dict[str, Any]`): Of [`run_study`].
+        path (`Path`): PNG file to write.
+
+    Raises:
+        `ImportError`: matplotlib is not installed.
+    """
+    figure, (left, right) = new_figure(1, 2, 12, 4.2)
+    arms = [forks for forks in FORKS if forks != FLAT]
+    series = [(stage, rewards) for stage in results["stages"] for rewards in REWARDS]
+    for place, ((stage, rewards), color) in enumerate(zip(series, COLORS, strict=False)):
+        found = [over_flat(results, stage["stage"], forks, rewards) for forks in arms]
+        left.errorbar(
+            [each.mean for each in found],
+            [row + 0.15 * (place - (len(series) - 1) / 2) for row in range(len(arms))],
+            xerr=[each.half_width for each in found],
+            fmt="o",
+            capsize=3,
+            color=color,
+            label=f"{stage['pass_rate']:.0%} right, {REWARDS[rewards]}",
+        )
+    left.axvline(1, color="gray", linewidth=1)
+    left.set_yticks(range(len(arms)), [label(forks).replace("`", "") for forks in arms])
+    left.invert_yaxis()
+    left.set(xlabel="gradient variance x sampled tokens, over flat groups")
+    tokens = results["settings"]["tokens"]
+    grid = [tokens * part / 12 for part in range(13)]
+    for (forks, rewards), color in zip(LEARNING, COLORS, strict=False):
+        runs = _runs(results, forks, rewards)
+        rates = [interval([interpolate(run.tokens, run.pass_rate, x) for run in runs]).mean for x in grid]
+        name = f"{label(forks).replace('`', '')}, {REWARDS[rewards]}"
+        right.plot([x / 1000 for x in grid], rates, "-" if rewards == OUTCOME else "--", color=color, label=name)
+    right.set(xlabel="thousand sampled tokens", ylabel="held-out pass rate")
+    return save_figure(figure, path)
