@@ -135,9 +135,9 @@ def test_counts_are_what_was_sampled_and_never_above_the_budget(
         for row in rows:
             assert len(row["steps"]) == len(row["labels"]) == len(row["values"]) == len(row["visits"])
             assert "".join(row["steps"]).strip() == row["completion"].strip()
-            assert row["right"] == ("a" in row["completion"])
+            assert row["correct"] == ("a" in row["completion"])
             assert sorted(row["visits"], reverse=True) == row["visits"]  # a visit of a step is one of those above
-            if row["right"]:
+            if row["correct"]:
                 assert all(row["labels"])
             assert len(row["completion"]) <= longest
 
@@ -197,15 +197,15 @@ def test_puct_with_a_perfect_value_finds_the_right_leaf(tokenizer):
     sizes = {"budget_tokens": 400, "max_completion_length": 21, "children": 5, "exploration": 0.2}
     [rows] = run(Stub(tokenizer, tree_of(10)), verifier=is_goal, prm=perfect, strategy="puct", **sizes)
     (selected,) = [row for row in rows if row["selected"]]
-    assert selected["right"]
+    assert selected["correct"]
     assert selected["labels"] == [True] * 10
     # 1 of 1024 leaves: the same tokens without a value do not find it
     [rows] = run(Stub(tokenizer, tree_of(10)), verifier=is_goal, strategy="best_of_n", **sizes)
-    assert not any(row["right"] for row in rows)
+    assert not any(row["correct"] for row in rows)
     # nor does one that knows nothing select it among what it finds
     blind = step_verifier(lambda prompt, previous_steps, step: 0.5, name="blind")
     [rows] = run(Stub(tokenizer, tree_of(10)), verifier=is_goal, prm=blind, strategy="puct", **sizes)
-    assert not any(row["right"] and row["selected"] for row in rows)
+    assert not any(row["correct"] and row["selected"] for row in rows)
 
 
 def test_puct_follows_its_formula():
@@ -224,19 +224,25 @@ def test_puct_follows_its_formula():
 
 
 def test_roll_outs_are_values_and_steps_at_once(tokenizer):
-    def right(completions, **kwargs):
+    def correct(completions, **kwargs):
         return [float(text.startswith("a")) for text in completions]
 
     stub = Stub(tokenizer, tree_of(3))
     [rows] = run(
-        stub, verifier=right, strategy="puct", budget_tokens=140, max_completion_length=7, children=6, exploration=0.1
+        stub,
+        verifier=correct,
+        strategy="puct",
+        budget_tokens=140,
+        max_completion_length=7,
+        children=6,
+        exploration=0.1,
     )
     assert all(request.to_end for call in stub.calls for request in call)
     for row in rows:
         assert set(row["values"][1:]) == {row["outcome"]} == {row["values"][0]}  # the first letter decides
-        assert row["labels"] == [row["right"]] * 3
+        assert row["labels"] == [row["correct"]] * 3
     by_letter = {row["steps"][0]: row["visits"][0] for row in rows}
-    assert by_letter["a\n"] > 2 * by_letter["b\n"]  # the tree grows where it is right
+    assert by_letter["a\n"] > 2 * by_letter["b\n"]  # the tree grows where it is correct
     assert sum(by_letter.values()) == sum(request.count for call in stub.calls for request in call)
 
 
@@ -300,7 +306,7 @@ def test_a_verifier_that_fails(tokenizer):
     with pytest.raises(RewardError, match="reward function 'broken': got KeyError"):
         run(Stub(tokenizer, tree_of(1)), verifier=broken, **sizes)
     [rows] = run(Stub(tokenizer, tree_of(1)), verifier=broken, on_reward_error="unscorable", **sizes)
-    assert {row["right"] for row in rows} == {None}
+    assert {row["correct"] for row in rows} == {None}
 
 
 def test_an_asynchronous_verifier(tokenizer):
@@ -310,7 +316,7 @@ def test_an_asynchronous_verifier(tokenizer):
     [rows] = run(
         Stub(tokenizer, tree_of(1)), verifier=later, strategy="beam", budget_tokens=40, max_completion_length=3
     )
-    assert {row["completion"]: row["right"] for row in rows} == {"a\n": True, "b\n": False}
+    assert {row["completion"]: row["correct"] for row in rows} == {"a\n": True, "b\n": False}
 
 
 # A model in memory ---------------------------------------------------------------------------------------------------

@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--strategy", required=True, help="best_of_n, beam (over steps) or puct (over steps)")
     add("--budget_tokens", type=int, required=True, help="tokens sampled per problem at most, kept or not")
     add("--output", required=True, help="JSON Lines file to write, a row per completion found")
-    add("--sft_output", help="JSON Lines file for SFT: prompt and completion of right completions")
+    add("--sft_output", help="JSON Lines file for SFT: prompt and completion of correct completions")
     add(
         "--reward_funcs", help="verifier: a name, file.py:f or {name: {option: value}}; guides where there is no --prm"
     )
@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--width", type=int, default=4, help="beams (default: 4)")
     add("--children", type=int, default=4, help="continuations sampled from a step (default: 4)")
     add("--exploration", type=float, default=1.0, help="c of PUCT (default: 1)")
-    add("--accept_above", type=float, default=0.5, help="a completion is right above this reward (default: 0.5)")
+    add("--accept_above", type=float, default=0.5, help="a completion is correct above this reward (default: 0.5)")
     add("--on_reward_error", default="raise", help="raise (stop, finished problems are kept) or unscorable")
     add("--step_separator", default="\\n", help=r"as in train; \n is a line break (default: \n)")
     add("--max_completion_length", type=int, default=512, help="longest completion in tokens (default: 512)")
@@ -127,7 +127,7 @@ def _check_sft_output(args: argparse.Namespace) -> None:
     path = Path(args.sft_output)
     if not args.reward_funcs:
         remedy = "Leave it out, or name a verifier."
-        raise InputError("sft_output", "a file without reward_funcs", "a verifier that says what is right", remedy)
+        raise InputError("sft_output", "a file without reward_funcs", "a verifier that says what is correct", remedy)
     if path.is_dir():
         raise InputError("sft_output", f"{path}, a folder", "a JSON Lines file to write", "Name a file in it.")
     if path.resolve() in (Path(args.output).resolve(), Path(args.dataset_name).resolve()):
@@ -183,15 +183,15 @@ def _progress(total: int, done: int) -> Iterator[Any]:
     columns = (TextColumn("searching"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[status]}"))
     bar = Progress(*columns, TimeRemainingColumn(), console=stderr, disable=not stderr.is_terminal)
     task = bar.add_task("searching", total=total, completed=done, status="")
-    tokens = right = searched = 0
+    tokens = correct = searched = 0
     printed = time.monotonic()
 
     def show(rows: list[dict[str, Any]]) -> None:
-        nonlocal tokens, right, searched, printed
+        nonlocal tokens, correct, searched, printed
         searched += 1
         tokens += rows[0]["search"]["sampled_tokens"]
-        right += any(row["right"] for row in rows if row["selected"])
-        status = f"right {right / searched:.0%}, {tokens / searched:.0f} tokens per problem"
+        correct += any(row["correct"] for row in rows if row["selected"])
+        status = f"correct {correct / searched:.0%}, {tokens / searched:.0f} tokens per problem"
         bar.update(task, advance=1, status=status)
         if not stderr.is_terminal and time.monotonic() - printed > 10:
             printed = time.monotonic()

@@ -63,7 +63,7 @@ class Appraiser:
         return min(scores) if self.settings.path_value == "min" else math.prod(scores)
 
     def accepted(self, node: Node) -> float | None:
-        """1.0 if a finished completion is right, else 0.0; None where the verifier gave no reward."""
+        """1.0 if a finished completion is correct, else 0.0; None where the verifier gave no reward."""
         return None if node.outcome is None else float(node.outcome > self.settings.accept_above)
 
     def _verify(self, verifier: Callable, found: Found) -> None:

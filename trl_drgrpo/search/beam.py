@@ -1,7 +1,7 @@
 """Beam search over steps: the `width` best steps of all beams are continued, the others are given up.
 
 With a process reward model a step's value is that of its path (arXiv 2408.03314, section 5.2, has the same search).
-Without one whole continuations are sampled, a step's value is the share of right ones through it, and the next steps
+Without one whole continuations are sampled, a step's value is the share of correct ones through it, and the next steps
 are those that the continuations begin with: no token is sampled for a value alone.
 A search that has ended with budget left begins anew from the prompt, in the same tree.
 """

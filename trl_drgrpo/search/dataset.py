@@ -4,16 +4,16 @@
 |---|---|
 | `prompt`, the dataset's columns | as they were, `completion` left out |
 | `completion` | text, or one message of the assistant: what `trl-drgrpo score` reads |
-| `steps`, `labels` | texts, and whether any right completion goes through the step: what `train-prm` reads |
+| `steps`, `labels` | texts, and whether any correct completion goes through the step: what `train-prm` reads |
 | `values`, `visits` | mean of the values backed up through each step, and their number |
 | `prm_scores` | of the process reward model, where there is one |
-| `outcome`, `right` | the verifier's reward, and whether it is above `accept_above` |
+| `outcome`, `correct` | the verifier's reward, and whether it is above `accept_above` |
 | `selected` | whether the search would answer with this completion |
 | `finish_reason` | `stop` or `length` |
 | `search` | the problem, this row and the number of its rows, and the tokens that the problem took |
 
 `labels` are the estimate of Math-Shepherd (arXiv 2312.08935) over all finished completions of the tree: true, if at
-least one right one goes through the step; false, if there are only wrong ones; null without a verdict.
+least one correct one goes through the step; false, if there are only incorrect ones; null without a verdict.
 """
 
 from collections import Counter
@@ -26,7 +26,18 @@ from trl_drgrpo.search.tree import Node
 
 Row = dict[str, Any]
 OWN_COLUMNS = (
-    *("steps", "labels", "values", "visits", "prm_scores", "outcome", "right", "selected", "finish_reason", "search"),
+    *(
+        "steps",
+        "labels",
+        "values",
+        "visits",
+        "prm_scores",
+        "outcome",
+        "correct",
+        "selected",
+        "finish_reason",
+        "search",
+    ),
 )
 
 
@@ -43,12 +54,12 @@ def rows_of(problem: Problem, appraiser: Appraiser) -> list[Row]:
     """
     leaves = list(problem.root.leaves())
     through: Counter[int] = Counter()
-    right: Counter[int] = Counter()
+    correct: Counter[int] = Counter()
     for leaf in leaves:
         if (accepted := appraiser.accepted(leaf)) is not None:
             for step in leaf.path():
                 through[id(step)] += 1
-                right[id(step)] += int(accepted)
+                correct[id(step)] += int(accepted)
     selected = max(leaves, key=lambda leaf: _rank(appraiser.value(leaf), leaf))
     budget = problem.budget
     rows = []
@@ -62,12 +73,12 @@ def rows_of(problem: Problem, appraiser: Appraiser) -> list[Row]:
                 **problem.columns,
                 "completion": problem.completion(leaf),
                 "steps": [step.text for step in steps],
-                "labels": [right[id(step)] > 0 if through[id(step)] else None for step in steps],
+                "labels": [correct[id(step)] > 0 if through[id(step)] else None for step in steps],
                 "values": [step.mean for step in steps],
                 "visits": [step.visits for step in steps],
                 **scores,
                 "outcome": leaf.outcome,
-                "right": None if accepted is None else bool(accepted),
+                "correct": None if accepted is None else bool(accepted),
                 "selected": leaf is selected,
                 "finish_reason": leaf.finish,
                 "search": {
@@ -94,9 +105,9 @@ def sft_rows(rows: Iterable[Mapping[str, Any]]) -> list[Row]:
         rows (iterable of rows): Of [`rows_of`].
 
     Returns:
-        `list[dict]`: `prompt` and `completion` of those that are right and ended by themselves.
+        `list[dict]`: `prompt` and `completion` of those that are correct and ended by themselves.
     """
-    kept = (row for row in rows if row["right"] and row["finish_reason"] == "stop")
+    kept = (row for row in rows if row["correct"] and row["finish_reason"] == "stop")
     return [{"prompt": row["prompt"], "completion": row["completion"]} for row in kept]
 
 
@@ -108,17 +119,17 @@ def summary(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
 
     Returns:
         `dict[str, float]`: Counts of problems, completions and tokens; `tokens_per_problem`; and, where a verifier
-        gave verdicts, `pass_rate_selected` (share of problems whose selected completion is right) and
-        `pass_rate_any` (with a right one).
+        gave verdicts, `pass_rate_selected` (share of problems whose selected completion is correct) and
+        `pass_rate_any` (with a correct one).
     """
     rows = list(rows)
     problems = {row["search"]["problem"]: row["search"] for row in rows}
-    any_right = {row["search"]["problem"] for row in rows if row["right"]}
+    any_correct = {row["search"]["problem"] for row in rows if row["correct"]}
     numbers: dict[str, float] = {"problems": len(problems), "completions": len(rows)}
     for name in ("sampled_tokens", "kept_tokens", "prompt_tokens"):
         numbers[name] = sum(counts[name] for counts in problems.values())
     numbers["tokens_per_problem"] = numbers["sampled_tokens"] / max(len(problems), 1)
-    if any(row["right"] is not None for row in rows):
-        numbers["pass_rate_selected"] = sum(bool(r["right"]) for r in rows if r["selected"]) / len(problems)
-        numbers["pass_rate_any"] = len(any_right) / len(problems)
+    if any(row["correct"] is not None for row in rows):
+        numbers["pass_rate_selected"] = sum(bool(r["correct"]) for r in rows if r["selected"]) / len(problems)
+        numbers["pass_rate_any"] = len(any_correct) / len(problems)
     return numbers

@@ -29,7 +29,7 @@ class SearchSettings:
         path_value (`str`, *optional*, defaults to `"min"`): Value of a path by its step scores: the smallest, their
             `"product"`, or the `"last"`.
         exploration (`float`, *optional*, defaults to `1.0`): `c` in PUCT's formula.
-        accept_above (`float`, *optional*, defaults to `0.5`): A completion is right if its reward is larger.
+        accept_above (`float`, *optional*, defaults to `0.5`): A completion is correct if its reward is larger.
         temperature (`float`, *optional*, defaults to `1.0`): Of the sampling, more than 0.
         top_p (`float`, *optional*, defaults to `1.0`): Nucleus of the sampling.
         seed (`int`, *optional*, defaults to `0`): Of the sampling.

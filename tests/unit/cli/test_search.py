@@ -58,11 +58,11 @@ def test_the_summary_is_that_of_the_rows(found):
     assert all(each["sampled_tokens"] <= 160 for each in counts.values())
     selected = [row for row in rows if row["selected"]]
     assert len(selected) == PROBLEMS
-    assert float(printed["pass_rate_selected"]) == sum(row["right"] for row in selected) / PROBLEMS
-    any_right = {row["search"]["problem"] for row in rows if row["right"]}
-    assert float(printed["pass_rate_any"]) == len(any_right) / PROBLEMS > 0
+    assert float(printed["pass_rate_selected"]) == sum(row["correct"] for row in selected) / PROBLEMS
+    any_correct = {row["search"]["problem"] for row in rows if row["correct"]}
+    assert float(printed["pass_rate_any"]) == len(any_correct) / PROBLEMS > 0
     assert int(printed["completions"]) == len(rows)
-    assert int(printed["sft_rows"]) == len(read(sft)) == sum(row["right"] for row in rows) > 0
+    assert int(printed["sft_rows"]) == len(read(sft)) == sum(row["correct"] for row in rows) > 0
     for row in rows:
         assert row["outcome"] == list_sum_reward([row["completion"]], [row["answer"]])[0]
         assert "".join(row["steps"]) == row["completion"][0]["content"]
@@ -79,7 +79,7 @@ def test_train_prm_label_steps_and_score_read_the_file(found, tmp_path, capsys):
     assert f"rows {len(labeled)}" in capsys.readouterr().out
     assert main(["score", "--rewards", "list_sum_reward", "--data", str(output), "--json"]) == 0
     scores = json.loads(capsys.readouterr().out)["rewards"]["list_sum_reward"]
-    assert scores["mean"] == pytest.approx(sum(row["right"] for row in read(output)) / len(labeled))
+    assert scores["mean"] == pytest.approx(sum(row["correct"] for row in read(output)) / len(labeled))
     labels = ["--data", str(output), "--reward", "list_sum_reward", "--output", str(tmp_path / "labels.jsonl")]
     assert main(["label-steps", "--model", DEMO_MODEL, "--rollouts", "1", "--max_new_tokens", "32", *labels]) == 0
     assert [row["steps"] for row in read(tmp_path / "labels.jsonl")] == [

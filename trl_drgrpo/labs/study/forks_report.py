@@ -154,7 +154,9 @@ def stage_title(stage: dict[str, Any], results: dict[str, Any]) -> str:
     rows = _gradients(results, stage["stage"], FLAT, OUTCOME)
     groups = results["settings"]["prompts"] * results["settings"]["batches"]
     threshold = f"threshold of the entropy {stage['threshold']:.3f}"
-    return f"{stage['pass_rate']:.1%} right, {threshold}, {len(rows)} seeds of {groups} groups, mean and 95% interval"
+    return (
+        f"{stage['pass_rate']:.1%} correct, {threshold}, {len(rows)} seeds of {groups} groups, mean and 95% interval"
+    )
 
 
 def variance_table(results: dict[str, Any], stage: str) -> str:
@@ -269,7 +271,7 @@ def draw(results: dict[str, Any], path: Path) -> Path:
             fmt="o",
             capsize=3,
             color=color,
-            label=f"{stage['pass_rate']:.0%} right, {REWARDS[rewards]}",
+            label=f"{stage['pass_rate']:.0%} correct, {REWARDS[rewards]}",
         )
     left.axvline(1, color="gray", linewidth=1)
     left.set_yticks(range(len(arms)), [label(forks).replace("`", "") for forks in arms])

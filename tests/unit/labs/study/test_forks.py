@@ -111,7 +111,7 @@ class TestStudy:
         # |g|^2 of the mean (10, 0) without the noise of 4 groups, 100 - 25 / 4; 20 and 30 x 600 over it
         assert "| outcome | flat | 600 | 0.2 ± 0.4 | 1 | 1 | 1 | 1 |" in text
         assert "| outcome | `forks: 2` | 400 | 0.1 ± 0.3 | 0.67 ± 0.00 | 1.00 ± 0.00 | 1.07 ± 0.00 | 1.00 |" in text
-        assert forks_report.stage_title(results["stages"][0], results).startswith("10.0% right, threshold")
+        assert forks_report.stage_title(results["stages"][0], results).startswith("10.0% correct, threshold")
 
         text = learning_table(results)
         assert text.count("\n") == 1 + len(LEARNING)
