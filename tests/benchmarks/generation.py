@@ -20,7 +20,7 @@ import transformers
 from fast_path import build_model
 from transformers import GenerationConfig
 
-from trl_drgrpo.features.fast_path.decoding import shared_prefill
+from trl_drgrpo.features.fast_path.decoding.decoder import shared_prefill
 
 GROUP = 8
 

@@ -3,7 +3,7 @@
 After each generation the micro-batches of every optimizer step are planned anew (`planner.py`, `window.py`): rows
 without signal are left out, the others regrouped by length, cut to their own extent and, where the model allows it,
 packed behind one copy of their prompt (`packing.py`, `sharing.py`). Old log-probabilities are computed after that,
-for the rows that will be trained on. Generation runs each prompt once (`decoding.py`).
+for the rows that will be trained on. Generation runs each prompt once (`decoding/`).
 
 All of it is exact for this package's objective and no other, so each step stands aside where it would not be.
 """
@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from trl_drgrpo.features.fast_path.decoding import shared_prefill
+from trl_drgrpo.features.fast_path.decoding.decoder import shared_prefill
 from trl_drgrpo.features.fast_path.metrics import WindowMetrics
 from trl_drgrpo.features.fast_path.packing import Packed, pack_rows, scored_only
 from trl_drgrpo.features.fast_path.planner import Budget, Costs, MicroBatch, plan_window
@@ -273,11 +273,11 @@ class FastPath(Feature):
 
     def generating(self) -> AbstractContextManager[Any]:
         """Prompts run once and finished rows are dropped, where transformers' own loop would generate."""
-        fast = self.trainer.args.micro_batching == "exact" and self.trainer.args.fast_generation
-        elsewhere = self.trainer.use_vllm or self.trainer.use_transformers_continuous_batching
-        if not fast or elsewhere or self.trainer.in_lockstep or self.trainer.args.torch_compile:
+        if self.trainer.use_vllm or self.trainer.use_transformers_continuous_batching:
             return nullcontext()
-        return shared_prefill(self.trainer.accelerator.unwrap_model(self.trainer.model_wrapped))
+        fast = self.trainer.args.micro_batching == "exact" and self.trainer.args.fast_generation
+        shares = fast and not self.trainer.in_lockstep and not self.trainer.args.torch_compile
+        return shared_prefill(self.trainer.accelerator.unwrap_model(self.trainer.model_wrapped), shares)
 
     def _say_once(self, message: str) -> None:
         if message not in self._said:

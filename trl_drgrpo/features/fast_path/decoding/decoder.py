@@ -1,0 +1,70 @@
+"""What `model.generate` does in a block: this package's loop where it can, transformers' elsewhere."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from trl_drgrpo.features.fast_path.decoding.calls import can_decode
+from trl_drgrpo.features.fast_path.decoding.forwards import Forwards
+from trl_drgrpo.features.fast_path.decoding.loop import sample
+from trl_drgrpo.features.fast_path.decoding.out_of_memory import does_not_fit
+
+
+@contextmanager
+def shared_prefill(model: Any, shares: bool = True) -> Iterator[None]:
+    """Inside the block, `model.generate` runs each prompt once wherever it can. The model is left as it was.
+
+    Args:
+        model ([`~transformers.PreTrainedModel`] or its PEFT wrapper): The policy.
+        shares (`bool`): `False` leaves all to transformers, but for the words when memory runs out.
+    """
+    generate = model.generate
+    had_own = "generate" in vars(model)
+
+    def decoding_shared(*args: Any, **kwargs: Any) -> Any:
+        is_ours = shares and not args and can_decode(model, kwargs)
+        if is_ours:
+            kwargs["custom_generate"] = decode
+        try:
+            return generate(*args, **kwargs)
+        except torch.OutOfMemoryError as error:
+            if not isinstance(ids := kwargs.get("input_ids"), torch.Tensor):
+                raise
+            raise does_not_fit(
+                error, ids, _new_tokens(model, ids, kwargs.get("generation_config")), is_ours
+            ) from error
+
+    model.generate = decoding_shared
+    try:
+        yield
+    finally:
+        if had_own:
+            model.generate = generate
+        else:
+            del model.generate
+
+
+def _new_tokens(model: Any, input_ids: torch.Tensor, config: Any) -> int:
+    """Tokens that a completion may have at most."""
+    config = config or model.generation_config
+    return config.max_new_tokens or max(0, (config.max_length or 0) - input_ids.size(1))
+
+
+@torch.no_grad()
+def decode(
+    model: Any,
+    input_ids: torch.Tensor,
+    logits_processor: Any,
+    stopping_criteria: Any,
+    generation_config: Any,
+    synced_gpus: bool = False,
+    streamer: Any = None,
+    **model_kwargs: Any,
+) -> torch.Tensor:
+    """The decoding loop, in the form that `generate(custom_generate=...)` calls; `synced_gpus` and `streamer` are part of
+    the call, not supported, and not asked for by a trainer. See [`sample`]."""
+    most = generation_config.max_length - input_ids.size(1)
+    with Forwards(model, input_ids, model_kwargs, most) as forwards:
+        return sample(forwards, input_ids, logits_processor, stopping_criteria, generation_config)
