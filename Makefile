@@ -11,7 +11,7 @@ OLDEST_PIP = $(OLDEST_VENV)/bin/python -m pip install --quiet --constraint const
 OLDEST_TESTS = tests/trainer tests/process/test_vllm_server.py \
 	tests/process/test_vllm_colocate.py tests/unit/upstream tests/unit/config tests/unit/features tests/unit/labs/test_check.py
 
-.PHONY: setup demo check test test-programs test-slow test-oldest notebooks bench bench-overhead dist lint format clean
+.PHONY: setup demo check test test-programs test-slow test-oldest notebooks bench gpu bench-overhead dist lint format clean
 
 setup: $(VENV)/.dev
 
@@ -74,6 +74,10 @@ notebooks: $(VENV)/.dev
 bench: $(VENV)/.dev
 	$(OFFLINE) $(VENV)/bin/python tests/benchmarks/fast_path.py
 	$(OFFLINE) $(VENV)/bin/python tests/benchmarks/generation.py
+
+# On a machine with CUDA: what only a GPU can say, in under ten minutes, without a network.
+gpu: $(VENV)/.dev
+	$(OFFLINE) $(VENV)/bin/python tests/benchmarks/gpu.py
 
 bench-overhead: $(VENV)/.dev
 	$(OFFLINE) $(VENV)/bin/python tests/benchmarks/step_overhead.py

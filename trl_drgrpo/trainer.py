@@ -26,10 +26,12 @@ from trl_drgrpo.config.preflight import check_inputs
 from trl_drgrpo.features.diagnostics.feature import Diagnostics
 from trl_drgrpo.features.diagnostics.movement import MovementWatch
 from trl_drgrpo.features.fast_path.feature import FastPath
+from trl_drgrpo.features.forks.feature import ForkedRollouts
 from trl_drgrpo.features.model_card.feature import ModelCard
 from trl_drgrpo.features.resume.feature import Resume
 from trl_drgrpo.features.sampling.feature import PromptSampling
 from trl_drgrpo.objective.advantages import AdvantageBaseline, RunningRewardScale, combine_rewards, group_advantages
+from trl_drgrpo.objective.fork_advantages import Forks, fork_step_advantages, fork_token_advantages
 from trl_drgrpo.objective.step_advantages import (
     StepBaseline,
     StepCredit,
@@ -54,6 +56,7 @@ from trl_drgrpo.upstream.batches import (
     checked_advantages,
 )
 from trl_drgrpo.upstream.environments import EnvironmentTurns
+from trl_drgrpo.upstream.hooks import Completions, Generate
 from trl_drgrpo.upstream.host import HostTrainer
 from trl_drgrpo.upstream.seams import require_seams
 from trl_drgrpo.upstream.weight_sync import sync_merged_layers
@@ -176,8 +179,8 @@ class DrGRPOTrainer(HostTrainer):
         quantization_config = choose_quantization(model, peft_config, quantization_config, init)
         self.step_scorer: StepScorer | None = None
         self.step_separator = args.separators(has_turns=bool(tools) or environment_factory is not None)
+        segmenter = step_segmenter or configured_segmenter(self.step_separator)
         if step_reward_funcs:
-            segmenter = step_segmenter or configured_segmenter(self.step_separator)
             weights = args.step_reward_weights
             if weights is not None and len(weights) == len(given_step_funcs):
                 weights = [*weights, *[1.0] * len(self.turns.step_reward_funcs)]
@@ -200,12 +203,13 @@ class DrGRPOTrainer(HostTrainer):
         self.diagnostics, self.fast_path = Diagnostics(self), FastPath(self)
         self.resume, self.model_card = Resume(self), ModelCard(self)
         self.movement_watch = MovementWatch(self)
-        self.sampling = PromptSampling(self)
+        self.sampling, self.forks = PromptSampling(self), ForkedRollouts(self, segmenter)
         self.features = [
             self.resume,
             self.diagnostics,
             self.fast_path,
             self.sampling,
+            self.forks,
             self.model_card,
             self.turns,
         ]
@@ -289,6 +293,13 @@ class DrGRPOTrainer(HostTrainer):
             return generate(inputs)
         return self.sampling.collect(inputs, generate)
 
+    # Asked of the forks: they own how the rows of a group begin
+
+    def completing(self, prompt_ids: list[list[int]], num_generations: int, generate: Generate) -> Completions:
+        if not (self.model.training and self.forks.is_on):
+            return generate(prompt_ids, num_generations)
+        return self.forks.complete(prompt_ids, num_generations, generate)
+
     # Rewards become advantages
 
     def on_rewards(self, batch: ScoredBatch) -> None:
@@ -310,6 +321,7 @@ class DrGRPOTrainer(HostTrainer):
             num_generations=self.group_size,
             own_rows=self.own_rows,
             training=self.model.training,
+            forks=self._newest_forks(),
             **(self._scored_steps(self.step_scorer, rollouts) if self.step_scorer else {}),
         )
         advantages = self._advantages_given(batch)
@@ -335,15 +347,12 @@ class DrGRPOTrainer(HostTrainer):
             `torch.Tensor`: One advantage per row of this rank `(b,)`, or of all ranks `(B,)`, or one per token of this
             rank's rows `(b, T)`; any dtype and device. They must be finite. Tokens that are not trained on get 0.
         """
+        if batch.forks is not None:
+            return self._forked_advantages(batch, batch.forks)
         outcome = group_advantages(
             batch.rewards, batch.num_generations, cast(AdvantageBaseline, self.args.advantage_baseline)
         )
-        if self.args.scale_by_running_std:
-            # Of earlier batches: a scale that this batch had changed would bias it.
-            scale = self.reward_scale.std if self.reward_scale.count else None
-            if batch.training:
-                self.reward_scale.update(batch.rewards)
-            outcome = outcome / (scale or self.reward_scale.std)
+        outcome = outcome / self._reward_scale(batch)
         if batch.step_rewards is None or batch.step_ends is None:
             return outcome
         is_baseline = self.args.process_role == "baseline"
@@ -369,6 +378,37 @@ class DrGRPOTrainer(HostTrainer):
         process = broadcast_to_tokens(credits[batch.own_rows], ends[batch.own_rows], batch.trained_mask)  # (b, T)
         own_outcome = outcome[batch.own_rows].to(process.device).unsqueeze(1)
         return outcome_weight * own_outcome + process_weight * process
+
+    def _forked_advantages(self, batch: RolloutBatch, forks: Forks) -> torch.Tensor:
+        """Token advantages `(b, T)` of groups that fork: siblings are compared."""
+        rows, mask = batch.own_rows, batch.trained_mask
+        outcome = fork_token_advantages(batch.rewards, batch.num_generations, forks, mask, rows)
+        outcome = outcome / self._reward_scale(batch)
+        if batch.step_rewards is None or batch.step_ends is None:
+            return outcome
+        rewards, ends = with_closings(batch.step_rewards, batch.step_ends, apart=True)
+        credits = fork_step_advantages(rewards, ends, batch.num_generations, forks, self.args.step_credit)
+        process = broadcast_to_tokens(credits[rows], ends[rows], mask)
+        return self.args.outcome_weight * outcome + self.args.process_weight * process
+
+    def _reward_scale(self, batch: RolloutBatch) -> float:
+        """Divisor of the outcome advantages: of earlier batches, since one that this batch had changed would bias
+        it."""
+        if not self.args.scale_by_running_std:
+            return 1.0
+        scale = self.reward_scale.std if self.reward_scale.count else None
+        if batch.training:
+            self.reward_scale.update(batch.rewards)
+        return scale or self.reward_scale.std
+
+    def _newest_forks(self) -> Forks | None:
+        """Where the rows of all ranks forked in the newest batch."""
+        if not (self.model.training and self.forks.is_on):
+            return None
+        newest = self.forks.newest
+        if newest is None:
+            raise InputError("forks", "prompts with images", "prompts of text", "Leave forks out for images.")
+        return Forks(newest.branches, self.gathered(list(newest.cuts)))
 
     @property
     def own_advantages(self) -> str | None:
@@ -449,8 +489,11 @@ class DrGRPOTrainer(HostTrainer):
     def score_tokens(self, model: Any, tokens: TokenBatch) -> ScoredTokens:
         return self.fast_path.score_tokens(model, tokens)
 
-    def generating(self) -> AbstractContextManager[Any]:
-        return self.fast_path.generating()
+    def generating(self, limits: Sequence[int] | None = None) -> AbstractContextManager[Any]:
+        return self.fast_path.generating(limits)
+
+    def keeping_prefixes(self) -> AbstractContextManager[Any]:
+        return self.fast_path.keeping_prefixes()
 
     def on_micro_batch(self, inputs: dict[str, Any]) -> dict[str, Any]:
         return self.fast_path.micro_batch(inputs)

@@ -121,7 +121,7 @@ def rollouts(case, seed):
     return prompts, completions, rewards
 
 
-def build_trainer(ours, case, model, folder, steps, batch, device):
+def build_trainer(ours, case, model, folder, steps, batch, device, bf16=None, **settings):
     """A trainer that gets its roll-outs from the table."""
     tokenizer = tiny_tokenizer()
     warm_up = replace(case, lengths="uniform", prompt=(8, 8), completion=4)
@@ -139,7 +139,7 @@ def build_trainer(ours, case, model, folder, steps, batch, device):
     rows = case.prompts * GROUP
     config = (DrGRPOConfig if ours else GRPOConfig)(
         output_dir=folder,
-        **({} if ours else STOCK),
+        **({} if ours else {**STOCK, **settings}),
         per_device_train_batch_size=batch,
         gradient_accumulation_steps=rows // batch,
         num_generations=GROUP,
@@ -147,7 +147,7 @@ def build_trainer(ours, case, model, folder, steps, batch, device):
         max_steps=steps + 1,
         gradient_checkpointing=False,
         use_cpu=device == "cpu",
-        bf16=device != "cpu",
+        bf16=device != "cpu" if bf16 is None else bf16,
         report_to="none",
         save_strategy="no",
         logging_steps=1,

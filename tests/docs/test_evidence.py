@@ -4,6 +4,7 @@ import json
 import re
 from pathlib import Path
 
+import gpu
 import pytest
 
 from trl_drgrpo.cli.study import STUDIES
@@ -142,3 +143,10 @@ def test_the_readme_quotes_the_demo():
     assert [run["seed"] for run in runs] == [0, 1, 2]
     after = [f"{100 * run['after']['sampled']['accuracy']:.1f}%" for run in runs]
     assert f"{100 * runs[0]['before']['sampled']['accuracy']:.1f}% to {after[0]}, {after[1]} and {after[2]}" in row
+
+
+def test_the_readme_shows_what_a_gpu_has_said():
+    results = RECIPES / "results" / "gpu.json"
+    if not results.exists():
+        pytest.skip("make gpu was never run: there is nothing to show")
+    assert gpu.table(json.loads(results.read_text())) in (ROOT / "README.md").read_text(encoding="utf-8")

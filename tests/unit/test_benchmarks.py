@@ -10,19 +10,40 @@ import pytest
 
 
 @pytest.mark.slow
-def test_the_tiny_benchmark_prints_a_line_per_run():
-    script = Path(__file__).parents[2] / "tests" / "benchmarks" / "memory.py"
-    methods = ["full", "lora", "qlora"]
-    command = [sys.executable, str(script), "--tiny", "--methods", *methods]
-    environment = {**os.environ, "PYTHONPATH": str(script.parents[2]), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=400, env=environment)
-    assert done.returncode == 0, done.stderr[-2000:]
-    lines = [line.split() for line in done.stdout.splitlines() if line.startswith("tiny")]
-    assert [line[1:3] for line in lines] == [[m, kind] for m in methods for kind in ("drgrpo", "stock")]
-    for _, method, kind, planned, measured, *_ in lines:
-        assert float(measured) > 0
-        if kind == "drgrpo" and method != "qlora":
-            assert float(measured) <= float(planned) <= 1.15 * float(measured)
+def test_everything_for_a_gpu_runs_in_small_on_a_cpu(tmp_path):
+    script, output = Path(__file__).parents[2] / "tests" / "benchmarks" / "gpu.py", tmp_path / "gpu.json"
+    parts = ["parity", "training", "generation", "limits", "costs", "nccl"]  # torch.compile takes minutes on a CPU
+    command = [sys.executable, str(script), "--small", "--output", str(output), "--parts", *parts]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
+    lines = {name: part["lines"] for name, part in json.loads(output.read_text())["parts"].items()}
+    assert all(line["difference"] < 0.05 < line["control"] for line in lines["parity"])
+    assert {(line["method"], line["arm"][:4]) for line in lines["training"]} == {
+        (method, arm) for method in ("lora", "full", "qlora") for arm in ("ours", "TRL,")
+    }
+    assert all(line["step_s"] > line["generation_s"] > 0 for line in lines["training"])
+    assert lines["limits"][0]["plan_fits"] is True
+    assert lines["nccl"][0]["same"] is True
+    assert "| tiny | generation | ours |" in done.stdout
+
+
+@pytest.mark.slow
+def test_a_part_that_fails_does_not_stop_the_others(tmp_path):
+    script, output = Path(__file__).parents[2] / "tests" / "benchmarks" / "gpu.py", tmp_path / "gpu.json"
+    command = [
+        sys.executable,
+        str(script),
+        "--small",
+        "--output",
+        str(output),
+        "--minutes",
+        "0.01",
+        "--parts",
+        "costs",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 1
+    assert json.loads(output.read_text())["parts"]["costs"]["error"] == "no time was left"
 
 
 @pytest.mark.slow

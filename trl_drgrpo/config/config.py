@@ -31,6 +31,7 @@ from trl_drgrpo.config.validation import (
     validate_batch,
     validate_groups,
 )
+from trl_drgrpo.features.forks.cuts import FORK_AT
 from trl_drgrpo.objective.advantages import ADVANTAGE_BASELINES
 from trl_drgrpo.objective.step_advantages import FORMER_STEP_BASELINES, STEP_BASELINES, STEP_CREDITS
 from trl_drgrpo.upstream.versions import require_supported_trl
@@ -107,6 +108,23 @@ class DrGRPOConfig(GRPOConfig):
             The least of these probabilities; it bounds the weights.
         prior_pass_rates (`str`, *optional*):
             File of pass rates from before the run, as `trl-drgrpo score --pass_rates` writes them.
+
+        > Forks
+
+        forks (`int`, *optional*, defaults to `1`):
+            Completions that go on from each cut: with `2`, half of a group's `num_generations` are written from the
+            prompt, each is cut behind a step, and another one is sampled from there. The branches of a cut are
+            compared with each other, which says what the tokens behind it are worth; unbiased, see
+            [`fork_token_advantages`]. It takes the place of `advantage_baseline`. `1`: no forks.
+        fork_depth (`int`, *optional*, defaults to `1`):
+            How often a completion is cut. `num_generations` must be at least twice `forks ** fork_depth`, and a
+            multiple of it.
+        fork_at (`str`, *optional*, defaults to `"drawn"`):
+            Where: behind the step that a random place lies in, drawn beforehand (`"drawn"`); behind the first step
+            whose mean entropy in nats (`"entropy"`), or whose `1 - score` by the step reward functions (`"doubt"`),
+            exceeds `fork_threshold`. Steps are those of `step_separator`.
+        fork_threshold (`float`, *optional*):
+            With `fork_at="entropy"` or `"doubt"`.
 
         > Diagnostics
 
@@ -278,6 +296,25 @@ class DrGRPOConfig(GRPOConfig):
     prior_pass_rates: str | None = field(
         default=None,
         metadata={"help": "Pass rates from before the run: a file that `trl-drgrpo score --pass_rates` wrote."},
+    )
+    forks: int = field(
+        default=1,
+        metadata={
+            "help": "Completions that go on from each cut; a group has num_generations / forks ** fork_depth parents. "
+            "1: no forks."
+        },
+    )
+    fork_depth: int = field(default=1, metadata={"help": "How often a completion is cut, with forks above 1."})
+    fork_at: str = field(
+        default="drawn",
+        metadata={
+            "help": "Where completions are cut: behind a step at a place drawn beforehand ('drawn'), or behind the "
+            "first step whose mean entropy ('entropy') or 1 - score ('doubt') exceeds fork_threshold.",
+            "choices": list(FORK_AT),
+        },
+    )
+    fork_threshold: float | None = field(
+        default=None, metadata={"help": "Of fork_at 'entropy' (nats) and 'doubt' (1 - score)."}
     )
     right_reward: str | None = field(
         default=None,

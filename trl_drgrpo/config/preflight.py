@@ -74,6 +74,10 @@ def check_inputs(
     if args.max_completion_length is None and (tools or environment_factory is not None):
         remedy = "TRL stops a conversation with tools by this limit: set max_completion_length."
         raise InputError("max_completion_length", "None together with tools", "a number of tokens", remedy)
+    if args.forks > 1 and (tools or rollout_func is not None or environment_factory is not None):
+        name = "tools" if tools else "rollout_func" if rollout_func is not None else "environment_factory"
+        remedy = "What a tool or an environment did cannot be branched: leave one of them out."
+        raise InputError("forks", f"{args.forks} with {name}", "1", remedy)
     check_writable("output_dir", str(args.output_dir))
     if args.prior_pass_rates is not None:
         read_pass_rates(Path(args.prior_pass_rates).expanduser())

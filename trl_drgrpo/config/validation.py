@@ -12,6 +12,7 @@ from typing import Any
 from trl_drgrpo.common.errors import InputError, did_you_mean
 from trl_drgrpo.common.ranges import Range, refuse_out_of_range
 from trl_drgrpo.features.diagnostics.run_warnings import warning_thresholds
+from trl_drgrpo.features.forks.cuts import FORK_AT
 from trl_drgrpo.objective.advantages import ADVANTAGE_BASELINES
 from trl_drgrpo.objective.step_advantages import STEP_BASELINES, STEP_CREDITS, check_choices
 from trl_drgrpo.process_rewards.steps.separators import configured_segmenter
@@ -40,6 +41,7 @@ def validate(config: Any) -> None:
     _validate_fields(config)
     _validate_credit(config)
     _validate_sampling(config)
+    _validate_forks(config)
     if config.use_vllm and config.vllm_importance_sampling_correction:
         _validate_correction(config)
 
@@ -138,6 +140,7 @@ def _choices() -> dict[str, tuple[str, ...]]:
         "micro_batching": MICRO_BATCHINGS,
         "adapter_dtype": ADAPTER_DTYPES,
         "process_role": PROCESS_ROLES,
+        "fork_at": FORK_AT,
         "step_credit": STEP_CREDITS,
         "step_baseline": STEP_BASELINES,
         "importance_sampling_level": ("token", "sequence"),
@@ -259,6 +262,40 @@ def _validate_sampling(config: Any) -> None:
         raise InputError(
             name, f"{getattr(config, name)!r} with one prompt per generation batch", "two or more", remedy
         )
+
+
+_COUNT_FROM_THE_START = ("min_new_tokens", "min_length", "min_tokens", "exponential_decay_length_penalty")
+
+
+def _validate_forks(config: Any) -> None:
+    """Forks: groups have room for them, and credit is theirs."""
+    if config.forks == 1:
+        changed = [name for name, off in (("fork_depth", 1), ("fork_threshold", None)) if getattr(config, name) != off]
+        if changed or config.fork_at != "drawn":
+            name = (changed or ["fork_at"])[0]
+            raise InputError(name, repr(getattr(config, name)), "the default with forks=1", "Set forks=2 to fork.")
+        return
+    leaves, size = config.forks**config.fork_depth, config.num_generations or 1
+    if size % leaves or size < 2 * leaves:
+        got = f"{config.forks} (fork_depth={config.fork_depth}) with num_generations={size}"
+        remedy = f"A prompt needs two parents with {leaves} leaves each: num_generations={2 * leaves}, say."
+        raise InputError("forks", got, "a divisor of num_generations that leaves two parents", remedy)
+    if (config.fork_at == "drawn") != (config.fork_threshold is None):
+        needed = config.fork_at != "drawn"
+        got = f"{config.fork_threshold} with fork_at={config.fork_at!r}"
+        remedy = "Nats of entropy per token, or 1 - score." if needed else "It is for 'entropy' and 'doubt'."
+        raise InputError("fork_threshold", got, "a number" if needed else "None", remedy)
+    if config.step_separator is not None and list(config.step_separator) == ["turn"]:
+        remedy = "A completion without tools has one turn: name what separates its steps."
+        raise InputError("step_separator", "'turn' with forks", "separators, 're:<pattern>' or 'tokens:<n>'", remedy)
+    for name, allowed in (("process_role", ("reward",)), ("step_baseline", ("to_go",))):
+        if getattr(config, name) not in allowed:
+            remedy = "The branches of a cut are compared with each other: leave it out."
+            raise InputError(name, f"{getattr(config, name)!r} with forks", f"{allowed[0]!r}", remedy)
+    for name in _COUNT_FROM_THE_START:
+        if (config.generation_kwargs or {}).get(name):
+            remedy = "A branch would count from its cut: leave it out."
+            raise InputError(f"generation_kwargs: {name}", "a value with forks", "nothing", remedy)
 
 
 def validate_groups(config: Any) -> None:

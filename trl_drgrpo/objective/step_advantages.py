@@ -150,7 +150,7 @@ def step_advantages(
         return [[] for _ in counts]
     rewards = padded_groups(step_rewards, num_generations)  # (P, G, K)
     if baseline in ("to_go", "none"):
-        advantages = values = _credited(rewards, credit)
+        advantages = values = step_values(rewards, credit)
         if baseline == "to_go":
             means = None if state_keys is None else _state_means(values, state_keys, counts, num_generations)
             advantages = _less_others(values, means)
@@ -260,8 +260,8 @@ def padded_groups(values: Ragged, num_generations: int, field: str = "step_rewar
     return torch.from_numpy(result).view(-1, num_generations, result.shape[1])
 
 
-def _credited(rewards: torch.Tensor, credit: str) -> torch.Tensor:
-    """What each step answers for `(P, G, K)`, 0 once a row ended."""
+def step_values(rewards: torch.Tensor, credit: str) -> torch.Tensor:
+    """What each step answers for `(P, G, K)`, 0 once a row ended. `credit`: of those that go with `to_go`."""
     paid = rewards.nan_to_num(nan=0.0)
     if credit == "min_increments":
         lowest = rewards.nan_to_num(nan=math.inf).cummin(dim=2).values

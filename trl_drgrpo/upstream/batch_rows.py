@@ -5,6 +5,8 @@ from typing import Any
 
 import torch
 
+from trl_drgrpo.upstream.batches import TokenBatch
+
 OF_PROMPTS = ("prompt_ids", "prompt_mask")  # (B, P), padded on the left
 OF_COMPLETIONS = (  # (B, T), padded on the right
     "completion_ids",
@@ -37,6 +39,22 @@ def row_of(inputs: dict[str, Any], index: int) -> dict[str, torch.Tensor]:
         elif key not in OF_COMPLETIONS and row[key].dim() and row[key].size(0) not in (1, completion):
             raise ValueError(f"{key}: a row of {tuple(row[key].shape)} is neither per row nor per token")
     return row
+
+
+def whole_row(prompt_ids: Sequence[int], completion_ids: Sequence[int]) -> dict[str, torch.Tensor]:
+    """A row of nothing but tokens, as [`row_of`] gives one."""
+    row = {"prompt_ids": torch.tensor(prompt_ids), "completion_ids": torch.tensor(completion_ids)}
+    return row | {key.replace("_ids", "_mask"): torch.ones_like(ids) for key, ids in row.items()}
+
+
+def token_batch(inputs: dict[str, Any], compute_entropy: bool = False) -> TokenBatch:
+    """The tokens of a micro-batch, to be scored."""
+    return TokenBatch(
+        torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1),
+        torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1),
+        inputs["completion_ids"].size(1),
+        compute_entropy=compute_entropy,
+    )
 
 
 def joined_rows(rows: Sequence[dict[str, torch.Tensor]], pad_token_id: int, device: Any) -> dict[str, torch.Tensor]:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from trl_drgrpo.common.errors import RewardError
+from trl_drgrpo.objective.fork_advantages import Forks
 from trl_drgrpo.process_rewards.calling import RaggedRewards, StepScores
 
 
@@ -49,6 +50,7 @@ class RolloutBatch:
             the tokens behind the last separator, EOS as a rule.
         state_keys (`B` lists of hashables, *optional*):
             The state of the environment that each turn begins in, over all ranks; `None` = unknown.
+        forks ([`Forks`], *optional*): Where rows of all ranks forked; `None`: they did not.
     """
 
     scored: ScoredBatch
@@ -62,6 +64,7 @@ class RolloutBatch:
     step_rewards: RaggedRewards | None = None
     step_ends: list[list[int]] | None = None
     state_keys: list[list[Hashable | None]] | None = None
+    forks: Forks | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,12 +7,25 @@ one owner, and asks that owner; the others go to every [`Feature`]. As they stan
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from transformers import TrainerCallback
 
 from trl_drgrpo.upstream.batches import CreditedBatch, ScoredBatch
+
+Completions = tuple[list[list[int]], list[list[float]] | None]  # token ids, and log-probabilities where known
+
+
+class Generate(Protocol):
+    """Samples completions: of each prompt one, equal prompts being consecutive, `num_generations` of each.
+
+    `limits`: tokens that each may have at most; those of the run by default. A backend may exceed them.
+    """
+
+    def __call__(
+        self, prompt_ids: list[list[int]], num_generations: int, limits: Sequence[int] | None = None
+    ) -> Completions: ...
 
 
 class Hooks:
@@ -25,13 +38,18 @@ class Hooks:
 
     # A generation batch
 
-    def generating(self) -> AbstractContextManager[Any]:
-        """Entered around each generation with the policy."""
+    def generating(self, limits: Sequence[int] | None = None) -> AbstractContextManager[Any]:
+        """Entered around each generation with the policy; `limits` as in [`Generate`]."""
         return nullcontext()
 
     def rolling_out(self) -> AbstractContextManager[Any]:
         """Entered around the making of a batch's completions: generation, turns with tools, custom rollouts."""
         return _entered(feature.rolling_out() for feature in self.features)
+
+    def completing(self, prompt_ids: list[list[int]], num_generations: int, generate: Generate) -> Completions:
+        """Makes the first completions of a batch's rows, where prompts are text; may call `generate` for other rows,
+        and more often."""
+        return generate(prompt_ids, num_generations)
 
     def on_turns_begin(self, rows: Sequence[int]) -> None:
         """Called when rows of this rank begin a turn of the model: first all, then those that got a tool's result."""

@@ -28,10 +28,11 @@ from trl.trainer.utils import use_adapter  # noqa: E402
 
 from trl_drgrpo.common.secrets import without_secrets  # noqa: E402
 from trl_drgrpo.process_rewards.turns import TURN_METHODS  # noqa: E402
+from trl_drgrpo.upstream.batch_rows import joined_rows, token_batch, whole_row  # noqa: E402
 from trl_drgrpo.upstream.batches import ScoredBatch, ScoredTokens, TokenBatch  # noqa: E402
 from trl_drgrpo.upstream.description import CARD  # noqa: E402
 from trl_drgrpo.upstream.environments import ToolLoop  # noqa: E402
-from trl_drgrpo.upstream.hooks import Hooks  # noqa: E402
+from trl_drgrpo.upstream.hooks import Completions, Hooks  # noqa: E402
 from trl_drgrpo.upstream.private_state import PrivateState  # noqa: E402
 from trl_drgrpo.upstream.swapping import item_swapped, swapped  # noqa: E402
 from trl_drgrpo.upstream.translated_weights import load_translated  # noqa: E402
@@ -77,6 +78,8 @@ class HostTrainer(Hooks, PrivateState):
     _loads_from: str | None = None  # the checkpoint whose weights are being loaded
     _uploads_reported: Sequence[Any] = ()  # futures whose end was looked at
     _tool_loop: ToolLoop | None = None  # while tools are called
+    rollout_inputs: Sequence[dict[str, Any]] = ()  # the rows that completions are made of
+    _begins_rows = False  # whether the next generation is of a batch's first completions
     scores_rollouts = False  # whether a generation batch is being made: old and reference log-probabilities fall due
 
     def __init__(self, model, *args, **kwargs):
@@ -108,7 +111,7 @@ class HostTrainer(Hooks, PrivateState):
             self.on_rewards(batch)
             return rewards_per_func
 
-        with swapped(self, scores_rollouts=True, _calculate_rewards=calculate_and_show):
+        with swapped(self, scores_rollouts=True, rollout_inputs=inputs, _calculate_rewards=calculate_and_show):
             rollouts = super()._generate_and_score_completions(inputs)
         return self.on_rollouts(rollouts)
 
@@ -116,7 +119,8 @@ class HostTrainer(Hooks, PrivateState):
         self.withhold_from_model(TURN_METHODS)
         with self.rolling_out():
             self.on_turns_begin(range(len(prompts)))
-            return super()._generate(prompts)
+            with swapped(self, _begins_rows=True):
+                return super()._generate(prompts)
 
     def _tool_call_loop(self, prompts, prompt_ids, completion_ids, completions, *args, **kwargs):
         with swapped(self, _tool_loop=ToolLoop(completions)):
@@ -125,10 +129,20 @@ class HostTrainer(Hooks, PrivateState):
     def _generate_single_turn(self, prompt_ids, images, multimodal_fields, num_generations, *args, **kwargs):
         if self._tool_loop is not None:
             self.on_turns_begin(self._tool_loop.rows_that_go_on())
-        with self.generating():
-            return super()._generate_single_turn(
-                prompt_ids, images, multimodal_fields, num_generations, *args, **kwargs
-            )
+
+        def generate(
+            prompt_ids: list[list[int]], num_generations: int, limits: Sequence[int] | None = None
+        ) -> Completions:
+            with self.generating(limits), self.completions_up_to(max(limits) if limits else None):
+                return super(HostTrainer, self)._generate_single_turn(
+                    prompt_ids, images, multimodal_fields, num_generations, *args, **kwargs
+                )
+
+        is_text_only = images is None and not multimodal_fields
+        if not (self._begins_rows and is_text_only):
+            return generate(prompt_ids, num_generations)
+        with swapped(self, _begins_rows=False):
+            return self.completing(prompt_ids, num_generations, generate)
 
     def _prepare_inputs(self, generation_batch):
         inputs = super()._prepare_inputs(generation_batch)
@@ -163,14 +177,24 @@ class HostTrainer(Hooks, PrivateState):
 
         Without gradient.
         """
-        tokens = TokenBatch(
-            torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1),
-            torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1),
-            inputs["completion_ids"].size(1),
-        )
+        tokens = token_batch(inputs)
         checkpointing = disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs)
         with torch.no_grad(), checkpointing:
             return self.score_tokens(self.model if model is None else model, tokens)[0]
+
+    def completion_entropies(self, prompt_ids: list[list[int]], completion_ids: list[list[int]]) -> list[list[float]]:
+        """Entropy of the policy at each completion token, in nats, without gradient: as many as there are tokens."""
+        entropies: list[list[float]] = []
+        size = self.args.per_device_train_batch_size
+        checkpointing = disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs)
+        with torch.no_grad(), checkpointing:
+            for start in range(0, len(prompt_ids), size):
+                part = slice(start, start + size)
+                rows = [whole_row(*ids) for ids in zip(prompt_ids[part], completion_ids[part], strict=True)]
+                inputs = joined_rows(rows, self.pad_token_id, self.accelerator.device)
+                values: Any = self.score_as_trl(self.model, token_batch(inputs, compute_entropy=True))[1]
+                entropies += [row[: len(ids)].tolist() for row, ids in zip(values, completion_ids[part], strict=True)]
+        return entropies
 
     @property
     def has_adapter(self) -> bool:

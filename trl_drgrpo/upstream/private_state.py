@@ -2,7 +2,8 @@
 
 import asyncio
 import math
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from trl import GRPOTrainer  # noqa: E402
 
 from trl_drgrpo.upstream.description import DescriptionGuard  # noqa: E402
 from trl_drgrpo.upstream.hooks import Feature  # noqa: E402
+from trl_drgrpo.upstream.swapping import swapped  # noqa: E402
 
 # Where every process takes part in every forward and backward, none may leave one out.
 _LOCKSTEP = (DistributedType.DEEPSPEED, DistributedType.FSDP, DistributedType.MEGATRON_LM)
@@ -153,6 +155,21 @@ class PrivateState(GRPOTrainer):
     def run_async(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """The result of a coroutine, from the event loop on which TRL runs asynchronous methods of environments."""
         return asyncio.run_coroutine_threadsafe(coroutine, self.async_loop).result()
+
+    @contextmanager
+    def completions_up_to(self, tokens: int | None) -> Iterator[None]:
+        """Inside the block, the backend writes at most so many tokens; `None`: as many as the run allows."""
+        if tokens is None:
+            yield
+            return
+        with ExitStack() as stack:
+            if self.use_vllm:
+                stack.enter_context(swapped(self.vllm_generation, max_completion_length=tokens))
+            else:
+                stack.enter_context(swapped(self.generation_config, max_new_tokens=tokens))
+                shorter = {**self.generation_kwargs, "max_new_tokens": tokens}
+                stack.enter_context(swapped(self, generation_kwargs=shorter))
+            yield
 
     def sample_completions(self, prompt_ids: list[list[int]], num_generations: int) -> list[list[int]]:
         """Completion ids, sampled from the policy with the trainer's own backend and settings, outside a generation

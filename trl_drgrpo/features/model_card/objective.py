@@ -22,13 +22,20 @@ class Objective:
     notes: list[str]
 
 
+_EARNED = {  # by a row from step k on
+    "return_to_go": "sum over steps l >= k of s_il",
+    "immediate": "s_ik",
+    "min_increments": "sum over steps l >= k of (m_il - m_i,l-1)",
+}
+
+
 def objective_of(trainer: Any) -> Objective:
     """The objective that a trainer minimizes; also before its first step."""
     args: Any = trainer.args
     has_steps = trainer.step_scorer is not None
     formula = [
         f"loss = 1 / (B * L) * sum over rows i and tokens t of l_it      L = {trainer.loss_normalizer} tokens",
-        _token_loss(args, "A_it" if has_steps else "A_i"),
+        _token_loss(args, "A_it" if has_steps or args.forks > 1 else "A_i"),
         f"rho_{'it' if args.importance_sampling_level == 'token' else 'i'} = {_ratio(args)}",
         _weighted_sum("r_i", trainer.reward_func_names, trainer.reward_weights.tolist()),
         *_advantages(args, has_steps),
@@ -68,13 +75,30 @@ def _advantages(args: Any, has_steps: bool) -> list[str]:
         "leave_one_out": f"mean of the other {(args.num_generations or 1) - 1} rewards of its group",
     }[args.advantage_baseline]
     outcome = f"r_i - {baseline}"
-    lines = [f"A_i  = ({outcome}) / sigma_run" if args.scale_by_running_std else f"A_i  = {outcome}"]
+    name, scale = "A_i ", " / sigma_run" if args.scale_by_running_std else ""
+    if args.forks > 1:
+        name, outcome = "A_c ", "R_c - mean of R over the siblings of node c"
+    lines = [f"{name} = ({outcome}){scale}" if scale else f"{name} = {outcome}"]
+    if args.forks > 1:
+        return [*lines, *_forked_advantages(args, has_steps)]
     if has_steps and args.process_role == "baseline":
         lines.append(f"A_it = {args.outcome_weight:g} * (A_i - c * (V_ik - mean of V_jk over the group))")
     elif has_steps:
         lines.append(f"A_it = {args.outcome_weight:g} * A_i + {args.process_weight:g} * A_it(process)")
         lines.append(f"A_it(process) = {_credit(args)}")
     return lines
+
+
+def _forked_advantages(args: Any, has_steps: bool) -> list[str]:
+    lines = ["R_c  = mean of r_i over the rows i that pass node c, a stretch of tokens between two forks"]
+    if not has_steps:
+        return [*lines, "A_it = A_c of the node that token t of row i is part of"]
+    return [
+        *lines,
+        f"A_it = {args.outcome_weight:g} * A_c + {args.process_weight:g} * A_ck; c, k: node and step of token t",
+        "A_ck = mean of Q_ik over the rows of node c - mean over those of its siblings",
+        f"Q_ik = {_EARNED[args.step_credit]}, 0 once row i has ended",
+    ]
 
 
 def _weighted_sum(symbol: str, names: Sequence[str], weights: Sequence[float]) -> str:
@@ -87,12 +111,7 @@ def _weighted_sum(symbol: str, names: Sequence[str], weights: Sequence[float]) -
 
 def _credit(args: Any) -> str:
     if args.step_baseline == "to_go":
-        earned = {
-            "return_to_go": "sum over steps l >= k of s_il",
-            "immediate": "s_ik",
-            "min_increments": "sum over steps l >= k of (m_il - m_i,l-1)",
-        }[args.step_credit]
-        return f"Q_ik - mean of Q_jk over the other rows j; Q_ik = {earned}, 0 once row i has ended"
+        return f"Q_ik - mean of Q_jk over the other rows j; Q_ik = {_EARNED[args.step_credit]}, 0 once row i has ended"
     reference = "" if args.step_baseline == "none" else " - b"
     credit = {
         "return_to_go": f"sum over steps k that end at or after t of (s_ik{reference})",
@@ -119,7 +138,20 @@ def _policy_notes(trainer: Any, args: Any) -> list[str]:
             "sigma_run is the standard deviation of all rewards seen so far, over all prompts; at the moment of this "
             f"card {trainer.reward_scale.std:.4g}."
         )
+    if args.forks > 1:
+        notes.append(_fork_note(args))
     return [*notes, *_sampling_notes(args)]
+
+
+def _fork_note(args: Any) -> str:
+    where = {
+        "drawn": "behind a step at a place drawn beforehand",
+        "entropy": f"behind the first step whose mean entropy exceeds {args.fork_threshold} nats",
+        "doubt": f"behind the first step with 1 - score above {args.fork_threshold}",
+    }[args.fork_at]
+    parents = (args.num_generations or 1) // args.forks**args.fork_depth
+    depth = "" if args.fork_depth == 1 else f", {args.fork_depth} times in a row"
+    return f"Groups fork: {parents} completions per prompt are cut {where} and go on {args.forks} times each{depth}."
 
 
 def _sampling_notes(args: Any) -> list[str]:

@@ -1,0 +1,224 @@
+"""Short runs of real model shapes with random weights, timed by phase: full, LoRA and QLoRA, ours and stock TRL's.
+
+Shapes are those of Qwen2.5, built from configurations, so nothing is downloaded. Every completion is forced to its
+limit, and in three of ten groups all rewards are equal.
+"""
+
+import gc
+import os
+import tempfile
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
+
+import torch
+from datasets import Dataset
+from peft import LoraConfig
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PrinterCallback, Qwen2Config, TrainerCallback
+from trl import GRPOConfig, GRPOTrainer
+
+from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
+from trl_drgrpo.labs.check.tiny import tiny_tokenizer
+from trl_drgrpo.single_gpu.memory import Planner
+from trl_drgrpo.single_gpu.memory.setup import from_keys
+
+SHAPES = {  # hidden, intermediate, layers, heads, key-value heads, vocabulary, tied
+    "tiny": (64, 256, 4, 4, 2, 2000, False),
+    "0.5B": (896, 4864, 24, 14, 2, 151936, True),
+    "1.5B": (1536, 8960, 28, 12, 2, 151936, True),
+    "7B": (3584, 18944, 28, 28, 4, 152064, False),
+}
+ARMS = {
+    "ours": None,
+    "TRL, dr_grpo, no std": {"loss_type": "dr_grpo", "scale_rewards": "none"},
+    "TRL, default": {},
+}
+GROUP = 8
+
+
+@dataclass(frozen=True)
+class Size:
+    """Tokens of prompts and completions, rows per forward and per step."""
+
+    prompt: int = 256
+    completion: int = 128
+    batch: int = 8
+    rows: int = 32
+
+
+def config_of(shape):
+    hidden, inner, layers, heads, shared, vocabulary, tied = SHAPES[shape]
+    return Qwen2Config(
+        vocab_size=vocabulary,
+        hidden_size=hidden,
+        intermediate_size=inner,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=shared,
+        tie_word_embeddings=tied,
+        max_position_embeddings=32768,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+
+
+def keys_of(method, size, device):
+    """The run as a recipe would say it, for the planner."""
+    keys = {
+        "per_device_train_batch_size": size.batch,
+        "gradient_accumulation_steps": max(1, size.rows // size.batch),
+        "num_generations": GROUP,
+        "max_completion_length": size.completion,
+        "dtype": "float32" if method == "full" or device == "cpu" else "bfloat16",
+    }
+    if method != "full":
+        keys |= {"use_peft": True, "lora_r": 16, "lora_dropout": 0.0, "lora_target_modules": ["all-linear"]}
+    if method == "qlora":
+        keys |= {"load_in_4bit": True, "use_bnb_nested_quant": True}
+    return keys
+
+
+def model_of(shape, method="full", dtype=torch.float32, device="cuda"):
+    """Random weights; in 4 bits by way of a folder, as users load them."""
+    config = config_of(shape)
+    torch.manual_seed(0)
+    with torch.device(device):
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    if method == "qlora":
+        quantized = BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=dtype,
+        )
+        with tempfile.TemporaryDirectory() as folder:
+            model.save_pretrained(folder)
+            del model
+            gc.collect()
+            model = AutoModelForCausalLM.from_pretrained(
+                folder, dtype=dtype, device_map={"": device}, quantization_config=quantized
+            )
+    model.generation_config.eos_token_id = None
+    return model
+
+
+def reward(prompts, completion_ids, **kwargs):
+    """Differs within seven of ten groups."""
+    return [1.0 if ord(prompt[0]) % 10 < 3 else float(i % 4) for i, prompt in enumerate(prompts)]
+
+
+def trainer_of(arm, model, method, size, folder, steps, device, **settings):
+    """A trainer of one arm."""
+    keys = keys_of(method, size, device)
+    known = ("per_device", "gradient", "num_gen", "max_comp")
+    common = {
+        **{key: value for key, value in keys.items() if key.startswith(known)},
+        "output_dir": folder,
+        "max_steps": steps,
+        "report_to": "none",
+        "save_strategy": "no",
+        "disable_tqdm": True,
+        "logging_steps": 1,
+        "use_cpu": device == "cpu",
+        "bf16": device != "cpu",
+        **settings,
+    }
+    options = ARMS[arm]
+    args = DrGRPOConfig(**common) if options is None else GRPOConfig(**common, **options)
+    lora = LoraConfig(r=16, target_modules="all-linear", lora_dropout=0.0) if method != "full" else None
+    trainer = (DrGRPOTrainer if options is None else GRPOTrainer)(
+        model=model,
+        reward_funcs=reward,
+        args=args,
+        train_dataset=Dataset.from_dict({"prompt": [chr(97 + i % 26) * size.prompt for i in range(64)]}),
+        processing_class=tiny_tokenizer(),
+        peft_config=lora,
+    )
+    trainer.remove_callback(PrinterCallback)
+    return trainer
+
+
+def now(device):
+    if device != "cpu":
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+class Phases(TrainerCallback):
+    """Seconds of generation and of whole steps; the first step warms up and is left out."""
+
+    def __init__(self, trainer, device):
+        self.device, self.steps, self.generation, self._begun = device, [], [], 0.0
+        generate = trainer._generate
+
+        def timed(*args, **kwargs):
+            start = now(device)
+            result = generate(*args, **kwargs)
+            self.generation.append(now(device) - start)
+            return result
+
+        trainer._generate = timed
+        trainer.add_callback(self)
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        self._begun = self._begun or now(self.device)
+
+    def on_step_end(self, args, state, control, **kwargs):
+        end = now(self.device)
+        self.steps.append(end - self._begun)
+        self._begun = end
+
+    def seconds(self):
+        """Mean seconds of a step: whole, generation, the rest."""
+        count = max(1, len(self.steps) - 1)
+        step, generation = sum(self.steps[1:]) / count, sum(self.generation[1:]) / count
+        return {"step_s": step, "generation_s": generation, "rest_s": step - generation}
+
+
+@contextmanager
+def limited_to(gigabytes, device):
+    """At most so much of the card, as another card would have."""
+    if device == "cpu" or gigabytes is None:
+        yield
+        return
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction(min(1.0, gigabytes * 1e9 / total))
+    try:
+        yield
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+def run(shape, method, arm, size, device, steps=3, gigabytes=None, **settings):
+    """One run: seconds by phase, tokens per second, planned and measured peak in bytes; or what stopped it."""
+    keys = keys_of(method, size, device)
+    setup = from_keys(keys, size.prompt, device)
+    if ARMS[arm] is not None:
+        setup = replace(setup, exact=False)
+    planned = Planner(config_of(shape), setup).estimate(setup)
+    result = {"shape": shape, "method": method, "arm": arm, "planned_bytes": planned.tensors}
+    try:
+        with tempfile.TemporaryDirectory() as folder, limited_to(gigabytes, device):
+            model = model_of(shape, method, getattr(torch, keys["dtype"]), device)
+            trainer = trainer_of(arm, model, method, size, folder, steps, device, **settings)
+            phases = Phases(trainer, device)
+            if device != "cpu":
+                torch.cuda.reset_peak_memory_stats()
+            trainer.train()
+            result |= phases.seconds()
+            result["tokens_per_s"] = size.rows * size.completion / result["step_s"]
+            if device != "cpu":
+                result["measured_bytes"] = torch.cuda.max_memory_allocated()
+                result["reserved_bytes"] = torch.cuda.max_memory_reserved()
+            logged = [entry for entry in trainer.state.log_history if "grad_norm" in entry]
+            result["grad_norms"] = [float(entry["grad_norm"]) for entry in logged]
+    except torch.OutOfMemoryError as error:
+        result["stopped_by"] = f"out of memory: {str(error).splitlines()[0]}"
+    gc.collect()
+    if device != "cpu":
+        torch.cuda.empty_cache()
+    return result

@@ -1,0 +1,186 @@
+"""Advantages of forked groups: completions that go on from a common prefix.
+
+A group is a set of trees: G / b^D parents, each forked D times into b branches, G leaves. A *node* is a stretch of
+tokens between two cuts; its leaves are the rows that pass it. A node `c` is compared with its siblings alone:
+
+    A(c) = mean over the leaves of c  -  mean over the leaves of its siblings
+
+and every token of its stretch carries A(c), in each of its leaves. Siblings begin in the same state and were sampled
+independently, so the other's mean is a baseline that does not depend on this branch's tokens. The gradient is
+unbiased, if a cut is determined by the tokens before it. The mean over all leaves is not such a baseline: of a 2 x 2
+tree it leaves a half of the gradient of the first stretch and three quarters of the second's. `trl-drgrpo check
+--credit` shows both by enumeration.
+
+Sources: SPO (arXiv 2505.23564), TreeRPO (2506.05183), VinePPO (2410.01679), which scale or select in other ways.
+
+Pure tensors. Shapes: `B = P * G` rows, `D` levels of forks, `K_i` steps of row i.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.objective.step_advantages import Ragged, broadcast_to_tokens, padded_groups, step_values
+
+
+@dataclass(frozen=True)
+class Forks:
+    """How the rows of a batch forked.
+
+    Args:
+        branches (`int`): b. At its d-th fork a row is one of `b ** (D - d + 1)` consecutive rows that are the same up
+            to there.
+        cuts (`B` lists of `D` ints): Tokens of each row before its first, second, ... fork, not decreasing. A row that
+            could not be cut has all its tokens before, and stands there for each of its leaves.
+    """
+
+    branches: int
+    cuts: Sequence[Sequence[int]]
+
+    @property
+    def depth(self) -> int:
+        """D, forks on the way from a prompt to a leaf."""
+        return len(self.cuts[0]) if self.cuts else 0
+
+    def of_rows(self, rows: slice) -> "Forks":
+        """Those of some rows."""
+        return Forks(self.branches, self.cuts[rows])
+
+    def check(self, num_generations: int) -> None:
+        """That groups are made of such trees.
+
+        Raises:
+            `InputError`: G has no room for two parents, or rows that do not fit.
+        """
+        leaves = self.branches**self.depth
+        if self.branches < 2 or num_generations % leaves or num_generations // leaves < 2:
+            got = f"{self.branches} at {self.depth} levels with {num_generations} completions per prompt"
+            remedy = "A prompt needs two parents or more, each with as many leaves."
+            raise InputError("forks", got, "at least 2, and levels whose product goes twice into G", remedy)
+        if len(self.cuts) % num_generations or any(len(row) != self.depth for row in self.cuts):
+            got = f"cuts of {len(self.cuts)} rows"
+            raise InputError("forks", got, f"{self.depth} of each row of complete groups", "Give one list per row.")
+
+
+def node_advantages(values: torch.Tensor, num_generations: int, branches: int, depth: int) -> torch.Tensor:
+    """The advantage of the node that each row passes at each level.
+
+    Args:
+        values (`torch.Tensor` of shape `(B, K)`): What each leaf is worth, at K places; NaN = unscorable.
+        num_generations (`int`): G; the leaves of a prompt are consecutive, and so are those of every node.
+        branches, depth (`int`): b and D.
+
+    Returns:
+        `torch.Tensor` of shape `(D + 1, B, K)`: `mean(leaves of c) - mean(leaves of its siblings)`. An unscorable leaf
+        is left out of its node's mean; a node without a scorable leaf, or without such a sibling, gets 0.
+
+    Example: two parents, each forked once. The first parent's branches earn 1 and 0, the second's 0 and 0.
+
+    ```python
+    >>> node_advantages(torch.tensor([[1.0], [0.0], [0.0], [0.0]]), 4, branches=2, depth=1)[..., 0]
+    tensor([[ 0.5000,  0.5000, -0.5000, -0.5000],
+            [ 1.0000, -1.0000,  0.0000,  0.0000]])
+
+    ```
+    """
+    rows, places = values.shape
+    levels = []
+    for level in range(depth + 1):
+        leaves = branches ** (depth - level)
+        siblings = branches if level else num_generations // leaves
+        nodes = values.view(-1, siblings, leaves, places).nanmean(dim=2)  # (families, siblings, K)
+        known = ~nodes.isnan()
+        count, worth = known.sum(dim=1, keepdim=True), nodes.nan_to_num(nan=0.0)
+        others = (worth.sum(dim=1, keepdim=True) - worth) / (count - 1).clamp(min=1)
+        advantages = torch.where(known & (count > 1), worth - others, 0.0)
+        # Decided on values, not on rounded differences: equal siblings say nothing.
+        highest = nodes.nan_to_num(nan=-torch.inf).amax(dim=1, keepdim=True)
+        lowest = nodes.nan_to_num(nan=torch.inf).amin(dim=1, keepdim=True)
+        advantages = advantages.masked_fill(highest <= lowest, 0.0)
+        levels.append(advantages.unsqueeze(2).expand(-1, -1, leaves, -1).reshape(rows, places))
+    return torch.stack(levels)
+
+
+def fork_token_advantages(
+    rewards: torch.Tensor,
+    num_generations: int,
+    forks: Forks,
+    completion_mask: torch.Tensor,
+    rows: slice = slice(None),
+) -> torch.Tensor:
+    """Token advantages of forked groups from outcome rewards.
+
+    Args:
+        rewards (`torch.Tensor` of shape `(B,)`): One per leaf, NaN = unscorable.
+        num_generations (`int`): G.
+        forks ([`Forks`]): Of the `B` rows.
+        completion_mask (`torch.Tensor` of shape `(b, T)`): 1 on tokens that are trained on, of the rows that are asked
+            for.
+        rows (`slice`, *optional*): The rows that are asked for; all by default.
+
+    Returns:
+        `torch.Tensor` of shape `(b, T)`: The advantage of the node that a token is part of.
+
+    Raises:
+        `InputError`: Groups that are not made of such trees.
+
+    Example:
+
+    ```python
+    >>> forks = Forks(2, [[1], [1], [2], [2]])  # tokens before the fork
+    >>> fork_token_advantages(torch.tensor([1.0, 0.0, 0.0, 0.0]), 4, forks, torch.ones(4, 3))
+    tensor([[ 0.5000,  1.0000,  1.0000],
+            [ 0.5000, -1.0000, -1.0000],
+            [-0.5000, -0.5000,  0.0000],
+            [-0.5000, -0.5000,  0.0000]])
+
+    ```
+    """
+    forks.check(num_generations)
+    nodes = node_advantages(rewards.double().unsqueeze(1), num_generations, forks.branches, forks.depth)[..., 0]
+    width = completion_mask.size(1)
+    values, ends = [], []
+    for row, cuts in zip(nodes.T[rows].tolist(), forks.cuts[rows], strict=True):  # (b, D + 1)
+        stretches = [(worth, cut) for worth, cut in zip(row, [*cuts, width], strict=True) if cut > 0]
+        kept = {cut: worth for worth, cut in reversed(stretches)}  # of stretches that end together the first
+        ends.append([cut - 1 for cut in sorted(kept)])
+        values.append([kept[cut] for cut in sorted(kept)])
+    return broadcast_to_tokens(values, ends, completion_mask)
+
+
+def fork_step_advantages(
+    step_rewards: Ragged,
+    step_ends: Sequence[Sequence[int]],
+    num_generations: int,
+    forks: Forks,
+    credit: str = "return_to_go",
+) -> list[list[float]]:
+    """The advantage of every step in forked groups: `to_go`, among siblings.
+
+    A step answers for what its node's leaves earn on average from it on, and is compared with what the leaves of the
+    sibling nodes earn from the same step on.
+
+    Args:
+        step_rewards (`B` lists of `K_i` floats), step_ends (`B` lists of `K_i` ints), num_generations (`int`):
+            As in [`step_token_advantages`]. A fork lies between two steps.
+        forks ([`Forks`]): Of the rows.
+        credit (`str`, *optional*, defaults to `"return_to_go"`):
+            `"return_to_go"`, `"immediate"` or `"min_increments"`, see [`step_advantages`].
+
+    Returns:
+        `list[list[float]]`: `B` lists of `K_i` numbers.
+
+    Raises:
+        `InputError`: Groups that are not made of such trees; infinite rewards.
+    """
+    forks.check(num_generations)
+    if not any(len(row) for row in step_rewards):
+        return [[] for _ in step_rewards]
+    values = step_values(padded_groups(step_rewards, num_generations), credit).flatten(0, 1)  # (B, K), 0 once ended
+    nodes = node_advantages(values, num_generations, forks.branches, forks.depth).tolist()
+    return [
+        [nodes[sum(cut <= end for cut in cuts)][i][k] for k, end in enumerate(ends)]
+        for i, (ends, cuts) in enumerate(zip(step_ends, forks.cuts, strict=True))
+    ]
