@@ -9,13 +9,14 @@ All of it is exact for this package's objective and no other, so each step stand
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 
 from trl_drgrpo.features.fast_path.decoding.decoder import shared_prefill
+from trl_drgrpo.features.fast_path.decoding.prefixes import Prefixes
 from trl_drgrpo.features.fast_path.metrics import WindowMetrics
 from trl_drgrpo.features.fast_path.packing import Packed, pack_rows, scored_only
 from trl_drgrpo.features.fast_path.planner import Budget, Costs, MicroBatch, plan_window
@@ -48,6 +49,7 @@ class FastPath(Feature):
         self._window_metrics: WindowMetrics | None = None
         self._costs: dict[int, Costs] = {}  # by the identity of a model
         self._said: set[str] = set()
+        self._kept: Prefixes | None = None  # while generations begin with tokens of earlier ones
 
     # What may be done
 
@@ -271,17 +273,24 @@ class FastPath(Feature):
 
     # Generation
 
-    def keeping_prefixes(self) -> AbstractContextManager[Any]:
-        """Replaced at the merge."""
-        return nullcontext()
+    @contextmanager
+    def keeping_prefixes(self) -> Iterator[None]:
+        """Inside the block, generations keep the keys and values of their rows, and rows that begin like an earlier
+        one do not run that again. For one state of the weights."""
+        with swapped(self, _kept=Prefixes()):
+            yield
 
-    def generating(self, limits: Any = None) -> AbstractContextManager[Any]:
-        """Prompts run once and finished rows are dropped, where transformers' own loop would generate."""
+    def generating(self, limits: Sequence[int] | None = None) -> AbstractContextManager[Any]:
+        """Prompts run once and finished rows are dropped, where transformers' own loop would generate.
+
+        `limits`: tokens that each row of the call may write. Ignored where this package's loop does not run.
+        """
         if self.trainer.use_vllm or self.trainer.use_transformers_continuous_batching:
             return nullcontext()
         fast = self.trainer.args.micro_batching == "exact" and self.trainer.args.fast_generation
         shares = fast and not self.trainer.in_lockstep and not self.trainer.args.torch_compile
-        return shared_prefill(self.trainer.accelerator.unwrap_model(self.trainer.model_wrapped), shares)
+        model = self.trainer.accelerator.unwrap_model(self.trainer.model_wrapped)
+        return shared_prefill(model, shares, limits, self._kept)
 
     def _say_once(self, message: str) -> None:
         if message not in self._said:

@@ -1,7 +1,8 @@
 """What `model.generate` does in a block: this package's loop where it can, transformers' elsewhere."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,15 +11,20 @@ from trl_drgrpo.features.fast_path.decoding.calls import can_decode
 from trl_drgrpo.features.fast_path.decoding.forwards import Forwards
 from trl_drgrpo.features.fast_path.decoding.loop import sample
 from trl_drgrpo.features.fast_path.decoding.out_of_memory import does_not_fit
+from trl_drgrpo.features.fast_path.decoding.prefixes import Prefixes
 
 
 @contextmanager
-def shared_prefill(model: Any, shares: bool = True) -> Iterator[None]:
+def shared_prefill(
+    model: Any, shares: bool = True, limits: Sequence[int] | None = None, kept: Prefixes | None = None
+) -> Iterator[None]:
     """Inside the block, `model.generate` runs each prompt once wherever it can. The model is left as it was.
 
     Args:
         model ([`~transformers.PreTrainedModel`] or its PEFT wrapper): The policy.
         shares (`bool`): `False` leaves all to transformers, but for the words when memory runs out.
+        limits (`Sequence[int]`, *optional*): Tokens that each row of a call may write. transformers ignores them.
+        kept ([`Prefixes`], *optional*): Keys and values of earlier calls, and of these for later ones.
     """
     generate = model.generate
     had_own = "generate" in vars(model)
@@ -26,7 +32,7 @@ def shared_prefill(model: Any, shares: bool = True) -> Iterator[None]:
     def decoding_shared(*args: Any, **kwargs: Any) -> Any:
         is_ours = shares and not args and can_decode(model, kwargs)
         if is_ours:
-            kwargs["custom_generate"] = decode
+            kwargs["custom_generate"] = partial(decode, limits=limits, kept=kept)
         try:
             return generate(*args, **kwargs)
         except torch.OutOfMemoryError as error:
@@ -61,10 +67,12 @@ def decode(
     generation_config: Any,
     synced_gpus: bool = False,
     streamer: Any = None,
+    limits: Sequence[int] | None = None,
+    kept: Prefixes | None = None,
     **model_kwargs: Any,
 ) -> torch.Tensor:
-    """The decoding loop, in the form that `generate(custom_generate=...)` calls; `synced_gpus` and `streamer` are part of
-    the call, not supported, and not asked for by a trainer. See [`sample`]."""
+    """The decoding loop, in the form that `generate(custom_generate=...)` calls. See [`sample`]. `synced_gpus` and
+    `streamer` are part of the call, not supported, and not asked for by a trainer."""
     most = generation_config.max_length - input_ids.size(1)
-    with Forwards(model, input_ids, model_kwargs, most) as forwards:
-        return sample(forwards, input_ids, logits_processor, stopping_criteria, generation_config)
+    with Forwards(model, input_ids, model_kwargs, most, kept) as forwards:
+        return sample(forwards, input_ids, logits_processor, stopping_criteria, generation_config, limits)

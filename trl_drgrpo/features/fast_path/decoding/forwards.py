@@ -2,7 +2,7 @@
 
 The cache made for groups serves models whose attention can be exchanged and that pass a test: their first step over it
 gives the logits that a step over transformers' cache gives. The others go on with transformers' cache, a copy of their
-prompt per row. Until the first step has passed, the prompts are kept as transformers left them, so changing over is free.
+prompt per row. The prompts are kept as transformers left them until the first step has passed: changing over is free.
 """
 
 import copy
@@ -15,8 +15,9 @@ from weakref import WeakKeyDictionary
 import torch
 from transformers import DynamicCache
 
-from trl_drgrpo.features.fast_path.decoding.group_attention import Refused, group_attention_in
+from trl_drgrpo.features.fast_path.decoding.group_attention import NOT_SERVED, Refused, group_attention_in
 from trl_drgrpo.features.fast_path.decoding.group_cache import GroupCache
+from trl_drgrpo.features.fast_path.decoding.prefixes import Prefixes
 
 logger = logging.getLogger(__name__)
 # How far logits of the first step may be apart, as a share of the largest (from their mean).
@@ -35,14 +36,22 @@ class Forwards:
         input_ids (`torch.Tensor` of shape `(B, L)`, int64): Prompts, padded left. Equal rows are run once.
         model_kwargs (`dict`): `attention_mask` and `position_ids` of shape `(B, L)`, `past_key_values` and the like.
         most (`int`): Tokens that a row may write at most.
+        kept ([`Prefixes`], *optional*): What earlier generations left; what this one runs is added.
 
     Attributes:
         logits (`torch.Tensor` of shape `(B, V)`): What comes next behind the prompts.
         can_drop (`bool`): Whether rows may leave.
     """
 
-    def __init__(self, model: Any, input_ids: torch.Tensor, model_kwargs: dict[str, Any], most: int):
-        self._model, self._kwargs, self._most = model, model_kwargs, most
+    def __init__(
+        self,
+        model: Any,
+        input_ids: torch.Tensor,
+        model_kwargs: dict[str, Any],
+        most: int,
+        kept: Prefixes | None = None,
+    ):
+        self._model, self._kwargs, self._most, self._kept = model, model_kwargs, most, kept
         self._group_attention = ExitStack()
         self._groups: GroupCache | None = None
         self._prefilled: Any = None  # of each prompt once, until the first step has passed
@@ -50,13 +59,17 @@ class Forwards:
         first = copies = None
         if self.can_drop:
             first, copies = equal_rows(input_ids, model_kwargs.get("attention_mask"))
-        prompts = _select_rows(model_kwargs, first)
-        inputs = model.prepare_inputs_for_generation(_select(input_ids, first), is_first_iteration=True, **prompts)
-        outputs = model(**inputs, return_dict=True)
+        ids, prompts = _select(input_ids, first), _select_rows(model_kwargs, first)
+        if kept and self.can_drop and (begun := kept.begin(model.config, ids, prompts.get("attention_mask"))):
+            prompts |= {"past_key_values": begun[0], "next_sequence_length": begun[1]}
+        outputs = model(
+            **model.prepare_inputs_for_generation(ids, is_first_iteration=True, **prompts), return_dict=True
+        )
         self._kwargs["past_key_values"] = outputs.past_key_values
         self.logits = _select(outputs.logits[:, -1].clone(), copies)  # those of whole prompts may go
         if copies is not None:
             self._prefilled, self._mask, self._prompts = outputs.past_key_values, prompts.get("attention_mask"), copies
+            self._prompt_ids = ids
 
     def __enter__(self) -> "Forwards":
         return self
@@ -64,8 +77,10 @@ class Forwards:
     def __exit__(self, *exc: Any) -> None:
         self._group_attention.close()
 
-    def keep(self, rows: torch.Tensor) -> None:
-        """Only these rows of the batch go on."""
+    def keep(self, rows: torch.Tensor, ids: torch.Tensor) -> None:
+        """Only these rows of the batch go on. `ids`: tokens of all, prompts and what they wrote."""
+        going_on = set(rows.tolist())
+        self._leave([row for row in range(len(ids)) if row not in going_on], ids, copy=True)
         self._kwargs = _select_rows(self._kwargs, rows)
         if self._prefilled is not None:
             self._prompts = self._prompts[rows]
@@ -73,6 +88,14 @@ class Forwards:
             self._groups.keep(rows)
         else:
             self._kwargs["past_key_values"].batch_select_indices(rows)
+
+    def end(self, ids: torch.Tensor) -> None:
+        """All rows of the batch have ended."""
+        self._leave(list(range(len(ids))), ids, copy=False)
+
+    def _leave(self, rows: list[int], ids: torch.Tensor, copy: bool) -> None:
+        if self._kept is not None and self._groups is not None:
+            self._kept.add_rows(self._groups, rows, ids[:, self._prompt_ids.size(1) :], copy)
 
     def step(self, ids: torch.Tensor) -> torch.Tensor:
         """Runs the last token of each row. Returns `(n, V)`: what comes next."""
@@ -118,12 +141,13 @@ class Forwards:
         rows, expected = (None, None) if tested else self._tested_rows(ids, prefilled)
         self._group_attention.enter_context(group_attention_in(self._model))
         try:
-            self._groups = GroupCache(prefilled, self._prompts.tolist(), self._mask, self._most)
+            forgets = self._kept is None
+            self._groups = GroupCache(prefilled, self._prompts.tolist(), self._mask, self._most, forgets)
             logits = self._group_step(ids)
         except torch.OutOfMemoryError:
             raise
-        except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
-            if tested:
+        except NOT_SERVED as error:
+            if tested or isinstance(error, Refused):
                 raise
             raise Refused(f"{type(error).__name__}: {error}") from error
         if expected is not None:
@@ -132,6 +156,8 @@ class Forwards:
             if not apart <= self._agreement(prefilled) * scale:  # also when one of them is NaN
                 raise Refused(f"its logits differ by {apart:.1e}, of {scale:.1e}")
             _why_not[self._model] = None
+        if self._kept is not None:
+            self._kept.add_prompts(self._groups, self._prompt_ids, self._mask)
         return logits
 
     def _tested_rows(self, ids: torch.Tensor, prefilled: Any) -> tuple[torch.Tensor, torch.Tensor]:

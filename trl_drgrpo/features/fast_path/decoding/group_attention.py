@@ -20,9 +20,13 @@ class Refused(Exception):
     """A model whose attention a group cache cannot serve. The message says why."""
 
 
+# What a model may raise over a cache that is not made for it. Too little memory is none of these.
+NOT_SERVED = (Refused, RuntimeError, TypeError, ValueError, IndexError, AttributeError)
+
+
 @contextmanager
 def group_attention_in(model: Any) -> Iterator[None]:
-    """Inside the block the model attends to a [`GroupCache`]. Its own attention is back afterwards, whatever happens."""
+    """Inside the block the model attends to a [`GroupCache`]. Its own attention is back afterwards in any case."""
     parts = {id(part.config): part.config for part in model.modules() if isinstance(part, PreTrainedModel)}
     before = {part._attn_implementation for part in parts.values()}
     if len(before) != 1:

@@ -1,8 +1,8 @@
 """Keys and values of completions that share prompts: a prompt's once, a completion's in a buffer that grows in blocks.
 
-The cache takes over from a `DynamicCache` in which each prompt has been run once. Completions sit in a grid of P prompts
-and W places, as many as the prompt with most completions needs. A row that ends leaves by its index alone; when a
-quarter of the grid is empty, the others move together.
+The cache takes over from a `DynamicCache` in which each prompt has been run once. Completions sit in a grid of P
+prompts and W places, as many as the prompt with most completions needs. A row that ends leaves by its index alone;
+when a quarter of the grid is empty, the others move together.
 
 `n` rows in the batch, `H` key-value heads of width `D`, `L` columns of the prompts, `T` tokens written since.
 """
@@ -91,13 +91,14 @@ class GroupLayer(CacheLayerMixin):
         grid ([`Grid`]): Where the rows sit.
         bias (`torch.Tensor` of shape `(P, 1, L)`, *optional*): Minus infinity at padding.
         most (`int`): Tokens that a row may write at most.
+        forgets (`bool`): Whether tokens that no window reaches go.
     """
 
     is_sliding = False  # a window is seen to here
 
-    def __init__(self, prefilled: Any, grid: Grid, bias: torch.Tensor | None, most: int):
+    def __init__(self, prefilled: Any, grid: Grid, bias: torch.Tensor | None, most: int, forgets: bool = True):
         super().__init__()
-        self.grid, self.bias, self.most = grid, bias, most
+        self.grid, self.bias, self.most, self.forgets = grid, bias, most, forgets
         self.window = prefilled.sliding_window if isinstance(prefilled, DynamicSlidingWindowLayer) else None
         self.length = prefilled.get_seq_length()  # L; a window may have left fewer columns
         self.heads = prefilled.keys.size(1)
@@ -130,7 +131,8 @@ class GroupLayer(CacheLayerMixin):
         held = self.tokens - self.dropped
         if self.keys is not None and held < self.keys.size(3):
             return
-        first = max(self.dropped, self.tokens - self.window + 1) if self.window else self.dropped
+        forgets = self.window and self.forgets
+        first = max(self.dropped, self.tokens - self.window + 1) if forgets else self.dropped
         kept = self.tokens - first
         capacity = min(kept + max(BLOCK, kept // 2), max(self.most, kept + 1))
         prompts, width = self.grid.shape
@@ -140,6 +142,11 @@ class GroupLayer(CacheLayerMixin):
                 larger[:, :, :, :kept] = getattr(self, name)[:, :, :, first - self.dropped : held]
             setattr(self, name, larger)
         self.dropped = first
+
+    def written(self, prompt: int, place: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """`(H, T, D)` each: keys and values of the tokens in a place, as far as they are held."""
+        held = self.tokens - self.dropped
+        return self.keys[prompt, :, place, :held], self.values[prompt, :, place, :held]
 
     def visible(self) -> Visible:
         """What the token sees that was written last."""
@@ -185,15 +192,21 @@ class GroupCache(Cache):
         prompts (`list[int]`): For each row of the batch the number of its prompt.
         mask (`torch.Tensor` of shape `(P, L)`, *optional*): 0 at padding.
         most (`int`): Tokens that a row may write at most.
+        forgets (`bool`): Whether tokens that no window reaches go.
+
+    Attributes:
+        grid ([`Grid`]): Where the rows sit.
+        origin (`list[int]`): The number that each prompt of the grid began with.
     """
 
-    def __init__(self, prefilled: Any, prompts: list[int], mask: torch.Tensor | None, most: int):
+    def __init__(self, prefilled: Any, prompts: list[int], mask: torch.Tensor | None, most: int, forgets: bool = True):
         keys = prefilled.layers[0].keys
         self.grid = Grid.of(prompts, len(keys), keys.device)
+        self.origin = list(range(len(keys)))
         self.bias = None
         if mask is not None and not mask.all():
             self.bias = torch.zeros_like(mask, dtype=torch.float32).masked_fill_(mask == 0, -torch.inf)[:, None]
-        super().__init__(layers=[GroupLayer(layer, self.grid, self.bias, most) for layer in prefilled.layers])
+        super().__init__(layers=[GroupLayer(each, self.grid, self.bias, most, forgets) for each in prefilled.layers])
 
     def keep(self, rows: torch.Tensor) -> None:
         """Only these rows of the batch go on, in this order."""
@@ -210,4 +223,4 @@ class GroupCache(Cache):
         self.bias = None if self.bias is None else self.bias[prompts]
         for layer in self.layers:
             layer.move(grid, prompts, places, self.bias)
-        self.grid = grid
+        self.grid, self.origin = grid, [self.origin[prompt] for prompt in alive]

@@ -8,7 +8,7 @@ The same seed gives the same tokens as transformers' loop, up to rounding in the
 one, as many random numbers are drawn as there, and a token is chosen by the rule of `torch.multinomial`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -42,6 +42,7 @@ def sample(
     logits_processor: LogitsProcessorList,
     stopping_criteria: Callable[..., torch.Tensor],
     generation_config: Any,
+    limits: Sequence[int] | None = None,
 ) -> torch.Tensor:
     """Writes tokens until every row has ended.
 
@@ -49,6 +50,7 @@ def sample(
         forwards ([`Forwards`]): The model, after the prompts.
         input_ids (`torch.Tensor` of shape `(B, L)`, int64): Prompts, padded left.
         logits_processor, stopping_criteria, generation_config: As transformers prepared them.
+        limits (`Sequence[int]` of length `B`, *optional*): Tokens that each row may write.
 
     Returns:
         `torch.Tensor` of shape `(B, L + T)`, int64: Prompts and what was sampled, padded behind a row's end.
@@ -60,7 +62,8 @@ def sample(
     logits = forwards.logits
     sampled: list[torch.Tensor] = []  # one column of all rows per step
     live = torch.arange(rows, device=device)  # rows that are still in the batch
-    ended = torch.zeros(rows, dtype=torch.bool, device=device)  # of those in the batch
+    most = None if limits is None else torch.tensor(limits, device=device)
+    ended = torch.zeros(rows, dtype=torch.bool, device=device) if most is None else most <= 0  # of those in the batch
     ids: Any = input_ids
     while True:
         scores = logits_processor(ids, logits.to(copy=True, dtype=torch.float32, device=device))
@@ -69,12 +72,15 @@ def sample(
         sampled.append(torch.full((rows,), pad_token_id, device=device).index_put((live,), tokens))
         ids = torch.cat([ids, tokens[:, None]], dim=1)
         ended = ended | stopping_criteria(ids, None)
+        if most is not None:
+            ended = ended | (most[live] <= len(sampled))
         going_on = (~ended).nonzero().squeeze(1)
         if not len(going_on):
+            forwards.end(ids)
             return torch.cat([input_ids, torch.stack(sampled, dim=1)], dim=1)
         if drops and len(going_on) <= (1 - DROP_WHEN_ENDED) * len(live):
+            forwards.keep(going_on, ids)
             ids, live, ended = ids[going_on], live[going_on], ended[going_on]
-            forwards.keep(going_on)
         logits = forwards.step(ids)
 
 

@@ -40,7 +40,7 @@ def does_not_fit(error: Exception, input_ids: torch.Tensor, new: int, shares: bo
         remedies.insert(0 if share < 50 else 2, sharing)
     remedy = ", ".join(remedies[:-1]) + f", or {remedies[-1]}"
     return torch.OutOfMemoryError(
-        f"generation: got {rows:,} completions of up to {new:,} tokens behind {prompts:,} prompts of up to {columns:,} "
-        "that do not fit into memory; expected fewer or shorter ones. "
+        f"generation: got {rows:,} completions of up to {new:,} tokens behind {prompts:,} prompts of up to {columns:,}"
+        " that do not fit into memory; expected fewer or shorter ones. "
         f"{remedy[0].upper()}{remedy[1:]}. ({error})"
     )
