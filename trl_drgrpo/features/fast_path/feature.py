@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from trl_drgrpo.features.fast_path.decoding.continuous import forked_prefill
 from trl_drgrpo.features.fast_path.decoding.decoder import shared_prefill
 from trl_drgrpo.features.fast_path.decoding.prefixes import Prefixes
 from trl_drgrpo.features.fast_path.metrics import WindowMetrics
@@ -285,11 +286,13 @@ class FastPath(Feature):
 
         `limits`: tokens that each row of the call may write. Ignored where this package's loop does not run.
         """
-        if self.trainer.use_vllm or self.trainer.use_transformers_continuous_batching:
+        if self.trainer.use_vllm:
             return nullcontext()
         fast = self.trainer.args.micro_batching == "exact" and self.trainer.args.fast_generation
         shares = fast and not self.trainer.in_lockstep and not self.trainer.args.torch_compile
         model = self.trainer.accelerator.unwrap_model(self.trainer.model_wrapped)
+        if self.trainer.use_transformers_continuous_batching:
+            return forked_prefill(model) if shares else nullcontext()
         return shared_prefill(model, shares, limits, self._kept)
 
     def _say_once(self, message: str) -> None:

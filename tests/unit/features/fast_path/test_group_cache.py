@@ -117,6 +117,18 @@ def test_the_first_step_is_compared(windowed, expected, tokenizer, mutant):
     assert torch.equal(ours, expected)
 
 
+def test_what_transformers_held_of_the_prompts_is_freed(model, tokenizer):
+    caches = []
+    hook = model.register_forward_pre_hook(
+        lambda module, args, kwargs: caches.append(kwargs["past_key_values"]), with_kwargs=True
+    )
+    generate(model.eval(), tokenizer, True, max_new_tokens=4)
+    hook.remove()
+    assert isinstance(caches[0], DynamicCache)
+    assert caches[0].layers == []
+    assert isinstance(caches[-1], GroupCache)
+
+
 def test_an_error_gives_the_model_its_attention_back(model, tokenizer):
     seen = []
 

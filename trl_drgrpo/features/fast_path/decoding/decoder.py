@@ -12,6 +12,7 @@ from trl_drgrpo.features.fast_path.decoding.forwards import Forwards
 from trl_drgrpo.features.fast_path.decoding.loop import sample
 from trl_drgrpo.features.fast_path.decoding.out_of_memory import does_not_fit
 from trl_drgrpo.features.fast_path.decoding.prefixes import Prefixes
+from trl_drgrpo.upstream.swapping import swapped
 
 
 @contextmanager
@@ -27,7 +28,6 @@ def shared_prefill(
         kept ([`Prefixes`], *optional*): Keys and values of earlier calls, and of these for later ones.
     """
     generate = model.generate
-    had_own = "generate" in vars(model)
 
     def decoding_shared(*args: Any, **kwargs: Any) -> Any:
         is_ours = shares and not args and can_decode(model, kwargs)
@@ -42,14 +42,8 @@ def shared_prefill(
                 error, ids, _new_tokens(model, ids, kwargs.get("generation_config")), is_ours
             ) from error
 
-    model.generate = decoding_shared
-    try:
+    with swapped(model, generate=decoding_shared):
         yield
-    finally:
-        if had_own:
-            model.generate = generate
-        else:
-            del model.generate
 
 
 def _new_tokens(model: Any, input_ids: torch.Tensor, config: Any) -> int:

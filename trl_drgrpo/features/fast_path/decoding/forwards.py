@@ -23,9 +23,8 @@ logger = logging.getLogger(__name__)
 # How far logits of the first step may be apart, as a share of the largest (from their mean).
 AGREEMENT = {torch.float64: 1e-6, torch.float32: 1e-3}
 AGREEMENT_BELOW = 0.1  # of numbers with fewer bits
-_why_not: MutableMapping[Any, str | None] = (
-    WeakKeyDictionary()
-)  # by model: why it has no group cache, if it was tested
+# Of models that were tested: why they have no group cache.
+_why_not: MutableMapping[Any, str | None] = WeakKeyDictionary()
 
 
 class Forwards:
@@ -158,6 +157,7 @@ class Forwards:
             _why_not[self._model] = None
         if self._kept is not None:
             self._kept.add_prompts(self._groups, self._prompt_ids, self._mask)
+        prefilled.layers = []  # `generate` holds on to the cache itself
         return logits
 
     def _tested_rows(self, ids: torch.Tensor, prefilled: Any) -> tuple[torch.Tensor, torch.Tensor]:
