@@ -5,7 +5,7 @@ Process CPU time (wall time on a GPU), interleaved in one process, medians of ra
 - one new token: the cost of running the prompts (`G` completions each);
 - completions that end after a quarter of the longest on average (a random model with that many end tokens);
 - 4 prompts x 8 completions of up to 192 tokens on a Qwen3 of 192 wide and 4 layers: none ends before, or one token in
-  256 is an end (136 tokens on average).
+  256 is an end.
 
 The last column: keys and values in the last step.
 
@@ -123,10 +123,10 @@ def main():
             settings = {"max_new_tokens": 128, "eos_token_id": ends}
             compare(label, model, max(1, arguments.pairs // 2), prompt, 4, arguments.device, **settings)
     model = small_model(arguments.device)
-    for table, ends, average in (("long", [], ""), ("long-ends", list(range(2048 // 256)), ", 136 on average")):
+    for table, ends, which in (("long", [], ""), ("long-ends", list(range(2048 // 256)), ", some end before")):
         for prompt in (64, 256, 512, 1024) if table in arguments.tables else ():
             settings = {"max_new_tokens": 192, "eos_token_id": ends or None}
-            label = f"prompt {prompt}, 192 tokens{average}"
+            label = f"prompt {prompt}, 192 tokens{which}"
             compare(label, model, arguments.pairs, prompt, 4, arguments.device, **settings)
 
 

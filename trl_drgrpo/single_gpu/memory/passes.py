@@ -207,7 +207,7 @@ def generate(skeleton: Skeleton, setup: Setup) -> Peaks:
     with _run(skeleton, ids, positions) as ledger:
         ledger.mark("prompts")
         ledger._enter(mask)
-        cache = DynamicCache(config=skeleton.config)
+        cache: Any = DynamicCache(config=skeleton.config)
         out = model(
             input_ids=ids,
             attention_mask=mask,

@@ -68,6 +68,17 @@ def test_the_same_tokens_over_families(tokenizer, family):
     assert torch.equal(ours, generate(model, tokenizer, False))
 
 
+@pytest.mark.parametrize("family", ["Qwen3", "Gemma2"])
+def test_bfloat16_is_compared_as_such_under_autocast_too(tokenizer, family):
+    model = tiny(family, tokenizer).eval()
+    with torch.autocast("cpu", torch.bfloat16):
+        generate(model, tokenizer, True, max_new_tokens=5)
+    assert why_not(model) is None
+    model = tiny(family, tokenizer).to(torch.bfloat16).eval()
+    generate(model, tokenizer, True, max_new_tokens=5)
+    assert why_not(model) is None
+
+
 @pytest.mark.parametrize("family", REFUSED)
 def test_a_model_that_is_refused_goes_on_with_its_own_cache(tokenizer, family, caplog):
     model = tiny(family, tokenizer).eval()
@@ -190,7 +201,7 @@ def test_buffers_grow_in_blocks_and_forget_what_no_window_reaches():
 def test_rows_find_their_places():
     grid = Grid.of([0, 1, 0, 1, 1], 2, "cpu")
     rows = torch.arange(1.0, 6)[:, None]
-    assert grid.spread(rows)[..., 0].tolist() == [[1, 3, 0], [2, 4, 5]]
+    assert grid.spread(rows)[..., 0].tolist() == [[1, 3, 1], [2, 4, 5]]
     assert torch.equal(grid.gather(grid.spread(rows)), rows)
 
 

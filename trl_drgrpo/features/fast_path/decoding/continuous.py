@@ -1,7 +1,8 @@
 """Continuous batching of transformers: a prompt's completions fork from one prefill.
 
-TRL hands over the prompt of each completion by itself. Here equal prompts that follow each other become one request with
-`num_return_sequences`: transformers prefills all but its last token once, and each fork draws from there by itself.
+TRL hands over the prompt of each completion by itself. Here equal prompts that follow each other become one request
+with `num_return_sequences`: transformers prefills all but its last token once, and each fork draws from
+there by itself.
 """
 
 import copy

@@ -152,7 +152,7 @@ class Forwards:
         if expected is not None:
             apart = (logits[rows].float() - expected).abs().max().item()
             scale = (expected - expected.mean(dim=1, keepdim=True)).abs().max().item()
-            if not apart <= self._agreement(prefilled) * scale:  # also when one of them is NaN
+            if not apart <= self._agreement() * scale:  # also when one of them is NaN
                 raise Refused(f"its logits differ by {apart:.1e}, of {scale:.1e}")
             _why_not[self._model] = None
         if self._kept is not None:
@@ -169,11 +169,11 @@ class Forwards:
         model_kwargs = _select_rows(self._kwargs, rows) | {"past_key_values": past}
         return rows, self._plain_step(ids[rows], model_kwargs).float()
 
-    def _agreement(self, prefilled: Any) -> float:
+    def _agreement(self) -> float:
         if getattr(self._model, "is_quantized", False):
             return AGREEMENT_BELOW
-        dtypes = {dtype for layer in prefilled.layers for dtype in (layer.keys.dtype, layer.values.dtype)}
-        return max(AGREEMENT.get(dtype, AGREEMENT_BELOW) for dtype in dtypes)
+        layers: Any = self._groups.layers if self._groups else []
+        return max(AGREEMENT.get(layer.computes_in, AGREEMENT_BELOW) for layer in layers)
 
 
 def equal_rows(input_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:

@@ -82,8 +82,8 @@ def group_attention(
         raise Refused("its attention drops weights at random")
     if sliding_window is not None and sliding_window != layer.window:
         raise Refused(f"it attends to a window of {sliding_window}, its cache holds {layer.window or 'everything'}")
-    scaling = query.size(-1) ** -0.5 if scaling is None else scaling
-    return _attended(layer, query * scaling, softcap, s_aux), None
+    scaled = query * (query.size(-1) ** -0.5 if scaling is None else scaling)
+    return _attended(layer, scaled, softcap, s_aux), None
 
 
 def _attended(layer: GroupLayer, query: torch.Tensor, softcap: float | None, sinks: Any) -> torch.Tensor:
@@ -96,7 +96,7 @@ def _attended(layer: GroupLayer, query: torch.Tensor, softcap: float | None, sin
     query = grid.spread(query).unflatten(2, (layer.heads, repeated)).transpose(1, 2).contiguous()
     shared = torch.bmm(query.view(prompts * layer.heads, width * repeated, -1), seen.prompt_keys)
     own = torch.bmm(query.view(-1, repeated, query.size(-1)), seen.own_keys.transpose(1, 2))
-    columns = shared.size(2)
+    columns, layer.computes_in = shared.size(2), shared.dtype
     scores = torch.cat([shared.view(len(own), repeated, columns), own], dim=2).float()  # (P * H * W, repeated, l + t)
     if softcap is not None:
         scores = (scores / softcap).tanh_().mul_(softcap)

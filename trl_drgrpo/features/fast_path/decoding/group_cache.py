@@ -33,7 +33,8 @@ class Grid:
         slots = [prompt * shape[1] + place for prompt, place in zip(prompts, places, strict=True)]
         self.slots = torch.tensor(slots, device=device)
         self.is_full = slots == list(range(self.size))  # row by row, nothing to move
-        self.prompt, self.place = self.slots // shape[1], self.slots % shape[1]
+        row_of = dict(zip(slots, range(len(slots)), strict=True))
+        self._rows = torch.tensor([row_of.get(slot, 0) for slot in range(self.size)], device=device)
 
     @classmethod
     def of(cls, prompts: list[int], number: int, device: Any) -> "Grid":
@@ -55,15 +56,15 @@ class Grid:
         return Grid(prompts, places, self.shape, self.slots.device)
 
     def spread(self, rows: torch.Tensor) -> torch.Tensor:
-        """`(n, ...)` to `(P, W, ...)`, 0 in empty places."""
+        """`(n, ...)` to `(P, W, ...)`; empty places get the first row."""
         if not self.is_full:
-            rows = rows.new_zeros(self.size, *rows.shape[1:]).index_copy_(0, self.slots, rows)
-        return rows.unflatten(0, self.shape)
+            rows = rows.index_select(0, self._rows)
+        return rows.view(*self.shape, *rows.shape[1:])
 
     def gather(self, rows: torch.Tensor) -> torch.Tensor:
         """`(P, W, ...)` to `(n, ...)`."""
         rows = rows.flatten(0, 1)
-        return rows if self.is_full else rows[self.slots]
+        return rows if self.is_full else rows.index_select(0, self.slots)
 
 
 @dataclass
@@ -95,6 +96,8 @@ class GroupLayer(CacheLayerMixin):
     """
 
     is_sliding = False  # a window is seen to here
+    keys: Any  # (P, H, W, capacity, D), as values; `None` before the first token
+    values: Any
 
     def __init__(self, prefilled: Any, grid: Grid, bias: torch.Tensor | None, most: int, forgets: bool = True):
         super().__init__()
@@ -104,6 +107,9 @@ class GroupLayer(CacheLayerMixin):
         self.heads = prefilled.keys.size(1)
         self.prompt_keys = prefilled.keys.flatten(0, 1).transpose(1, 2).contiguous()
         self.prompt_values = prefilled.values.flatten(0, 1)
+        self.computes_in: torch.dtype | None = (
+            None  # what products with the keys come in: under autocast not their type
+        )
         self.tokens = 0  # T
         self.dropped = 0  # columns of the buffers that no window reaches back to
         self.is_initialized = True
@@ -117,12 +123,8 @@ class GroupLayer(CacheLayerMixin):
             raise ValueError("one token of each row at a time")
         self._make_room(key_states, value_states)
         column = self.tokens - self.dropped
-        prompt, place = self.grid.prompt, self.grid.place
         for buffer, states in ((self.keys, key_states), (self.values, value_states)):
-            if self.grid.is_full:
-                buffer[:, :, :, column] = states[:, :, 0].unflatten(0, self.grid.shape).transpose(1, 2)
-            else:
-                buffer[prompt, :, place, column] = states[:, :, 0].to(buffer.dtype)
+            buffer[:, :, :, column] = self.grid.spread(states[:, :, 0]).transpose(1, 2)
             setattr(states, LAYER, self)
         self.tokens += 1
         return key_states, value_states
@@ -131,8 +133,8 @@ class GroupLayer(CacheLayerMixin):
         held = self.tokens - self.dropped
         if self.keys is not None and held < self.keys.size(3):
             return
-        forgets = self.window and self.forgets
-        first = max(self.dropped, self.tokens - self.window + 1) if forgets else self.dropped
+        window = self.window if self.forgets else None
+        first = max(self.dropped, self.tokens - window + 1) if window else self.dropped
         kept = self.tokens - first
         capacity = min(kept + max(BLOCK, kept // 2), max(self.most, kept + 1))
         prompts, width = self.grid.shape
@@ -198,6 +200,8 @@ class GroupCache(Cache):
         grid ([`Grid`]): Where the rows sit.
         origin (`list[int]`): The number that each prompt of the grid began with.
     """
+
+    layers: Any
 
     def __init__(self, prefilled: Any, prompts: list[int], mask: torch.Tensor | None, most: int, forgets: bool = True):
         keys = prefilled.layers[0].keys

@@ -90,7 +90,7 @@ class Prefixes:
         missing = max(len(row) - min(self._in_common(row), len(row) - 1) for row in rows)
         if missing >= min(map(len, rows)):
             return None
-        cache = DynamicCache(config=config.get_text_config(decoder=True))
+        cache: Any = DynamicCache(config=config.get_text_config(decoder=True))
         # A layer needs what the first token to be run sees.
         windows = [each.sliding_window - 1 if each.is_sliding else ids.size(1) for each in cache.layers]
         laid_out: list[list[tuple[torch.Tensor, torch.Tensor]]] = [[] for _ in windows]
@@ -122,8 +122,8 @@ class Prefixes:
         for held in self._held:
             if held.tokens[: len(tokens)] == tokens:
                 states = [held.last(layer, len(tokens), most) for layer, most in enumerate(windows)]
-                if None not in states:
-                    return states
+                if all(states):
+                    return states  # type: ignore[return-value]
         return None
 
 
