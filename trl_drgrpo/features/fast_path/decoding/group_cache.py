@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from transformers import Cache
-from transformers.cache_utils import CacheLayerMixin, DynamicSlidingWindowLayer
+from transformers.cache_utils import CacheLayerMixin
 
 LAYER = "trl_drgrpo_layer"  # the attribute by which attention finds the layer of a key
 COMPACT_WHEN_EMPTY = 1 / 4  # moving the others copies once what a step reads
@@ -102,7 +102,7 @@ class GroupLayer(CacheLayerMixin):
     def __init__(self, prefilled: Any, grid: Grid, bias: torch.Tensor | None, most: int, forgets: bool = True):
         super().__init__()
         self.grid, self.bias, self.most, self.forgets = grid, bias, most, forgets
-        self.window = prefilled.sliding_window if isinstance(prefilled, DynamicSlidingWindowLayer) else None
+        self.window: int | None = getattr(prefilled, "sliding_window", None)
         self.length = prefilled.get_seq_length()  # L; a window may have left fewer columns
         self.heads = prefilled.keys.size(1)
         self.prompt_keys = prefilled.keys.flatten(0, 1).transpose(1, 2).contiguous()
@@ -123,7 +123,8 @@ class GroupLayer(CacheLayerMixin):
             raise ValueError("one token of each row at a time")
         self._make_room(key_states, value_states)
         column = self.tokens - self.dropped
-        for buffer, states in ((self.keys, key_states), (self.values, value_states)):
+        buffers: Any = ((self.keys, key_states), (self.values, value_states))
+        for buffer, states in buffers:
             buffer[:, :, :, column] = self.grid.spread(states[:, :, 0]).transpose(1, 2)
             setattr(states, LAYER, self)
         self.tokens += 1
