@@ -1,9 +1,13 @@
-"""Generating with transformers: its own loop against shared prefill and dropped rows, same prompts, same tokens.
+"""Generating with transformers: its own loop against this package's, same prompts, same tokens.
 
-Two tables, process CPU time (wall time on a GPU), interleaved in one process, medians of ratios:
+Process CPU time (wall time on a GPU), interleaved in one process, medians of ratios:
 
 - one new token: the cost of running the prompts (`G` completions each);
-- completions that end after a quarter of the longest on average (a random model with that many end tokens).
+- completions that end after a quarter of the longest on average (a random model with that many end tokens);
+- 4 prompts x 8 completions of up to 192 tokens on a Qwen3 of 192 wide and 4 layers: none ends before, or one token in
+  256 is an end.
+
+The last column: keys and values in the last step.
 
 Run: `make bench`, or this file with `--pairs 5`, `--device cuda`.
 """
@@ -18,9 +22,9 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 import torch
 import transformers
 from fast_path import build_model
-from transformers import GenerationConfig
+from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 
-from trl_drgrpo.features.fast_path.decoding import shared_prefill
+from trl_drgrpo.features.fast_path.decoding.decoder import shared_prefill
 
 GROUP = 8
 
@@ -28,8 +32,8 @@ GROUP = 8
 def seconds(model, prompt, prompts, shared, device, **settings):
     """Seconds of one generation, and its tokens."""
     torch.manual_seed(1)
-    ids = torch.randint(1000, 4000, (prompts, prompt)).repeat_interleave(GROUP, dim=0).to(device)
-    config = GenerationConfig(do_sample=True, pad_token_id=0, **settings)
+    ids = torch.randint(1000, model.config.vocab_size, (prompts, prompt)).repeat_interleave(GROUP, dim=0).to(device)
+    config = GenerationConfig(do_sample=True, top_k=0, pad_token_id=0, **settings)
     arguments = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "generation_config": config}
     clock = time.process_time if device == "cpu" else time.perf_counter
     start = clock()
@@ -42,6 +46,20 @@ def seconds(model, prompt, prompts, shared, device, **settings):
     if device != "cpu":
         torch.cuda.synchronize()
     return clock() - start, tokens
+
+
+def cache_bytes(model, *args, **settings):
+    """Bytes of keys and values in the last step of one generation."""
+    held = []
+
+    def note(module, arguments, kwargs):
+        tensors = [value for layer in kwargs["past_key_values"].layers for value in vars(layer).values()]
+        held.append(sum(each.nbytes for each in tensors if isinstance(each, torch.Tensor) and each.dim() > 1))
+
+    hook = model.register_forward_pre_hook(note, with_kwargs=True)
+    seconds(model, *args, **settings)
+    hook.remove()
+    return held[-1]
 
 
 def compare(label, model, pairs, *args, **settings):
@@ -57,10 +75,28 @@ def compare(label, model, pairs, *args, **settings):
     ratios = [a / b for a, b in zip(stock, ours, strict=True)]
     spread = f"{statistics.median(ratios):.2f}x ({min(ratios):.2f} to {max(ratios):.2f})"
     tokens = "same tokens" if same else "OTHER TOKENS"
+    held = [cache_bytes(model, *args[:2], shared, args[2], **settings) / 1e6 for shared in (False, True)]
     print(
-        f"| {label} | {statistics.median(stock):.2f} | {statistics.median(ours):.2f} | {spread} | {tokens} |",
+        f"| {label} | {statistics.median(stock):.2f} | {statistics.median(ours):.2f} | {spread} | {tokens} | "
+        f"{held[0]:.0f} -> {held[1]:.0f} |",
         flush=True,
     )
+
+
+def small_model(device, vocabulary=2048):
+    """A Qwen3 in which attention over long prompts is what takes the time."""
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=vocabulary,
+        hidden_size=192,
+        intermediate_size=512,
+        num_hidden_layers=4,
+        num_attention_heads=6,
+        num_key_value_heads=3,
+        head_dim=32,
+        max_position_embeddings=4096,
+    )
+    return Qwen3ForCausalLM(config).to(device).eval()
 
 
 def main():
@@ -68,18 +104,30 @@ def main():
     parser.add_argument("--pairs", type=int, default=5, help="interleaved pairs per line, after one that warms up")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--tables", nargs="*", default=["prompts", "ends", "long", "long-ends"], help="which lines")
     arguments = parser.parse_args()
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(arguments.threads)
+    print(
+        "| case | stock, s | ours, s | ratio (min to max) | | keys and values, MB |\n|---|---|---|---|---|---|",
+        flush=True,
+    )
     model = build_model(512, 8, 4096, arguments.device).eval()
-    print("| case | stock, s | ours, s | ratio (min to max) | |\n|---|---|---|---|---|", flush=True)
-    for prompt in (64, 256, 512, 1024):
-        compare(f"prompt {prompt}, 1 token", model, arguments.pairs, prompt, 2, arguments.device, max_new_tokens=1)
-    ends = list(range(4096 // 32))  # one token in 32 ends a completion
-    for prompt in (16, 256):
-        label = f"prompt {prompt}, up to 128 tokens, 32 on average"
-        settings = {"max_new_tokens": 128, "eos_token_id": ends}
-        compare(label, model, max(1, arguments.pairs // 2), prompt, 4, arguments.device, **settings)
+    if "prompts" in arguments.tables:
+        for prompt in (64, 256, 512, 1024):
+            compare(f"prompt {prompt}, 1 token", model, arguments.pairs, prompt, 2, arguments.device, max_new_tokens=1)
+    if "ends" in arguments.tables:
+        ends = list(range(4096 // 32))  # one token in 32 ends a completion
+        for prompt in (16, 256):
+            label = f"prompt {prompt}, up to 128 tokens, 32 on average"
+            settings = {"max_new_tokens": 128, "eos_token_id": ends}
+            compare(label, model, max(1, arguments.pairs // 2), prompt, 4, arguments.device, **settings)
+    model = small_model(arguments.device)
+    for table, ends, which in (("long", [], ""), ("long-ends", list(range(2048 // 256)), ", some end before")):
+        for prompt in (64, 256, 512, 1024) if table in arguments.tables else ():
+            settings = {"max_new_tokens": 192, "eos_token_id": ends or None}
+            label = f"prompt {prompt}, 192 tokens{which}"
+            compare(label, model, arguments.pairs, prompt, 4, arguments.device, **settings)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from model_runs import GROUP, Size, config_of, keys_of, limited_to, model_of, no
 from transformers import GenerationConfig, TrainerCallback
 from transformers import logging as transformers_logging
 
-from trl_drgrpo.features.fast_path.decoding import shared_prefill
+from trl_drgrpo.features.fast_path.decoding.decoder import shared_prefill
 from trl_drgrpo.features.fast_path.packing import pack_rows
 from trl_drgrpo.features.fast_path.sharing import MASKED_ATTENTION_SLOWDOWN, attention_pair_cost, forward_cost
 from trl_drgrpo.single_gpu.memory import Planner

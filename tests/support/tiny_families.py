@@ -10,6 +10,28 @@ EXPERTS = {
     "GptOss": {"num_local_experts": 4, "sliding_window": 16},
     "Mixtral": {"num_local_experts": 4},
 }
+WINDOWS = {"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"]}
+LATENT = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 8,
+    "q_lora_rank": 8,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
+    "first_k_dense_replace": 2,
+}
+MORE = {  # what a family needs besides
+    "GptOss": WINDOWS,
+    "Gemma3Text": WINDOWS,
+    "Gemma2": {**WINDOWS, "attn_logit_softcapping": 2.0},
+    "Cohere2": WINDOWS,
+    "Mistral": {"sliding_window": 16},
+    "Phi3": {"sliding_window": None},
+    "OPT": {"ffn_dim": 64, "word_embed_proj_dim": 32},
+    "DeepseekV3": LATENT,
+    "Llama4Text": {"attention_chunk_size": 16, "num_local_experts": 2, "intermediate_size_mlp": 64},
+}
+WITHOUT_GROUPS = ("GPT2", "Bloom", "Falcon")  # of key-value heads
 
 
 def tiny(family, tokenizer):
@@ -25,12 +47,11 @@ def tiny(family, tokenizer):
         "eos_token_id": [tokenizer.eos_token_id, *range(len(tokenizer) // 9)],
         "pad_token_id": tokenizer.pad_token_id,
     }
-    if family != "GPT2":
+    if family not in WITHOUT_GROUPS:
         fields |= {"intermediate_size": 64, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 512}
     if family in EXPERTS:
         fields |= {"num_experts_per_tok": 2, **EXPERTS[family]}
-    if family in ("GptOss", "Gemma3Text"):
-        fields |= {"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"]}
+    fields |= MORE.get(family, {})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return AutoModelForCausalLM.from_config(config(**fields))

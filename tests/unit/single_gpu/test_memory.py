@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tiny_families import tiny
 from torch import nn
 from transformers import Gemma2Config, GPT2Config, LlamaConfig, Qwen2Config, Qwen2VLConfig, Qwen3MoeConfig
 
@@ -345,3 +346,14 @@ def test_rows_that_are_scored_before_any_is_left_out():
     most = max(shape.packs * shape.width for shape in scored_shapes(qwen(), setup))
     assert most <= 4 * 80
     assert scored_shapes(qwen(), replace(setup, exact=False)) == (Shape(4, 80, 160, 160, 320, True, True),)
+
+
+def test_a_generation_holds_each_prompt_once(tokenizer):
+    setup = Setup(device="cpu", autocast=None, prompt=100, completion=20, batch=8, group=4)
+    own = replace(setup, fast_generation=False)
+    per_token = 2 * 2 * 2 * 16 * 4  # keys and values of 2 layers, 2 heads of 16, float32
+    config = qwen(layers=2)
+    assert Phases(config, setup).cache(setup) == (2 * 100 + 8 * 20) * per_token
+    assert Phases(config, own).cache(own) == 8 * 120 * per_token
+    latent = tiny("DeepseekV3", tokenizer).config
+    assert Phases(latent, setup).cache(setup) == Phases(latent, own).cache(own)

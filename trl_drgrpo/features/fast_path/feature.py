@@ -4,19 +4,21 @@ After each generation the micro-batches of every optimizer step are planned anew
 without signal are left out, the others regrouped by length, cut to their own extent and, where the model allows it,
 packed so that prompts and other common prefixes run once (`packing.py`, `sharing.py`); tokens alone tell who shares
 what. Old log-probabilities are computed after that, for the rows that will be trained on. Generation runs each
-prompt once (`decoding.py`).
+prompt once (`decoding/`).
 
 All of it is exact for this package's objective and no other, so each step stands aside where it would not be.
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 
-from trl_drgrpo.features.fast_path.decoding import shared_prefill
+from trl_drgrpo.features.fast_path.decoding.continuous import forked_prefill
+from trl_drgrpo.features.fast_path.decoding.decoder import shared_prefill
+from trl_drgrpo.features.fast_path.decoding.prefixes import Prefixes
 from trl_drgrpo.features.fast_path.metrics import WindowMetrics
 from trl_drgrpo.features.fast_path.packing import Packed, pack_rows, scored_only
 from trl_drgrpo.features.fast_path.planner import Budget, Costs, MicroBatch, plan_window
@@ -49,6 +51,7 @@ class FastPath(Feature):
         self._window_metrics: WindowMetrics | None = None
         self._costs: dict[int, Costs] = {}  # by the identity of a model
         self._said: set[str] = set()
+        self._kept: Prefixes | None = None  # while generations begin with tokens of earlier ones
 
     # What may be done
 
@@ -283,17 +286,26 @@ class FastPath(Feature):
 
     # Generation
 
-    def keeping_prefixes(self) -> AbstractContextManager[Any]:
-        """Replaced at the merge."""
-        return nullcontext()
+    @contextmanager
+    def keeping_prefixes(self) -> Iterator[None]:
+        """Inside the block, generations keep the keys and values of their rows, and rows that begin like an earlier
+        one do not run that again. For one state of the weights."""
+        with swapped(self, _kept=Prefixes()):
+            yield
 
-    def generating(self, limits: Any = None) -> AbstractContextManager[Any]:
-        """Prompts run once and finished rows are dropped, where transformers' own loop would generate."""
-        fast = self.trainer.args.micro_batching == "exact" and self.trainer.args.fast_generation
-        elsewhere = self.trainer.use_vllm or self.trainer.use_transformers_continuous_batching
-        if not fast or elsewhere or self.trainer.in_lockstep or self.trainer.args.torch_compile:
+    def generating(self, limits: Sequence[int] | None = None) -> AbstractContextManager[Any]:
+        """Prompts run once and finished rows are dropped, where transformers' own loop would generate.
+
+        `limits`: tokens that each row of the call may write. Ignored where this package's loop does not run.
+        """
+        if self.trainer.use_vllm:
             return nullcontext()
-        return shared_prefill(self.trainer.accelerator.unwrap_model(self.trainer.model_wrapped))
+        fast = self.trainer.args.micro_batching == "exact" and self.trainer.args.fast_generation
+        shares = fast and not self.trainer.in_lockstep and not self.trainer.args.torch_compile
+        model = self.trainer.accelerator.unwrap_model(self.trainer.model_wrapped)
+        if self.trainer.use_transformers_continuous_batching:
+            return forked_prefill(model) if shares else nullcontext()
+        return shared_prefill(model, shares, limits, self._kept)
 
     def _say_once(self, message: str) -> None:
         if message not in self._said:

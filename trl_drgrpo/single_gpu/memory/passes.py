@@ -1,12 +1,14 @@
 """One pass of a training step, run on a skeleton: training, scoring, generating. Each gives peaks of its segments."""
 
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
 
+from trl_drgrpo.features.fast_path.decoding.group_attention import group_attention_in
+from trl_drgrpo.single_gpu.memory.caches import group_cache, has_group_cache, plain_cache
 from trl_drgrpo.single_gpu.memory.ledger import Ledger
 from trl_drgrpo.single_gpu.memory.setup import Setup
 from trl_drgrpo.single_gpu.memory.shapes import Shape
@@ -172,27 +174,19 @@ def score(skeleton: Skeleton, setup: Setup, shape: Shape, adapters: bool) -> Pea
     return {"score": ledger.peaks["score"] + _input_bytes(inputs)}
 
 
-def _cache(skeleton: Skeleton, setup: Setup, length: int) -> Any:
-    """A cache that already holds the keys and values of `length` tokens of every row."""
-    from transformers import DynamicCache
-
-    config = skeleton.config
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    dtype = skeleton.precision.dtype or getattr(torch, setup.dtype)
-    cache = DynamicCache(config=config)
-    for layer in range(config.num_hidden_layers):
-        keys, values = (
-            torch.empty(setup.generated_rows, heads, length, size, dtype=dtype, device="meta") for _ in range(2)
-        )
-        cache.update(keys, values, layer)
-    return cache
-
-
 def cache_bytes(skeleton: Skeleton, setup: Setup) -> Peaks:
     """Keys and values of a whole generation batch."""
-    cache = _cache(skeleton, setup, setup.width)
-    return {"cache": sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)}
+    if not has_group_cache(skeleton, setup):
+        cache = plain_cache(skeleton, setup, setup.generated_rows, setup.width)
+        return {"cache": sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)}
+    cache = group_cache(plain_cache(skeleton, setup, _prompts(setup), setup.prompt), setup, setup.completion - 1)
+    held = ("prompt_keys", "prompt_values", "keys", "values")
+    return {"cache": sum(getattr(layer, name).nbytes for layer in cache.layers for name in held)}
+
+
+def _prompts(setup: Setup) -> int:
+    """Different prompts of a generation batch."""
+    return max(1, setup.generated_rows // setup.group)
 
 
 @torch.no_grad()
@@ -203,7 +197,8 @@ def generate(skeleton: Skeleton, setup: Setup) -> Peaks:
     model, rows = skeleton.model, setup.generated_rows
     _checkpoint(skeleton, False)
     shared = setup.exact and setup.fast_generation
-    prompts = max(1, rows // setup.group) if shared else rows
+    prompts = _prompts(setup) if shared else rows
+    groups = has_group_cache(skeleton, setup)
     long = {"dtype": torch.long, "device": "meta"}
     peaks = {}
     ids = torch.empty(prompts, setup.prompt, **long)
@@ -212,7 +207,7 @@ def generate(skeleton: Skeleton, setup: Setup) -> Peaks:
     with _run(skeleton, ids, positions) as ledger:
         ledger.mark("prompts")
         ledger._enter(mask)
-        cache = DynamicCache(config=skeleton.config)
+        cache: Any = DynamicCache(config=skeleton.config)
         out = model(
             input_ids=ids,
             attention_mask=mask,
@@ -224,15 +219,22 @@ def generate(skeleton: Skeleton, setup: Setup) -> Peaks:
         skeleton.precision.forget()
         ledger.mark("copies")
         del out
-        if prompts < rows:
+        copied = None
+        if groups:
+            tested = [torch.empty_like(each) for layer in cache.layers for each in (layer.keys, layer.values)]
+            copied = group_cache(cache, setup), tested  # by the first step, over a cache of each kind
+        elif prompts < rows:
             cache.batch_select_indices(torch.empty(rows, **long))
         peaks |= {name: ledger.peaks[name] for name in ("prompts", "copies")}
-        del cache
-    with _run(skeleton) as ledger:
+        del cache, copied
+    with _run(skeleton) as ledger, group_attention_in(model) if groups else nullcontext():
         ledger.mark("tokens")
         ids, positions = torch.empty(rows, 1, **long), torch.empty(rows, 1, **long)
-        mask = torch.empty(rows, 1, 1, setup.width, dtype=torch.bool, device="meta")
-        cache = _cache(skeleton, setup, setup.width - 1)
+        mask = None if groups else torch.empty(rows, 1, 1, setup.width, dtype=torch.bool, device="meta")
+        cache = plain_cache(skeleton, setup, prompts if groups else rows, setup.prompt if groups else setup.width - 1)
+        if groups:
+            cache = group_cache(cache, setup, setup.completion - 1)
+            torch.empty_like(cache.layers[-1].keys)  # the old one, while the last layer grows
         ledger._note()
         logits = model(
             input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True

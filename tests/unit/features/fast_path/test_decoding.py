@@ -6,8 +6,8 @@ from runs import train
 from transformers import GenerationConfig
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
-from trl_drgrpo.features.fast_path import decoding
-from trl_drgrpo.features.fast_path.decoding import shared_prefill
+from trl_drgrpo.features.fast_path.decoding import decoder, forwards
+from trl_drgrpo.features.fast_path.decoding.decoder import shared_prefill
 from trl_drgrpo.labs.check.tiny import tiny_model
 
 GREEDY = {"do_sample": False}
@@ -57,8 +57,9 @@ def test_the_same_tokens_from_the_same_seed(model, tokenizer, settings, prompts)
     assert "generate" not in vars(model)
 
 
-def test_each_prompt_runs_once_and_finished_rows_are_dropped(model, tokenizer):
+def test_each_prompt_runs_once_and_finished_rows_are_dropped(model, tokenizer, monkeypatch):
     model.eval()
+    monkeypatch.setitem(forwards._why_not, model, None)  # the model has been tested
     prompts = ["1+2="] * 8 + ["12345+3="] * 8
     _, _, ours = generate(model, tokenizer, prompts, True)
     _, _, stock = generate(model, tokenizer, prompts, False)
@@ -71,8 +72,9 @@ def test_each_prompt_runs_once_and_finished_rows_are_dropped(model, tokenizer):
     assert {size[0] for size in stock} == {16}
 
 
-def test_rows_are_kept_where_a_processor_knows_them_by_number(model, tokenizer):
+def test_rows_are_kept_where_a_processor_knows_them_by_number(model, tokenizer, monkeypatch):
     model.eval()
+    monkeypatch.setitem(forwards._why_not, model, None)
     _, _, sizes = generate(model, tokenizer, ["1+2="] * 8, True, repetition_penalty=1.3)
     assert sizes[0][0] == 1
     assert {size[0] for size in sizes[1:]} == {8}
@@ -85,7 +87,7 @@ def test_what_it_cannot_do_is_left_to_transformers(model, tokenizer, settings, m
     def never(*args, **kwargs):
         raise AssertionError
 
-    monkeypatch.setattr(decoding, "decode", never)
+    monkeypatch.setattr(decoder, "decode", never)
     model.eval()
     ours = generate(model, tokenizer, ["1+2="] * 4, True, **settings)[0]
     assert torch.equal(ours, generate(model, tokenizer, ["1+2="] * 4, False, **settings)[0])
@@ -120,7 +122,7 @@ def test_models_with_a_running_state_are_left_to_transformers(tokenizer, family,
     def never(*args, **kwargs):
         raise AssertionError
 
-    monkeypatch.setattr(decoding, "decode", never)
+    monkeypatch.setattr(decoder, "decode", never)
     sizes = {"vocab_size": len(tokenizer), "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
     extra = {
         "Mamba": {"state_size": 8},
@@ -164,7 +166,7 @@ def test_options_of_the_model_count_where_the_call_is_silent(model, tokenizer, m
     def never(*args, **kwargs):
         raise AssertionError
 
-    monkeypatch.setattr(decoding, "decode", never)
+    monkeypatch.setattr(decoder, "decode", never)
     model.generation_config.use_cache = False
     assert generate(model.eval(), tokenizer, ["1+2="] * 4, True)[0].shape[0] == 4
 

@@ -182,7 +182,28 @@ def test_in_lockstep_all_ranks_share_prompts_or_none(others, trainer, monkeypatc
     assert ("it refuses a block mask" in caplog.text) is (others != [None])
 
 
-@pytest.mark.parametrize("elsewhere", ["use_vllm", "use_transformers_continuous_batching", "in_lockstep"])
-def test_generation_is_trls_where_something_else_generates(elsewhere, trainer):
+@pytest.mark.parametrize("switch", [None, "args.fast_generation"])
+@pytest.mark.parametrize("elsewhere", ["use_vllm", "use_transformers_continuous_batching"])
+def test_generation_is_trls_where_something_else_generates(elsewhere, switch, trainer):
     setattr(trainer, elsewhere, True)
-    assert isinstance(trainer.fast_path.generating(), nullcontext)
+    trainer.args.fast_generation = switch is None
+    calls = []
+    trainer.model_wrapped = SimpleNamespace(
+        generate_batch=lambda inputs, generation_config: calls.append((inputs, generation_config.num_return_sequences))
+    )
+    with trainer.fast_path.generating():
+        config = SimpleNamespace(num_return_sequences=None)
+        trainer.model_wrapped.generate_batch([[1, 2]] * 4 + [[3, 4]] * 2, generation_config=config)
+    forks = elsewhere != "use_vllm" and switch is None
+    assert calls == ([([[1, 2], [1, 2], [3, 4]], 2)] if forks else [([[1, 2]] * 4 + [[3, 4]] * 2, None)])
+
+
+@pytest.mark.parametrize(("place", "value"), [("in_lockstep", True), ("args.fast_generation", False)])
+def test_generation_is_transformers_where_prompts_do_not_run_once(place, value, trainer):
+    *path, name = place.split(".")
+    setattr(trainer.args if path else trainer, name, value)
+    calls = []
+    trainer.model_wrapped = SimpleNamespace(generate=lambda **kwargs: calls.append(kwargs))
+    with trainer.fast_path.generating():
+        trainer.model_wrapped.generate(input_ids=1)
+    assert calls == [{"input_ids": 1}]

@@ -1,0 +1,33 @@
+"""Continuous batching of transformers: a prompt's completions fork from one prefill.
+
+TRL hands over the prompt of each completion by itself. Here equal prompts that follow each other become one request
+with `num_return_sequences`: transformers prefills all but its last token once, and each fork draws from
+there by itself.
+"""
+
+import copy
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import groupby
+from typing import Any
+
+from trl_drgrpo.upstream.swapping import swapped
+
+
+@contextmanager
+def forked_prefill(model: Any) -> Iterator[None]:
+    """Inside the block, `model.generate_batch` prefills each prompt once. Results come in the order of the inputs."""
+    generate_batch = model.generate_batch
+
+    def forking(inputs: list[list[int]], *args: Any, generation_config: Any = None, **kwargs: Any) -> Any:
+        size = math.gcd(*(len(list(equal)) for _, equal in groupby(inputs)))
+        asked = getattr(generation_config, "num_return_sequences", None) or 1
+        if args or generation_config is None or asked > 1 or size < 2 or min(map(len, inputs)) < 2:
+            return generate_batch(inputs, *args, generation_config=generation_config, **kwargs)
+        forked = copy.deepcopy(generation_config)
+        forked.num_return_sequences = size
+        return generate_batch(inputs[::size], generation_config=forked, **kwargs)
+
+    with swapped(model, generate_batch=forking):
+        yield

@@ -1,0 +1,213 @@
+"""Forwards of a decoding loop: the prompts, each once, then a token of each row, over one of two caches.
+
+The cache made for groups serves models whose attention can be exchanged and that pass a test: their first step over it
+gives the logits that a step over transformers' cache gives. The others go on with transformers' cache, a copy of their
+prompt per row. The prompts are kept as transformers left them until the first step has passed: changing over is free.
+"""
+
+import copy
+import logging
+from collections.abc import MutableMapping
+from contextlib import ExitStack
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from transformers import DynamicCache
+
+from trl_drgrpo.features.fast_path.decoding.group_attention import NOT_SERVED, Refused, group_attention_in
+from trl_drgrpo.features.fast_path.decoding.group_cache import GroupCache
+from trl_drgrpo.features.fast_path.decoding.prefixes import Prefixes
+
+logger = logging.getLogger(__name__)
+# How far logits of the first step may be apart, as a share of the largest (from their mean).
+AGREEMENT = {torch.float64: 1e-6, torch.float32: 1e-3}
+AGREEMENT_BELOW = 0.1  # of numbers with fewer bits
+# Of models that were tested: why they have no group cache.
+_why_not: MutableMapping[Any, str | None] = WeakKeyDictionary()
+
+
+class Forwards:
+    """The model in a decoding loop, and what it has come to.
+
+    Args:
+        model ([`~transformers.PreTrainedModel`]): Decoder-only.
+        input_ids (`torch.Tensor` of shape `(B, L)`, int64): Prompts, padded left. Equal rows are run once.
+        model_kwargs (`dict`): `attention_mask` and `position_ids` of shape `(B, L)`, `past_key_values` and the like.
+        most (`int`): Tokens that a row may write at most.
+        kept ([`Prefixes`], *optional*): What earlier generations left; what this one runs is added.
+
+    Attributes:
+        logits (`torch.Tensor` of shape `(B, V)`): What comes next behind the prompts.
+        can_drop (`bool`): Whether rows may leave.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        input_ids: torch.Tensor,
+        model_kwargs: dict[str, Any],
+        most: int,
+        kept: Prefixes | None = None,
+    ):
+        self._model, self._kwargs, self._most, self._kept = model, model_kwargs, most, kept
+        self._group_attention = ExitStack()
+        self._groups: GroupCache | None = None
+        self._prefilled: Any = None  # of each prompt once, until the first step has passed
+        self.can_drop = type(model_kwargs.get("past_key_values")) is DynamicCache  # rows of others cannot be selected
+        first = copies = None
+        if self.can_drop:
+            first, copies = equal_rows(input_ids, model_kwargs.get("attention_mask"))
+        ids, prompts = _select(input_ids, first), _select_rows(model_kwargs, first)
+        if kept and self.can_drop and (begun := kept.begin(model.config, ids, prompts.get("attention_mask"))):
+            prompts |= {"past_key_values": begun[0], "next_sequence_length": begun[1]}
+        outputs = model(
+            **model.prepare_inputs_for_generation(ids, is_first_iteration=True, **prompts), return_dict=True
+        )
+        self._kwargs["past_key_values"] = outputs.past_key_values
+        self.logits = _select(outputs.logits[:, -1].clone(), copies)  # those of whole prompts may go
+        if copies is not None:
+            self._prefilled, self._mask, self._prompts = outputs.past_key_values, prompts.get("attention_mask"), copies
+            self._prompt_ids = ids
+
+    def __enter__(self) -> "Forwards":
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        self._group_attention.close()
+
+    def keep(self, rows: torch.Tensor, ids: torch.Tensor) -> None:
+        """Only these rows of the batch go on. `ids`: tokens of all, prompts and what they wrote."""
+        going_on = set(rows.tolist())
+        self._leave([row for row in range(len(ids)) if row not in going_on], ids, copy=True)
+        self._kwargs = _select_rows(self._kwargs, rows)
+        if self._prefilled is not None:
+            self._prompts = self._prompts[rows]
+        elif self._groups is not None:
+            self._groups.keep(rows)
+        else:
+            self._kwargs["past_key_values"].batch_select_indices(rows)
+
+    def end(self, ids: torch.Tensor) -> None:
+        """All rows of the batch have ended."""
+        self._leave(list(range(len(ids))), ids, copy=False)
+
+    def _leave(self, rows: list[int], ids: torch.Tensor, copy: bool) -> None:
+        if self._kept is not None and self._groups is not None:
+            self._kept.add_rows(self._groups, rows, ids[:, self._prompt_ids.size(1) :], copy)
+
+    def step(self, ids: torch.Tensor) -> torch.Tensor:
+        """Runs the last token of each row. Returns `(n, V)`: what comes next."""
+        self._kwargs = _one_token_on(self._kwargs, with_mask=self._groups is None)
+        if self._prefilled is not None:
+            return self._first_step(ids)
+        return self._plain_step(ids, self._kwargs) if self._groups is None else self._group_step(ids)
+
+    def _plain_step(self, ids: torch.Tensor, model_kwargs: dict[str, Any]) -> torch.Tensor:
+        inputs = self._model.prepare_inputs_for_generation(ids, next_sequence_length=1, **model_kwargs)
+        return self._model(**inputs, return_dict=True).logits[:, -1]
+
+    def _group_step(self, ids: torch.Tensor) -> torch.Tensor:
+        return self._model(
+            input_ids=ids[:, -1:],
+            position_ids=self._kwargs["position_ids"][:, -1:],
+            past_key_values=self._groups,
+            use_cache=True,
+            return_dict=True,
+        ).logits[:, -1]
+
+    def _first_step(self, ids: torch.Tensor) -> torch.Tensor:
+        """The step that decides on the cache."""
+        prefilled, self._prefilled = self._prefilled, None
+        if _why_not.get(self._model) is None:
+            try:
+                return self._first_group_step(ids, prefilled)
+            except Refused as refusal:
+                _why_not[self._model] = str(refusal)
+                logger.warning("Completions do not share the cache of their prompt: %s.", refusal)
+                self._group_attention.close()
+                self._groups = None
+        prefilled.batch_select_indices(self._prompts)
+        return self._plain_step(ids, self._kwargs)
+
+    def _first_group_step(self, ids: torch.Tensor, prefilled: Any) -> torch.Tensor:
+        tested = self._model in _why_not
+        text = self._model.config.get_text_config(decoder=True)
+        if getattr(text, "attention_chunk_size", None):  # held like a window, but its beginning jumps
+            raise Refused("its attention is cut into chunks")
+        if self._kwargs.get("position_ids") is None:
+            raise Refused("it is not told positions")
+        rows, expected = (None, None) if tested else self._tested_rows(ids, prefilled)
+        self._group_attention.enter_context(group_attention_in(self._model))
+        try:
+            forgets = self._kept is None
+            self._groups = GroupCache(prefilled, self._prompts.tolist(), self._mask, self._most, forgets)
+            logits = self._group_step(ids)
+        except torch.OutOfMemoryError:
+            raise
+        except NOT_SERVED as error:
+            if tested or isinstance(error, Refused):
+                raise
+            raise Refused(f"{type(error).__name__}: {error}") from error
+        if expected is not None:
+            apart = (logits[rows].float() - expected).abs().max().item()
+            scale = (expected - expected.mean(dim=1, keepdim=True)).abs().max().item()
+            if not apart <= self._agreement() * scale:  # also when one of them is NaN
+                raise Refused(f"its logits differ by {apart:.1e}, of {scale:.1e}")
+            _why_not[self._model] = None
+        if self._kept is not None:
+            self._kept.add_prompts(self._groups, self._prompt_ids, self._mask)
+        prefilled.layers = []  # `generate` holds on to the cache itself
+        return logits
+
+    def _tested_rows(self, ids: torch.Tensor, prefilled: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """A row of each prompt, and its logits over transformers' cache."""
+        row_of = {prompt: row for row, prompt in reversed(list(enumerate(self._prompts.tolist())))}
+        rows = torch.tensor(list(row_of.values()), device=ids.device)
+        past = copy.deepcopy(prefilled)
+        past.batch_select_indices(self._prompts[rows])
+        model_kwargs = _select_rows(self._kwargs, rows) | {"past_key_values": past}
+        return rows, self._plain_step(ids[rows], model_kwargs).float()
+
+    def _agreement(self) -> float:
+        if getattr(self._model, "is_quantized", False):
+            return AGREEMENT_BELOW
+        layers: Any = self._groups.layers if self._groups else []
+        return max(AGREEMENT.get(layer.computes_in, AGREEMENT_BELOW) for layer in layers)
+
+
+def equal_rows(input_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """(U,) the first of each set of equal rows, and (B,) which of them each row is a copy of."""
+    both = input_ids if attention_mask is None else torch.cat([input_ids, attention_mask], dim=1)
+    first: list[int] = []
+    number: dict[tuple[int, ...], int] = {}
+    copies = []
+    for i, row in enumerate(both.tolist()):
+        key = tuple(row)
+        if key not in number:
+            number[key] = len(first)
+            first.append(i)
+        copies.append(number[key])
+    device = input_ids.device
+    return torch.tensor(first, device=device), torch.tensor(copies, device=device)
+
+
+def _one_token_on(model_kwargs: dict[str, Any], with_mask: bool) -> dict[str, Any]:
+    """The mask and the positions, one token longer."""
+    longer = dict(model_kwargs)
+    if with_mask and (mask := model_kwargs.get("attention_mask")) is not None:
+        longer["attention_mask"] = torch.cat([mask, mask.new_ones(len(mask), 1)], dim=1)
+    if (positions := model_kwargs.get("position_ids")) is not None:
+        longer["position_ids"] = positions[:, -1:] + 1
+    return longer
+
+
+def _select(values: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:
+    return values if rows is None else values[rows]
+
+
+def _select_rows(model_kwargs: dict[str, Any], rows: torch.Tensor | None) -> dict[str, Any]:
+    return {
+        key: _select(value, rows) if key in ("attention_mask", "position_ids") and value is not None else value
+        for key, value in model_kwargs.items()
+    }

@@ -1,0 +1,231 @@
+"""Keys and values of completions that share prompts: a prompt's once, a completion's in a buffer that grows in blocks.
+
+The cache takes over from a `DynamicCache` in which each prompt has been run once. Completions sit in a grid of P
+prompts and W places, as many as the prompt with most completions needs. A row that ends leaves by its index alone;
+when a quarter of the grid is empty, the others move together.
+
+`n` rows in the batch, `H` key-value heads of width `D`, `L` columns of the prompts, `T` tokens written since.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import Cache
+from transformers.cache_utils import CacheLayerMixin
+
+LAYER = "trl_drgrpo_layer"  # the attribute by which attention finds the layer of a key
+COMPACT_WHEN_EMPTY = 1 / 4  # moving the others copies once what a step reads
+BLOCK = 64  # columns that a buffer grows by at least
+
+
+class Grid:
+    """The places of the batch's rows.
+
+    Args:
+        prompts (`list[int]`), places (`list[int]`): For each row the number of its prompt, and its place there.
+        shape (`tuple[int, int]`): P and W.
+        device: Where the cache is.
+    """
+
+    def __init__(self, prompts: list[int], places: list[int], shape: tuple[int, int], device: Any):
+        self.prompts, self.places, self.shape = prompts, places, shape
+        slots = [prompt * shape[1] + place for prompt, place in zip(prompts, places, strict=True)]
+        self.slots = torch.tensor(slots, device=device)
+        self.is_full = slots == list(range(self.size))  # row by row, nothing to move
+        row_of = dict(zip(slots, range(len(slots)), strict=True))
+        self._rows = torch.tensor([row_of.get(slot, 0) for slot in range(self.size)], device=device)
+
+    @classmethod
+    def of(cls, prompts: list[int], number: int, device: Any) -> "Grid":
+        """The smallest grid for rows of so many prompts."""
+        taken = [0] * number
+        places = []
+        for prompt in prompts:
+            places.append(taken[prompt])
+            taken[prompt] += 1
+        return cls(prompts, places, (number, max(taken)), device)
+
+    @property
+    def size(self) -> int:
+        return self.shape[0] * self.shape[1]
+
+    def without(self, rows: list[int]) -> "Grid":
+        """The same grid with these rows of the batch alone."""
+        prompts, places = ([each[row] for row in rows] for each in (self.prompts, self.places))
+        return Grid(prompts, places, self.shape, self.slots.device)
+
+    def spread(self, rows: torch.Tensor) -> torch.Tensor:
+        """`(n, ...)` to `(P, W, ...)`; empty places get the first row."""
+        if not self.is_full:
+            rows = rows.index_select(0, self._rows)
+        return rows.view(*self.shape, *rows.shape[1:])
+
+    def gather(self, rows: torch.Tensor) -> torch.Tensor:
+        """`(P, W, ...)` to `(n, ...)`."""
+        rows = rows.flatten(0, 1)
+        return rows if self.is_full else rows.index_select(0, self.slots)
+
+
+@dataclass
+class Visible:
+    """What the newest token of each row sees in a layer.
+
+    Args:
+        prompt_keys (`(P * H, D, l)`), prompt_values (`(P * H, l, D)`): Of the prompts, `l <= L` columns.
+        own_keys, own_values (`(P * H * W, t, D)`): Of the completions, `t <= T`.
+        bias (`(P, 1, l)`, *optional*): What is added to scores: minus infinity at padding.
+    """
+
+    prompt_keys: torch.Tensor
+    prompt_values: torch.Tensor
+    own_keys: torch.Tensor
+    own_values: torch.Tensor
+    bias: torch.Tensor | None
+
+
+class GroupLayer(CacheLayerMixin):
+    """One layer of a [`GroupCache`].
+
+    Args:
+        prefilled ([`~transformers.cache_utils.DynamicLayer`]): The layer after the prompts; left as it is.
+        grid ([`Grid`]): Where the rows sit.
+        bias (`torch.Tensor` of shape `(P, 1, L)`, *optional*): Minus infinity at padding.
+        most (`int`): Tokens that a row may write at most.
+        forgets (`bool`): Whether tokens that no window reaches go.
+    """
+
+    is_sliding = False  # a window is seen to here
+    keys: Any  # (P, H, W, capacity, D), as values; `None` before the first token
+    values: Any
+
+    def __init__(self, prefilled: Any, grid: Grid, bias: torch.Tensor | None, most: int, forgets: bool = True):
+        super().__init__()
+        self.grid, self.bias, self.most, self.forgets = grid, bias, most, forgets
+        self.window: int | None = getattr(prefilled, "sliding_window", None)
+        self.length = prefilled.get_seq_length()  # L; a window may have left fewer columns
+        self.heads = prefilled.keys.size(1)
+        self.prompt_keys = prefilled.keys.flatten(0, 1).transpose(1, 2).contiguous()
+        self.prompt_values = prefilled.values.flatten(0, 1)
+        self.computes_in: torch.dtype | None = (
+            None  # what products with the keys come in: under autocast not their type
+        )
+        self.tokens = 0  # T
+        self.dropped = 0  # columns of the buffers that no window reaches back to
+        self.is_initialized = True
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """Nothing to do: it begins with the prompts."""
+
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Writes a token of each row; gives the token's own keys and values back, marked with this layer."""
+        if key_states.size(2) != 1:
+            raise ValueError("one token of each row at a time")
+        self._make_room(key_states, value_states)
+        column = self.tokens - self.dropped
+        buffers: Any = ((self.keys, key_states), (self.values, value_states))
+        for buffer, states in buffers:
+            buffer[:, :, :, column] = self.grid.spread(states[:, :, 0]).transpose(1, 2)
+            setattr(states, LAYER, self)
+        self.tokens += 1
+        return key_states, value_states
+
+    def _make_room(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        held = self.tokens - self.dropped
+        if self.keys is not None and held < self.keys.size(3):
+            return
+        window = self.window if self.forgets else None
+        first = max(self.dropped, self.tokens - window + 1) if window else self.dropped
+        kept = self.tokens - first
+        capacity = min(kept + max(BLOCK, kept // 2), max(self.most, kept + 1))
+        prompts, width = self.grid.shape
+        for name, states in (("keys", key_states), ("values", value_states)):
+            larger = states.new_empty(prompts, self.heads, width, capacity, states.size(3))
+            if kept:
+                larger[:, :, :, :kept] = getattr(self, name)[:, :, :, first - self.dropped : held]
+            setattr(self, name, larger)
+        self.dropped = first
+
+    def written(self, prompt: int, place: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """`(H, T, D)` each: keys and values of the tokens in a place, as far as they are held."""
+        held = self.tokens - self.dropped
+        return self.keys[prompt, :, place, :held], self.values[prompt, :, place, :held]
+
+    def visible(self) -> Visible:
+        """What the token sees that was written last."""
+        first = max(0, self.length + self.tokens - self.window) if self.window else 0  # column a window begins with
+        missing = self.length - self.prompt_values.size(1)
+        shared = max(0, first - missing)
+        own = slice(max(0, first - self.length - self.dropped), self.tokens - self.dropped)
+        return Visible(
+            self.prompt_keys[:, :, shared:],
+            self.prompt_values[:, shared:],
+            self.keys.flatten(0, 2)[:, own],
+            self.values.flatten(0, 2)[:, own],
+            None if self.bias is None else self.bias[:, :, missing + shared :],
+        )
+
+    def move(self, grid: Grid, prompts: torch.Tensor, places: torch.Tensor, bias: torch.Tensor | None) -> None:
+        """Makes `grid` the grid: its place `(p, w)` gets what `(prompts[p], places[p, w])` of the old one holds."""
+        if len(prompts) < self.grid.shape[0]:
+            of_prompt = self.grid.shape[0], self.heads
+            self.prompt_keys = self.prompt_keys.unflatten(0, of_prompt)[prompts].flatten(0, 1)
+            self.prompt_values = self.prompt_values.unflatten(0, of_prompt)[prompts].flatten(0, 1)
+        if self.keys is not None:
+            heads = torch.arange(self.heads, device=places.device)
+            index = prompts[:, None, None], heads[None, :, None], places[:, None, :]
+            self.keys, self.values = self.keys[index], self.values[index]
+        self.grid, self.bias = grid, bias
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.get_seq_length() + query_length, 0
+
+    def get_seq_length(self) -> int:
+        return self.length + self.tokens
+
+    def get_max_length(self) -> int:
+        return -1
+
+
+class GroupCache(Cache):
+    """Keys and values of rows that share prompts.
+
+    Args:
+        prefilled ([`~transformers.DynamicCache`]): Of the prompts, each once; left as it is.
+        prompts (`list[int]`): For each row of the batch the number of its prompt.
+        mask (`torch.Tensor` of shape `(P, L)`, *optional*): 0 at padding.
+        most (`int`): Tokens that a row may write at most.
+        forgets (`bool`): Whether tokens that no window reaches go.
+
+    Attributes:
+        grid ([`Grid`]): Where the rows sit.
+        origin (`list[int]`): The number that each prompt of the grid began with.
+    """
+
+    layers: Any
+
+    def __init__(self, prefilled: Any, prompts: list[int], mask: torch.Tensor | None, most: int, forgets: bool = True):
+        keys = prefilled.layers[0].keys
+        self.grid = Grid.of(prompts, len(keys), keys.device)
+        self.origin = list(range(len(keys)))
+        self.bias = None
+        if mask is not None and not mask.all():
+            self.bias = torch.zeros_like(mask, dtype=torch.float32).masked_fill_(mask == 0, -torch.inf)[:, None]
+        super().__init__(layers=[GroupLayer(each, self.grid, self.bias, most, forgets) for each in prefilled.layers])
+
+    def keep(self, rows: torch.Tensor) -> None:
+        """Only these rows of the batch go on, in this order."""
+        self.grid = self.grid.without(rows.tolist())
+        if len(rows) > (1 - COMPACT_WHEN_EMPTY) * self.grid.size:
+            for layer in self.layers:
+                layer.grid = self.grid
+            return
+        alive = sorted(set(self.grid.prompts))
+        grid = Grid.of([alive.index(prompt) for prompt in self.grid.prompts], len(alive), rows.device)
+        places = torch.zeros(grid.shape, dtype=torch.long)  # empty places get what the first one holds
+        places[grid.prompts, grid.places] = torch.tensor(self.grid.places)
+        prompts, places = torch.tensor(alive, device=rows.device), places.to(rows.device)
+        self.bias = None if self.bias is None else self.bias[prompts]
+        for layer in self.layers:
+            layer.move(grid, prompts, places, self.bias)
+        self.grid, self.origin = grid, [self.origin[prompt] for prompt in alive]
