@@ -70,6 +70,7 @@ class StepEnd:
         # Of a single token decoders drop a space: a separator that ends in one is looked for behind every token.
         self._closing = lasts | {"\r", REPLACEMENT} if lasts and " " not in lasts else None
         self._can_close: dict[int, bool] = {}
+        self._letter = tokenizer.encode("z", add_special_tokens=False)[-1]
 
     def _may_close(self, token: int) -> bool:
         """Whether a separator may be complete with this token: without its last character it is not."""
@@ -89,5 +90,6 @@ class StepEnd:
         ids = list(token_ids)
         if not any(map(self._may_close, ids[-new:])):
             return None
-        end = self.segmenter([*ids, ids[0]], self.tokenizer).ends[0] + 1  # one more: the last step is never complete
+        # One more token: the last step is never complete. A letter, which no line break in front of it goes on with.
+        end = self.segmenter([*ids, self._letter], self.tokenizer).ends[0] + 1
         return end if end <= len(ids) else None
