@@ -130,14 +130,15 @@ def pack_length(rows: Sequence[Row], pack: Pack) -> int:
 
 
 def pack_pairs(rows: Sequence[Row], pack: Pack) -> float:
-    """Query-key pairs of a pack whose branches attend apart, and what blocks cost besides. A chain is causal."""
+    """Query-key pairs of a pack whose branches attend apart, and what blocks cost besides: at most as many as without
+    blocks. A chain is causal."""
     if len(pack) == 1:
         return (rows[pack[0]].prompt_length + rows[pack[0]].own_length) ** 2 / 2
     pairs, previous = rows[pack[0]].prompt_length ** 2 / 2, ()
     for row in sorted((rows[i] for i in pack), key=lambda row: row.inputs):
         pairs += _branch_pairs(row, row.own_length - shared_length(previous, row.inputs))
         previous = row.inputs
-    return pairs
+    return min(pairs, pack_length(rows, pack) ** 2)
 
 
 def _branch_pairs(row: Row, tokens: int) -> int:
@@ -254,7 +255,7 @@ def _cheapest_cut(
             branches += _branch_pairs(rows[row], own)
             width = costs.width(length)
             if width <= widest or end - start == 1:
-                pairs = length**2 / 2 if end - start == 1 else prompt + branches
+                pairs = length**2 / 2 if end - start == 1 else min(prompt + branches, length**2)
                 options.append((best[start][0] + width + costs.of_attention(width, pairs), start))
         best.append(min(options))
     packs, end = [], len(order)

@@ -77,8 +77,7 @@ def _attended(
         queries, keys, values = (each.split([*sizes, width - sum(sizes)], dim=2) for each in pack)
         attended = []
         for number, (block, mask) in enumerate(blocks):
-            columns = (*block.path, number)
-            seen, content = (torch.cat([each[one] for one in columns], dim=2) for each in (keys, values))
+            seen, content = (_gathered(each, (*block.path, number)) for each in (keys, values))
             causal = mask is None
             attended.append(
                 scaled_dot_product_attention(queries[number], seen, content, mask, dropout_p, causal, **named)
@@ -86,3 +85,7 @@ def _attended(
         attended.append(values[-1])  # padding sees itself
         packs_attended.append(torch.cat([each.transpose(1, 2) for each in attended], dim=1))  # as the kernel lays out
     return torch.cat(packs_attended).transpose(1, 2)
+
+
+def _gathered(parts: Sequence[torch.Tensor], numbers: Sequence[int]) -> torch.Tensor:
+    return torch.cat([parts[number] for number in numbers], dim=2) if len(numbers) > 1 else parts[numbers[0]]

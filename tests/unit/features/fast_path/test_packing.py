@@ -195,6 +195,17 @@ def test_eager_attention_may_not(tokenizer):
     assert "'eager'" in why_not_shared(model, log_probs_of(model))
 
 
+def test_the_self_test_runs_branches_apart(tokenizer):
+    model, blocks = tiny_model(tokenizer), []
+
+    def watching(packed):
+        blocks.extend(getattr(packed.attention_mask, "blocks", []))
+        return forward(model, packed)
+
+    assert why_not_shared(model, watching) is None
+    assert len(blocks[0]) > 2
+
+
 def test_the_self_test_sees_a_model_that_ignores_the_mask(tokenizer):
     model = tiny_model(tokenizer)
 

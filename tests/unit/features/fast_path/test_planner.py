@@ -139,10 +139,13 @@ def test_shared_prefixes_count_once_and_packs_are_the_cheapest_of_two_orders(gro
 
 
 def test_pairs_of_branches_that_attend_apart():
-    rows = [of("a", 10, (1, 2, 3, 4, 5)), of("a", 10, (1, 2, 6, 7)), of("a", 10, (1, 2, 3, 4, 5))]
-    assert pack_pairs(rows, (0,)) == 14**2 / 2  # a chain is causal
-    # the prompt; four tokens, and what a block costs for each of its keys; one token more, at depth 13
-    assert pack_pairs(rows, (0, 1, 2)) == 10**2 / 2 + (4 + KEY_COST) * 14 + (1 + KEY_COST) * 13
+    tokens = tuple(range(500))
+    rows = [of("a", 1000, tokens), of("a", 1000, (*tokens[:200], *range(1000, 1101))), of("a", 1000, tokens)]
+    assert pack_pairs(rows, (0,)) == 1499**2 / 2  # a chain is causal
+    # the prompt; 499 tokens, and what a block costs for each of its keys; 100 behind the 200 they share
+    assert pack_pairs(rows, (0, 1, 2)) == 1000**2 / 2 + (499 + KEY_COST) * 1499 + (100 + KEY_COST) * 1300
+    short = [of("a", 10, (1, 2, 3)), of("a", 10, (4, 5, 6))]
+    assert pack_pairs(short, (0, 1)) == 14**2  # one block
 
 
 def test_long_completions_share_a_prompt_where_branches_attend_apart():
