@@ -253,7 +253,7 @@ def test_the_watch_over_movement_is_counted():
 def test_completions_at_their_limit_behind_one_prompt():
     # 2 prompts, 4 completions each: packs of 96 + 4 * (12 - 1) tokens, both in the only micro-batch
     setup = Setup(device="cpu", prompt=96, completion=12, batch=4, accumulation=2, steps_per_generation=2, group=4)
-    assert trained_shapes(qwen(), setup) == (Shape(2, 140, 96, 96, 8 * 108, masked=True),)
+    assert trained_shapes(qwen(), setup) == (Shape(2, 140, 96, 96, 8 * 108, masked=True, apart=(280, 12320)),)
     alone = replace(setup, share_prompts=False)
     assert trained_shapes(qwen(), alone) == (Shape(4, 107, 48, 48, 4 * 108, masked=False, later=True),)
 

@@ -7,12 +7,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from trl_drgrpo.features.fast_path.tree_mask import attends_apart
 from trl_drgrpo.single_gpu.memory.ledger import Ledger
 from trl_drgrpo.single_gpu.memory.setup import Setup
 from trl_drgrpo.single_gpu.memory.shapes import Shape
 from trl_drgrpo.single_gpu.memory.skeleton import Skeleton
-from trl_drgrpo.single_gpu.memory.stand_ins import GATHERED, FusedHead
+from trl_drgrpo.single_gpu.memory.stand_ins import APART, FusedHead
 
 Peaks = dict[str, int]  # per segment, in bytes
 
@@ -44,16 +43,17 @@ def _hidden(skeleton: Skeleton, setup: Setup, inputs: Any) -> torch.Tensor:
     return out[:, :-1].reshape(rows * (width - 1), -1)
 
 
-def _inputs(shape: Shape, setup: Setup) -> dict[str, Any]:
+def _inputs(shape: Shape) -> dict[str, Any]:
     packs, width = shape.packs, shape.width
     long = {"dtype": torch.long, "device": "meta"}
     mask = torch.empty(packs, 1, width, width, dtype=torch.bool, device="meta") if shape.masked else None
-    if mask is not None and setup.exact and attends_apart(setup.device):
-        setattr(mask, GATHERED, shape.padded)  # a row sees its prompt and itself
+    if mask is not None:
+        setattr(mask, APART, shape.apart)
     return {
         "ids": torch.empty(packs, width, **long),
         "positions": torch.empty(packs, width, **long),
         "mask": mask,
+        "blocks": torch.empty(shape.apart[1], dtype=torch.bool, device="meta") if shape.apart else None,
         "scored": torch.empty(shape.scored, **long),
         "layout": torch.empty(shape.layout, **long),
         "padded": torch.empty(6, shape.padded, **long),
@@ -79,7 +79,7 @@ def train(skeleton: Skeleton, setup: Setup, shape: Shape) -> Peaks:
     trained = [p for p in model.parameters() if p.requires_grad]
     for parameter in trained:  # those of earlier micro-batches; they are counted where the phase is put together
         parameter.grad = torch.empty_like(parameter) if shape.later else None
-    inputs = _inputs(shape, setup)
+    inputs = _inputs(shape)
     hooks = _follow_embeddings(model, setup)
     layers = skeleton.layers
     with _run(skeleton, *inputs.values()) as ledger:
@@ -167,7 +167,7 @@ def _mark_backward(layers: nn.ModuleList, ledger: Ledger) -> list[Any]:
 def score(skeleton: Skeleton, setup: Setup, shape: Shape, adapters: bool) -> Peaks:
     """Forward of one micro-batch without gradient."""
     _checkpoint(skeleton, False)
-    inputs = _inputs(shape, setup)
+    inputs = _inputs(shape)
     skeleton.adapters(enabled=adapters)
     with _run(skeleton, *inputs.values()) as ledger:
         ledger.mark("score")

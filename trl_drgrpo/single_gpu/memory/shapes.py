@@ -18,7 +18,17 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from trl_drgrpo.features.fast_path.planner import Budget, Costs, MicroBatch, Row, pack_length, plan_window
+from trl_drgrpo.features.fast_path.blocks import cut_into_blocks
+from trl_drgrpo.features.fast_path.planner import (
+    Budget,
+    Costs,
+    MicroBatch,
+    Pack,
+    Row,
+    pack_length,
+    plan_window,
+    shared_length,
+)
 from trl_drgrpo.features.fast_path.sharing import attention_pair_cost, forward_cost
 from trl_drgrpo.features.fast_path.tree_mask import attends_apart
 from trl_drgrpo.features.fast_path.window import windows
@@ -39,6 +49,8 @@ class Shape:
         padded (`int`): Rows times their longest prompt and completion, as TRL hands them over.
         masked (`bool`): Whether there is a mask of `(packs, 1, width, width)`.
         later (`bool`): Whether gradients of an earlier micro-batch of the step are there when it runs.
+        apart (`tuple[int, int]`, *optional*): Where branches attend apart: tokens whose keys and values are copied for
+            blocks, and query-key pairs of the blocks' masks.
     """
 
     packs: int
@@ -48,6 +60,7 @@ class Shape:
     padded: int
     masked: bool
     later: bool = False
+    apart: tuple[int, int] | None = None
 
     def exceeds(self, other: "Shape") -> bool:
         """Whether it needs at least what the other one needs, in every tensor; of two that are alike, one does."""
@@ -58,7 +71,8 @@ class Shape:
     @property
     def _sizes(self) -> tuple[int, ...]:
         tokens = self.packs * self.width
-        return tokens, tokens * self.width * self.masked, self.scored, self.layout, self.padded, self.later
+        mask, apart = tokens * self.width * self.masked, self.apart or (0, 0)
+        return tokens, mask, self.scored, self.layout, self.padded, self.later, *apart
 
 
 def shares_prompts(config: Any, setup: Setup) -> bool:
@@ -180,4 +194,33 @@ def _shape(rows: list[Row], batch: MicroBatch, costs: Costs, later: bool) -> Sha
     masked = any(len(pack) > 1 for pack in batch)
     # A prefix that rows share is scored once; each row's last token is none of its inputs.
     scored = sum(pack_length(rows, pack) - rows[pack[0]].prompt_length + len(pack) for pack in batch)
-    return Shape(len(batch), width, scored, layout, padded, masked, later)
+    apart = _apart(rows, batch) if costs.apart and costs.share_prompts else None
+    return Shape(len(batch), width, scored, layout, padded, masked, later, apart)
+
+
+def _apart(rows: list[Row], batch: MicroBatch) -> tuple[int, int]:
+    copied = pairs = 0
+    for pack in batch if any(len(pack) > 1 for pack in batch) else []:
+        blocks = cut_into_blocks(_ends(rows, pack))
+        for block in blocks:
+            seen = block.size + sum(blocks[number].size for number in block.path)
+            copied += seen if block.path else 0
+            pairs += 0 if block.chain and not block.path else block.size * seen
+    return copied, pairs
+
+
+def _ends(rows: list[Row], pack: Pack) -> list[int]:
+    """For each token of a pack, where those that follow it end."""
+    prompt, previous = rows[pack[0]].prompt_length, ()
+    ends, path = [0] * prompt, list(range(prompt))
+    for row in sorted((rows[i] for i in pack), key=lambda row: row.inputs):
+        depth = prompt + shared_length(previous, row.inputs)
+        for place in path[depth:]:
+            ends[place] = len(ends)
+        own = row.own_length - depth + prompt
+        path[depth:] = range(len(ends), len(ends) + own)
+        ends += [0] * own
+        previous = row.inputs
+    for place in path:
+        ends[place] = len(ends)
+    return ends

@@ -118,7 +118,7 @@ class _Grouped(torch.autograd.Function):
         )
 
 
-GATHERED = "gathered"  # attribute of a mask: tokens whose keys and values are copied for blocks that attend apart
+APART = "apart"  # attribute of a mask: as in `Shape`
 
 
 def attend(
@@ -137,21 +137,23 @@ def attend(
     Queries are `(B, heads, n, head_dim)`; keys and values may have fewer heads. PyTorch turns a boolean mask into
     numbers first. Where branches attend apart, each block keeps the keys and values it gathered, and its output.
     """
-    gathered = getattr(attn_mask, GATHERED, 0)
+    copied, pairs = getattr(attn_mask, APART, None) or (0, None)
+    if pairs is not None:
+        attn_mask = query.new_empty(pairs)
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         attn_mask = torch.empty_like(attn_mask, dtype=query.dtype)
-    return _Attention.apply(query, key, value, attn_mask, device, gathered)  # type: ignore[return-value]
+    return _Attention.apply(query, key, value, attn_mask, device, copied)  # type: ignore[return-value]
 
 
 class _Attention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, query: Any, key: Any, value: Any, mask: Any, device: str, gathered: int) -> torch.Tensor:
+    def forward(ctx: Any, query: Any, key: Any, value: Any, mask: Any, device: str, copied: int) -> torch.Tensor:
         batch, heads, n, _ = query.shape
         out = query.new_empty(batch, n, heads, value.size(-1)).transpose(1, 2)
         log_sums = query.new_empty(batch, heads, n, dtype=torch.float32)
         ctx.device = device
-        copies = [each.new_empty(gathered, heads, each.size(-1)) for each in (key, value)] if gathered else []
-        copies += [torch.empty_like(out)] if gathered else []
+        copies = [each.new_empty(copied, heads, each.size(-1)) for each in (key, value)] if copied else []
+        copies += [torch.empty_like(out)] if copied else []
         ctx.save_for_backward(query, key, value, mask, out, log_sums, *copies)
         return out
 

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from trl_drgrpo.features.fast_path.blocks import KEY_COST
 from trl_drgrpo.features.fast_path.planner import (
+    EVENNESS,
     Budget,
     Costs,
     Row,
@@ -122,7 +123,7 @@ def test_shared_prefixes_count_once_and_packs_are_the_cheapest_of_two_orders(gro
         width = 3 + len({rows[i].completion[:k] for i in pack for k in range(1, len(rows[i].completion))})
         assert pack_length(rows, pack) == width
         width = share.width(width)
-        return width + pair * (pack_pairs(rows, pack) if apart else width**2)
+        return width + pair * (pack_pairs(rows, pack) + EVENNESS * width**2 if apart else width**2)
 
     orders = [
         sorted(range(len(rows)), key=lambda i: -len(group[i])),
@@ -152,7 +153,7 @@ def test_long_completions_share_a_prompt_where_branches_attend_apart():
     # a block mask of all eight has (300 + 8 * 399)^2 pairs, which cost as much as 12,000 tokens; apart, 22% of them
     rows = [Row("a", 300, 400) for _ in range(8)]
     plans = [plan_window(rows, 1, Budget(8, 1300), Costs(1e-3, share_prompts=True, apart=each)) for each in (0, 1)]
-    assert [len(plan[0]) for plan in plans] == [4, 1]
+    assert len(plans[1][0]) < len(plans[0][0])
 
 
 def test_siblings_stand_together_where_a_group_is_cut():
