@@ -19,7 +19,7 @@ from transformers import logging as transformers_logging
 
 from trl_drgrpo.features.fast_path.decoding.decoder import shared_prefill
 from trl_drgrpo.features.fast_path.packing import pack_rows
-from trl_drgrpo.features.fast_path.sharing import MASKED_ATTENTION_SLOWDOWN, attention_pair_cost, forward_cost
+from trl_drgrpo.features.fast_path.sharing import attention_pair_cost, forward_cost
 from trl_drgrpo.single_gpu.memory import Planner
 from trl_drgrpo.single_gpu.memory.setup import from_keys
 
@@ -182,13 +182,13 @@ def costs(device, small, line):
     tokens = torch.tensor([[1.0, n, n * n] for n in best], dtype=torch.float64)
     seconds = torch.tensor(list(best.values()), dtype=torch.float64).unsqueeze(1)
     fixed, each, pair = torch.linalg.lstsq(tokens / seconds, torch.ones_like(seconds)).solution.squeeze(1).tolist()
-    assumed = attention_pair_cost(model.config)
+    assumed = attention_pair_cost(model.config, device)
     line(
         {
             "forward_cost_tokens": fixed / each,
             "assumed_forward_cost": forward_cost(device),
-            "masked_attention_slowdown": pair / each / assumed * MASKED_ATTENTION_SLOWDOWN,
-            "assumed_slowdown": MASKED_ATTENTION_SLOWDOWN,
+            "pair_cost_tokens": pair / each,
+            "assumed_pair_cost": assumed,
         }
     )
 

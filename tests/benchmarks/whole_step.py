@@ -20,7 +20,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 import torch
 import transformers
 from datasets import Dataset
-from fast_path import STOCK
+from fast_path import KINDS
 from generation import GROUP, small_model
 from transformers import PrinterCallback, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
@@ -55,7 +55,7 @@ def step(ours, prompt, completion):
     with tempfile.TemporaryDirectory() as folder:
         config = (DrGRPOConfig if ours else GRPOConfig)(
             output_dir=folder,
-            **({} if ours else STOCK),
+            **({} if ours else KINDS["stock"][2]),
             per_device_train_batch_size=GROUP,
             gradient_accumulation_steps=PROMPTS,
             num_generations=GROUP,

@@ -430,7 +430,7 @@ def test_a_truncated_row_that_is_masked_is_recorded_as_such(settings, prompts, t
 def test_a_run_that_forks_records_its_trees(settings, prompts, tokenizer):
     forked = {"forks": 2, "fork_depth": 2, "num_generations": 8, "step_separator": ["tokens:2"]}
     run(settings, prompts, tokenizer, record_groups=-1, max_steps=1, per_device_train_batch_size=8, **forked)
-    assert read(settings, "run.json")["objective"]["fork_depth"] == 2
+    assert read(settings, "run.json")["settings"]["fork_depth"] == 2
     groups = read(settings, "completions.jsonl")
     assert {tuple(group["forks"]) for group in groups} == {(2, 2)}
     report = report_contents([read_run(settings["output_dir"])])

@@ -12,6 +12,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
 from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.features.fast_path import blocks, tree_mask
 from trl_drgrpo.features.fast_path.feature import FastPath
 from trl_drgrpo.labs.check.record import LONG_PROMPTS, PROMPTS, completion_reward, record
 from trl_drgrpo.labs.check.tiny import tiny_model
@@ -20,6 +21,21 @@ from trl_drgrpo.labs.check.tiny import tiny_model
 @pytest.fixture(autouse=True)
 def watching():
     Watching.plans_seen = []
+
+
+@pytest.fixture
+def blocks_cut(monkeypatch):
+    """How many blocks each pack was cut into, where they cost nothing but their pairs."""
+    found = []
+    for cost in ("KEY_COST", "BLOCK_COST"):
+        monkeypatch.setattr(blocks, cost, 0)
+
+    def cut(ends):
+        found.append(blocks.cut_into_blocks(ends))
+        return found[-1]
+
+    monkeypatch.setattr(tree_mask, "cut_into_blocks", cut)
+    return found
 
 
 SETTINGS = {
@@ -73,7 +89,7 @@ def test_gradients_are_those_of_stock_trl(settings, lora):
         for kl, lora, checkpointing in product([False, True], repeat=3)
     ],
 )
-def test_gradients_are_those_of_stock_trl_when_prompts_are_shared(settings, lora, checkpointing):
+def test_gradients_are_those_of_stock_trl_when_prompts_are_shared(settings, lora, checkpointing, blocks_cut):
     settings = {
         **settings,
         "per_device_train_batch_size": 8,
@@ -85,6 +101,7 @@ def test_gradients_are_those_of_stock_trl_when_prompts_are_shared(settings, lora
     ours = gradients(Watching, settings, lora=lora, prompts=LONG_PROMPTS)
     assert difference(ours, gradients(GRPOTrainer, settings, lora=lora, prompts=LONG_PROMPTS)) <= EXACT
     assert any(len(pack) > 1 for plan in Watching.plans_seen for pack in plan["packs"])
+    assert any(len(each) > 2 for each in blocks_cut)
 
 
 def test_float32_with_trls_own_head():
@@ -124,12 +141,13 @@ def forked_rollouts(prompts, trainer):
 
 
 @pytest.mark.parametrize("plain_head", [True, False])
-def test_forks_have_the_gradients_of_stock_trl(plain_head):
+def test_forks_have_the_gradients_of_stock_trl(plain_head, blocks_cut):
     arguments = {"trainer_arguments": {"rollout_func": forked_rollouts}, "plain_head": plain_head}
     settings = {"steps_per_generation": 4, "num_iterations": 2}
     ours = gradients(Watching, settings, **arguments)
     assert difference(ours, gradients(GRPOTrainer, settings, **arguments)) <= (EXACT if plain_head else 1e-5)
     assert any(len(pack) > 1 for plan in Watching.plans_seen for pack in plan["packs"])
+    assert any(len(block.path) > 1 for each in blocks_cut for block in each)
 
 
 @pytest.mark.parametrize("credit", ["return_to_go", "min_to_go"])

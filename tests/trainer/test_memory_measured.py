@@ -101,6 +101,7 @@ ONE_MICRO_BATCH = [
     pytest.param((96, 12, 8, 4, 2), {}, id="1 long prompt", marks=slow),
     pytest.param((96, 12, 8, 4, 2), {"gradient_checkpointing": True}, id="checkpointing", marks=slow),
     pytest.param((24, 64, 8, 4, 2), {}, id="1 short prompt", marks=slow),
+    pytest.param((192, 128, 8, 4, 2), {}, id="branches apart", marks=slow),
 ]
 
 

@@ -70,7 +70,7 @@ class StepEnd:
         # Of a single token decoders drop a space: a separator that ends in one is looked for behind every token.
         self._closing = lasts | {"\r", REPLACEMENT} if lasts and " " not in lasts else None
         self._can_close: dict[int, bool] = {}
-        self._letter = tokenizer.encode("z", add_special_tokens=False)[-1]
+        self._letter = next(i for i in range(len(tokenizer)) if tokenizer.decode([i]).isalnum())
 
     def _may_close(self, token: int) -> bool:
         """Whether a separator may be complete with this token: without its last character it is not."""

@@ -12,15 +12,14 @@ from torch import nn
 from transformers import Gemma2Config, GPT2Config, LlamaConfig, Qwen2Config, Qwen2VLConfig, Qwen3MoeConfig
 
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.features.fast_path.planner import Budget, Costs, Row, plan_window, processed_tokens
-from trl_drgrpo.features.fast_path.sharing import attention_pair_cost, forward_cost
+from trl_drgrpo.features.fast_path.planner import Budget, Row, plan_window
 from trl_drgrpo.single_gpu.memory import Adapter, Planner, Setup, estimate, parse_memory, passes
 from trl_drgrpo.single_gpu.memory.devices import CARDS, find_card
 from trl_drgrpo.single_gpu.memory.host import host_phases
 from trl_drgrpo.single_gpu.memory.ledger import Ledger
 from trl_drgrpo.single_gpu.memory.phases import Phases
 from trl_drgrpo.single_gpu.memory.setup import from_keys
-from trl_drgrpo.single_gpu.memory.shapes import Shape, scored_shapes, shares_prompts, trained_shapes
+from trl_drgrpo.single_gpu.memory.shapes import Shape, _costs, _shape, scored_shapes, shares_prompts, trained_shapes
 from trl_drgrpo.single_gpu.memory.sizes import parse_margin, readable
 from trl_drgrpo.single_gpu.memory.skeleton import build
 from trl_drgrpo.single_gpu.memory.stand_ins import HEAD_TOKENS, HEAD_VOCABULARY, FourBitLinear, FusedHead
@@ -301,7 +300,7 @@ def test_the_watch_over_movement_is_counted():
 def test_completions_at_their_limit_behind_one_prompt():
     # 2 prompts, 4 completions each: packs of 96 + 4 * (12 - 1) tokens, both in the only micro-batch
     setup = Setup(device="cpu", prompt=96, completion=12, batch=4, accumulation=2, steps_per_generation=2, group=4)
-    assert trained_shapes(qwen(), setup) == (Shape(2, 140, 96, 96, 8 * 108, masked=True),)
+    assert trained_shapes(qwen(), setup) == (Shape(2, 140, 96, 96, 8 * 108, masked=True, apart=(280, 12320)),)
     alone = replace(setup, share_prompts=False)
     assert trained_shapes(qwen(), alone) == (Shape(4, 107, 48, 48, 4 * 108, masked=False, later=True),)
 
@@ -315,14 +314,14 @@ def test_models_that_cannot_share_prompts_are_planned_without():
 
 @given(st.data())
 def test_no_window_holds_more_than_planned(data):
-    """Whatever lengths a generation holds: no micro-batch has more tokens than the largest planned one, but for what
-    lies between the kinds of windows that are tried."""
+    """Whatever lengths and forks a generation holds: no micro-batch has a larger mask than the largest planned one,
+    nor more tokens, in all or to score, but for what lies between the kinds of windows that are tried."""
     group, batch = data.draw(st.sampled_from([2, 4, 8])), data.draw(st.sampled_from([2, 4, 8]))
     slots = data.draw(st.sampled_from([n for n in (1, 2, 4, 8) if batch * n % group == 0]))
     prompt, completion = data.draw(st.integers(64, 300)), data.draw(st.integers(64, 300))
     config = qwen()
     setup = Setup(
-        device="cpu",
+        device=data.draw(st.sampled_from(["cpu", "cuda"])),
         prompt=prompt,
         completion=completion,
         batch=batch,
@@ -333,12 +332,36 @@ def test_no_window_holds_more_than_planned(data):
     rows = []
     for number in range(batch * slots // group):
         own = data.draw(st.integers(prompt // 4, prompt))
-        rows += [Row(number, own, data.draw(st.integers(1, completion))) for _ in range(group)]
+        shared = data.draw(st.integers(0, completion))  # two rows each have so many tokens in common
+        for i in range(group):
+            length = data.draw(st.integers(1, completion))
+            tokens = (-(i // 2) - 1,) * min(shared, length) + (i,) * (length - min(shared, length))
+            rows.append(Row(number, own, length, completion=tokens))
     budget = Budget(batch, max(r.prompt_length for r in rows) + max(r.completion_length for r in rows))
-    costs = Costs(attention_pair_cost(config), forward_cost("cpu"), share_prompts=True)
-    planned = max(shape.packs * shape.width for shape in trained_shapes(config, setup))
+    costs = _costs(config, setup)
+    planned = trained_shapes(config, setup)
+    most, largest, scored = (max(each) for each in zip(*(sizes(shape) for shape in planned), strict=True))
     for micro_batch in plan_window(rows, slots, budget, costs):
-        assert processed_tokens(rows, micro_batch, costs) <= 1.05 * planned
+        tokens, mask, to_score = sizes(_shape(rows, micro_batch, costs, later=False))
+        assert tokens <= 1.15 * most
+        assert mask <= largest
+        assert to_score <= 1.15 * scored
+
+
+def sizes(shape):
+    """Tokens, query-key pairs of the mask, and tokens to score."""
+    tokens = shape.packs * shape.width
+    return tokens, tokens * shape.width * shape.masked, shape.scored
+
+
+def test_masks_of_forks_are_planned_for():
+    """Completions in families of two with most of their tokens in common: packs of them are wide, and few."""
+    setup = Setup(prompt=66, completion=287, batch=2, accumulation=2, steps_per_generation=2, group=4)
+    rows = [Row(0, 66, 287, completion=(-(i // 2) - 1,) * 260 + (i,) * 27) for i in range(4)]
+    costs = _costs(qwen(), setup)
+    plan = plan_window(rows, 2, Budget(2, setup.width), costs)
+    mask = max(sizes(_shape(rows, batch, costs, later=False))[1] for batch in plan)
+    assert 0 < mask <= max(sizes(shape)[1] for shape in trained_shapes(qwen(), setup))
 
 
 def test_rows_that_are_scored_before_any_is_left_out():

@@ -28,6 +28,7 @@ from trl_drgrpo.features.fast_path.sharing import (
     rope_depends_on_width,
     why_not_shared,
 )
+from trl_drgrpo.features.fast_path.tree_mask import attends_apart
 from trl_drgrpo.features.fast_path.window import PLAN, Window, rows_of, windows
 from trl_drgrpo.upstream.batch_rows import unknown_keys
 from trl_drgrpo.upstream.batches import CreditedBatch, ScoredTokens, TokenBatch
@@ -154,11 +155,13 @@ class FastPath(Feature):
         """Cost model for the plans of a model; the policy by default. A reference may be made otherwise."""
         model = self.trainer.model if model is None else model
         if id(model) not in self._costs:
+            device = self.trainer.accelerator.device.type
             self._costs[id(model)] = Costs(
-                pair=attention_pair_cost(model.config),
-                forward=forward_cost(self.trainer.accelerator.device.type),
+                pair=attention_pair_cost(model.config, device),
+                forward=forward_cost(device),
                 share_prompts=self.trainer.args.share_prompts and self._can_share_prompts(model),
                 multiple=self._multiple,
+                apart=attends_apart(device),
             )
         return self._costs[id(model)]
 

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from trl_drgrpo.features.fast_path.planner import MicroBatch, shared_length
+from trl_drgrpo.features.fast_path.tree_mask import TreeMask, attends_apart
 
 IGNORED = -100  # the label that TRL's head leaves out
 
@@ -34,7 +35,8 @@ class Packed:
 
     Args:
         input_ids (`torch.Tensor` of shape `(N, W)`, int64): Tokens of N packs, padded on the right.
-        attention_mask (`torch.Tensor`): `(N, W)` of ones, or `(N, 1, W, W)` bool where a pack has branches.
+        attention_mask (`torch.Tensor`): `(N, W)` of ones, or `(N, 1, W, W)` bool where a pack has branches; a
+            [`TreeMask`] where branches attend apart.
         position_ids (`torch.Tensor` of shape `(N, W)`, int64, *optional*): Only where a pack has branches.
         predictors (`torch.Tensor` of shape `(n,)`, int64): Flat positions in `(N, W)` whose output predicts a token,
             ascending; as often as different tokens follow.
@@ -128,7 +130,9 @@ def pack_rows(
     else:
         flat, targets = torch.zeros(1, dtype=torch.long), torch.full((1,), IGNORED)
     if any(line.branches for line in lines):
-        packed_mask = torch.stack([line.mask(width) for line in lines]).unsqueeze(1)  # (N, 1, W, W)
+        packed_mask = torch.stack([line.mask(width) for line in lines]).unsqueeze(1).to(device)  # (N, 1, W, W)
+        if attends_apart(device.type):
+            packed_mask = TreeMask.of(packed_mask, [line.ends.tolist() for line in lines])
         positions = torch.stack(
             [torch.nn.functional.pad(line.positions, (0, width - len(line.ids))) for line in lines]
         )

@@ -22,8 +22,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from trl_drgrpo.features.fast_path.blocks import KEY_COST
+
 Pack = tuple[int, ...]  # rows behind one copy of their prompt; a row that stands alone is a pack of one
 MicroBatch = list[Pack]
+
+# Weight of a width squared where attention costs less than that: packs of like widths need less padding side by side.
+EVENNESS = 0.25
 
 
 @dataclass(frozen=True)
@@ -89,20 +94,23 @@ class Costs:
         forward (`float`, *optional*, defaults to `32.0`): Cost of one more forward and backward pass, however short.
         share_prompts (`bool`, *optional*, defaults to `False`): Whether completions may be packed at all.
         multiple (`int`, *optional*, defaults to `1`): Widths are padded to a multiple of this.
+        apart (`bool`, *optional*, defaults to `False`): Whether branches attend apart (`blocks.py`), so that a pack
+            costs fewer pairs than its width squared.
     """
 
     pair: float = 0.0
     forward: float = 32.0
     share_prompts: bool = False
     multiple: int = 1
+    apart: bool = False
 
     def width(self, tokens: int) -> int:
         """Padded width of a pack with so many tokens."""
         return -(-tokens // self.multiple) * self.multiple
 
-    def of_width(self, width: int) -> float:
-        """Cost of one padded pack."""
-        return width + self.pair * width**2
+    def of_attention(self, width: int, pairs: float) -> float:
+        """Cost of the attention of a padded pack, which has so many pairs where branches attend apart."""
+        return self.pair * (pairs if self.apart else width**2)
 
 
 def pack_length(rows: Sequence[Row], pack: Pack) -> int:
@@ -122,6 +130,23 @@ def pack_length(rows: Sequence[Row], pack: Pack) -> int:
         length += row.own_length - shared_length(previous, row.inputs)
         previous = row.inputs
     return length
+
+
+def pack_pairs(rows: Sequence[Row], pack: Pack) -> float:
+    """Query-key pairs of a pack whose branches attend apart, and what blocks cost besides: at most as many as without
+    blocks. A chain is causal."""
+    if len(pack) == 1:
+        return (rows[pack[0]].prompt_length + rows[pack[0]].own_length) ** 2 / 2
+    pairs, previous = rows[pack[0]].prompt_length ** 2 / 2, ()
+    for row in sorted((rows[i] for i in pack), key=lambda row: row.inputs):
+        pairs += _branch_pairs(row, row.own_length - shared_length(previous, row.inputs))
+        previous = row.inputs
+    return min(pairs, pack_length(rows, pack) ** 2)
+
+
+def _branch_pairs(row: Row, tokens: int) -> int:
+    """Cost in pairs of the last tokens of a row as a block of their own."""
+    return (tokens + KEY_COST) * (row.prompt_length + row.own_length) if tokens else 0
 
 
 def shared_length(a: Sequence[int], b: Sequence[int]) -> int:
@@ -225,12 +250,19 @@ def _cheapest_cut(
     for end in range(1, len(order) + 1):
         options = []
         length = rows[order[0]].prompt_length
+        branches, prompt = 0, length**2 / 2
         for start in reversed(range(end)):
             row = order[start]
-            length += rows[row].own_length - max((shared[row, i] for i in order[start + 1 : end]), default=0)
+            own = rows[row].own_length - max((shared[row, i] for i in order[start + 1 : end]), default=0)
+            length += own
+            branches += _branch_pairs(rows[row], own)
             width = costs.width(length)
             if width <= widest or end - start == 1:
-                options.append((best[start][0] + costs.of_width(width), start))
+                pairs = length**2 / 2 if end - start == 1 else min(prompt + branches, length**2)
+                cost = width + costs.of_attention(width, pairs)
+                if costs.apart:
+                    cost += EVENNESS * costs.pair * width**2
+                options.append((best[start][0] + cost, start))
         best.append(min(options))
     packs, end = [], len(order)
     while end:
@@ -252,7 +284,12 @@ def _cut(
     size = np.arange(count + 1)[None, :] - np.arange(count)[:, None]  # (n, n + 1)
     fits = (size > 0) & ((size == 1) | (size * widths[:, None] <= budget.tokens))
     fits &= (size == 1) | (size * widths[:, None] ** 2 <= max(budget.pairs, 1))
-    cost = np.where(fits, size * (widths + costs.pair * widths**2)[:, None] + costs.forward, np.inf)
+    if costs.apart:  # padding does not attend
+        pairs = np.cumsum([0.0, *(pack_pairs(rows, packs[i]) for i in order)])
+        attention = costs.pair * (pairs[None, :] - pairs[:count, None])
+    else:
+        attention = costs.pair * size * widths[:, None] ** 2
+    cost = np.where(fits, size * widths[:, None] + attention + costs.forward, np.inf)
     if slots is None or slots >= count:
         slots = count
     total = np.full(count + 1, np.inf)

@@ -17,8 +17,10 @@ import torch
 from trl_drgrpo.features.fast_path.packing import Packed, pack_rows
 from trl_drgrpo.features.fast_path.planner import MicroBatch
 
-# A kernel that reads a mask does a query-key pair slower than a matrix product does its multiplications.
-MASKED_ATTENTION_SLOWDOWN = 3.0
+# Attention does a query-key pair slower than a matrix product does its multiplications. On a CPU 1.3 was measured (8
+# heads of 64 in float32, one thread, 2026-11-22). Elsewhere a kernel reads a mask: an estimate, not measured.
+ATTENTION_SLOWDOWN = {"cpu": 1.3}
+ATTENTION_SLOWDOWN_ELSEWHERE = 3.0
 # What one more forward and backward costs, in tokens; it decides between nearly equal plans. On a CPU 27 were measured
 # (33 million weights, one thread). On an accelerator every layer's kernels are launched: an estimate, not measured.
 FORWARD_COST = {"cpu": 32.0}
@@ -26,21 +28,23 @@ FORWARD_COST_ELSEWHERE = 256.0
 # How far packed rows may be from rows alone, as a share of what the control differs by.
 AGREEMENT = {torch.float64: 1e-4, torch.float32: 1e-3, torch.float16: 0.1, torch.bfloat16: 0.1}
 # The rows of the self-test: row 3 branches off row 0, and row 4 off row 3, behind so many tokens of the completion.
-PROMPT_TOKENS, COMPLETION_TOKENS, FORKS = 12, (9, 7, 5, 8, 8), {3: (0, 3), 4: (3, 6)}
+# Long enough that branches attend apart where they may.
+PROMPT_TOKENS, COMPLETION_TOKENS, FORKS = 12, (36, 48, 40, 50, 44), {3: (0, 20), 4: (3, 30)}
 
 
-def attention_pair_cost(config: Any) -> float:
+def attention_pair_cost(config: Any, device: str) -> float:
     """
     Cost of one query-key pair in attention, in units of what a token costs in everything else.
 
     Per layer a pair takes `4 * heads * head_dim` operations forward, a token 2 for each weight of the layer. At width
-    512 that is 1/4100 times `MASKED_ATTENTION_SLOWDOWN`. Where the configuration says nothing about widths, a layer
-    counts as 1,024 wide.
+    512 that is 1/4100 times the device's slowdown. Where the configuration says nothing about widths, a layer counts
+    as 1,024 wide.
     """
+    slowdown = ATTENTION_SLOWDOWN.get(device, ATTENTION_SLOWDOWN_ELSEWHERE)
     try:
-        return _pair_cost(config.get_text_config())
+        return slowdown * _pair_share(config.get_text_config())
     except Exception:  # configurations refuse in many ways, some per layer; an estimate is not worth a run
-        return MASKED_ATTENTION_SLOWDOWN / (8 * 1024)
+        return slowdown / (8 * 1024)
 
 
 def forward_cost(device: str) -> float:
@@ -48,7 +52,8 @@ def forward_cost(device: str) -> float:
     return FORWARD_COST.get(device, FORWARD_COST_ELSEWHERE)
 
 
-def _pair_cost(text: Any) -> float:
+def _pair_share(text: Any) -> float:
+    """Operations of a pair, as a share of those of a token."""
     width = text.hidden_size
     heads = getattr(text, "num_attention_heads", None) or 1
     head_width = getattr(text, "head_dim", None) or width // heads
@@ -56,7 +61,7 @@ def _pair_cost(text: Any) -> float:
     key_value = (getattr(text, "num_key_value_heads", None) or heads) * head_width
     inner = getattr(text, "intermediate_size", None) or 4 * width
     weights = 2 * width * (attention + key_value) + 3 * width * inner
-    return MASKED_ATTENTION_SLOWDOWN * 2 * attention / weights
+    return 2 * attention / weights
 
 
 def why_not_shared(

@@ -50,7 +50,7 @@ class ForkedRollouts(Feature):
         self.newest: Forks | None = None
         self.batches = 0  # forked so far, rounds of dynamic sampling counted: the position of the random choices
         self.mean_length: float | None = None  # of completions, in tokens; newer batches weigh more
-        self._metrics: dict[str, float] = {}
+        self._noted: dict[str, float] = {}
         self._was_asked_to_look = False
 
     @property
@@ -217,12 +217,12 @@ class ForkedRollouts(Feature):
         forks = self.newest
         assert forks is not None
         cut = [row[0] / len(ids) for row, ids in zip(forks.cuts, completions, strict=True) if row[0] < len(ids)]
-        self._metrics = {
+        self._noted = {
             "forks/cut_frac": len(cut) / len(completions),
             "forks/sampled_token_frac": sampled / max(1, sum(map(len, completions))),
         }
         if cut:
-            self._metrics["forks/cut_position"] = sum(cut) / len(cut)
+            self._noted["forks/cut_position"] = sum(cut) / len(cut)
         everywhere = self.trainer.gathered(list(parents))
         mean = sum(everywhere) / len(everywhere)
         self.mean_length = mean if self.mean_length is None else 0.8 * self.mean_length + 0.2 * mean
@@ -230,9 +230,9 @@ class ForkedRollouts(Feature):
 
     def on_credit(self, batch: CreditedBatch) -> None:
         """Log the forks of a batch."""
-        if not self._metrics or batch.forks is None:
+        if not self._noted or batch.forks is None:
             return
-        metrics, self._metrics = self._metrics, {}
+        metrics, self._noted = self._noted, {}
         cuts = batch.forks.cuts[batch.own_rows]
         rows = zip(batch.token_advantages.cpu(), cuts, batch.scored.completion_ids, strict=True)
         behind = [bool(row[cut[-1] :].any()) for row, cut, ids in rows if cut[-1] < len(ids)]

@@ -13,7 +13,7 @@ from trl_drgrpo.single_gpu.memory.ledger import Ledger
 from trl_drgrpo.single_gpu.memory.setup import Setup
 from trl_drgrpo.single_gpu.memory.shapes import Shape
 from trl_drgrpo.single_gpu.memory.skeleton import Skeleton
-from trl_drgrpo.single_gpu.memory.stand_ins import FusedHead
+from trl_drgrpo.single_gpu.memory.stand_ins import APART, FusedHead
 
 Peaks = dict[str, int]  # per segment, in bytes
 
@@ -48,10 +48,14 @@ def _hidden(skeleton: Skeleton, setup: Setup, inputs: Any) -> torch.Tensor:
 def _inputs(shape: Shape) -> dict[str, Any]:
     packs, width = shape.packs, shape.width
     long = {"dtype": torch.long, "device": "meta"}
+    mask = torch.empty(packs, 1, width, width, dtype=torch.bool, device="meta") if shape.masked else None
+    if mask is not None:
+        setattr(mask, APART, shape.apart)
     return {
         "ids": torch.empty(packs, width, **long),
         "positions": torch.empty(packs, width, **long),
-        "mask": torch.empty(packs, 1, width, width, dtype=torch.bool, device="meta") if shape.masked else None,
+        "mask": mask,
+        "blocks": torch.empty(shape.apart[1], dtype=torch.bool, device="meta") if shape.apart else None,
         "scored": torch.empty(shape.scored, **long),
         "layout": torch.empty(shape.layout, **long),
         "padded": torch.empty(6, shape.padded, **long),

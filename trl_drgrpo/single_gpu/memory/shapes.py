@@ -2,8 +2,9 @@
 
 Where micro-batches are planned (`micro_batching="exact"`), their shape depends on which rows carry signal and on how
 long they are. So the planner of the fast path itself is asked about windows of several kinds: every row at its limit;
-all shorter; long ones beside short ones; short prompts; groups of which few rows are left. Its answers are the shapes
-a run is planned for, less those that another one exceeds in every way. The kinds are samples, not a proof.
+all shorter; long ones beside short ones; forks; short prompts; groups of which few rows are left; as many rows as just
+fill a micro-batch. Its answers are the shapes a run is planned for, less those that another one exceeds in every way.
+The kinds are samples, not a proof. Masks are bounded: as wide as a pack of so many tokens can get.
 
 A micro-batch may hold as many tokens as stock TRL's, padded to the longest prompt and completion of the generation. So
 a prompt and a completion at their limits are always among the rows, though perhaps among those without signal. A group
@@ -11,13 +12,25 @@ with signal has two rows at least, since deviations from a mean add up to 0; but
 optimizer steps its rows are shuffled, and a window may hold one row of each group.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from trl_drgrpo.features.fast_path.planner import Budget, Costs, MicroBatch, Row, pack_length, plan_window
+from trl_drgrpo.features.fast_path.blocks import cut_into_blocks
+from trl_drgrpo.features.fast_path.planner import (
+    Budget,
+    Costs,
+    MicroBatch,
+    Pack,
+    Row,
+    pack_length,
+    plan_window,
+    shared_length,
+)
 from trl_drgrpo.features.fast_path.sharing import attention_pair_cost, forward_cost
+from trl_drgrpo.features.fast_path.tree_mask import attends_apart
 from trl_drgrpo.features.fast_path.window import windows
 from trl_drgrpo.single_gpu.memory.setup import Setup
 
@@ -36,6 +49,8 @@ class Shape:
         padded (`int`): Rows times their longest prompt and completion, as TRL hands them over.
         masked (`bool`): Whether there is a mask of `(packs, 1, width, width)`.
         later (`bool`): Whether gradients of an earlier micro-batch of the step are there when it runs.
+        apart (`tuple[int, int]`, *optional*): Where branches attend apart: tokens whose keys and values are copied for
+            blocks, and query-key pairs of the blocks' masks.
     """
 
     packs: int
@@ -45,6 +60,7 @@ class Shape:
     padded: int
     masked: bool
     later: bool = False
+    apart: tuple[int, int] | None = None
 
     def exceeds(self, other: "Shape") -> bool:
         """Whether it needs at least what the other one needs, in every tensor; of two that are alike, one does."""
@@ -55,7 +71,8 @@ class Shape:
     @property
     def _sizes(self) -> tuple[int, ...]:
         tokens = self.packs * self.width
-        return tokens, tokens * self.width * self.masked, self.scored, self.layout, self.padded, self.later
+        mask, apart = tokens * self.width * self.masked, self.apart or (0, 0)
+        return tokens, mask, self.scored, self.layout, self.padded, self.later, *apart
 
 
 def shares_prompts(config: Any, setup: Setup) -> bool:
@@ -90,7 +107,8 @@ def _stock(setup: Setup, masked: bool, later: bool) -> Shape:
 
 
 def _costs(config: Any, setup: Setup) -> Costs:
-    return Costs(attention_pair_cost(config), forward_cost(setup.device), shares_prompts(config, setup))
+    pair, forward = attention_pair_cost(config, setup.device), forward_cost(setup.device)
+    return Costs(pair, forward, shares_prompts(config, setup), apart=attends_apart(setup.device))
 
 
 def _key(setup: Setup) -> Setup:
@@ -104,12 +122,38 @@ def _shapes(costs: Costs, setup: Setup, rows: int, slots: int | None, fewest: in
     if slots == 1 and rows > setup.group:
         # Packs of different widths may not fit into a single micro-batch: its rows stand alone then.
         found.add(_stock(setup, masked=False, later=False))
-    for window, widest in _kinds_of_windows(setup, rows, fewest):
-        some = None if slots is None else min(slots, -(-len(window) // setup.batch))
-        # They run in this order, behind slots that run nothing.
-        plan = plan_window(window, some, Budget(setup.batch, widest), costs)
-        found |= {_shape(window, batch, costs, later=i > 0) for i, batch in enumerate(plan)}
+    for kind, widest in _kinds_of_windows(setup, rows, fewest):
+        budget = Budget(setup.batch, widest)
+        for window in _trimmed(kind, budget, fewest):
+            some = None if slots is None else min(slots, -(-len(window) // setup.batch))
+            # They run in this order, behind slots that run nothing.
+            plan = plan_window(window, some, budget, costs)
+            found |= {_shape(window, batch, costs, later=i > 0) for i, batch in enumerate(plan)}
+    if costs.share_prompts:
+        most = max(shape.packs * shape.width for shape in found)
+        found = {_widest_mask(each, setup) if each.packs * each.width == most else each for each in found}
     return tuple(sorted(one for one in found if not any(other.exceeds(one) for other in found)))
+
+
+def _widest_mask(shape: Shape, setup: Setup) -> Shape:
+    """The same tokens with the largest mask that any packs of them need: forks, or other lengths, may make it so."""
+    tokens, budget = shape.packs * shape.width, Budget(setup.batch, setup.width)
+    widest = max(shape.width, min(setup.prompt + setup.group * max(setup.completion - 1, 0), math.isqrt(budget.pairs)))
+    pairs = max(min(tokens * widest, budget.pairs), tokens * shape.width)
+    packs = max(1, tokens**2 // pairs)
+    return replace(shape, packs=packs, width=min(-(-tokens // packs), budget.tokens // packs), masked=True)
+
+
+def _trimmed(window: list[Row], budget: Budget, fewest: int) -> Iterator[list[Row]]:
+    """A window; and, less what does not fit into one micro-batch, as rows alone and as whole groups."""
+    yield window
+    live = [row for row in window if row.live]
+    alone = budget.tokens // max(row.prompt_length + row.own_length for row in live)
+    groups = {row.prompt: [i for i, other in enumerate(window) if other.prompt == row.prompt] for row in live}
+    whole = budget.tokens // max(pack_length(window, tuple(group)) for group in groups.values())
+    for rows in {alone, whole * len(live) // len(groups)}:
+        if max(fewest, 1) <= rows < len(live):
+            yield live[:rows]
 
 
 def _kinds_of_windows(setup: Setup, rows: int, fewest: int) -> Iterator[tuple[list[Row], int]]:
@@ -125,12 +169,20 @@ def _kinds_of_windows(setup: Setup, rows: int, fewest: int) -> Iterator[tuple[li
                 is_there = fewest == 1 or (prompt == setup.prompt and (max(each) == longest or left < group))
                 prompts = count * group // left if fewest == 1 else count if is_there or count == 1 else count - 1
                 window = [Row(number, prompt, length) for number in range(prompts) for length in each]
+                forked = [replace(row, completion=_forked(i, row)) for i, row in enumerate(window)]
                 if is_there or count > 1:
-                    if not is_there:
-                        window += [Row("long", setup.prompt, longest, live=fewest == group)] * group
-                    yield window, setup.width
+                    one = [] if is_there else [Row("long", setup.prompt, longest, live=fewest == group)] * group
+                    widest = setup.width
                 else:  # one prompt per generation: it is the longest
-                    yield window, prompt + (max(each) if left == group else longest)
+                    one, widest = [], prompt + (max(each) if left == group else longest)
+                yield window + one, widest
+                yield forked + one, widest
+
+
+def _forked(number: int, row: Row) -> tuple[int, ...]:
+    """Tokens of a completion of which two rows have half in common."""
+    half = row.completion_length // 2
+    return (-(number // 2) - 1,) * half + (number,) * (row.completion_length - half)
 
 
 def _shape(rows: list[Row], batch: MicroBatch, costs: Costs, later: bool) -> Shape:
@@ -140,4 +192,35 @@ def _shape(rows: list[Row], batch: MicroBatch, costs: Costs, later: bool) -> Sha
     layout = len(run) * max(lengths)
     padded = layout + len(run) * max(row.prompt_length for row in run)
     masked = any(len(pack) > 1 for pack in batch)
-    return Shape(len(batch), width, sum(lengths), layout, padded, masked, later)
+    # A prefix that rows share is scored once; each row's last token is none of its inputs.
+    scored = sum(pack_length(rows, pack) - rows[pack[0]].prompt_length + len(pack) for pack in batch)
+    apart = _apart(rows, batch) if costs.apart and costs.share_prompts else None
+    return Shape(len(batch), width, scored, layout, padded, masked, later, apart)
+
+
+def _apart(rows: list[Row], batch: MicroBatch) -> tuple[int, int]:
+    copied = pairs = 0
+    for pack in batch if any(len(pack) > 1 for pack in batch) else []:
+        blocks = cut_into_blocks(_ends(rows, pack))
+        for block in blocks:
+            seen = block.size + sum(blocks[number].size for number in block.path)
+            copied += seen if block.path else 0
+            pairs += 0 if block.chain and not block.path else block.size * seen
+    return copied, pairs
+
+
+def _ends(rows: list[Row], pack: Pack) -> list[int]:
+    """For each token of a pack, where those that follow it end."""
+    prompt, previous = rows[pack[0]].prompt_length, ()
+    ends, path = [0] * prompt, list(range(prompt))
+    for row in sorted((rows[i] for i in pack), key=lambda row: row.inputs):
+        depth = prompt + shared_length(previous, row.inputs)
+        for place in path[depth:]:
+            ends[place] = len(ends)
+        own = row.own_length - depth + prompt
+        path[depth:] = range(len(ends), len(ends) + own)
+        ends += [0] * own
+        previous = row.inputs
+    for place in path:
+        ends[place] = len(ends)
+    return ends

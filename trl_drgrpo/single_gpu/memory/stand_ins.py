@@ -118,6 +118,9 @@ class _Grouped(torch.autograd.Function):
         )
 
 
+APART = "apart"  # attribute of a mask: as in `Shape`
+
+
 def attend(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -132,21 +135,26 @@ def attend(
     """Allocations of PyTorch's `scaled_dot_product_attention` when it takes a fused kernel of `device`.
 
     Queries are `(B, heads, n, head_dim)`; keys and values may have fewer heads. PyTorch turns a boolean mask into
-    numbers first.
+    numbers first. Where branches attend apart, each block keeps the keys and values it gathered, and its output.
     """
+    copied, pairs = getattr(attn_mask, APART, None) or (0, None)
+    if pairs is not None:
+        attn_mask = query.new_empty(pairs)
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         attn_mask = torch.empty_like(attn_mask, dtype=query.dtype)
-    return _Attention.apply(query, key, value, attn_mask, device)  # type: ignore[return-value]
+    return _Attention.apply(query, key, value, attn_mask, device, copied)  # type: ignore[return-value]
 
 
 class _Attention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, query: Any, key: Any, value: Any, mask: Any, device: str) -> torch.Tensor:
+    def forward(ctx: Any, query: Any, key: Any, value: Any, mask: Any, device: str, copied: int) -> torch.Tensor:
         batch, heads, n, _ = query.shape
         out = query.new_empty(batch, n, heads, value.size(-1)).transpose(1, 2)
         log_sums = query.new_empty(batch, heads, n, dtype=torch.float32)
         ctx.device = device
-        ctx.save_for_backward(query, key, value, mask, out, log_sums)
+        copies = [each.new_empty(copied, heads, each.size(-1)) for each in (key, value)] if copied else []
+        copies += [torch.empty_like(out)] if copied else []
+        ctx.save_for_backward(query, key, value, mask, out, log_sums, *copies)
         return out
 
     @staticmethod
@@ -158,7 +166,7 @@ class _Attention(torch.autograd.Function):
             workspace.append(query.new_empty(query.shape, dtype=torch.float32))
             if key.size(1) != heads:
                 workspace += [query.new_empty(batch, heads, *each.shape[2:]) for each in (key, value)]
-        return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value), None, None
+        return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value), None, None, None
 
 
 class FusedHead(torch.autograd.Function):

@@ -195,6 +195,17 @@ def test_eager_attention_may_not(tokenizer):
     assert "'eager'" in why_not_shared(model, log_probs_of(model))
 
 
+def test_the_self_test_runs_branches_apart(tokenizer):
+    model, blocks = tiny_model(tokenizer), []
+
+    def watching(packed):
+        blocks.extend(getattr(packed.attention_mask, "blocks", []))
+        return forward(model, packed)
+
+    assert why_not_shared(model, watching) is None
+    assert len(blocks[0]) > 2
+
+
 def test_the_self_test_sees_a_model_that_ignores_the_mask(tokenizer):
     model = tiny_model(tokenizer)
 
@@ -254,7 +265,8 @@ def test_dropout_does_not_fail_the_self_test_and_is_left_on():
 def test_the_cost_of_attention_is_read_off_the_configuration(tokenizer):
     config = tiny_model(tokenizer).config
     # hidden 32, 4 heads of 8, 2 key-value heads, inner 64: 2*32*(32+16) + 3*32*64 = 9216 weights; 3 * 2 * 32 / 9216
-    assert attention_pair_cost(config) == pytest.approx(3 * 64 / 9216)
+    assert attention_pair_cost(config, "cuda") == pytest.approx(3 * 64 / 9216)
+    assert attention_pair_cost(config, "cpu") == pytest.approx(1.3 * 64 / 9216)
 
 
 def test_a_configuration_that_says_nothing_costs_an_estimate_and_no_run():
@@ -262,7 +274,7 @@ def test_a_configuration_that_says_nothing_costs_an_estimate_and_no_run():
         def get_text_config(self):
             raise RuntimeError("head_dim is a per-layer attribute")
 
-    assert 0 < attention_pair_cost(Refusing()) < 1e-2
+    assert 0 < attention_pair_cost(Refusing(), "cpu") < 1e-2
 
 
 def test_the_tolerance_is_that_of_the_precision_it_computes_in(tokenizer):

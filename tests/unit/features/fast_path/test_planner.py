@@ -5,7 +5,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trl_drgrpo.features.fast_path.planner import Budget, Costs, Row, pack_length, plan_window, processed_tokens
+from trl_drgrpo.features.fast_path.blocks import KEY_COST
+from trl_drgrpo.features.fast_path.planner import (
+    EVENNESS,
+    Budget,
+    Costs,
+    Row,
+    pack_length,
+    pack_pairs,
+    plan_window,
+    processed_tokens,
+)
 from trl_drgrpo.features.fast_path.window import windows
 
 
@@ -99,15 +109,21 @@ def of(prompt, prompt_length, completion):
     return Row(prompt, prompt_length, len(completion), completion=completion)
 
 
-@given(st.lists(completions, min_size=1, max_size=6), st.sampled_from([1, 4]), st.sampled_from([0.0, 0.01, 0.3]))
-def test_shared_prefixes_count_once_and_packs_are_the_cheapest_of_two_orders(group, multiple, pair):
+@given(
+    st.lists(completions, min_size=1, max_size=6),
+    st.sampled_from([1, 4]),
+    st.sampled_from([0.0, 0.01, 0.3]),
+    st.booleans(),
+)
+def test_shared_prefixes_count_once_and_packs_are_the_cheapest_of_two_orders(group, multiple, pair, apart):
     rows = [of("a", 3, completion) for completion in group]
-    share = Costs(pair=pair, forward=0.0, share_prompts=True, multiple=multiple)
+    share = Costs(pair=pair, forward=0.0, share_prompts=True, multiple=multiple, apart=apart)
 
     def cost(pack):
         width = 3 + len({rows[i].completion[:k] for i in pack for k in range(1, len(rows[i].completion))})
         assert pack_length(rows, pack) == width
-        return share.of_width(share.width(width))
+        width = share.width(width)
+        return width + pair * (pack_pairs(rows, pack) + EVENNESS * width**2 if apart else width**2)
 
     orders = [
         sorted(range(len(rows)), key=lambda i: -len(group[i])),
@@ -121,6 +137,23 @@ def test_shared_prefixes_count_once_and_packs_are_the_cheapest_of_two_orders(gro
     ]
     (plan,) = plan_window(rows, None, Budget(100, 100), replace(share, forward=1e6))
     assert sum(cost(pack) for pack in plan) == pytest.approx(min(cuts))
+
+
+def test_pairs_of_branches_that_attend_apart():
+    tokens = tuple(range(500))
+    rows = [of("a", 1000, tokens), of("a", 1000, (*tokens[:200], *range(1000, 1101))), of("a", 1000, tokens)]
+    assert pack_pairs(rows, (0,)) == 1499**2 / 2  # a chain is causal
+    # the prompt; 499 tokens, and what a block costs for each of its keys; 100 behind the 200 they share
+    assert pack_pairs(rows, (0, 1, 2)) == 1000**2 / 2 + (499 + KEY_COST) * 1499 + (100 + KEY_COST) * 1300
+    short = [of("a", 10, (1, 2, 3)), of("a", 10, (4, 5, 6))]
+    assert pack_pairs(short, (0, 1)) == 14**2  # one block
+
+
+def test_long_completions_share_a_prompt_where_branches_attend_apart():
+    # a block mask of all eight has (300 + 8 * 399)^2 pairs, which cost as much as 12,000 tokens; apart, 22% of them
+    rows = [Row("a", 300, 400) for _ in range(8)]
+    plans = [plan_window(rows, 1, Budget(8, 1300), Costs(1e-3, share_prompts=True, apart=each)) for each in (0, 1)]
+    assert len(plans[1][0]) < len(plans[0][0])
 
 
 def test_siblings_stand_together_where_a_group_is_cut():

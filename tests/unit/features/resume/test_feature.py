@@ -34,6 +34,7 @@ def trainer(tmp_path, monkeypatch):
         should_save=True,
         loss_normalizer=None,
         beta=0.0,
+        forks=1,
         use_vllm=False,
         vllm_importance_sampling_correction=True,
         **GEOMETRY,
