@@ -90,6 +90,8 @@ class StepEnd:
         ids = list(token_ids)
         if not any(map(self._may_close, ids[-new:])):
             return None
-        # One more token: the last step is never complete. A letter, which no line break in front of it goes on with.
-        end = self.segmenter([*ids, self._letter], self.tokenizer).ends[0] + 1
+        # One more token: the last step is never complete. No line break goes on with a letter; a rule that looks ahead
+        # gets something that was written.
+        following = self._letter if self.segmenter.rule.by_prefix else ids[0]
+        end = self.segmenter([*ids, following], self.tokenizer).ends[0] + 1
         return end if end <= len(ids) else None
