@@ -130,12 +130,7 @@ def test_a_sharded_model_trains_like_a_whole_one(tmp_path):
     assert difference(two["weights"], one["weights"]) < 1e-12
     for first, second in zip(one["log"], two["log"], strict=True):
         assert first["loss"] == pytest.approx(second["loss"], rel=1e-5, abs=1e-8)  # logged in float32
-    assert [entry["drgrpo/micro_batches"] for entry in two["log"]] == [
-        2,
-        2,
-        3,
-        3,
-    ]  # a slot that no rank needs is not run
+    assert max(entry["drgrpo/micro_batches"] for entry in two["log"]) < 3  # a slot that no rank needs is not run
     assert max(entry["drgrpo/upstream_token_frac"] for entry in two["log"]) < 0.25  # 0.27 without shared prompts
     assert difference(broken["weights"], one["weights"]) > 1e-6  # negative control
 

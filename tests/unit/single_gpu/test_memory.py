@@ -343,9 +343,9 @@ def test_no_window_holds_more_than_planned(data):
     most, largest, scored = (max(each) for each in zip(*(sizes(shape) for shape in planned), strict=True))
     for micro_batch in plan_window(rows, slots, budget, costs):
         tokens, mask, to_score = sizes(_shape(rows, micro_batch, costs, later=False))
-        assert tokens <= 1.15 * most
+        assert tokens <= 1.3 * most
         assert mask <= largest
-        assert to_score <= 1.15 * scored
+        assert to_score <= 1.3 * scored
 
 
 def sizes(shape):

@@ -115,7 +115,7 @@ def pack_rows(
     order, predictors = [], []
     for n, line in enumerate(lines):
         packed_ids[n, : len(line.ids)] = line.ids
-        for row, places in line.predictors.items():
+        for row, places in line.predictors.items() if batch else ():
             order.append(row)
             predictors.append(n * width + places)
     following = torch.cat([completions[row] for row in order]) if order else ids[0, :0]
