@@ -44,10 +44,6 @@ class Forks:
         """D, forks on the way from a prompt to a leaf."""
         return len(self.cuts[0]) if self.cuts else 0
 
-    def of_rows(self, rows: slice) -> "Forks":
-        """Those of some rows."""
-        return Forks(self.branches, self.cuts[rows])
-
     def copies(self, lengths: Sequence[int]) -> list[bool]:
         """Which rows were not sampled: those that repeat a row that could not be cut. `lengths`: tokens of each."""
         return [

@@ -18,11 +18,7 @@ def push_note(run: Run) -> str | None:
         `str` or `None`: One sentence with 95% intervals; `None` where too little is recorded.
     """
     groups = [group for _, group in run.completions.looked_at() if group.mode == "train"] if run.completions else []
-    whole = [
-        group
-        for group in groups
-        if not group.forks and all(_is_known(row) and row.advantage is not None for row in group.rows)
-    ]
+    whole = [group for group in groups if all(_is_known(row) for row in group.rows)]
     rows = [(number, group.step, row) for number, group in enumerate(whole) for row in group.rows]
     if not rows:
         return None
@@ -43,7 +39,10 @@ def push_note(run: Run) -> str | None:
 
 
 def _is_known(row: Row) -> bool:
-    return row.right is not None and row.truncated is not None and bool(row.length)
+    """What is needed, and one advantage for all of its tokens: with credit per step or forks one number says too
+    little."""
+    is_judged = row.right is not None and row.truncated is not None and bool(row.length)
+    return is_judged and row.advantage is not None and len({s.advantage for s in row.spans if not s.masked}) < 2
 
 
 def _said(push: Push) -> str:

@@ -1,7 +1,7 @@
 import random
 
 from trl_drgrpo.report.push import push_note
-from trl_drgrpo.report.records import Group, Row, Run
+from trl_drgrpo.report.records import Group, Row, Run, Span
 
 
 class Recorded:
@@ -18,7 +18,7 @@ def run(groups):
     return result
 
 
-def recorded(steps=30, forks=(), **changes):
+def recorded(steps=30, **changes):
     rng = random.Random(0)
     groups = []
     for step in range(steps):
@@ -33,7 +33,7 @@ def recorded(steps=30, forks=(), **changes):
                 row.advantage = row.reward - mean
                 for name, value in changes.items():
                     setattr(row, name, value)
-            groups.append(Group(step, "train", index, "?", rows, forks=list(forks)))
+            groups.append(Group(step, "train", index, "?", rows))
     return groups
 
 
@@ -48,4 +48,6 @@ def test_nothing_is_said_of_what_is_not_known():
     assert push_note(run([])) is None
     assert push_note(run(recorded(steps=2))) is None
     assert push_note(run(recorded(right=None))) is None
-    assert push_note(run(recorded(forks=[2]))) is None
+    steps = [Span("a", advantage=1.0), Span("b", advantage=-1.0)]
+    assert push_note(run(recorded(spans=steps[:1]))) is not None
+    assert push_note(run(recorded(spans=steps))) is None  # credit per step, or forks

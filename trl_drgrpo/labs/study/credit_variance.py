@@ -16,7 +16,8 @@ from trl_drgrpo.labs.study.credit_arms import ARMS, OUTCOME, StepRewardFunc
 from trl_drgrpo.labs.study.credit_runs import build_trainer
 from trl_drgrpo.labs.study.credit_tasks import CreditTask
 from trl_drgrpo.trainer import DrGRPOTrainer
-from trl_drgrpo.upstream.batches import CreditedBatch, ScoredBatch, TokenBatch
+from trl_drgrpo.upstream.batch_rows import token_batch
+from trl_drgrpo.upstream.batches import CreditedBatch, ScoredBatch
 from trl_drgrpo.upstream.swapping import swapped
 
 _SEED = 10_000  # that of no run
@@ -101,12 +102,8 @@ def log_probs_of(trainer: DrGRPOTrainer, rollouts: dict[str, Any], rows: slice) 
         rollouts (`dict`): Of [`sampled_batches`].
         rows (`slice`): Which.
     """
-    tokens = TokenBatch(
-        torch.cat([rollouts["prompt_ids"][rows], rollouts["completion_ids"][rows]], dim=1),
-        torch.cat([rollouts["prompt_mask"][rows], rollouts["completion_mask"][rows]], dim=1),
-        rollouts["completion_ids"].size(1),
-    )
-    return trainer.score_tokens(trainer.model, tokens)[0]
+    some = {key: rollouts[key][rows] for key in ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")}
+    return trainer.score_tokens(trainer.model, token_batch(some))[0]
 
 
 def gradient_of(trainer: DrGRPOTrainer, objective: torch.Tensor) -> torch.Tensor:

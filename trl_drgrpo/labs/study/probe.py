@@ -18,6 +18,7 @@ from trl_drgrpo.config.validation import refuse_truncated_sampling
 from trl_drgrpo.labs.study.direction import QUANTITIES, Changes, Rollouts, ScoreSums, measure
 from trl_drgrpo.labs.study.objectives import OBJECTIVES
 from trl_drgrpo.trainer import DrGRPOTrainer
+from trl_drgrpo.upstream.batch_rows import token_batch
 from trl_drgrpo.upstream.batches import CreditedBatch, TokenBatch
 from trl_drgrpo.upstream.swapping import swapped
 
@@ -98,12 +99,7 @@ def _sampled(trainer: DrGRPOTrainer) -> Iterator[tuple[CreditedBatch, TokenBatch
             with swapped(trainer, on_credit=caught.append):
                 rollouts = trainer.sample_rollouts(inputs)
             batch = caught.pop()
-            tokens = TokenBatch(
-                torch.cat([rollouts["prompt_ids"], rollouts["completion_ids"]], dim=1),
-                torch.cat([rollouts["prompt_mask"], rollouts["completion_mask"]], dim=1),
-                rollouts["completion_ids"].size(1),
-            )
-            yield batch, tokens, batch.trained_mask
+            yield batch, token_batch(rollouts), batch.trained_mask
 
 
 def _reduced(batch: CreditedBatch, mask: torch.Tensor, right: np.ndarray, trainer: DrGRPOTrainer) -> Rollouts:

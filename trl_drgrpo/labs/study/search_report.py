@@ -175,5 +175,5 @@ def draw(results: dict[str, Any], path: Path) -> Path:
             rates = [interval([100 * run.selected for run in runs]).mean for runs in points]
             panel.plot(tokens, rates, "o-", label=label)
         panel.set(title=strategy, xlabel="sampled tokens per problem")
-    panels[0].set(ylabel="right, selected completion (%)")
+    panels[0].set(ylabel="correct, selected completion (%)")
     return save_figure(figure, path)
