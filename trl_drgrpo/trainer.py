@@ -80,7 +80,7 @@ class DrGRPOTrainer(HostTrainer):
             As in [`trl.GRPOTrainer`]. `args` is a [`DrGRPOConfig`]; a plain [`trl.GRPOConfig`] is converted with
             [`DrGRPOConfig.from_grpo_config`]. `peft_config` may be a [`lora_preset`]. An environment may also define
             `get_turn_rewards()`, a step reward per turn, with `on_turn_begin()` and `state_key()`: see
-            `recipes/process_rewards.md`.
+            `recipes/guides/process_rewards.md`.
         step_reward_funcs (`Callable` or list of them, *optional*, keyword only):
             Process rewards. Each is called as `f(prompts=, completions=, steps=, completion_ids=, step_ends=,
             trainer_state=, log_metric=, log_extra=, <dataset columns>)`, synchronous or asynchronous, and returns one

@@ -1,7 +1,7 @@
 """The page of public names, made from the packages and their docstrings: `python tests/docs/reference_page.py`.
 
-Prints `recipes/reference.md`; `test_documentation.py` compares the two. A name is public if a package lists it in
-`__all__`; what it does is the first sentence of its docstring.
+Prints `recipes/guides/reference.md`; `test_documentation.py` compares the two. A name is public if a package lists it
+in `__all__`; what it does is the first sentence of its docstring.
 """
 
 import argparse
@@ -19,9 +19,9 @@ HEAD = """\
 
 What a package lists in `__all__`; everything else may change without notice. Arguments, shapes, units and errors are
 in the docstrings: `python -m pydoc trl_drgrpo.group_advantages`. Every flag of a command is in its `--help`. The
-fields of `DrGRPOConfig` are in its docstring and, by topic, in the [README](../README.md).
+fields of `DrGRPOConfig` are in its docstring and, by topic, in the [README](../../README.md).
 
-This page is made from the docstrings: `python tests/docs/reference_page.py > recipes/reference.md`.
+This page is made from the docstrings: `python tests/docs/reference_page.py > recipes/guides/reference.md`.
 """
 
 

@@ -92,8 +92,8 @@ def test_trls_flags_are_among_those_of_train():
 
 
 def test_the_page_of_public_names_is_in_step():
-    written = (ROOT / "recipes" / "reference.md").read_text()
-    assert written == page(), "run: python tests/docs/reference_page.py > recipes/reference.md"
+    written = (ROOT / "recipes" / "guides" / "reference.md").read_text()
+    assert written == page(), "run: python tests/docs/reference_page.py > recipes/guides/reference.md"
 
 
 def test_the_citation_file_in_the_readme_is_one():

@@ -24,15 +24,16 @@ from trl_drgrpo.labs.study.rungs import RUNGS
 
 ROOT = Path(__file__).parents[2]
 RECIPES = ROOT / "recipes"
+GUIDES = RECIPES / "guides"
 BIASES = ("tabular", *RUNGS)
 FILES = {study: f"length_bias_{study}" for study in BIASES}
 FILES |= {study: study for study in ("credit", "signal", "search", "forks")}
 RESULTS = {study: RECIPES / "results" / f"{file}.json" for study, file in FILES.items()}
-PAGES = dict.fromkeys(BIASES, (RECIPES / "length_bias.md").read_text()) | {
-    "credit": (RECIPES / "process_rewards.md").read_text(),
-    "search": (RECIPES / "process_rewards.md").read_text(),
-    "signal": (RECIPES / "signal.md").read_text(),
-    "forks": (RECIPES / "forks.md").read_text(),
+PAGES = dict.fromkeys(BIASES, (GUIDES / "evidence.md").read_text()) | {
+    "credit": (GUIDES / "process_rewards.md").read_text(),
+    "search": (GUIDES / "process_rewards.md").read_text(),
+    "signal": (GUIDES / "signal.md").read_text(),
+    "forks": (GUIDES / "forks.md").read_text(),
 }
 
 
@@ -165,7 +166,7 @@ def test_the_readme_quotes_the_check_of_the_credit():
 
 @pytest.mark.parametrize("study", ["signal", "forks"])
 def test_readme_and_page_quote_the_study(study):
-    (row,) = evidence()[f"recipes/{study}.md"]
+    (row,) = evidence()[f"recipes/guides/{study}.md"]
     known = " ".join(tables(study))
     for text in (row, PAGES[study].split("## What it says")[1]):
         quoted = re.findall(r"[-+]?\d+\.\d+ ± \d+\.\d+", text)

@@ -89,4 +89,4 @@ def test_the_page_on_the_index_has_no_link_that_leads_nowhere(metadata):
     page = metadata.get_payload()
     links = re.findall(r"\]\(([^)\s]+)\)", page)
     assert [link for link in links if not link.startswith(("https://", "#"))] == []
-    assert "`recipes/diagnostics.md`" in page  # the path is still named
+    assert "`recipes/guides/monitoring.md`" in page  # the path is still named

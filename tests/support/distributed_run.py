@@ -152,7 +152,7 @@ def build(output, processes, mode):
             advantage_baseline="leave_one_out" if mode == "leave_one_out" else "group_mean",
             scale_by_running_std=True,
             step_separator=None if mode == "turns" else ["tokens:2"],
-            right_threshold=1.0,
+            correct_threshold=1.0,
             record_groups=2,
         ),
         train_dataset=data,

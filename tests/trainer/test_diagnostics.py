@@ -51,7 +51,7 @@ def read(settings, name):
 
 
 def test_the_run_log_of_a_run(settings, prompts, tokenizer):
-    trainer = run(settings, prompts, tokenizer, record_groups=-1, hub_token="hf_secret", right_threshold=1.0)
+    trainer = run(settings, prompts, tokenizer, record_groups=-1, hub_token="hf_secret", correct_threshold=1.0)
     facts = read(settings, "run.json")
     assert facts["ended"]["how"] == "finished"
     assert [(start["step"], start["device"], start["processes"]) for start in facts["starts"]] == [(0, "cpu", 1)]
@@ -164,7 +164,7 @@ def test_an_outcome_reward_that_is_none_says_nothing_about_correctness(settings,
 def test_a_continuous_reward_says_once_what_to_set(settings, prompts, tokenizer, reward, caplog):
     with caplog.at_level("INFO", logger="trl_drgrpo"):
         trainer = run(settings, prompts, tokenizer, reward)
-    assert caplog.text.count("Set right_threshold") == 1
+    assert caplog.text.count("Set correct_threshold") == 1
     assert not [
         name for entry in trainer.state.log_history for name in entry if "correct" in name or "pass_rate" in name
     ]
@@ -213,7 +213,7 @@ def test_a_resumed_run_appends_repeats_no_warning_and_records_the_same(settings,
         "max_steps": 4,
         "record_groups": 1,
         "run_warnings": HAIR_TRIGGER,
-        "right_threshold": None,
+        "correct_threshold": None,
     }
     whole = run(fields, prompts, tokenizer)
     before = read(fields, "completions.jsonl")
@@ -242,7 +242,7 @@ def test_what_was_seen_of_a_reward_survives_a_resume(settings, prompts, tokenize
     caplog.clear()
     resumed.train(resume_from_checkpoint=str(checkpoint))
     assert resumed.diagnostics.correctness_rule.is_binary is False
-    assert "right_threshold" not in caplog.text
+    assert "correct_threshold" not in caplog.text
 
 
 def test_a_damaged_state_costs_no_run(settings, prompts, tokenizer, caplog):
@@ -311,9 +311,9 @@ def test_settings_from_the_command_line_and_from_recipes(monkeypatch):
     with pytest.raises(InputError, match="^run_warnings: got 'kll'"):
         DrGRPOConfig(run_warnings=values.coerce(flag, '{"kll": false}'))
     (config,) = HfArgumentParser((DrGRPOConfig,)).parse_args_into_dataclasses(  # TrlParser's base
-        ["--output_dir", "x", "--run_warnings", "false", "--right_threshold", "0.5"]
+        ["--output_dir", "x", "--run_warnings", "false", "--correct_threshold", "0.5"]
     )
-    assert (config.run_warnings, config.right_threshold) == (False, 0.5)
+    assert (config.run_warnings, config.correct_threshold) == (False, 0.5)
 
 
 @pytest.mark.parametrize("fields", [{"record_groups": -2}, {"record_groups": 1.5}, {"run_log": "no"}])
@@ -447,7 +447,7 @@ def test_a_run_that_forks_records_its_trees(settings, prompts, tokenizer):
 
 
 def test_every_cause_has_its_defaults_documented():
-    text = Path("recipes/diagnostics.md").read_text(encoding="utf-8")
+    text = Path("recipes/guides/monitoring.md").read_text(encoding="utf-8")
     for cause, thresholds in DEFAULTS.items():
         line = next(line for line in text.splitlines() if line.startswith(f"| `{cause}`"))
         for name, value in thresholds.items():

@@ -112,7 +112,7 @@ def test_it_trains(variant, settings, prompts, tokenizer, reward):
 
 
 def test_batches_are_filled_with_groups_that_fork(settings, prompts, tokenizer, reward):
-    fields = {"dynamic_sampling": True, "curriculum": True, "right_threshold": 1.0, "max_sampling_rounds": 4}
+    fields = {"dynamic_sampling": True, "curriculum": True, "correct_threshold": 1.0, "max_sampling_rounds": 4}
     trainer = run({**settings, **fields}, prompts, tokenizer, reward)
     assert len(trainer.seen) >= 2  # rounds
     assert trainer.forks.batches == len(trainer.seen)

@@ -227,5 +227,5 @@ def test_a_curriculum_needs_to_know_what_is_correct(settings, data, tokenizer):
     def graded(completion_ids, **kwargs):
         return [sum(ids) % 5 / 4 for ids in completion_ids]
 
-    with pytest.raises(InputError, match="^curriculum: got rewards of 'graded' other than 0 and 1.*right_threshold"):
+    with pytest.raises(InputError, match="^curriculum: got rewards of 'graded' other than 0 and 1.*correct_threshold"):
         run({**settings, "curriculum": True}, data, tokenizer, reward=graded)

@@ -121,7 +121,7 @@ def test_rows_of_an_environment_fill_a_batch(tmp_path):
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = qwen3_chat_template
     data = Dataset.from_list([{"prompt": [{"role": "user", "content": "3 + 4?"}], "task": i} for i in range(16)])
-    sampling = {"dynamic_sampling": True, "curriculum": True, "max_sampling_rounds": 4, "right_threshold": 1.0}
+    sampling = {"dynamic_sampling": True, "curriculum": True, "max_sampling_rounds": 4, "correct_threshold": 1.0}
     settings = {**short_run(tmp_path), "max_steps": 1, "max_completion_length": 256, **sampling}
     model = tiny_model(tokenizer)
     model.config.max_position_embeddings = 4096

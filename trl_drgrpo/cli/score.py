@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="JSON Lines file to write: the pass rate of each prompt by the first reward, for prior_pass_rates",
     )
     parser.add_argument(
-        "--right_threshold",
+        "--correct_threshold",
         type=float,
         help="a completion passes if the first reward is at least this; needed unless its rewards are 0 and 1",
     )
@@ -61,9 +61,9 @@ def run(args: argparse.Namespace) -> int:
     for field, least in (("batch_size", 1), ("show", 0), ("limit", 1)):
         refuse_outside(field, getattr(args, field), whole(least, optional=True, remedy="Give a larger number."))
     refuse_outside("tolerance", args.tolerance, Range(0, remedy="0 shows every difference."))
-    if args.right_threshold is not None and args.pass_rates is None:
+    if args.correct_threshold is not None and args.pass_rates is None:
         remedy = "It says which completions pass: name the file of pass rates, too."
-        raise InputError("right_threshold", str(args.right_threshold), "none without --pass_rates", remedy)
+        raise InputError("correct_threshold", str(args.correct_threshold), "none without --pass_rates", remedy)
     from trl_drgrpo.cli.values import reward_spec
     from trl_drgrpo.rewards.contract import reward_name
     from trl_drgrpo.rewards.registry import resolve_reward
@@ -109,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         print_tables(scores, unscored, pairs, rows, logged, args.show)
     if args.pass_rates is not None:
-        _write_pass_rates(args.pass_rates, args.right_threshold, rows, scores[0])
+        _write_pass_rates(args.pass_rates, args.correct_threshold, rows, scores[0])
     return int(any(each.num_failed for each in scores))
 
 
@@ -221,7 +221,7 @@ def _write_pass_rates(path: str, threshold: float | None, rows: list[dict[str, A
     rewards = [float("nan") if reward is None else reward for reward in scores.rewards]
     correct = CorrectnessRule([scores.name], threshold=threshold).judge(rewards)
     if correct is None:
-        remedy = "Say from which value on a completion passes: --right_threshold."
+        remedy = "Say from which value on a completion passes: --correct_threshold."
         raise InputError("pass_rates", f"rewards of {scores.name} other than 0 and 1", "pass or fail", remedy)
     written, unjudged = write_pass_rates(Path(path), [row["prompt"] for row in rows], correct)
     left_out = f"; {unjudged} without a score are left out" if unjudged else ""

@@ -97,7 +97,7 @@ RANGES: dict[str, Range] = {
     "record_groups": whole(-1),
     "outcome_weight": Range(),
     "process_weight": Range(),
-    "right_threshold": Range(optional=True),
+    "correct_threshold": Range(optional=True),
     # GRPO: groups and batches
     "num_generations": whole(2, remedy=_GROUP),
     "num_generations_eval": whole(1, optional=True),

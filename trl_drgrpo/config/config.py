@@ -43,6 +43,7 @@ from trl import GRPOConfig  # noqa: E402
 
 logger = logging.getLogger(__name__)
 
+_FORMER_FIELDS = {"right_reward": "correct_reward", "right_threshold": "correct_threshold"}  # of release 0.1
 # Fields of TRL whose default is another one here.
 _OWN_DEFAULTS = ("loss_type", "scale_rewards", "use_bias_correction_kl", "vllm_importance_sampling_mode")
 
@@ -131,12 +132,14 @@ class DrGRPOConfig(GRPOConfig):
 
         > Diagnostics
 
-        right_reward (`str`, *optional*):
+        correct_reward (`str`, *optional*):
             Name of the reward function that says which completions are correct; the first one by default. For pass
             rate, lengths of correct and incorrect completions, and difficulties.
-        right_threshold (`float`, *optional*):
+        correct_threshold (`float`, *optional*):
             A completion is correct if that reward is at least this. Without it only a reward that gives nothing but 0
             and 1 is read as incorrect and correct.
+        right_reward, right_threshold (`str`, `float`, *optional*):
+            Former names of the two above; they go in 0.3.
         run_log (`bool`, *optional*, defaults to `True`):
             Write metrics, warnings and recorded completions to `<output_dir>/_drgrpo`, for `trl-drgrpo report`.
         record_groups (`int`, *optional*, defaults to `4`):
@@ -144,7 +147,7 @@ class DrGRPOConfig(GRPOConfig):
         run_warnings (`dict` or `bool`, *optional*, defaults to `True`):
             Warn, once per cause, of what goes wrong in the metrics of the optimizer steps, however seldom they are
             logged. `False`: silence. A mapping sets thresholds or silences causes:
-            `{"dead_groups": {"share": 0.9, "steps": 50}, "kl": False}`; see `recipes/diagnostics.md`.
+            `{"dead_groups": {"share": 0.9, "steps": 50}, "kl": False}`; see `recipes/guides/monitoring.md`.
 
         > Process rewards, in effect when the trainer has `step_reward_funcs`
 
@@ -156,7 +159,7 @@ class DrGRPOConfig(GRPOConfig):
             `"reward"`: step rewards are paid, beside the outcome. `"baseline"`: they are subtracted from the outcome,
             as an estimate of how a row stood before each step, times a fitted coefficient. A model in that role cannot
             be hacked: a bad one adds variance, never a bias. See [`ValueBaseline`]. The default suits rules and turns,
-            which are meant to be paid; the trainer warns where a model is (measured in `recipes/process_rewards.md`).
+            which are meant to be paid; the trainer warns where a model is (`recipes/guides/process_rewards.md`).
         step_credit (`str`, *optional*, defaults to `"return_to_go"`):
             Which step rewards a token answers for: `"return_to_go"`, `"immediate"` or `"min_increments"` (the smallest
             reward of the row, so nothing is gained by more steps); see [`step_advantages`].
@@ -319,16 +322,20 @@ class DrGRPOConfig(GRPOConfig):
     fork_threshold: float | None = field(
         default=None, metadata={"help": "Of fork_at 'entropy' (nats) and 'doubt' (1 - score)."}
     )
-    right_reward: str | None = field(
+    correct_reward: str | None = field(
         default=None,
         metadata={"help": "The reward function that says which completions are correct. Defaults to the first one."},
     )
-    right_threshold: float | None = field(
+    correct_threshold: float | None = field(
         default=None,
         metadata={
-            "help": "A completion is correct if right_reward is at least this. Without it: if it is 1, while the "
+            "help": "A completion is correct if correct_reward is at least this. Without it: if it is 1, while the "
             "reward gives nothing but 0 and 1."
         },
+    )
+    right_reward: str | None = field(default=None, metadata={"help": "Former name of correct_reward; goes in 0.3."})
+    right_threshold: float | None = field(
+        default=None, metadata={"help": "Former name of correct_threshold; goes in 0.3."}
     )
     run_log: bool = field(
         default=True,
@@ -461,6 +468,11 @@ class DrGRPOConfig(GRPOConfig):
 
     def _spell_out(self) -> None:
         """The forms that scripts and command lines may use, in the one that the rest reads."""
+        for old, new in _FORMER_FIELDS.items():
+            if getattr(self, old) is not None:
+                logger.warning("%s is called %s now; the old name goes in 0.3.", old, new)
+                setattr(self, new, getattr(self, old))
+                setattr(self, old, None)
         if self.scale_rewards in (False, "False", "false"):
             self.scale_rewards = "none"
         if isinstance(self.step_separator, str):

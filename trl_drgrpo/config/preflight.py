@@ -88,8 +88,8 @@ def check_inputs(
         _refuse_bare_rule(func)
     for func in [*reward_funcs, *(step_reward_funcs or [])]:
         check_ready(func)
-    if args.right_reward is not None and environment_factory is None:  # an environment may bring a reward of its own
-        CorrectnessRule(_reward_names(reward_funcs), args.right_reward)
+    if args.correct_reward is not None and environment_factory is None:  # an environment may bring a reward of its own
+        CorrectnessRule(_reward_names(reward_funcs), args.correct_reward)
     if environment_factory is None:
         names, step_names = _reward_names(reward_funcs), [reward_name(func) for func in step_reward_funcs or []]
         check_best_metric(args, names, step_names, eval_dataset if isinstance(eval_dataset, dict) else ())
@@ -97,7 +97,7 @@ def check_inputs(
     if learned and args.process_role == "reward":
         logger.warning(
             "process_role: %s is a model, and the run is paid for its scores: it learns to find the model's mistakes "
-            "(recipes/process_rewards.md). process_role='baseline' subtracts them instead.",
+            "(recipes/guides/process_rewards.md). process_role='baseline' subtracts them instead.",
             ", ".join(learned),
         )
     if step_reward_funcs and args.importance_sampling_level == "sequence":

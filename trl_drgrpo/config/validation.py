@@ -156,9 +156,9 @@ def _choices() -> dict[str, tuple[str, ...]]:
 def _validate_fields(config: Any) -> None:
     """Our own fields, and values that do not fit each other."""
     warning_thresholds(config.run_warnings)
-    if config.right_reward is not None and not isinstance(config.right_reward, str):
+    if config.correct_reward is not None and not isinstance(config.correct_reward, str):
         remedy = "Leave it out for the first reward."
-        raise InputError("right_reward", repr(config.right_reward), "a reward function's name", remedy)
+        raise InputError("correct_reward", repr(config.correct_reward), "a reward function's name", remedy)
     if config.logging_strategy == "steps" and config.logging_steps == 0:
         remedy = "logging_strategy='no' switches logging off."
         raise InputError("logging_steps", "0", "a number above 0 with logging_strategy 'steps'", remedy)

@@ -464,10 +464,10 @@ def test_what_passes_has_to_be_said_of_other_rewards(here, capsys):
     out, err = capsys.readouterr()
     assert "pass_rates: got rewards of later other than 0 and 1; expected pass or fail. Say from which" in err
     assert "later" in out  # the table is there all the same
-    assert score(*argv, "--right_threshold", "4") == 0
+    assert score(*argv, "--correct_threshold", "4") == 0
     assert {rate for rate, _ in read_pass_rates(here / "rates.jsonl").values()} == {1.0}
-    assert score("--rewards", "mine.py:exact", "--data", "rows.jsonl", "--right_threshold", "1") == 2
-    assert "right_threshold: got 1.0; expected none without --pass_rates." in capsys.readouterr().err
+    assert score("--rewards", "mine.py:exact", "--data", "rows.jsonl", "--correct_threshold", "1") == 2
+    assert "correct_threshold: got 1.0; expected none without --pass_rates." in capsys.readouterr().err
     assert score("--rewards", "mine.py:exact", "--data", "rows.jsonl", "--pass_rates", "rows.jsonl") == 2
     assert "pass_rates: got 'rows.jsonl', which is read; expected a file of its own" in capsys.readouterr().err
 

@@ -239,3 +239,13 @@ def test_a_separator_that_was_not_chosen_is_the_turn_where_there_are_turns():
     config.step_separator = "\n"
     config.check()
     assert config.separators(has_turns=True) == ["\n"]
+
+
+def test_former_names_are_read_as_the_new_ones_and_said(caplog):
+    config = DrGRPOConfig(use_cpu=True, right_reward="accuracy", right_threshold=0.5)
+    assert (config.correct_reward, config.correct_threshold) == ("accuracy", 0.5)
+    assert (config.right_reward, config.right_threshold) == (None, None)
+    assert [r.getMessage() for r in caplog.records if "goes in 0.3" in r.getMessage()] == [
+        "right_reward is called correct_reward now; the old name goes in 0.3.",
+        "right_threshold is called correct_threshold now; the old name goes in 0.3.",
+    ]

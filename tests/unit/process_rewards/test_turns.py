@@ -121,7 +121,7 @@ def test_a_failure_may_be_unscorable(tokenizer, caplog):
 
 
 def test_the_example_of_the_recipe_plays():
-    page = (Path(__file__).parents[3] / "recipes" / "process_rewards.md").read_text()
+    page = (Path(__file__).parents[3] / "recipes" / "guides" / "process_rewards.md").read_text()
     (block,) = re.findall(r"^## Turns\n.*?^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     exec(compile(block, "process_rewards.md", "exec"), names := {})
     game = names["GuessNumber"]()

@@ -68,7 +68,7 @@ class AllIncorrect(Watch):
             )
         return (
             f"{said}, and no earlier one was correct. Look at completions and their rewards (`trl-drgrpo score`): "
-            "check that the reward can read the answers and that right_threshold can be reached; else take easier "
+            "check that the reward can read the answers and that correct_threshold can be reached; else take easier "
             "prompts, or a model that solves some of them."
         )
 

@@ -1,6 +1,6 @@
 """Decides which completions are correct: a threshold on one named reward, never a guess about a continuous one.
 
-With `right_threshold` a completion is correct when the reward reaches it. Without one, only a reward that has given
+With `correct_threshold` a completion is correct when the reward reaches it. Without one, only a reward that has given
 nothing but 0 and 1 so far is read as incorrect and correct; its first other value ends that, for good, and says what
 to set. A completion without that reward is neither.
 """
@@ -44,7 +44,7 @@ class CorrectnessRule:
     def __init__(self, names: Sequence[str], reward: str | None = None, threshold: float | None = None):
         if reward is not None and reward not in names:
             expected = f"one of {', '.join(names)}" if names else "a reward function's name"
-            raise InputError("right_reward", repr(reward), expected, "Name a reward function of the run.")
+            raise InputError("correct_reward", repr(reward), expected, "Name a reward function of the run.")
         self.name = reward if reward is not None else names[0]
         self.index = list(names).index(self.name)
         self.threshold = threshold
@@ -62,8 +62,8 @@ class CorrectnessRule:
             self.is_binary = False
             logger.info(
                 "The reward %r gave %g, so it is not known from which value on a completion is correct: pass rate and "
-                "lengths of correct and incorrect completions are not logged. Set right_threshold (and right_reward, "
-                "for another reward).",
+                "lengths of correct and incorrect completions are not logged. Set correct_threshold (and "
+                "correct_reward, for another reward).",
                 self.name,
                 other,
             )

@@ -49,7 +49,7 @@ class Diagnostics(DescribingFeature):
         run_warnings ([`RunWarnings`]): Watches the logs of the main process.
     """
 
-    takes = ("run_log", "run_warnings", "right_reward", "right_threshold")
+    takes = ("run_log", "run_warnings", "correct_reward", "correct_threshold")
     run_warnings: RunWarnings
 
     def __init__(self, trainer: Any):
@@ -61,11 +61,13 @@ class Diagnostics(DescribingFeature):
         self._counted = ("", 0, 0)  # mode, step, and the groups seen in it
 
     def on_trainer_built(self) -> None:
-        """Set everything up; the reward functions are known by now. Refuses a `right_reward` that the run does not
+        """Set everything up; the reward functions are known by now. Refuses a `correct_reward` that the run does not
         have."""
         trainer, args = self.trainer, self.trainer.args
         if trainer.reward_func_names != [reward_name(process_only)]:  # whose 0 says nothing
-            self.correctness_rule = CorrectnessRule(trainer.reward_func_names, args.right_reward, args.right_threshold)
+            self.correctness_rule = CorrectnessRule(
+                trainer.reward_func_names, args.correct_reward, args.correct_threshold
+            )
         if args.run_log and trainer.accelerator.is_main_process:
             self.run_log = RunLog(Path(str(args.output_dir)))
         thresholds = warning_thresholds(args.run_warnings)

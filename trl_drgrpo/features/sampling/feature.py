@@ -79,7 +79,7 @@ class PromptSampling(Feature):
             trainer.training_examples, args.seed, bool(trainer.shuffle_dataset), whole_rows=has_environments
         )
         if args.curriculum:
-            self._rule = CorrectnessRule(trainer.reward_func_names, args.right_reward, args.right_threshold)
+            self._rule = CorrectnessRule(trainer.reward_func_names, args.correct_reward, args.correct_threshold)
         self._check_prompts()
         if args.prior_pass_rates:
             self._take_prior(Path(args.prior_pass_rates).expanduser())
@@ -234,7 +234,7 @@ class PromptSampling(Feature):
             return None
         correct = self._rule.judge(batch.scored.rewards_per_func[:, self._rule.index].tolist())
         if correct is None:
-            remedy = "Set right_threshold (and right_reward, for another reward), or switch curriculum off."
+            remedy = "Set correct_threshold (and correct_reward, for another reward), or switch curriculum off."
             raise InputError(
                 "curriculum", f"rewards of {self._rule.name!r} other than 0 and 1", "pass or fail", remedy
             )

@@ -3,7 +3,7 @@ r"""Process rewards on the list-sum task: every line is a step, and a rule check
 A step is a line, so completions are cut at `"\n"` and `line_reward` gives 1 for a right line that gets the sum further
 and 0 for a wrong one (`check_steps`), next to the outcome reward. `PROCESS_SETTINGS` is what `trl-drgrpo demo
 --process` trains with, on the long list sums; what other rewards and baselines do there is in
-`recipes/process_rewards.md`.
+`recipes/guides/process_rewards.md`.
 """
 
 from collections.abc import Sequence

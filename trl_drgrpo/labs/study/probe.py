@@ -35,8 +35,8 @@ def measure_model(
 
     Args:
         trainer ([`DrGRPOTrainer`]): Not trained; in one process. Its configuration says how many rows a batch has
-            (`per_device_train_batch_size * steps_per_generation`), L, and what is right (`right_reward`,
-            `right_threshold`).
+            (`per_device_train_batch_size * steps_per_generation`), L, and what is right (`correct_reward`,
+            `correct_threshold`).
         batches (`int`): K, generation batches to sample, at least 3. Standard errors fall with `1 / sqrt(K)`.
         on_batch (`Callable`, *optional*): Called with each batch's number and roll-outs, for progress.
 
@@ -119,7 +119,7 @@ def _right(trainer: DrGRPOTrainer, batch: CreditedBatch) -> np.ndarray:
     judged = rule.judge(batch.scored.rewards_per_func[:, rule.index].tolist()) if rule else None
     if judged is None:
         expected = "a reward of 0 or 1, or the value from which on a completion is correct"
-        raise InputError("right_threshold", "none", expected, "Set it, and right_reward for another reward.")
+        raise InputError("correct_threshold", "none", expected, "Set it, and correct_reward for another reward.")
     return np.array([right is True for right in judged])
 
 

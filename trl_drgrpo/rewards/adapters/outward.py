@@ -61,7 +61,7 @@ async def _awaited(result: Any) -> Any:
 
 def warn_of_removal(adapter: str, stack: str) -> None:
     """Says, to the caller of an adapter, that it goes away."""
-    message = f"{adapter} goes away in 0.3: what {stack} calls takes three lines to write (recipes/rewards.md)."
+    message = f"{adapter} goes away in 0.3: what {stack} calls takes three lines to write (recipes/guides/rewards.md)."
     warnings.warn(message, DeprecationWarning, stacklevel=3)
 
 

@@ -2,7 +2,7 @@
 
 Reading order: setup (what of a run matters) -> skeleton (the model without memory) -> ledger and stand_ins (how bytes
 are counted) -> shapes (of micro-batches) -> passes -> phases -> estimate -> proposal. The formulas in words, and
-estimates against measurements, are in `recipes/memory.md`.
+estimates against measurements, are in `recipes/guides/memory.md`.
 """
 
 from typing import TYPE_CHECKING

@@ -29,7 +29,7 @@ def test_a_reward_that_is_not_binary_is_never_guessed(caplog):
     [record] = caplog.records
     assert record.levelno == logging.INFO  # nothing is wrong with such a reward
     assert "0.5" in record.getMessage()
-    assert "right_threshold" in record.getMessage()
+    assert "correct_threshold" in record.getMessage()
 
 
 def test_a_threshold_needs_no_binary_reward(caplog):
@@ -40,19 +40,19 @@ def test_a_threshold_needs_no_binary_reward(caplog):
 
 @pytest.mark.parametrize("value", [math.inf, "0.5", True])
 def test_a_threshold_is_a_number(value):
-    with pytest.raises(InputError, match="^right_threshold: got"):
-        DrGRPOConfig(right_threshold=value)
+    with pytest.raises(InputError, match="^correct_threshold: got"):
+        DrGRPOConfig(correct_threshold=value)
 
 
 def test_an_unknown_name_is_refused_before_a_model_loads(prompts, settings):
-    args = DrGRPOConfig(**settings, right_reward="acuracy")
-    with pytest.raises(InputError, match="right_reward: got 'acuracy'; expected one of length_reward"):
+    args = DrGRPOConfig(**settings, correct_reward="acuracy")
+    with pytest.raises(InputError, match="correct_reward: got 'acuracy'; expected one of length_reward"):
         DrGRPOTrainer("no/such-model", length_reward, args, prompts)
 
 
 def test_the_name_must_be_a_text():
-    with pytest.raises(InputError, match="^right_reward: got 3"):
-        DrGRPOConfig(right_reward=3)
+    with pytest.raises(InputError, match="^correct_reward: got 3"):
+        DrGRPOConfig(correct_reward=3)
 
 
 def length_reward(completion_ids, **kwargs):

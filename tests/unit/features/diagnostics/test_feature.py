@@ -42,8 +42,8 @@ def trainer(tmp_path, monkeypatch):
         run_log=True,
         run_warnings=True,
         record_groups=1,
-        right_reward=None,
-        right_threshold=None,
+        correct_reward=None,
+        correct_threshold=None,
         num_generations=2,
         should_save=True,
         process_role="reward",
@@ -160,6 +160,6 @@ def test_what_the_run_has_decides_what_is_set_up(trainer):
     diagnostics.on_train_begin(trainer.args, trainer.state, None)
     diagnostics.on_train_end(trainer.args, trainer.state, None)
     assert trainer.describing.failures == {}
-    trainer.reward_func_names, trainer.args.right_reward = ["accuracy"], "acuracy"
-    with pytest.raises(InputError, match="^right_reward: got 'acuracy'"):
+    trainer.reward_func_names, trainer.args.correct_reward = ["accuracy"], "acuracy"
+    with pytest.raises(InputError, match="^correct_reward: got 'acuracy'"):
         Diagnostics(trainer).on_trainer_built()

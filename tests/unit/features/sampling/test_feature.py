@@ -36,7 +36,7 @@ def sampling(world, rank, rows, data=DATA, **fields):
     settings |= {"seed": 0, "generation_batch_size": rows, "prior_pass_rates": None, **fields}
     logged = []
     trainer = SimpleNamespace(
-        args=SimpleNamespace(right_reward=None, right_threshold=None, **settings),
+        args=SimpleNamespace(correct_reward=None, correct_threshold=None, **settings),
         accelerator=SimpleNamespace(num_processes=world.size, process_index=rank),
         num_generations=GROUP,
         training_examples=data,

@@ -129,7 +129,7 @@ class TestEvidence:
     """The page and the numbers it stands on."""
 
     ROOT = Path(__file__).parents[4]
-    PAGE = ROOT / "recipes" / "process_rewards.md"
+    PAGE = ROOT / "recipes" / "guides" / "process_rewards.md"
 
     def test_the_cost_is_below_two_percent(self):
         results = json.loads((self.ROOT / "recipes" / "results" / "process_overhead.json").read_text(encoding="utf-8"))

@@ -76,10 +76,10 @@ def test_a_learnable_reward_rises_along_every_objective(build):
 
 
 def test_a_continuous_reward_needs_a_threshold(build):
-    with pytest.raises(InputError, match="right_threshold: got none; expected a reward of 0 or 1"):
+    with pytest.raises(InputError, match="correct_threshold: got none; expected a reward of 0 or 1"):
         measure_model(build(reward=length_reward), 3)
     seen = []
-    measure_model(build(right_threshold=2.0), 3, lambda number, rollouts: seen.append(rollouts))
+    measure_model(build(correct_threshold=2.0), 3, lambda number, rollouts: seen.append(rollouts))
     assert all(((rollouts.rewards >= 2) == rollouts.right).all() for rollouts in seen)
 
 
