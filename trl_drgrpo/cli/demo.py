@@ -11,6 +11,8 @@ import warnings
 from pathlib import Path
 
 EXIT_LEARNED, EXIT_NOT_LEARNED, EXIT_INTERRUPTED = 0, 1, 130
+# Keys of `labs.demo.compare.STOCK_OBJECTIVES`, here because `--help` loads no TRL.
+OBJECTIVES = ("trl_default_dapo", "trl_grpo", "trl_dr_grpo_std_on", "trl_dr_grpo_no_std")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,8 +38,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--compare",
-        action="store_true",
-        help="then train the same model with stock TRL's GRPO, and write comparison.html over both runs",
+        nargs="*",
+        metavar="OBJECTIVE",
+        choices=OBJECTIVES,
+        help="then train the same with stock TRL under its objectives, each as long as the demo itself, and write "
+        f"comparison.html over all runs; without a name: {', '.join(OBJECTIVES)}",
     )
 
 
@@ -59,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
             steps=args.steps,
             console=progress,
             process=args.process,
-            compare=args.compare,
+            compare=OBJECTIVES if args.compare == [] else args.compare or (),
         )
     except KeyboardInterrupt:
         print(f"\ninterrupted; the model and the numbers so far are in {args.output_dir}", file=sys.stderr)

@@ -284,28 +284,52 @@ class TestRun:
         if importlib.util.find_spec("matplotlib"):
             assert (tmp_path / "out" / "curves.png").read_bytes().startswith(b"\x89PNG")
 
-    def test_stock_grpo_beside_it(self, tmp_path):
+    def test_stock_trl_beside_it(self, tmp_path):
         """The same prompts at the first step, another objective, both runs in one report."""
+        from trl_drgrpo.labs.demo.demo_report import objectives_table
         from trl_drgrpo.labs.demo.run import run_demo
         from trl_drgrpo.report import write_report
 
         with open(tmp_path / "log", "w", encoding="utf-8") as log:
             console = Console(file=log, width=200)
-            earlier = tmp_path / "out" / "grpo" / "completions" / "completions_00099.parquet"
+            earlier = tmp_path / "out" / "trl_grpo" / "completions" / "completions_00099.parquet"
             earlier.parent.mkdir(parents=True)
             earlier.write_bytes(b"of a longer demo")
             (tmp_path / "out" / "results.json").write_text('{"made_by": "trl-drgrpo demo"}')
-            result = run_demo(tmp_path / "out", steps=2, eval_size=8, console=console, compare=True)
+            result = run_demo(tmp_path / "out", steps=2, eval_size=8, console=console, compare=["trl_grpo"])
         assert not earlier.exists()
         assert result.report.stat().st_size > 50_000
         assert result.comparison.stat().st_size > result.report.stat().st_size
         runs = json.loads(
-            write_report([tmp_path / "out", tmp_path / "out" / "grpo"], tmp_path / "both.json", "json").read_text()
+            write_report([tmp_path / "out", tmp_path / "out" / "trl_grpo"], tmp_path / "both.json", "json").read_text()
         )["runs"]
         ours, grpo = (run["curves"] for run in runs)
         for name in ("completions/length_incorrect_mean", "drgrpo/all_correct_frac", "drgrpo/pass_rate"):
             assert ours[name], name
             assert grpo[name], name
+        told = json.loads(result.results_file.read_text())["stock"]
+        assert told["trl_grpo"]["sampled"]["accuracy"] == result.stock["trl_grpo"]["sampled"].accuracy
+        assert [str(cell) for cell in objectives_table(result).columns[0].cells] == ["DrGRPOTrainer", "trl_grpo"]
+
+    def test_the_objectives_to_compare_with(self):
+        """Without a name all of stock TRL's, the last of which is the same objective as ours."""
+        from trl import GRPOConfig
+
+        from trl_drgrpo.labs.demo.compare import STOCK_OBJECTIVES
+
+        assert tuple(STOCK_OBJECTIVES) == demo_command.OBJECTIVES
+        assert parse().compare is None
+        assert parse("--compare").compare == []
+        assert parse("--compare", "trl_grpo", "trl_default_dapo").compare == ["trl_grpo", "trl_default_dapo"]
+        with pytest.raises(SystemExit):
+            parse("--compare", "grpo")
+        configs = [GRPOConfig(use_cpu=True, bf16=False, **fields) for fields in STOCK_OBJECTIVES.values()]
+        assert [(c.loss_type, c.scale_rewards) for c in configs] == [
+            ("dapo", "group"),
+            ("grpo", "group"),
+            ("dr_grpo", "group"),
+            ("dr_grpo", "none"),
+        ]
 
     @pytest.mark.slow
     def test_it_runs_again_into_its_own_folder_and_without_matplotlib(self, tmp_path, monkeypatch):
@@ -336,7 +360,7 @@ class TestRun:
         assert numbers["before"]["greedy"]["accuracy"] > 0
         assert (tmp_path / "model" / "model.safetensors").exists()
 
-    @pytest.mark.parametrize("name", ["results.json", "model", "curves.png", "report.html", "grpo"])
+    @pytest.mark.parametrize("name", ["results.json", "model", "curves.png", "report.html", "trl_grpo"])
     def test_files_of_another_origin_are_not_touched(self, tmp_path, name):
         from trl_drgrpo.labs.demo.run import run_demo
 

@@ -1,7 +1,7 @@
-"""The same demo with the objective of GRPO, by stock TRL, so that a report can show both runs side by side.
+"""The same demo by stock TRL, under each of its objectives, so that a report can show the runs side by side.
 
-Model, data, seed, steps and settings are those of the demo; only trainer and objective differ: `loss_type="grpo"` (a
-mean over each answer's own tokens) and advantages divided by the group's standard deviation.
+Model, data, seed, steps and settings are those of the demo; only trainer and objective differ. Step rewards are left
+out: TRL has none.
 """
 
 import shutil
@@ -17,17 +17,34 @@ from trl_drgrpo.features.diagnostics.progress import ProgressCallback, show_prog
 from trl_drgrpo.labs.demo.build import MODEL_DIR
 from trl_drgrpo.labs.demo.task import list_sum_reward
 
-_OBJECTIVE = {"loss_type": "grpo", "scale_rewards": "group"}
+# Name of the run (and its folder) -> fields of GRPOConfig that make the objective. The last is Dr. GRPO in stock TRL.
+STOCK_OBJECTIVES: dict[str, dict[str, str]] = {
+    "trl_default_dapo": {},
+    "trl_grpo": {"loss_type": "grpo"},
+    "trl_dr_grpo_std_on": {"loss_type": "dr_grpo"},
+    "trl_dr_grpo_no_std": {"loss_type": "dr_grpo", "scale_rewards": "none"},
+}
 _FOR_THE_REPORT = {"log_completions": True, "num_completions_to_print": 0}
 
 
-def train_with_grpo(
-    settings: dict[str, Any], train_dataset: Any, console: Console, model_dir: Path = MODEL_DIR
-) -> Path:
-    """Train the demo's model with stock TRL's GRPO, and leave in `settings["output_dir"]` what the report reads.
-    `settings`: fields of [`trl.GRPOConfig`], those of the run to compare with; `model_dir`: what it starts from."""
+def train_with_trl(
+    objective: str, settings: dict[str, Any], train_dataset: Any, console: Console, model_dir: Path = MODEL_DIR
+) -> tuple[Any, Any]:
+    """
+    Train the demo's model with stock TRL, and leave in `settings["output_dir"]` what the report reads.
+
+    Args:
+        objective (`str`): A key of [`STOCK_OBJECTIVES`].
+        settings (`dict`): Fields of [`trl.GRPOConfig`], those of the run to compare with.
+        train_dataset (`Dataset`): The same prompts.
+        console (`rich.console.Console`): Where progress goes.
+        model_dir (`Path`): What the run starts from.
+
+    Returns:
+        `tuple`: The trained model and its tokenizer.
+    """
     shutil.rmtree(Path(settings["output_dir"]) / "completions", ignore_errors=True)  # an earlier, longer demo's
-    args = GRPOConfig(**{**settings, **_OBJECTIVE, **_FOR_THE_REPORT})
+    args = GRPOConfig(**{**settings, **STOCK_OBJECTIVES[objective], **_FOR_THE_REPORT})
     tokenizer = AutoTokenizer.from_pretrained(model_dir)
     rewards: Any = list_sum_reward
     trainer = GRPOTrainer(
@@ -41,4 +58,4 @@ def train_with_grpo(
         trainer.train()
     trainer.save_state()
     tokenizer.save_pretrained(str(args.output_dir))
-    return Path(str(args.output_dir))
+    return trainer.model, tokenizer

@@ -21,6 +21,8 @@ _SAMPLES = 3
 def print_report(result: "DemoResult", console: Console) -> None:
     """Print the before/after table, three held-out samples and where the files are."""
     console.print(before_after_table(result))
+    if result.stock:
+        console.print(objectives_table(result))
     console.print(samples_table(result))
     files = {
         "report": result.report,
@@ -58,6 +60,23 @@ def before_after_table(result: "DemoResult") -> Table:
         table.add_row("steps per completion", *(f"{value:.1f}" for value in steps), f"{steps[1] - steps[0]:+.1f}")
         change = f"{100 * (correct[1] - correct[0]):+.1f} points"
         table.add_row("correct steps", *(f"{value:.1%}" for value in correct), change)
+    return table
+
+
+def objectives_table(result: "DemoResult") -> Table:
+    """Held-out accuracies and lengths after the same number of steps, under each objective that was trained."""
+    table = Table(title=f"The same start, problems and {result.steps} steps, by objective", title_justify="left")
+    table.add_column("run")
+    for name in ("sampled accuracy", "greedy accuracy", "tokens, correct", "tokens, incorrect"):
+        table.add_column(name, justify="right")
+    for name, found in {"DrGRPOTrainer": result.after, **result.stock}.items():
+        sampled = found["sampled"]
+        lengths = (sampled.length_right_mean, sampled.length_wrong_mean)
+        table.add_row(
+            name,
+            *(f"{100 * found[mode].accuracy:.1f}%" for mode in ("sampled", "greedy")),
+            *("none" if value is None else f"{value:.1f}" for value in lengths),
+        )
     return table
 
 

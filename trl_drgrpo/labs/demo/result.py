@@ -9,6 +9,7 @@ from pathlib import Path
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.labs.demo.build import MODEL_DIR
+from trl_drgrpo.labs.demo.compare import STOCK_OBJECTIVES
 from trl_drgrpo.labs.demo.evaluate import Evaluation
 from trl_drgrpo.labs.demo.process import PROCESS_SETTINGS, step_numbers
 from trl_drgrpo.upstream.versions import installed_versions
@@ -16,8 +17,8 @@ from trl_drgrpo.upstream.versions import installed_versions
 REQUIRED_GAIN_POINTS = 40.0
 MADE_BY = "trl-drgrpo demo"
 RESULTS_FILE, PLOT_FILE, MODEL_FOLDER = "results.json", "curves.png", "model"
-REPORT_FILE, COMPARISON_FILE, GRPO_FOLDER, START_FOLDER = "report.html", "comparison.html", "grpo", "start"
-_OWN = (RESULTS_FILE, PLOT_FILE, MODEL_FOLDER, REPORT_FILE, COMPARISON_FILE, GRPO_FOLDER, START_FOLDER)
+REPORT_FILE, COMPARISON_FILE, START_FOLDER = "report.html", "comparison.html", "start"
+_OWN = (RESULTS_FILE, PLOT_FILE, MODEL_FOLDER, REPORT_FILE, COMPARISON_FILE, START_FOLDER, *STOCK_OBJECTIVES)
 
 
 @dataclass
@@ -34,7 +35,8 @@ class DemoResult:
         curves (`dict[str, list]`): Per training step: `step`, `pass_rate` (0 to 1) and lengths in tokens.
         plot (`Path` or `None`): The plot, once drawn; stays `None` without matplotlib.
         report (`Path` or `None`): The page of `trl-drgrpo report` over the run, once written.
-        comparison (`Path` or `None`): The page over this run and that of stock GRPO, if there was one.
+        stock (`dict[str, dict[str, Evaluation]]`): Held-out measurements after the runs by stock TRL, by objective.
+        comparison (`Path` or `None`): The page over this run and those of stock TRL, if there were any.
         seconds (`dict[str, float]`): Wall-clock seconds per stage.
     """
 
@@ -49,6 +51,7 @@ class DemoResult:
     curves: dict[str, list[float | None]] = field(default_factory=dict)
     plot: Path | None = None
     report: Path | None = None
+    stock: dict[str, dict[str, Evaluation]] = field(default_factory=dict)
     comparison: Path | None = None
     seconds: dict[str, float] = field(default_factory=dict)
 
@@ -96,6 +99,10 @@ class DemoResult:
             },
             "before": {mode: self.numbers(evaluation) for mode, evaluation in self.before.items()},
             "after": {mode: self.numbers(evaluation) for mode, evaluation in self.after.items()},
+            "stock": {
+                name: {mode: self.numbers(evaluation) for mode, evaluation in found.items()}
+                for name, found in self.stock.items()
+            },
             "gain_points": self.gain_points,
             "required_gain_points": REQUIRED_GAIN_POINTS,
             "learned": self.learned,

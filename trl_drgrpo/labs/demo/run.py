@@ -8,7 +8,7 @@ It always runs on the CPU in float32, also where there is a GPU: for a model thi
 numbers stay comparable.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.config import DrGRPOConfig
 from trl_drgrpo.features.diagnostics.progress import show_progress
-from trl_drgrpo.labs.demo.compare import train_with_grpo
+from trl_drgrpo.labs.demo.compare import STOCK_OBJECTIVES, train_with_trl
 from trl_drgrpo.labs.demo.demo_report import draw_curves
 from trl_drgrpo.labs.demo.evaluate import Evaluation, evaluate
 from trl_drgrpo.labs.demo.long_sums import TERMS, warm_start
@@ -28,7 +28,6 @@ from trl_drgrpo.labs.demo.process import PROCESS_SETTINGS, line_reward
 from trl_drgrpo.labs.demo.progress_lines import CurvesCallback
 from trl_drgrpo.labs.demo.result import (
     COMPARISON_FILE,
-    GRPO_FOLDER,
     PLOT_FILE,
     REPORT_FILE,
     START_FOLDER,
@@ -52,7 +51,7 @@ def training_arguments(output_dir: Path, seed: int, steps: int, **fields: Any) -
 
 
 def training_settings(output_dir: Path, seed: int, steps: int) -> dict[str, Any]:
-    """The settings that the demo and the run it is compared with share, as fields of [`trl.GRPOConfig`]."""
+    """The settings that the demo and the runs it is compared with share, as fields of [`trl.GRPOConfig`]."""
     return {
         "output_dir": str(output_dir),
         "seed": seed,
@@ -78,7 +77,7 @@ def run_demo(
     eval_size: int = 512,
     console: Console | None = None,
     process: bool = False,
-    compare: bool = False,
+    compare: Sequence[str] = (),
 ) -> DemoResult:
     """Measure, train, measure again, save.
 
@@ -90,7 +89,8 @@ def run_demo(
         eval_size (`int`): Number of held-out problems.
         console (`rich.console.Console`, *optional*): Where progress goes; standard error by default.
         process (`bool`): Train on long list sums and reward every line with `line_reward`, next to the outcome.
-        compare (`bool`): Then train the same model with stock TRL's GRPO, and write a report over both runs.
+        compare (`Sequence[str]`): Keys of `STOCK_OBJECTIVES`: then train the same model with stock TRL under each, and
+            write a report over all runs.
 
     Returns:
         `DemoResult`. Whether the model has learned is for the caller to judge (`result.learned`).
@@ -120,16 +120,10 @@ def run_demo(
         console.print(missing, markup=False, highlight=False, soft_wrap=True)
     result.report = write_report(result.output_dir, result.output_dir / REPORT_FILE)
     if compare:
-        folder = result.output_dir / GRPO_FOLDER
-        console.print("the same with stock TRL's GRPO ...", highlight=False)
-        with result.timed("train_grpo"), _one_thread():
-            train_with_grpo(
-                training_settings(folder, seed, steps),
-                make_training_data(seed, steps, process),
-                console,
-                result.start_dir,
-            )
-        result.comparison = write_report([result.output_dir, folder], result.output_dir / COMPARISON_FILE)
+        for objective in compare:
+            _train_stock(objective, result, console)
+        folders = [result.output_dir, *(result.output_dir / objective for objective in compare)]
+        result.comparison = write_report(folders, result.output_dir / COMPARISON_FILE)
         result.write()
     return result
 
@@ -195,6 +189,19 @@ def _train(model: Any, tokenizer: Any, result: DemoResult, console: Console) -> 
     )
     with show_progress(trainer, progress):
         trainer.train()
+
+
+def _train_stock(objective: str, result: DemoResult, console: Console) -> None:
+    """The same run by stock TRL under one of its objectives, measured on the same held-out problems."""
+    fields = ", ".join(f'{name}="{value}"' for name, value in STOCK_OBJECTIVES[objective].items())
+    console.print(f"the same with stock TRL, GRPOConfig({fields}) ...", highlight=False, markup=False)
+    settings = training_settings(result.output_dir / objective, result.seed, result.steps)
+    data = make_training_data(result.seed, result.steps, result.process)
+    with result.timed(f"train_{objective}"), _one_thread():
+        model, tokenizer = train_with_trl(objective, settings, data, console, result.start_dir)
+        result.stock[objective] = _measure(model, tokenizer, result)
+    result.write()
+    console.print(f"after training: {_in_words(result.stock[objective])}", highlight=False)
 
 
 def _measure(model: Any, tokenizer: Any, result: DemoResult) -> dict[str, Evaluation]:
