@@ -49,8 +49,8 @@ def before_after_table(result: "DemoResult") -> Table:
         table.add_row(f"{mode} accuracy", f"{before:.1f}%", f"{after:.1f}%", f"{after - before:+.1f} points")
     before, after = result.before["sampled"], result.after["sampled"]
     for name, old, new in (
-        ("mean length, correct (tokens)", before.length_right_mean, after.length_right_mean),
-        ("mean length, incorrect (tokens)", before.length_wrong_mean, after.length_wrong_mean),
+        ("mean length, correct (tokens)", before.length_correct_mean, after.length_correct_mean),
+        ("mean length, incorrect (tokens)", before.length_incorrect_mean, after.length_incorrect_mean),
     ):
         change = "" if old is None or new is None else f"{new - old:+.1f}"
         table.add_row(name, *("none" if value is None else f"{value:.1f}" for value in (old, new)), change)
@@ -71,7 +71,7 @@ def objectives_table(result: "DemoResult") -> Table:
         table.add_column(name, justify="right")
     for name, found in {"DrGRPOTrainer": result.after, **result.stock}.items():
         sampled = found["sampled"]
-        lengths = (sampled.length_right_mean, sampled.length_wrong_mean)
+        lengths = (sampled.length_correct_mean, sampled.length_incorrect_mean)
         table.add_row(
             name,
             *(f"{100 * found[mode].accuracy:.1f}%" for mode in ("sampled", "greedy")),
@@ -110,8 +110,8 @@ def draw_curves(curves: dict[str, list[float | None]], path: Path) -> Path:
     steps = curves["step"]
     _curve(rate, steps, curves["pass_rate"], COLORS[2], None)
     rate.set(xlabel="training step", ylabel="pass rate (training problems)", ylim=(0, 1.02))
-    _curve(length, steps, curves["length_right_mean"], ROLES["correct"], "correct completions")
-    _curve(length, steps, curves["length_wrong_mean"], ROLES["incorrect"], "incorrect completions")
+    _curve(length, steps, curves["length_correct_mean"], ROLES["correct"], "correct completions")
+    _curve(length, steps, curves["length_incorrect_mean"], ROLES["incorrect"], "incorrect completions")
     length.set(xlabel="training step", ylabel="mean length (tokens)")
     return save_figure(figure, path)
 

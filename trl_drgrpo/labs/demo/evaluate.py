@@ -17,17 +17,17 @@ class Evaluation:
 
     Args:
         accuracy (`float`): Share of correct completions, 0 to 1.
-        length_right_mean (`float` or `None`): Mean length of correct completions in tokens, end token included; `None`
+        length_correct_mean (`float` or `None`): Mean length of correct completions in tokens, end token included; `None`
             if there is none.
-        length_wrong_mean (`float` or `None`): The same for incorrect ones.
+        length_incorrect_mean (`float` or `None`): The same for incorrect ones.
         length_mean (`float`): Mean length of all completions in tokens.
         texts (`tuple[str, ...]`): The completions, one per problem, in order.
         correct (`tuple[bool, ...]`): Whether each is correct.
     """
 
     accuracy: float
-    length_right_mean: float | None
-    length_wrong_mean: float | None
+    length_correct_mean: float | None
+    length_incorrect_mean: float | None
     length_mean: float
     texts: tuple[str, ...]
     correct: tuple[bool, ...]
@@ -36,8 +36,8 @@ class Evaluation:
         """The four numbers without the completions, for a results file."""
         return {
             "accuracy": self.accuracy,
-            "length_right_mean": self.length_right_mean,
-            "length_wrong_mean": self.length_wrong_mean,
+            "length_correct_mean": self.length_correct_mean,
+            "length_incorrect_mean": self.length_incorrect_mean,
             "length_mean": self.length_mean,
         }
 
@@ -84,8 +84,8 @@ def evaluate(
     correct = [reward == 1.0 for reward in list_sum_reward(texts, [sum(numbers) for numbers in problems])]
     return Evaluation(
         accuracy=sum(correct) / len(correct),
-        length_right_mean=mean_or_none([n for n, ok in zip(lengths, correct, strict=True) if ok]),
-        length_wrong_mean=mean_or_none([n for n, ok in zip(lengths, correct, strict=True) if not ok]),
+        length_correct_mean=mean_or_none([n for n, ok in zip(lengths, correct, strict=True) if ok]),
+        length_incorrect_mean=mean_or_none([n for n, ok in zip(lengths, correct, strict=True) if not ok]),
         length_mean=sum(lengths) / len(lengths),
         texts=tuple(texts),
         correct=tuple(correct),

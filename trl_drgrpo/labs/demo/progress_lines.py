@@ -10,8 +10,8 @@ from trl_drgrpo.features.diagnostics.progress import ProgressCallback
 _CURVES = {
     "pass_rate": "drgrpo/pass_rate",
     "length_mean": "completions/mean_length",
-    "length_right_mean": "completions/length_correct_mean",
-    "length_wrong_mean": "completions/length_incorrect_mean",
+    "length_correct_mean": "completions/length_correct_mean",
+    "length_incorrect_mean": "completions/length_incorrect_mean",
 }
 _PROCESS_CURVES = {"steps_mean": "process/steps_mean", "process_reward": "process/reward_mean"}
 
@@ -24,8 +24,8 @@ class CurvesCallback(ProgressCallback):
         process (`bool`): Whether the run has step rewards, so that their curves are there too.
 
     Attributes:
-        curves (`dict[str, list[float | None]]`): `step`, `pass_rate`, `length_mean`, `length_right_mean` and
-            `length_wrong_mean`, with step rewards also `steps_mean` and `process_reward`, one entry per logged step;
+        curves (`dict[str, list[float | None]]`): `step`, `pass_rate`, `length_mean`, `length_correct_mean` and
+            `length_incorrect_mean`, with step rewards also `steps_mean` and `process_reward`, one entry per logged step;
             `None` where a batch had no such completion.
     """
 
