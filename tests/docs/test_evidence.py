@@ -6,6 +6,7 @@ from itertools import product
 from pathlib import Path
 
 import gpu
+import pictures
 import pytest
 
 from trl_drgrpo.cli.study import STUDIES
@@ -206,3 +207,10 @@ def test_the_readme_shows_what_a_gpu_has_said():
     if not results.exists():
         pytest.skip("make gpu was never run: there is nothing to show")
     assert gpu.table(json.loads(results.read_text())) in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_picture_of_the_fast_path_is_drawn_from_the_guide(tmp_path):
+    found = pictures.ratios((GUIDES / "fast_path.md").read_text())
+    assert {case for bars in pictures.BARS.values() for case in bars} <= set(found)
+    assert pictures.FAST_PATH.exists()
+    assert pictures.draw_fast_path(tmp_path / "bars.png").read_bytes().startswith(b"\x89PNG")
