@@ -52,4 +52,4 @@ def draw_fast_path(path: Path = FAST_PATH) -> Path:
 
 
 if __name__ == "__main__":
-    print(draw_fast_path())
+    draw_fast_path()

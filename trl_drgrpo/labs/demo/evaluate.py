@@ -17,7 +17,7 @@ class Evaluation:
 
     Args:
         accuracy (`float`): Share of correct completions, 0 to 1.
-        length_correct_mean (`float` or `None`): Mean length of correct completions in tokens, end token included; `None`
+        length_correct_mean (`float` or `None`): Mean tokens of correct completions, end token included; `None`
             if there is none.
         length_incorrect_mean (`float` or `None`): The same for incorrect ones.
         length_mean (`float`): Mean length of all completions in tokens.

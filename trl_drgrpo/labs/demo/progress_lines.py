@@ -25,7 +25,7 @@ class CurvesCallback(ProgressCallback):
 
     Attributes:
         curves (`dict[str, list[float | None]]`): `step`, `pass_rate`, `length_mean`, `length_correct_mean` and
-            `length_incorrect_mean`, with step rewards also `steps_mean` and `process_reward`, one entry per logged step;
+            `length_incorrect_mean`, with step rewards also `steps_mean` and `process_reward`, one entry per step;
             `None` where a batch had no such completion.
     """
 
