@@ -80,7 +80,7 @@ def on_page_content(html: str, **_: Any) -> str:
 
 
 def _in_words(code: re.Match) -> str:
-    """Inline code of a table cell, which breaks between words alone: browsers would break `--flag` behind the dashes."""
+    """Inline code of a table cell that breaks between words alone: browsers would break `--flag` behind the dashes."""
     return f"<code>{re.sub(r'[^ ]+', lambda word: f'<span>{word[0]}</span>', code[1])}</code>"
 
 

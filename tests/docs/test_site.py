@@ -1,4 +1,4 @@
-"""The site of the guides: every page is in the navigation; where mkdocs is installed it builds strictly and offline."""
+"""The site of the guides: every page is in the navigation; where mkdocs is installed it builds strictly, offline."""
 
 import os
 import re
