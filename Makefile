@@ -11,7 +11,7 @@ OLDEST_PIP = $(OLDEST_VENV)/bin/python -m pip install --quiet --constraint const
 OLDEST_TESTS = tests/trainer tests/process/test_vllm_server.py \
 	tests/process/test_vllm_colocate.py tests/unit/upstream tests/unit/config tests/unit/features tests/unit/labs/test_check.py
 
-.PHONY: setup demo check test test-programs test-slow test-oldest notebooks bench gpu bench-overhead dist lint format clean
+.PHONY: setup demo check test test-programs test-slow test-oldest notebooks docs docs-serve bench gpu bench-overhead dist lint format clean
 
 setup: $(VENV)/.dev
 
@@ -69,6 +69,16 @@ test-oldest: $(OLDEST_VENV)/.dev
 # Runs the notebooks and writes their outputs into them.
 notebooks: $(VENV)/.dev
 	$(OFFLINE) $(VENV)/bin/python tests/docs/execute_notebooks.py
+
+# The guides, the notebooks and the API as a site in build/site, without a network. A link that leads nowhere is an error.
+MKDOCS = NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs
+
+docs: $(VENV)/.dev
+	$(MKDOCS) build --strict --config-file recipes/mkdocs.yml
+
+# The same at http://127.0.0.1:8000, built anew when a page changes.
+docs-serve: $(VENV)/.dev
+	$(MKDOCS) serve --config-file recipes/mkdocs.yml
 
 # The exact fast path against stock TRL (about 40 minutes), then generation (about 8).
 bench: $(VENV)/.dev

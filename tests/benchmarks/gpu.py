@@ -1,7 +1,8 @@
 """Everything that only a GPU can say, in one command: no network, under ten minutes.
 
 Each part runs in a process of its own with a time limit: one that fails, or takes too long, is recorded as such and
-the next one runs. Results go to `recipes/results/gpu.json`; `--table` prints them as the README shows them.
+the next one runs. Results go to `recipes/results/gpu.json`; `--table` prints them as
+the evidence page shows them.
 
 Run: `make gpu` on a machine with CUDA. `--small` runs every part with tiny shapes on a CPU: it shows that the script
 works and says nothing about a GPU. `--parts parity generation` runs some; earlier results of the others stay.

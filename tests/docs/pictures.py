@@ -32,7 +32,7 @@ def ratios(page: str) -> dict[str, tuple[float, float, float]]:
 
 def draw_fast_path(path: Path = FAST_PATH) -> Path:
     """Bars of stock TRL's CPU time over ours, with the least and most of the pairs."""
-    found = ratios((GUIDES / "fast_path.md").read_text(encoding="utf-8"))
+    found = ratios((GUIDES / "benchmarks.md").read_text(encoding="utf-8"))
     figure, panels = new_figure(
         2, 1, 7.2, 3.4, sharex=True, gridspec_kw={"height_ratios": [len(bars) for bars in BARS.values()]}
     )

@@ -32,7 +32,7 @@ FILES |= {study: study for study in ("credit", "signal", "search", "forks")}
 RESULTS = {study: RECIPES / "results" / f"{file}.json" for study, file in FILES.items()}
 PAGES = dict.fromkeys(BIASES, (GUIDES / "evidence.md").read_text()) | {
     "credit": (GUIDES / "process_rewards.md").read_text(),
-    "search": (GUIDES / "process_rewards.md").read_text(),
+    "search": (GUIDES / "search.md").read_text(),
     "signal": (GUIDES / "signal.md").read_text(),
     "forks": (GUIDES / "forks.md").read_text(),
 }
@@ -105,46 +105,37 @@ def test_the_study_of_search_is_complete_and_within_its_budgets():
     budgets = results["settings"]["budgets"]
     assert sorted(runs) == sorted((a, b, s) for a in search_report.ARMS for b in budgets for s in range(5))
     assert all(run["tokens"] <= run["budget"] for run in results["runs"])
-    text = PAGES["search"].split("### A search is as good as its values")[1].split("\n## ")[0]
+    text = PAGES["search"].split("## A search is as good as its values")[1]
     quoted = re.findall(r"\d+\.\d+ ± \d+\.\d+", text)
     assert [each for each in quoted if each not in search_report.table(results)] == []
 
 
-def test_intervals_in_the_readme_are_those_of_the_results():
-    readme = (ROOT / "README.md").read_text()
-    section = re.search(r"^## The two biases, measured\n(.*?)^## ", readme, re.MULTILINE | re.DOTALL)
-    assert section
-    quoted = re.findall(r"\d+\.\d+\s±\s\d+\.\d+", section.group(1))
-    assert len(quoted) >= 6
-    known = " ".join(table for study in BIASES for table in tables(study))
-    assert [each for each in quoted if re.sub(r"\s", " ", each) not in known] == []
-
-
 def evidence():
-    """The rows of the README's table, by their file."""
-    readme = (ROOT / "README.md").read_text()
-    section = re.search(r"^## Evidence\n(.*?)^## ", readme, re.MULTILINE | re.DOTALL)
-    assert section
-    rows = [line for line in section.group(1).splitlines() if line.startswith("| ")][1:]
+    """The rows of the table that begins the page, by their file."""
+    rows = [line for line in PAGES["tabular"].split("\n## ")[0].splitlines() if line.startswith("| ")][1:]
     found = {}
     for row in rows:
-        (path,) = re.findall(r"\]\((recipes/[^)]+)\)", row)
+        (path,) = re.findall(r"\]\(([^)]+)\)", row)
         found.setdefault(path, []).append(row)
     return found
-
-
-def readme():
-    return " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
 
 
 def test_every_row_of_the_evidence_has_its_file():
     assert len(evidence()) >= 8
     for path in evidence():
-        assert (ROOT / path).is_file(), path
+        assert (GUIDES / path).is_file(), path
 
 
-def test_the_readme_quotes_the_check():
-    (row,) = evidence()["recipes/results/check_full.json"]
+@pytest.mark.parametrize("study", BIASES)
+def test_the_evidence_quotes_the_studies_of_the_biases(study):
+    known = " ".join(tables(study))
+    for row in evidence()[f"../results/{FILES[study]}.json"]:
+        quoted = re.findall(r"\d+\.\d+ ± \d+\.\d+", row)
+        assert [each for each in quoted if each not in known] == []
+
+
+def test_the_evidence_quotes_the_check():
+    (row,) = evidence()["../results/check_full.json"]
     found = json.loads((ROOT / "recipes/results/check_full.json").read_text())
     assert found["passed"] is True
     float64 = [case["gradient_difference"] for case in found["cases"] if case["plain_head"] and not case["control"]]
@@ -153,11 +144,11 @@ def test_the_readme_quotes_the_check():
     left = [f"{case['residual']:.0%}" for case in controls]
     assert f"{', '.join(left[:-1])} and {left[-1]}" in row
     for case, share in zip(controls, left, strict=True):
-        assert f"{case['cosine']:.2f} and {share}" in readme()
+        assert f"{case['cosine']:.2f} and {share}" in " ".join(PAGES["tabular"].split())
 
 
-def test_the_readme_quotes_the_check_of_the_credit():
-    (row,) = evidence()["recipes/results/check_credit.json"]
+def test_the_evidence_quotes_the_check_of_the_credit():
+    (row,) = evidence()["../results/check_credit.json"]
     found = json.loads((ROOT / "recipes/results/check_credit.json").read_text())
     assert found["passed"] is True
     exact = [case["difference"] for case in found["credit"] if not case["control"]]
@@ -166,8 +157,8 @@ def test_the_readme_quotes_the_check_of_the_credit():
 
 
 @pytest.mark.parametrize("study", ["signal", "forks"])
-def test_readme_and_page_quote_the_study(study):
-    (row,) = evidence()[f"recipes/guides/{study}.md"]
+def test_evidence_and_page_quote_the_study(study):
+    (row,) = evidence()[f"{study}.md"]
     known = " ".join(tables(study))
     for text in (row, PAGES[study].split("## What it says")[1]):
         quoted = re.findall(r"[-+]?\d+\.\d+ ± \d+\.\d+", text)
@@ -194,23 +185,23 @@ def test_every_arm_of_the_study_of_signal_has_every_seed():
         assert signal_report.complete_seeds(results, start) == list(range(STUDIES["signal"]))
 
 
-def test_the_readme_quotes_the_demo():
-    (row,) = evidence()["recipes/results/demo.json"]
+def test_the_evidence_quotes_the_demo():
+    (row,) = evidence()["../results/demo.json"]
     runs = json.loads((ROOT / "recipes/results/demo.json").read_text())["runs"]
     assert [run["seed"] for run in runs] == [0, 1, 2]
     after = [f"{100 * run['after']['sampled']['accuracy']:.1f}%" for run in runs]
     assert f"{100 * runs[0]['before']['sampled']['accuracy']:.1f}% to {after[0]}, {after[1]} and {after[2]}" in row
 
 
-def test_the_readme_shows_what_a_gpu_has_said():
+def test_the_evidence_shows_what_a_gpu_has_said():
     results = RECIPES / "results" / "gpu.json"
     if not results.exists():
         pytest.skip("make gpu was never run: there is nothing to show")
-    assert gpu.table(json.loads(results.read_text())) in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert gpu.table(json.loads(results.read_text())) in PAGES["tabular"]
 
 
 def test_the_picture_of_the_fast_path_is_drawn_from_the_guide(tmp_path):
-    found = pictures.ratios((GUIDES / "fast_path.md").read_text())
+    found = pictures.ratios((GUIDES / "benchmarks.md").read_text())
     assert {case for bars in pictures.BARS.values() for case in bars} <= set(found)
     assert pictures.FAST_PATH.exists()
     assert pictures.draw_fast_path(tmp_path / "bars.png").read_bytes().startswith(b"\x89PNG")

@@ -13,7 +13,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from trl_drgrpo.features.fast_path.blocks import Block, cut_into_blocks
 
-# Types of devices where blocks were measured to be faster than the plain mask (guides/fast_path.md, 2026-11-22).
+# Types of devices where blocks were measured to be faster than the plain mask (guides/benchmarks.md, 2026-11-22).
 # Elsewhere each block is a few kernel launches more in every layer, and the mask stays plain.
 MEASURED = frozenset({"cpu"})
 

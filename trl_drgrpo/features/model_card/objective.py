@@ -1,7 +1,7 @@
 """The objective of a run in the words of its card: the formula with the run's numbers, and every switch that is on.
 
 Read off the configuration and the trainer, never off defaults: a card that says "Dr. GRPO" and no more cannot be
-compared with another. Symbols as in the README: `P G B T L`, `r_i`, `A_i`, `rho_it`.
+compared with another. Symbols: `P G B T L`, `r_i`, `A_i`, `rho_it`.
 """
 
 from collections.abc import Sequence

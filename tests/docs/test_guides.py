@@ -1,0 +1,126 @@
+"""The README and the guides: their Python blocks run as they stand, and what they name exists."""
+
+import re
+from pathlib import Path
+
+import pytest
+from reference_page import flags
+
+ROOT = Path(__file__).parents[2]
+GUIDES = ROOT / "recipes" / "guides"
+PAGES = {path.name: path.read_text(encoding="utf-8") for path in [ROOT / "README.md", *sorted(GUIDES.glob("*.md"))]}
+ALL_PAGES = "\n".join(PAGES.values())
+MIGRATING = PAGES["migrating.md"]
+# Written by `make gpu`, on a machine with CUDA.
+NOT_YET = {"recipes/results/gpu.json"}
+
+
+def fenced(page, language):
+    return re.findall(rf"^```{language}\n(.*?)^```", PAGES[page], re.MULTILINE | re.DOTALL)
+
+
+BLOCKS = [(page, block) for page in PAGES for block in fenced(page, "python")]
+
+
+def test_there_are_blocks():
+    assert {"quickstart.md", "process_rewards.md", "lora.md", "rewards.md"} <= {page for page, _ in BLOCKS}
+    assert len(fenced("migrating.md", "python")) >= 3
+
+
+@pytest.mark.parametrize(
+    ("page", "block"), BLOCKS, ids=lambda text: text if text in PAGES else text.strip().splitlines()[-1][:30]
+)
+def test_block_runs(page, block, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    exec(compile(block, page, "exec"), {})
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_targets_commands_and_files_exist(page):
+    from trl_drgrpo.cli.main import SUBCOMMANDS
+
+    makefile = (ROOT / "Makefile").read_text()
+    for target in re.findall(r"(?:`|^ *)make ([\w-]+)", PAGES[page], re.MULTILINE):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+    for command in re.findall(r"(?:`|^ *)trl-drgrpo ([a-z][\w-]*)", PAGES[page], re.MULTILINE):
+        assert command in SUBCOMMANDS, command
+    for path in re.findall(r"\b(?:recipes|notebooks|tests)/[\w./-]+\.[a-z]+\b", PAGES[page]):
+        assert (ROOT / path).exists() or path in NOT_YET, path
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if fenced(page, "bash")])
+def test_flags_in_shell_blocks_exist(page):
+    for block in fenced(page, "bash"):
+        for line in block.replace("\\\n", " ").splitlines():
+            for command, rest in re.findall(r"^(?:\S+=\S+ )*trl-drgrpo ([\w-]+)([^#]*)", line):
+                known = {name for action in flags(command) for name in action.option_strings}
+                assert set(re.findall(r"(?<!\S)--[a-z][\w-]*", rest)) <= known, line
+
+
+def test_every_new_field_is_in_the_guides():
+    import dataclasses
+
+    from trl import GRPOConfig
+
+    from trl_drgrpo import DrGRPOConfig
+
+    inherited = {field.name for field in dataclasses.fields(GRPOConfig)}
+    new = [
+        field.name
+        for field in dataclasses.fields(DrGRPOConfig)
+        if field.name not in inherited and "Former" not in field.metadata["help"]
+    ]
+    assert [name for name in new if f"`{name}`" not in PAGES["configuration.md"]] == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "becomes"),
+    [
+        ({}, "dr_grpo"),
+        ({"loss_type": "dapo", "scale_rewards": "group", "use_bias_correction_kl": True}, "dr_grpo"),
+        ({"loss_type": "dr_grpo", "scale_rewards": True}, "dr_grpo"),
+        ({"loss_type": "dr_grpo", "scale_rewards": False}, "dr_grpo"),
+        ({"loss_type": "grpo"}, None),
+        ({"loss_type": "bnpo"}, None),
+        ({"loss_type": "cispo"}, None),
+        ({"scale_rewards": "batch"}, None),
+        ({"multi_objective_aggregation": "normalize_then_sum"}, None),
+        ({"sync_ref_model": True, "beta": 0.1}, None),
+        ({"max_completion_length": None}, None),
+    ],
+)
+def test_what_the_migrating_page_says_of_a_plain_configuration(fields, becomes):
+    from trl import GRPOConfig
+
+    from trl_drgrpo import DrGRPOConfig
+    from trl_drgrpo.common.errors import InputError
+
+    plain = GRPOConfig(use_cpu=True, bf16=False, report_to="none", **fields)
+    if becomes is None:
+        with pytest.raises(InputError):
+            DrGRPOConfig.from_grpo_config(plain)
+        return
+    read = DrGRPOConfig.from_grpo_config(plain)
+    assert (read.loss_type, read.scale_rewards, read.use_bias_correction_kl) == (becomes, "none", False)
+    for name in fields:
+        assert f"`{name}" in MIGRATING
+
+
+def anchors(page):
+    """The anchors of a page's headings, as a forge makes them."""
+    headings = re.findall(r"^#+ (.*)$", PAGES[page], re.MULTILINE)
+    return [re.sub(r"[^\w\- ]", "", each.replace("`", "").lower()).strip().replace(" ", "-") for each in headings]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere_in_the_repository(page):
+    folder = ROOT if page == "README.md" else GUIDES
+    for link in re.findall(r"\]\(([^)\s]+)\)", PAGES[page]):
+        if link.startswith("https://"):
+            continue
+        name, _, heading = link.partition("#")
+        target = (folder / name).resolve() if name else folder / page
+        assert target.is_file(), link
+        assert target.is_relative_to(ROOT), link
+        if heading:
+            assert heading in anchors(target.name), link
