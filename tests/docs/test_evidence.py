@@ -197,3 +197,13 @@ def test_the_evidence_shows_what_a_gpu_has_said():
     if not results.exists():
         pytest.skip("make gpu was never run: there is nothing to show")
     assert gpu.table(json.loads(results.read_text())) in PAGES["tabular"]
+
+
+def test_the_speed_that_is_summed_up_is_that_of_the_benchmarks():
+    benchmarks = (GUIDES / "benchmarks.md").read_text()
+    summary = re.findall(r"\d+\.\d+x", (GUIDES / "fast_path.md").read_text())
+    assert len(summary) >= 12
+    assert [each for each in summary if f"| {each} (" not in benchmarks] == []
+    (row,) = evidence()["benchmarks.md"]
+    ends = [float(each.rstrip("x")) for each in re.findall(r"\d+\.\d+x", row)]
+    assert ends == [min(float(each[:-1]) for each in summary), max(float(each[:-1]) for each in summary)]
