@@ -22,7 +22,7 @@ LINK = re.compile(r"(\]\()([^)\s#]+)((?:#[^)\s]*)?\))")
 IN_TWO_COLORS = re.compile(r"!\[([^\]]*)\]\((images/\w+)_light\.png\)")
 CODE = {".cff": "yaml", ".css": "css", ".py": "python", ".toml": "toml", ".txt": "text", ".yaml": "yaml"}
 FORMULA = re.compile(r"\$\$(.+?)\$\$|\$([^$\n]+?)\$", re.DOTALL)
-CELL_CODE = re.compile(r"<code>([^<\n]*)</code>(?=(?:(?!<t[dh]\b|</?table)[^\n])*</t[dh]>)")
+INLINE_CODE = re.compile(r"<code>([^<\n]*)</code>")
 FORMULAS: list[str] = []  # as MathML; in Markdown a formula is its place here, between two characters for private use
 HOMES = {"CHANGELOG.md": "changelog.md"}  # pages with a place of their own in the navigation
 
@@ -69,8 +69,8 @@ def _for_both(picture: re.Match) -> str:
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """Puts the formulas in, and the group widget where a page has a place for it; keeps flags in tables whole."""
-    html = CELL_CODE.sub(_in_words, html)
+    """Puts the formulas in, and the group widget where a page has a place for it; keeps flags whole."""
+    html = INLINE_CODE.sub(_in_words, html)
     html = re.sub("\ue000(\\d+)\ue001", lambda place: FORMULAS[int(place[1])], html)
     if not (WIDGET / "group_widget.js").exists():
         return html.replace(PLACE, "")
@@ -80,8 +80,9 @@ def on_page_content(html: str, **_: Any) -> str:
 
 
 def _in_words(code: re.Match) -> str:
-    """Inline code of a table cell that breaks between words alone: browsers would break `--flag` behind the dashes."""
-    return f"<code>{re.sub(r'[^ ]+', lambda word: f'<span>{word[0]}</span>', code[1])}</code>"
+    """Inline code that breaks between words alone: browsers would break `--flag` behind the dashes."""
+    words = re.sub(r"[^ ]+", lambda word: f'<span class="word">{word[0]}</span>', code[1])
+    return f"<code>{words}</code>"
 
 
 # Paths of the repository and of the site -----------------------------------------------------------------------------

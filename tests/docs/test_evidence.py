@@ -205,3 +205,13 @@ def test_the_picture_of_the_fast_path_is_drawn_from_the_guide(tmp_path):
     assert {case for bars in pictures.BARS.values() for case in bars} <= set(found)
     assert pictures.FAST_PATH.exists()
     assert pictures.draw_fast_path(tmp_path / "bars.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_speed_that_is_summed_up_is_that_of_the_benchmarks():
+    benchmarks = (GUIDES / "benchmarks.md").read_text()
+    summary = re.findall(r"\d+\.\d+x", (GUIDES / "fast_path.md").read_text())
+    assert len(summary) >= 12
+    assert [each for each in summary if f"| {each} (" not in benchmarks] == []
+    (row,) = evidence()["benchmarks.md"]
+    ends = [float(each.rstrip("x")) for each in re.findall(r"\d+\.\d+x", row)]
+    assert ends == [min(float(each[:-1]) for each in summary), max(float(each[:-1]) for each in summary)]

@@ -95,6 +95,8 @@ def test_every_address_on_the_site_is_there_and_nothing_comes_from_another_host(
                 target = (page.parent / unquote(address.partition("#")[0])).resolve()
                 assert target.exists(), (page.name, address)
                 assert target.is_relative_to(site.resolve())
+    widget = ROOT / "trl_drgrpo" / "report" / "assets" / "group_widget.js"
+    assert ("mountGroupWidget(" in (site / "index.html").read_text(encoding="utf-8")) == widget.exists()
     assert "Dr. GRPO" in (site / "search" / "search_index.json").read_text(encoding="utf-8")
 
 
