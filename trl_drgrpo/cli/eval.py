@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     from trl_drgrpo.rewards.contract import reward_name
     from trl_drgrpo.rewards.registry import resolve_reward
 
-    names = {"model": given.model}
+    names = {"model": given.values["model_name_or_path"]}
     if baseline := _baseline(args, given):
         names = {"baseline": baseline, **names}
     output = _output(args, given)
@@ -136,7 +136,7 @@ def _checked(args: argparse.Namespace) -> Given:
     if given.values.get("vllm_server_base_url") is None:
         check_model("model_name_or_path", given.model, given.loading(args.base).base)
     if baseline := _baseline(args, given):
-        check_model("baseline", baseline)
+        check_model("baseline", model_path(baseline))
     check_writable("output_dir", str(_output(args, given)))
     if args.pass_rates:
         check_writable("pass_rates", str(Path(args.pass_rates).parent))
@@ -147,9 +147,8 @@ def _baseline(args: argparse.Namespace, given: Given) -> str | None:
     from trl_drgrpo.evaluation.models import base_name
 
     if args.baseline is not None:
-        return None if args.baseline.lower() == "none" else model_path(args.baseline)
-    found = given.trained_from or base_name(given.model, given.loading(args.base).base)
-    return None if found is None else model_path(found)
+        return None if args.baseline.lower() == "none" else args.baseline
+    return given.trained_from or base_name(given.model, given.loading(args.base).base)
 
 
 def _output(args: argparse.Namespace, given: Given) -> Path:
@@ -214,9 +213,10 @@ def _samples(
     from trl_drgrpo.search.output import SearchFile
 
     group = max(1, args.batch_size // args.num_samples)
+    path = model_path(name)
     specs = [str(spec) for spec in given.values["reward_funcs"]]
     loading, url = given.loading(args.base), given.values.get("vllm_server_base_url")
-    depends = {**facts, "rewards": specs, "model": name, "weights": models.weights_mark(name), "batch": group}
+    depends = {**facts, "rewards": specs, "model": name, "weights": models.weights_mark(path), "batch": group}
     depends |= {"loading": asdict(loading), "server": url is not None}
     file = SearchFile(output / "samples" / f"{_slug(name)}-{digest(depends)}.jsonl", depends, group, KIND)
     file.open(len(rows))
@@ -224,11 +224,11 @@ def _samples(
         console.log(f"{file.done} of {len(rows)} prompts of {name} are in {file.path} already.")
     if file.done == len(rows):
         return file
-    tokenizer = models.load_tokenizer(name, loading)
+    tokenizer = models.load_tokenizer(path, loading)
     model = sampler = None
     if url is None:
         console.log(f"Loading {name}")
-        model = models.load_model(name, loading)
+        model = models.load_model(path, loading)
         sampler = ModelSampler(model, tokenizer, given.decoding(), args.batch_size)
     else:
         sampler = server_sampler(url, name, tokenizer, given.decoding(), args.batch_size)
@@ -273,7 +273,7 @@ def _content(
     found = []
     for role, name in names.items():
         numbers = results.model_numbers(files[role].rows, correct[role], args.k)
-        found.append({"role": role, "name": name, "weights": models.weights_mark(name), **numbers})
+        found.append({"role": role, "name": name, "weights": models.weights_mark(model_path(name)), **numbers})
     difference = None
     if "baseline" in files:
         pair = [each for role in ("model", "baseline") for each in (files[role].rows, correct[role])]
