@@ -7,7 +7,6 @@ failed on some completion, 2 bad input.
 
 import argparse
 import gc
-import os
 import re
 import shlex
 import sys
@@ -15,20 +14,23 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from trl_drgrpo.cli import console, data
+from trl_drgrpo.cli import console
+from trl_drgrpo.cli.eval_inputs import (
+    FOLDER,
+    RULE_KEYS,
+    baseline_of,
+    check_rule,
+    checked,
+    facts_of,
+    output_of,
+    split_of,
+)
 from trl_drgrpo.cli.job import model_path
-from trl_drgrpo.cli.kept_recipe import run_folder
 from trl_drgrpo.cli.problems import digest, prompt_rows
 from trl_drgrpo.cli.progress_bar import progress_over
-from trl_drgrpo.cli.prompts import check_prompting
-from trl_drgrpo.cli.run_keys import DECODING_KEYS, MODEL_KEYS, PROMPT_KEYS, Given, add_keys, read_given
-from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.common.folders import check_writable
-from trl_drgrpo.common.ranges import RANGES, refuse_outside, whole
+from trl_drgrpo.cli.run_keys import DECODING_KEYS, MODEL_KEYS, PROMPT_KEYS, Given, add_keys
 
 _DATA_KEYS = ("dataset_name", "dataset_config", "rename_columns", "reward_funcs")
-_RULE_KEYS = ("correct_reward", "correct_threshold")
-_FOLDER = "eval_output"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Sample completions of a dataset's prompts, score them, and show pass@1 and pass@k with their intervals, "
         "beside the model that training began with and the paired difference. Started again, it goes on."
     )
-    add_keys(parser, (*MODEL_KEYS, *_DATA_KEYS, *PROMPT_KEYS, *DECODING_KEYS, *_RULE_KEYS, "vllm_server_base_url"))
+    add_keys(parser, (*MODEL_KEYS, *_DATA_KEYS, *PROMPT_KEYS, *DECODING_KEYS, *RULE_KEYS, "vllm_server_base_url"))
     add = parser.add_argument
     add("--split", help="split to evaluate on (default: the recipe's test split, else test, else the only one)")
     add(
@@ -50,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--limit", type=int, help="evaluate on the first prompts only")
     add("--seed", type=int, default=0, help="of the sampling (default: 0)")
     add("--batch_size", type=int, default=64, help="completions per forward, or requests at a time (default: 64)")
-    add("--output_dir", help=f"folder for samples and results (default: in the run's folder, else {_FOLDER})")
+    add("--output_dir", help=f"folder for samples and results (default: in the run's folder, else {FOLDER})")
     add("--markdown", action="store_true", help="write the table as Markdown, too")
     add("--pass_rates", metavar="FILE", help="write the pass rate of each prompt, for prior_pass_rates in a recipe")
     add("--no_card", action="store_true", help="leave the model's card as it is")
@@ -59,20 +61,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Evaluate, print and write."""
-    given = _checked(args)
+    given = checked(args)
     from trl_drgrpo.evaluation import results, table
     from trl_drgrpo.evaluation.running import check_rows
     from trl_drgrpo.rewards.contract import reward_name
     from trl_drgrpo.rewards.registry import resolve_reward
 
     names = {"model": given.values["model_name_or_path"]}
-    if baseline := _baseline(args, given):
+    if baseline := baseline_of(args, given):
         names = {"baseline": baseline, **names}
-    output = _output(args, given)
+    output = output_of(args, given)
     with console.stdout_to_stderr():
         rewards = {reward_name(reward): reward for reward in map(resolve_reward, given.values["reward_funcs"])}
-        _check_rule(given, list(rewards))
-        split, dataset = _dataset(args, given)
+        check_rule(given, list(rewards))
+        split, dataset = split_of(args, given)
         rows = prompt_rows(
             dataset,
             given.values["dataset_name"],
@@ -82,8 +84,12 @@ def run(args: argparse.Namespace) -> int:
             **{key: given.values.get(key) for key in PROMPT_KEYS},
         )
         check_rows(rows)
-        facts = _facts(args, given, split, rows)
-        files = {role: _samples(args, given, name, rows, rewards, output, facts) for role, name in names.items()}
+        facts = facts_of(args, given, split, rows)
+        try:
+            files = {role: _samples(args, given, name, rows, rewards, output, facts) for role, name in names.items()}
+        except KeyboardInterrupt:
+            console.log("The samples so far are kept: the same command goes on.")
+            raise
     content = _content(args, given, names, files, list(rewards), facts)
     path = _path(output, facts, given, names)
     results.write_results(path, content)
@@ -101,100 +107,7 @@ def run(args: argparse.Namespace) -> int:
     return int(failed > 0)
 
 
-# Before anything is imported -----------------------------------------------------------------------------------------
-
-
-def _checked(args: argparse.Namespace) -> Given:
-    """What was given, checked as far as it goes without importing anything heavy."""
-    if os.environ.get("WORLD_SIZE", "1") != "1":
-        remedy = (
-            "Start it without accelerate or torchrun; a vLLM server (--vllm_server_base_url) uses several devices."
-        )
-        raise InputError("eval", f"{os.environ['WORLD_SIZE']} processes", "one", remedy)
-    for field, least in (("num_samples", 1), ("batch_size", 1), ("limit", 1)):
-        refuse_outside(field, getattr(args, field), whole(least, optional=True, remedy="Give a larger number."))
-    refuse_outside("seed", args.seed, RANGES["seed"])
-    args.k = sorted(set(args.k or (1, args.num_samples)))
-    for k in args.k:
-        remedy = "pass@k needs at least k completions of each prompt: raise num_samples."
-        refuse_outside("k", k, whole(1, args.num_samples, remedy=remedy))
-    given = read_given(args)
-    if not given.values.get("dataset_name"):
-        got = "a mixture (`datasets`)" if given.values.get("datasets") else "none"
-        remedy = "Add for example --dataset_name test.jsonl, or `reasoning_gym:chain_sum?size=500`."
-        raise InputError("dataset_name", got, "a dataset with prompts", remedy)
-    data.check_source(given.values["dataset_name"])
-    check_prompting(given.values.get("prompt_template"), given.values.get("system_prompt"))
-    if not given.values.get("reward_funcs"):
-        remedy = "Add for example --reward_funcs math_reward; a reward model says of no completion that it is correct."
-        raise InputError("reward_funcs", "none", "a reward that says what is correct", remedy)
-    if given.decoding().temperature == 0 and args.num_samples > 1:
-        remedy = "A greedy model has one answer: leave num_samples out, or raise the temperature."
-        raise InputError("num_samples", f"{args.num_samples} at temperature 0", "1", remedy)
-    from trl_drgrpo.evaluation.models import check_model
-
-    if given.values.get("vllm_server_base_url") is None:
-        check_model("model_name_or_path", given.model, given.loading(args.base).base)
-    if baseline := _baseline(args, given):
-        check_model("baseline", model_path(baseline))
-    check_writable("output_dir", str(_output(args, given)))
-    if args.pass_rates:
-        check_writable("pass_rates", str(Path(args.pass_rates).parent))
-    return given
-
-
-def _baseline(args: argparse.Namespace, given: Given) -> str | None:
-    from trl_drgrpo.evaluation.models import base_name
-
-    if args.baseline is not None:
-        return None if args.baseline.lower() == "none" else args.baseline
-    return given.trained_from or base_name(given.model, given.loading(args.base).base)
-
-
-def _output(args: argparse.Namespace, given: Given) -> Path:
-    from trl_drgrpo.evaluation.results import FOLDER
-    from trl_drgrpo.features.diagnostics.run_log import FOLDER as LOG_FOLDER
-
-    if args.output_dir:
-        return Path(args.output_dir).expanduser()
-    run = run_folder(given.model)
-    return Path(_FOLDER) if run is None else run / LOG_FOLDER / FOLDER
-
-
-def _check_rule(given: Given, names: list[str]) -> None:
-    from trl_drgrpo.features.diagnostics.correctness import CorrectnessRule
-
-    refuse_outside("correct_threshold", given.values.get("correct_threshold"), RANGES["correct_threshold"])
-    CorrectnessRule(names, given.values.get("correct_reward"))
-
-
-# Data, samples, numbers ----------------------------------------------------------------------------------------------
-
-
-def _dataset(args: argparse.Namespace, given: Given) -> tuple[str, Any]:
-    """The split's name and the split; never the training data without a word."""
-    source = given.values["dataset_name"]
-    splits: Any = data.load_data(source, name=given.values.get("dataset_config"))
-    wanted = args.split or given.values.get("dataset_test_split") or "test"
-    if args.split is None and wanted not in splits and len(splits) == 1:
-        wanted = str(next(iter(splits)))
-        console.log(f"{source} has no test split: evaluating on its only one, {wanted}.")
-    return wanted, data.take_split(splits, wanted, source)
-
-
-def _facts(args: argparse.Namespace, given: Given, split: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Data and sampling: what the samples depend on beside the model."""
-    return {
-        "dataset": {
-            "name": given.values["dataset_name"],
-            "config": given.values.get("dataset_config"),
-            "split": split,
-            "prompts": len(rows),
-            "digest": digest(rows),
-        },
-        "prompt": {key: given.values.get(key) for key in PROMPT_KEYS},
-        "sampling": {**asdict(given.decoding()), "num_samples": args.num_samples, "seed": args.seed},
-    }
+# Samples and numbers -------------------------------------------------------------------------------------------------
 
 
 def _samples(
@@ -268,7 +181,7 @@ def _content(
     from trl_drgrpo.evaluation import models, results
     from trl_drgrpo.labs.provenance import provenance
 
-    rule = {key: given.values.get(key) for key in _RULE_KEYS}
+    rule = {key: given.values.get(key) for key in RULE_KEYS}
     correct = {role: results.judged(file.rows, rewards, *rule.values()) for role, file in files.items()}
     found = []
     for role, name in names.items():
@@ -284,7 +197,7 @@ def _content(
 
 
 def _path(output: Path, facts: dict[str, Any], given: Given, names: dict[str, str]) -> Path:
-    rule = {key: given.values.get(key) for key in _RULE_KEYS}
+    rule = {key: given.values.get(key) for key in RULE_KEYS}
     mark = digest({**facts, **rule, **names, "rewards": given.values["reward_funcs"]})[:8]
     return output / f"{_slug(facts['dataset']['name'])}-{facts['dataset']['split']}-{mark}.json"
 
@@ -302,7 +215,7 @@ def _write_pass_rates(args: argparse.Namespace, given: Given, rows: list[dict[st
     from trl_drgrpo.evaluation.results import judged
     from trl_drgrpo.features.sampling.pass_rates import write_pass_rates
 
-    correct = judged(rows, rewards, *(given.values.get(key) for key in _RULE_KEYS))
+    correct = judged(rows, rewards, *(given.values.get(key) for key in RULE_KEYS))
     path = Path(args.pass_rates)
     path.parent.mkdir(parents=True, exist_ok=True)
     written, unjudged = write_pass_rates(path, [row["prompt"] for row in rows], correct)

@@ -17,8 +17,14 @@ def headline(content: Mapping[str, Any]) -> str:
     return (
         f"{where}: {counted(data['prompts'], 'prompt')}, {counted(sampling['num_samples'], 'completion')} of each "
         f"({how}, at most {sampling['max_completion_length']:,} tokens, seed {sampling['seed']}); "
-        f"correct by {correct_by(content)}"
+        f"correct by {correct_by(content)}{_prompting(content['prompt'])}"
     )
+
+
+def _prompting(prompt: Mapping[str, Any]) -> str:
+    template, system = prompt["prompt_template"], prompt["system_prompt"]
+    named = "" if template is None else f"; prompt template {template if template.isidentifier() else 'of its own'}"
+    return named + ("" if system is None else "; with a system prompt")
 
 
 def correct_by(content: Mapping[str, Any]) -> str:
