@@ -103,7 +103,8 @@ def run(args: argparse.Namespace) -> int:
         _put_into_card(given, output, content)
     failed = sum(model["failed"] for model in content["models"])
     if failed:
-        console.log(f"A reward failed on {failed} completions, which count as unscorable: see `failures` in {path}.")
+        where = files["model"].path.parent
+        console.log(f"A reward failed on {failed} completions, which count as unscorable: see `failures` in {where}.")
     return int(failed > 0)
 
 
@@ -121,8 +122,10 @@ def _samples(
 ) -> Any:
     """The file of a model's samples, complete."""
     from trl_drgrpo.evaluation import models
+    from trl_drgrpo.evaluation.results import judged
     from trl_drgrpo.evaluation.running import KIND, sample_and_score
-    from trl_drgrpo.evaluation.sampling import ModelSampler, server_sampler
+    from trl_drgrpo.evaluation.sampling import ModelSampler, check_context, server_sampler
+    from trl_drgrpo.process_rewards.texts import prompt_ids
     from trl_drgrpo.search.output import SearchFile
 
     group = max(1, args.batch_size // args.num_samples)
@@ -142,6 +145,7 @@ def _samples(
     if url is None:
         console.log(f"Loading {name}")
         model = models.load_model(path, loading)
+        check_context(model, [len(prompt_ids(row["prompt"], tokenizer)) for row in rows], given.decoding())
         sampler = ModelSampler(model, tokenizer, given.decoding(), args.batch_size)
     else:
         sampler = server_sampler(url, name, tokenizer, given.decoding(), args.batch_size)
@@ -150,6 +154,7 @@ def _samples(
     with progress_over(len(rows), file.done, "sampling", "prompts") as show:
 
         def tell(of_prompt: list[dict[str, Any]]) -> None:
+            judged(of_prompt, list(rewards), *(given.values.get(key) for key in RULE_KEYS))  # refused here, not last
             found = [row[KIND]["rewards"][first] for row in of_prompt]
             passed.extend(value for value in found if value is not None)
             show(f"{first} {sum(passed) / len(passed):.3g}" if passed else "")

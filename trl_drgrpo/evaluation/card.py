@@ -16,6 +16,7 @@ from trl_drgrpo.features.model_card.markdown_text import plain
 
 MEASURED_WITH = "trl-drgrpo eval"
 _START, _END = "<!-- trl-drgrpo eval -->", "<!-- /trl-drgrpo eval -->"
+_DATA_FILES = (".json", ".jsonl", ".parquet", ".csv")
 _BEFORE = "## Limits"  # of our own card; at the end of any other
 
 
@@ -85,7 +86,7 @@ def _without_paths(content: Mapping[str, Any]) -> dict[str, Any]:
 
 def public_name(name: str, otherwise: str) -> str:
     """A Hub id or the name of a generated task as it is, of a local file its name, else other words."""
-    if is_hub_id(name) or name.startswith(("reasoning_gym:", "trl_drgrpo:")):
-        return name
     path = Path(name)
-    return path.name if path.suffix else otherwise
+    if path.suffix in _DATA_FILES:
+        return path.name
+    return name if is_hub_id(name) or name.startswith(("reasoning_gym:", "trl_drgrpo:")) else otherwise

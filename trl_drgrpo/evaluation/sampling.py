@@ -114,6 +114,23 @@ class ModelSampler:
             yield Continuation(tuple(kept), len(kept), "length" if end is None else "stop")
 
 
+def check_context(model: Any, lengths: Sequence[int], decoding: Decoding) -> None:
+    """Refuses prompts behind which a completion has no room in the model's context.
+
+    Args:
+        model (`PreTrainedModel`): Its configuration says how long the context is; one that does not passes.
+        lengths (`Sequence[int]`): Tokens of each prompt.
+        decoding ([`Decoding`]): How long completions may get.
+    """
+    context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    row = max(range(len(lengths)), key=lengths.__getitem__)
+    most = decoding.max_completion_length
+    if context is not None and lengths[row] + most > context:
+        got = f"{most} behind {lengths[row]} tokens, the prompt of row {row} (from 0)"
+        remedy = "Lower it, or leave such prompts out."
+        raise InputError("max_completion_length", got, f"at most {context} tokens together, the context", remedy)
+
+
 def server_sampler(url: str, model: str, tokenizer: Any, decoding: Decoding, concurrency: int) -> Sampler:
     """Samples from a vLLM server that serves `model` under this name."""
     from trl_drgrpo.process_rewards.steps import step_segmenter
