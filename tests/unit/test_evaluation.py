@@ -19,6 +19,7 @@ from trl_drgrpo.evaluation.results import judged, read_results, write_results
 from trl_drgrpo.evaluation.running import check_rows, sample_and_score, score_completions
 from trl_drgrpo.evaluation.sampling import Decoding, ModelSampler, check_context, server_sampler
 from trl_drgrpo.evaluation.table import headline, markdown, notes, plain_text, table
+from trl_drgrpo.features.fast_path.decoding import decoder
 from trl_drgrpo.search.continuations import Continuation, Request
 from trl_drgrpo.search.output import SearchFile
 
@@ -147,7 +148,10 @@ def test_results_are_read_back_and_what_is_none_is_left_out(tmp_path):
 # Sampling and scoring ------------------------------------------------------------------------------------------------
 
 
-def test_completions_of_prompts_of_different_lengths_are_those_of_the_model(model, tokenizer):
+def test_completions_of_prompts_of_different_lengths_are_those_of_the_model(model, tokenizer, monkeypatch):
+    shared = []
+    ours = decoder.decode
+    monkeypatch.setattr(decoder, "decode", lambda *args, **kwargs: shared.append(1) or ours(*args, **kwargs))
     prompts = [tokenizer(text)["input_ids"] for text in ("1+1=", "how many are 12 and 7?", "7")]
     greedy = ModelSampler(model.eval(), tokenizer, Decoding(12, temperature=0), batch_size=3)
     for prompt, [found] in zip(prompts, greedy([Request(tuple(p), 1, 12, True, 0) for p in prompts]), strict=True):
@@ -157,6 +161,7 @@ def test_completions_of_prompts_of_different_lengths_are_those_of_the_model(mode
     sampler = ModelSampler(model, tokenizer, Decoding(12), batch_size=4)
     requests = [Request(tuple(prompt), 3, 12, True, 7) for prompt in prompts]
     found = sampler(requests)
+    assert len(shared) == 1 + 3  # of 3 and of 9 completions: each prompt is run once for those in a batch
     assert found == sampler(requests)  # seeded
     assert len({each.token_ids for each in found[0]}) > 1
     assert {each.end for of in found for each in of} == {"stop", "length"}

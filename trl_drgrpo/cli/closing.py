@@ -1,4 +1,4 @@
-"""Last words of `trl-drgrpo train`: what the run gained and what comes next, or how an interrupted one goes on."""
+"""The end of `trl-drgrpo train`: first and last numbers, the next commands, or the way on from an interruption."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -39,14 +39,14 @@ class KeepsRecipe(DescribingCallback):
 
 
 def say_what_next(output_dir: str, logged: Sequence[Mapping[str, Any]], seconds: float, run_log: bool) -> None:
-    """Says what a finished run gained, where the model is and what comes next; a failure here ends no run."""
+    """Prints the summary of a finished run, from the main process; a failure here ends no run."""
     if console.is_main_process():
         with DescriptionGuard()("The closing summary"):
             console.log(closing(output_dir, logged, seconds, run_log))
 
 
 def say_how_to_go_on(output_dir: str, argv: Sequence[str], processes: int) -> None:
-    """Says which checkpoint of an interrupted run is safe; a failure here hides nothing."""
+    """Prints the safe checkpoint of an interrupted run, from the main process; a failure here hides nothing."""
     if console.is_main_process():
         with DescriptionGuard()("The words on checkpoints"):
             console.log(interrupted(Path(output_dir), argv, processes))
@@ -78,11 +78,11 @@ def closing(output_dir: str, logged: Sequence[Mapping[str, Any]], seconds: float
 
 
 def interrupted(output_dir: Path, argv: Sequence[str], processes: int) -> str:
-    """What is safe of an interrupted run, and the command that goes on.
+    """Names the safe checkpoint of an interrupted run, and the command that goes on.
 
     Args:
         output_dir (`Path`): Its folder.
-        argv (`Sequence[str]`): The arguments behind `trl-drgrpo`.
+        argv (`Sequence[str]`): The arguments of this process, `train` the first where the command line started it.
         processes (`int`): How many processes train.
 
     Returns:
@@ -92,7 +92,7 @@ def interrupted(output_dir: Path, argv: Sequence[str], processes: int) -> str:
     if checkpoint is None:
         return f"No checkpoint in {output_dir} is complete: the run starts anew. `save_steps` says how often one is."
     go_on = ["--resume_from_checkpoint", str(checkpoint)]
-    if processes > 1:
+    if processes > 1 or argv[:1] != ["train"]:
         command = f"the same command with {shlex.join(go_on)}"
     else:
         command = shlex.join(["trl-drgrpo", *_without(argv), *go_on])
