@@ -298,6 +298,9 @@ def test_an_adapters_folder_is_a_model_too(saved_model, tmp_path):
     check_model("model", saved_model)
     with pytest.raises(InputError, match="base: got /nowhere/at/all, which does not exist"):
         check_model("model", name, "/nowhere/at/all")
+    (tmp_path / "run" / "checkpoint-5").mkdir(parents=True)
+    with pytest.raises(InputError, match="model: got .*/run, a run without a saved model; .*run/checkpoint-5"):
+        check_model("model", str(tmp_path / "run"))
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match="model: got .*/empty, a folder without config.json"):
         check_model("model", str(tmp_path / "empty"))

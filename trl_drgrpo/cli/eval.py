@@ -28,7 +28,7 @@ from trl_drgrpo.cli.eval_inputs import (
 from trl_drgrpo.cli.job import model_path
 from trl_drgrpo.cli.problems import digest, prompt_rows
 from trl_drgrpo.cli.progress_bar import progress_over
-from trl_drgrpo.cli.run_keys import DECODING_KEYS, MODEL_KEYS, PROMPT_KEYS, Given, add_keys
+from trl_drgrpo.cli.run_keys import DECODING_KEYS, MODEL_KEYS, PROMPT_KEYS, TEMPLATE_KEY, Given, add_keys
 
 _DATA_KEYS = ("dataset_name", "dataset_config", "rename_columns", "reward_funcs")
 
@@ -39,8 +39,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Sample completions of a dataset's prompts, score them, and show pass@1 and pass@k with their intervals, "
         "beside the model that training began with and the paired difference. Started again, it goes on."
     )
-    add_keys(parser, (*MODEL_KEYS, *_DATA_KEYS, *PROMPT_KEYS, *DECODING_KEYS, *RULE_KEYS, "vllm_server_base_url"))
+    add_keys(parser, (*MODEL_KEYS, *_DATA_KEYS, *PROMPT_KEYS, TEMPLATE_KEY, *DECODING_KEYS, *RULE_KEYS))
     add = parser.add_argument
+    add(
+        "--vllm_server_base_url",
+        metavar="URL",
+        help="let a vLLM server sample, which serves the models under these names; that of a recipe is not asked",
+    )
     add("--split", help="split to evaluate on (default: the recipe's test split, else test, else the only one)")
     add(
         "--baseline",
@@ -131,7 +136,7 @@ def _samples(
     group = max(1, args.batch_size // args.num_samples)
     path = model_path(name)
     specs = [str(spec) for spec in given.values["reward_funcs"]]
-    loading, url = given.loading(args.base), given.values.get("vllm_server_base_url")
+    loading, url = given.loading(args.base), args.vllm_server_base_url
     depends = {**facts, "rewards": specs, "model": name, "weights": models.weights_mark(path), "batch": group}
     depends |= {"loading": asdict(loading), "server": url is not None}
     file = SearchFile(output / "samples" / f"{_slug(name)}-{digest(depends)}.jsonl", depends, group, KIND)
@@ -145,13 +150,14 @@ def _samples(
     if url is None:
         console.log(f"Loading {name}")
         model = models.load_model(path, loading)
-        check_context(model, [len(prompt_ids(row["prompt"], tokenizer)) for row in rows], given.decoding())
+        lengths = [len(prompt_ids(row["prompt"], tokenizer, given.template())) for row in rows]
+        check_context(model, lengths, given.decoding())
         sampler = ModelSampler(model, tokenizer, given.decoding(), args.batch_size)
     else:
         sampler = server_sampler(url, name, tokenizer, given.decoding(), args.batch_size)
     passed: list[float] = []
     first = given.values.get("correct_reward") or next(iter(rewards))
-    with progress_over(len(rows), file.done, "sampling", "prompts") as show:
+    with progress_over(len(rows), file.done, f"sampling {_slug(name)}", "prompts") as show:
 
         def tell(of_prompt: list[dict[str, Any]]) -> None:
             judged(of_prompt, list(rewards), *(given.values.get(key) for key in RULE_KEYS))  # refused here, not last
@@ -168,6 +174,7 @@ def _samples(
             samples=args.num_samples,
             length=given.decoding().max_completion_length,
             seed=args.seed,
+            template=given.template(),
             tell=tell,
         )
     del model, sampler

@@ -11,7 +11,7 @@ from trl_drgrpo.cli.job import model_path
 from trl_drgrpo.cli.kept_recipe import run_folder
 from trl_drgrpo.cli.problems import digest
 from trl_drgrpo.cli.prompts import check_prompting
-from trl_drgrpo.cli.run_keys import PROMPT_KEYS, Given, read_given
+from trl_drgrpo.cli.run_keys import PROMPT_KEYS, TEMPLATE_KEY, Given, read_given
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.folders import check_writable
 from trl_drgrpo.common.ranges import RANGES, refuse_outside, whole
@@ -49,10 +49,14 @@ def checked(args: argparse.Namespace) -> Given:
         raise InputError("num_samples", f"{args.num_samples} at temperature 0", "1", remedy)
     from trl_drgrpo.evaluation.models import check_model
 
-    if given.values.get("vllm_server_base_url") is None:
-        check_model("model_name_or_path", given.model, given.loading(args.base).base)
+    given.template()
+    check_model("model_name_or_path", given.model, given.loading(args.base).base)
     if baseline := baseline_of(args, given):
-        check_model("baseline", model_path(baseline))
+        try:
+            check_model("baseline", model_path(baseline))
+        except InputError as error:
+            remedy = f"{error.remedy} --baseline none leaves the comparison out."
+            raise InputError(error.field, error.got, error.expected, remedy) from error
     check_writable("output_dir", str(output_of(args, given)))
     if args.pass_rates:
         check_writable("pass_rates", str(Path(args.pass_rates).parent))
@@ -108,6 +112,6 @@ def facts_of(args: argparse.Namespace, given: Given, split: str, rows: list[dict
             "prompts": len(rows),
             "digest": digest(rows),
         },
-        "prompt": {key: given.values.get(key) for key in PROMPT_KEYS},
+        "prompt": {key: given.values.get(key) for key in PROMPT_KEYS} | {TEMPLATE_KEY: given.template()},
         "sampling": {**asdict(given.decoding()), "num_samples": args.num_samples, "seed": args.seed},
     }

@@ -13,7 +13,7 @@ from typing import Any
 from trl_drgrpo.cli import console
 from trl_drgrpo.cli.kept_recipe import was_trained_on_messages
 from trl_drgrpo.cli.prompts import check_prompting, prompted
-from trl_drgrpo.cli.run_keys import DECODING_KEYS, MODEL_KEYS, PROMPT_KEYS, Given, add_keys, read_given
+from trl_drgrpo.cli.run_keys import DECODING_KEYS, MODEL_KEYS, PROMPT_KEYS, TEMPLATE_KEY, Given, add_keys, read_given
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.ranges import RANGES, refuse_outside, whole
 
@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("prompt", nargs="*", metavar="PROMPT", help="one prompt per argument")
-    add_keys(parser, (*MODEL_KEYS, *PROMPT_KEYS, *DECODING_KEYS, "reward_funcs"))
+    add_keys(parser, (*MODEL_KEYS, *PROMPT_KEYS, TEMPLATE_KEY, *DECODING_KEYS, "reward_funcs"))
     add = parser.add_argument
     add("--num_samples", type=int, default=1, help="answers to each prompt (default: 1)")
     add(
@@ -91,6 +91,7 @@ def _checked(args: argparse.Namespace) -> tuple[Given, dict[str, Any]]:
         raise InputError("columns", " ".join(args.columns), "none without reward_funcs", remedy)
     from trl_drgrpo.evaluation.models import check_model
 
+    given.template()
     check_model("model_name_or_path", given.model, given.loading(args.base).base)
     return given, columns
 
@@ -183,7 +184,8 @@ def _answers(
 
     seed = secrets.randbits(31) if args.seed is None else args.seed + number
     length = given.decoding().max_completion_length
-    request = Request(tuple(prompt_ids(row["prompt"], tokenizer)), args.num_samples, length, True, seed)
+    prefix = tuple(prompt_ids(row["prompt"], tokenizer, given.template()))
+    request = Request(prefix, args.num_samples, length, True, seed)
     (found,) = sampler([request])
     sampled = [
         {

@@ -4,6 +4,7 @@ A run keeps its recipe (`kept_recipe.py`), so a run's folder as the model brings
 """
 
 import argparse
+import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from trl_drgrpo.evaluation.sampling import Decoding
 
 MODEL_KEYS = ("dtype", "trust_remote_code", "load_in_4bit", "load_in_8bit")
 PROMPT_KEYS = ("prompt_template", "system_prompt")
+TEMPLATE_KEY = "chat_template_kwargs"
 DECODING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_completion_length")
 
 
@@ -49,6 +51,17 @@ class Given:
             trust_remote_code=bool(self.values.get("trust_remote_code")),
             bits=4 if quantized else 8 if self.values.get("load_in_8bit") else None,
         )
+
+    def template(self) -> dict[str, Any]:
+        """More that the chat template is given: of the recipe, or JSON after the flag."""
+        given = self.values.get(TEMPLATE_KEY) or {}
+        try:
+            found = json.loads(given) if isinstance(given, str) else given
+        except ValueError as error:
+            raise InputError(TEMPLATE_KEY, repr(given), "a JSON mapping", f"It is not valid JSON: {error}.") from None
+        if not isinstance(found, dict):
+            raise InputError(TEMPLATE_KEY, repr(given), "a mapping", "For example '{\"enable_thinking\": false}'.")
+        return found
 
     def decoding(self) -> Decoding:
         """How completions are sampled; what was not given is as in training by default."""

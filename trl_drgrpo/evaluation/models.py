@@ -8,6 +8,7 @@ from typing import Any
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.extras import require_for_quantization
 from trl_drgrpo.common.hub_errors import check_local
+from trl_drgrpo.features.resume.checkpoints import checkpoint_folders
 
 _ADAPTER_FILE = "adapter_config.json"
 _CAUSAL = "AutoModelForCausalLM"
@@ -35,6 +36,10 @@ def check_model(field: str, name: str, base: str | None = None) -> None:
     """Refuses a folder that is not there or holds neither a model nor an adapter with its base; loads no weights."""
     path = Path(name).expanduser()
     if not is_adapter(name):
+        checkpoints = checkpoint_folders(path)
+        if checkpoints and not holds_model(path):
+            got = f"{name}, a run without a saved model"
+            raise InputError(field, got, "a model's folder", f"Name a checkpoint of it: {checkpoints[0]}.")
         check_local(field, name)
         return
     from trl_drgrpo.single_gpu.adapter_folder import base_of

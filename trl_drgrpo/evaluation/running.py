@@ -43,6 +43,7 @@ def sample_and_score(
     samples: int,
     length: int,
     seed: int,
+    template: Mapping[str, Any] | None = None,
     tell: Callable[[list[Row]], None] = lambda rows: None,
 ) -> None:
     """Evaluate the prompts that the file does not hold yet.
@@ -56,6 +57,7 @@ def sample_and_score(
         samples (`int`): Completions of each prompt.
         length (`int`): A completion is cut here.
         seed (`int`): Of the sampling.
+        template (`Mapping`, *optional*): More that the chat template is given.
         tell (`Callable`, *optional*): Told the rows of each prompt.
 
     Raises:
@@ -65,7 +67,9 @@ def sample_and_score(
         numbers = range(first, min(first + file.group, len(rows)))
         draw = random.Random(f"{seed}/{first}")
         requests = [
-            Request(tuple(prompt_ids(rows[i]["prompt"], tokenizer)), samples, length, True, draw.getrandbits(31))
+            Request(
+                tuple(prompt_ids(rows[i]["prompt"], tokenizer, template)), samples, length, True, draw.getrandbits(31)
+            )
             for i in numbers
         ]
         found = sampler(requests)

@@ -46,6 +46,7 @@ def adapter(saved_model, tmp_path_factory):
     (folder / "README.md").write_text("# first\n\n## Limits\n")
     recipe = {"model_name_or_path": saved_model, "dataset_name": "data", "rename_columns": ["question=prompt"]}
     recipe |= {"reward_funcs": ["mine.py:short"], "max_completion_length": 8, "top_k": 20, "output_dir": str(folder)}
+    recipe |= {"vllm_server_base_url": "http://127.0.0.1:9"}  # of the training: nobody asks it now
     keep_recipe(folder, yaml.safe_dump(recipe))
     return folder
 
@@ -92,7 +93,8 @@ def test_a_run_is_measured_beside_the_model_it_came_from(folder, adapter, saved_
         rates[model["role"]] = sum(row["eval"]["rewards"]["short"] for row in found) / len(found)
         assert model["pass_at"]["1"]["value"] == pytest.approx(rates[model["role"]])
         assert model["truncated"] == sum(row["eval"]["finish_reason"] == "length" for row in found)
-    assert rates["baseline"] != rates["model"]  # the adapter was on, and only there
+    texts = [[row["completion"] for row in rows[model["name"]]] for model in content["models"]]
+    assert texts[0] != texts[1]  # the adapter was on, and only there
     assert content["difference"]["1"]["value"] == pytest.approx(rates["model"] - rates["baseline"])
     assert f"model: {adapter}" in printed.out
     assert path.with_suffix(".md").read_text().startswith("data, split test: 6 prompts")
@@ -150,6 +152,9 @@ def test_a_partial_reward_is_refused_early_and_the_samples_stay(folder, saved_mo
         ({"model": None}, "model_name_or_path: got none; expected a run's folder"),
         ({"model": "./nowhere"}, "model_name_or_path: got ./nowhere, which does not exist"),
         ({"baseline": "./nowhere"}, "baseline: got ./nowhere, which does not exist"),
+        ({"baseline": "./nowhere"}, " --baseline none leaves the comparison out."),
+        ({"chat_template_kwargs": "{thinking"}, "chat_template_kwargs: got '{thinking'; expected a JSON mapping"),
+        ({"vllm_server_base_url": "localhost:8000"}, "vllm_server_base_url: got an address of another form"),
         ({"dataset_name": None}, "dataset_name: got none"),
         ({"dataset_name": "no.jsonl"}, "dataset_name: got no.jsonl, which does not exist"),
         ({"dataset_name": "empty.jsonl"}, "dataset_name: got empty.jsonl, which is empty"),

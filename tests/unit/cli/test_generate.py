@@ -70,6 +70,12 @@ def test_messages_where_the_run_had_messages(asked, saved_model, tmp_path, token
     for model, expected in calls:
         assert main(["generate", "--model", model, "3+4"]) == 0
         assert asked[-1] == (expected or rendered(user))
+    template = tokenizer.chat_template
+    tokenizer_file = tmp_path / "chat" / "chat_template.jinja"
+    tokenizer_file.write_text("{{ mood }}: {{ messages[0].content }}")
+    assert main(["generate", "--model", chat, "3+4", "--chat_template_kwargs", '{"mood": "calm"}']) == 0
+    assert asked[-1] == "calm: 3+4"
+    tokenizer_file.write_text(template)
     assert main(["generate", "--model", chat, "3+4", "--no-chat"]) == 0
     assert asked[-1] == "3+4"
 
