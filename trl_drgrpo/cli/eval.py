@@ -10,7 +10,7 @@ import gc
 import re
 import shlex
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +26,11 @@ from trl_drgrpo.cli.eval_inputs import (
     split_of,
 )
 from trl_drgrpo.cli.job import model_path
+from trl_drgrpo.cli.kept_recipe import run_folder
 from trl_drgrpo.cli.problems import digest, prompt_rows
 from trl_drgrpo.cli.progress_bar import progress_over
 from trl_drgrpo.cli.run_keys import DECODING_KEYS, MODEL_KEYS, PROMPT_KEYS, TEMPLATE_KEY, Given, add_keys
+from trl_drgrpo.common.version import __version__
 
 _DATA_KEYS = ("dataset_name", "dataset_config", "rename_columns", "reward_funcs")
 
@@ -68,44 +70,28 @@ def run(args: argparse.Namespace) -> int:
     """Evaluate, print and write."""
     given = checked(args)
     from trl_drgrpo.evaluation import results, table
-    from trl_drgrpo.evaluation.running import check_rows
-    from trl_drgrpo.rewards.contract import reward_name
-    from trl_drgrpo.rewards.registry import resolve_reward
 
     names = {"model": given.values["model_name_or_path"]}
     if baseline := baseline_of(args, given):
         names = {"baseline": baseline, **names}
-    output = output_of(args, given)
     with console.stdout_to_stderr():
-        rewards = {reward_name(reward): reward for reward in map(resolve_reward, given.values["reward_funcs"])}
-        check_rule(given, list(rewards))
-        split, dataset = split_of(args, given)
-        rows = prompt_rows(
-            dataset,
-            given.values["dataset_name"],
-            [(name, reward, ()) for name, reward in rewards.items()],
-            renamings=given.values.get("rename_columns") or (),
-            limit=args.limit,
-            **{key: given.values.get(key) for key in PROMPT_KEYS},
-        )
-        check_rows(rows)
-        facts = facts_of(args, given, split, rows)
+        task = _prepared(args, given)
         try:
-            files = {role: _samples(args, given, name, rows, rewards, output, facts) for role, name in names.items()}
+            files = {role: task.sampled(name) for role, name in names.items()}
         except KeyboardInterrupt:
             console.log("The samples so far are kept: the same command goes on.")
             raise
-    content = _content(args, given, names, files, list(rewards), facts)
-    path = _path(output, facts, given, names)
+    content = task.results({role: (name, files[role].rows) for role, name in names.items()})
+    path = task.path(names)
     results.write_results(path, content)
     if args.markdown:
         path.with_suffix(".md").write_text(table.markdown(content), encoding="utf-8")
     print(results.as_json(content) if args.json else table.plain_text(content), end="")
     console.log(f"Written: {path}; samples: {files['model'].path}")
     if args.pass_rates:
-        _write_pass_rates(args, given, files["model"].rows, list(rewards))
+        task.write_pass_rates(files["model"].rows)
     if not args.no_card:
-        _put_into_card(given, output, content)
+        _put_into_card(given, task.output, content)
     failed = sum(model["failed"] for model in content["models"])
     if failed:
         where = files["model"].path.parent
@@ -113,105 +99,158 @@ def run(args: argparse.Namespace) -> int:
     return int(failed > 0)
 
 
-# Samples and numbers -------------------------------------------------------------------------------------------------
+def _prepared(args: argparse.Namespace, given: Given) -> "_Task":
+    from trl_drgrpo.evaluation.running import check_rows
+    from trl_drgrpo.rewards.contract import reward_name
+    from trl_drgrpo.rewards.registry import resolve_reward
+
+    rewards = {reward_name(reward): reward for reward in map(resolve_reward, given.values["reward_funcs"])}
+    check_rule(given, list(rewards))
+    split, dataset = split_of(args, given)
+    rows = prompt_rows(
+        dataset,
+        given.values["dataset_name"],
+        [(name, reward, ()) for name, reward in rewards.items()],
+        renamings=given.values.get("rename_columns") or (),
+        limit=args.limit,
+        **{key: given.values.get(key) for key in PROMPT_KEYS},
+    )
+    check_rows(rows)
+    return _Task(args, given, rows, rewards, facts_of(args, given, split, rows), output_of(args, given))
 
 
-def _samples(
-    args: argparse.Namespace,
-    given: Given,
-    name: str,
-    rows: list[dict[str, Any]],
-    rewards: dict[str, Any],
-    output: Path,
-    facts: dict[str, Any],
-) -> Any:
-    """The file of a model's samples, complete."""
-    from trl_drgrpo.evaluation import models
-    from trl_drgrpo.evaluation.results import judged
-    from trl_drgrpo.evaluation.running import KIND, sample_and_score
-    from trl_drgrpo.evaluation.sampling import ModelSampler, check_context, server_sampler
-    from trl_drgrpo.process_rewards.texts import prompt_ids
-    from trl_drgrpo.search.output import SearchFile
+@dataclass(frozen=True)
+class _Task:
+    """An evaluation that is put together: rows and rewards are checked, no model is loaded."""
 
-    group = max(1, args.batch_size // args.num_samples)
-    path = model_path(name)
-    specs = [str(spec) for spec in given.values["reward_funcs"]]
-    loading, url = given.loading(args.base), args.vllm_server_base_url
-    depends = {**facts, "rewards": specs, "model": name, "weights": models.weights_mark(path), "batch": group}
-    depends |= {"loading": asdict(loading), "server": url is not None}
-    file = SearchFile(output / "samples" / f"{_slug(name)}-{digest(depends)}.jsonl", depends, group, KIND)
-    file.open(len(rows))
-    if file.done:
-        console.log(f"{file.done} of {len(rows)} prompts of {name} are in {file.path} already.")
-    if file.done == len(rows):
+    args: argparse.Namespace
+    given: Given
+    rows: list[dict[str, Any]]
+    rewards: dict[str, Any]
+    facts: dict[str, Any]
+    output: Path
+
+    @property
+    def rule(self) -> dict[str, Any]:
+        """What says which completions are correct."""
+        return {key: self.given.values.get(key) for key in RULE_KEYS}
+
+    def judged(self, rows: list[dict[str, Any]]) -> list[bool | None]:
+        """Which samples are correct."""
+        from trl_drgrpo.evaluation.results import judged
+
+        rule = self.rule
+        return judged(rows, list(self.rewards), rule["correct_reward"], rule["correct_threshold"])
+
+    def sampled(self, name: str) -> Any:
+        """The file of a model's samples, complete."""
+        from trl_drgrpo.evaluation.models import load_tokenizer
+        from trl_drgrpo.evaluation.running import KIND, sample_and_score
+        from trl_drgrpo.search.output import SearchFile
+
+        group = max(1, self.args.batch_size // self.args.num_samples)
+        depends = self._depends(name, group)
+        file = SearchFile(self.output / "samples" / f"{_slug(name)}-{digest(depends)}.jsonl", depends, group, KIND)
+        file.open(len(self.rows))
+        if file.done:
+            console.log(f"{file.done} of {len(self.rows)} prompts of {name} are in {file.path} already.")
+        if file.done == len(self.rows):
+            return file
+        tokenizer = load_tokenizer(model_path(name), self.given.loading(self.args.base))
+        passed: list[bool] = []
+        with progress_over(len(self.rows), file.done, f"sampling {_slug(name)}", "prompts") as show:
+
+            def tell(of_prompt: list[dict[str, Any]]) -> None:
+                passed.extend(each for each in self.judged(of_prompt) if each is not None)
+                show(f"correct {sum(passed) / len(passed):.0%}" if passed else "")
+
+            sample_and_score(
+                self.rows,
+                self._sampler(name, tokenizer),
+                tokenizer,
+                self.rewards,
+                file,
+                samples=self.args.num_samples,
+                length=self.given.decoding().max_completion_length,
+                seed=self.args.seed,
+                template=self.given.template(),
+                tell=tell,
+            )
+        gc.collect()  # the next model needs the room
         return file
-    tokenizer = models.load_tokenizer(path, loading)
-    model = sampler = None
-    if url is None:
+
+    def _depends(self, name: str, group: int) -> dict[str, Any]:
+        """What a model's samples and their rewards depend on: they are used again only where all of it is the same."""
+        from trl_drgrpo.evaluation.models import weights_mark
+
+        specs = str(self.given.values["reward_funcs"])
+        sources = {each: Path(each).expanduser() for each in re.findall(r"[\w./~-]+\.py\b", specs)}
+        return {
+            **self.facts,
+            "rewards": specs,
+            "reward_files": {
+                each: digest(path.read_text("utf-8")) for each, path in sources.items() if path.is_file()
+            },
+            "version": __version__,
+            "model": name,
+            "weights": weights_mark(model_path(name)),
+            "loading": asdict(self.given.loading(self.args.base)),
+            "server": self.args.vllm_server_base_url is not None,
+            "batch": group,
+        }
+
+    def _sampler(self, name: str, tokenizer: Any) -> Any:
+        from trl_drgrpo.evaluation.models import load_model
+        from trl_drgrpo.evaluation.sampling import ModelSampler, check_context, server_sampler
+        from trl_drgrpo.process_rewards.texts import prompt_ids
+
+        decoding, batch_size = self.given.decoding(), self.args.batch_size
+        if self.args.vllm_server_base_url is not None:
+            return server_sampler(self.args.vllm_server_base_url, name, tokenizer, decoding, batch_size)
         console.log(f"Loading {name}")
-        model = models.load_model(path, loading)
-        lengths = [len(prompt_ids(row["prompt"], tokenizer, given.template())) for row in rows]
-        check_context(model, lengths, given.decoding())
-        sampler = ModelSampler(model, tokenizer, given.decoding(), args.batch_size)
-    else:
-        sampler = server_sampler(url, name, tokenizer, given.decoding(), args.batch_size)
-    passed: list[float] = []
-    first = given.values.get("correct_reward") or next(iter(rewards))
-    with progress_over(len(rows), file.done, f"sampling {_slug(name)}", "prompts") as show:
+        model = load_model(model_path(name), self.given.loading(self.args.base))
+        lengths = [len(prompt_ids(row["prompt"], tokenizer, self.given.template())) for row in self.rows]
+        check_context(model, lengths, decoding)
+        return ModelSampler(model, tokenizer, decoding, batch_size)
 
-        def tell(of_prompt: list[dict[str, Any]]) -> None:
-            judged(of_prompt, list(rewards), *(given.values.get(key) for key in RULE_KEYS))  # refused here, not last
-            found = [row[KIND]["rewards"][first] for row in of_prompt]
-            passed.extend(value for value in found if value is not None)
-            show(f"{first} {sum(passed) / len(passed):.3g}" if passed else "")
+    def results(self, models: dict[str, tuple[str, list[dict[str, Any]]]]) -> dict[str, Any]:
+        """The result. `models`: name and samples by role."""
+        from trl_drgrpo.evaluation import results
+        from trl_drgrpo.evaluation.models import weights_mark
+        from trl_drgrpo.labs.provenance import provenance
 
-        sample_and_score(
-            rows,
-            sampler,
-            tokenizer,
-            rewards,
-            file,
-            samples=args.num_samples,
-            length=given.decoding().max_completion_length,
-            seed=args.seed,
-            template=given.template(),
-            tell=tell,
-        )
-    del model, sampler
-    gc.collect()  # the next model needs the room
-    return file
+        correct = {role: self.judged(rows) for role, (_, rows) in models.items()}
+        found = []
+        for role, (name, rows) in models.items():
+            numbers = results.model_numbers(rows, correct[role], self.args.k)
+            found.append({"role": role, "name": name, "weights": weights_mark(model_path(name)), **numbers})
+        difference = None
+        if "baseline" in models:
+            (_, ours), (_, theirs) = models["model"], models["baseline"]
+            difference = results.differences(ours, correct["model"], theirs, correct["baseline"], self.args.k)
+        typed = sys.argv[1:] if sys.argv[1:2] == ["eval"] else ["eval"]
+        about = provenance(shlex.join(["trl-drgrpo", *typed]))
+        how = {
+            "reward": self.rule["correct_reward"] or next(iter(self.rewards)),
+            "threshold": self.rule["correct_threshold"],
+        }
+        return results.results({**about, **self.facts, "correct": how}, found, difference)
 
+    def path(self, names: dict[str, str]) -> Path:
+        """The file of the result. `names`: of the models, by role."""
+        data = self.facts["dataset"]
+        mark = digest({**self.facts, **self.rule, **names, "rewards": self.given.values["reward_funcs"]})[:8]
+        return self.output / f"{_slug(data['name'])}-{data['split']}-{mark}.json"
 
-def _content(
-    args: argparse.Namespace,
-    given: Given,
-    names: dict[str, str],
-    files: dict[str, Any],
-    rewards: list[str],
-    facts: dict[str, Any],
-) -> dict[str, Any]:
-    from trl_drgrpo.evaluation import models, results
-    from trl_drgrpo.labs.provenance import provenance
+    def write_pass_rates(self, rows: list[dict[str, Any]]) -> None:
+        """The pass rates of the prompts, for `prior_pass_rates`."""
+        from trl_drgrpo.features.sampling.pass_rates import write_pass_rates
 
-    rule = {key: given.values.get(key) for key in RULE_KEYS}
-    correct = {role: results.judged(file.rows, rewards, *rule.values()) for role, file in files.items()}
-    found = []
-    for role, name in names.items():
-        numbers = results.model_numbers(files[role].rows, correct[role], args.k)
-        found.append({"role": role, "name": name, "weights": models.weights_mark(model_path(name)), **numbers})
-    difference = None
-    if "baseline" in files:
-        pair = [each for role in ("model", "baseline") for each in (files[role].rows, correct[role])]
-        difference = results.differences(*pair, args.k)
-    about = provenance(shlex.join(["trl-drgrpo", *sys.argv[1:]]) if sys.argv[1:2] == ["eval"] else "trl-drgrpo eval")
-    how = {"reward": rule["correct_reward"] or rewards[0], "threshold": rule["correct_threshold"]}
-    return results.results({**about, **facts, "correct": how}, found, difference)
-
-
-def _path(output: Path, facts: dict[str, Any], given: Given, names: dict[str, str]) -> Path:
-    rule = {key: given.values.get(key) for key in RULE_KEYS}
-    mark = digest({**facts, **rule, **names, "rewards": given.values["reward_funcs"]})[:8]
-    return output / f"{_slug(facts['dataset']['name'])}-{facts['dataset']['split']}-{mark}.json"
+        path = Path(self.args.pass_rates)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        written, unjudged = write_pass_rates(path, [row["prompt"] for row in rows], self.judged(rows))
+        left_out = f"; {unjudged} without a score are left out" if unjudged else ""
+        console.log(f"Pass rates of {written} prompts: {path}{left_out}")
 
 
 def _slug(name: str) -> str:
@@ -220,28 +259,13 @@ def _slug(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9.]+", "-", last).strip("-.").removesuffix(".jsonl")[:40] or "data"
 
 
-# Readers of the result -----------------------------------------------------------------------------------------------
-
-
-def _write_pass_rates(args: argparse.Namespace, given: Given, rows: list[dict[str, Any]], rewards: list[str]) -> None:
-    from trl_drgrpo.evaluation.results import judged
-    from trl_drgrpo.features.sampling.pass_rates import write_pass_rates
-
-    correct = judged(rows, rewards, *(given.values.get(key) for key in RULE_KEYS))
-    path = Path(args.pass_rates)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    written, unjudged = write_pass_rates(path, [row["prompt"] for row in rows], correct)
-    left_out = f"; {unjudged} without a score are left out" if unjudged else ""
-    console.log(f"Pass rates of {written} prompts: {path}{left_out}")
-
-
 def _put_into_card(given: Given, output: Path, content: dict[str, Any]) -> None:
-    """The evaluations of these weights, all that the folder holds."""
+    """States in the card of a run all evaluations of these weights; the folder of any other model is left alone."""
     from trl_drgrpo.evaluation.card import put_into_card
     from trl_drgrpo.evaluation.results import read_results
 
     readme = Path(given.model) / "README.md"
-    if not readme.is_file():
+    if run_folder(given.model) is None or not readme.is_file():
         return
     mark = content["models"][-1]["weights"]
     same = [each for each in read_results(output) if each["models"][-1].get("weights") == mark]

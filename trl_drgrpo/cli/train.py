@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                 add_flag(group, flag)
 
 
-def add_flag(group: argparse._ArgumentGroup, flag: Flag) -> None:
+def add_flag(group: argparse._ActionsContainer, flag: Flag) -> None:
     """Adds one key as a flag, spelled with underscores or dashes."""
     nargs = "+" if values.takes_list(flag) else "?" if values.is_boolean(flag) else None
     options: dict[str, Any] = {"dest": flag.name, "default": argparse.SUPPRESS, "nargs": nargs}

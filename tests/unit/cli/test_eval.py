@@ -144,6 +144,10 @@ def test_a_partial_reward_is_refused_early_and_the_samples_stay(folder, saved_mo
     assert len(read(file)) < PROBLEMS
     assert main([*argv, "--correct_threshold", "0.2"]) == 0
     assert "100.0%" in capsys.readouterr().out
+    Path("mine.py").write_text(REWARD.replace("0.25", "0.15"))  # another reward under the same name
+    assert main([*argv, "--correct_threshold", "0.2"]) == 0
+    assert "are in" not in capsys.readouterr().err  # nothing of the old rewards is used
+    assert len(list(Path("eval_output/samples").glob("*.jsonl"))) == 2
 
 
 @pytest.mark.parametrize(
