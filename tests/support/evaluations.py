@@ -1,4 +1,4 @@
-"""Samples of an evaluation and what is made of them, as `trl-drgrpo eval` writes them."""
+"""Samples and results of an evaluation, as `trl-drgrpo eval` writes them."""
 
 from trl_drgrpo.evaluation.results import differences, judged, model_numbers, results
 

@@ -1,4 +1,4 @@
-"""Evaluation: the estimator against enumeration, intervals, samples that go on where they ended, what is stated."""
+"""Evaluation: the estimator against enumeration, intervals, samples that go on where they ended, the card."""
 
 import itertools
 import json

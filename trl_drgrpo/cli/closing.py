@@ -20,8 +20,8 @@ _NOT_AGAIN = ("--resume_from_checkpoint", "--overwrite_output_dir")
 
 
 class KeepsRecipe(DescribingCallback):
-    """Writes a run's recipe into its log folder when training begins: a run that starts anew has deleted what was
-    there by then.
+    """Writes a run's recipe into its log folder when training begins: a run that starts anew has deleted
+    the old log by then.
 
     Args:
         text (`str`): YAML.
@@ -57,7 +57,7 @@ def closing(output_dir: str, logged: Sequence[Mapping[str, Any]], seconds: float
 
     Args:
         output_dir (`str`): Its folder.
-        logged (`Sequence[Mapping]`): What was logged, in order.
+        logged (`Sequence[Mapping]`): The log history.
         seconds (`float`): How long it trained.
         run_log (`bool`): Whether the run keeps its recipe, which `eval` reads.
 

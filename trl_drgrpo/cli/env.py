@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def facts() -> dict[str, str]:
-    """What is printed, by name."""
+    """The printed facts, by name."""
     from trl_drgrpo.common.version import __version__
     from trl_drgrpo.labs.provenance import commit
     from trl_drgrpo.upstream.versions import TRL_SUPPORTED
@@ -62,7 +62,7 @@ def _version(package: str) -> str:
 
 
 def _devices() -> dict[str, str]:
-    """Accelerators as PyTorch sees them; what its installation cannot say is said so."""
+    """Accelerators as PyTorch sees them."""
     if importlib.util.find_spec("torch") is None:
         return {"Devices": "unknown without torch"}
     try:

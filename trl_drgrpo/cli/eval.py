@@ -132,7 +132,7 @@ class _Task:
 
     @property
     def rule(self) -> dict[str, Any]:
-        """What says which completions are correct."""
+        """Reward and threshold for correct completions."""
         return {key: self.given.values.get(key) for key in RULE_KEYS}
 
     def judged(self, rows: list[dict[str, Any]]) -> list[bool | None]:
@@ -180,7 +180,7 @@ class _Task:
         return file
 
     def _depends(self, name: str, group: int) -> dict[str, Any]:
-        """What a model's samples and their rewards depend on: they are used again only where all of it is the same."""
+        """Dependencies of a model's samples and rewards: they are used again only where all of these are the same."""
         from trl_drgrpo.evaluation.models import weights_mark
 
         specs = str(self.given.values["reward_funcs"])

@@ -1,4 +1,4 @@
-"""The inputs of `trl-drgrpo eval`, checked in the order of what a check costs: nothing loads a model here."""
+"""The inputs of `trl-drgrpo eval`, checked, the cheapest first: nothing loads a model here."""
 
 import argparse
 import os
@@ -17,11 +17,11 @@ from trl_drgrpo.common.folders import check_writable
 from trl_drgrpo.common.ranges import RANGES, refuse_outside, whole
 
 RULE_KEYS = ("correct_reward", "correct_threshold")
-FOLDER = "eval_output"  # of what is no run
+FOLDER = "eval_output"  # for models outside of a run
 
 
 def checked(args: argparse.Namespace) -> Given:
-    """What was given, checked as far as it goes without reading data. Completes `args.k`."""
+    """The values of a call, checked without reading data. Completes `args.k`."""
     if os.environ.get("WORLD_SIZE", "1") != "1":
         remedy = (
             "Start it without accelerate or torchrun; a vLLM server (--vllm_server_base_url) uses several devices."
@@ -43,7 +43,7 @@ def checked(args: argparse.Namespace) -> Given:
     check_prompting(given.values.get("prompt_template"), given.values.get("system_prompt"))
     if not given.values.get("reward_funcs"):
         remedy = "Add for example --reward_funcs math_reward; a reward model says of no completion that it is correct."
-        raise InputError("reward_funcs", "none", "a reward that says what is correct", remedy)
+        raise InputError("reward_funcs", "none", "a reward for correct answers", remedy)
     if given.decoding().temperature == 0 and args.num_samples > 1:
         remedy = "A greedy model has one answer: leave num_samples out, or raise the temperature."
         raise InputError("num_samples", f"{args.num_samples} at temperature 0", "1", remedy)
@@ -84,7 +84,7 @@ def output_of(args: argparse.Namespace, given: Given) -> Path:
 
 
 def check_rule(given: Given, names: list[str]) -> None:
-    """Checks what says which completions are correct; `names`: of the rewards."""
+    """Checks reward and threshold for correct completions; `names`: of the rewards."""
     from trl_drgrpo.features.diagnostics.correctness import CorrectnessRule
 
     refuse_outside("correct_threshold", given.values.get("correct_threshold"), RANGES["correct_threshold"])
@@ -103,7 +103,7 @@ def split_of(args: argparse.Namespace, given: Given) -> tuple[str, Any]:
 
 
 def facts_of(args: argparse.Namespace, given: Given, split: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Data and sampling: what the samples depend on beside the model."""
+    """Data, prompts and sampling, as the result states them."""
     return {
         "dataset": {
             "name": given.values["dataset_name"],

@@ -174,7 +174,7 @@ def _answers(
     given: Given,
     number: int,
 ) -> list[tuple[str, str]]:
-    """Each answer, and what is said about it: its scores, and whether it was cut off."""
+    """Each answer, and a remark on it: its scores, its length, or that it was cut off."""
     import secrets
 
     from trl_drgrpo.evaluation.running import completion_of, score_completions

@@ -28,12 +28,12 @@ DECODING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty",
 @dataclass(frozen=True)
 class Given:
     """
-    What a call gives.
+    Model, recipe and values of a call.
 
     Args:
         values (`dict[str, Any]`): Typed values by key of `train`: of the recipe, and of flags, which win.
         model (`str`): Path or Hub id of the model that is meant.
-        trained_from (`str`, *optional*): The recipe's model, where `model` is another one: what it was trained from.
+        trained_from (`str`, *optional*): The recipe's model, where `model` is another one.
         recipe (`str`, *optional*): The recipe that was read.
     """
 
@@ -64,7 +64,7 @@ class Given:
         return found
 
     def decoding(self) -> Decoding:
-        """How completions are sampled; what was not given is as in training by default."""
+        """How completions are sampled; the defaults are those of training."""
         return Decoding(**{key: self.values[key] for key in DECODING_KEYS if self.values.get(key) is not None})
 
 
@@ -79,7 +79,7 @@ def add_keys(parser: argparse.ArgumentParser, keys: Sequence[str]) -> None:
         dest="model_name_or_path",
         metavar="MODEL",
         help="folder of a run, a checkpoint, a model or an adapter, or a Hub id; a run brings its recipe along "
-        "(default: what the recipe has trained, else its model)",
+        "(default: the model that the recipe has trained, else its first one)",
     )
     add("--base", metavar="MODEL", help="base model under an adapter, where it is not the one that the adapter names")
     for key in keys:

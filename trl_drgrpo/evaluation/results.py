@@ -1,7 +1,7 @@
 """Numbers of an evaluation, as one JSON-ready dictionary, and the file of it.
 
 A prompt whose completions the reward could not score counts in no mean; one with fewer scored completions than `k`
-counts in no pass@k. Both are counted. Completions that were cut at the limit count as what the reward gave them.
+counts in no pass@k. Both are counted. Completions that were cut at the limit count by their reward.
 """
 
 import json
@@ -30,7 +30,7 @@ def judged(
     Args:
         rows (`Sequence[dict]`): Of the samples' file.
         names (`Sequence[str]`): The rewards, in their order.
-        reward (`str`, *optional*): The one that says what is correct; the first by default.
+        reward (`str`, *optional*): The one that decides on correctness; the first by default.
         threshold (`float`, *optional*): Correct from this reward on; needed for rewards other than 0 and 1.
 
     Returns:
@@ -117,7 +117,7 @@ def write_results(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def read_results(folder: Path) -> list[dict[str, Any]]:
-    """The results in a folder, the newest last; what is none, or of another format, is left out."""
+    """The results in a folder, the newest last; other files and other formats are left out."""
     found = []
     for path in sorted(folder.glob("*.json")):
         try:

@@ -39,7 +39,7 @@ class Decoding:
             refuse_outside(field, getattr(self, field), RANGES[field])
 
     def for_transformers(self) -> dict[str, Any]:
-        """Fields of a generation configuration; what is off is switched off in words, else the model's own holds."""
+        """Fields of a generation configuration, each one stated: a missing field would be the model's own."""
         common = {"max_new_tokens": self.max_completion_length, "repetition_penalty": self.repetition_penalty}
         if self.temperature == 0:
             return {**common, "do_sample": False}

@@ -28,7 +28,7 @@ def _prompting(prompt: Mapping[str, Any]) -> str:
 
 
 def correct_by(content: Mapping[str, Any]) -> str:
-    """The reward that says what is correct, and from which value on."""
+    """The reward that decides on correctness, with its threshold."""
     rule = content["correct"]
     return rule["reward"] + (f" >= {rule['threshold']:g}" if rule["threshold"] is not None else "")
 
@@ -53,7 +53,7 @@ def table(content: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
 
 
 def notes(content: Mapping[str, Any]) -> list[str]:
-    """What the numbers do not say by themselves."""
+    """Method and caveats of the numbers, a sentence each."""
     said = [f"Interval: {content['interval']}. pass@k: unbiased estimator of Chen et al., arXiv 2107.03374."]
     estimates = [each for model in content["models"] for each in model["pass_at"].values()]
     estimates += list((content["difference"] or {}).values())
@@ -113,7 +113,7 @@ def markdown_row(cells: Sequence[str]) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """A number and what is counted.
+    """A number with its noun.
 
     Example:
 

@@ -15,8 +15,8 @@ def evaluations_of(run_dir: str | Path) -> list[dict[str, Any]]:
         run_dir (`str` or `Path`): Its output folder.
 
     Returns:
-        `list[dict]`: `title`, `head`, `rows` (cells as text), `notes` and `date` of each; what cannot be read is left
-        out.
+        `list[dict]`: `title`, `head`, `rows` (cells as text), `notes` and `date` of each; unreadable files
+        are left out.
     """
     found = []
     for content in read_results(Path(run_dir) / LOG_FOLDER / FOLDER):
@@ -25,5 +25,5 @@ def evaluations_of(run_dir: str | Path) -> list[dict[str, Any]]:
             shown = {"title": headline(content), "head": head, "rows": rows, "notes": notes(content)}
             found.append({**shown, "date": content["date"]})
         except (KeyError, TypeError, ValueError, IndexError, AttributeError):
-            continue  # somebody's edit; a report shows what there is
+            continue  # somebody's edit: the others are shown
     return found

@@ -1,4 +1,4 @@
-"""`trl-drgrpo eval` from end to end: an adapter beside its base, what is written, who reads it, what is refused."""
+"""`trl-drgrpo eval` from end to end: an adapter beside its base, its files and their readers, bad input."""
 
 import json
 from pathlib import Path

@@ -36,7 +36,7 @@ def asked(saved_model, tokenizer, monkeypatch):
 
 
 def run_of(folder, saved_model, prompts, **recipe):
-    """A run's folder that holds the model: its recipe, and what its prompts were."""
+    """A run's folder that holds the model: its recipe, and the form of its prompts."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     AutoModelForCausalLM.from_pretrained(saved_model).save_pretrained(folder)
