@@ -13,6 +13,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
+from trl_drgrpo.cli.kept_recipe import kept_recipe, was_trained_on_messages
 from trl_drgrpo.cli.main import main
 from trl_drgrpo.rewards import columns
 
@@ -29,6 +30,10 @@ calls = []
 def short_later(completions, **kwargs):
     calls.append(1)
     return [float(len(c)) for c in completions][: 1 if len(calls) == 2 else None]
+def interrupting(completions, trainer_state, **kwargs):
+    if trainer_state.global_step == 1:
+        raise KeyboardInterrupt
+    return [float(i % 2) for i in range(len(completions))]
 def worse_and_worse(completions, trainer_state, **kwargs):
     return [i % 2 - float(trainer_state.global_step) for i in range(len(completions))]
 """
@@ -99,9 +104,26 @@ def test_train(recipe, saved_model, capfd):
     assert (result["output_dir"], result["steps"]) == ("out", 2)
     assert "step 2/2" in err
     assert "'loss'" not in err  # one line of progress, not every metric
+    assert "reward in training: " in err
+    assert [line.split()[:2] for line in err.partition("Next:\n")[2].splitlines()] == [
+        ["trl-drgrpo", name] for name in ("report", "eval", "generate")
+    ]
+    kept = kept_recipe("out")
+    assert main(["train", "--config", str(kept), "--output_dir", "other", "--dry_run"]) == 0
+    assert yaml.safe_load(capfd.readouterr().out)["reward_funcs"] == ["mine.py:varied"]
+    assert was_trained_on_messages("out") is False
     assert moved(saved_model, "out")
     # The keywords that `check_columns` relies on are those that TRL passes, and the columns but `prompt`.
     assert set(Path("keywords.txt").read_text().split()) == {*columns.ALWAYS_PASSED, "answer"}
+
+
+def test_an_interrupted_run_says_how_to_go_on(recipe, monkeypatch, capfd):
+    argv = recipe(reward_funcs=["mine.py:interrupting"], save_strategy="steps", save_steps=1)
+    monkeypatch.setattr(sys, "argv", ["trl-drgrpo", *argv])
+    assert main(argv) == 130
+    safe, command, last = capfd.readouterr().err.splitlines()[-3:]
+    assert (safe, last) == ("Safe: out/checkpoint-1. To go on:", "interrupted")
+    assert command.split() == ["trl-drgrpo", *argv, "--resume_from_checkpoint", "out/checkpoint-1"]
 
 
 def test_train_with_lora_evaluation_checkpoint_and_resume(recipe, capfd):

@@ -6,6 +6,7 @@ cheapest first.
 """
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -245,12 +246,13 @@ def build_trainer(job: Job) -> Any:
     return trainer
 
 
-def train(job: Job) -> dict[str, Any]:
+def train(job: Job, callbacks: Sequence[Any] = ()) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """
     Trains, saves, and pushes if asked to.
 
-    Returns `output_dir`, `steps` (optimizer steps done, in total), and where logged `reward_first`, `reward_last`
-    (mean rewards over the first and the last logging interval), `eval_reward_first` and `eval_reward_last`.
+    Returns two: `output_dir`, `steps` (optimizer steps done, in total), and where logged `reward_first`,
+    `reward_last` (mean rewards over the first and the last logging interval), `eval_reward_first` and
+    `eval_reward_last`; and all that was logged. `callbacks` are added to the trainer's.
     """
     import transformers
     from packaging.version import Version
@@ -259,6 +261,8 @@ def train(job: Job) -> dict[str, Any]:
     from trl_drgrpo.upstream.host import swapped
 
     trainer = build_trainer(job)
+    for callback in callbacks:
+        trainer.add_callback(callback)
     with show_progress(trainer):
         trainer.train(resume_from_checkpoint=job.training.resume_from_checkpoint)
     # Only a Hub id belongs into the model card's metadata.
@@ -278,4 +282,4 @@ def train(job: Job) -> dict[str, Any]:
             result |= {f"{key}_first": round(logged[0], 4), f"{key}_last": round(logged[-1], 4)}
     if Version(transformers.__version__) >= Version("5.18.0"):
         trainer.end()  # finishes the trackers and destroys the process group
-    return result
+    return result, trainer.state.log_history

@@ -20,6 +20,8 @@ from trl_drgrpo.common.version import __version__
 
 SUBCOMMANDS = {
     "train": "train a model with Dr. GRPO from a YAML recipe and flags",
+    "eval": "measure pass@1 and pass@k of a model, beside the model it was trained from",
+    "generate": "answer prompts with a trained model, with rewards beside the answers",
     "demo": "train the tiny model that comes with the package, offline and on CPU",
     "check": "compare the installed TRL's loss and gradients with the specification",
     "train-prm": "train a process reward model from labeled steps",
@@ -31,6 +33,7 @@ SUBCOMMANDS = {
     "report": "write one page over runs: curves, completions with their advantages, warnings, differences",
     "plan": "predict the peak memory of a run, and propose settings that fit a device",
     "score": "score saved completions with reward functions, to debug a reward before a run",
+    "env": "print versions, devices and optional programs, to paste into an issue",
 }
 
 

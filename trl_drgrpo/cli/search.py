@@ -5,11 +5,8 @@ a reward that failed.
 """
 
 import argparse
-import hashlib
 import json
 import shlex
-import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +14,9 @@ from typing import Any
 
 from trl_drgrpo.cli import console, data
 from trl_drgrpo.cli.job import model_path
-from trl_drgrpo.cli.prompts import check_prompting, prompted
+from trl_drgrpo.cli.problems import digest, prompt_rows
+from trl_drgrpo.cli.progress_bar import progress_over
+from trl_drgrpo.cli.prompts import check_prompting
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.folders import check_writable
 from trl_drgrpo.common.hub_errors import check_local
@@ -79,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
         rows = _rows(args, verifier, prm)
         check_rows(rows)
         facts = {name: value for name, value in vars(args).items() if name not in _NOT_IN_THE_ROWS}
-        found = SearchFile(args.output, {**facts, "dataset_digest": _digest(rows)}, settings["problems_at_once"])
+        found = SearchFile(args.output, {**facts, "dataset_digest": digest(rows)}, settings["problems_at_once"])
         found.open(len(rows))
         if found.done:
             console.log(f"{found.done} of {len(rows)} problems are in {args.output} already")
@@ -151,54 +150,33 @@ def _rewards(args: argparse.Namespace) -> tuple[Any, Any]:
 
 def _rows(args: argparse.Namespace, verifier: Any, prm: Any) -> list[dict[str, Any]]:
     """The prompts as the model is to see them, with the columns that the rewards need."""
-    from trl_drgrpo.common.rows import column_values
-    from trl_drgrpo.rewards.columns import check_columns, check_ready, check_values
-
-    source = args.dataset_name
-    split = data.load_data(source, name=args.dataset_config, split=args.dataset_train_split)
-    split = data.rename_columns(split, args.rename_columns)
-    columns = data.check_prompts(split, source)
-    for field, reward in (("reward_funcs", verifier), ("prm", prm)):
-        if reward is not None:
-            more = ["steps", "step_ends"] if field == "prm" else []
-            check_columns(reward, [*columns, *more], getattr(args, field))
-            check_values(reward, column_values(split, [name for name in columns if name != "prompt"]))
-            check_ready(reward)
-    split = prompted(split, args.prompt_template, args.system_prompt)
-    return [dict(row) for row in (split if args.limit is None else split.select(range(min(args.limit, len(split)))))]
-
-
-def _digest(rows: list[dict[str, Any]]) -> str:
-    text = json.dumps(rows, sort_keys=True, default=str)
-    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+    split = data.load_data(args.dataset_name, name=args.dataset_config, split=args.dataset_train_split)
+    rewards = [(args.reward_funcs, verifier, ()), (args.prm, prm, ("steps", "step_ends"))]
+    return prompt_rows(
+        split,
+        args.dataset_name,
+        [each for each in rewards if each[1] is not None],
+        renamings=args.rename_columns,
+        prompt_template=args.prompt_template,
+        system_prompt=args.system_prompt,
+        limit=args.limit,
+    )
 
 
 @contextmanager
 def _progress(total: int, done: int) -> Iterator[Any]:
-    """A bar on a terminal, elsewhere a line every ten seconds: problems, pass rate of the selected, tokens."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    stderr = Console(file=sys.stderr)
-    columns = (TextColumn("searching"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[status]}"))
-    bar = Progress(*columns, TimeRemainingColumn(), console=stderr, disable=not stderr.is_terminal)
-    task = bar.add_task("searching", total=total, completed=done, status="")
+    """Problems, pass rate of the selected, tokens."""
     tokens = correct = searched = 0
-    printed = time.monotonic()
+    with progress_over(total, done, "searching", "problems") as show:
 
-    def show(rows: list[dict[str, Any]]) -> None:
-        nonlocal tokens, correct, searched, printed
-        searched += 1
-        tokens += rows[0]["search"]["sampled_tokens"]
-        correct += any(row["correct"] for row in rows if row["selected"])
-        status = f"correct {correct / searched:.0%}, {tokens / searched:.0f} tokens per problem"
-        bar.update(task, advance=1, status=status)
-        if not stderr.is_terminal and time.monotonic() - printed > 10:
-            printed = time.monotonic()
-            console.log(f"{done + searched} of {total} problems, {status}")
+        def show_problem(rows: list[dict[str, Any]]) -> None:
+            nonlocal tokens, correct, searched
+            searched += 1
+            tokens += rows[0]["search"]["sampled_tokens"]
+            correct += any(row["correct"] for row in rows if row["selected"])
+            show(f"correct {correct / searched:.0%}, {tokens / searched:.0f} tokens per problem")
 
-    with bar:
-        yield show
+        yield show_problem
 
 
 def _say_what_next(args: argparse.Namespace, numbers: dict[str, Any]) -> None:

@@ -9,6 +9,8 @@ output goes to stderr and a short YAML result to stdout. Flags win over the reci
 import argparse
 import dataclasses
 import os
+import sys
+import time
 from typing import Any
 
 from trl_drgrpo.cli import console, recipe, values
@@ -51,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                 add_flag(group, flag)
 
 
-def add_flag(group: argparse._ArgumentGroup, flag: Flag) -> None:
+def add_flag(group: argparse._ActionsContainer, flag: Flag) -> None:
     """Adds one key as a flag, spelled with underscores or dashes."""
     nargs = "+" if values.takes_list(flag) else "?" if values.is_boolean(flag) else None
     options: dict[str, Any] = {"dest": flag.name, "default": argparse.SUPPRESS, "nargs": nargs}
@@ -84,11 +86,26 @@ def run(args: argparse.Namespace) -> int:
     jobs.check_given(given)
     with console.stdout_to_stderr():
         job = jobs.prepare(given)
-        result = None if args.dry_run else jobs.train(job)
+        result = None if args.dry_run else _trained(job)
     from trl_drgrpo.cli import resolved
 
     console.print_result(resolved.render(job) if result is None else resolved.dump(result))
     return 0
+
+
+def _trained(job: Any) -> dict[str, Any]:
+    """Trains; says in the end what comes next, or, interrupted, how to go on."""
+    from trl_drgrpo.cli import closing, resolved
+    from trl_drgrpo.cli import job as jobs
+
+    began = time.monotonic()
+    try:
+        result, logged = jobs.train(job, [closing.KeepsRecipe(resolved.render(job))])
+    except KeyboardInterrupt:
+        closing.say_how_to_go_on(job.training.output_dir, sys.argv[1:], job.training.world_size)
+        raise
+    closing.say_what_next(result["output_dir"], logged, time.monotonic() - began, job.training.run_log)
+    return result
 
 
 def read_given(args: argparse.Namespace) -> dict[str, Any]:

@@ -22,7 +22,7 @@ def provenance(command: str) -> dict[str, Any]:
     return {
         "command": command,
         "date": date.today().isoformat(),
-        "commit": _commit(),
+        "commit": commit(),
         "host": f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPU cores",
         "versions": installed_versions(),
     }
@@ -33,8 +33,11 @@ def study_command(study: str, seeds: int, jobs: int = 1) -> str:
     return f"trl-drgrpo study {study} --seeds {seeds}" + (f" --jobs {jobs}" if jobs > 1 else "")
 
 
-def _commit() -> str | None:
-    """Of this package's checkout, with a `+` where files differ from it."""
+def commit() -> str | None:
+    """Of this package's checkout, with a `+` where files differ from it; `None` for an installed package, also one
+    whose environment lies in a checkout of something else."""
+    if not (Path(__file__).parents[2] / ".git").exists():
+        return None
     command = ["git", "describe", "--always", "--dirty=+", "--exclude=*"]
     try:
         done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=10)

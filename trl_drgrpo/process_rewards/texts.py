@@ -6,7 +6,7 @@ into its completion would be scored at places of its choosing: markers are taken
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 # How the chat formats in use end a turn or a text; the policy's tokenizer need not be the process reward model's.
@@ -50,12 +50,13 @@ def prompt_text(prompt: Any) -> str:
     return "\n\n".join(message_text(message) for message in prompt if message["role"] != "system")
 
 
-def prompt_ids(prompt: Any, tokenizer: Any) -> list[int]:
+def prompt_ids(prompt: Any, tokenizer: Any, template: Mapping[str, Any] | None = None) -> list[int]:
     """The token ids of a prompt: a text as the tokenizer encodes it, messages by its chat template, ready for the
-    assistant's turn."""
+    assistant's turn. `template`: more that the chat template is given (`chat_template_kwargs`)."""
     if isinstance(prompt, str):
         return list(tokenizer(prompt)["input_ids"])
-    return list(tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=True)["input_ids"])
+    rendering = {**(template or {}), "add_generation_prompt": True, "return_dict": True}
+    return list(tokenizer.apply_chat_template(prompt, **rendering)["input_ids"])
 
 
 def message_text(message: dict[str, Any]) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 from trl_drgrpo.common.version import __version__
 from trl_drgrpo.features.diagnostics.statistics import BUCKETS
 from trl_drgrpo.report.curves import Curve, curves_of, ends_of, mean, rounded
+from trl_drgrpo.report.evaluations import evaluations_of
 from trl_drgrpo.report.group_json import group_json
 from trl_drgrpo.report.panels import BY_DIFFICULTY, Panel, difficulty_metric, other_metrics, panels_for
 from trl_drgrpo.report.push import push_note
@@ -35,8 +36,9 @@ def report_contents(runs: Sequence[Run], max_groups: int | None = None, thin: bo
         thin (`bool`, *optional*): Whether curves are thinned to what a page holds.
 
     Returns:
-        `dict`: Plain JSON. `runs`: per run status, facts, curves, difficulty, warnings and sampled groups; `panels`,
-        `other_metrics`: how the curves are drawn; `settings_table`, `final_table`: rows with one value per run.
+        `dict`: Plain JSON. `runs`: per run status, facts, curves, difficulty, evaluations, warnings and sampled
+        groups; `panels`, `other_metrics`: how the curves are drawn; `settings_table`, `final_table`: rows with one
+        value per run.
     """
     trained = [curves_of(run.logged, "train") for run in runs]
     names = {name for curves in trained for name in curves}
@@ -79,6 +81,7 @@ def _run(
         "mean_of": max((curve.mean_of for curve in thinned.values()), default=1),
         "eval_curves": {name: curve.as_json() for name, curve in evals.items()},
         "difficulty": difficulty(curves),
+        "evaluations": evaluations_of(run.path),
         "warnings": [vars(warning) for warning in run.warnings],
         "groups_total": sample.groups_total,
         "rows_total": sample.rows_total,

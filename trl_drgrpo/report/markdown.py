@@ -28,6 +28,10 @@ def markdown_page(contents: dict[str, Any], plot: Path | None) -> str:
     parts += ["", "## Warnings", ""]
     warnings = [[run["name"], w["step"], w["cause"], w["message"]] for run in runs for w in run["warnings"]]
     parts += _table(["run", "step", "cause", "message"], warnings) if warnings else ["None."]
+    for name, run in zip(names, runs, strict=True):
+        for each in run["evaluations"]:
+            parts += ["", f"## Evaluation of {name}, {_cell(each['date'])}", "", _cell(each["title"]), ""]
+            parts += [*_table(each["head"], each["rows"]), "", *(f"- {_cell(note)}" for note in each["notes"])]
     parts += ["", "## Newest completions", ""]
     for name, run in zip(names, runs, strict=True):
         parts += _newest(name, run)

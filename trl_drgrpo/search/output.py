@@ -1,4 +1,4 @@
-"""The file of a search: written problem by problem, taken up where it ends.
+"""The file of a search or of an evaluation: written problem by problem, taken up where it ends.
 
 Beside `found.jsonl` lies `found.search.json` with everything that the rows depend on. The same command, started again,
 goes on behind the last whole group of problems (see `collecting`): lines behind it, a torn one among them, are cut
@@ -16,30 +16,36 @@ from trl_drgrpo.search.dataset import Row
 
 
 class SearchFile:
-    """Rows of a search on disk.
+    """Rows of a search, or of an evaluation, on disk.
 
     Args:
         path (`str` or `Path`): JSON Lines file.
         facts (`Mapping[str, Any]`): What the rows depend on: settings, model, data; values that JSON knows.
         group (`int`): Problems of a group.
+        kind (`str`, *optional*, defaults to `"search"`): Key of a row under which its `problem`, its number (`row`)
+            and the number of the problem's rows (`rows`) are, and of the file beside it.
 
     Raises:
         `InputError`: The file is one of another command, or no file can be written there.
     """
 
-    def __init__(self, path: str | Path, facts: Mapping[str, Any], group: int):
-        self.path, self.group = Path(path), group
+    def __init__(self, path: str | Path, facts: Mapping[str, Any], group: int, kind: str = "search"):
+        self.path, self.group, self.kind = Path(path), group, kind
         if self.path.is_dir():
             raise InputError("output", f"{self.path}, a folder", "a JSON Lines file to write", "Name a file in it.")
         self.facts = json.loads(json.dumps(facts))
-        self.facts_path = self.path.with_suffix(".search.json")
+        self.facts_path = self.path.with_suffix(f".{kind}.json")
         self.rows: list[Row] = []
         self._check()
 
     @property
     def done(self) -> int:
         """Problems whose rows are in the file."""
-        return self.rows[-1]["search"]["problem"] + 1 if self.rows else 0
+        return self.rows[-1][self.kind]["problem"] + 1 if self.rows else 0
+
+    @property
+    def _expected(self) -> str:
+        return f"a new file, or that of the same {self.kind}"
 
     def _check(self) -> None:
         if not self.path.exists():
@@ -48,13 +54,13 @@ class SearchFile:
             before = json.loads(self.facts_path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             got = f"{self.path}, which exists and was not written by this command"
-            raise InputError("output", got, "a new file, or that of the same search", "Name another file.") from None
+            raise InputError("output", got, self._expected, "Name another file.") from None
         for name in {**before, **self.facts}:
             if before.get(name) != self.facts.get(name):
                 old, new = shortened(before.get(name)), shortened(self.facts.get(name))
                 got = f"{self.path}, written with {name} {old}, not {new}"
                 remedy = "Give the same command to go on, name another file, or delete this one."
-                raise InputError("output", got, "a new file, or that of the same search", remedy)
+                raise InputError("output", got, self._expected, remedy)
 
     def open(self, total: int) -> None:
         """Read what is there, cut off what is no whole group, and note the facts.
@@ -72,7 +78,7 @@ class SearchFile:
             if row is None:
                 break
             pending.append(row)
-            counts = row["search"]
+            counts = row[self.kind]
             is_last_row, number = counts["row"] + 1 == counts["rows"], counts["problem"] + 1
             if is_last_row and (number % self.group == 0 or number == total):
                 self.rows += pending

@@ -22,6 +22,15 @@ def test_a_machine_without_git_has_no_commit(monkeypatch):
     assert module.provenance("x")["commit"] is None
 
 
+def test_an_installed_package_has_no_commit_of_what_is_around_it(monkeypatch, tmp_path):
+    (tmp_path / ".git").mkdir()  # the user's project, with a virtual environment in it
+    installed = tmp_path / "venv" / "site-packages" / "trl_drgrpo" / "labs" / "provenance.py"
+    installed.parent.mkdir(parents=True)
+    monkeypatch.setattr(module, "__file__", str(installed))
+    monkeypatch.setattr(subprocess, "run", lambda *a, **k: subprocess.CompletedProcess(a, 0, "abc1234\n", ""))
+    assert module.commit() is None
+
+
 def test_the_command_of_a_study_is_what_was_typed():
     assert study_command("signal", 5, 3) == "trl-drgrpo study signal --seeds 5 --jobs 3"
     assert study_command("tabular", 5) == "trl-drgrpo study tabular --seeds 5"

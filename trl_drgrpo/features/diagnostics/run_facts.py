@@ -10,6 +10,7 @@ import torch
 
 from trl_drgrpo.features.diagnostics.correctness import CorrectnessRule
 from trl_drgrpo.features.model_card.objective import objective_of
+from trl_drgrpo.features.model_card.snippet import is_conversational
 from trl_drgrpo.process_rewards.steps.separators import configured_segmenter
 from trl_drgrpo.upstream.versions import LIBRARIES, installed_versions
 
@@ -96,6 +97,7 @@ def run_facts(trainer: Any, correctness: CorrectnessRule | None) -> dict[str, An
         "model": str(getattr(trainer.model.config, "_name_or_path", "")) or type(trainer.model).__name__,
         "adapter": _adapter(trainer.accelerator.unwrap_model(trainer.model)),
         "dataset": trainer.dataset_name or _dataset_name(trainer.train_dataset),
+        "prompts": "messages" if is_conversational(trainer.train_dataset) else "texts",
         "formula": objective_of(trainer).formula,
         "objective": _objective(trainer),
         "settings": _fields(args, _SETTINGS),

@@ -1,0 +1,277 @@
+"""`trl-drgrpo eval`: pass@1 and pass@k of a model on a dataset with a reward, against the model it was trained from.
+
+The table goes to standard output, progress to standard error, samples and results into files: of a run into its
+`_drgrpo/evaluations`, where `trl-drgrpo report` finds them. Started again, it goes on. Exit codes: 0 done, 1 a reward
+failed on some completion, 2 bad input.
+"""
+
+import argparse
+import gc
+import re
+import shlex
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from trl_drgrpo.cli import console
+from trl_drgrpo.cli.eval_inputs import (
+    FOLDER,
+    RULE_KEYS,
+    baseline_of,
+    check_rule,
+    checked,
+    facts_of,
+    output_of,
+    split_of,
+)
+from trl_drgrpo.cli.job import model_path
+from trl_drgrpo.cli.kept_recipe import run_folder
+from trl_drgrpo.cli.problems import digest, prompt_rows
+from trl_drgrpo.cli.progress_bar import progress_over
+from trl_drgrpo.cli.run_keys import DECODING_KEYS, MODEL_KEYS, PROMPT_KEYS, TEMPLATE_KEY, Given, add_keys
+from trl_drgrpo.common.version import __version__
+
+_DATA_KEYS = ("dataset_name", "dataset_config", "rename_columns", "reward_funcs")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the subcommand's options to a parser."""
+    parser.description = (
+        "Sample completions of a dataset's prompts, score them, and show pass@1 and pass@k with their intervals, "
+        "beside the model that training began with and the paired difference. Started again, it goes on."
+    )
+    add_keys(parser, (*MODEL_KEYS, *_DATA_KEYS, *PROMPT_KEYS, TEMPLATE_KEY, *DECODING_KEYS, *RULE_KEYS))
+    add = parser.add_argument
+    add(
+        "--vllm_server_base_url",
+        metavar="URL",
+        help="let a vLLM server sample, which serves the models under these names; that of a recipe is not asked",
+    )
+    add("--split", help="split to evaluate on (default: the recipe's test split, else test, else the only one)")
+    add(
+        "--baseline",
+        metavar="MODEL",
+        help="model to compare with, or none (default: the model of the run's recipe, else the adapter's base)",
+    )
+    add("--num_samples", type=int, default=1, help="completions of each prompt (default: 1)")
+    add("--k", type=int, nargs="+", metavar="K", help="for pass@k (default: 1, and num_samples)")
+    add("--limit", type=int, help="evaluate on the first prompts only")
+    add("--seed", type=int, default=0, help="of the sampling (default: 0)")
+    add("--batch_size", type=int, default=64, help="completions per forward, or requests at a time (default: 64)")
+    add("--output_dir", help=f"folder for samples and results (default: in the run's folder, else {FOLDER})")
+    add("--markdown", action="store_true", help="write the table as Markdown, too")
+    add("--pass_rates", metavar="FILE", help="write the pass rate of each prompt, for prior_pass_rates in a recipe")
+    add("--no_card", action="store_true", help="leave the model's card as it is")
+    add("--json", action="store_true", help="print the results as JSON instead of a table")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Evaluate, print and write."""
+    given = checked(args)
+    from trl_drgrpo.evaluation import results, table
+
+    names = {"model": given.values["model_name_or_path"]}
+    if baseline := baseline_of(args, given):
+        names = {"baseline": baseline, **names}
+    with console.stdout_to_stderr():
+        task = _prepared(args, given)
+        try:
+            files = {role: task.sampled(name) for role, name in names.items()}
+        except KeyboardInterrupt:
+            console.log("The samples so far are kept: the same command goes on.")
+            raise
+    content = task.results({role: (name, files[role].rows) for role, name in names.items()})
+    path = task.path(names)
+    results.write_results(path, content)
+    if args.markdown:
+        path.with_suffix(".md").write_text(table.markdown(content), encoding="utf-8")
+    print(results.as_json(content) if args.json else table.plain_text(content), end="")
+    console.log(f"Written: {path}; samples: {files['model'].path}")
+    if args.pass_rates:
+        task.write_pass_rates(files["model"].rows)
+    if not args.no_card:
+        _put_into_card(given, task.output, content)
+    failed = sum(model["failed"] for model in content["models"])
+    if failed:
+        where = files["model"].path.parent
+        console.log(f"A reward failed on {failed} completions, which count as unscorable: see `failures` in {where}.")
+    return int(failed > 0)
+
+
+def _prepared(args: argparse.Namespace, given: Given) -> "_Task":
+    from trl_drgrpo.evaluation.running import check_rows
+    from trl_drgrpo.rewards.contract import reward_name
+    from trl_drgrpo.rewards.registry import resolve_reward
+
+    rewards = {reward_name(reward): reward for reward in map(resolve_reward, given.values["reward_funcs"])}
+    check_rule(given, list(rewards))
+    split, dataset = split_of(args, given)
+    rows = prompt_rows(
+        dataset,
+        given.values["dataset_name"],
+        [(name, reward, ()) for name, reward in rewards.items()],
+        renamings=given.values.get("rename_columns") or (),
+        limit=args.limit,
+        **{key: given.values.get(key) for key in PROMPT_KEYS},
+    )
+    check_rows(rows)
+    return _Task(args, given, rows, rewards, facts_of(args, given, split, rows), output_of(args, given))
+
+
+@dataclass(frozen=True)
+class _Task:
+    """An evaluation that is put together: rows and rewards are checked, no model is loaded."""
+
+    args: argparse.Namespace
+    given: Given
+    rows: list[dict[str, Any]]
+    rewards: dict[str, Any]
+    facts: dict[str, Any]
+    output: Path
+
+    @property
+    def rule(self) -> dict[str, Any]:
+        """Reward and threshold for correct completions."""
+        return {key: self.given.values.get(key) for key in RULE_KEYS}
+
+    def judged(self, rows: list[dict[str, Any]]) -> list[bool | None]:
+        """Which samples are correct."""
+        from trl_drgrpo.evaluation.results import judged
+
+        rule = self.rule
+        return judged(rows, list(self.rewards), rule["correct_reward"], rule["correct_threshold"])
+
+    def sampled(self, name: str) -> Any:
+        """The file of a model's samples, complete."""
+        from trl_drgrpo.evaluation.models import load_tokenizer
+        from trl_drgrpo.evaluation.running import KIND, sample_and_score
+        from trl_drgrpo.search.output import SearchFile
+
+        group = max(1, self.args.batch_size // self.args.num_samples)
+        depends = self._depends(name, group)
+        file = SearchFile(self.output / "samples" / f"{_slug(name)}-{digest(depends)}.jsonl", depends, group, KIND)
+        file.open(len(self.rows))
+        if file.done:
+            console.log(f"{file.done} of {len(self.rows)} prompts of {name} are in {file.path} already.")
+        if file.done == len(self.rows):
+            return file
+        tokenizer = load_tokenizer(model_path(name), self.given.loading(self.args.base))
+        passed: list[bool] = []
+        with progress_over(len(self.rows), file.done, f"sampling {_slug(name)}", "prompts") as show:
+
+            def tell(of_prompt: list[dict[str, Any]]) -> None:
+                passed.extend(each for each in self.judged(of_prompt) if each is not None)
+                show(f"correct {sum(passed) / len(passed):.0%}" if passed else "")
+
+            sample_and_score(
+                self.rows,
+                self._sampler(name, tokenizer),
+                tokenizer,
+                self.rewards,
+                file,
+                samples=self.args.num_samples,
+                length=self.given.decoding().max_completion_length,
+                seed=self.args.seed,
+                template=self.given.template(),
+                tell=tell,
+            )
+        gc.collect()  # the next model needs the room
+        return file
+
+    def _depends(self, name: str, group: int) -> dict[str, Any]:
+        """Dependencies of a model's samples and rewards: they are used again only where all of these are the same."""
+        from trl_drgrpo.evaluation.models import weights_mark
+
+        specs = str(self.given.values["reward_funcs"])
+        sources = {each: Path(each).expanduser() for each in re.findall(r"[\w./~-]+\.py\b", specs)}
+        return {
+            **self.facts,
+            "rewards": specs,
+            "reward_files": {
+                each: digest(path.read_text("utf-8")) for each, path in sources.items() if path.is_file()
+            },
+            "version": __version__,
+            "model": name,
+            "weights": weights_mark(model_path(name)),
+            "loading": asdict(self.given.loading(self.args.base)),
+            "server": self.args.vllm_server_base_url is not None,
+            "batch": group,
+        }
+
+    def _sampler(self, name: str, tokenizer: Any) -> Any:
+        from trl_drgrpo.evaluation.models import load_model
+        from trl_drgrpo.evaluation.sampling import ModelSampler, check_context, server_sampler
+        from trl_drgrpo.process_rewards.texts import prompt_ids
+
+        decoding, batch_size = self.given.decoding(), self.args.batch_size
+        if self.args.vllm_server_base_url is not None:
+            return server_sampler(self.args.vllm_server_base_url, name, tokenizer, decoding, batch_size)
+        console.log(f"Loading {name}")
+        model = load_model(model_path(name), self.given.loading(self.args.base))
+        lengths = [len(prompt_ids(row["prompt"], tokenizer, self.given.template())) for row in self.rows]
+        check_context(model, lengths, decoding)
+        return ModelSampler(model, tokenizer, decoding, batch_size)
+
+    def results(self, models: dict[str, tuple[str, list[dict[str, Any]]]]) -> dict[str, Any]:
+        """The result. `models`: name and samples by role."""
+        from trl_drgrpo.evaluation import results
+        from trl_drgrpo.evaluation.models import weights_mark
+        from trl_drgrpo.labs.provenance import provenance
+
+        correct = {role: self.judged(rows) for role, (_, rows) in models.items()}
+        found = []
+        for role, (name, rows) in models.items():
+            numbers = results.model_numbers(rows, correct[role], self.args.k)
+            found.append({"role": role, "name": name, "weights": weights_mark(model_path(name)), **numbers})
+        difference = None
+        if "baseline" in models:
+            (_, ours), (_, theirs) = models["model"], models["baseline"]
+            difference = results.differences(ours, correct["model"], theirs, correct["baseline"], self.args.k)
+        typed = sys.argv[1:] if sys.argv[1:2] == ["eval"] else ["eval"]
+        about = provenance(shlex.join(["trl-drgrpo", *typed]))
+        how = {
+            "reward": self.rule["correct_reward"] or next(iter(self.rewards)),
+            "threshold": self.rule["correct_threshold"],
+        }
+        return results.results({**about, **self.facts, "correct": how}, found, difference)
+
+    def path(self, names: dict[str, str]) -> Path:
+        """The file of the result. `names`: of the models, by role."""
+        data = self.facts["dataset"]
+        mark = digest({**self.facts, **self.rule, **names, "rewards": self.given.values["reward_funcs"]})[:8]
+        return self.output / f"{_slug(data['name'])}-{data['split']}-{mark}.json"
+
+    def write_pass_rates(self, rows: list[dict[str, Any]]) -> None:
+        """The pass rates of the prompts, for `prior_pass_rates`."""
+        from trl_drgrpo.features.sampling.pass_rates import write_pass_rates
+
+        path = Path(self.args.pass_rates)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        written, unjudged = write_pass_rates(path, [row["prompt"] for row in rows], self.judged(rows))
+        left_out = f"; {unjudged} without a score are left out" if unjudged else ""
+        console.log(f"Pass rates of {written} prompts: {path}{left_out}")
+
+
+def _slug(name: str) -> str:
+    """The end of a name as part of a file's name."""
+    last = name.partition("?")[0].rstrip("/").rpartition("/")[2]
+    return re.sub(r"[^A-Za-z0-9.]+", "-", last).strip("-.").removesuffix(".jsonl")[:40] or "data"
+
+
+def _put_into_card(given: Given, output: Path, content: dict[str, Any]) -> None:
+    """States in the card of a run all evaluations of these weights; the folder of any other model is left alone."""
+    from trl_drgrpo.evaluation.card import put_into_card
+    from trl_drgrpo.evaluation.results import read_results
+
+    readme = Path(given.model) / "README.md"
+    if run_folder(given.model) is None or not readme.is_file():
+        return
+    mark = content["models"][-1]["weights"]
+    same = [each for each in read_results(output) if each["models"][-1].get("weights") == mark]
+    try:
+        put_into_card(readme, same)
+    except (OSError, ValueError) as error:  # a card is somebody's text: the numbers are written all the same
+        console.log(f"{readme} stays as it is: {type(error).__name__}: {error}")
+        return
+    console.log(f"Stated in the model card: {readme}")

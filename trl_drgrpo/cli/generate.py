@@ -1,0 +1,214 @@
+"""`trl-drgrpo generate`: answers of a trained model to a prompt, to the lines of stdin, or in a dialog.
+
+The answers go to standard output, everything else to standard error. Exit codes: 0 done, 1 a reward failed, 2 bad
+input.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from trl_drgrpo.cli import console
+from trl_drgrpo.cli.kept_recipe import was_trained_on_messages
+from trl_drgrpo.cli.prompts import check_prompting, prompted
+from trl_drgrpo.cli.run_keys import DECODING_KEYS, MODEL_KEYS, PROMPT_KEYS, TEMPLATE_KEY, Given, add_keys, read_given
+from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.ranges import RANGES, refuse_outside, whole
+
+_EPILOG = """Every prompt is one by itself: the model sees no earlier ones. Example:
+
+  trl-drgrpo generate --model runs/first "What is 2 + 3?"
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the subcommand's options to a parser."""
+    parser.description = (
+        "Answer a prompt as the model was trained to: with the template, the system prompt and the sampling of the "
+        "run's recipe. Without a prompt the lines of stdin are the prompts; on a terminal it asks for them."
+    )
+    parser.epilog = _EPILOG
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("prompt", nargs="*", metavar="PROMPT", help="one prompt per argument")
+    add_keys(parser, (*MODEL_KEYS, *PROMPT_KEYS, TEMPLATE_KEY, *DECODING_KEYS, "reward_funcs"))
+    add = parser.add_argument
+    add("--num_samples", type=int, default=1, help="answers to each prompt (default: 1)")
+    add(
+        "--columns",
+        nargs="+",
+        default=[],
+        metavar="NAME=VALUE",
+        help="columns for the rewards and the template, for example answer=5; with them the rewards' scores are shown",
+    )
+    add("--seed", type=int, help="of the sampling (default: another one each time)")
+    add("--chat", action=argparse.BooleanOptionalAction, help="prompt as a user's message (default: as in the run)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Load and answer."""
+    given, columns = _checked(args)
+    from trl_drgrpo.evaluation import models
+    from trl_drgrpo.evaluation.sampling import ModelSampler
+
+    prompts = _prompts(args.prompt)
+    with console.stdout_to_stderr():
+        rewards = _rewards(args, given, columns)
+        loading = given.loading(args.base)
+        tokenizer = models.load_tokenizer(given.model, loading)
+        chat = _is_chat(args, given, tokenizer)
+        _dataset_of(given, columns, "a prompt", chat)  # whatever does not fit, before the weights load
+        console.log(f"Loading {given.values['model_name_or_path']}")
+        model = models.load_model(given.model, loading)
+        sampler = ModelSampler(model, tokenizer, given.decoding(), args.num_samples)
+    failed = False
+    for number, text in enumerate(prompts):
+        with console.stdout_to_stderr():
+            row = _dataset_of(given, columns, text, chat)
+            answers = _answers(row, sampler, tokenizer, rewards, args, given, number)
+        for answer, said in answers:
+            print(answer)
+            if said:
+                print(said)
+            failed = failed or "failed" in said
+        sys.stdout.flush()
+    return int(failed)
+
+
+def _checked(args: argparse.Namespace) -> tuple[Given, dict[str, Any]]:
+    refuse_outside("num_samples", args.num_samples, whole(1, remedy="Give a positive number."))
+    if args.seed is not None:
+        refuse_outside("seed", args.seed, RANGES["seed"])
+    columns = dict(_column(each) for each in args.columns)
+    given = read_given(args)
+    if given.decoding().temperature == 0 and args.num_samples > 1:
+        remedy = "A greedy model has one answer: leave num_samples out, or raise the temperature."
+        raise InputError("num_samples", f"{args.num_samples} at temperature 0", "1", remedy)
+    check_prompting(given.values.get("prompt_template"), given.values.get("system_prompt"))
+    if columns and not given.values.get("reward_funcs") and given.values.get("prompt_template") is None:
+        remedy = "Name the rewards that read them: --reward_funcs math_reward."
+        raise InputError("columns", " ".join(args.columns), "none without reward_funcs", remedy)
+    from trl_drgrpo.evaluation.models import check_model
+
+    given.template()
+    check_model("model_name_or_path", given.model, given.loading(args.base).base)
+    return given, columns
+
+
+def _column(text: str) -> tuple[str, Any]:
+    """`answer=5` -> `("answer", "5")`; a list, a mapping or a text in quotes as JSON."""
+    name, equals, value = text.partition("=")
+    if not (name and equals) or name == "prompt":
+        raise InputError("columns", repr(text), "name=value", "For example answer=5.")
+    if value[:1] in ("[", "{", '"'):
+        try:
+            return name, json.loads(value)
+        except ValueError as error:
+            raise InputError("columns", repr(text), "JSON behind the =", f"It is not valid JSON: {error}.") from None
+    return name, value
+
+
+def _prompts(given: list[str]) -> Iterator[str]:
+    """Those of the call, else lines of stdin: asked for on a terminal, until an empty one or the end."""
+    if given:
+        yield from given
+        return
+    if not sys.stdin.isatty():
+        yield from (line.rstrip("\n") for line in sys.stdin if line.strip())
+        return
+    console.log("Enter a prompt; an empty line ends.")
+    while True:
+        print("> ", end="", file=sys.stderr, flush=True)
+        line = sys.stdin.readline().strip()
+        if not line:
+            return
+        yield line
+
+
+def _rewards(args: argparse.Namespace, given: Given, columns: dict[str, Any]) -> dict[str, Callable]:
+    """The rewards that can score an answer: those that were named, or with columns those of the recipe."""
+    from trl_drgrpo.rewards.columns import check_columns, check_ready
+    from trl_drgrpo.rewards.contract import reward_name
+    from trl_drgrpo.rewards.registry import resolve_reward
+
+    if not (columns or hasattr(args, "reward_funcs")):
+        return {}
+    found = {reward_name(reward): reward for reward in map(resolve_reward, given.values.get("reward_funcs") or [])}
+    for name, reward in found.items():
+        check_columns(reward, ["prompt", *columns], name)
+        check_ready(reward)
+    return found
+
+
+def _is_chat(args: argparse.Namespace, given: Given, tokenizer: Any) -> bool:
+    """Whether the model gets the prompt as a message: as said, as in its run, else if it has a chat template."""
+    if args.chat is not None:
+        return args.chat
+    if given.values.get("prompt_template") is not None:
+        return False
+    known = was_trained_on_messages(given.model)
+    return getattr(tokenizer, "chat_template", None) is not None if known is None else known
+
+
+def _dataset_of(given: Given, columns: dict[str, Any], text: str, chat: bool) -> dict[str, Any]:
+    """A prompt as a row of the dataset that the run would have made of it."""
+    from datasets import Dataset
+    from datasets.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
+    row = {"prompt": text, **columns}
+    dataset = prompted(Dataset.from_list([row]), *(given.values.get(key) for key in PROMPT_KEYS))
+    row = {**row, "prompt": dataset[0]["prompt"]}
+    if chat and isinstance(row["prompt"], str):
+        row["prompt"] = [{"role": "user", "content": row["prompt"]}]
+    return row
+
+
+def _answers(
+    row: dict[str, Any],
+    sampler: Any,
+    tokenizer: Any,
+    rewards: dict[str, Callable],
+    args: argparse.Namespace,
+    given: Given,
+    number: int,
+) -> list[tuple[str, str]]:
+    """Each answer, and a remark on it: its scores, its length, or that it was cut off."""
+    import secrets
+
+    from trl_drgrpo.evaluation.running import completion_of, score_completions
+    from trl_drgrpo.process_rewards.texts import prompt_ids
+    from trl_drgrpo.rewards.text import completion_text
+    from trl_drgrpo.search.continuations import Request
+
+    seed = secrets.randbits(31) if args.seed is None else args.seed + number
+    length = given.decoding().max_completion_length
+    prefix = tuple(prompt_ids(row["prompt"], tokenizer, given.template()))
+    request = Request(prefix, args.num_samples, length, True, seed)
+    (found,) = sampler([request])
+    sampled = [
+        {
+            **row,
+            "completion": completion_of(row["prompt"], each.token_ids, tokenizer),
+            "completion_ids": each.token_ids,
+        }
+        for each in found
+    ]
+    scores = [score_completions(reward, sampled, name) for name, reward in rewards.items()]
+    said = []
+    for i, each in enumerate(found):
+        parts = [f"{of.name} {_score(of, i)}" for of in scores]
+        if each.end == "length":
+            parts.append(f"cut off at {length} tokens")
+        elif args.num_samples > 1 or scores:
+            parts.append(f"{len(each.token_ids)} tokens")
+        text = completion_text(sampled[i]["completion"])
+        said.append((text, f"[{', '.join(parts)}]" if parts else ""))
+    return said
+
+
+def _score(scores: Any, row: int) -> str:
+    if row in scores.failures:
+        return f"failed ({scores.failures[row]})"
+    return "none" if scores.rewards[row] is None else f"{scores.rewards[row]:g}"

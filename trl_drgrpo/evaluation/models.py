@@ -1,0 +1,124 @@
+"""Models to generate with: a whole model, or an adapter's folder on its base, checked and loaded."""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.extras import require_for_quantization
+from trl_drgrpo.common.hub_errors import check_local
+from trl_drgrpo.features.resume.checkpoints import checkpoint_folders
+
+_ADAPTER_FILE = "adapter_config.json"
+_CAUSAL = "AutoModelForCausalLM"
+_WEIGHTS = ("*.safetensors", "*.bin", "*config.json")
+
+
+@dataclass(frozen=True)
+class Loading:
+    """How models are loaded.
+
+    Args:
+        base (`str`, *optional*): Base model of an adapter, where it is not the one that the adapter names.
+        dtype (`str`, *optional*): Of the weights; by default that of the checkpoint.
+        trust_remote_code (`bool`): Whether code of the repository may run.
+        bits (`int`, *optional*): 4 or 8: the weights are quantized with bitsandbytes.
+    """
+
+    base: str | None = None
+    dtype: str | None = None
+    trust_remote_code: bool = False
+    bits: int | None = None
+
+
+def check_model(field: str, name: str, base: str | None = None) -> None:
+    """Refuses a folder that is not there or holds neither a model nor an adapter with its base; loads no weights."""
+    path = Path(name).expanduser()
+    if not is_adapter(name):
+        checkpoints = checkpoint_folders(path)
+        if checkpoints and not holds_model(path):
+            got = f"{name}, a run without a saved model"
+            raise InputError(field, got, "a model's folder", f"Name a checkpoint of it: {checkpoints[0]}.")
+        check_local(field, name)
+        return
+    from trl_drgrpo.single_gpu.adapter_folder import base_of
+
+    try:
+        base_of(path, base)
+    except InputError as error:
+        raise error.under(field if error.field == "adapter" else error.field) from error
+
+
+def is_adapter(name: str) -> bool:
+    """Whether a name is that of a local folder with an adapter and no whole model."""
+    path = Path(name).expanduser()
+    return (path / _ADAPTER_FILE).is_file() and not (path / "config.json").is_file()
+
+
+def holds_model(folder: Path) -> bool:
+    """Whether a folder holds a model or an adapter."""
+    return any((folder / name).is_file() for name in ("config.json", _ADAPTER_FILE))
+
+
+def base_name(name: str, base: str | None = None) -> str | None:
+    """Path or Hub id of the model under an adapter's folder; `None` for a whole model."""
+    if not is_adapter(name):
+        return None
+    from trl_drgrpo.single_gpu.adapter_folder import base_of
+
+    return base_of(Path(name).expanduser(), base)[0]
+
+
+def load_tokenizer(name: str, loading: Loading) -> Any:
+    """The tokenizer of a model, or of an adapter's folder; of its base, where the folder has none."""
+    from trl_drgrpo.process_rewards.loading import load_tokenizer as load
+
+    path = Path(name).expanduser()
+    if is_adapter(name) and not (path / "tokenizer_config.json").is_file():
+        name = base_name(name, loading.base) or name
+    return load(name, None, loading.trust_remote_code)
+
+
+def load_model(name: str, loading: Loading) -> Any:
+    """A model for generation, on this machine's accelerator where it has one.
+
+    Raises:
+        `InputError`: It does not load, or an adapter does not fit its base.
+    """
+    from trl_drgrpo.process_rewards.loading import load_model as load
+
+    options: dict[str, Any] = {"dtype": loading.dtype, "trust_remote_code": loading.trust_remote_code}
+    if loading.bits is not None:
+        options["quantization_config"] = _quantization(loading.bits, loading.dtype)
+    if not is_adapter(name):
+        return load(name, _CAUSAL, **options).eval()
+    from trl_drgrpo.single_gpu.adapter_folder import attach, base_of, fit_vocabulary
+
+    adapter = Path(name).expanduser()
+    base, _ = base_of(adapter, loading.base)
+    model = load(base, _CAUSAL, **options)
+    fit_vocabulary(model, adapter)
+    return attach(model, adapter)
+
+
+def _quantization(bits: int, dtype: str | None) -> Any:
+    import torch
+    from transformers import BitsAndBytesConfig
+
+    require_for_quantization({f"load_in_{bits}bit": True})
+    if bits == 8:
+        return BitsAndBytesConfig(load_in_8bit=True)
+    compute: Any = getattr(torch, dtype, None) if dtype not in (None, "auto") else torch.bfloat16
+    return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=compute)
+
+
+def weights_mark(name: str) -> str:
+    """Tells weights in a folder from others that were there before, by their files' sizes and times; a Hub id is its
+    own mark."""
+    path = Path(name).expanduser()
+    if not path.is_dir():
+        return name
+    files = [each for pattern in _WEIGHTS for each in path.glob(pattern)]
+    found = sorted((each.name, each.stat().st_size, each.stat().st_mtime_ns) for each in files)
+    return hashlib.blake2b(repr(found).encode(), digest_size=8).hexdigest()

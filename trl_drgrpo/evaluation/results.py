@@ -1,0 +1,144 @@
+"""Numbers of an evaluation, as one JSON-ready dictionary, and the file of it.
+
+A prompt whose completions the reward could not score counts in no mean; one with fewer scored completions than `k`
+counts in no pass@k. Both are counted. Completions that were cut at the limit count by their reward.
+"""
+
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.version import __version__
+from trl_drgrpo.evaluation.estimates import INTERVAL, mean_over_prompts, pass_at_k
+from trl_drgrpo.evaluation.running import KIND, Row
+from trl_drgrpo.features.diagnostics.correctness import CorrectnessRule
+
+FORMAT = 1
+FOLDER = "evaluations"  # in a run's log folder
+
+
+def judged(
+    rows: Sequence[Row], names: Sequence[str], reward: str | None, threshold: float | None
+) -> list[bool | None]:
+    """Which samples are correct.
+
+    Args:
+        rows (`Sequence[dict]`): Of the samples' file.
+        names (`Sequence[str]`): The rewards, in their order.
+        reward (`str`, *optional*): The one that decides on correctness; the first by default.
+        threshold (`float`, *optional*): Correct from this reward on; needed for rewards other than 0 and 1.
+
+    Returns:
+        `list[bool | None]`: `None` where the reward gave none.
+
+    Raises:
+        `InputError`: Rewards other than 0 and 1 without a threshold.
+    """
+    rule = CorrectnessRule(names, reward, threshold)
+    given = [row[KIND]["rewards"][rule.name] for row in rows]
+    found = rule.judge([math.nan if value is None else value for value in given])
+    if found is None:
+        other = next(value for value in given if value not in (None, 0.0, 1.0))
+        remedy = "Say from which value on a completion is correct: --correct_threshold. The samples are kept."
+        raise InputError("correct_threshold", f"none for {rule.name}, which gave {other:g}", "a number", remedy)
+    return found
+
+
+def model_numbers(rows: Sequence[Row], correct: Sequence[bool | None], ks: Sequence[int]) -> dict[str, Any]:
+    """Numbers of one model.
+
+    Args:
+        rows (`Sequence[dict]`): Its samples.
+        correct (`Sequence[bool | None]`): Of [`judged`].
+        ks (`Sequence[int]`): For pass@k.
+
+    Returns:
+        `dict`: `prompts`, `completions`, `unscorable`, `failed`, `truncated` (counts), `length_mean` (tokens),
+        `rewards` (means), and `pass_at`: for each `k` value, interval and number of prompts.
+    """
+    names = list(rows[0][KIND]["rewards"])
+    rewards = {name: [row[KIND]["rewards"][name] for row in rows] for name in names}
+    return {
+        "prompts": len({row[KIND]["problem"] for row in rows}),
+        "completions": len(rows),
+        "unscorable": sum(each is None for each in correct),
+        "failed": sum("failures" in row[KIND] for row in rows),
+        "truncated": sum(row[KIND]["finish_reason"] == "length" for row in rows),
+        "length_mean": sum(row[KIND]["tokens"] for row in rows) / len(rows),
+        "rewards": {name: _mean(value for value in values if value is not None) for name, values in rewards.items()},
+        "pass_at": {str(k): asdict(mean_over_prompts(list(_by_prompt(rows, correct, k).values()))) for k in ks},
+    }
+
+
+def differences(
+    rows: Sequence[Row],
+    correct: Sequence[bool | None],
+    other_rows: Sequence[Row],
+    other_correct: Sequence[bool | None],
+    ks: Sequence[int],
+) -> dict[str, Any]:
+    """The paired difference of pass@k to another model, prompt by prompt, with its interval; over prompts that both
+    have a value for. The order of the arguments is that of the subtraction."""
+    found = {}
+    for k in ks:
+        ours, theirs = _by_prompt(rows, correct, k), _by_prompt(other_rows, other_correct, k)
+        found[str(k)] = asdict(mean_over_prompts([ours[i] - theirs[i] for i in ours if i in theirs]))
+    return found
+
+
+def results(facts: Mapping[str, Any], models: Sequence[Mapping[str, Any]], difference: Any) -> dict[str, Any]:
+    """The whole result. `facts`: where the numbers come from, the data, the sampling; `models`: role, name and numbers
+    of each, the baseline first; `difference`: of [`differences`], `None` with one model."""
+    return {
+        "format": FORMAT,
+        "made_by": f"trl-drgrpo {__version__}",
+        **facts,
+        "interval": INTERVAL,
+        "models": list(models),
+        "difference": difference,
+    }
+
+
+def as_json(content: Mapping[str, Any]) -> str:
+    """The result as it stands in its file."""
+    return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+
+
+def write_results(path: Path, content: Mapping[str, Any]) -> None:
+    """Write the result, whole or not at all."""
+    partial = path.with_name(f"{path.name}.partial")
+    partial.write_text(as_json(content), encoding="utf-8", errors="replace")
+    os.replace(partial, path)
+
+
+def read_results(folder: Path) -> list[dict[str, Any]]:
+    """The results in a folder, the newest last; other files and other formats are left out."""
+    found = []
+    for path in sorted(folder.glob("*.json")):
+        try:
+            content = json.loads(path.read_text(encoding="utf-8", errors="replace"))
+            complete = content["format"] == FORMAT and content["models"] and content["dataset"]["name"]
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            continue
+        if complete:
+            found.append((path.stat().st_mtime, content))
+    return [content for _, content in sorted(found, key=lambda each: each[0])]
+
+
+def _by_prompt(rows: Sequence[Row], correct: Sequence[bool | None], k: int) -> dict[int, float]:
+    """pass@k of each prompt with at least `k` scored completions."""
+    verdicts: dict[int, list[bool]] = {}
+    for row, is_correct in zip(rows, correct, strict=True):
+        if is_correct is not None:
+            verdicts.setdefault(row[KIND]["problem"], []).append(is_correct)
+    return {i: pass_at_k(len(each), sum(each), k) for i, each in verdicts.items() if len(each) >= k}
+
+
+def _mean(values: Iterable[float]) -> float | None:
+    found = list(values)
+    return sum(found) / len(found) if found else None

@@ -1,0 +1,126 @@
+"""The result of an evaluation as rows of text: for the terminal, Markdown, the report and the model card."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+_FEW_PROMPTS = 30
+
+
+def headline(content: Mapping[str, Any]) -> str:
+    """Data and sampling in one line."""
+    data, sampling = content["dataset"], content["sampling"]
+    where = f"{data['name']}{', ' + data['config'] if data.get('config') else ''}, split {data['split']}"
+    how = "greedy" if sampling["temperature"] == 0 else f"temperature {sampling['temperature']:g}"
+    for name, off in (("top_p", 1.0), ("top_k", 0), ("min_p", 0.0), ("repetition_penalty", 1.0)):
+        if (sampling.get(name) or off) != off:
+            how += f", {name} {sampling[name]:g}"
+    return (
+        f"{where}: {counted(data['prompts'], 'prompt')}, {counted(sampling['num_samples'], 'completion')} of each "
+        f"({how}, at most {sampling['max_completion_length']:,} tokens, seed {sampling['seed']}); "
+        f"correct by {correct_by(content)}{_prompting(content['prompt'])}"
+    )
+
+
+def _prompting(prompt: Mapping[str, Any]) -> str:
+    template, system = prompt["prompt_template"], prompt["system_prompt"]
+    named = "" if template is None else f"; prompt template {template if template.isidentifier() else 'of its own'}"
+    return named + ("" if system is None else "; with a system prompt")
+
+
+def correct_by(content: Mapping[str, Any]) -> str:
+    """The reward that decides on correctness, with its threshold."""
+    rule = content["correct"]
+    return rule["reward"] + (f" >= {rule['threshold']:g}" if rule["threshold"] is not None else "")
+
+
+def table(content: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Head and rows: one per model, and the difference below two."""
+    ks = list(content["models"][0]["pass_at"])
+    rewards = list(content["models"][0]["rewards"])
+    head = ["model", *(f"pass@{k} [95%]" for k in ks), *(f"mean {name}" for name in rewards), "tokens", "cut off"]
+    head.append("unscorable")
+    rows = []
+    for model in content["models"]:
+        cells = [percent(model["pass_at"][k]) for k in ks]
+        cells += ["–" if (mean := model["rewards"][name]) is None else f"{mean:.3g}" for name in rewards]
+        unscorable = f"{model['unscorable']:,}" + (f" ({model['failed']:,} failed)" if model["failed"] else "")
+        cells += [f"{model['length_mean']:.0f}", f"{model['truncated'] / model['completions']:.1%}", unscorable]
+        rows.append([f"{model['role']}: {model['name']}", *cells])
+    if content["difference"]:
+        cells = [percent(content["difference"][k], signed=True) for k in ks]
+        rows.append(["difference, paired", *cells, *[""] * (len(head) - 1 - len(cells))])
+    return head, rows
+
+
+def notes(content: Mapping[str, Any]) -> list[str]:
+    """Method and caveats of the numbers, a sentence each."""
+    said = [f"Interval: {content['interval']}. pass@k: unbiased estimator of Chen et al., arXiv 2107.03374."]
+    estimates = [each for model in content["models"] for each in model["pass_at"].values()]
+    estimates += list((content["difference"] or {}).values())
+    if any(each["value"] is not None and each["low"] is None for each in estimates):
+        said.append("No interval where all prompts have the same value: the bootstrap says nothing then.")
+    if content["dataset"]["prompts"] < _FEW_PROMPTS:
+        said.append(f"Fewer than {_FEW_PROMPTS} prompts: the intervals are too narrow.")
+    for model in content["models"]:
+        for k, each in model["pass_at"].items():
+            if missing := model["prompts"] - each["prompts"]:
+                said.append(
+                    f"{model['role']}: {counted(missing, 'prompt')} with fewer than {k} scored "
+                    f"completion{'s' * (k != '1')} left out of pass@{k}."
+                )
+    return said
+
+
+def percent(estimate: Mapping[str, Any], signed: bool = False) -> str:
+    """An estimate with its interval, in percent; a difference in percentage points.
+
+    Example:
+
+    ```python
+    >>> percent({"value": 0.5, "low": 0.25, "high": 0.755})
+    '50.0% [25.0, 75.5]'
+
+    ```
+    """
+    if estimate["value"] is None:
+        return "–"
+    sign = "+" if signed else ""
+    text = f"{100 * estimate['value']:{sign}.1f}{' points' if signed else '%'}"
+    if estimate["low"] is None:
+        return text
+    return f"{text} [{100 * estimate['low']:{sign}.1f}, {100 * estimate['high']:{sign}.1f}]"
+
+
+def plain_text(content: Mapping[str, Any]) -> str:
+    """For a terminal: headline, table, notes."""
+    head, rows = table(content)
+    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in (head, *rows)]
+    return "\n".join([headline(content), "", *map(str.rstrip, lines), "", *notes(content)]) + "\n"
+
+
+def markdown(content: Mapping[str, Any]) -> str:
+    """As [`plain_text`], in Markdown."""
+    head, rows = table(content)
+    lines = [markdown_row(head), "|" + "---|" * len(head), *map(markdown_row, rows)]
+    made = f"{content['made_by']}, {content['date']}: `{content['command']}`"
+    return "\n".join([headline(content), "", *lines, "", *(f"- {note}" for note in [*notes(content), made])]) + "\n"
+
+
+def markdown_row(cells: Sequence[str]) -> str:
+    """A line of a Markdown table."""
+    return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+
+
+def counted(number: int, noun: str) -> str:
+    """A number with its noun.
+
+    Example:
+
+    ```python
+    >>> counted(1, "prompt"), counted(1319, "prompt")
+    ('1 prompt', '1,319 prompts')
+
+    ```
+    """
+    return f"{number:,} {noun}{'s' * (number != 1)}"
