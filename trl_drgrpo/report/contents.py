@@ -37,9 +37,9 @@ def report_contents(runs: Sequence[Run], max_groups: int | None = None, thin: bo
         thin (`bool`, *optional*): Whether curves are thinned to what a page holds.
 
     Returns:
-        `dict`: Plain JSON that names no folder of the machine. `runs`: per run status, headline numbers, facts, curves,
-        the axes they can be drawn over, difficulty, warnings and sampled groups; `panels`,
-        `other_metrics`: how the curves are drawn; `settings_table`, `final_table`: rows with one value per run.
+        `dict`: Plain JSON that names no folder of the machine. `runs`: per run status, headline numbers, facts,
+        curves, the axes they can be drawn over, difficulty, warnings and sampled groups; `panels`, `other_metrics`:
+        how the curves are drawn; `settings_table`, `final_table`: rows with one value per run.
     """
     runs = [shareable(run) for run in runs]
     trained = [curves_of(run.logged, "train") for run in runs]
@@ -164,7 +164,7 @@ def final_table(panels: Sequence[Panel], trained: Sequence[dict[str, Curve]]) ->
                     "share": panel.share,
                     "first": [rounded(number(end.first), 4) if end else None for end in ends],
                     "last": [rounded(number(end.last), 4) if end else None for end in ends],
-                    "end": [rounded(known_points(curve)[-1][1]) if curve else None for curve in found],
+                    "end": [rounded(known_points(curve)[-1][1], 4) if curve else None for curve in found],
                 }
             )
     return rows

@@ -4,6 +4,7 @@ Nothing is loaded: the styles and the script (`assets/group_widget.js`) stand in
 """
 
 from collections.abc import Sequence
+from html import escape
 from importlib.resources import files
 
 from trl_drgrpo.common.errors import InputError
@@ -14,7 +15,7 @@ def group_widget_html(
     rewards: Sequence[float] | None = None, lengths: Sequence[int] | None = None, element_id: str = "group-widget"
 ) -> str:
     """
-    An HTML snippet with one group of answers: sliders for their rewards and lengths, bars for what each objective does.
+    One group of answers as an HTML snippet: sliders for rewards and lengths, bars for what each objective does.
 
     In a notebook: `IPython.display.HTML(group_widget_html())`.
 
@@ -35,12 +36,16 @@ def group_widget_html(
         rewards, lengths = list(rewards or []), list(lengths or [])
         if len(rewards) != len(lengths) or len(rewards) < 2 or min(lengths) < 1:
             got = f"{len(rewards)} rewards and {len(lengths)} lengths"
-            raise InputError("rewards, lengths", got, "equally many, two or more, lengths from 1 on", "Pass one group.")
+            raise InputError(
+                "rewards, lengths", got, "equally many, two or more, lengths from 1 on", "Pass one group."
+            )
         group = {"rewards": [float(reward) for reward in rewards], "lengths": [int(length) for length in lengths]}
-    style, script = ((files("trl_drgrpo.report") / "assets" / f"group_widget.{kind}").read_text() for kind in ("css", "js"))
-    name = embedded(element_id)
+    style, script = (
+        (files("trl_drgrpo.report") / "assets" / f"group_widget.{kind}").read_text("utf-8") for kind in ("css", "js")
+    )
+    name, hint = embedded(element_id), "Sliders for a group of answers: they need JavaScript."
     return (
-        f'<div id="{element_id}">Sliders for a group of answers: they need JavaScript.</div>\n<style>{style}</style>\n'
-        f"<script>(() => {{\n{script}\nmountGroupWidget(document.getElementById({name}), {embedded(group)});\n}})();"
+        f'<div id="{escape(element_id)}">{hint}</div>\n<style>{style}</style>'
+        f"\n<script>(() => {{\n{script}\nmountGroupWidget(document.getElementById({name}), {embedded(group)});\n}})();"
         "</script>\n"
     )

@@ -1,4 +1,4 @@
-"""The numbers on a report's first screen: values as they were logged, with the steps they come from; never smoothed."""
+"""The numbers on a report's first screen: values as logged, with the steps they come from; never smoothed."""
 
 from dataclasses import dataclass
 from typing import Any

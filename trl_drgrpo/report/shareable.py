@@ -7,7 +7,9 @@ from typing import Any
 from trl_drgrpo.report.records import Run
 
 # From `/`, `~/`, `C:\` or `file://` on, at least one folder, then the name that stays.
-_FOLDERS = re.compile(r"(?<![\w.:/\\<~])(?:file://)?(?:~|[A-Za-z]:)?(?:[/\\][^\s/\\'\"`,;:()\[\]{}<>|]+)+[/\\](?=[\w.-]*\w)")
+_FOLDERS = re.compile(
+    r"(?<![\w.:/\\<~])(?:file://)?(?:~|[A-Za-z]:)?(?:[/\\][^\s/\\'\"`,;:()\[\]{}<>|]+)+[/\\](?=[\w.-]*\w)"
+)
 _A_PATH = re.compile(r"(?:file://)?(?:~|[A-Za-z]:)?[/\\]")
 
 

@@ -95,7 +95,7 @@ function rangeOf(panel, stacked, low, high) {
 // One row per value as it was logged. A name that a spreadsheet would take for a formula gets an apostrophe.
 function csvOf(panel) {
   const cell = (value) => {
-    const text = String(value ?? "").replace(/^[=+@\-\t\r](?!\d)/, "'$&");
+    const text = typeof value === "string" ? value.replace(/^[=+@\-\t\r]/, "'$&") : String(value);
     return /[",\n\r]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
   };
   const at = (run, axis, step) => (hasAxis(run, axis) ? onAxis(run, step, axis) : "");

@@ -26,7 +26,7 @@ function groupWeights(rewards, lengths) {
   }));
 }
 
-// Returns { set(group), values() }: another group in, what is set and computed out.
+// Returns { set(group), values(), redraw() }: another group in; what is set and computed out; for another theme.
 function mountGroupWidget(element, group = {}) {
   const LABELS = { grpo: "GRPO", dapo: "DAPO (TRL's default)", dr_grpo: "Dr. GRPO" };
   const MEASURES = {
@@ -62,6 +62,8 @@ function mountGroupWidget(element, group = {}) {
   };
 
   const redraw = () => {
+    const [r, g, b] = getComputedStyle(element).color.match(/[\d.]+/g).map(Number);
+    element.classList.toggle("gw-dark", 0.3 * r + 0.6 * g + 0.1 * b > 128); // light text: a dark page
     const found = groupWeights(rewards, lengths), names = Object.keys(LABELS);
     const reach = Math.max(1, ...names.flatMap((name) => found[name][measure].map(Math.abs)));
     rows.forEach(({ reward, said, tokens, bars }, i) => {
@@ -114,5 +116,5 @@ function mountGroupWidget(element, group = {}) {
   element.classList.add("group-widget");
   element.replaceChildren(make("div", { class: "gw-head" }, make("div", { role: "group", "aria-label": "What the bars show" }, ...choices), make("div", { class: "gw-keys" }, ...keys)), hint, body);
   set(group);
-  return { set, values: () => ({ rewards, lengths, ...groupWeights(rewards, lengths) }) };
+  return { set, redraw, values: () => ({ rewards, lengths, ...groupWeights(rewards, lengths) }) };
 }

@@ -1,5 +1,6 @@
 // A page that follows runs asks its server for itself, and takes over what is new without losing its place.
-const EVERY = 3000; // milliseconds between an answer and the next question, and as long as the answer took, ten times
+const EVERY = 3000; // milliseconds from an answer to the next question; ten times as long as the answer took, if more
+let version = "", lastNews = "";
 
 function takePage(text) {
   const fresh = new DOMParser().parseFromString(text, "text/html");
@@ -15,25 +16,28 @@ function takePage(text) {
   });
 }
 
-function startFollowing() {
+async function askServer() {
   const badge = $("live");
-  if (!badge) return;
-  let version = badge.dataset.version, said = badge.textContent;
-  const ask = async () => {
-    const start = performance.now();
-    try {
-      const answer = await fetch(location.pathname, { cache: "no-store", headers: { "If-None-Match": version } });
-      if (answer.ok) {
-        takePage(await answer.text());
-        version = answer.headers.get("ETag");
-        said = "Live, as of " + new Date().toLocaleTimeString("en-GB");
-      }
-      if (answer.ok || answer.status === 304) badge.textContent = said;
-      else badge.textContent = (await answer.text()).slice(0, 300);
-    } catch {
-      badge.textContent = "The server does not answer. What stands here stays.";
+  try {
+    const answer = await fetch(location.pathname, { cache: "no-store", headers: { "If-None-Match": version } });
+    if (answer.ok) {
+      takePage(await answer.text());
+      version = answer.headers.get("ETag");
+      lastNews = "Live, as of " + new Date().toLocaleTimeString("en-GB");
     }
-    setTimeout(ask, Math.max(EVERY, 10 * (performance.now() - start)));
+    badge.textContent = answer.ok || answer.status === 304 ? lastNews : (await answer.text()).slice(0, 300);
+  } catch {
+    badge.textContent = "The server does not answer. What stands here stays.";
+  }
+}
+
+function startFollowing() {
+  if (!$("live")) return;
+  [version, lastNews] = [$("live").dataset.version, $("live").textContent];
+  const again = async () => {
+    const start = performance.now();
+    await askServer();
+    setTimeout(again, Math.max(EVERY, 10 * (performance.now() - start)));
   };
-  setTimeout(ask, EVERY);
+  setTimeout(again, EVERY);
 }

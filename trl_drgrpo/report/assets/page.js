@@ -4,6 +4,7 @@ function setTheme(dark) {
   $("theme").textContent = dark ? "Light" : "Dark";
   $("theme").setAttribute("aria-pressed", String(dark));
   drawCurves();
+  widget?.redraw();
 }
 
 const isDark = () => document.documentElement.dataset.theme === "dark";
