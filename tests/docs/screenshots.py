@@ -48,10 +48,10 @@ def main() -> int:
     parser.add_argument("run_dir", nargs="?", type=Path, default=Path("runs/demo"), help="output_dir of a run")
     args = parser.parse_args()
     if not chromium.is_installed():
-        print(f"skipped: needs {chromium.NEEDED}", file=sys.stderr)
+        sys.stderr.write(f"skipped: needs {chromium.NEEDED}\n")
         return 0
     for path in take(args.run_dir, IMAGES):
-        print(f"{path.relative_to(ROOT)}: {path.stat().st_size / 1000:.0f} kB")
+        sys.stdout.write(f"{path.relative_to(ROOT)}: {path.stat().st_size / 1000:.0f} kB\n")
     return 0
 
 

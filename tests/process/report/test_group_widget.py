@@ -50,16 +50,15 @@ def test_the_report_sets_the_sliders_to_the_group_that_is_shown(opened, texts):
 
 def test_the_snippet_stands_twice_in_one_page(browser, tmp_path, texts):
     page = tmp_path / "page.html"
-    page.write_text(
-        f"<!doctype html><meta charset=utf-8>{group_widget_html()}{group_widget_html([1, 0], [10, 30], 'b')}"
-    )
+    page.write_text("<!doctype html><meta charset=utf-8>" + group_widget_html() + group_widget_html([1, 0], [10, 30]))
     browser.get(page.as_uri())
-    assert len(texts("#group-widget .gw-row")) == 8
-    assert texts("#b .gw-number") == ["+2.00", "+1.00", "+1.00", "−0.67", "−1.00", "−1.00"]
+    assert len(texts(".group-widget:first-of-type .gw-row")) == 8
+    assert texts(".group-widget:nth-of-type(2) .gw-number") == ["+2.00", "+1.00", "+1.00", "−0.67", "−1.00", "−1.00"]
     script = browser.execute_script
     assert script("return document.querySelector('.gw-bars').ariaLabel").startswith("GRPO +5.12, DAPO")
-    script("document.querySelectorAll('#b button')[2].click()")
-    assert texts("#b .gw-number")[:3] == ["+0.71", "+0.71", "+0.50"]
-    script("const s = document.querySelectorAll('#b .gw-reward')[1]; s.value = 1; s.dispatchEvent(new Event('input'))")
-    assert "All rewards are equal" in texts("#b .gw-hint")[0]
-    assert texts("#b .gw-said") == ["correct", "correct"]
+    script("document.querySelectorAll('.group-widget:nth-of-type(2) button')[2].click()")
+    assert texts(".group-widget:nth-of-type(2) .gw-number")[:3] == ["+0.71", "+0.71", "+0.50"]
+    last = "const s = document.querySelectorAll('.group-widget:nth-of-type(2) .gw-reward')[1];"
+    script(last + "s.value = 1; s.dispatchEvent(new Event('input'))")
+    assert "All rewards are equal" in texts(".group-widget:nth-of-type(2) .gw-hint")[0]
+    assert texts(".group-widget:nth-of-type(2) .gw-said") == ["correct", "correct"]

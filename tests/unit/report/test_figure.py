@@ -19,8 +19,9 @@ def test_without_matplotlib(runs, tmp_path, monkeypatch):
 
 
 def test_smoothing_by_hand():
-    # 0.2 * 1 / 0.2 = 1; (0.8 * 0.2 + 0.2 * 3) / (0.8 * 0.2 + 0.2) = 0.76 / 0.36
-    values = smoothed([1.0, None, 3.0])
+    # 3% of 100 points: decay 2/3. 1/3 * 1 / (1/3) = 1; (2/3 * 1/3 + 1/3 * 3) / (2/3 * 1/3 + 1/3) = (11/9) / (5/9)
+    values = smoothed([1.0, None, 3.0, *[0.0] * 98])
     assert values[0] == pytest.approx(1.0)
     assert values[1] != values[1]
-    assert values[2] == pytest.approx(0.76 / 0.36)
+    assert values[2] == pytest.approx(11 / 5)
+    assert smoothed([1.0, 5.0] * 14 + [2.0]) == [1.0, 5.0] * 14 + [2.0]  # 29 points

@@ -7,12 +7,9 @@ from trl_drgrpo.report.group_widget import group_widget_html
 
 
 def test_the_snippet_holds_all_it_needs():
-    html = group_widget_html([1, 0, 0.5], [10, 300, 20], "a-group")
+    html = group_widget_html([1, 0, 0.5], [10, 300, 20])
     assert html.count("<script>") == html.count("</script>") == 1
-    assert (
-        'mountGroupWidget(document.getElementById("a-group"), {"rewards":[1.0,0.0,0.5],"lengths":[10,300,20]});'
-        in html
-    )
+    assert "{&quot;rewards&quot;: [1.0, 0.0, 0.5], &quot;lengths&quot;: [10, 300, 20]}" in html
     assert "src=" not in html
     assert "@import" not in html
 

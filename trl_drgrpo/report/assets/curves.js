@@ -57,11 +57,11 @@ function tracesOf(panel) {
   panel.lines.forEach((line) =>
     RUNS.forEach((run, position) => {
       if (isHidden(position) || !hasAxis(run, state.x)) return;
-      const label = [MANY ? plain(run.name) : "", line.label].filter(Boolean).join(", ");
+      const name = MANY ? plain(run.name) : "";
       const add = ([steps, values], rest) => traces.push({ run, line, steps, x: steps.map((step) => onAxis(run, step)), values, ...rest, ...lookOf(panel, line, position) });
       const curve = lineOf(run.curves, line), tested = lineOf(run.eval_curves, line);
-      if (curve) add(curve, { label });
-      if (tested) add(tested, { label: (label + " evaluation").trim(), points: true });
+      if (curve) add(curve, { name, what: line.label });
+      if (tested) add(tested, { name, what: (line.label + " evaluation").trim(), points: true });
     }),
   );
   return traces;

@@ -71,9 +71,9 @@ function pictureOf(panel, traces, chart) {
     context.fillText(text, left * unit, line * row - 5 * unit);
   };
   write(`${plain(panel.title)}${panel.unit ? `, ${panel.unit}` : ""}, over ${AXES[state.x].label}`, 1, 600, "--ink", 10);
-  traces.forEach(({ label, color }, i) => {
+  traces.forEach(({ name, what, color }, i) => {
     write("●", i + 2, 400, color, 10);
-    write(label || plain(RUNS[0].name), i + 2, 400, "--ink", 28);
+    write([name || plain(RUNS[0].name), what].filter(Boolean).join(", "), i + 2, 400, "--ink", 28);
   });
   context.drawImage(from, 0, line * (1.5 + traces.length));
   return canvas;
