@@ -9,6 +9,7 @@ import threading
 from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import cast
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.report.contents import report_contents
@@ -87,17 +88,16 @@ class FollowServer(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    server: FollowServer
-
     def do_GET(self) -> None:
-        port = self.server.server_port
-        if self.headers.get("Host") not in (f"{HOST}:{port}", f"localhost:{port}"):
+        server = cast(FollowServer, self.server)
+        host = self.headers.get("Host", "").rsplit(":", 1)[0]  # any port: `ssh -L` forwards from another one
+        if host not in (HOST, "localhost"):
             self._answer(403, b"Only this machine is served.")
         elif self.path.split("?")[0] != "/":
             self._answer(404, b"There is only one page, /.")
         else:
             try:
-                version, page = self.server.report.now()
+                version, page = server.report.now()
             except InputError as error:  # the folder was deleted or replaced meanwhile
                 self._answer(503, str(error).encode("utf-8", errors="backslashreplace"))
                 return

@@ -34,6 +34,10 @@ def test_smoothing_is_debiased_grows_with_the_points_and_is_off_below_30(opened)
     script = opened("one")
     smoothed = "return smoothed(arguments[0])"
     assert script(smoothed, [1, 5, 2] * 9 + [1, 9]) == [1, 5, 2] * 9 + [1, 9]  # 29 points
+    chosen(script, smoothing=20)
+    assert script(smoothed, [1, 5, 2] * 9 + [1, 9]) == [1, 5, 2] * 9 + [1, 9]  # whatever the window
+    assert script(smoothed, [1, 5, 2] * 10)[1] != 5
+    chosen(script, smoothing=3)
     assert script(smoothed, [3.0] * 100) == pytest.approx([3.0] * 100)
     values = [float(i % 7) for i in range(100)]
     decay, total, expected = 1 - 1 / 3, 0.0, []  # 3% of 100 points

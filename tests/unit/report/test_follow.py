@@ -54,7 +54,8 @@ def test_the_page_is_sent_again_only_when_a_file_has_changed(server, folder):
 def test_only_this_machine_and_only_the_page(server):
     assert server.server_address[0] == "127.0.0.1"
     assert get(server, Host="evil.example:80")[0] == 403
-    assert get(server, Host=f"localhost:{server.server_port}")[0] == 200
+    assert get(server, Host="localhost.evil.example")[0] == 403
+    assert get(server, Host="localhost:9000")[0] == 200  # forwarded by ssh
     assert get(server, "/../run.json")[0] == 404
     assert get(server, "/_drgrpo/completions.jsonl")[0] == 404
     assert "Access-Control-Allow-Origin" not in get(server)[2]
