@@ -18,7 +18,7 @@ from trl_drgrpo.report import write_report  # noqa: E402
 
 IMAGES = ROOT / "recipes" / "guides" / "images"
 SIZES = {"report_light": (1200, 800, False), "report_dark": (1200, 800, True)}
-COLORS = 128  # of a palette: a page has few, and a picture in a repository should be small
+COLORS = 256  # of a palette: a page has few, and a picture in a repository should be small
 
 
 def take(run_dir: Path, folder: Path) -> list[Path]:

@@ -204,4 +204,6 @@ def test_the_link_keeps_filters_and_the_completion(opened, press, texts):
     script = opened("one", "#search=carry")
     assert script("return fields.search.value") == "carry"
     assert script("return shownEntries.length") < 64
-    assert opened("one", "#x=nonsense&sort=nonsense&shown=9.9&hide=7&%E0%A4%A")("return state.x") == "steps"
+    assert opened("one", "#x=nonsense&smooth=x&sort=nonsense&shown=9.9&hide=7&%E0%A4%A")(
+        "return [state.x, state.smooth, charts.length > 9]"
+    ) == ["steps", "3", True]

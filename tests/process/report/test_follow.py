@@ -20,6 +20,9 @@ def test_the_page_grows_with_its_run_and_keeps_its_state(browser, tmp_path, pres
         try:
             chromium.open_report(browser, server.url + "#x=time&search=carry")
             script = browser.execute_script
+            script("document.documentElement.style.overflowAnchor = 'none'")  # which not every browser has
+            browser.execute_async_script("askServer().then(arguments[0])")
+            assert texts("#live") == ["Live"]  # nothing is new
             press("jj")
             script(
                 "document.getElementById('fold-numbers').open = true; document.querySelector('#hero .plot').focus()"

@@ -20,6 +20,7 @@ function readState() {
   const given = new URLSearchParams(location.hash.slice(1));
   state = Object.fromEntries(Object.entries(DEFAULTS).map(([name, usual]) => [name, given.get(name) ?? usual]));
   if (!AXES[state.x]) state.x = DEFAULTS.x;
+  if (!(state.smooth >= 0 && state.smooth <= 20)) state.smooth = DEFAULTS.smooth;
 }
 
 function setState(changes) {
