@@ -40,7 +40,7 @@ def test_smoothing_is_debiased_grows_with_the_points_and_is_off_below_30(opened)
     chosen(script, smoothing=3)
     assert script(smoothed, [3.0] * 100) == pytest.approx([3.0] * 100)
     values = [float(i % 7) for i in range(100)]
-    decay, total, expected = 1 - 1 / 3, 0.0, []  # 3% of 100 points
+    decay, total, expected = 1 - 2 / 4, 0.0, []  # 3% of 100 points
     for n, value in enumerate(values, 1):
         total = decay * total + (1 - decay) * value
         expected.append(total / (1 - decay**n))

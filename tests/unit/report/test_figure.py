@@ -19,9 +19,9 @@ def test_without_matplotlib(runs, tmp_path, monkeypatch):
 
 
 def test_smoothing_by_hand():
-    # 3% of 100 points: decay 2/3. 1/3 * 1 / (1/3) = 1; (2/3 * 1/3 + 1/3 * 3) / (2/3 * 1/3 + 1/3) = (11/9) / (5/9)
+    # 3% of 100 points: decay 1 - 2/4. 1/2 * 1 / (1/2) = 1; (1/2 * 1/2 + 1/2 * 3) / (1/2 * 1/2 + 1/2) = (7/4) / (3/4)
     values = smoothed([1.0, None, 3.0, *[0.0] * 98])
     assert values[0] == pytest.approx(1.0)
     assert values[1] != values[1]
-    assert values[2] == pytest.approx(11 / 5)
+    assert values[2] == pytest.approx(7 / 3)
     assert smoothed([1.0, 5.0] * 14 + [2.0]) == [1.0, 5.0] * 14 + [2.0]  # 29 points

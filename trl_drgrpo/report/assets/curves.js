@@ -27,12 +27,12 @@ function onAxis(run, step, axis = state.x) {
   return values[low] + part * (values[high] - values[low]);
 }
 
-// Exponential mean without bias towards the first value: divided by 1 - decay^n. Its window is a share of the curve's
-// points, so that a long run is smoothed more than a short one. Gaps stay gaps; the mean goes on behind them.
+// Exponential mean without bias towards the first value: divided by 1 - decay^n. Its span (decay = 1 - 2 / (span + 1)) is
+// a share of the curve's points: a long run is smoothed more than a short one. Gaps stay gaps; it goes on behind them.
 function smoothed(values) {
   const known = values.filter((value) => value !== null).length;
-  const window = known < FEWEST ? 1 : Math.max(1, (known * Number(state.smooth)) / 100);
-  const decay = 1 - 1 / window;
+  const span = known < FEWEST ? 1 : Math.max(1, (known * Number(state.smooth)) / 100);
+  const decay = 1 - 2 / (span + 1);
   let sum = 0, weight = 0;
   return values.map((value) => {
     if (value === null) return value;
