@@ -14,7 +14,7 @@ from trl_drgrpo.report.curves import Curve, axes_of, curves_of, ends_of, known_p
 from trl_drgrpo.report.group_json import group_json
 from trl_drgrpo.report.headline import headline
 from trl_drgrpo.report.panels import BY_DIFFICULTY, Panel, difficulty_metric, other_metrics, panels_for
-from trl_drgrpo.report.push import push_note
+from trl_drgrpo.report.push import PushRow, push_note, push_rows
 from trl_drgrpo.report.records import Run, number
 from trl_drgrpo.report.sampling import sample_groups
 from trl_drgrpo.report.shareable import shareable
@@ -64,7 +64,8 @@ def report_contents(runs: Sequence[Run], max_groups: int | None = None, thin: bo
 def _run(
     run: Run, curves: dict[str, Curve], points: int | None, budget: int, max_groups: int | None
 ) -> dict[str, Any]:
-    sample = sample_groups(run.completions, budget, max_groups)
+    pushed: list[list[PushRow]] = []
+    sample = sample_groups(run.completions, budget, max_groups, seen=lambda group: pushed.append(push_rows(group)))
     thinned = curves if points is None else curves_of(run.logged, "train", points)
     evals = curves_of(run.logged, "eval", points)
     return {
@@ -78,7 +79,7 @@ def _run(
         "objective": run.objective,
         "right": run.right,
         "notes": run.notes,
-        "push": push_note(run),
+        "push": push_note(pushed),
         "resumed_at": run.resumed_at,
         "curves": {name: curve.as_json() for name, curve in thinned.items() if not name.startswith(BY_DIFFICULTY)},
         "axes": axes_of(run.logged, run.resumed_at),
