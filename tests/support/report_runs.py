@@ -270,6 +270,18 @@ def write_run_log(folder, steps=200, groups_per_step=1, every=10, g=8, seed=0, g
     return folder
 
 
+def write_curve(folder, rates):
+    """A run that logged its pass rate and nothing else."""
+    write_run_log(folder, steps=1, every=2, max_steps=len(rates))
+    write_lines(folder / "_drgrpo" / "warnings.jsonl", [])
+    lines = [
+        {"step": i, "time": START + i, "mode": "train", "logs": {"drgrpo/pass_rate": r}}
+        for i, r in enumerate(rates, 1)
+    ]
+    write_lines(folder / "_drgrpo" / "metrics.jsonl", lines)
+    return folder
+
+
 def write_hostile(folder):
     """A small run whose texts attack the page, wherever text can stand."""
     write_run_log(folder, steps=20, every=20, g=len(HOSTILE), model=HOSTILE[0], dataset=HOSTILE[3])

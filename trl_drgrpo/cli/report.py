@@ -1,9 +1,14 @@
-"""`trl-drgrpo report`: what one or several runs logged, as a page, Markdown, JSON or a figure.
+"""`trl-drgrpo report`: what one or several runs logged, as a page, Markdown, JSON or a figure; `--follow` serves the
+page while the runs go on.
 
-The path of the file that was written goes to standard output. Exit codes: 0 done, 2 bad input.
+The path of the file that was written, or the address of the page, goes to standard output. Exit codes: 0 done, 2 bad
+input, 130 Ctrl-C, which ends `--follow`.
 """
 
 import argparse
+
+from trl_drgrpo.cli.console import print_result
+from trl_drgrpo.common.errors import InputError
 
 FORMATS = ("html", "md", "json", "png")
 
@@ -16,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Works on runs that are going on, that crashed, and that were resumed."
     )
     parser.add_argument("run_dirs", nargs="+", metavar="RUN_DIR", help="output_dir of a run")
-    parser.add_argument("--format", choices=FORMATS, default="html", help="what to write (default: html)")
+    parser.add_argument("--format", choices=FORMATS, help="what to write (default: html)")
     parser.add_argument(
         "--output",
         help="file to write (default: report.<format> in the run's _drgrpo folder; of several runs in this folder)",
@@ -24,11 +29,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max_groups", type=int, help="show at most so many groups of completions per run (default: what fits)"
     )
+    parser.add_argument(
+        "--follow",
+        action="store_true",
+        help="serve the page on this machine (127.0.0.1) and keep it up to date until Ctrl-C, instead of writing it",
+    )
+    parser.add_argument("--port", type=int, help="with --follow: port of the page (default: 0, a free one)")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the report."""
+    """Write the report, or serve it."""
+    if args.follow:
+        return _follow(args)
+    if args.port is not None:
+        raise InputError("--port", str(args.port), "--follow with it", "Without --follow a file is written.")
     from trl_drgrpo.report import write_report
 
-    print(write_report(args.run_dirs, args.output, args.format, args.max_groups))
+    print(write_report(args.run_dirs, args.output, args.format or "html", args.max_groups))
+    return 0
+
+
+def _follow(args: argparse.Namespace) -> int:
+    for name, value in (("--output", args.output), ("--format", args.format)):
+        if value not in (None, "html"):
+            raise InputError(name, repr(value), "nothing with --follow", "The page is served, no file is written.")
+    from trl_drgrpo.report.follow import FollowedReport, FollowServer
+
+    with FollowServer(FollowedReport(args.run_dirs, args.max_groups), args.port or 0) as server:
+        print_result(f"{server.url}\n")
+        server.serve_forever()
     return 0

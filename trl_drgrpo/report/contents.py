@@ -10,15 +10,17 @@ from typing import Any
 
 from trl_drgrpo.common.version import __version__
 from trl_drgrpo.features.diagnostics.statistics import BUCKETS
-from trl_drgrpo.report.curves import Curve, curves_of, ends_of, mean, rounded
+from trl_drgrpo.report.curves import Curve, axes_of, curves_of, ends_of, known_points, mean, rounded
 from trl_drgrpo.report.evaluations import evaluations_of
 from trl_drgrpo.report.group_json import group_json
+from trl_drgrpo.report.headline import headline
 from trl_drgrpo.report.panels import BY_DIFFICULTY, Panel, difficulty_metric, other_metrics, panels_for
-from trl_drgrpo.report.push import push_note
+from trl_drgrpo.report.push import PushRow, push_note, push_rows
 from trl_drgrpo.report.records import Run, number
 from trl_drgrpo.report.sampling import sample_groups
+from trl_drgrpo.report.shareable import shareable, without_folders
 
-FORMAT = 2
+FORMAT = 3
 COMPLETION_BYTES = 3_200_000  # of the page's five megabytes
 CURVE_POINTS = 40_000  # of all curves of all runs
 
@@ -36,10 +38,11 @@ def report_contents(runs: Sequence[Run], max_groups: int | None = None, thin: bo
         thin (`bool`, *optional*): Whether curves are thinned to what a page holds.
 
     Returns:
-        `dict`: Plain JSON. `runs`: per run status, facts, curves, difficulty, evaluations, warnings and sampled
-        groups; `panels`, `other_metrics`: how the curves are drawn; `settings_table`, `final_table`: rows with one
-        value per run.
+        `dict`: Plain JSON that names no folder of the machine. `runs`: per run status, headline numbers, facts,
+        curves, the axes they can be drawn over, difficulty, evaluations, warnings and sampled groups; `panels`,
+        `other_metrics`: how the curves are drawn; `settings_table`, `final_table`: rows with one value per run.
     """
+    runs = [shareable(run) for run in runs]
     trained = [curves_of(run.logged, "train") for run in runs]
     names = {name for curves in trained for name in curves}
     panels = panels_for(names)
@@ -62,26 +65,29 @@ def report_contents(runs: Sequence[Run], max_groups: int | None = None, thin: bo
 def _run(
     run: Run, curves: dict[str, Curve], points: int | None, budget: int, max_groups: int | None
 ) -> dict[str, Any]:
-    sample = sample_groups(run.completions, budget, max_groups)
+    pushed: list[list[PushRow]] = []
+    sample = sample_groups(run.completions, budget, max_groups, seen=lambda group: pushed.append(push_rows(group)))
     thinned = curves if points is None else curves_of(run.logged, "train", points)
     evals = curves_of(run.logged, "eval", points)
     return {
         "name": run.name,
-        "path": run.path,
         "kind": run.kind,
         "status": run.status,
         "last_step": max((entry.step for entry in run.logged), default=0),
+        "headline": headline(run, curves),
         "facts": run.facts,
         "formula": run.formula,
         "objective": run.objective,
         "right": run.right,
-        "notes": [*run.notes, *filter(None, [push_note(run)])],
+        "notes": run.notes,
+        "push": push_note(pushed),
         "resumed_at": run.resumed_at,
         "curves": {name: curve.as_json() for name, curve in thinned.items() if not name.startswith(BY_DIFFICULTY)},
+        "axes": axes_of(run.logged, run.resumed_at),
         "mean_of": max((curve.mean_of for curve in thinned.values()), default=1),
         "eval_curves": {name: curve.as_json() for name, curve in evals.items()},
         "difficulty": difficulty(curves),
-        "evaluations": evaluations_of(run.path),
+        "evaluations": without_folders(evaluations_of(run.path)),
         "warnings": [vars(warning) for warning in run.warnings],
         "groups_total": sample.groups_total,
         "rows_total": sample.rows_total,
@@ -146,8 +152,8 @@ def _differ(values: Sequence[Any]) -> bool:
 
 
 def final_table(panels: Sequence[Panel], trained: Sequence[dict[str, Curve]]) -> list[dict[str, Any]]:
-    """First and last value of every curve of the panels: means over a tenth of the logged values, one per run.
-    `trained`: curves per run, not thinned; `None` where a run did not log it."""
+    """First and last value of every curve of the panels, means over a tenth of the logged values, and its `end`, the
+    last logged value; one per run. `trained`: curves per run, not thinned; `None` where a run did not log it."""
     rows = []
     for panel in panels:
         for line in panel.lines:
@@ -161,6 +167,7 @@ def final_table(panels: Sequence[Panel], trained: Sequence[dict[str, Curve]]) ->
                     "share": panel.share,
                     "first": [rounded(number(end.first), 4) if end else None for end in ends],
                     "last": [rounded(number(end.last), 4) if end else None for end in ends],
+                    "end": [rounded(known_points(curve)[-1][1], 4) if curve else None for curve in found],
                 }
             )
     return rows

@@ -9,7 +9,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 from trl_drgrpo.report.records import Logged
@@ -42,7 +42,8 @@ def curves_of(logged: Sequence[Logged], mode: str, points: int | None = None) ->
     The curves of a run per metric, sorted, without metrics that have no value and those of a run's end.
 
     `logged` is in the order of the steps; of several entries of a step the last one counts. `mode`: `"train"` or
-    `"eval"`, whose prefix `eval_` is taken off. Means of equally many neighbors leave at most `points` points.
+    `"eval"`, whose prefix `eval_` is taken off. Means of equally many neighbors leave at most `points` points; the
+    last logged value is a point of its own, so that a curve ends where its run did.
     """
     values: dict[str, dict[int, float | None]] = defaultdict(dict)
     for entry in logged:
@@ -58,9 +59,10 @@ def curves_of(logged: Sequence[Logged], mode: str, points: int | None = None) ->
 
 
 def _curve(pairs: Sequence[tuple[int, float | None]], points: int | None) -> Curve:
-    size = 1 if points is None else max(1, math.ceil(len(pairs) / points))
+    size = 1 if points is None or len(pairs) <= points else math.ceil((len(pairs) - 1) / max(1, points - 1))
     if size > 1:
-        bins = [pairs[start : start + size] for start in range(0, len(pairs), size)]
+        bins = [pairs[start : min(start + size, len(pairs) - 1)] for start in range(0, len(pairs) - 1, size)]
+        bins.append(pairs[-1:])
         pairs = [(members[-1][0], mean([value for _, value in members])) for members in bins]
     steps, values = [step for step, _ in pairs], [value for _, value in pairs]
     distances = [after - before for before, after in pairwise(steps)]
@@ -70,6 +72,46 @@ def _curve(pairs: Sequence[tuple[int, float | None]], points: int | None) -> Cur
             steps.insert(position, steps[position - 1] + 1)
             values.insert(position, None)
     return Curve(steps, values, size)
+
+
+def axes_of(logged: Sequence[Logged], resumed_at: Sequence[int], points: int = 1000) -> dict[str, list[list[Any]]]:
+    """
+    What curves can be drawn over besides steps: per axis its steps and values, which never fall.
+
+    Args:
+        logged (`Sequence[Logged]`): In the order of the steps.
+        resumed_at (`Sequence[int]`): Steps at which the run went on: the pause before does not count as time.
+        points (`int`, *optional*): At most so many values per axis.
+
+    Returns:
+        `dict`: `tokens` (read and generated, as TRL counts them) and `time` (seconds since the first entry), those
+        that were logged.
+    """
+    trained = [entry for entry in logged if entry.mode == "train"]
+    counted = [(entry.step, entry.metrics.get("num_tokens")) for entry in trained]
+    tokens = [(step, value) for step, value in counted if value is not None]
+    clocks = [(entry.step, entry.time) for entry in trained if entry.time is not None]
+    passed = [
+        (b - a, 0.0 if any(a <= step < b for step in resumed_at) else max(0.0, end - start))
+        for (a, start), (b, end) in pairwise(clocks)
+    ]
+    pace = statistics.median([seconds / steps for steps, seconds in passed if steps and seconds] or [0.0])
+    total, times = 0.0, clocks[:1] and [(clocks[0][0], 0.0)]
+    for (step, _), (steps, seconds) in zip(clocks[1:], passed, strict=True):
+        total += seconds or pace * steps  # across a pause: at the usual pace
+        times.append((step, total))
+    axes = {}
+    for name, pairs in (("tokens", tokens), ("time", times)):
+        rising = list(accumulate(pairs, lambda before, after: (after[0], max(before[1], after[1]))))
+        if len(rising) > 1 and rising[-1][1] > rising[0][1]:
+            kept = [*rising[: -1 : max(1, math.ceil(len(rising) / points))], rising[-1]]
+            axes[name] = [[step for step, _ in kept], [rounded(value, 7) for _, value in kept]]
+    return axes
+
+
+def known_points(curve: Curve) -> list[tuple[int, float]]:
+    """Steps and values of a curve where it has one."""
+    return [(step, value) for step, value in zip(curve.steps, curve.values, strict=True) if value is not None]
 
 
 @dataclass
@@ -92,7 +134,7 @@ def ends_of(curve: Curve) -> Ends:
 
     ```
     """
-    known = [value for value in curve.values if value is not None]
+    known = [value for _, value in known_points(curve)]
     tenth = max(1, len(known) // 10)
     return Ends(statistics.fmean(known[:tenth]), statistics.fmean(known[-tenth:]))
 

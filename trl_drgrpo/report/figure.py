@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _COLUMNS = 3
 _DASHES = ("-", "--", ":")
-_SMOOTHING = 0.8
+_SPAN, _FEWEST = 0.03, 30  # of a curve's points; how many they must be
 
 
 def has_matplotlib() -> bool:
@@ -59,15 +59,18 @@ def _draw_panel(axes: "Axes", panel: dict[str, Any], runs: list[dict[str, Any]])
 
 
 def smoothed(values: list[float | None]) -> list[float]:
-    """Exponential mean as the page draws it: without bias towards the first value. Gaps (`None`) become NaN."""
+    """Exponential mean as the page draws it: without bias towards the first value, with a span of 3% of the points,
+    and none below 30 of them. Gaps (`None`) become NaN."""
+    known = sum(value is not None for value in values)
+    decay = 1 - 2 / (max(1.0, known * _SPAN) + 1) if known >= _FEWEST else 0.0
     total = weight = 0.0
     result = []
     for value in values:
         if value is None:
             result.append(math.nan)
             continue
-        total = _SMOOTHING * total + (1 - _SMOOTHING) * value
-        weight = _SMOOTHING * weight + (1 - _SMOOTHING)
+        total = decay * total + (1 - decay) * value
+        weight = decay * weight + (1 - decay)
         result.append(total / weight)
     return result
 

@@ -13,15 +13,22 @@ from typing import Any
 from trl_drgrpo.report.embedding import embedded
 from trl_drgrpo.report.visible_text import visible
 
-_STYLES = ("uplot/uPlot.min.css", "page.css", "completions.css", "tree.css")
+_STYLES = ("uplot/uPlot.min.css", "page.css", "completions.css", "tree.css", "group_widget.css")
 _SCRIPTS = (
     "uplot/uPlot.iife.min.js",
     "dom.js",
+    "state.js",
     "curves.js",
+    "charts.js",
+    "tools.js",
     "difficulty.js",
     "group.js",
     "tree.js",
+    "detail.js",
     "completions.js",
+    "group_widget.js",
+    "widget_section.js",
+    "live.js",
     "page.js",
 )
 _PAGE_DATA = ("buckets", "panels", "other_metrics")
@@ -30,6 +37,7 @@ _RUN_DATA = (
     "kind",
     "last_step",
     "curves",
+    "axes",
     "eval_curves",
     "difficulty",
     "warnings",
@@ -43,8 +51,9 @@ _RUN_DATA = (
 )
 
 
-def html_page(contents: dict[str, Any]) -> str:
-    """Renders `contents`, of `report_contents`, as one page; encodable as UTF-8."""
+def html_page(contents: dict[str, Any], version: str | None = None) -> str:
+    """Renders `contents`, of `report_contents`, as one page; encodable as UTF-8. With a `version`, of these contents,
+    the page asks its server for newer ones."""
     from jinja2 import Environment, PackageLoader
     from markupsafe import Markup
 
@@ -53,6 +62,7 @@ def html_page(contents: dict[str, Any]) -> str:
     )
     environment.filters["value"] = shown
     environment.filters["amount"] = amount
+    environment.filters["headline"] = headline_text
     environment.filters["visible"] = visible
     style = _joined(_STYLES)
     script = (
@@ -62,6 +72,7 @@ def html_page(contents: dict[str, Any]) -> str:
     data["runs"] = [{name: run[name] for name in _RUN_DATA} for run in contents["runs"]]
     return environment.get_template("page.html.j2").render(
         **contents,
+        version=version,
         made=f"{datetime.fromtimestamp(contents['made_at'], UTC):%Y-%m-%d %H:%M} UTC",
         style=Markup(style),
         script=Markup(script),
@@ -83,6 +94,11 @@ def shown(value: Any) -> str:
 def amount(value: float | None, share: bool) -> str:
     """A metric as text. `None` is a dash; a share, 0 to 1, is in percent."""
     return f"{value:.1%}" if share and value is not None else shown(value)
+
+
+def headline_text(value: float | None, share: bool) -> str:
+    """A number of the first screen as text: as many digits as one reads."""
+    return amount(value, share) if share or value is None else f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def _joined(names: tuple[str, ...]) -> str:

@@ -1,32 +1,54 @@
 """The push of a run's updates on the decision to stop, from its recorded completions (`stop_push.py` defines it)."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import numpy as np
 
 from trl_drgrpo.features.diagnostics.stop_push import Push, decision_scores, stop_push
-from trl_drgrpo.report.records import Row, Run
+from trl_drgrpo.report.records import Group, Row
 
 _FEWEST = 8  # groups with a signal that an interval is worth
 
 
-def push_note(run: Run) -> str | None:
+@dataclass(frozen=True)
+class PushRow:
+    """What a push is computed from: a row's place, length, whether it ended by itself, correctness, advantage."""
+
+    step: int
+    length: int
+    stopped: bool
+    correct: bool
+    advantage: float
+
+
+def push_rows(group: Group) -> list[PushRow]:
+    """The rows of a training group that all say whether they are correct and were cut off; none of another group."""
+    if group.mode != "train" or not all(_is_known(row) for row in group.rows):
+        return []
+    return [
+        PushRow(group.step, row.length or 0, not row.truncated, bool(row.right), row.advantage or 0.0)
+        for row in group.rows
+    ]
+
+
+def push_note(groups: Sequence[Sequence[PushRow]]) -> str | None:
     """What correct and incorrect completions push towards, under the weights of the run and under a mean per row.
 
     Args:
-        run ([`Run`]): With recorded training groups whose rows say whether they are correct and were cut off.
+        groups (`Sequence[Sequence[PushRow]]`): Of recorded groups (`push_rows`).
 
     Returns:
         `str` or `None`: One sentence with 95% intervals; `None` where too little is recorded.
     """
-    groups = [group for _, group in run.completions.looked_at() if group.mode == "train"] if run.completions else []
-    whole = [group for group in groups if all(_is_known(row) for row in group.rows)]
-    rows = [(number, group.step, row) for number, group in enumerate(whole) for row in group.rows]
+    rows = [(number, row) for number, group in enumerate(groups) for row in group]
     if not rows:
         return None
-    number, step = np.array([each[0] for each in rows]), np.array([each[1] for each in rows])
-    lengths = np.array([row.length for _, _, row in rows])
-    scores = decision_scores(lengths, np.array([not row.truncated for _, _, row in rows]), number, step)
-    correct = np.array([row.right for _, _, row in rows])
-    advantages = np.array([row.advantage for _, _, row in rows], dtype=float)
+    number, step = np.array([number for number, _ in rows]), np.array([row.step for _, row in rows])
+    lengths = np.array([row.length for _, row in rows])
+    scores = decision_scores(lengths, np.array([row.stopped for _, row in rows]), number, step)
+    correct = np.array([row.correct for _, row in rows])
+    advantages = np.array([row.advantage for _, row in rows])
     pushes = {
         name: (stop_push(weights, scores, ~correct, number), stop_push(weights, scores, correct, number))
         for name, weights in (("this run's weights", advantages), ("a mean per row (GRPO)", advantages / lengths))

@@ -19,8 +19,9 @@ def test_without_matplotlib(runs, tmp_path, monkeypatch):
 
 
 def test_smoothing_by_hand():
-    # 0.2 * 1 / 0.2 = 1; (0.8 * 0.2 + 0.2 * 3) / (0.8 * 0.2 + 0.2) = 0.76 / 0.36
-    values = smoothed([1.0, None, 3.0])
+    # 3% of 100 points: decay 1 - 2/4. 1/2 * 1 / (1/2) = 1; (1/2 * 1/2 + 1/2 * 3) / (1/2 * 1/2 + 1/2) = (7/4) / (3/4)
+    values = smoothed([1.0, None, 3.0, *[0.0] * 98])
     assert values[0] == pytest.approx(1.0)
     assert values[1] != values[1]
-    assert values[2] == pytest.approx(0.76 / 0.36)
+    assert values[2] == pytest.approx(7 / 3)
+    assert smoothed([1.0, 5.0] * 14 + [2.0]) == [1.0, 5.0] * 14 + [2.0]  # 29 points

@@ -1,21 +1,18 @@
+"""The push on the decision to stop, said in a sentence."""
+
 import random
 
-from trl_drgrpo.report.push import push_note
-from trl_drgrpo.report.records import Group, Row, Run, Span
+from report_runs import write_run_log
+
+from trl_drgrpo.report.contents import report_contents
+from trl_drgrpo.report.push import push_note, push_rows
+from trl_drgrpo.report.reading import read_run
+from trl_drgrpo.report.recorded import RecordedCompletions
+from trl_drgrpo.report.records import Group, Row, Span
 
 
-class Recorded:
-    def __init__(self, groups):
-        self.groups = groups
-
-    def looked_at(self):
-        return enumerate(self.groups)
-
-
-def run(groups):
-    result = Run(name="r", path="r", kind="trl-drgrpo")
-    result.completions = Recorded(groups) if groups else None
-    return result
+def note_of(groups):
+    return push_note([push_rows(group) for group in groups])
 
 
 def recorded(steps=30, **changes):
@@ -38,16 +35,25 @@ def recorded(steps=30, **changes):
 
 
 def test_the_push_is_said_with_intervals():
-    note = push_note(run(recorded()))
+    note = note_of(recorded())
     assert note.startswith("Push to go on instead of stopping, ")
     assert "under this run's weights; incorrect +" in note
     assert note.endswith("under a mean per row (GRPO).")
 
 
 def test_nothing_is_said_of_what_is_not_known():
-    assert push_note(run([])) is None
-    assert push_note(run(recorded(steps=2))) is None
-    assert push_note(run(recorded(right=None))) is None
+    assert note_of([]) is None
+    assert note_of(recorded(steps=2)) is None
+    assert note_of(recorded(right=None)) is None
     steps = [Span("a", advantage=1.0), Span("b", advantage=-1.0)]
-    assert push_note(run(recorded(spans=steps[:1]))) is not None
-    assert push_note(run(recorded(spans=steps))) is None  # credit per step, or forks
+    assert note_of(recorded(spans=steps[:1])) is not None
+    assert note_of(recorded(spans=steps)) is None  # credit per step, or forks
+
+
+def test_a_report_parses_each_group_once(tmp_path, monkeypatch):
+    parsed = []
+    load = RecordedCompletions.load
+    monkeypatch.setattr(RecordedCompletions, "load", lambda self, number: parsed.append(number) or load(self, number))
+    contents = report_contents([read_run(write_run_log(tmp_path / "run", steps=40, every=1))], max_groups=0)
+    assert sorted(parsed) == list(range(40))
+    assert contents["runs"][0]["groups"] == []

@@ -93,11 +93,7 @@ class ExampleGroup:
 
         ```
         """
-        chosen, size = OBJECTIVES[objective], self.num_generations
-        weights = chosen.token_weights(self.rewards, self.lengths, size, self.max_length)
-        even = (np.arange(size) < size // 2).astype(float)
-        alike = np.full(size, self.lengths.mean())
-        return weights / np.abs(chosen.token_weights(even, alike, size, self.max_length)).mean()
+        return relative_token_weights(objective, self.rewards, self.lengths)
 
     def pulls(self, objective: str) -> np.ndarray:
         """Sum of the token weights of each answer, 1 for an answer of the even group, `(G,)`.
@@ -106,3 +102,20 @@ class ExampleGroup:
             objective (`str`): A key of `OBJECTIVES`.
         """
         return self.token_weights(objective) * self.lengths / self.lengths.mean()
+
+
+def relative_token_weights(objective: str, rewards: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Weight of a token of each answer of any group, 1 in the even group of the same mean length, `(G,)`.
+
+    The batch and L cancel. `assets/group_widget.js` of the report computes the same in a browser.
+
+    Args:
+        objective (`str`): A key of `OBJECTIVES`.
+        rewards (`np.ndarray` of shape `(G,)`): Rewards, none missing, at least two.
+        lengths (`np.ndarray` of shape `(G,)`): Tokens, at least 1.
+    """
+    chosen, size = OBJECTIVES[objective], len(rewards)
+    even = (np.arange(size) < size // 2).astype(float)
+    alike = np.full(size, lengths.mean())
+    weights = chosen.token_weights(rewards, lengths, size, 1.0)
+    return weights / np.abs(chosen.token_weights(even, alike, size, 1.0)).mean()

@@ -1,11 +1,5 @@
-"""Example groups drawn, and the same with sliders.
+"""Example groups drawn, and one with sliders."""
 
-The widget shows a picture that it draws anew on each change, so it needs no particular backend of matplotlib. A
-notebook that is run without a reader (nbclient, papermill) has nobody to move sliders, and a stored widget without its
-kernel shows as a placeholder: `show_group_widget` then shows nothing.
-"""
-
-import io
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +8,7 @@ import numpy as np
 from trl_drgrpo.common.drawing import ROLES, new_figure
 from trl_drgrpo.labs.study.group import ExampleGroup
 from trl_drgrpo.labs.study.objectives import OBJECTIVES
+from trl_drgrpo.report.group_widget import group_widget_html
 
 COMPARED = ("grpo", "dapo", "dr_grpo")  # what is drawn unless told otherwise
 _RIGHT, _WRONG, _NEUTRAL = ROLES["correct"], ROLES["incorrect"], "#555555"
@@ -96,67 +91,13 @@ def _marker(objective: str) -> str:
     return _MARKERS[list(OBJECTIVES).index(objective)]
 
 
-def group_widget() -> Any:
-    """Sliders for how many of 8 answers are correct, for the lengths and the cut, a choice of objectives, the drawing.
+def show_group_widget(rewards: Sequence[float] | None = None, lengths: Sequence[int] | None = None) -> None:
+    """Show one group with sliders below a notebook's cell: `group_widget_html` of the report, which needs no kernel.
 
-    Returns:
-        `ipywidgets.VBox`: Its last child is the drawing, an `ipywidgets.Image`.
-
-    Raises:
-        `ImportError`: ipywidgets or matplotlib is not installed.
+    Args:
+        rewards (`Sequence[float]`, *optional*): Of the answers. Defaults to eight answers, two of them correct.
+        lengths (`Sequence[int]`, *optional*): In tokens, as many.
     """
-    import ipywidgets
+    from IPython.display import HTML, display
 
-    style = {"description_width": "150px"}
-    sliders = {
-        name: ipywidgets.IntSlider(value, low, high, description=text, style=style, continuous_update=False)
-        for name, text, value, low, high in (
-            ("right", "correct answers", 4, 0, 8),
-            ("length_right", "correct, tokens", 50, 1, 500),
-            ("length_wrong", "incorrect, tokens", 200, 1, 500),
-            ("max_length", "cut at, tokens (L)", 500, 1, 500),
-        )
-    }
-    chosen = ipywidgets.SelectMultiple(
-        options=[(objective.label, name) for name, objective in OBJECTIVES.items()],
-        value=COMPARED,
-        rows=len(OBJECTIVES),
-        description="objectives",
-        style=style,
-    )
-    image = ipywidgets.Image(format="png", layout={"max_width": "640px"})
-
-    def redraw(change: Any = None) -> None:
-        group = ExampleGroup(**{name: slider.value for name, slider in sliders.items()})
-        picture = io.BytesIO()
-        draw_groups([group], chosen.value or COMPARED).savefig(picture, format="png", dpi=110)
-        image.value = picture.getvalue()
-
-    for control in (*sliders.values(), chosen):
-        control.observe(redraw, names="value")
-    redraw()
-    return ipywidgets.VBox([ipywidgets.HBox([ipywidgets.VBox(list(sliders.values())), chosen]), image])
-
-
-def has_reader() -> bool:
-    """Whether somebody sits in front of this notebook: the front end takes input, which nbclient does not."""
-    try:
-        from IPython.core.getipython import get_ipython
-    except ImportError:
-        return False
-    get_parent = getattr(get_ipython(), "get_parent", None)
-    request = get_parent() if get_parent else None
-    return bool(request) and request.get("content", {}).get("allow_stdin", False)
-
-
-def show_group_widget() -> None:
-    """Show `group_widget` below the cell, if there is a reader and ipywidgets is installed; else nothing."""
-    if not has_reader():
-        return
-    try:
-        widget = group_widget()
-    except ImportError:
-        return
-    from IPython.display import display
-
-    display(widget)
+    display(HTML(group_widget_html(rewards, lengths)))

@@ -1,19 +1,48 @@
-// The curves: one uPlot per panel, raw values faint and their exponential mean strong, cursors and zoom in step.
-const charts = [];
-let smoothing = 0.8;
+// Curves as data: over steps, tokens or time, smoothed, stacked, and as a table to download.
+const FEWEST = 30; // points that smoothing is for
+const ENOUGH = 1e-9;
 
-// Gaps stay gaps; the mean goes on behind them. Without bias towards the first value.
+const duration = (seconds) => {
+  const [h, m, s] = [Math.floor(seconds / 3600), Math.floor(seconds / 60) % 60, Math.round(seconds % 60)];
+  return h ? `${h} h ${m} min` : m ? `${m} min${s && m < 10 ? ` ${s} s` : ""}` : `${s} s`;
+};
+const AXES = {
+  steps: { label: "steps", say: (x) => "step " + Math.round(x), tick: (x) => (Number.isInteger(x) ? compact.format(x) : "") },
+  tokens: { label: "tokens", say: (x) => compact.format(x) + " tokens", tick: (x) => compact.format(x) },
+  time: { label: "time", say: duration, tick: duration },
+};
+const hasAxis = (run, axis) => axis === "steps" || run.axes[axis] !== undefined;
+
+// Where a step lies on the chosen axis: between the steps that are known, in proportion.
+function onAxis(run, step, axis = state.x) {
+  if (axis === "steps") return step;
+  const [steps, values] = run.axes[axis], last = steps.length - 1;
+  let low = 0, high = last;
+  while (high - low > 1) {
+    const middle = (low + high) >> 1;
+    if (steps[middle] <= step) low = middle;
+    else high = middle;
+  }
+  const part = Math.min(1, Math.max(0, (step - steps[low]) / (steps[high] - steps[low] || 1)));
+  return values[low] + part * (values[high] - values[low]);
+}
+
+// Exponential mean without bias towards the first value: divided by 1 - decay^n. Its span (decay = 1 - 2 / (span + 1)) is
+// a share of the curve's points: a long run is smoothed more than a short one. Gaps stay gaps; it goes on behind them.
 function smoothed(values) {
+  const known = values.filter((value) => value !== null).length;
+  const span = known < FEWEST ? 1 : Math.max(1, (known * Number(state.smooth)) / 100);
+  const decay = 1 - 2 / (span + 1);
   let sum = 0, weight = 0;
   return values.map((value) => {
-    if (value === null || value === undefined) return value;
-    sum = smoothing * sum + (1 - smoothing) * value;
-    weight = smoothing * weight + (1 - smoothing);
+    if (value === null) return value;
+    sum = decay * sum + (1 - decay) * value;
+    weight = decay * weight + (1 - decay);
     return sum / weight;
   });
 }
 
-const found = (curves, line) => line.metrics.map((name) => curves[name]).find((curve) => curve !== undefined);
+const lineOf = (curves, line) => line.metrics.map((name) => curves[name]).find((curve) => curve !== undefined);
 
 // One run: a color per line, those of correct and incorrect answers fixed. Several runs: a color per run, a dash per line.
 function lookOf(panel, line, run) {
@@ -22,168 +51,55 @@ function lookOf(panel, line, run) {
   return { color: line.role ? "--" + line.role : "--l" + (position % 3), dash: [] };
 }
 
+// Of the runs that are shown: what a panel draws, `x` on the chosen axis.
 function tracesOf(panel) {
   const traces = [];
   panel.lines.forEach((line) =>
     RUNS.forEach((run, position) => {
-      const curve = found(run.curves, line);
-      const label = [MANY ? plain(run.name) : "", line.label].filter(Boolean).join(", ");
-      if (curve) traces.push({ curve, label, ...lookOf(panel, line, position) });
-      const tested = found(run.eval_curves, line);
-      if (tested) traces.push({ curve: tested, label: (label + " evaluation").trim(), points: true, ...lookOf(panel, line, position) });
+      if (isHidden(position) || !hasAxis(run, state.x)) return;
+      const name = MANY ? plain(run.name) : "";
+      const add = ([steps, values], rest) => traces.push({ run, line, steps, x: steps.map((step) => onAxis(run, step)), values, ...rest, ...lookOf(panel, line, position) });
+      const curve = lineOf(run.curves, line), tested = lineOf(run.eval_curves, line);
+      if (curve) add(curve, { name, what: line.label });
+      if (tested) add(tested, { name, what: (line.label + " evaluation").trim(), points: true });
     }),
   );
   return traces;
 }
 
-function dataOf(traces, stacked) {
-  const tables = traces.map(({ curve, points }) => [curve[0], curve[1], points ? curve[1] : smoothed(curve[1])]);
-  const joined = uPlot.join(tables);
-  if (!stacked) return { data: joined, values: joined };
-  const data = [joined[0]];
-  const below = new Array(joined[0].length).fill(0);
-  for (let series = 1; series < joined.length; series += 2) {
-    const top = joined[series + 1].map((value, i) => (value === null || value === undefined ? value : (below[i] += value)));
-    data.push(new Array(top.length).fill(null), top);
+// `raw`: a list of x and one of values per trace; `drawn`: the same with two lists per trace, as logged and smoothed.
+function tableOf(traces, stacked) {
+  if (!traces.length) return { raw: [[]], drawn: [[]] };
+  const strong = traces.map(({ x, values, points }) => [x, points ? values : smoothed(values)]);
+  const raw = uPlot.join(traces.map(({ x, values }) => [x, values])), smooth = uPlot.join(strong);
+  if (!stacked) return { raw, drawn: [raw[0], ...traces.flatMap((_, i) => [raw[i + 1], smooth[i + 1]])] };
+  const below = new Array(raw[0].length).fill(0), drawn = [raw[0]];
+  for (const values of smooth.slice(1)) {
+    let last = 0; // a part that was not logged at a step of the others keeps its height
+    drawn.push(values.map((value, i) => (below[i] += last = value ?? last)));
   }
-  return { data, values: joined };
+  return { raw, drawn };
 }
 
-function seriesOf(traces, stacked) {
-  const series = [{}];
-  for (const { color, dash, points } of traces) {
-    series.push({ stroke: () => alpha(color, 0.28), width: 1, dash, points: { show: false }, show: !points && !stacked });
-    series.push({
-      stroke: () => css(color),
-      width: points ? 0 : 2,
-      dash,
-      points: points ? { show: true, size: 8, width: 2, fill: () => css("--card"), stroke: () => css(color) } : {},
-    });
-  }
-  return series;
-}
-
-// Between neighbors of a stack; the lowest one reaches down to zero.
-function bandsOf(traces) {
-  return traces.slice(1).map(({ color }, i) => ({ series: [2 * (i + 2), 2 * (i + 1)], fill: () => alpha(color, 0.3) }));
-}
-
-function upright(chart, step, color, dash, flag) {
-  const x = chart.valToPos(step, "x", true);
-  const { left, top, width, height } = chart.bbox;
-  if (!(x >= left && x <= left + width)) return;
-  const context = chart.ctx, unit = devicePixelRatio;
-  context.save();
-  context.strokeStyle = context.fillStyle = css(color);
-  context.lineWidth = unit;
-  context.setLineDash(dash.map((part) => part * unit));
-  context.beginPath();
-  context.moveTo(x, top);
-  context.lineTo(x, top + height);
-  context.stroke();
-  if (flag) {
-    context.beginPath();
-    context.moveTo(x - 4 * unit, top);
-    context.lineTo(x + 4 * unit, top);
-    context.lineTo(x, top + 7 * unit);
-    context.fill();
-  }
-  context.restore();
-}
-
-function drawMarks(chart) {
-  RUNS.forEach((run, position) => {
-    const color = MANY ? runColor(position) : "--warn";
-    run.resumed_at.forEach((step) => upright(chart, step, MANY ? color : "--gray", [1, 3], false));
-    run.warnings.forEach((warning) => upright(chart, warning.step, color, [4, 3], true));
-  });
-}
-
-function readout(panel, traces, chart, shown) {
-  const index = chart.cursor.idx;
-  const hovering = index !== null && index !== undefined;
-  const parts = traces.map(({ label, color, dash }, i) => {
-    const values = shown()[2 * i + 2];
-    let at = hovering ? index : values.length - 1;
-    while (at >= 0 && (values[at] === undefined || (!hovering && values[at] === null))) at -= 1;
-    return el("span", { "--k": css(color) }, el("i", { class: "key" + (dash.length ? " dash" : "") }), label ? label + " " : "",
-      el("b", {}, number(at < 0 ? null : values[at], panel.share)));
-  });
-  return [...parts, el("span", {}, hovering ? "step " + chart.data[0][index] : "")];
-}
-
-function drawPanel(panel, grid) {
-  const traces = tracesOf(panel);
-  if (!traces.length) return;
-  const stacked = panel.stacked && !MANY;
-  const now = el("div", { class: "now" });
-  const plot = el("div", { class: "plot", role: "img" });
-  grid.append(el("figure", { class: "panel" },
-    el("figcaption", {}, el("h3", {}, plain(panel.title)), el("span", { class: "unit" }, panel.unit)),
-    now, plot, panel.hint ? el("p", { class: "hint" }, panel.hint) : null));
-  let { data, values } = dataOf(traces, stacked);
-  const axis = { stroke: () => css("--soft"), grid: { stroke: () => css("--line"), width: 1 }, ticks: { show: false }, font: "11.5px system-ui, sans-serif" };
-  const series = seriesOf(traces, stacked);
-  if (stacked) series[2].fill = () => alpha(traces[0].color, 0.3);
-  const chart = new uPlot({
-    width: Math.max(200, plot.clientWidth), height: 190,
-    scales: { x: { time: false }, y: { range: (u, low, high) => rangeOf(panel, stacked, low, high) } },
-    axes: [{ ...axis, size: 26 }, { ...axis, size: 50, values: (u, ticks) => ticks.map((tick) => (panel.share ? Math.round(100 * tick) + "%" : number(tick))) }],
-    series,
-    bands: stacked ? bandsOf(traces) : [],
-    legend: { show: false },
-    cursor: { y: false, sync: { key: "curves" }, points: { show: false } },
-    hooks: {
-      draw: [drawMarks],
-      setCursor: [(u) => now.replaceChildren(...readout(panel, traces, u, () => values))],
-    },
-  }, data, plot);
-  const tell = () => {
-    now.replaceChildren(...readout(panel, traces, chart, () => values));
-    plot.setAttribute("aria-label", panel.title + " over the steps: " + now.textContent);
-  };
-  const again = () => {
-    ({ data, values } = dataOf(traces, stacked));
-    const { min, max } = chart.scales.x;
-    chart.setData(data, false);
-    chart.setScale("x", { min, max }); // the zoom stays, the other axis follows
-    tell();
-  };
-  tell();
-  charts.push({ chart, again, recolor: () => { chart.redraw(false); tell(); } });
-  new ResizeObserver(() => {
-    if (plot.clientWidth && plot.clientWidth !== chart.width) chart.setSize({ width: plot.clientWidth, height: 190 });
-  }).observe(plot);
-}
+// Whether all of a panel's values can stand on a logarithmic axis.
+const canBeLog = (traces) => traces.length > 0 && traces.every(({ values }) => values.every((value) => value === null || value > 0));
 
 function rangeOf(panel, stacked, low, high) {
   if (low === null || high === null) return [0, 1];
   if (panel.share || stacked) return [0, panel.share ? Math.min(1, Math.max(high * 1.08, 0.05)) : high * 1.08 || 1];
-  const constant = high - low <= 1e-9 * Math.max(Math.abs(high), Math.abs(low)); // but for the rounding of the mean
+  const constant = high - low <= ENOUGH * Math.max(Math.abs(high), Math.abs(low)); // but for the rounding of the mean
   const room = constant ? Math.abs(high) * 0.1 || 1 : (high - low) * 0.08;
   return [!constant && low >= 0 && low < (high - low) ? 0 : low - room, high + room];
 }
 
-function startCurves() {
-  if (MANY) $("legend").append(...RUNS.map((run, i) => el("span", {}, el("span", { class: "dot r" + (i % 6) }), el("bdi", {}, plain(run.name)))));
-  DATA.panels.forEach((panel) => drawPanel(panel, $("panels")));
-  if (!charts.length) $("panels").append(el("p", { class: "hint" }, "Nothing was logged yet."));
-  const others = DATA.other_metrics;
-  $("others-count").textContent = others.length;
-  $("others").hidden = !others.length;
-  $("others").addEventListener("toggle", () => {
-    if ($("other-panels").childElementCount) return;
-    others.forEach((name) => drawPanel({ title: name, unit: "", lines: [{ label: "", metrics: [name], role: "" }], stacked: false, hint: "", share: false }, $("other-panels")));
-  });
-  $("smoothing").addEventListener("input", () => {
-    smoothing = Number($("smoothing").value);
-    $("smoothing-value").textContent = smoothing.toFixed(2);
-    charts.forEach(({ again }) => again());
-  });
-  $("unzoom").addEventListener("click", () => charts.forEach(({ chart }) => chart.setData(chart.data, true)));
-  document.querySelectorAll(".warned .at").forEach((button) => button.addEventListener("click", () => {
-    $("curves").scrollIntoView();
-    const step = Number(button.dataset.step);
-    charts.forEach(({ chart }) => chart.setCursor({ left: chart.valToPos(step, "x"), top: 10 }));
-  }));
+// One row per value as it was logged. A name that a spreadsheet would take for a formula gets an apostrophe.
+function csvOf(panel) {
+  const cell = (value) => {
+    const text = typeof value === "string" ? value.replace(/^[=+@\-\t\r]/, "'$&") : String(value);
+    return /[",\n\r]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
+  };
+  const at = (run, axis, step) => (hasAxis(run, axis) ? onAxis(run, step, axis) : "");
+  const rows = tracesOf(panel).flatMap(({ run, line, steps, values, points }) =>
+    steps.flatMap((step, i) => values[i] === null ? [] : [[plain(run.name), line.label || panel.title, points ? "evaluation" : "training", step, at(run, "tokens", step), at(run, "time", step), values[i]]]));
+  return [["run", "line", "from", "step", "tokens", "seconds", "value"], ...rows].map((row) => row.map(cell).join(",")).join("\r\n") + "\r\n";
 }

@@ -7,16 +7,26 @@ function heatMap(difficulty, most, read) {
   const columns = difficulty.steps.length, wide = (HEAT.width - HEAT.left) / columns, high = HEAT.row * buckets.length;
   const cells = buckets.flatMap((bucket, row) => difficulty.groups[bucket].map((share, column) => share === null ? null :
     svg("rect", { class: "heat", x: HEAT.left + column * wide, y: row * HEAT.row, width: wide + 0.3, height: HEAT.row - 1, "fill-opacity": share / most, "data-at": bucket + "/" + column })));
-  const chart = svg("svg", { viewBox: `0 0 ${HEAT.width} ${high + 20}`, role: "img", "aria-label": "Share of groups per difficulty over the steps" },
+  const chart = svg("svg", { viewBox: `0 0 ${HEAT.width} ${high + 20}`, role: "img", tabindex: 0, "aria-label": "Share of groups per difficulty over the steps. Arrow keys read the cells." },
     svg("rect", { class: "frame", x: HEAT.left, y: 0, width: HEAT.width - HEAT.left, height: high }), cells,
     buckets.map((bucket, row) => svg("text", { x: HEAT.left - 6, y: row * HEAT.row + 15, "text-anchor": "end" }, bucketName(bucket))),
     svg("text", { x: HEAT.left, y: high + 15 }, "step " + difficulty.steps[0]),
     svg("text", { x: HEAT.width, y: high + 15, "text-anchor": "end" }, String(difficulty.steps[columns - 1])));
-  chart.addEventListener("pointermove", (event) => {
-    const at = event.target.dataset && event.target.dataset.at;
-    if (!at) return;
-    const [bucket, column] = at.split("/");
+  const at = { row: 0, column: columns - 1 };
+  const say = (row, column) => {
+    const bucket = buckets[row];
+    Object.assign(at, { row, column });
     read.textContent = `step ${difficulty.steps[column]}: ${number(difficulty.groups[bucket][column], true)} of the groups had ${bucketName(bucket)}${bucket === "0" || bucket === "100" ? "" : " correct"}`;
+  };
+  chart.addEventListener("pointermove", (event) => {
+    const found = event.target.dataset?.at?.split("/");
+    if (found) say(buckets.indexOf(found[0]), Number(found[1]));
+  });
+  chart.addEventListener("keydown", (event) => {
+    const [down, right] = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key] || [];
+    if (down === undefined) return;
+    event.preventDefault();
+    say(Math.min(buckets.length - 1, Math.max(0, at.row + down)), Math.min(columns - 1, Math.max(0, at.column + right)));
   });
   return chart;
 }
@@ -52,15 +62,12 @@ function keepProbabilityBars(kept) {
   return el("div", {}, el("h3", {}, "Curriculum: prompts kept"), el("p", { class: "hint" }, "Probability to keep a prompt, by its estimated pass rate; mean over the run. The group's weight is the inverse."), chart);
 }
 
-function startDifficulty() {
-  const withIt = RUNS.map((run, i) => [run, i]).filter(([run]) => run.difficulty);
-  if (!withIt.length) {
-    $("difficulty").hidden = $("nav-difficulty").hidden = true;
-    return;
-  }
+function drawDifficulty() {
+  const withIt = RUNS.map((run, i) => [run, i]).filter(([run, i]) => run.difficulty && !isHidden(i));
+  $("difficulty").hidden = $("nav-difficulty").hidden = !withIt.length;
   const most = Math.max(0.01, ...withIt.flatMap(([run]) => Object.values(run.difficulty.groups).flat()));
-  $("difficulty-body").append(el("div", { class: "heat-runs" }, withIt.map(([run, i]) => {
-    const read = el("p", { class: "heat-read" }, `From none to ${number(most, true)} of the groups of a step. Point at a cell for its value.`);
+  $("difficulty-body").replaceChildren(el("div", { class: "heat-runs" }, withIt.map(([run, i]) => {
+    const read = el("p", { class: "heat-read", role: "status" }, `From none to ${number(most, true)} of the groups of a step. Point at a cell for its value.`);
     return el("div", { class: "heat-run" },
       el("div", {}, el("h3", {}, MANY ? el("span", { class: "dot r" + (i % 6) }) : null, MANY ? el("bdi", {}, plain(run.name)) : "Share of groups over the steps"),
         read, heatMap(run.difficulty, most, read)), Object.keys(run.difficulty.gradient_weight).length ? gradientWeightBars(run.difficulty.gradient_weight) : null,

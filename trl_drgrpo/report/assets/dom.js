@@ -1,7 +1,13 @@
 // Small helpers: elements made from text (never from HTML), numbers, colors, and characters that cannot be seen.
-const DATA = JSON.parse(document.getElementById("data").textContent);
-const RUNS = DATA.runs;
-const MANY = RUNS.length > 1;
+let DATA, RUNS;
+
+function takeData(text) {
+  DATA = JSON.parse(text);
+  RUNS = DATA.runs;
+}
+
+takeData(document.getElementById("data").textContent);
+const MANY = RUNS.length > 1; // a page that follows runs follows the same ones
 
 const $ = (id) => document.getElementById(id);
 
@@ -51,5 +57,14 @@ function number(value, share) {
   return String(size >= 100 ? Number(value.toFixed(1)) : Number(value.toPrecision(3)));
 }
 
+const compact = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
 const signed = (value) => (value > 0 ? "+" : "") + number(value).replace("-", "−");
 const runColor = (position) => "--r" + (position % 6);
+
+// Runs `redraw`, which replaces elements, without moving the page or taking the focus away.
+function undisturbed(redraw) {
+  const held = document.activeElement?.dataset?.key, top = scrollY;
+  redraw();
+  scrollTo({ top, behavior: "instant" });
+  if (held && document.activeElement?.dataset?.key !== held) document.querySelector(`[data-key="${CSS.escape(held)}"]`)?.focus({ preventScroll: true });
+}

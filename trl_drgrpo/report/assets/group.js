@@ -29,7 +29,7 @@ function groupView(group, current, choose) {
     el("td", { class: "bars" }, bars(-reach, reach, row.advantage, side(row.advantage))), el("td", { class: "n", "data-is": "advantage" }, row.advantage === null ? "–" : signed(row.advantage)),
     el("td", { class: "bars" }, bars(-reach, reach, row.zscore, side(row.zscore) + " b-z")), el("td", { class: "n", "data-is": "zscore" }, row.zscore === null ? "–" : signed(row.zscore)),
     el("td", { class: "n" }, lengthOf(row))));
-  const head = ["", "", `reward, group mean ${number(group.baseline)}`, "", "advantage", "", "GRPO's z-score", "", "length"];
-  return el("div", { class: "group-box" }, el("table", { class: "group" },
-    el("thead", {}, el("tr", {}, head.map((text) => el("th", { scope: "col" }, text)))), el("tbody", {}, rows)));
+  const head = ["", "", `reward, group mean ${number(group.baseline)}`, "", "advantage", "", "GRPO's advantage", "", "length"];
+  return el("div", { class: "group-box", role: "region", tabindex: 0, "aria-label": "The group's completions" }, el("table", { class: "group" },
+    el("thead", {}, el("tr", {}, head.map((text) => el("th", { scope: "col", title: text.startsWith("GRPO") ? "(reward − group mean) / std" : null }, text)))), el("tbody", {}, rows)));
 }

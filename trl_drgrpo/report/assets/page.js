@@ -1,9 +1,10 @@
-// Light and dark, the keys, and the start.
+// Light and dark, the keys, the links, and the start.
 function setTheme(dark) {
   document.documentElement.dataset.theme = dark ? "dark" : "light";
   $("theme").textContent = dark ? "Light" : "Dark";
   $("theme").setAttribute("aria-pressed", String(dark));
-  charts.forEach(({ recolor }) => recolor());
+  drawCurves();
+  widget?.redraw();
 }
 
 const isDark = () => document.documentElement.dataset.theme === "dark";
@@ -35,13 +36,41 @@ document.addEventListener("keydown", (event) => {
   document.querySelector(".tree [aria-current=true]")?.scrollIntoView({ block: "nearest" });
 });
 
+function drawAll() {
+  showTools();
+  drawCurves();
+  drawDifficulty();
+  drawCompletions();
+}
+
+// A section that the reader goes to unfolds, and the link keeps what it has.
+document.addEventListener("click", (event) => {
+  const link = event.target.closest('a[href^="#"]');
+  if (!link) return;
+  event.preventDefault();
+  const section = document.querySelector(link.getAttribute("href"));
+  section.querySelector(":scope > details")?.setAttribute("open", "");
+  section.scrollIntoView();
+  section.querySelector("h1")?.focus({ preventScroll: true });
+});
+addEventListener("hashchange", () => {
+  readState();
+  Object.entries(fields).forEach(([name, field]) => (field.value = state[name]));
+  drawAll();
+});
+document.addEventListener("change", ({ target }) => {
+  if (target.id === "only-differences") $("settings-table").classList.toggle("only-differences", target.checked);
+});
+
+readState();
+startTools();
+["hero", "panels", "other-panels"].forEach((id) => resized.observe($(id)));
 const prefersDark = matchMedia("(prefers-color-scheme: dark)");
 setTheme(prefersDark.matches);
 prefersDark.addEventListener("change", (event) => setTheme(event.matches));
 $("theme").addEventListener("click", () => setTheme(!isDark()));
-const only = $("only-differences");
-if (only) only.addEventListener("change", () => $("settings-table").classList.toggle("only-differences", only.checked));
-startCurves();
-startDifficulty();
-startCompletions();
+startWidget();
+drawDifficulty();
+drawCompletions();
+startFollowing();
 document.documentElement.dataset.ready = "yes";
