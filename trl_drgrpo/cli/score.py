@@ -24,14 +24,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "slowest rows, and the rows on which two rewards (or a reward and its logged value) differ."
     )
     parser.add_argument(
-        "--rewards", required=True, nargs="+", metavar="REWARD", help="names, file.py:f or {name: {option: value}}"
+        "--reward_funcs",
+        "--rewards",
+        dest="rewards",
+        required=True,
+        nargs="+",
+        metavar="REWARD",
+        help="names, file.py:f or {name: {option: value}}",
     )
     parser.add_argument(
         "--data",
         required=True,
         help="completions: .jsonl, .csv, .parquet (as log_completions writes them) or a folder of the latter",
     )
-    parser.add_argument("--dataset", help="file with prompt and the columns that --data lacks, joined by the prompt")
+    parser.add_argument(
+        "--dataset_name",
+        "--dataset",
+        dest="dataset",
+        help="file with prompt and the columns that --data lacks, joined by the prompt",
+    )
     parser.add_argument(
         "--columns", nargs="+", default=[], metavar="OLD=NEW", help="rename columns, for example answer=solution"
     )

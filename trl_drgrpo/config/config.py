@@ -17,23 +17,12 @@ import copy
 import dataclasses
 import logging
 from dataclasses import MISSING, dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.secrets import is_saving, scrubbed
-from trl_drgrpo.config.validation import (
-    ADAPTER_DTYPES,
-    MICRO_BATCHINGS,
-    PROCESS_ROLES,
-    REWARD_ERROR_POLICIES,
-    SAMPLING_CORRECTIONS,
-    validate,
-    validate_batch,
-    validate_groups,
-)
-from trl_drgrpo.features.forks.cuts import FORK_AT
-from trl_drgrpo.objective.advantages import ADVANTAGE_BASELINES
-from trl_drgrpo.objective.step_advantages import FORMER_STEP_BASELINES, STEP_BASELINES, STEP_CREDITS
+from trl_drgrpo.config.validation import validate, validate_batch, validate_groups
+from trl_drgrpo.objective.step_advantages import FORMER_STEP_BASELINES
 from trl_drgrpo.upstream.versions import require_supported_trl
 
 require_supported_trl()
@@ -59,7 +48,7 @@ class DrGRPOConfig(GRPOConfig):
             rows). Defaults to `max_completion_length`. Stored in every checkpoint and kept on resume, also when
             `max_completion_length` has changed meanwhile.
         advantage_baseline (`str`, *optional*, defaults to `"group_mean"`):
-            `"group_mean"` (the paper) or `"leave_one_out"`, see [`group_advantages`].
+            `"group_mean"` (the paper) or `"leave_one_out"`, also called `"rloo"`; see [`group_advantages`].
         scale_by_running_std (`bool`, *optional*, defaults to `False`):
             Divide advantages by the standard deviation of all rewards seen so far, over all prompts: one number for
             the whole batch, never a group's own std, so it does not bring back the difficulty bias.
@@ -201,13 +190,17 @@ class DrGRPOConfig(GRPOConfig):
             "help": "Whether to multiply the KL term by the importance ratio (DeepSeek-V3.2). False: k3 as published."
         },
     )
-    vllm_importance_sampling_mode: str = field(
+    vllm_importance_sampling_mode: Literal[
+        "token_truncate",
+        "token_mask",
+        "sequence_truncate",
+        "sequence_mask",
+    ] = field(
         default="token_truncate",
         metadata={
             "help": "How the ratio of the policy's probabilities to vLLM's is bounded: 'token_truncate' clips each "
             "token's, 'token_mask' sets it to 0 beyond the bounds; 'sequence_truncate' and 'sequence_mask' (TRL's "
             "default) do so with the product over a row, so that long rows weigh less.",
-            "choices": list(SAMPLING_CORRECTIONS),
         },
     )
     loss_normalizer: int | None = field(
@@ -217,11 +210,10 @@ class DrGRPOConfig(GRPOConfig):
             "max_completion_length; stored with the checkpoint and kept on resume."
         },
     )
-    advantage_baseline: str = field(
+    advantage_baseline: Literal["group_mean", "leave_one_out", "rloo"] = field(
         default="group_mean",
         metadata={
-            "help": "Baseline subtracted from the rewards of a group: 'group_mean' or 'leave_one_out'.",
-            "choices": list(ADVANTAGE_BASELINES),
+            "help": "Baseline subtracted from the rewards of a group: its mean, or the mean of the other rows.",
         },
     )
     scale_by_running_std: bool = field(
@@ -234,12 +226,11 @@ class DrGRPOConfig(GRPOConfig):
         default=0,
         metadata={"help": "Optimizer steps over which the KL weight rises linearly to beta. 0: beta from the start."},
     )
-    on_reward_error: str = field(
+    on_reward_error: Literal["raise", "unscorable"] = field(
         default="raise",
         metadata={
             "help": "When a reward function fails: 'raise' (save a checkpoint and stop) or 'unscorable' (leave the "
             "call's completions out, count them in rewards/<name>/failed_frac, go on).",
-            "choices": list(REWARD_ERROR_POLICIES),
         },
     )
     overwrite_output_dir: bool = field(
@@ -249,20 +240,18 @@ class DrGRPOConfig(GRPOConfig):
             "run log are deleted when training begins, its saved model when this run's takes its place."
         },
     )
-    adapter_dtype: str = field(
+    adapter_dtype: Literal["float32", "upstream"] = field(
         default="float32",
         metadata={
             "help": "Dtype of adapters on a quantized base: 'float32', or 'upstream' (bfloat16, in which small "
             "updates are rounded away).",
-            "choices": list(ADAPTER_DTYPES),
         },
     )
-    micro_batching: str = field(
+    micro_batching: Literal["exact", "upstream"] = field(
         default="exact",
         metadata={
             "help": "'exact': leave out rows without signal, regroup the others by length, run each prompt once; the "
             "gradient is the same. 'upstream': micro-batches as TRL makes them.",
-            "choices": list(MICRO_BATCHINGS),
         },
     )
     share_prompts: bool = field(
@@ -311,12 +300,11 @@ class DrGRPOConfig(GRPOConfig):
         },
     )
     fork_depth: int = field(default=1, metadata={"help": "How often a completion is cut, with forks above 1."})
-    fork_at: str = field(
+    fork_at: Literal["drawn", "entropy", "doubt"] = field(
         default="drawn",
         metadata={
             "help": "Where completions are cut: behind a step at a place drawn beforehand ('drawn'), or behind the "
             "first step whose mean entropy ('entropy') or 1 - score ('doubt') exceeds fork_threshold.",
-            "choices": list(FORK_AT),
         },
     )
     fork_threshold: float | None = field(
@@ -359,26 +347,25 @@ class DrGRPOConfig(GRPOConfig):
             "Defaults to 'turn' with tools or environments, and to an empty line otherwise."
         },
     )
-    process_role: str = field(
+    process_role: Literal["reward", "baseline"] = field(
         default="reward",
         metadata={
             "help": "'reward': step rewards are paid. 'baseline': they are subtracted from the outcome, as an "
             "estimate of how a row stood before each step; they cannot be hacked then.",
-            "choices": list(PROCESS_ROLES),
         },
     )
-    step_credit: str = field(
+    step_credit: Literal["return_to_go", "immediate", "min_increments", "min_to_go"] = field(
         default="return_to_go",
         metadata={
             "help": "Which step rewards a token answers for: 'return_to_go', 'immediate' or 'min_increments'.",
-            "choices": list(STEP_CREDITS),
         },
     )
-    step_baseline: str = field(
+    step_baseline: Literal[
+        "to_go", "deepseekmath", "per_completion", "pooled_others", "same_index", "none", "pooled", "leave_one_out"
+    ] = field(
         default="to_go",
         metadata={
             "help": "What a step is compared with in its group: 'to_go' and 'none' are unbiased.",
-            "choices": [*STEP_BASELINES, *FORMER_STEP_BASELINES],
         },
     )
     outcome_weight: float = field(
@@ -399,6 +386,7 @@ class DrGRPOConfig(GRPOConfig):
 
     def __post_init__(self):
         self._spell_out()
+        self._name_checkpointing()
         validate(self)
         validate_groups(self)
         if self.step_credit == "min_to_go":
@@ -477,6 +465,8 @@ class DrGRPOConfig(GRPOConfig):
             self.scale_rewards = "none"
         if isinstance(self.step_separator, str):
             self.step_separator = [self.step_separator]
+        if self.advantage_baseline == "rloo":
+            self.advantage_baseline = "leave_one_out"
         self.step_baseline = FORMER_STEP_BASELINES.get(self.step_baseline, self.step_baseline)
         if self.step_credit == "min_to_go" and self.step_baseline == "to_go":
             self.step_baseline = "deepseekmath"  # its default in 0.1.0
@@ -484,6 +474,13 @@ class DrGRPOConfig(GRPOConfig):
             self.dynamic_sampling = self.dynamic_sampling.lower() == "true"
         if isinstance(self.run_warnings, str) and self.run_warnings.lower() in ("true", "false"):
             self.run_warnings = self.run_warnings.lower() == "true"
+
+    def _name_checkpointing(self) -> None:
+        """TRL sets `gradient_checkpointing` by default, and transformers 5.23 warns of that name: copy it."""
+        for ending in ("", "_kwargs"):
+            new, old = f"activation_checkpointing{ending}", f"gradient_checkpointing{ending}"
+            if getattr(self, new, 0) is None:
+                setattr(self, new, getattr(self, old))
 
     def _fall_back_to_cpu(self) -> None:
         """Without an accelerator: CPU and float32, so that a script written for a GPU starts on a laptop."""

@@ -15,7 +15,7 @@ from typing import Any
 from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.process_rewards.steps import Steps, StepSegmenter, one_step_frac
 from trl_drgrpo.process_rewards.steps.rules import Turns
-from trl_drgrpo.rewards.contract import innermost, reward_name, reward_number
+from trl_drgrpo.rewards.contract import OnError, innermost, reward_name, reward_number
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class StepScorer:
         funcs: Sequence[StepRewardFunc],
         segmenter: StepSegmenter,
         weights: Sequence[float] | None = None,
-        on_error: str = "raise",
+        on_error: OnError = "raise",
     ):
         for i, func in enumerate(funcs):
             if not callable(func):

@@ -18,6 +18,7 @@ import cloudpickle
 from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.rewards.adapters.samples import Sample, read_samples
 from trl_drgrpo.rewards.contract import (
+    OnError,
     check_name,
     check_on_error,
     innermost,
@@ -90,7 +91,7 @@ class PerCompletion:
         weights: Sequence[float] | None = None,
         columns: Sequence[str] = (),
         timeout: float | None = None,
-        on_error: str = "unscorable",
+        on_error: OnError = "unscorable",
     ):
         check_options(timeout, on_error)
         check_name(name)
@@ -206,7 +207,7 @@ def _weighted(row: Sequence[float | None], weights: Sequence[float]) -> float | 
     return sum((weight * score for weight, score in counted if score is not None), 0.0)
 
 
-def check_options(timeout: float | None, on_error: str) -> None:
+def check_options(timeout: float | None, on_error: OnError) -> None:
     """Raises [`InputError`] for a time limit or an `on_error` that means nothing."""
     if timeout is not None:
         Limits(timeout=timeout)

@@ -18,6 +18,7 @@ from typing import Any
 
 from trl_drgrpo.common.errors import InputError, did_you_mean
 from trl_drgrpo.rewards.columns import ALWAYS_PASSED, NEVER_PASSED
+from trl_drgrpo.rewards.contract import OnError
 from trl_drgrpo.rewards.functions.mathematics.answer_reading import unreadable
 from trl_drgrpo.rewards.functions.mathematics.answers import ANSWER_FORMATS, extract_answer, gold_answers
 from trl_drgrpo.rewards.functions.mathematics.equivalence import equivalent
@@ -66,7 +67,7 @@ class MathReward(SampleReward):
         answer_column: str = "solution",
         think_opened: bool | str = "auto",
         limits: Limits | None = Limits(),  # noqa: B008 (frozen)
-        on_error: str = "unscorable",
+        on_error: OnError = "unscorable",
         name: str = "math_reward",
     ):
         if answer_format not in ANSWER_FORMATS:
