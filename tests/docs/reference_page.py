@@ -19,7 +19,8 @@ HEAD = """\
 
 What a package lists in `__all__`; everything else may change without notice. Arguments, shapes, units and errors are
 in the docstrings: `python -m pydoc trl_drgrpo.group_advantages`. Every flag of a command is in its `--help`,
-of `train` and `bias` in `--help_all`. The fields of `DrGRPOConfig` are in its docstring and, by topic, in the [README](../../README.md).
+for `train` and `bias` in `--help_all`. The fields of `DrGRPOConfig` are in its docstring and, by topic, in the
+[README](../../README.md).
 
 This page is made from the docstrings: `python tests/docs/reference_page.py > recipes/guides/reference.md`.
 """

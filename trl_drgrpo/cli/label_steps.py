@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
     print(f"rows {len(labeled)}")
     print(f"steps {len(steps)}")
     print(f"good_frac {sum(steps) / max(len(steps), 1):g}")
-    print(f"right_frac {sum(row['values'][-1] == 1.0 for row in labeled) / max(len(labeled), 1):g}")
+    print(f"correct_frac {sum(row['values'][-1] == 1.0 for row in labeled) / max(len(labeled), 1):g}")
     print(f"output {args.output}")
     return 0
 

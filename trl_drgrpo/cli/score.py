@@ -83,14 +83,14 @@ def run(args: argparse.Namespace) -> int:
     outputs = {name: path for name in ("output", "pass_rates") if (path := getattr(args, name)) is not None}
     for field, path in outputs.items():
         _check_output(field, path, [args.data] if args.dataset is None else [args.data, args.dataset])
-    specs = [reward_spec(spec, "rewards") for spec in args.rewards]
+    specs = [reward_spec(spec, "reward_funcs") for spec in args.rewards]
     rows = _read(args)  # before anything heavy is imported
     if len(set(args.rewards)) < len(args.rewards):
-        raise InputError("rewards", " ".join(args.rewards), "different rewards", "Name each once.")
+        raise InputError("reward_funcs", " ".join(args.rewards), "different rewards", "Name each once.")
     rewards: dict[str, Any] = {}
     with console.stdout_to_stderr():
         for text, spec in zip(args.rewards, specs, strict=True):
-            reward = resolve_reward(spec, "rewards")
+            reward = resolve_reward(spec, "reward_funcs")
             name = reward_name(reward)
             rewards[text if name in rewards else name] = reward
         rows, logged = _split_logged(rows, list(rewards))

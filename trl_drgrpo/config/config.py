@@ -22,6 +22,7 @@ from typing import Any, Literal
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.secrets import is_saving, scrubbed
 from trl_drgrpo.config.validation import validate, validate_batch, validate_groups
+from trl_drgrpo.features.diagnostics.run_warnings import without_old_causes
 from trl_drgrpo.objective.step_advantages import FORMER_STEP_BASELINES
 from trl_drgrpo.upstream.versions import require_supported_trl
 
@@ -474,6 +475,7 @@ class DrGRPOConfig(GRPOConfig):
             self.dynamic_sampling = self.dynamic_sampling.lower() == "true"
         if isinstance(self.run_warnings, str) and self.run_warnings.lower() in ("true", "false"):
             self.run_warnings = self.run_warnings.lower() == "true"
+        self.run_warnings = without_old_causes(self.run_warnings)
 
     def _name_checkpointing(self) -> None:
         """TRL sets `gradient_checkpointing` by default, and transformers 5.23 warns of that name: copy it."""

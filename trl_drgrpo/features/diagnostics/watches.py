@@ -71,7 +71,7 @@ class SamplingCollapse(Watch):
 class IncorrectGrow(Watch):
     """Incorrect answers get longer while correct ones do not."""
 
-    cause = "wrong_grow"
+    cause = "incorrect_grow"
     defaults: ClassVar = {"deviations": 6.0, "growth": 0.15, "steps": 40}
     metrics = ("completions/length_incorrect_mean", "completions/length_correct_mean")
     fewest = 20

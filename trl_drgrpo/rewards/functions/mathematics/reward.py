@@ -9,7 +9,7 @@ percents compare as people read them; 0.0000672 is not 0.0000674; `9^{9^{9}}` is
 seconds. Text is not understood: `is not \boxed{5}` is a box with 5 in it.
 
 The same where TRL has a rule: a gold answer that cannot be read is `None`, a completion without one is 0. So is one
-whose algebra exceeds the limits: `None` would be better for it than to be wrong.
+whose algebra exceeds the limits: `None` would be better for it than an error.
 """
 
 import importlib.util
