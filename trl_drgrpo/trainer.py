@@ -31,6 +31,7 @@ from trl_drgrpo.features.forks.feature import ForkedRollouts
 from trl_drgrpo.features.model_card.feature import ModelCard
 from trl_drgrpo.features.resume.feature import Resume
 from trl_drgrpo.features.sampling.feature import PromptSampling
+from trl_drgrpo.features.trackers.feature import Trackers
 from trl_drgrpo.objective.advantages import AdvantageBaseline, RunningRewardScale, combine_rewards, group_advantages
 from trl_drgrpo.objective.fork_advantages import Forks, fork_step_advantages, fork_token_advantages
 from trl_drgrpo.objective.step_advantages import (
@@ -210,6 +211,7 @@ class DrGRPOTrainer(HostTrainer):
         self.features = [
             self.resume,
             self.diagnostics,
+            Trackers(self),
             self.fast_path,
             self.sampling,
             self.forks,
