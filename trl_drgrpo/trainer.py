@@ -42,7 +42,7 @@ from trl_drgrpo.objective.step_advantages import (
     with_closings,
 )
 from trl_drgrpo.objective.value_baseline import ValueBaseline
-from trl_drgrpo.process_rewards.calling import StepRewardFunc, StepScorer, process_only
+from trl_drgrpo.process_rewards.calling import StepRewardFunction, StepScorer, process_only
 from trl_drgrpo.process_rewards.steps import StepSegmenter
 from trl_drgrpo.process_rewards.steps.separators import configured_segmenter
 from trl_drgrpo.rewards.contract import RewardFunction, checked_reward, reward_name, without_frames
@@ -159,7 +159,7 @@ class DrGRPOTrainer(HostTrainer):
         rollout_func: Callable | None = None,
         environment_factory: Any = None,
         *,
-        step_reward_funcs: StepRewardFunc | Sequence[StepRewardFunc] | None = None,
+        step_reward_funcs: StepRewardFunction | Sequence[StepRewardFunction] | None = None,
         step_segmenter: StepSegmenter | None = None,
         advantage_func: Callable[[RolloutBatch], torch.Tensor] | None = None,
         **parent_kwargs: Any,

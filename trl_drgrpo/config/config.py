@@ -135,8 +135,8 @@ class DrGRPOConfig(GRPOConfig):
         record_groups (`int`, *optional*, defaults to `4`):
             Groups of each generation batch whose completions are recorded there. `0`: none, `-1`: all.
         run_warnings (`dict` or `bool`, *optional*, defaults to `True`):
-            Warn, once per cause, of what goes wrong in the metrics of the optimizer steps, however seldom they are
-            logged. `False`: silence. A mapping sets thresholds or silences causes:
+            Warn, once per cause, when the metrics of the optimizer steps go bad, however seldom they are logged.
+            `False`: silence. A mapping sets thresholds or silences causes:
             `{"dead_groups": {"share": 0.9, "steps": 50}, "kl": False}`; see `recipes/guides/monitoring.md`.
 
         > Process rewards, in effect when the trainer has `step_reward_funcs`
@@ -214,7 +214,8 @@ class DrGRPOConfig(GRPOConfig):
     advantage_baseline: Literal["group_mean", "leave_one_out", "rloo"] = field(
         default="group_mean",
         metadata={
-            "help": "Baseline subtracted from the rewards of a group: its mean, or the mean of the other rows.",
+            "help": "Baseline subtracted from the rewards of a group: its mean ('group_mean'), or for each row the "
+            "mean of the others ('leave_one_out', also called 'rloo').",
         },
     )
     scale_by_running_std: bool = field(
@@ -237,8 +238,8 @@ class DrGRPOConfig(GRPOConfig):
     overwrite_output_dir: bool = field(
         default=False,
         metadata={
-            "help": "Train also where output_dir holds another run, which is refused otherwise: its checkpoints and "
-            "run log are deleted when training begins, its saved model when this run's takes its place."
+            "help": "Train although output_dir holds another run. Its checkpoints and run log are deleted when "
+            "training begins, its saved model when this run saves one."
         },
     )
     adapter_dtype: Literal["float32", "upstream"] = field(
@@ -258,15 +259,15 @@ class DrGRPOConfig(GRPOConfig):
     share_prompts: bool = field(
         default=True,
         metadata={
-            "help": "Let the completions of a prompt share its forward where that costs less and a self-test of the "
-            "model agrees. Only with micro_batching='exact'."
+            "help": "Run a prompt's forward once for all its completions, where that costs less and a self-test of "
+            "the model agrees. Only with micro_batching='exact'."
         },
     )
     fast_generation: bool = field(
         default=True,
         metadata={
-            "help": "Generation without vLLM: run each prompt once for all its completions, and drop finished rows. "
-            "The same tokens are sampled."
+            "help": "Without vLLM: run each prompt once for all its completions, and drop finished rows. Samples the "
+            "same tokens."
         },
     )
     dynamic_sampling: bool | str = field(
@@ -277,30 +278,30 @@ class DrGRPOConfig(GRPOConfig):
         },
     )
     max_sampling_rounds: int = field(
-        default=10, metadata={"help": "Draw at most this many times the prompts of a batch."}
+        default=10, metadata={"help": "Draw at most this many times as many prompts as a batch has."}
     )
     curriculum: bool = field(
         default=False,
         metadata={
-            "help": "Keep prompts before generation with a probability from their running pass rate, weighted by its "
-            "inverse."
+            "help": "Skip prompts at random before generation, easy and hard ones most often (by their running pass "
+            "rate), and weight the others by the inverse of the probability."
         },
     )
     curriculum_q_min: float = field(
-        default=0.2, metadata={"help": "The least probability with which the curriculum keeps a prompt."}
+        default=0.2, metadata={"help": "Lowest probability with which the curriculum keeps a prompt."}
     )
     prior_pass_rates: str | None = field(
         default=None,
-        metadata={"help": "Pass rates from before the run: a file that `trl-drgrpo score --pass_rates` wrote."},
+        metadata={"help": "File of pass rates from before the run, written by `trl-drgrpo score --pass_rates`."},
     )
     forks: int = field(
         default=1,
         metadata={
-            "help": "Completions that go on from each cut; a group has num_generations / forks ** fork_depth parents. "
-            "1: no forks."
+            "help": "Branches per cut: num_generations / forks ** fork_depth completions of a group start at the "
+            "prompt, the others branch off from them. 1: no forks."
         },
     )
-    fork_depth: int = field(default=1, metadata={"help": "How often a completion is cut, with forks above 1."})
+    fork_depth: int = field(default=1, metadata={"help": "Cuts per completion, with forks above 1."})
     fork_at: Literal["drawn", "entropy", "doubt"] = field(
         default="drawn",
         metadata={
@@ -309,17 +310,19 @@ class DrGRPOConfig(GRPOConfig):
         },
     )
     fork_threshold: float | None = field(
-        default=None, metadata={"help": "Of fork_at 'entropy' (nats) and 'doubt' (1 - score)."}
+        default=None, metadata={"help": "Threshold for fork_at 'entropy' (in nats) and 'doubt' (1 - score)."}
     )
     correct_reward: str | None = field(
         default=None,
-        metadata={"help": "The reward function that says which completions are correct. Defaults to the first one."},
+        metadata={
+            "help": "Name of the reward function that decides which completions are correct. Defaults to the first."
+        },
     )
     correct_threshold: float | None = field(
         default=None,
         metadata={
-            "help": "A completion is correct if correct_reward is at least this. Without it: if it is 1, while the "
-            "reward gives nothing but 0 and 1."
+            "help": "A completion is correct if correct_reward gives at least this. Without it: if the reward is 1, "
+            "as long as it gives only 0 and 1."
         },
     )
     right_reward: str | None = field(default=None, metadata={"help": "Former name of correct_reward; goes in 0.3."})
@@ -337,8 +340,8 @@ class DrGRPOConfig(GRPOConfig):
     run_warnings: dict[str, Any] | bool | str = field(
         default=True,
         metadata={
-            "help": "Warn once per cause of what goes wrong. false: silence; a mapping sets thresholds or silences "
-            'causes: {"dead_groups": {"share": 0.9}, "kl": false}.'
+            "help": "Warn once per cause when the metrics of a run go bad. false: silence; a mapping sets thresholds "
+            'or silences causes: {"dead_groups": {"share": 0.9}, "kl": false}.'
         },
     )
     step_separator: list[str] | None = field(
