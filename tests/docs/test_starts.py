@@ -49,7 +49,7 @@ def policy(tmp_path_factory):
     return folder
 
 
-def test_the_script_runs(policy, tmp_path, monkeypatch):
+def test_the_script_runs_and_says_little(policy, tmp_path, monkeypatch, capsys):
     """As it stands, but for the model, the data and the lengths."""
     text = SCRIPT.read_text()
     for given, stand_in in {
@@ -68,6 +68,10 @@ def test_the_script_runs(policy, tmp_path, monkeypatch):
     variables = {"__name__": "__main__"}
     exec(compile(text, str(SCRIPT), "exec"), variables)
     assert variables["trainer"].state.global_step == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "step 2/2  " in err
+    assert not any(noise in err for noise in ("Loading weights", "train_runtime", "it/s", "FutureWarning", "kernels"))
     assert json.loads((tmp_path / "adapter_config.json").read_text())["peft_type"] == "LORA"
 
 

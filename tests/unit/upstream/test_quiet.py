@@ -6,6 +6,7 @@ import warnings
 from types import SimpleNamespace
 
 import pytest
+import transformers.trainer
 from torch.nn.modules.module import _IncompatibleKeys as LoadResult
 from transformers.utils import logging as transformers_logging
 
@@ -82,3 +83,17 @@ def test_a_missing_key_that_is_tied_to_a_loaded_one_is_no_alarm():
     lost = LoadResult(["lm_head.weight", "embed.weight"], [])
     assert quiet.without_tied(model, lost) == lost
     assert quiet.without_tied(object(), lost) == lost
+
+
+def test_the_trainer_warns_of_what_is_missing_and_not_of_what_is_tied(monkeypatch):
+    from trl_drgrpo.upstream.host import HostTrainer
+
+    said = []
+    monkeypatch.setattr(transformers.trainer.logger, "warning", said.append)
+    trainer = HostTrainer.__new__(HostTrainer)
+    trainer.model = SimpleNamespace(all_tied_weights_keys={"head": "embed"}, _keys_to_ignore_on_save=None)
+    trainer._issue_warnings_after_load(LoadResult(["head"], []))
+    assert said == []
+    trainer._issue_warnings_after_load(LoadResult(["head", "norm"], []))
+    assert len(said) == 1
+    assert "['norm']" in said[0]
