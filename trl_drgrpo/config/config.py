@@ -390,7 +390,6 @@ class DrGRPOConfig(GRPOConfig):
 
     def __post_init__(self):
         self._spell_out()
-        self._name_checkpointing()
         validate(self)
         validate_groups(self)
         if self.step_credit == "min_to_go":
@@ -479,13 +478,6 @@ class DrGRPOConfig(GRPOConfig):
         if isinstance(self.run_warnings, str) and self.run_warnings.lower() in ("true", "false"):
             self.run_warnings = self.run_warnings.lower() == "true"
         self.run_warnings = without_old_causes(self.run_warnings)
-
-    def _name_checkpointing(self) -> None:
-        """TRL sets `gradient_checkpointing` by default, and transformers 5.23 warns of that name: copy it."""
-        for ending in ("", "_kwargs"):
-            new, old = f"activation_checkpointing{ending}", f"gradient_checkpointing{ending}"
-            if getattr(self, new, 0) is None:
-                setattr(self, new, getattr(self, old))
 
     def _fall_back_to_cpu(self) -> None:
         """Without an accelerator: CPU and float32, so that a script written for a GPU starts on a laptop."""

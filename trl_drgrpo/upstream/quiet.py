@@ -1,6 +1,7 @@
 """Notices of other libraries that no user can act on, each filtered by its exact source: here, and nowhere else."""
 
 import logging
+import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,11 +12,15 @@ _LOG_LINES = {
     # A kernel for inference in 4 bit on CPUs with AVX512-BF16: importing bitsandbytes, as transformers does, tries it.
     "bitsandbytes.backends.cpu.ops": "Failed to load CPU gemm_4bit_forward from kernels-community",
 }
-# Module that warns, and how the warning begins: names that TRL 1.16 itself calls, and transformers 5.23 has renamed.
-_FUTURE_WARNINGS = tuple(
-    (r"transformers\.modeling_utils", rf"`{name}` is deprecated and will be removed in v6")
-    for name in ("is_gradient_checkpointing", "gradient_checkpointing_enable", "gradient_checkpointing_disable")
-)
+# Module that warns -> names that TRL 1.16 itself sets and calls in every run, and transformers 5.23 has renamed.
+_RENAMED = {
+    "transformers.training_args": ("gradient_checkpointing",),
+    "transformers.modeling_utils": (
+        "is_gradient_checkpointing",
+        "gradient_checkpointing_enable",
+        "gradient_checkpointing_disable",
+    ),
+}
 _BRIEF_SECONDS = 3.0
 
 
@@ -25,8 +30,11 @@ def drop_notices() -> None:
         logger = logging.getLogger(name)
         if not any(isinstance(each, _Beginning) for each in logger.filters):
             logger.addFilter(_Beginning(beginning))
-    for module, message in _FUTURE_WARNINGS:
-        warnings.filterwarnings("ignore", message, FutureWarning, module)
+    for module, names in _RENAMED.items():
+        for name in names:
+            warnings.filterwarnings(
+                "ignore", f"`{name}` is deprecated and will be removed in v6", FutureWarning, module
+            )
 
 
 class _Beginning(logging.Filter):
