@@ -1,7 +1,6 @@
 """Notices of other libraries that no user can act on, each filtered by its exact source: here, and nowhere else."""
 
 import logging
-import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
