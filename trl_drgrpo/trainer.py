@@ -241,7 +241,8 @@ class DrGRPOTrainer(HostTrainer):
         for i in range(len(outcome_funcs), len(self.reward_funcs)):  # those that TRL added for environments
             name = self.reward_func_names[i]
             reward_func: Any = self.reward_funcs[i]
-            self.reward_funcs[i] = checked_reward(reward_func, args.on_reward_error, name)
+            checked: Any = checked_reward(reward_func, args.on_reward_error, name)
+            self.reward_funcs[i] = checked
         if self.use_vllm and not self.in_lockstep:
             sync_merged_layers(self.vllm_generation)
         if not self.in_lockstep:  # there, a process may hold a part of each gradient only

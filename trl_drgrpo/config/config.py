@@ -191,7 +191,7 @@ class DrGRPOConfig(GRPOConfig):
             "help": "Whether to multiply the KL term by the importance ratio (DeepSeek-V3.2). False: k3 as published."
         },
     )
-    vllm_importance_sampling_mode: Literal[
+    vllm_importance_sampling_mode: Literal[  # pyright: ignore[reportIncompatibleVariableOverride]
         "token_truncate",
         "token_mask",
         "sequence_truncate",
@@ -470,7 +470,8 @@ class DrGRPOConfig(GRPOConfig):
             self.step_separator = [self.step_separator]
         if self.advantage_baseline == "rloo":
             self.advantage_baseline = "leave_one_out"
-        self.step_baseline = FORMER_STEP_BASELINES.get(self.step_baseline, self.step_baseline)
+        current: Any = FORMER_STEP_BASELINES.get(self.step_baseline, self.step_baseline)
+        self.step_baseline = current
         if self.step_credit == "min_to_go" and self.step_baseline == "to_go":
             self.step_baseline = "deepseekmath"  # its default in 0.1.0
         if isinstance(self.dynamic_sampling, str) and self.dynamic_sampling.lower() in ("true", "false"):

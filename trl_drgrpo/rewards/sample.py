@@ -48,7 +48,7 @@ class SampleReward:
         self.__name__ = name
         self.columns = tuple(columns)
         self.limits = limits
-        self.on_error = on_error
+        self.on_error: OnError = on_error
         self.__signature__ = signature_of(self.columns)
 
     def check_values(self, values: Mapping[str, ColumnValues]) -> None:

@@ -97,7 +97,8 @@ class PerCompletion:
         check_name(name)
         self.functions, self.convention, self.__name__ = list(functions), convention, name
         self.weights = [1.0] * len(self.functions) if weights is None else list(weights)
-        self.columns, self.timeout, self.on_error = tuple(columns), timeout, on_error
+        self.columns, self.timeout = tuple(columns), timeout
+        self.on_error: OnError = on_error
         self.__signature__ = signature_of(columns)
         self._has_logged = False
 

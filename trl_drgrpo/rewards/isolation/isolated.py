@@ -115,7 +115,8 @@ class IsolatedReward:
         self.__doc__ = inspect.getdoc(function)
         self.__signature__ = _signature(function)
         self.reward = portable(reward if isinstance(reward, str) else function)
-        self.limits, self.batched, self.on_error = limits, batched, on_error
+        self.limits, self.batched = limits, batched
+        self.on_error: OnError = on_error
         self._pickled(("log_metric", "log_extra"))  # an error now, and not after the model has loaded
 
     def __call__(self, completions: Sequence[Any], **kwargs: Any) -> list[float | None]:
