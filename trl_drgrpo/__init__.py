@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from trl_drgrpo.common.lazy import attach
 from trl_drgrpo.common.moved import find_moved_modules
+from trl_drgrpo.upstream.quiet import drop_notices
 
 if TYPE_CHECKING:
     from trl_drgrpo.common.version import __version__ as __version__
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from trl_drgrpo.objective.step_advantages import step_token_advantages as step_token_advantages
     from trl_drgrpo.process_rewards.steps import step_segmenter as step_segmenter
     from trl_drgrpo.report import write_report as write_report
+    from trl_drgrpo.rewards.contract import RewardFunction as RewardFunction
     from trl_drgrpo.single_gpu.presets import lora_preset as lora_preset
     from trl_drgrpo.single_gpu.presets import preset_arguments as preset_arguments
     from trl_drgrpo.trainer import DrGRPOTrainer as DrGRPOTrainer
@@ -25,4 +27,5 @@ if TYPE_CHECKING:
     from trl_drgrpo.upstream.seams import check_upstream as check_upstream
 
 find_moved_modules()
+drop_notices()
 attach(__name__)

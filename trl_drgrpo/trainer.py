@@ -25,11 +25,13 @@ from trl_drgrpo.config.config import DrGRPOConfig, dr_grpo_config
 from trl_drgrpo.config.preflight import check_inputs
 from trl_drgrpo.features.diagnostics.feature import Diagnostics
 from trl_drgrpo.features.diagnostics.movement import MovementWatch
+from trl_drgrpo.features.diagnostics.progress import progress_by_default
 from trl_drgrpo.features.fast_path.feature import FastPath
 from trl_drgrpo.features.forks.feature import ForkedRollouts
 from trl_drgrpo.features.model_card.feature import ModelCard
 from trl_drgrpo.features.resume.feature import Resume
 from trl_drgrpo.features.sampling.feature import PromptSampling
+from trl_drgrpo.features.trackers.feature import Trackers
 from trl_drgrpo.objective.advantages import AdvantageBaseline, RunningRewardScale, combine_rewards, group_advantages
 from trl_drgrpo.objective.fork_advantages import Forks, fork_step_advantages, fork_token_advantages
 from trl_drgrpo.objective.step_advantages import (
@@ -40,10 +42,10 @@ from trl_drgrpo.objective.step_advantages import (
     with_closings,
 )
 from trl_drgrpo.objective.value_baseline import ValueBaseline
-from trl_drgrpo.process_rewards.calling import StepRewardFunc, StepScorer, process_only
+from trl_drgrpo.process_rewards.calling import StepRewardFunction, StepScorer, process_only
 from trl_drgrpo.process_rewards.steps import StepSegmenter
 from trl_drgrpo.process_rewards.steps.separators import configured_segmenter
-from trl_drgrpo.rewards.contract import checked_reward, reward_name, without_frames
+from trl_drgrpo.rewards.contract import RewardFunction, checked_reward, reward_name, without_frames
 from trl_drgrpo.single_gpu.adapters import choose_quantization, prepare_adapters
 from trl_drgrpo.single_gpu.memory.warning import MemoryWatch
 from trl_drgrpo.single_gpu.model_checks import check_model
@@ -60,6 +62,8 @@ from trl_drgrpo.upstream.hooks import Completions, Generate
 from trl_drgrpo.upstream.host import HostTrainer
 from trl_drgrpo.upstream.seams import require_seams
 from trl_drgrpo.upstream.weight_sync import sync_merged_layers
+
+RewardSource = RewardFunction | str | PreTrainedModel  # a name is that of a reward model
 
 
 class DrGRPOTrainer(HostTrainer):
@@ -136,7 +140,7 @@ class DrGRPOTrainer(HostTrainer):
     def __init__(
         self,
         model: str | PreTrainedModel | Any,
-        reward_funcs: Any = None,
+        reward_funcs: RewardSource | Sequence[RewardSource] | None = None,
         args: GRPOConfig | None = None,
         train_dataset: Dataset | IterableDataset | None = None,
         eval_dataset: Dataset
@@ -155,7 +159,7 @@ class DrGRPOTrainer(HostTrainer):
         rollout_func: Callable | None = None,
         environment_factory: Any = None,
         *,
-        step_reward_funcs: StepRewardFunc | Sequence[StepRewardFunc] | None = None,
+        step_reward_funcs: StepRewardFunction | Sequence[StepRewardFunction] | None = None,
         step_segmenter: StepSegmenter | None = None,
         advantage_func: Callable[[RolloutBatch], torch.Tensor] | None = None,
         **parent_kwargs: Any,
@@ -163,11 +167,11 @@ class DrGRPOTrainer(HostTrainer):
         require_seams()
         args = dr_grpo_config(args, model)
         self.turns = EnvironmentTurns(self, environment_factory)
-        reward_funcs, given_step_funcs = _as_list(reward_funcs), _as_list(step_reward_funcs)
+        outcome_funcs, given_step_funcs = _as_list(reward_funcs), _as_list(step_reward_funcs)
         step_reward_funcs = [*given_step_funcs, *self.turns.step_reward_funcs]
         check_inputs(
             args,
-            reward_funcs,
+            outcome_funcs,
             train_dataset,
             eval_dataset=eval_dataset,
             step_reward_funcs=step_reward_funcs,
@@ -185,17 +189,17 @@ class DrGRPOTrainer(HostTrainer):
             if weights is not None and len(weights) == len(given_step_funcs):
                 weights = [*weights, *[1.0] * len(self.turns.step_reward_funcs)]
             self.step_scorer = StepScorer(step_reward_funcs, segmenter, weights, args.on_reward_error)
-            if not reward_funcs and not self.turns.has_outcome:
+            if not outcome_funcs and not self.turns.has_outcome:
                 if args.process_role == "baseline":
                     remedy = "A baseline is subtracted from an outcome: pass reward_funcs, or take 'reward'."
                     raise InputError("process_role", "'baseline' without reward_funcs", "'reward'", remedy)
-                reward_funcs = [process_only]
+                outcome_funcs = [process_only]
         self.turns.choose(self.step_scorer.segmenter if self.step_scorer else None, args)
         if advantage_func is not None and not callable(advantage_func):
             got = type(advantage_func).__name__
             raise InputError("advantage_func", got, "a function of a RolloutBatch", "Pass the function itself.")
         self.advantage_func = advantage_func
-        check_model(args, model, reward_funcs, quantization_config, peft_config)
+        check_model(args, model, outcome_funcs, quantization_config, peft_config)
         self.reward_scale, self.value_baseline = RunningRewardScale(), ValueBaseline()
         self.given_optimizers = optimizers  # where not made from the arguments
         # The config has made sure that one of the two is set.
@@ -207,6 +211,7 @@ class DrGRPOTrainer(HostTrainer):
         self.features = [
             self.resume,
             self.diagnostics,
+            Trackers(self),
             self.fast_path,
             self.sampling,
             self.forks,
@@ -217,7 +222,7 @@ class DrGRPOTrainer(HostTrainer):
             model=model,
             reward_funcs=[
                 f if not callable(f) or isinstance(f, torch.nn.Module) else checked_reward(f, args.on_reward_error)
-                for f in reward_funcs
+                for f in outcome_funcs
             ],
             args=args,
             train_dataset=train_dataset,
@@ -233,10 +238,11 @@ class DrGRPOTrainer(HostTrainer):
             environment_factory=self.turns.factory,
             **parent_kwargs,
         )
-        for i in range(len(reward_funcs), len(self.reward_funcs)):  # those that TRL added for environments
+        for i in range(len(outcome_funcs), len(self.reward_funcs)):  # those that TRL added for environments
             name = self.reward_func_names[i]
             reward_func: Any = self.reward_funcs[i]
-            self.reward_funcs[i] = checked_reward(reward_func, args.on_reward_error, name)
+            checked: Any = checked_reward(reward_func, args.on_reward_error, name)
+            self.reward_funcs[i] = checked
         if self.use_vllm and not self.in_lockstep:
             sync_merged_layers(self.vllm_generation)
         if not self.in_lockstep:  # there, a process may hold a part of each gradient only
@@ -270,6 +276,7 @@ class DrGRPOTrainer(HostTrainer):
         checkpoint = self.resume.checkpoint(resume_from_checkpoint)
         try:
             with ExitStack() as running:
+                running.enter_context(progress_by_default(self))
                 for feature in self.features:
                     running.enter_context(feature.around_train())
                 return super().train(checkpoint, *args, **kwargs)

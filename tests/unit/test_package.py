@@ -64,7 +64,15 @@ def test_the_rewards_offer_what_their_rooms_offer_and_the_recipes_name():
             assert {entry.default, entry.factory} - {None} <= set(rewards.__all__), name
     # What makes or is a reward can be named in a recipe, whatever it is called there.
     named = {attribute for entry in REWARDS.values() for attribute in (entry.default, entry.factory)}
-    others = {"Limits", "Sandbox", "SampleReward", "check_columns", "checked_reward", "resolve_reward"}
+    others = {
+        "Limits",
+        "RewardFunction",
+        "Sandbox",
+        "SampleReward",
+        "check_columns",
+        "checked_reward",
+        "resolve_reward",
+    }
     assert {name for name in rewards.__all__ if not name.startswith("to_")} - others <= named
 
 

@@ -1,4 +1,4 @@
-"""`trl-drgrpo check`: does Dr. GRPO come out right in *this* environment?
+"""`trl-drgrpo check`: is Dr. GRPO computed correctly in *this* environment?
 
 Lists the seams of TRL that the package relies on, trains a tiny model over a matrix of settings and compares loss and
 gradient with the written-down objective in float64, then enumerates small policies and compares the expected gradient

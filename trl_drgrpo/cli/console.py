@@ -29,8 +29,10 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         remedy = f"`{self.prog} --help` says what can be given."
         if missing := re.fullmatch(r"the following arguments are required: (.+)", message):
-            raise InputError(missing[1], "nothing", "a value", remedy)
+            names = re.sub(r"(--\w+)/--\w+", r"\1", missing[1])  # without the aliases
+            raise InputError(names, "nothing", "a value", remedy)
         field, colon, problem = message.removeprefix("argument ").partition(": ")
+        field = field.partition("/")[0]
         if choice := re.fullmatch(r"invalid choice: (.+) \(choose from (.+)\)", problem):
             choices = [name.strip("' ") for name in choice[2].split(",")]
             remedy = did_you_mean(choice[1].strip("'"), choices, remedy)
@@ -52,7 +54,8 @@ def refuse_unknown(unknown: list[str], parser: argparse.ArgumentParser) -> None:
     first = next((token for token in unknown if token.startswith("-")), unknown[0])
     name = first.split("=", 1)[0]
     spelled = name.replace("-", "_").replace("__", "--", 1)
-    remedy = did_you_mean(spelled, flags, f"`{parser.prog} --help` lists the flags.", cutoff=0.7)
+    listing = "--help_all" if "--help_all" in flags else "--help"
+    remedy = did_you_mean(spelled, flags, f"`{parser.prog} {listing}` lists the flags.", cutoff=0.7)
     got = "an unknown flag" if name.startswith("-") else "a value that belongs to no flag"
     raise InputError(name, got, f"a flag of {parser.prog}", remedy)
 

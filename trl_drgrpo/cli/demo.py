@@ -7,7 +7,6 @@ demo claims, 130 interrupted.
 import argparse
 import os
 import sys
-import warnings
 from pathlib import Path
 
 EXIT_LEARNED, EXIT_NOT_LEARNED, EXIT_INTERRUPTED = 0, 1, 130
@@ -86,7 +85,6 @@ def stay_offline_and_quiet() -> None:
     """No network and no wall of notices; set before the heavy imports, which read the environment once."""
     os.environ["HF_HUB_OFFLINE"] = "1"
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    warnings.filterwarnings("ignore", category=FutureWarning)
     from datasets.utils import disable_progress_bars
     from transformers.utils import logging as transformers_logging
 

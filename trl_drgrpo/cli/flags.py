@@ -119,11 +119,14 @@ def _class_flags(name: str) -> dict[str, Flag]:
             if "ClassVar" in ast.unparse(statement.annotation) or _literal(arguments.get("init")) is False:
                 flags.pop(key, None)
                 continue
+            annotation = ast.unparse(statement.annotation)
+            metadata = _metadata(arguments.get("metadata"))
             flags[key] = Flag(
                 name=key,
-                annotation=ast.unparse(statement.annotation),
+                annotation=annotation,
                 default=_default(arguments),
-                **_metadata(arguments.get("metadata")),
+                help=metadata["help"],
+                choices=metadata["choices"] or literal_choices(annotation),
                 dataclass=name,
                 owner=name,
             )
@@ -191,6 +194,12 @@ def _metadata(node: ast.expr | None) -> dict[str, Any]:
     }
 
 
+def literal_choices(annotation: str) -> tuple | None:
+    """The values of `Literal[...]`, alone or beside `None`; `None` for any other annotation."""
+    head, bracket, values = annotation.removeprefix("typing.").removesuffix(" | None").partition("[")
+    return ast.literal_eval(f"({values.removesuffix(']')},)") if head == "Literal" and bracket else None
+
+
 def _strings(node: ast.expr | None) -> Iterator[str]:
     """The string pieces of an expression, left to right: literals, sums of literals, the fixed part of f-strings."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
@@ -227,7 +236,7 @@ def read_imported(name: str) -> dict[str, Flag]:
                 annotation=annotation,
                 default=default,
                 help=str(entry.metadata.get("help", "")).replace("%%", "%"),
-                choices=tuple(choices) if choices is not None else None,
+                choices=tuple(choices) if choices is not None else literal_choices(annotation),
                 dataclass=name,
                 owner=name,
             )

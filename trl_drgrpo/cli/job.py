@@ -72,8 +72,8 @@ def check_given(given: dict[str, Any]) -> None:
     rewards = [*filter(None, [given.get("reward_model_name_or_path")]), *(given.get("reward_funcs") or [])]
     if not rewards and not given.get("step_reward_funcs"):
         remedy = (
-            "No reward source provided. Add for example `reward_funcs: [accuracy_reward]`; `trl-drgrpo train --help` "
-            "says what can be named."
+            "No reward source provided. Add for example `reward_funcs: [accuracy_reward]`; `trl-drgrpo train "
+            "--help_all` says what can be named."
         )
         raise InputError("reward_funcs", "none", "at least one reward, or step_reward_funcs", remedy)
     weights = given.get("reward_weights")

@@ -24,10 +24,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "labeled good if at least one roll-out is accepted by the outcome reward. Writes prompt, steps, labels and "
         "values as JSON Lines, for `trl-drgrpo train-prm`."
     )
-    parser.add_argument("--model", required=True, help="folder or Hub id of the causal language model that rolls out")
-    parser.add_argument("--data", required=True, help="JSON Lines file with prompt and the columns the reward needs")
     parser.add_argument(
-        "--reward", required=True, help="outcome reward: a registered name, package.module.f or file.py:f"
+        "--model_name_or_path",
+        "--model",
+        dest="model",
+        required=True,
+        help="folder or Hub id of the causal language model that rolls out",
+    )
+    parser.add_argument(
+        "--dataset_name",
+        "--data",
+        dest="data",
+        required=True,
+        help="JSON Lines file with prompt and the columns the reward needs",
+    )
+    parser.add_argument(
+        "--reward_funcs",
+        "--reward",
+        dest="reward",
+        required=True,
+        help="outcome reward: a registered name, package.module.f or file.py:f",
     )
     parser.add_argument("--output", required=True, help="JSON Lines file to write")
     parser.add_argument("--rollouts", type=int, default=8, help="roll-outs per step (default: 8)")
@@ -53,9 +69,9 @@ def run(args: argparse.Namespace) -> int:
     check_writable("output", str(Path(args.output).parent))
     if Path(args.output).is_dir():
         raise InputError("output", f"{args.output}, a folder", "a JSON Lines file to write", "Name a file in it.")
-    check_local("--model", args.model)
+    check_local("--model_name_or_path", args.model)
     rows = read_json_lines(args.data)  # before anything heavy is imported
-    reward = resolve_reward(args.reward, "--reward")
+    reward = resolve_reward(args.reward, "--reward_funcs")
     for number, row in enumerate(rows):
         if problem := prompt_problem(row.get("prompt")):
             expected = "a text that is not empty, or a list of messages with role and content"
@@ -67,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
     print(f"rows {len(labeled)}")
     print(f"steps {len(steps)}")
     print(f"good_frac {sum(steps) / max(len(steps), 1):g}")
-    print(f"right_frac {sum(row['values'][-1] == 1.0 for row in labeled) / max(len(labeled), 1):g}")
+    print(f"correct_frac {sum(row['values'][-1] == 1.0 for row in labeled) / max(len(labeled), 1):g}")
     print(f"output {args.output}")
     return 0
 

@@ -1,4 +1,4 @@
-"""`trl-drgrpo merge ADAPTER_DIR --output DIR`: an adapter merged into its base model, checked, in one folder.
+"""`trl-drgrpo merge ADAPTER_DIR --output_dir DIR`: an adapter merged into its base model, checked, in one folder.
 
 The result goes to standard output as YAML, everything else to standard error.
 """
@@ -18,7 +18,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "adapter", metavar="ADAPTER_DIR", help="folder with adapter_config.json: a run's or a checkpoint"
     )
-    parser.add_argument("--output", required=True, metavar="DIR", help="folder to write; must not exist")
+    parser.add_argument(
+        "--output_dir", "--output", dest="output", required=True, metavar="DIR", help="folder to write; must not exist"
+    )
     parser.add_argument("--base", help="folder or Hub id of the base model (default: the one that the adapter names)")
     parser.add_argument("--dtype", help="float32, bfloat16 or float16 (default: the base model's own)")
     parser.add_argument("--trust_remote_code", action="store_true", help="run code that comes with the base model")

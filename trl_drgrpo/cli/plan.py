@@ -30,9 +30,9 @@ KEYS = (
 DEFAULT_PROMPT = 512
 _EPILOG = """Example:
 
-  trl-drgrpo plan --model Qwen/Qwen2.5-7B --device L4 --preset qlora >> recipe.yaml
+  trl-drgrpo plan --model_name_or_path Qwen/Qwen2.5-7B --device L4 --preset qlora >> recipe.yaml
 
-A folder with nothing but config.json is enough for --model. Settings that are given, here or in --config, stay as they
+A folder with nothing but config.json is enough for a model. Settings that are given, here or in --config, stay as they
 are; batch sizes and completion length are proposed otherwise.
 """
 
@@ -40,11 +40,17 @@ are; batch sizes and completion length are proposed otherwise.
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments."""
     parser.usage = (
-        f"{parser.prog} --model NAME_OR_PATH --memory 24GB [--device L4] [--preset qlora] [--flag value ...]"
+        f"{parser.prog} --model_name_or_path NAME --memory 24GB [--device L4] [--preset qlora] [--flag value ...]"
     )
     parser.epilog = _EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--model", metavar="MODEL", help="Folder with config.json, or Hub id. Default: the recipe's.")
+    parser.add_argument(
+        "--model_name_or_path",
+        "--model",
+        dest="model",
+        metavar="MODEL",
+        help="Folder with config.json, or Hub id. Default: the recipe's.",
+    )
     parser.add_argument("--memory", metavar="SIZE", help="Of one device, such as 24GB. A number alone is in GB.")
     margin = "To leave free: an amount, or a share such as 5%% (default: 5%% or 0.7 GB, whichever is more)."
     parser.add_argument("--margin", metavar="SIZE", help=margin)
@@ -84,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
     name = args.model or given.get("model_name_or_path")
     if not name:
         raise InputError(
-            "--model", "none", "a model's folder or Hub id", "Give --model, or a --config that names one."
+            "--model_name_or_path", "none", "a model's folder or Hub id", "Give it, or a --config that names one."
         )
     preset = _preset(args.planned_preset or given.get("preset"), given, device)
     from trl_drgrpo.single_gpu.memory.setup import from_keys

@@ -73,7 +73,7 @@ def read_recipe(path: str, known: dict[str, Flag]) -> Recipe:
 
 def unknown_key(key: str, known: dict[str, Flag], where: str) -> InputError:
     """The error for a key that does not exist, with the nearest one that does."""
-    expected = f"one of the {len(known)} keys that `trl-drgrpo train --help` lists"
+    expected = f"one of the {len(known)} keys that `trl-drgrpo train --help_all` lists"
     nearest = did_you_mean(key.lstrip("-").replace("-", "_"), known, "Remove it.", cutoff=0.7)
     return InputError(key, f"an unknown key {where}", expected, _GONE.get(key, nearest))
 

@@ -24,14 +24,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "slowest rows, and the rows on which two rewards (or a reward and its logged value) differ."
     )
     parser.add_argument(
-        "--rewards", required=True, nargs="+", metavar="REWARD", help="names, file.py:f or {name: {option: value}}"
+        "--reward_funcs",
+        "--rewards",
+        dest="rewards",
+        required=True,
+        nargs="+",
+        metavar="REWARD",
+        help="names, file.py:f or {name: {option: value}}",
     )
     parser.add_argument(
         "--data",
         required=True,
         help="completions: .jsonl, .csv, .parquet (as log_completions writes them) or a folder of the latter",
     )
-    parser.add_argument("--dataset", help="file with prompt and the columns that --data lacks, joined by the prompt")
+    parser.add_argument(
+        "--dataset_name",
+        "--dataset",
+        dest="dataset",
+        help="file with prompt and the columns that --data lacks, joined by the prompt",
+    )
     parser.add_argument(
         "--columns", nargs="+", default=[], metavar="OLD=NEW", help="rename columns, for example answer=solution"
     )
@@ -72,14 +83,14 @@ def run(args: argparse.Namespace) -> int:
     outputs = {name: path for name in ("output", "pass_rates") if (path := getattr(args, name)) is not None}
     for field, path in outputs.items():
         _check_output(field, path, [args.data] if args.dataset is None else [args.data, args.dataset])
-    specs = [reward_spec(spec, "rewards") for spec in args.rewards]
+    specs = [reward_spec(spec, "reward_funcs") for spec in args.rewards]
     rows = _read(args)  # before anything heavy is imported
     if len(set(args.rewards)) < len(args.rewards):
-        raise InputError("rewards", " ".join(args.rewards), "different rewards", "Name each once.")
+        raise InputError("reward_funcs", " ".join(args.rewards), "different rewards", "Name each once.")
     rewards: dict[str, Any] = {}
     with console.stdout_to_stderr():
         for text, spec in zip(args.rewards, specs, strict=True):
-            reward = resolve_reward(spec, "rewards")
+            reward = resolve_reward(spec, "reward_funcs")
             name = reward_name(reward)
             rewards[text if name in rewards else name] = reward
         rows, logged = _split_logged(rows, list(rewards))

@@ -5,9 +5,12 @@ Read statically by `flags.py` for `--help` and the strict check; imported only w
 
 from dataclasses import dataclass, field
 
-from trl.scripts.grpo import GRPOScriptArguments
-
 from trl_drgrpo.rewards.spec import RewardSpec
+from trl_drgrpo.upstream.versions import require_supported_trl
+
+require_supported_trl()
+
+from trl.scripts.grpo import GRPOScriptArguments  # noqa: E402  # the version is judged before anything heavy loads
 
 
 @dataclass

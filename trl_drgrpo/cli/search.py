@@ -34,7 +34,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "training only: in groups of GRPO completions of a search bias the gradient. Started again, it goes on."
     )
     add = parser.add_argument
-    add("--model", required=True, help="folder or Hub id of the causal language model that writes")
+    add(
+        "--model_name_or_path",
+        "--model",
+        dest="model",
+        required=True,
+        help="folder or Hub id of the causal language model that writes",
+    )
     add("--dataset_name", required=True, help="prompts: Hub id, folder, file, or as in train reasoning_gym:<task>")
     add("--strategy", required=True, help="best_of_n, beam (over steps) or puct (over steps)")
     add("--budget_tokens", type=int, required=True, help="tokens sampled per problem at most, kept or not")

@@ -1,14 +1,17 @@
 """`trl-drgrpo train --config recipe.yaml [--flag value ...]`: TRL's `trl grpo`, strict, with Dr. GRPO's trainer.
 
 Deltas from `trl grpo`: an unknown key is an error that names the nearest one; so is a value of the wrong type;
-`--help` and these errors come before TRL is imported; `--dry_run` puts everything together but the model; training
-output goes to stderr and a short YAML result to stdout. Flags win over the recipe. Launch it on several devices with
-`accelerate launch -m trl_drgrpo.cli.main train ...` or `torchrun -m trl_drgrpo.cli.main train ...`.
+`--help` shows the flags that people use and `--help_all` all of them; help and these errors come before TRL is
+imported; `--dry_run` puts everything together but the model; training output goes to stderr and a short YAML result to
+stdout. Flags win over the recipe. Launch it on several devices with `accelerate launch -m trl_drgrpo.cli.main train
+...` or `torchrun -m trl_drgrpo.cli.main train ...`.
 """
 
 import argparse
+import copy
 import dataclasses
 import os
+import re
 import sys
 import time
 from typing import Any
@@ -16,6 +19,23 @@ from typing import Any
 from trl_drgrpo.cli import console, recipe, values
 from trl_drgrpo.cli.flags import Flag, read_flags
 
+# What `--help` shows; the rest, by the class that declares it, is behind `--help_all`.
+_USUAL = {
+    "model": ("model_name_or_path", "preset", "lora_r", "dtype", "attn_implementation"),
+    "data": ("dataset_name", "dataset_config", "rename_columns", "prompt_template", "system_prompt"),
+    "rewards": ("reward_funcs", "reward_weights", "step_reward_funcs"),
+    "training": (
+        *("max_steps", "learning_rate", "beta", "per_device_train_batch_size", "gradient_accumulation_steps"),
+        *("eval_strategy", "eval_steps", "seed"),
+    ),
+    "generation": ("num_generations", "max_completion_length", "temperature", "use_vllm", "vllm_mode"),
+    "credit": ("advantage_baseline", "loss_normalizer", "dynamic_sampling", "forks", "process_role"),
+    "memory": ("gradient_checkpointing", "bf16"),
+    "output and Hub": (
+        *("output_dir", "resume_from_checkpoint", "save_steps", "logging_steps", "log_completions", "report_to"),
+        "push_to_hub",
+    ),
+}
 _GROUPS = {
     "data and rewards": ("DrGRPOScriptArguments", "GRPOScriptArguments", "ScriptArguments"),
     "Dr. GRPO": ("DrGRPOConfig",),
@@ -31,11 +51,34 @@ _EPILOG = """Recipe keys are the flags without dashes; `env:` maps environment v
 """
 
 
+class _UsualFlags(argparse.RawDescriptionHelpFormatter):
+    """Leaves out the keys of a run that few people set, and all but the first sentence about the others."""
+
+    def add_argument(self, action: argparse.Action) -> None:
+        if action.dest not in read_flags():
+            super().add_argument(action)
+        elif action.help != argparse.SUPPRESS and any(action.dest in names for names in _USUAL.values()):
+            brief = copy.copy(action)
+            brief.help = _help(read_flags()[action.dest], brief=True)
+            super().add_argument(brief)
+
+
+class _HelpAll(argparse.Action):
+    """Prints the help with all flags."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *args: Any) -> None:
+        parser.formatter_class = argparse.RawDescriptionHelpFormatter
+        parser.print_help()
+        parser.exit()
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds every key of the four dataclasses as a flag, spelled with underscores or dashes, without importing TRL."""
     parser.usage = f"{parser.prog} --config recipe.yaml [--flag value ...]"
     parser.epilog = _EPILOG
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.formatter_class = _UsualFlags
+    help_all = f"Show all {len(read_flags())} flags, those of TRL and transformers too, with all that is said of them."
+    parser.add_argument("--help_all", "--help-all", action=_HelpAll, nargs=0, dest=argparse.SUPPRESS, help=help_all)
     parser.add_argument("--config", metavar="YAML", help="The recipe. Flags win over it.")
     parser.add_argument(
         "--dry_run",
@@ -43,11 +86,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="Check everything but the model's weights, print the resolved configuration, and stop.",
     )
-    flags = read_flags().values()
+    flags = dict(read_flags())
+    for title, names in _USUAL.items():
+        group = parser.add_argument_group(title)
+        for name in names:
+            if name in flags:
+                add_flag(group, flags.pop(name))
     owners = {owner for group in _GROUPS.values() for owner in group}
     for title, group_owners in _GROUPS.items():
-        group = parser.add_argument_group(title)
-        for flag in flags:
+        group = parser.add_argument_group(f"more: {title}")
+        for flag in flags.values():
             # A class that a newer TRL puts in between shows up in the last group.
             if flag.owner in group_owners or (flag.owner not in owners and title.startswith("training")):
                 add_flag(group, flag)
@@ -69,13 +117,17 @@ def add_flag(group: argparse._ActionsContainer, flag: Flag) -> None:
 
 
 def _metavar(flag: Flag) -> str:
+    if flag.choices:
+        return "STR"
     return flag.annotation.replace("None | ", "").split(" | ")[0].split("[")[0].upper()
 
 
-def _help(flag: Flag) -> str:
-    default = "" if flag.default is dataclasses.MISSING else f" (default: {flag.default})"
-    choices = f" One of {', '.join(map(str, flag.choices))}." if flag.choices else ""
-    return f"{flag.help}{choices}{default}".replace("%", "%%")
+def _help(flag: Flag, brief: bool = False) -> str:
+    told = re.split(r"(?<=\.)\s+(?=[A-Z`'])", flag.help)[0] if brief else flag.help
+    default = "" if flag.default in (None, dataclasses.MISSING) else f" (default: {flag.default})"
+    unnamed = [choice for choice in flag.choices or () if str(choice) not in told]
+    choices = f" One of {', '.join(map(str, flag.choices or ()))}." if unnamed else ""
+    return f"{told}{choices}{default}".replace("%", "%%")
 
 
 def run(args: argparse.Namespace) -> int:

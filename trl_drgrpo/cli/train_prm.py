@@ -22,8 +22,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "JSON Lines file with prompt, steps (list of texts) and labels (list of booleans); published PRM800K and "
         "Math-Shepherd files are converted."
     )
-    parser.add_argument("--model", required=True, help="folder or Hub id of the language model to start from")
-    parser.add_argument("--data", required=True, help="JSON Lines file of labeled steps")
+    parser.add_argument(
+        "--model_name_or_path",
+        "--model",
+        dest="model",
+        required=True,
+        help="folder or Hub id of the language model to start from",
+    )
+    parser.add_argument(
+        "--dataset_name", "--data", dest="data", required=True, help="JSON Lines file of labeled steps"
+    )
     parser.add_argument("--output_dir", required=True, help="folder for the trained model and its tokenizer")
     parser.add_argument("--eval_data", help="file of the same format to measure on after training")
     parser.add_argument("--format", choices=FORMATS, default="stepwise", help="shape of the rows (default: stepwise)")
@@ -49,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
 
     refuse_out_of_range(vars(args))
     refuse_outside("max_length", args.max_length, whole(1, remedy="Give a positive number of tokens."))
-    check_local("--model", args.model)
+    check_local("--model_name_or_path", args.model)
     check_writable("output_dir", args.output_dir)
     rows = read_labeled_steps(args.data, args.format)  # before anything heavy is imported
     eval_rows = read_labeled_steps(args.eval_data, args.format) if args.eval_data else None

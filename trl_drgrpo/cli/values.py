@@ -131,6 +131,8 @@ def _convert(member: ast.expr, value: Any, text: str | None, flag: Flag, takes_t
             if isinstance(value, str):
                 with contextlib.suppress(ValueError):
                     return int(value) if kind == "int" else float(value)
+        case "Literal" if flag.choices is not None and isinstance(value, str):
+            return value  # judged with all choices
         case "Literal":
             choices = ast.literal_eval(member.slice) if isinstance(member, ast.Subscript) else ()
             for choice in choices if isinstance(choices, tuple) else (choices,):

@@ -10,7 +10,8 @@ def attach(package: str) -> None:
     Make the names that a package imports under `if TYPE_CHECKING:` its lazy public names.
 
     That block is the only list of them: type checkers read it, and so does this function, from the source file. It
-    sets `__all__`, `__dir__` and `__getattr__`. Each name has its line, `from <module> import <name> as <name>`.
+    sets `__all__`, `__dir__` (these names and Python's own) and `__getattr__`. Each name has its line, `from <module>
+    import <name> as <name>`.
     """
     namespace = vars(sys.modules[package])
     with open(namespace["__file__"], encoding="utf-8") as source:
@@ -22,4 +23,7 @@ def attach(package: str) -> None:
             return getattr(import_module(homes[name]), name)
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
-    namespace |= {"__all__": sorted(homes), "__dir__": lambda: sorted({*namespace, *homes}), "__getattr__": resolve}
+    def listed() -> list[str]:
+        return sorted({*homes, *(name for name in namespace if name.startswith("__"))})
+
+    namespace |= {"__all__": sorted(homes), "__dir__": listed, "__getattr__": resolve}

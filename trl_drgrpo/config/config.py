@@ -17,23 +17,13 @@ import copy
 import dataclasses
 import logging
 from dataclasses import MISSING, dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.secrets import is_saving, scrubbed
-from trl_drgrpo.config.validation import (
-    ADAPTER_DTYPES,
-    MICRO_BATCHINGS,
-    PROCESS_ROLES,
-    REWARD_ERROR_POLICIES,
-    SAMPLING_CORRECTIONS,
-    validate,
-    validate_batch,
-    validate_groups,
-)
-from trl_drgrpo.features.forks.cuts import FORK_AT
-from trl_drgrpo.objective.advantages import ADVANTAGE_BASELINES
-from trl_drgrpo.objective.step_advantages import FORMER_STEP_BASELINES, STEP_BASELINES, STEP_CREDITS
+from trl_drgrpo.config.validation import validate, validate_batch, validate_groups
+from trl_drgrpo.features.diagnostics.run_warnings import without_old_causes
+from trl_drgrpo.objective.step_advantages import FORMER_STEP_BASELINES
 from trl_drgrpo.upstream.versions import require_supported_trl
 
 require_supported_trl()
@@ -59,7 +49,7 @@ class DrGRPOConfig(GRPOConfig):
             rows). Defaults to `max_completion_length`. Stored in every checkpoint and kept on resume, also when
             `max_completion_length` has changed meanwhile.
         advantage_baseline (`str`, *optional*, defaults to `"group_mean"`):
-            `"group_mean"` (the paper) or `"leave_one_out"`, see [`group_advantages`].
+            `"group_mean"` (the paper) or `"leave_one_out"`, also called `"rloo"`; see [`group_advantages`].
         scale_by_running_std (`bool`, *optional*, defaults to `False`):
             Divide advantages by the standard deviation of all rewards seen so far, over all prompts: one number for
             the whole batch, never a group's own std, so it does not bring back the difficulty bias.
@@ -145,8 +135,8 @@ class DrGRPOConfig(GRPOConfig):
         record_groups (`int`, *optional*, defaults to `4`):
             Groups of each generation batch whose completions are recorded there. `0`: none, `-1`: all.
         run_warnings (`dict` or `bool`, *optional*, defaults to `True`):
-            Warn, once per cause, of what goes wrong in the metrics of the optimizer steps, however seldom they are
-            logged. `False`: silence. A mapping sets thresholds or silences causes:
+            Warn, once per cause, when the metrics of the optimizer steps go bad, however seldom they are logged.
+            `False`: silence. A mapping sets thresholds or silences causes:
             `{"dead_groups": {"share": 0.9, "steps": 50}, "kl": False}`; see `recipes/guides/monitoring.md`.
 
         > Process rewards, in effect when the trainer has `step_reward_funcs`
@@ -201,13 +191,17 @@ class DrGRPOConfig(GRPOConfig):
             "help": "Whether to multiply the KL term by the importance ratio (DeepSeek-V3.2). False: k3 as published."
         },
     )
-    vllm_importance_sampling_mode: str = field(
+    vllm_importance_sampling_mode: Literal[  # pyright: ignore[reportIncompatibleVariableOverride]
+        "token_truncate",
+        "token_mask",
+        "sequence_truncate",
+        "sequence_mask",
+    ] = field(
         default="token_truncate",
         metadata={
             "help": "How the ratio of the policy's probabilities to vLLM's is bounded: 'token_truncate' clips each "
             "token's, 'token_mask' sets it to 0 beyond the bounds; 'sequence_truncate' and 'sequence_mask' (TRL's "
             "default) do so with the product over a row, so that long rows weigh less.",
-            "choices": list(SAMPLING_CORRECTIONS),
         },
     )
     loss_normalizer: int | None = field(
@@ -217,11 +211,11 @@ class DrGRPOConfig(GRPOConfig):
             "max_completion_length; stored with the checkpoint and kept on resume."
         },
     )
-    advantage_baseline: str = field(
+    advantage_baseline: Literal["group_mean", "leave_one_out", "rloo"] = field(
         default="group_mean",
         metadata={
-            "help": "Baseline subtracted from the rewards of a group: 'group_mean' or 'leave_one_out'.",
-            "choices": list(ADVANTAGE_BASELINES),
+            "help": "Baseline subtracted from the rewards of a group: its mean ('group_mean'), or for each row the "
+            "mean of the others ('leave_one_out', also called 'rloo').",
         },
     )
     scale_by_running_std: bool = field(
@@ -234,49 +228,46 @@ class DrGRPOConfig(GRPOConfig):
         default=0,
         metadata={"help": "Optimizer steps over which the KL weight rises linearly to beta. 0: beta from the start."},
     )
-    on_reward_error: str = field(
+    on_reward_error: Literal["raise", "unscorable"] = field(
         default="raise",
         metadata={
             "help": "When a reward function fails: 'raise' (save a checkpoint and stop) or 'unscorable' (leave the "
             "call's completions out, count them in rewards/<name>/failed_frac, go on).",
-            "choices": list(REWARD_ERROR_POLICIES),
         },
     )
     overwrite_output_dir: bool = field(
         default=False,
         metadata={
-            "help": "Train also where output_dir holds another run, which is refused otherwise: its checkpoints and "
-            "run log are deleted when training begins, its saved model when this run's takes its place."
+            "help": "Train although output_dir holds another run. Its checkpoints and run log are deleted when "
+            "training begins, its saved model when this run saves one."
         },
     )
-    adapter_dtype: str = field(
+    adapter_dtype: Literal["float32", "upstream"] = field(
         default="float32",
         metadata={
             "help": "Dtype of adapters on a quantized base: 'float32', or 'upstream' (bfloat16, in which small "
             "updates are rounded away).",
-            "choices": list(ADAPTER_DTYPES),
         },
     )
-    micro_batching: str = field(
+    micro_batching: Literal["exact", "upstream"] = field(
         default="exact",
         metadata={
             "help": "'exact': leave out rows without signal, regroup the others by length, run each prompt once; the "
             "gradient is the same. 'upstream': micro-batches as TRL makes them.",
-            "choices": list(MICRO_BATCHINGS),
         },
     )
     share_prompts: bool = field(
         default=True,
         metadata={
-            "help": "Let the completions of a prompt share its forward where that costs less and a self-test of the "
-            "model agrees. Only with micro_batching='exact'."
+            "help": "Run a prompt's forward once for all its completions, where that costs less and a self-test of "
+            "the model agrees. Only with micro_batching='exact'."
         },
     )
     fast_generation: bool = field(
         default=True,
         metadata={
-            "help": "Generation without vLLM: run each prompt once for all its completions, and drop finished rows. "
-            "The same tokens are sampled."
+            "help": "Without vLLM: run each prompt once for all its completions, and drop finished rows. Samples the "
+            "same tokens."
         },
     )
     dynamic_sampling: bool | str = field(
@@ -287,50 +278,51 @@ class DrGRPOConfig(GRPOConfig):
         },
     )
     max_sampling_rounds: int = field(
-        default=10, metadata={"help": "Draw at most this many times the prompts of a batch."}
+        default=10, metadata={"help": "Draw at most this many times as many prompts as a batch has."}
     )
     curriculum: bool = field(
         default=False,
         metadata={
-            "help": "Keep prompts before generation with a probability from their running pass rate, weighted by its "
-            "inverse."
+            "help": "Skip prompts at random before generation, easy and hard ones most often (by their running pass "
+            "rate), and weight the others by the inverse of the probability."
         },
     )
     curriculum_q_min: float = field(
-        default=0.2, metadata={"help": "The least probability with which the curriculum keeps a prompt."}
+        default=0.2, metadata={"help": "Lowest probability with which the curriculum keeps a prompt."}
     )
     prior_pass_rates: str | None = field(
         default=None,
-        metadata={"help": "Pass rates from before the run: a file that `trl-drgrpo score --pass_rates` wrote."},
+        metadata={"help": "File of pass rates from before the run, written by `trl-drgrpo score --pass_rates`."},
     )
     forks: int = field(
         default=1,
         metadata={
-            "help": "Completions that go on from each cut; a group has num_generations / forks ** fork_depth parents. "
-            "1: no forks."
+            "help": "Branches per cut: num_generations / forks ** fork_depth completions of a group start at the "
+            "prompt, the others branch off from them. 1: no forks."
         },
     )
-    fork_depth: int = field(default=1, metadata={"help": "How often a completion is cut, with forks above 1."})
-    fork_at: str = field(
+    fork_depth: int = field(default=1, metadata={"help": "Cuts per completion, with forks above 1."})
+    fork_at: Literal["drawn", "entropy", "doubt"] = field(
         default="drawn",
         metadata={
             "help": "Where completions are cut: behind a step at a place drawn beforehand ('drawn'), or behind the "
             "first step whose mean entropy ('entropy') or 1 - score ('doubt') exceeds fork_threshold.",
-            "choices": list(FORK_AT),
         },
     )
     fork_threshold: float | None = field(
-        default=None, metadata={"help": "Of fork_at 'entropy' (nats) and 'doubt' (1 - score)."}
+        default=None, metadata={"help": "Threshold for fork_at 'entropy' (in nats) and 'doubt' (1 - score)."}
     )
     correct_reward: str | None = field(
         default=None,
-        metadata={"help": "The reward function that says which completions are correct. Defaults to the first one."},
+        metadata={
+            "help": "Name of the reward function that decides which completions are correct. Defaults to the first."
+        },
     )
     correct_threshold: float | None = field(
         default=None,
         metadata={
-            "help": "A completion is correct if correct_reward is at least this. Without it: if it is 1, while the "
-            "reward gives nothing but 0 and 1."
+            "help": "A completion is correct if correct_reward gives at least this. Without it: if the reward is 1, "
+            "as long as it gives only 0 and 1."
         },
     )
     right_reward: str | None = field(default=None, metadata={"help": "Former name of correct_reward; goes in 0.3."})
@@ -348,8 +340,8 @@ class DrGRPOConfig(GRPOConfig):
     run_warnings: dict[str, Any] | bool | str = field(
         default=True,
         metadata={
-            "help": "Warn once per cause of what goes wrong. false: silence; a mapping sets thresholds or silences "
-            'causes: {"dead_groups": {"share": 0.9}, "kl": false}.'
+            "help": "Warn once per cause when the metrics of a run go bad. false: silence; a mapping sets thresholds "
+            'or silences causes: {"dead_groups": {"share": 0.9}, "kl": false}.'
         },
     )
     step_separator: list[str] | None = field(
@@ -359,26 +351,25 @@ class DrGRPOConfig(GRPOConfig):
             "Defaults to 'turn' with tools or environments, and to an empty line otherwise."
         },
     )
-    process_role: str = field(
+    process_role: Literal["reward", "baseline"] = field(
         default="reward",
         metadata={
             "help": "'reward': step rewards are paid. 'baseline': they are subtracted from the outcome, as an "
             "estimate of how a row stood before each step; they cannot be hacked then.",
-            "choices": list(PROCESS_ROLES),
         },
     )
-    step_credit: str = field(
+    step_credit: Literal["return_to_go", "immediate", "min_increments", "min_to_go"] = field(
         default="return_to_go",
         metadata={
             "help": "Which step rewards a token answers for: 'return_to_go', 'immediate' or 'min_increments'.",
-            "choices": list(STEP_CREDITS),
         },
     )
-    step_baseline: str = field(
+    step_baseline: Literal[
+        "to_go", "deepseekmath", "per_completion", "pooled_others", "same_index", "none", "pooled", "leave_one_out"
+    ] = field(
         default="to_go",
         metadata={
             "help": "What a step is compared with in its group: 'to_go' and 'none' are unbiased.",
-            "choices": [*STEP_BASELINES, *FORMER_STEP_BASELINES],
         },
     )
     outcome_weight: float = field(
@@ -477,13 +468,17 @@ class DrGRPOConfig(GRPOConfig):
             self.scale_rewards = "none"
         if isinstance(self.step_separator, str):
             self.step_separator = [self.step_separator]
-        self.step_baseline = FORMER_STEP_BASELINES.get(self.step_baseline, self.step_baseline)
+        if self.advantage_baseline == "rloo":
+            self.advantage_baseline = "leave_one_out"
+        current: Any = FORMER_STEP_BASELINES.get(self.step_baseline, self.step_baseline)
+        self.step_baseline = current
         if self.step_credit == "min_to_go" and self.step_baseline == "to_go":
             self.step_baseline = "deepseekmath"  # its default in 0.1.0
         if isinstance(self.dynamic_sampling, str) and self.dynamic_sampling.lower() in ("true", "false"):
             self.dynamic_sampling = self.dynamic_sampling.lower() == "true"
         if isinstance(self.run_warnings, str) and self.run_warnings.lower() in ("true", "false"):
             self.run_warnings = self.run_warnings.lower() == "true"
+        self.run_warnings = without_old_causes(self.run_warnings)
 
     def _fall_back_to_cpu(self) -> None:
         """Without an accelerator: CPU and float32, so that a script written for a GPU starts on a laptop."""

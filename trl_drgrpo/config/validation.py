@@ -17,8 +17,8 @@ from trl_drgrpo.features.forks.cuts import FORK_AT
 from trl_drgrpo.objective.advantages import ADVANTAGE_BASELINES
 from trl_drgrpo.objective.step_advantages import STEP_BASELINES, STEP_CREDITS, check_choices
 from trl_drgrpo.process_rewards.steps.separators import configured_segmenter
+from trl_drgrpo.rewards.contract import ON_ERROR
 
-REWARD_ERROR_POLICIES = ("raise", "unscorable")
 MICRO_BATCHINGS = ("exact", "upstream")
 ADAPTER_DTYPES = ("float32", "upstream")
 PROCESS_ROLES = ("reward", "baseline")
@@ -137,7 +137,7 @@ def _choices() -> dict[str, tuple[str, ...]]:
     }
     return {
         "advantage_baseline": ADVANTAGE_BASELINES,
-        "on_reward_error": REWARD_ERROR_POLICIES,
+        "on_reward_error": ON_ERROR,
         "micro_batching": MICRO_BATCHINGS,
         "adapter_dtype": ADAPTER_DTYPES,
         "process_role": PROCESS_ROLES,

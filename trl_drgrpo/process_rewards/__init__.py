@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from trl_drgrpo.common.lazy import attach
 
 if TYPE_CHECKING:
+    from trl_drgrpo.process_rewards.calling import StepRewardFunction as StepRewardFunction
     from trl_drgrpo.process_rewards.implicit import ImplicitRewardScorer as ImplicitRewardScorer
     from trl_drgrpo.process_rewards.implicit import PolicyLogRatio as PolicyLogRatio
     from trl_drgrpo.process_rewards.labeling import label_steps as label_steps

@@ -7,22 +7,33 @@ import asyncio
 import inspect
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.process_rewards.steps import Steps, StepSegmenter, one_step_frac
 from trl_drgrpo.process_rewards.steps.rules import Turns
-from trl_drgrpo.rewards.contract import innermost, reward_name, reward_number
+from trl_drgrpo.rewards.contract import OnError, innermost, reward_name, reward_number
 
 logger = logging.getLogger(__name__)
 
 _ROWS_TO_LOOK_AT = 8
 
-StepRewardFunc = Callable[..., Any]
+StepRewards = Sequence[Sequence[float | None]]
+
 RaggedRewards = list[list[float | None]]
+
+
+class StepRewardFunction(Protocol):
+    """A step reward function, called by name, synchronous or asynchronous.
+
+    `f(prompts=, completions=, steps=, completion_ids=, step_ends=, <dataset columns>, ...)` returns one list per
+    completion: a number per step, `None` for a step that cannot be scored.
+    """
+
+    def __call__(self, *args: Any, **kwargs: Any) -> StepRewards | Awaitable[StepRewards]: ...
 
 
 @dataclass(frozen=True)
@@ -66,10 +77,10 @@ class StepScorer:
 
     def __init__(
         self,
-        funcs: Sequence[StepRewardFunc],
+        funcs: Sequence[StepRewardFunction],
         segmenter: StepSegmenter,
         weights: Sequence[float] | None = None,
-        on_error: str = "raise",
+        on_error: OnError = "raise",
     ):
         for i, func in enumerate(funcs):
             if not callable(func):
@@ -307,10 +318,10 @@ def _weighted_sum(per_func: list[RaggedRewards], weights: list[float], steps: li
     return combined
 
 
-def _call_all(funcs: list[StepRewardFunc], call: dict[str, Any]) -> list[Any]:
+def _call_all(funcs: list[StepRewardFunction], call: dict[str, Any]) -> list[Any]:
     """Outputs in order; an exception stands in for the output of a function that raised."""
     outputs: list[Any] = []
-    waiting: dict[int, StepRewardFunc] = {}
+    waiting: dict[int, StepRewardFunction] = {}
     for i, func in enumerate(funcs):
         if inspect.iscoroutinefunction(innermost(func)):
             waiting[i] = func
@@ -325,7 +336,7 @@ def _call_all(funcs: list[StepRewardFunc], call: dict[str, Any]) -> list[Any]:
     return outputs
 
 
-def _outcome(func: StepRewardFunc, call: dict[str, Any]) -> Any:
+def _outcome(func: StepRewardFunction, call: dict[str, Any]) -> Any:
     try:
         return func(**call)
     except Exception as error:  # settled by `_settle`: raised with its name, or counted if the user opted in

@@ -2,9 +2,9 @@ r"""Implicit process rewards: how much more likely a model makes a step than its
 
     r_k = beta * sum over the tokens t of step k of (log pi(y_t | y_<t) - log pi_ref(y_t | y_<t))
 
-A model trained to tell right answers from wrong ones by this sum over the whole answer has, without any step label,
-learned a value in it: `q_k = r_1 + ... + r_k` (arXiv 2412.01981). `cumulative=True` gives `q_k`, as the cards of
-EurusPRM print it; the default gives `r_k`, the process reward of PRIME (arXiv 2502.01456).
+A model trained to tell correct answers from incorrect ones by this sum over the whole answer has, without any step
+label, learned a value in it: `q_k = r_1 + ... + r_k` (arXiv 2412.01981). `cumulative=True` gives `q_k`, as the cards
+of EurusPRM print it; the default gives `r_k`, the process reward of PRIME (arXiv 2502.01456).
 
 Two sources. [`ImplicitRewardScorer`]: two models. [`PolicyLogRatio`]: the policy in training and the model that the
 run began with, on the very tokens that are trained on. Paid as a reward, that one pays the policy for being far from

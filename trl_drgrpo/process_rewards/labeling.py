@@ -1,4 +1,4 @@
-"""Monte-Carlo labels: which steps a model can still get right from.
+"""Monte-Carlo labels: from which steps a model can still reach a correct answer.
 
 For each prompt completions are sampled (or given), split into steps, and every prefix is rolled out; a step is good if
 at least one roll-out from behind it is accepted (the hard estimate of Math-Shepherd, arXiv 2312.08935). The value

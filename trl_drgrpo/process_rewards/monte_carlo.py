@@ -1,4 +1,4 @@
-"""Monte-Carlo process rewards: the value of a prefix is how often the policy gets it right from there.
+"""Monte-Carlo process rewards: the value of a prefix is how often the policy is correct from there.
 
     value v_k  = share of n roll-outs from `prompt + steps 1..k` that the outcome verifier accepts
     reward     = v_k ("value") or v_k - v_{k-1} ("gain"; v_0 from the prompt alone)

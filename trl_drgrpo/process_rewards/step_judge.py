@@ -22,6 +22,7 @@ from typing import Any
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.process_rewards.texts import END_TOKENS, Cleaner, prompt_text, texts_of
+from trl_drgrpo.rewards.contract import OnError
 from trl_drgrpo.rewards.functions.judge.asking import Judge, Messages
 
 THINKPRM_TEMPLATE = """\
@@ -77,7 +78,7 @@ class StepJudge(Judge):
         extra_body: Mapping[str, Any] | None = None,
         price: tuple[float, float] | None = None,
         log_replies: bool = False,
-        on_error: str = "unscorable",
+        on_error: OnError = "unscorable",
         name: str = "step_judge",
         **endpoint: Any,
     ):

@@ -12,14 +12,14 @@ from typing import Any
 
 from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.process_rewards.step_columns import dataset_columns, row_of
-from trl_drgrpo.rewards.contract import check_on_error, reward_name, reward_number
+from trl_drgrpo.rewards.contract import OnError, check_on_error, reward_name, reward_number
 
 logger = logging.getLogger(__name__)
 
 StepRewards = list[list[float | None]]
 
 
-def step_verifier(func: Callable[..., Any], name: str | None = None, on_error: str = "raise") -> Callable:
+def step_verifier(func: Callable[..., Any], name: str | None = None, on_error: OnError = "raise") -> Callable:
     """Turn a function that judges one step into a step reward function.
 
     Args:

@@ -4,19 +4,20 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.report.contents import report_contents
 from trl_drgrpo.report.reading import LOG_FOLDER, read_runs
 
-FORMATS = ("html", "md", "json", "png")
+ReportFormat = Literal["html", "md", "json", "png"]
+FORMATS: tuple[str, ...] = get_args(ReportFormat)
 
 
 def write_report(
     run_dirs: str | Path | Sequence[str | Path],
     output: str | Path | None = None,
-    format: str = "html",
+    format: ReportFormat = "html",
     max_groups: int | None = None,
 ) -> Path:
     """

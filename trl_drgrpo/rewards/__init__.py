@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from trl_drgrpo.rewards.composition import gated as gated
     from trl_drgrpo.rewards.composition import noted_if_not_binary as noted_if_not_binary
     from trl_drgrpo.rewards.composition import weighted_sum as weighted_sum
+    from trl_drgrpo.rewards.contract import RewardFunction as RewardFunction
     from trl_drgrpo.rewards.contract import checked_reward as checked_reward
     from trl_drgrpo.rewards.functions.code import CodeReward as CodeReward
     from trl_drgrpo.rewards.functions.code import Sandbox as Sandbox

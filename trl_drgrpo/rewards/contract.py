@@ -11,8 +11,8 @@ import keyword
 import logging
 import math
 import numbers
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, Literal, Protocol, get_args
 
 from trl_drgrpo.common.errors import InputError, RewardError, shortened, speaks_for_itself
 from trl_drgrpo.rewards.columns import PER_CALL, pass_on_checks
@@ -21,8 +21,20 @@ from trl_drgrpo.rewards.signatures import parameters
 
 logger = logging.getLogger(__name__)
 
+OnError = Literal["raise", "unscorable"]
+ON_ERROR: tuple[str, ...] = get_args(OnError)
 # Keywords of TRL's call that are no column, and columns that it passes under another name.
 _NO_COLUMNS = ("completions", "completion", "prompt", *PER_CALL)
+
+
+class RewardFunction(Protocol):
+    """A reward function as TRL calls it: by name, synchronous or asynchronous.
+
+    `f(prompts=, completions=, completion_ids=, <dataset columns>, ...)` returns one number per completion, `None` for
+    one that cannot be scored. A function that takes only some of these, and `**kwargs`, is one.
+    """
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Sequence[float | None] | Awaitable[Sequence[float | None]]: ...
 
 
 def reward_name(reward_func: Callable) -> str:
@@ -32,7 +44,7 @@ def reward_name(reward_func: Callable) -> str:
     return getattr(reward_func, "__name__", type(reward_func).__name__)
 
 
-def checked_reward(reward_func: Callable, on_error: str = "raise", name: str | None = None) -> Callable:
+def checked_reward(reward_func: Callable, on_error: OnError = "raise", name: str | None = None) -> RewardFunction:
     """Wrap a reward function so that it keeps its contract or fails with one clear error.
 
     Args:
@@ -72,7 +84,7 @@ def checked_reward(reward_func: Callable, on_error: str = "raise", name: str | N
 
 def check_on_error(on_error: Any) -> None:
     """Refuses an `on_error` that is neither `"unscorable"` nor `"raise"`."""
-    if not isinstance(on_error, str) or on_error not in ("unscorable", "raise"):
+    if not isinstance(on_error, str) or on_error not in ON_ERROR:
         remedy = '"unscorable" leaves the completion out of its group, "raise" ends the run.'
         raise InputError("on_error", shortened(on_error), '"unscorable" or "raise"', remedy)
 

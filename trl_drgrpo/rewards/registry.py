@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.rewards.contract import RewardFunction
 from trl_drgrpo.rewards.foreign import adapter_hint
 from trl_drgrpo.rewards.paths import at_path, import_failed, public_names, write_path
 from trl_drgrpo.rewards.spec import REWARDS, default_reward, resolve_mapping
@@ -35,7 +36,7 @@ REGISTRY: dict[str, Callable[[], Callable]] = {
 REGISTRY["get_soft_overlong_punishment"] = _soft_overlong_punishment
 
 
-def resolve_reward(spec: str | Mapping[str, Any], field: str = "reward_funcs") -> Callable:
+def resolve_reward(spec: str | Mapping[str, Any], field: str = "reward_funcs") -> RewardFunction:
     """
     Finds the reward function that a name stands for, or builds the one that a mapping describes.
 

@@ -11,7 +11,7 @@ from typing import Any
 from trl_drgrpo.common.errors import InputError, UnscorableError, shortened
 from trl_drgrpo.common.rows import ColumnValues
 from trl_drgrpo.rewards.columns import require_kind
-from trl_drgrpo.rewards.contract import check_column, check_name, check_on_error
+from trl_drgrpo.rewards.contract import OnError, check_column, check_name, check_on_error
 from trl_drgrpo.rewards.isolation.isolated import Limits, scored_in_workers
 from trl_drgrpo.rewards.signatures import signature_of
 from trl_drgrpo.rewards.text import completion_text
@@ -36,7 +36,7 @@ class SampleReward:
     truths: tuple[str, ...] = ()  # kinds of values that the first column may hold; any, if there are none here
 
     def __init__(
-        self, name: str, columns: Sequence[str] = (), limits: Limits | None = None, on_error: str = "unscorable"
+        self, name: str, columns: Sequence[str] = (), limits: Limits | None = None, on_error: OnError = "unscorable"
     ):
         check_on_error(on_error)
         check_name(name)
@@ -48,7 +48,7 @@ class SampleReward:
         self.__name__ = name
         self.columns = tuple(columns)
         self.limits = limits
-        self.on_error = on_error
+        self.on_error: OnError = on_error
         self.__signature__ = signature_of(self.columns)
 
     def check_values(self, values: Mapping[str, ColumnValues]) -> None:

@@ -1,16 +1,18 @@
 """The settings of a search, checked before a model loads."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 from trl_drgrpo.common.errors import InputError, did_you_mean
 from trl_drgrpo.common.ranges import RANGES, Range, positive, refuse_outside, whole
 from trl_drgrpo.process_rewards.steps import StepSegmenter, step_segmenter
 from trl_drgrpo.process_rewards.steps.rules import Turns
-from trl_drgrpo.rewards.contract import check_on_error
+from trl_drgrpo.rewards.contract import OnError, check_on_error
 
-STRATEGIES = ("best_of_n", "beam", "puct")
-PATH_VALUES = ("min", "product", "last")
+Strategy = Literal["best_of_n", "beam", "puct"]
+PathValue = Literal["min", "product", "last"]
+STRATEGIES: tuple[str, ...] = get_args(Strategy)
+PATH_VALUES: tuple[str, ...] = get_args(PathValue)
 
 
 @dataclass(frozen=True)
@@ -42,13 +44,13 @@ class SearchSettings:
         `InputError`: A setting out of its range.
     """
 
-    strategy: str
+    strategy: Strategy
     budget_tokens: int
     max_completion_length: int = 512
     width: int = 4
     children: int = 4
     step_separator: Any = "\n"
-    path_value: str = "min"
+    path_value: PathValue = "min"
     exploration: float = 1.0
     accept_above: float = 0.5
     temperature: float = 1.0
@@ -56,7 +58,7 @@ class SearchSettings:
     seed: int = 0
     batch_size: int = 32
     problems_at_once: int = 8
-    on_reward_error: str = "raise"
+    on_reward_error: OnError = "raise"
 
     def __post_init__(self):
         _check_choice("strategy", self.strategy, STRATEGIES)

@@ -12,7 +12,7 @@ quantization, paged optimizers, all linear layers), the recipe of arXiv 2503.207
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from trl_drgrpo.common.errors import InputError, did_you_mean
 from trl_drgrpo.common.extras import require_package
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from peft import LoraConfig
     from transformers import BitsAndBytesConfig
 
-PRESETS = ("lora", "qlora")
+Preset = Literal["lora", "qlora"]
+PRESETS: tuple[str, ...] = get_args(Preset)
 LEARNING_RATE = 1e-5
 _ADAPTER = {"r": 16, "lora_alpha": 32, "lora_dropout": 0.0, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}
 # The same in the keys of `trl grpo`, in which recipes and flags are written.
@@ -41,7 +42,7 @@ _CONTRADICTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def lora_preset(name: str = "lora", **overrides: Any) -> "LoraConfig":
+def lora_preset(name: Preset = "lora", **overrides: Any) -> "LoraConfig":
     """
     An adapter configuration for reinforcement learning, to be passed as `peft_config=` of [`DrGRPOTrainer`].
 
@@ -69,7 +70,7 @@ def lora_preset(name: str = "lora", **overrides: Any) -> "LoraConfig":
     return config
 
 
-def preset_arguments(name: str = "lora", **overrides: Any) -> dict[str, Any]:
+def preset_arguments(name: Preset = "lora", **overrides: Any) -> dict[str, Any]:
     """
     The training arguments that belong to a preset, to be passed on as `DrGRPOConfig(**preset_arguments(...))`.
 

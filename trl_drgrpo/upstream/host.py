@@ -15,6 +15,7 @@ from pathlib import Path
 from traceback import walk_tb
 from typing import Any
 
+from trl_drgrpo.upstream.quiet import brief_bars, without_tied
 from trl_drgrpo.upstream.versions import require_supported_trl
 
 require_supported_trl()
@@ -83,7 +84,7 @@ class HostTrainer(Hooks, PrivateState):
     scores_rollouts = False  # whether a generation batch is being made: old and reference log-probabilities fall due
 
     def __init__(self, model, *args, **kwargs):
-        with _trainable_values(model) as values:
+        with _trainable_values(model) as values, brief_bars():
             super().__init__(model, *args, **kwargs)
         self.built_with = dict(vars(self.args))
         self.on_built(values)
@@ -250,7 +251,7 @@ class HostTrainer(Hooks, PrivateState):
     def _save(self, output_dir=None, state_dict=None):
         # TRL's limit, where it is put off, belongs into the arguments that are saved with the model.
         limit = {"save_total_limit": self._limit_put_off} if self._limit_put_off else {}
-        with without_secrets(), swapped(self.args, **limit):
+        with without_secrets(), brief_bars(), swapped(self.args, **limit):
             super()._save(output_dir, state_dict)
 
     def _push_from_checkpoint(self, checkpoint_folder):
@@ -283,8 +284,9 @@ class HostTrainer(Hooks, PrivateState):
 
     def _issue_warnings_after_load(self, load_result):
         if load_result.unexpected_keys and self._loads_from:
-            load_result = load_translated(self.model, Path(self._loads_from)) or load_result
-        super()._issue_warnings_after_load(load_result)
+            with brief_bars():
+                load_result = load_translated(self.model, Path(self._loads_from)) or load_result
+        super()._issue_warnings_after_load(without_tied(self.model, load_result))
 
     def _load_optimizer_and_scheduler(self, checkpoint):
         super()._load_optimizer_and_scheduler(checkpoint)

@@ -216,4 +216,4 @@ def test_evaluations_of_a_run_are_in_its_report(tmp_path):
     assert "+50.0 points" in page
     assert hostile not in page
     [shown] = json.loads(write_report(tmp_path, format="json").read_text("utf-8"))["runs"][0]["evaluations"]
-    assert shown["rows"][1][0] == "model: /home/me/model"
+    assert shown["rows"][1][0] == "model: model"  # names no folder

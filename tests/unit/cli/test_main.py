@@ -1,5 +1,8 @@
 """The command line's errors, exit codes and version."""
 
+import argparse
+import importlib
+
 import pytest
 
 from trl_drgrpo.cli.main import main
@@ -17,7 +20,7 @@ from trl_drgrpo.cli.main import main
         (["train", "--config", "no.yaml"], "--config: got no.yaml, which does not exist", "current directory"),
         (["trian"], "command: got 'trian'; expected one of train, ", "Did you mean `trl-drgrpo train`?"),
         (["qwertz"], "command: got 'qwertz'", "`trl-drgrpo --help` describes them."),
-        (["merge", "a"], "--output: got nothing; expected a value", "`trl-drgrpo merge --help`"),
+        (["merge", "a"], "--output_dir: got nothing; expected a value", "`trl-drgrpo merge --help`"),
         (["report", "a", "--format", "htm"], "--format: got 'htm'; expected one of html, md", "Did you mean html?"),
         (["score", "--rewards", "a", "--limit", "x"], "--limit: got 'x'; expected a whole number", "score --help"),
         (["--verson"], "--verson: got an unknown flag", "Did you mean --version?"),
@@ -63,3 +66,22 @@ def test_version(capsys):
         main(["--version"])
     assert exited.value.code == 0
     assert capsys.readouterr().out == f"trl-drgrpo {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "names"),
+    {
+        "label-steps": {"model_name_or_path": "model", "dataset_name": "data", "reward_funcs": "reward"},
+        "train-prm": {"model_name_or_path": "model", "dataset_name": "data", "output_dir": "output_dir"},
+        "search": {"model_name_or_path": "model", "dataset_name": "dataset_name", "reward_funcs": "reward_funcs"},
+        "score": {"reward_funcs": "rewards", "dataset_name": "dataset"},
+        "plan": {"model_name_or_path": "model"},
+        "merge": {"output_dir": "output"},
+    }.items(),
+)
+def test_flags_have_trls_names_and_the_former_short_ones(command, names):
+    parser = argparse.ArgumentParser()
+    importlib.import_module(f"trl_drgrpo.cli.{command.replace('-', '_')}").add_arguments(parser)
+    options = parser._option_string_actions
+    for name, former in names.items():
+        assert options[f"--{name}"] is options[f"--{former}"]

@@ -130,7 +130,7 @@ def test_bad_input(seven, tmp_path, capsys):
     (tmp_path / "alien").mkdir()
     (tmp_path / "alien" / "config.json").write_text('{"model_type": "no-such-thing"}')
     cases = [
-        (("--memory", "24GB"), "--model: got none"),
+        (("--memory", "24GB"), "--model_name_or_path: got none"),
         (("--model", seven), "--memory: got none"),
         *[(("--model", seven, "--memory", text), "--memory: got") for text in ("0", "minus", "24 apples")],
         (("--model", str(tmp_path / "empty"), "--memory", "24"), "a folder without config.json"),

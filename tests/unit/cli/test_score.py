@@ -340,11 +340,11 @@ def test_bad_files_are_one_line_and_exit_code_2(here, capsys, name, content, mes
     ("argv", "message"),
     [
         (["--rewards", "mine.py:exact"], "--data: got nothing; expected a value"),
-        (["--data", "rows.jsonl"], "--rewards: got nothing; expected a value"),
+        (["--data", "rows.jsonl"], "--reward_funcs: got nothing; expected a value"),
         (["--rewards", "acuracy_reward", "--data", "rows.jsonl"], "Did you mean accuracy_reward"),
         (
             ["--rewards", "mine.py:exact", "mine.py:exact", "--data", "rows.jsonl"],
-            "rewards: got mine.py:exact mine.py",
+            "reward_funcs: got mine.py:exact mine.py",
         ),
         (["--rewards", "mine.py:exact", "--data", "rows.jsonl", "--batch_size", "0"], "batch_size: got 0"),
         (["--rewards", "mine.py:exact", "--data", "rows.jsonl", "--limit", "0"], "limit: got 0"),

@@ -1,10 +1,15 @@
 import dataclasses
+import warnings
+from typing import Literal, get_args, get_origin
 
 import pytest
 from trl import GRPOConfig
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
 from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.config.validation import _choices
+from trl_drgrpo.objective.step_advantages import FORMER_STEP_BASELINES
+from trl_drgrpo.upstream.quiet import drop_notices
 
 no_accelerator = pytest.mark.skipif("__import__('torch').accelerator.is_available()", reason="has an accelerator")
 
@@ -249,3 +254,31 @@ def test_former_names_are_read_as_the_new_ones_and_said(caplog):
         "right_reward is called correct_reward now; the old name goes in 0.3.",
         "right_threshold is called correct_threshold now; the old name goes in 0.3.",
     ]
+
+
+def test_former_causes_of_warnings_are_read_as_the_new_ones(caplog):
+    config = DrGRPOConfig(use_cpu=True, run_warnings='{"all_wrong": false}')
+    assert config.run_warnings == {"all_incorrect": False}
+    config.check()
+    assert caplog.text.count("all_wrong is called all_incorrect now") == 1
+
+
+def test_rloo_is_leave_one_out():
+    assert DrGRPOConfig(use_cpu=True, advantage_baseline="rloo").advantage_baseline == "leave_one_out"
+
+
+def test_choices_are_typed_as_they_are_checked():
+    former = {"advantage_baseline": {"rloo"}, "step_baseline": set(FORMER_STEP_BASELINES)}  # spelled out before
+    typed = {f.name: set(get_args(f.type)) for f in dataclasses.fields(DrGRPOConfig) if get_origin(f.type) is Literal}
+    assert len(typed) == 9
+    for name, choices in typed.items():
+        assert choices - former.get(name, set()) == set(_choices()[name]), name
+
+
+def test_nothing_is_deprecated_about_what_trl_sets():
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        drop_notices()
+        for given in ({}, {"gradient_checkpointing": False}):
+            DrGRPOConfig(use_cpu=True, **given)
+    assert [str(each.message) for each in caught if issubclass(each.category, FutureWarning)] == []

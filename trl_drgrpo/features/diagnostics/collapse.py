@@ -18,7 +18,7 @@ class AllTruncated(Watch):
     metrics = ("completions/truncated_frac", "drgrpo/zero_signal_frac", "reward", "drgrpo/reward_min")
     also_read = ("drgrpo/pass_rate",)
     fewest = 2
-    explains = ("truncation", "all_wrong", "dead_groups")
+    explains = ("truncation", "all_incorrect", "dead_groups")
 
     def judge(self, series: list[tuple[Any, ...]]) -> str | None:
         truncated, dead, rewards, lowest, correct = series
@@ -37,7 +37,7 @@ class AllTruncated(Watch):
 class AllIncorrect(Watch):
     """Every completion is incorrect."""
 
-    cause = "all_wrong"
+    cause = "all_incorrect"
     defaults: ClassVar = {"steps": 20}
     metrics = ("drgrpo/pass_rate",)
     also_read = ("completions/truncated_frac",)

@@ -61,9 +61,9 @@ class CorrectnessRule:
                 return [None if math.isnan(reward) else reward == 1.0 for reward in rewards]
             self.is_binary = False
             logger.info(
-                "The reward %r gave %g, so it is not known from which value on a completion is correct: pass rate and "
-                "lengths of correct and incorrect completions are not logged. Set correct_threshold (and "
-                "correct_reward, for another reward).",
+                "The reward %r gave %g, so the run cannot tell which completions are correct: it logs no pass rate "
+                "and no lengths of correct and incorrect completions. Set correct_threshold (and correct_reward, for "
+                "another reward).",
                 self.name,
                 other,
             )

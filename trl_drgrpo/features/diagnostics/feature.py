@@ -56,6 +56,7 @@ class Diagnostics(DescribingFeature):
         super().__init__(trainer)
         self.correctness_rule: CorrectnessRule | None = None
         self.run_log: RunLog | None = None
+        self.newest_groups: list[dict[str, Any]] = []  # recorded, on the main process; who shows them empties it
         self.phases = PhaseClock()
         self._new_tokens = 0  # generated since the last optimizer step ended
         self._counted = ("", 0, 0)  # mode, step, and the groups seen in it
@@ -168,6 +169,7 @@ class Diagnostics(DescribingFeature):
             with self.describing("The run log's completions"):
                 groups = group_records(records, rows.num_generations, step, mode, first_group, batch.forks)
                 self.run_log.completions(groups)
+                self.newest_groups = groups
         return with_old_names(batch_statistics(rows, trains))
 
     def _groups_before(self, mode: str, step: int, groups: int) -> int:

@@ -1,15 +1,15 @@
 """The progress of a run in one line: pass rate or reward, length, dead groups, tokens per second, time left.
 
 On a terminal it is a bar that is redrawn, elsewhere a plain line at most every few seconds, so that a log file stays
-readable. It reads the logged metrics only and takes the place of transformers' `ProgressCallback` and
-`PrinterCallback`, which print every metric of every log.
+readable. It reads the logged metrics only and takes the place of transformers' `ProgressCallback`, which prints every
+metric of every log.
 """
 
 import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from rich.console import Console
@@ -21,14 +21,11 @@ from trl_drgrpo.upstream.description import DescribingCallback
 
 
 class ProgressCallback(DescribingCallback):
-    """Shows the progress of a training run; `trl-drgrpo train` adds it by itself.
+    """Shows the progress of a training run. [`DrGRPOTrainer`] adds it by itself where transformers would show its bar.
 
-    ```python
-    trainer.remove_callback(transformers.trainer_callback.ProgressCallback)
-    trainer.add_callback(trl_drgrpo.ProgressCallback())
-    ```
-
-    With `disable_tqdm=True` there is no bar, only plain lines.
+    `disable_tqdm=True` brings transformers' printed lines back; a notebook keeps its table. To change its options pass
+    one of your own, `callbacks=[ProgressCallback(every_seconds=60)]`; with `disable_tqdm=True` that shows plain lines
+    and no bar.
 
     Args:
         console (`rich.console.Console`, *optional*): Where to show it; standard error by default.
@@ -119,14 +116,24 @@ class ProgressCallback(DescribingCallback):
 def show_progress(trainer: Any, progress: ProgressCallback | None = None) -> Iterator[None]:
     """Inside the block a trainer shows its progress in one line, and not as transformers would."""
     progress = progress or ProgressCallback()
-    trainer.remove_callback(PrinterCallback)
-    trainer.remove_callback(TqdmCallback)
+    replaced = [trainer.pop_callback(kind) for kind in (PrinterCallback, TqdmCallback)]
     trainer.add_callback(progress)
     try:
         yield
     finally:
         with progress.describing("The progress line"):
             progress.close()
+        trainer.remove_callback(progress)
+        for callback in filter(None, replaced):
+            trainer.add_callback(callback)
+
+
+def progress_by_default(trainer: Any) -> AbstractContextManager[None]:
+    """[`show_progress`] in the place of transformers' bar; nothing where it shows none (a notebook, `disable_tqdm`) or
+    the user has added a progress callback."""
+    kinds = (TqdmCallback, PrinterCallback, ProgressCallback)
+    shown = [type(each) for each in trainer.callback_handler.callbacks if isinstance(each, kinds)]
+    return show_progress(trainer) if shown == [TqdmCallback] else nullcontext()
 
 
 def status_line(logs: Mapping[str, Any]) -> str:

@@ -1,4 +1,5 @@
-"""Metrics that have another name since release 0.2: logged under both names until 0.3, read under either.
+"""Metrics that have another name since release 0.2: logged under both names until 0.3, read under either. And causes
+of warnings, read under either name.
 
 Dashboards, `metric_for_best_model` and the run logs of 0.1 know the old names.
 """
@@ -22,6 +23,7 @@ OLD_NAMES = {  # new -> old
     for kind in ("frac", "frac_grpo")
     for bucket in BUCKETS
 }
+OLD_CAUSES = {"wrong_grow": "incorrect_grow", "all_wrong": "all_incorrect"}  # old -> new
 _NEW_NAMES = {old: new for new, old in OLD_NAMES.items()}
 _EVALUATION = "eval_"
 
@@ -60,3 +62,18 @@ def with_new_names(logs: Mapping[str, T]) -> dict[str, T]:
         if new == name or new not in logs:
             renamed[new] = value
     return renamed
+
+
+def with_new_causes(by_cause: Mapping[str, T]) -> dict[str, T]:
+    """
+    What is said by cause of a warning, under the causes of today.
+
+    Example:
+
+    ```python
+    >>> with_new_causes({"all_wrong": False, "kl": True})
+    {'all_incorrect': False, 'kl': True}
+
+    ```
+    """
+    return {OLD_CAUSES.get(cause, cause): value for cause, value in by_cause.items()}

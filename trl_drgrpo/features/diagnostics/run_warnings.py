@@ -11,6 +11,7 @@ from typing import Any
 
 from trl_drgrpo.common.errors import InputError, did_you_mean
 from trl_drgrpo.common.ranges import positive, share, whole
+from trl_drgrpo.features.diagnostics.renamed import OLD_CAUSES, with_new_causes
 from trl_drgrpo.features.diagnostics.watch import Metrics, Watch
 from trl_drgrpo.features.diagnostics.watches import WATCHES
 
@@ -46,7 +47,7 @@ def warning_thresholds(setting: Any) -> dict[str, dict[str, float]]:
     setting = _parsed(setting)
     if setting is False:
         return {}
-    chosen: dict[str, Any] = {} if setting is True else setting
+    chosen: dict[str, Any] = {} if setting is True else with_new_causes(setting)
     thresholds = {}
     for cause in chosen:
         _refuse_unknown(cause, DEFAULTS, "")
@@ -63,6 +64,17 @@ def warning_thresholds(setting: Any) -> dict[str, dict[str, float]]:
             _check_value(cause, name, value)
         thresholds[cause] = {**defaults, **overrides}
     return thresholds
+
+
+def without_old_causes(setting: Any) -> Any:
+    """`run_warnings` as configured, with the causes of today in the place of former ones, which are said."""
+    if isinstance(setting, str):
+        setting = _parsed(setting)
+    if not isinstance(setting, Mapping):
+        return setting
+    for old in OLD_CAUSES.keys() & setting.keys():
+        logger.warning("run_warnings: %s is called %s now; the old name goes in 0.3.", old, OLD_CAUSES[old])
+    return with_new_causes(setting)
 
 
 def _parsed(setting: Any) -> Any:
@@ -142,7 +154,7 @@ class RunWarnings:
         explained: tuple[str, ...] = ()
         enough = ALL_DEAD in self.thresholds and self.signal_steps >= self.thresholds[ALL_DEAD]["steps"]
         if enough and self.dead_steps == self.signal_steps:
-            explained = ("all_wrong", "dead_groups")
+            explained = ("all_incorrect", "dead_groups")
             self._say(
                 ALL_DEAD,
                 "No group of the whole run had a signal: every group's rewards were equal, so nothing was learned "
@@ -182,11 +194,11 @@ class RunWarnings:
 
         So do all where release 0.1.0 wrote the state: its readings were logs.
         """
-        self.said = dict(state["said"])
+        self.said = with_new_causes(state["said"])
         self.step = state.get("step", 0)
         self.signal_steps = state["signal_steps"] if "signal_steps" in state else state["logged_steps"]
         self.dead_steps = state["dead_steps"]
-        seen = state.get("seen", {})
+        seen = with_new_causes(state.get("seen", {}))
         for watch in self._watches:
             if seen.get(watch.cause, {}).keys() == watch.seen.keys():
                 watch.seen = seen[watch.cause]

@@ -71,7 +71,7 @@ class SamplingCollapse(Watch):
 class IncorrectGrow(Watch):
     """Incorrect answers get longer while correct ones do not."""
 
-    cause = "wrong_grow"
+    cause = "incorrect_grow"
     defaults: ClassVar = {"deviations": 6.0, "growth": 0.15, "steps": 40}
     metrics = ("completions/length_incorrect_mean", "completions/length_correct_mean")
     fewest = 20
@@ -104,8 +104,8 @@ class Truncation(Watch):
             return None
         how = f", {change(series[0]) * 100:.0f} points more than before" if rises else ""
         return (
-            f"{share:.0%} of the completions were cut off at max_completion_length over {self.span}{how}. What is cut "
-            "off is judged by what is there: raise max_completion_length, add overlong_penalty, or set "
+            f"{share:.0%} of the completions were cut off at max_completion_length over {self.span}{how}. They are "
+            "scored as they stand: raise max_completion_length, add overlong_penalty, or set "
             "mask_truncated_completions=True to leave them out."
         )
 
@@ -125,7 +125,7 @@ class KL(Watch):
             return None
         return (
             f"The KL divergence from the reference is {last[-1]:.3g}, far from its usual "
-            f"{statistics.median(usual):.3g}, in {newest} optimizer steps in a row. The policy is leaving: lower "
+            f"{statistics.median(usual):.3g}, in {newest} optimizer steps in a row. The policy drifts away: lower "
             "learning_rate or max_grad_norm, or raise beta; look at the newest completions, and go back to an earlier "
             "checkpoint if they are broken."
         )

@@ -3,10 +3,13 @@
 Drawn from what the run logged, only when matplotlib is installed (`trl-drgrpo[report]`) and at least two points exist.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from trl_drgrpo.common.drawing import new_figure, save_figure
+
+Panels = Sequence[tuple[str, Sequence[str]]]  # title, and the metrics in it
 
 PANELS = (
     ("mean reward", ("reward", "eval_reward")),
@@ -14,11 +17,11 @@ PANELS = (
 )
 
 
-def curves(history: list[dict[str, Any]]) -> dict[str, dict[str, list[tuple[int, float]]]]:
+def curves(history: list[dict[str, Any]], wanted: Panels = PANELS) -> dict[str, dict[str, list[tuple[int, float]]]]:
     """The points `(step, value)` of each metric of each panel, without panels that have fewer than two points."""
-    panels = {}
+    panels: dict[str, dict[str, list[tuple[int, float]]]] = {}
     logged = dict.fromkeys(name for entry in history for name in entry)
-    for title, stems in PANELS:
+    for title, stems in wanted:
         names = [name for name in logged if name.partition(" (")[0] in stems]
         lines = {name: [(entry["step"], entry[name]) for entry in history if name in entry] for name in names}
         lines = {name: points for name, points in lines.items() if len(points) > 1}
@@ -27,9 +30,9 @@ def curves(history: list[dict[str, Any]]) -> dict[str, dict[str, list[tuple[int,
     return panels
 
 
-def draw_curves(history: list[dict[str, Any]], target: Path) -> bool:
+def draw_curves(history: list[dict[str, Any]], target: Path, wanted: Panels = PANELS) -> bool:
     """Write the picture; returns whether there is one: not without matplotlib, nor without two points."""
-    panels = curves(history)
+    panels = curves(history, wanted)
     if not panels:
         return False
     try:

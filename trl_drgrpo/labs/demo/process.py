@@ -1,8 +1,8 @@
 r"""Process rewards on the list-sum task: every line is a step, and a rule checks it.
 
-A step is a line, so completions are cut at `"\n"` and `line_reward` gives 1 for a right line that gets the sum further
-and 0 for a wrong one (`check_steps`), next to the outcome reward. `PROCESS_SETTINGS` is what `trl-drgrpo demo
---process` trains with, on the long list sums; what other rewards and baselines do there is in
+A step is a line, so completions are cut at `"\n"` and `line_reward` gives 1 for a correct line that gets the sum
+further and 0 for an incorrect one (`check_steps`), next to the outcome reward. `PROCESS_SETTINGS` is what `trl-drgrpo
+demo --process` trains with, on the long list sums; what other rewards and baselines do there is in
 `recipes/guides/process_rewards.md`.
 """
 
@@ -29,8 +29,8 @@ def line_is_right(prompt: Any, previous_steps: Sequence[str], step: str) -> floa
         step (`str`): The step; special tokens such as `<|im_end|>` are left out before it is judged.
 
     Returns:
-        `float` or `None`: 1.0 if every line in the step is right, else 0.0; `None`, unscorable, for a step without
-        text, such as an end token alone, and for a right `ok` line: it gets the sum no further, and paid lines would
+        `float` or `None`: 1.0 if every line in the step is correct, else 0.0; `None`, unscorable, for a step without
+        text, such as an end token alone, and for a correct `ok` line: it gets the sum no further, and paid lines would
         be written again and again.
 
     Example:
@@ -66,7 +66,7 @@ def step_numbers(problems: Sequence[Sequence[int]], texts: Sequence[str]) -> dic
     Returns:
         `dict[str, float]`:
         - `steps_mean`: lines that are not blank per completion;
-        - `process_reward`: share of right lines among all lines, 0 to 1;
+        - `process_reward`: share of correct lines among all lines, 0 to 1;
         - `ok_steps_frac`: share of `ok` lines among all lines, 0 to 1. They repeat what is there already.
 
         All three are 0.0 if there is no line.

@@ -18,6 +18,7 @@ import cloudpickle
 from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.rewards.adapters.samples import Sample, read_samples
 from trl_drgrpo.rewards.contract import (
+    OnError,
     check_name,
     check_on_error,
     innermost,
@@ -90,13 +91,14 @@ class PerCompletion:
         weights: Sequence[float] | None = None,
         columns: Sequence[str] = (),
         timeout: float | None = None,
-        on_error: str = "unscorable",
+        on_error: OnError = "unscorable",
     ):
         check_options(timeout, on_error)
         check_name(name)
         self.functions, self.convention, self.__name__ = list(functions), convention, name
         self.weights = [1.0] * len(self.functions) if weights is None else list(weights)
-        self.columns, self.timeout, self.on_error = tuple(columns), timeout, on_error
+        self.columns, self.timeout = tuple(columns), timeout
+        self.on_error: OnError = on_error
         self.__signature__ = signature_of(columns)
         self._has_logged = False
 
@@ -206,7 +208,7 @@ def _weighted(row: Sequence[float | None], weights: Sequence[float]) -> float | 
     return sum((weight * score for weight, score in counted if score is not None), 0.0)
 
 
-def check_options(timeout: float | None, on_error: str) -> None:
+def check_options(timeout: float | None, on_error: OnError) -> None:
     """Raises [`InputError`] for a time limit or an `on_error` that means nothing."""
     if timeout is not None:
         Limits(timeout=timeout)

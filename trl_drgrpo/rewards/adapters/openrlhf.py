@@ -14,7 +14,7 @@ from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.rewards.adapters import foreign_calls, outward
 from trl_drgrpo.rewards.adapters.foreign_calls import Call, Convention
 from trl_drgrpo.rewards.adapters.samples import Place, Sample, read_samples
-from trl_drgrpo.rewards.contract import check_flag, innermost, log_mean, reward_name, validate_rewards
+from trl_drgrpo.rewards.contract import OnError, check_flag, innermost, log_mean, reward_name, validate_rewards
 from trl_drgrpo.rewards.text import prompt_text
 
 
@@ -26,7 +26,7 @@ def from_openrlhf(
     batched: bool = True,
     name: str | None = None,
     timeout: float | None = None,
-    on_error: str = "unscorable",
+    on_error: OnError = "unscorable",
 ) -> Callable:
     """
     An OpenRLHF `reward_func` as a reward function of TRL's form.

@@ -13,7 +13,7 @@ from trl_drgrpo.rewards import signatures
 from trl_drgrpo.rewards.adapters import foreign_calls
 from trl_drgrpo.rewards.adapters.foreign_calls import Call, Convention
 from trl_drgrpo.rewards.adapters.samples import Place, Sample
-from trl_drgrpo.rewards.contract import check_flag, reward_name
+from trl_drgrpo.rewards.contract import OnError, check_flag, reward_name
 
 
 def from_r1_zero(
@@ -23,7 +23,7 @@ def from_r1_zero(
     answer_column: str | None = None,
     name: str | None = None,
     timeout: float | None = None,
-    on_error: str = "unscorable",
+    on_error: OnError = "unscorable",
 ) -> Callable:
     """
     A grader of understand-r1-zero as a reward function of TRL's form.

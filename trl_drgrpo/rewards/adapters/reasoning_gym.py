@@ -12,6 +12,7 @@ from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.rewards.adapters import foreign_calls
 from trl_drgrpo.rewards.adapters.foreign_calls import Call, Convention
 from trl_drgrpo.rewards.adapters.samples import Sample, decoded
+from trl_drgrpo.rewards.contract import OnError
 from trl_drgrpo.rewards.functions.reasoning_gym import factory_of, reasoning_gym_reward, score_text
 
 # The two are one name in recipes: `reasoning_gym`, and `reasoning_gym: <task>`.
@@ -24,7 +25,7 @@ def from_reasoning_gym(
     entry_column: str | None = None,
     name: str = "reasoning_gym",
     timeout: float | None = None,
-    on_error: str = "unscorable",
+    on_error: OnError = "unscorable",
 ) -> Callable:
     """
     The scorer of a reasoning-gym task as a reward function of TRL's form.

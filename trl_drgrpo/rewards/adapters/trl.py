@@ -6,7 +6,7 @@ With plain data completions are strings, with conversational data lists of messa
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.rewards.adapters.foreign_calls import loaded
@@ -18,7 +18,9 @@ from trl_drgrpo.rewards.registry import resolve_reward
 _FORMS: dict[str, Callable[[Any, str], Any]] = {"messages": as_messages, "text": as_text}
 
 
-def from_trl(function: Callable | str, *, completions_as: str | None = None, name: str | None = None) -> Callable:
+def from_trl(
+    function: Callable | str, *, completions_as: Literal["messages", "text"] | None = None, name: str | None = None
+) -> Callable:
     """
     A reward function of TRL's form that is given completions in the form it was written for.
 

@@ -15,7 +15,7 @@ from trl_drgrpo.rewards import signatures
 from trl_drgrpo.rewards.adapters import foreign_calls, outward
 from trl_drgrpo.rewards.adapters.foreign_calls import Call, Convention
 from trl_drgrpo.rewards.adapters.samples import Sample, decoded
-from trl_drgrpo.rewards.contract import reward_name
+from trl_drgrpo.rewards.contract import OnError, reward_name
 from trl_drgrpo.rewards.paths import resolve_object
 
 _OFFERED = ("prompt", "completion", "answer", "state", "info", "task", "parser")
@@ -31,7 +31,7 @@ def from_verifiers(
     answer_column: str | None = None,
     name: str | None = None,
     timeout: float | None = None,
-    on_error: str = "unscorable",
+    on_error: OnError = "unscorable",
 ) -> Callable:
     """
     A verifiers rubric as a reward function of TRL's form.

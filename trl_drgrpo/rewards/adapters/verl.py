@@ -14,7 +14,7 @@ from trl_drgrpo.rewards import signatures
 from trl_drgrpo.rewards.adapters import foreign_calls, outward
 from trl_drgrpo.rewards.adapters.foreign_calls import Call, Convention
 from trl_drgrpo.rewards.adapters.samples import Place, Sample, decoded, read_samples
-from trl_drgrpo.rewards.contract import innermost, reward_name
+from trl_drgrpo.rewards.contract import OnError, innermost, reward_name
 
 # What verl's own scorers call the completion's text, where it is not solution_str.
 _TEXT_NAMES = ("model_output", "predict_str")
@@ -30,7 +30,7 @@ def from_verl(
     reward_kwargs: Mapping[str, Any] | None = None,
     name: str | None = None,
     timeout: float | None = None,
-    on_error: str = "unscorable",
+    on_error: OnError = "unscorable",
 ) -> Callable:
     """
     A verl `compute_score` as a reward function of TRL's form.

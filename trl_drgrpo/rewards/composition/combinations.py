@@ -16,7 +16,7 @@ import math
 import pickle
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.ranges import finite_number, refuse_outside, whole
@@ -38,7 +38,7 @@ from trl_drgrpo.rewards.functions.strings.formats import format_reward
 logger = logging.getLogger(__name__)
 
 
-def weighted_sum(parts: Any, none: str = "propagate", name: str = "weighted_sum") -> Composed:
+def weighted_sum(parts: Any, none: Literal["propagate", "skip"] = "propagate", name: str = "weighted_sum") -> Composed:
     """The sum of rewards times weights.
 
     Logs each part's mean, without its weight, as `rewards/<name>/<part>`. A sum beyond the range of floats is an error

@@ -18,7 +18,7 @@ from typing import Any
 from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.common.rows import ColumnValues
 from trl_drgrpo.rewards.columns import check_own_columns, check_ready, check_values, row_problem
-from trl_drgrpo.rewards.contract import check_flag, check_on_error, reward_name
+from trl_drgrpo.rewards.contract import OnError, check_flag, check_on_error, reward_name
 from trl_drgrpo.rewards.isolation.batch import Call, Failure
 from trl_drgrpo.rewards.isolation.in_worker import RewardCaller, SampleScorer, Scored
 from trl_drgrpo.rewards.isolation.pickling import original, pickled, portable
@@ -47,7 +47,7 @@ def isolate(
     memory_mb: int | None = 4096,
     workers: int | None = None,
     batched: bool = False,
-    on_error: str = "unscorable",
+    on_error: OnError = "unscorable",
 ) -> "IsolatedReward":
     """Have a reward function run in worker processes, one completion at a time, under limits.
 
@@ -102,7 +102,7 @@ class IsolatedReward:
         on_error (`str`): `"unscorable"` or `"raise"`.
     """
 
-    def __init__(self, reward: Callable | str | Mapping[str, Any], limits: Limits, batched: bool, on_error: str):
+    def __init__(self, reward: Callable | str | Mapping[str, Any], limits: Limits, batched: bool, on_error: OnError):
         check_on_error(on_error)
         check_flag("batched", batched)
         function = resolve_reward(reward, field="reward") if isinstance(reward, (str, Mapping)) else reward
@@ -115,7 +115,8 @@ class IsolatedReward:
         self.__doc__ = inspect.getdoc(function)
         self.__signature__ = _signature(function)
         self.reward = portable(reward if isinstance(reward, str) else function)
-        self.limits, self.batched, self.on_error = limits, batched, on_error
+        self.limits, self.batched = limits, batched
+        self.on_error: OnError = on_error
         self._pickled(("log_metric", "log_extra"))  # an error now, and not after the model has loaded
 
     def __call__(self, completions: Sequence[Any], **kwargs: Any) -> list[float | None]:
@@ -163,7 +164,7 @@ def scored_in_workers(
     *,
     name: str,
     limits: Limits | None,
-    on_error: str,
+    on_error: OnError,
     log_metric: Callable[[str, float], None] | None,
 ) -> list[float | None]:
     """Scores of single completions, each computed in a worker under limits.
@@ -213,7 +214,7 @@ def _run_here(function: Callable[..., Any], calls: Sequence[Call], stop_at_failu
 def _settled(
     outcomes: list[Any],
     name: str,
-    on_error: str,
+    on_error: OnError,
     log_metric: Callable[[str, float], None] | None,
     size: int = 1,
 ) -> list[Any]:

@@ -71,25 +71,28 @@ def test_a_collapse_is_noticed_over_a_resume():
 
 def test_all_incorrect():
     never = Told().feed(**rollouts([0.0] * 40))
-    assert never.causes == ["all_wrong"]  # dead_groups would repeat it
+    assert never.causes == ["all_incorrect"]  # dead_groups would repeat it
     assert never.warnings[0][0] == 20
     assert "no earlier one was correct" in never.text
     broken = Told({"reward_collapse": False}).feed(**rollouts([0.4] * 40 + [0.0] * 20))
     assert "step 40 had correct ones" in broken.text
     assert Told().feed(**rollouts([0.0] * 20, truncated=0.82)).text.count("82% of them were cut off") == 1
-    assert Told().feed(**rollouts([0.0] * 40 + [0.05] * 40)).causes == ["all_wrong", "dead_groups"]  # it is over
+    assert Told().feed(**rollouts([0.0] * 40 + [0.05] * 40)).causes == ["all_incorrect", "dead_groups"]  # it is over
     assert Told().feed(drgrpo__pass_rate=[0.0] * 19 + [0.01] + [0.0] * 19).causes == []
-    assert Told().feed(drgrpo__pass_rate=[0.0] * 10).finish().causes == ["all_wrong"]
+    assert Told().feed(drgrpo__pass_rate=[0.0] * 10).finish().causes == ["all_incorrect"]
 
 
 def test_all_cut_off_and_no_reward_is_seen_in_the_first_steps():
     series = rollouts([0.0] * 60, truncated=1.0)
     told = Told(logging_steps=10).feed(**series)
-    assert told.causes == ["all_truncated"]  # and neither truncation nor all_wrong nor dead_groups repeats it
+    assert told.causes == ["all_truncated"]  # and neither truncation nor all_incorrect nor dead_groups repeats it
     assert told.warnings[0][0] == 5
     assert "Raise max_completion_length" in told.text
     assert "chat template" in told.text
-    assert Told().feed(**{**series, "reward": [0.1] * 60}).causes == ["all_wrong", "truncation"]  # some earn something
+    assert Told().feed(**{**series, "reward": [0.1] * 60}).causes == [
+        "all_incorrect",
+        "truncation",
+    ]  # some earn something
     signal = {**series, "drgrpo__zero_signal_frac": [0.5] * 60}  # from step rewards
     assert "all_truncated" not in Told().feed(**signal).causes
     assert "all_truncated" not in Told().feed(**{**series, "drgrpo__pass_rate": [1.0] * 60}).causes

@@ -2,12 +2,20 @@ import contextlib
 import io
 from types import SimpleNamespace
 
+import pytest
 from rich.console import Console
 from transformers import PrinterCallback
+from transformers.trainer_callback import CallbackHandler
 from transformers.trainer_callback import ProgressCallback as TqdmCallback
 
 import trl_drgrpo
-from trl_drgrpo.features.diagnostics.progress import ProgressCallback, show_progress, spoken_time, status_line
+from trl_drgrpo.features.diagnostics.progress import (
+    ProgressCallback,
+    progress_by_default,
+    show_progress,
+    spoken_time,
+    status_line,
+)
 
 LOGS = {
     "reward": 0.6,
@@ -83,18 +91,11 @@ def test_only_the_main_process_and_only_training_logs():
 
 
 def test_it_takes_the_place_of_transformers_callbacks():
-    callbacks = [PrinterCallback(), TqdmCallback()]
-
-    class Trainer:
-        def remove_callback(self, kind):
-            callbacks[:] = [each for each in callbacks if not isinstance(each, kind)]
-
-        def add_callback(self, callback):
-            callbacks.append(callback)
-
+    tqdm, printer = TqdmCallback(), PrinterCallback()
+    trainer = Callbacks(printer, tqdm)
     progress = Run(terminal=True).progress
-    with contextlib.suppress(KeyboardInterrupt), show_progress(Trainer(), progress):
-        assert callbacks == [progress]
+    with contextlib.suppress(KeyboardInterrupt), show_progress(trainer, progress):
+        assert trainer.callbacks == [progress]
         progress.on_train_begin(
             SimpleNamespace(disable_tqdm=False),
             SimpleNamespace(global_step=0, max_steps=3, is_world_process_zero=True),
@@ -102,6 +103,51 @@ def test_it_takes_the_place_of_transformers_callbacks():
         )
         raise KeyboardInterrupt
     assert progress._bar is None  # the terminal is as before
+    assert trainer.callbacks == [printer, tqdm]
+
+
+class Callbacks:
+    """A trainer's, as transformers manages them."""
+
+    def __init__(self, *callbacks):
+        handler = CallbackHandler([], None, None, None, None)
+        handler.callbacks = list(callbacks)
+        self.callback_handler = handler
+        self.pop_callback, self.remove_callback = handler.pop_callback, handler.remove_callback
+        self.add_callback = handler.add_callback
+
+    @property
+    def callbacks(self):
+        return self.callback_handler.callbacks
+
+
+def test_it_is_the_default_where_transformers_would_show_its_bar():
+    trainer = Callbacks(TqdmCallback())
+    with progress_by_default(trainer):
+        assert [type(each) for each in trainer.callbacks] == [ProgressCallback]
+    assert [type(each) for each in trainer.callbacks] == [TqdmCallback]
+
+
+class OwnBar(TqdmCallback):
+    """A user's."""
+
+
+@pytest.mark.parametrize(
+    "callbacks",
+    [
+        [],  # a notebook, whose table is another class
+        [PrinterCallback()],  # disable_tqdm
+        [TqdmCallback(), OwnBar()],
+        [TqdmCallback(), ProgressCallback()],
+        [TqdmCallback(), TqdmCallback()],
+        [ProgressCallback()],
+    ],
+)
+def test_what_the_user_chose_stays(callbacks):
+    trainer = Callbacks(*callbacks)
+    with progress_by_default(trainer):
+        assert trainer.callbacks == callbacks
+    assert trainer.callbacks == callbacks
 
 
 def test_it_is_public():

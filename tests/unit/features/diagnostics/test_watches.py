@@ -63,7 +63,7 @@ def test_sampling_collapse():
 def test_incorrect_answers_grow():
     wrong, flat = ramp(100, 1, 5), ramp(100, 0, 5, seed=1)
     assert Told().feed(completions__length_incorrect_mean=wrong, completions__length_correct_mean=flat).causes == [
-        "wrong_grow"
+        "incorrect_grow"
     ]
     both = Told().feed(
         completions__length_incorrect_mean=wrong, completions__length_correct_mean=ramp(90, 1, 5, seed=2)
@@ -171,7 +171,7 @@ def test_a_run_without_any_signal_says_so_at_its_end():
         "drgrpo__all_incorrect_frac": [1.0] * 12,
         "drgrpo__pass_rate": [0.0] * 12,
     }
-    assert Told().feed(**wrong).finish().causes == ["all_dead"]  # not all_wrong and dead_groups as well
+    assert Told().feed(**wrong).finish().causes == ["all_dead"]  # not all_incorrect and dead_groups as well
 
 
 def test_a_run_too_short_for_a_window_is_judged_at_its_end():
@@ -181,7 +181,7 @@ def test_a_run_too_short_for_a_window_is_judged_at_its_end():
         ({"completions__unique_frac": [1 / G] * 5}, "sampling_collapse"),
         (
             {"completions__length_incorrect_mean": ramp(100, 3, 5, 30), "completions__length_correct_mean": [90] * 30},
-            "wrong_grow",
+            "incorrect_grow",
         ),
         ({"kl": [0.05, 0.06] * 15 + [0.9] * 3}, "kl"),
         ({"process__steps_mean": FLAT[:30], "process__reward_mean": UP[:30], "reward": DOWN[:30]}, "process_hacked"),
@@ -247,5 +247,5 @@ def test_noise_alone_is_rarely_warned_of(correlation):
             .finish()
             .causes
         )
-    # Seen with FALSE_ALARM_RUNS=200: 0 alarms in 200 independent runs, 6 (all wrong_grow) in 200 correlated ones.
+    # Seen with FALSE_ALARM_RUNS=200: 0 alarms in 200 independent runs, 6 (all incorrect_grow) in 200 correlated ones.
     assert len(alarms) <= RUNS * (0.01 if correlation == 0 else 0.05), alarms

@@ -33,7 +33,7 @@ from typing import Any
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.ranges import Range, finite_number, refuse_outside, whole
-from trl_drgrpo.rewards.contract import check_column, check_flag
+from trl_drgrpo.rewards.contract import OnError, check_column, check_flag
 from trl_drgrpo.rewards.functions.code.problems import ProgramTests, fenced_code, parse_tests
 from trl_drgrpo.rewards.functions.code.sandbox import Sandbox
 from trl_drgrpo.rewards.functions.code.session import BrokenTests, Clock, run_function_tests, run_programs
@@ -102,7 +102,7 @@ class CodeReward(SampleReward):
         total_timeout: float = 30.0,
         workers: int | None = None,
         sandbox: str | Sandbox = "bwrap",
-        on_error: str = "unscorable",
+        on_error: OnError = "unscorable",
         name: str = "code_reward",
     ):
         _check_options(tolerance, timeout, total_timeout, workers, sandbox)

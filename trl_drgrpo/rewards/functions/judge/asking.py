@@ -13,7 +13,7 @@ from typing import Any
 
 from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.common.ranges import positive, refuse_outside
-from trl_drgrpo.rewards.contract import check_on_error
+from trl_drgrpo.rewards.contract import OnError, check_on_error
 from trl_drgrpo.rewards.functions.judge.chat_client import Endpoint, EndpointRefused, Reply, RequestFailed, Session
 from trl_drgrpo.rewards.functions.judge.reply_score import number_pair
 
@@ -48,7 +48,7 @@ class Judge:
         extra_body: Mapping[str, Any] | None,
         price: tuple[float, float] | None,
         log_replies: bool,
-        on_error: str,
+        on_error: OnError,
         name: str,
         **endpoint: Any,
     ):

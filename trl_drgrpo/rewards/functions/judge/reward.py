@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.rewards.contract import OnError
 from trl_drgrpo.rewards.functions.judge.asking import Judge, Messages
 from trl_drgrpo.rewards.functions.judge.reply_score import ScoreReader, number_pair
 from trl_drgrpo.rewards.signatures import signature_of
@@ -95,7 +96,7 @@ class JudgeReward(Judge):
         extra_body: Mapping[str, Any] | None = None,
         price: tuple[float, float] | None = None,
         log_replies: bool = False,
-        on_error: str = "unscorable",
+        on_error: OnError = "unscorable",
         name: str = "judge_reward",
         **endpoint: Any,
     ):

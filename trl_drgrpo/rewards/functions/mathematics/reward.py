@@ -9,7 +9,7 @@ percents compare as people read them; 0.0000672 is not 0.0000674; `9^{9^{9}}` is
 seconds. Text is not understood: `is not \boxed{5}` is a box with 5 in it.
 
 The same where TRL has a rule: a gold answer that cannot be read is `None`, a completion without one is 0. So is one
-whose algebra exceeds the limits: `None` would be better for it than to be wrong.
+whose algebra exceeds the limits: `None` would be better for it than an error.
 """
 
 import importlib.util
@@ -18,6 +18,7 @@ from typing import Any
 
 from trl_drgrpo.common.errors import InputError, did_you_mean
 from trl_drgrpo.rewards.columns import ALWAYS_PASSED, NEVER_PASSED
+from trl_drgrpo.rewards.contract import OnError
 from trl_drgrpo.rewards.functions.mathematics.answer_reading import unreadable
 from trl_drgrpo.rewards.functions.mathematics.answers import ANSWER_FORMATS, extract_answer, gold_answers
 from trl_drgrpo.rewards.functions.mathematics.equivalence import equivalent
@@ -66,7 +67,7 @@ class MathReward(SampleReward):
         answer_column: str = "solution",
         think_opened: bool | str = "auto",
         limits: Limits | None = Limits(),  # noqa: B008 (frozen)
-        on_error: str = "unscorable",
+        on_error: OnError = "unscorable",
         name: str = "math_reward",
     ):
         if answer_format not in ANSWER_FORMATS:

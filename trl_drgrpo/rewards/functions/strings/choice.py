@@ -8,6 +8,7 @@ import re
 from typing import Any
 
 from trl_drgrpo.common.errors import InputError, UnscorableError
+from trl_drgrpo.rewards.contract import OnError
 from trl_drgrpo.rewards.sample import SampleReward, why_unreadable
 from trl_drgrpo.rewards.text import after_thinking, marked_answer
 
@@ -45,7 +46,7 @@ class ChoiceReward(SampleReward):
         column: str = "answer",
         letters: str = "ABCDE",
         name: str = "choice_reward",
-        on_error: str = "unscorable",
+        on_error: OnError = "unscorable",
     ):
         super().__init__(name, columns=(column,), on_error=on_error)
         if (

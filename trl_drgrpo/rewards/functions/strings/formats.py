@@ -14,7 +14,7 @@ from typing import Any
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.ranges import positive, refuse_outside
-from trl_drgrpo.rewards.contract import check_flag
+from trl_drgrpo.rewards.contract import OnError, check_flag
 from trl_drgrpo.rewards.sample import SampleReward
 from trl_drgrpo.rewards.text import completion_text
 
@@ -162,7 +162,7 @@ class RegexReward(SampleReward):
         dotall: bool = True,
         timeout: float = 1.0,
         name: str = "regex_reward",
-        on_error: str = "unscorable",
+        on_error: OnError = "unscorable",
     ):
         super().__init__(name, columns=() if column is None else (column,), on_error=on_error)
         for field, flag in (("whole", whole), ("ignore_case", ignore_case), ("dotall", dotall)):

@@ -11,6 +11,7 @@ from typing import Any
 
 from trl_drgrpo.common.errors import InputError, shortened
 from trl_drgrpo.common.ranges import finite_number
+from trl_drgrpo.rewards.contract import OnError
 from trl_drgrpo.rewards.isolation.isolated import Limits
 from trl_drgrpo.rewards.sample import SampleReward
 from trl_drgrpo.rewards.text import after_thinking
@@ -53,7 +54,7 @@ class JsonSchemaReward(SampleReward):
         invalid_score: float = 0.0,
         limits: Limits | None = None,
         name: str = "json_schema_reward",
-        on_error: str = "unscorable",
+        on_error: OnError = "unscorable",
     ):
         super().__init__(name, columns=() if column is None else (column,), limits=limits, on_error=on_error)
         if schema is not None and column is not None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from trl_drgrpo.common.errors import InputError, UnscorableError
 from trl_drgrpo.common.ranges import finite_number
-from trl_drgrpo.rewards.contract import check_flag
+from trl_drgrpo.rewards.contract import OnError, check_flag
 from trl_drgrpo.rewards.sample import SampleReward, why_unreadable
 from trl_drgrpo.rewards.text import after_thinking, marked_answer
 
@@ -151,7 +151,7 @@ class NumericReward(SampleReward):
         rel_tol: float = 0.0,
         thousands: str = ",",
         name: str = "numeric_reward",
-        on_error: str = "unscorable",
+        on_error: OnError = "unscorable",
     ):
         super().__init__(name, columns=(column,), on_error=on_error)
         _one_of("where", where, _WHERE)
