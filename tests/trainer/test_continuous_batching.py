@@ -1,9 +1,12 @@
 """A training run that generates by continuous batching of transformers, with all of the fast path around it."""
 
+import logging
+
 import pytest
 import torch
 from datasets import Dataset
 from runs import short_run, train
+from transformers import ContinuousBatchingConfig
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
 
@@ -27,7 +30,9 @@ def run(tokenizer, tmp_path_factory):
         "use_transformers_continuous_batching": True,
         "transformers_continuous_batching_config": SMALL,
     }
-    return train(DrGRPOTrainer, DrGRPOConfig, settings, Dataset.from_dict({"prompt": PROMPTS}), tokenizer, one_dead_group)
+    return train(
+        DrGRPOTrainer, DrGRPOConfig, settings, Dataset.from_dict({"prompt": PROMPTS}), tokenizer, one_dead_group
+    )
 
 
 def test_a_step_is_taken_on_the_fast_path(run):
@@ -35,3 +40,15 @@ def test_a_step_is_taken_on_the_fast_path(run):
     assert step["grad_norm"] > 0
     assert step["drgrpo/rows_skipped_frac"] >= 1 / 3  # the dead group
     assert step["drgrpo/upstream_token_frac"] < 2 / 3  # and prompts run once
+
+
+def test_a_cache_without_a_size_is_named_on_a_cpu(run, caplog, monkeypatch):
+    with caplog.at_level(logging.WARNING, logger="trl_drgrpo"):
+        with run.fast_path.generating():
+            assert not caplog.records
+        monkeypatch.setattr(run, "continuous_batching_config", ContinuousBatchingConfig())
+        for _ in range(2):
+            with run.fast_path.generating():
+                pass
+    [said] = [record.getMessage() for record in caplog.records]
+    assert "got no num_blocks on a CPU" in said

@@ -1,9 +1,9 @@
 """The random numbers that `torch.multinomial` draws for a batch, as far as its live rows need them.
 
-`Tensor.exponential_` of a CPU draws a uniform float64 per number and takes its logarithm, one number at a time: at 2048
-tokens in the vocabulary that is a tenth of a decoding step. Here the uniform numbers are drawn for all rows, so that the
-generator ends where it would, and the logarithm, vectorized, is taken for live rows alone. Where torch draws otherwise (with
-MKL on Intel's, or on a GPU), `exponential_` itself is called.
+`Tensor.exponential_` of a CPU draws a uniform float64 per number and takes its logarithm, one number at a time: at
+2048 tokens in the vocabulary that is a tenth of a decoding step. Here the uniform numbers are drawn for all rows, so
+that the generator ends where it would, and the logarithm, vectorized, is taken for live rows alone. Where torch draws
+otherwise (on a GPU, or as a test of this build finds), `exponential_` itself is called.
 """
 
 from functools import cache
