@@ -5,7 +5,9 @@ Process CPU time (wall time on a GPU), interleaved in one process, medians of ra
 - one new token: the cost of running the prompts (`G` completions each);
 - completions that end after a quarter of the longest on average (a random model with that many end tokens);
 - 4 prompts x 8 completions of up to 192 tokens on a Qwen3 of 192 wide and 4 layers: none ends before, or one token in
-  256 is an end.
+  256 is an end;
+- the same, against continuous batching of transformers (with forks, a cache of fixed size): seconds per 1000 tokens,
+  for it samples others.
 
 The last column: keys and values in the last step.
 
@@ -22,17 +24,24 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 import torch
 import transformers
 from fast_path import build_model
-from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
+from transformers import ContinuousBatchingConfig, GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 
+from trl_drgrpo.features.fast_path.decoding.continuous import forked_prefill
 from trl_drgrpo.features.fast_path.decoding.decoder import shared_prefill
 
 GROUP = 8
+TABLES = ["prompts", "ends", "long", "long-ends", "continuous"]
+
+
+def groups_of(model, prompt, prompts):
+    """The same random prompts in each call, each `GROUP` times."""
+    torch.manual_seed(1)
+    return torch.randint(1000, model.config.vocab_size, (prompts, prompt)).repeat_interleave(GROUP, dim=0)
 
 
 def seconds(model, prompt, prompts, shared, device, **settings):
     """Seconds of one generation, and its tokens."""
-    torch.manual_seed(1)
-    ids = torch.randint(1000, model.config.vocab_size, (prompts, prompt)).repeat_interleave(GROUP, dim=0).to(device)
+    ids = groups_of(model, prompt, prompts).to(device)
     config = GenerationConfig(do_sample=True, top_k=0, pad_token_id=0, **settings)
     arguments = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "generation_config": config}
     clock = time.process_time if device == "cpu" else time.perf_counter
@@ -83,6 +92,36 @@ def compare(label, model, pairs, *args, **settings):
     )
 
 
+def continuous_seconds(model, prompt, prompts, device, **settings):
+    """Seconds of one generation by continuous batching, and how many tokens it wrote."""
+    ids = groups_of(model, prompt, prompts).tolist()
+    config = GenerationConfig(do_sample=True, top_k=0, pad_token_id=0, **settings)
+    room = ContinuousBatchingConfig(page_size=32, num_blocks=512, max_batch_tokens=512)
+    clock = time.process_time if device == "cpu" else time.perf_counter
+    start = clock()
+    with torch.no_grad(), forked_prefill(model):
+        outputs = model.generate_batch(
+            ids, generation_config=config, continuous_batching_config=room, progress_bar=False
+        )
+    if device != "cpu":
+        torch.cuda.synchronize()
+    return clock() - start, sum(len(output.generated_tokens) for output in outputs.values())
+
+
+def compare_continuous(label, model, pairs, prompt, prompts, device, **settings):
+    """One line of a table: seconds per 1000 tokens."""
+    theirs, ours = [], []
+    for pair in range(pairs + 1):
+        a, written = continuous_seconds(model, prompt, prompts, device, **settings)
+        b, tokens = seconds(model, prompt, prompts, True, device, **settings)
+        if pair:  # the first pair warms up
+            theirs.append(1000 * a / written)
+            ours.append(1000 * b / (tokens[:, prompt:] != 0).sum().item())
+    ratios = [a / b for a, b in zip(theirs, ours, strict=True)]
+    spread = f"{statistics.median(ratios):.2f}x ({min(ratios):.2f} to {max(ratios):.2f})"
+    print(f"| {label} | {statistics.median(theirs):.2f} | {statistics.median(ours):.2f} | {spread} | | |", flush=True)
+
+
 def small_model(device, vocabulary=2048):
     """A Qwen3 in which attention over long prompts is what takes the time."""
     torch.manual_seed(0)
@@ -104,7 +143,7 @@ def main():
     parser.add_argument("--pairs", type=int, default=5, help="interleaved pairs per line, after one that warms up")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--tables", nargs="*", default=["prompts", "ends", "long", "long-ends"], help="which lines")
+    parser.add_argument("--tables", nargs="*", default=TABLES, help="which lines")
     arguments = parser.parse_args()
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(arguments.threads)
@@ -128,6 +167,10 @@ def main():
             settings = {"max_new_tokens": 192, "eos_token_id": ends or None}
             label = f"prompt {prompt}, 192 tokens{which}"
             compare(label, model, arguments.pairs, prompt, 4, arguments.device, **settings)
+    for prompt in (64, 256) if "continuous" in arguments.tables else ():
+        settings = {"max_new_tokens": 192, "eos_token_id": list(range(2048 // 256))}
+        label = f"prompt {prompt}, against continuous batching, per 1000 tokens"
+        compare_continuous(label, model, arguments.pairs, prompt, 4, arguments.device, **settings)
 
 
 if __name__ == "__main__":

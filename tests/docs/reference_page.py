@@ -18,8 +18,8 @@ HEAD = """\
 # Public names
 
 What a package lists in `__all__`; everything else may change without notice. Arguments, shapes, units and errors are
-in the docstrings: `python -m pydoc trl_drgrpo.group_advantages`. Every flag of a command is in its `--help`, for `train`
-and `bias` in `--help_all`. The fields of `DrGRPOConfig`: [configuration.md](configuration.md).
+in the docstrings: `python -m pydoc trl_drgrpo.group_advantages`. Every flag of a command is in its `--help`, those of
+`train` and `bias` in `--help_all`. The fields of `DrGRPOConfig`: [configuration.md](configuration.md).
 
 This page is made from the docstrings: `python tests/docs/reference_page.py > recipes/guides/reference.md`.
 """

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from trl_drgrpo.features.fast_path.decoding.continuous import forked_prefill
+from trl_drgrpo.features.fast_path.decoding.continuous import ON_A_CPU, forked_prefill, takes_the_machine
 from trl_drgrpo.features.fast_path.decoding.decoder import shared_prefill
 from trl_drgrpo.features.fast_path.decoding.prefixes import Prefixes
 from trl_drgrpo.features.fast_path.metrics import WindowMetrics
@@ -307,6 +307,8 @@ class FastPath(Feature):
         shares = fast and not self.trainer.in_lockstep and not self.trainer.args.torch_compile
         model = self.trainer.accelerator.unwrap_model(self.trainer.model_wrapped)
         if self.trainer.use_transformers_continuous_batching:
+            if takes_the_machine(model.device.type, self.trainer.continuous_batching_config):
+                self._say_once(ON_A_CPU)
             return forked_prefill(model) if shares else nullcontext()
         return shared_prefill(model, shares, limits, self._kept)
 

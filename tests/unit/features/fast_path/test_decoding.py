@@ -6,7 +6,7 @@ from runs import train
 from transformers import GenerationConfig
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
-from trl_drgrpo.features.fast_path.decoding import decoder, forwards
+from trl_drgrpo.features.fast_path.decoding import decoder, exponential, forwards, loop
 from trl_drgrpo.features.fast_path.decoding.decoder import shared_prefill
 from trl_drgrpo.labs.check.tiny import tiny_model
 
@@ -202,3 +202,44 @@ def test_the_trainer_generates_the_same_completions(settings, prompts, tokenizer
     assert run(True) == 2
     assert run(False) == 8
     assert seen[True] == seen[False]
+
+
+@pytest.mark.parametrize("is_buffer", [True, False])
+def test_a_model_trains_on_what_it_kept_of_a_generation(tokenizer, is_buffer):
+    model = tiny_model(tokenizer).eval()
+    norm = model.model.norm
+
+    def scaled(module, args):
+        (states,) = args
+        kept = torch.ones_like(states[0, 0])  # made anew in each forward without gradients, and kept
+        if not torch.is_grad_enabled():
+            module.register_buffer("kept", kept) if is_buffer else setattr(module, "kept", kept)
+        return (states * module.kept,)
+
+    hook = norm.register_forward_pre_hook(scaled)
+    tokens, _, _ = generate(model, tokenizer, ["1+2="] * 4, True)
+    assert not tokens.is_inference()
+    model(input_ids=tokens, labels=tokens).loss.backward()
+    hook.remove()
+
+
+@pytest.mark.parametrize("rows", [1, 32])
+def test_random_numbers_of_live_rows_are_those_of_all(rows, monkeypatch):
+    monkeypatch.setattr(exponential, "BLOCK", 700)  # several blocks, the last one not full
+    live = torch.arange(rows)[:: 3 if rows > 3 else 1]
+    like = torch.empty(len(live), 101)
+    torch.manual_seed(0)
+    expected = torch.empty(rows, 101).exponential_(1)[live]
+    state = torch.random.get_rng_state()
+    for draws_uniform in (exponential._draws_uniform(), False):
+        monkeypatch.setattr(exponential, "_draws_uniform", lambda is_so=draws_uniform: is_so)
+        torch.manual_seed(0)
+        torch.testing.assert_close(exponential.exponential(live, rows, like), expected, rtol=1e-6, atol=0)
+        assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_scores_that_are_not_finite_are_an_error():
+    scores = torch.zeros(2, 5)
+    scores[1, 3] = torch.inf
+    with pytest.raises(RuntimeError, match="inf"):
+        loop._sampled(scores, torch.arange(2), 2)

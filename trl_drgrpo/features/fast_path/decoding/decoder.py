@@ -68,5 +68,19 @@ def decode(
     """The decoding loop, in the form that `generate(custom_generate=...)` calls. See [`sample`]. `synced_gpus` and
     `streamer` are part of the call, not supported, and not asked for by a trainer."""
     most = generation_config.max_length - input_ids.size(1)
-    with Forwards(model, input_ids, model_kwargs, most, kept) as forwards:
-        return sample(forwards, input_ids, logits_processor, stopping_criteria, generation_config, limits)
+    with Forwards(model, input_ids, model_kwargs, most, kept) as forwards, _inference(model):
+        tokens = sample(forwards, input_ids, logits_processor, stopping_criteria, generation_config, limits)
+    return tokens.clone()  # an ordinary tensor
+
+
+@contextmanager
+def _inference(model: Any) -> Iterator[None]:
+    """`torch.inference_mode`: no views nor versions to keep count of. What modules keep of the forwards inside (rotary
+    angles of longer rows) is made ordinary tensors, or a backward would refuse it. Quantized layers keep more."""
+    with torch.inference_mode(not getattr(model, "is_quantized", False)):
+        yield
+    for module in model.modules():
+        for held in (module._buffers, vars(module)):
+            for name, value in held.items():
+                if isinstance(value, torch.Tensor) and value.is_inference():
+                    held[name] = value.clone()

@@ -15,6 +15,7 @@ import torch
 from transformers import LogitsProcessorList
 from transformers.generation import logits_process as processors
 
+from trl_drgrpo.features.fast_path.decoding.exponential import exponential
 from trl_drgrpo.features.fast_path.decoding.forwards import Forwards
 
 # A row less saves its share of a step; leaving moves masks and positions, and with some caches keys and values.
@@ -88,7 +89,6 @@ def _sampled(scores: torch.Tensor, live: torch.Tensor, rows: int) -> torch.Tenso
     """One token per row in the batch, by the rule and with the random numbers of `torch.multinomial` over all rows. As
     there, scores that are not finite are a `RuntimeError`: the policy has diverged."""
     probabilities = scores.softmax(dim=-1)
-    if not probabilities.isfinite().all():
+    if not probabilities.sum().isfinite():
         raise RuntimeError("probability tensor contains either `inf`, `nan` or element < 0")
-    exponential = probabilities.new_empty(rows, probabilities.size(1)).exponential_(1)
-    return (probabilities / exponential[live]).argmax(dim=-1)
+    return (probabilities / exponential(live, rows, probabilities)).argmax(dim=-1)

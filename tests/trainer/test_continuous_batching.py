@@ -1,0 +1,54 @@
+"""A training run that generates by continuous batching of transformers, with all of the fast path around it."""
+
+import logging
+
+import pytest
+import torch
+from datasets import Dataset
+from runs import short_run, train
+from transformers import ContinuousBatchingConfig
+
+from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
+
+PROMPTS = ["1+2=", "7*8=", "12345+67890="]
+SMALL = {"page_size": 16, "num_blocks": 64, "max_batch_tokens": 256}
+
+
+def one_dead_group(prompts, completion_ids, **kwargs):
+    return [float("1+2" not in text and sum(ids) % 2) for text, ids in zip(prompts, completion_ids, strict=True)]
+
+
+@pytest.fixture(scope="module")
+def run(tokenizer, tmp_path_factory):
+    torch.manual_seed(0)
+    settings = {
+        **short_run(tmp_path_factory.mktemp("run")),
+        "max_steps": 1,
+        "gradient_accumulation_steps": 3,
+        "use_cpu": True,
+        "bf16": False,
+        "use_transformers_continuous_batching": True,
+        "transformers_continuous_batching_config": SMALL,
+    }
+    return train(
+        DrGRPOTrainer, DrGRPOConfig, settings, Dataset.from_dict({"prompt": PROMPTS}), tokenizer, one_dead_group
+    )
+
+
+def test_a_step_is_taken_on_the_fast_path(run):
+    [step] = [entry for entry in run.state.log_history if "grad_norm" in entry]
+    assert step["grad_norm"] > 0
+    assert step["drgrpo/rows_skipped_frac"] >= 1 / 3  # the dead group
+    assert step["drgrpo/upstream_token_frac"] < 2 / 3  # and prompts run once
+
+
+def test_a_cache_without_a_size_is_named_on_a_cpu(run, caplog, monkeypatch):
+    with caplog.at_level(logging.WARNING, logger="trl_drgrpo"):
+        with run.fast_path.generating():
+            assert not caplog.records
+        monkeypatch.setattr(run, "continuous_batching_config", ContinuousBatchingConfig())
+        for _ in range(2):
+            with run.fast_path.generating():
+                pass
+    [said] = [record.getMessage() for record in caplog.records]
+    assert "got no num_blocks on a CPU" in said
