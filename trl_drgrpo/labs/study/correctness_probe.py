@@ -10,7 +10,9 @@ Dr. GRPO's advantage. Prompts are dealt into folds; a prompt is judged by the pr
 and the strength of the penalty is chosen on a fold of the training prompts. A second probe sees the position alone:
 what it finds is known without knowing the answer ("long ones are incorrect").
 
-Standard errors take prompts as independent and the probes as given. Pure numbers, no torch.
+Standard errors are those of a mean over prompts, times the square root of 2. Prompts of two folds are judged by probes
+that learned from each other, so near chance what they share by accident counts twice; further off it is an upper bound.
+Pure numbers, no torch.
 """
 
 from collections.abc import Sequence
@@ -197,8 +199,8 @@ def _ridge(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def _ratio(numerators: np.ndarray, denominators: np.ndarray) -> Estimate:
-    """Ratio of two sums over independent prompts, and its standard error (linearized)."""
+    """Ratio of two sums over prompts, and its standard error (linearized, see above)."""
     count, total = len(numerators), denominators.sum()
     ratio = numerators.sum() / total
     residuals = numerators - ratio * denominators
-    return Estimate(float(ratio), float(np.sqrt(count / (count - 1) * (residuals**2).sum()) / total))
+    return Estimate(float(ratio), float(np.sqrt(2 * count / (count - 1) * (residuals**2).sum()) / total))
