@@ -1,6 +1,6 @@
 r"""Small models and tasks on which one update is measured: made for an effect, or not.
 
-`guess`: the game of `guessing.py`, with verdicts that are shown truly, truly three times in four, or by a coin, and with
+`guess`: the game of `guessing.py`, with verdicts shown truly, truly three times in four, or by a coin, and with
 comments in one letter whatever the verdict. `even`: the same game, rewarded for an even digit, with comments of four
 lengths that change nothing but the noise. The others are tasks of the package: list sums of the demo, long list sums
 with two demonstrators, and chains of sums after two warm-starts.

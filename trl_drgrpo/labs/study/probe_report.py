@@ -84,10 +84,10 @@ def sentence(results: dict[str, Any]) -> str:
     """What the declared correlation says of the prediction."""
     found = correlation(results, *DECLARED)
     natural = correlation(results, *DECLARED, natural=True)
+    parts = [f"{each} (p = {each.p_value:.3f}, one-sided): {_verdict(each)}" for each in (found, natural)]
     return (
-        f"Over {found.points} models the rank correlation of the AUC with the effect in tokens is {found} "
-        f"(p = {found.p_value:.3f}, one-sided): {_verdict(found)}. Over the {natural.points} that were not constructed "
-        f"it is {natural} (p = {natural.p_value:.3f}): {_verdict(natural)}."
+        f"Over {found.points} models the rank correlation of the AUC with the effect in tokens is {parts[0]}. "
+        f"Over the {natural.points} that were not constructed it is {parts[1]}."
     )
 
 

@@ -48,9 +48,9 @@ class ProbeSettings:
         "chains_200",
         "chains_500",
     )
-    prompts: int = 32
+    prompts: int = 24
     num_generations: int = 8
-    batches: int = 8
+    batches: int = 6
 
 
 SETTINGS = ProbeSettings()

@@ -121,8 +121,8 @@ def probe_sentence(scores: ProbeScores) -> str:
         known += "than its position does: that incorrect answers are longer or shorter explains it."
     return (
         f"{known} How far depends on what is left to decide there: the sum of h (1 - h) over the tokens of an answer, "
-        f"h the probability to stop, is {scores.open_stops:.2f} (near 1: a coin at every token; 0: when to stop is decided "
-        "elsewhere)."
+        f"h the probability to stop, is {scores.open_stops:.2f} (near 1: a coin at every token; 0: when to stop is "
+        "decided elsewhere)."
     )
 
 

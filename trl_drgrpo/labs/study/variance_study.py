@@ -6,11 +6,11 @@ All quantities here are free of scale, since divisors have different units:
 - `noise`: trace of the covariance of a batch's gradient over the squared length of its mean, times the groups of the
   batch: groups that it takes until the signal is as large as the noise;
 - `alignment`: cosine of the mean gradient with that of Dr. GRPO, which is the policy gradient; 1: no bias;
-- `exponent`: e in |grad log pi(o)|^2 ~ length^e over completions: that of a constant divisor; a mean per row has e - 2;
+- `exponent`: e in |grad log pi(o)|^2 ~ length^e over completions, under a constant divisor; a mean per row has e - 2;
 - `shares`: of the sum of `w^2 |grad log pi(o)|^2` over completions, by thirds of their length.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -37,6 +37,10 @@ DIVISORS = {  # the divisor: its objectives without and with the group's std
     "constant": ("dr_grpo", "dr_grpo_with_std"),
 }
 FAMILY = {**OBJECTIVES, "dapo_without_std": Objective("dapo, no std", divides_by_std=False, divisor="batch")}
+DIFFERENT = (
+    *DIVISORS["row"],
+    *DIVISORS["constant"],
+)  # within a batch, that by its tokens is proportional to a constant
 THIRDS = 3
 
 
@@ -50,11 +54,11 @@ class VarianceSettings:
         single_batches (`int`): Batches of which each completion's gradient is looked at.
     """
 
-    models: Sequence[str] = (*(f"even_{n}" for n in COMMENTS), "sums_3", "sums_demo", "sums_6", "long_sums_high")
+    models: Sequence[str] = (*(f"even_{n}" for n in COMMENTS), "sums_3", "sums_6", "long_sums_high")
     prompts: int = 4
     num_generations: int = 8
-    batches: int = 64
-    single_batches: int = 8
+    batches: int = 48
+    single_batches: int = 4
 
 
 SETTINGS = VarianceSettings()
@@ -113,8 +117,12 @@ def measure_one(name: str, seed: int, work_dir: Path, settings: VarianceSettings
         mask = batch.trained_mask
         own_lengths, own_rewards = mask.sum(dim=1).clamp(min=1).numpy(), batch.rewards.double().numpy()
         sizes = (own_rewards, own_lengths, settings.num_generations, trainer.loss_normalizer)
-        weights = np.stack([objective.token_weights(*sizes) for objective in FAMILY.values()])
-        gradients.add(torch.from_numpy(score_sums(trainer, token_batch(inputs), mask, weights)))
+        weights = {key: objective.token_weights(*sizes) for key, objective in FAMILY.items()}
+        sums = score_sums(trainer, token_batch(inputs), mask, np.stack([weights[key] for key in DIFFERENT]))
+        vectors = dict(zip(DIFFERENT, torch.from_numpy(sums), strict=True))
+        for same, other in zip(DIVISORS["batch"], DIVISORS["constant"], strict=True):
+            vectors[same] = vectors[other] * len(mask) * trainer.loss_normalizer / float(own_lengths.sum())
+        gradients.add(vectors)
         lengths.append(own_lengths)
         rewards.append(own_rewards)
         if number < settings.single_batches:
@@ -149,14 +157,13 @@ class Gradients:
         self.moments = {name: Moments() for name in names}
         self.products: dict[tuple[str, str], float] = {}
 
-    def add(self, vectors: torch.Tensor) -> None:
-        """A batch's gradients `(O, n)`, in the order of the names."""
-        for vector, moments in zip(vectors, self.moments.values(), strict=True):
-            moments.add(vector)
-        gram = (vectors @ vectors.T).tolist()
-        for row, first in enumerate(self.moments):
-            for column, second in enumerate(self.moments):
-                self.products[first, second] = self.products.get((first, second), 0.0) + gram[row][column]
+    def add(self, vectors: Mapping[str, torch.Tensor]) -> None:
+        """The gradient of one batch under each objective, `(n,)`."""
+        for first, moments in self.moments.items():
+            moments.add(vectors[first])
+            for second in self.moments:
+                product = float(vectors[first] @ vectors[second])
+                self.products[first, second] = self.products.get((first, second), 0.0) + product
 
     def noise(self, name: str, groups: int) -> float:
         """Groups until signal and noise are equal; NaN where no mean is told from 0. `groups`: of a batch."""
