@@ -11,7 +11,7 @@ and the strength of the penalty is chosen on a fold of the training prompts. A s
 what it finds is known without knowing the answer ("long ones are incorrect").
 
 Standard errors are those of a mean over prompts, times the square root of 2. Prompts of two folds are judged by probes
-that learned from each other, so near chance what they share by accident counts twice; further off it is an upper bound.
+that learned from each other, so near chance what they share by accident counts twice; elsewhere it is an upper bound.
 Pure numbers, no torch.
 """
 

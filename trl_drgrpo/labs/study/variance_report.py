@@ -66,8 +66,8 @@ def sentence(results: dict[str, Any]) -> str:
     for divisor, (key, _) in DIVISORS.items():
         grown[divisor] = _cell([_ratio(b["noise"][key], a["noise"][key]) for a, b in zip(first, last, strict=True)], 2)
     return (
-        f"With {longer:.1f} times as many tokens of the constructed task, the noise is {grown['constant']} times as large "
-        f"under a constant divisor, {grown['batch']} under the batch's tokens, {grown['row']} under a mean per row."
+        f"With {longer:.1f} times as many tokens of the constructed task, the noise is {grown['constant']} times as "
+        f"large under a constant divisor, {grown['batch']} under the batch's tokens, {grown['row']} under a mean per row."
     )
 
 
