@@ -3,7 +3,7 @@ r"""Small models and tasks on which one update is measured: made for an effect, 
 `guess`: the game of `guessing.py`, with verdicts shown truly, truly three times in four, or by a coin, and with
 comments in one letter whatever the verdict. `even`: the same game, rewarded for an even digit, with comments of four
 lengths that change nothing but the noise. The others are tasks of the package: list sums of the demo, long list sums
-with two demonstrators, and chains of sums after two warm-starts.
+with two demonstrators, and chains of sums, warm-started a little shorter than in the study `arithmetic`.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,6 +26,7 @@ from trl_drgrpo.trainer import DrGRPOTrainer
 
 _LONGEST = 4  # a comment at most, in mean lengths
 COMMENTS = (4, 8, 16, 32)  # mean tokens
+_CHAIN_STEPS = 500
 _EVEN_STEPS = 150  # enough to write fluently
 
 
@@ -67,8 +68,7 @@ STARTS: dict[str, Callable[[Path], Path]] = {
     "guess_one_letter": partial(guessing.warm_start, letters={True: "x", False: "x"}),
     "long_sums": long_sums.warm_start,
     "long_sums_high": partial(long_sums.warm_start, gap_probability=0.08),
-    "chains_200": partial(arithmetic.warm_start, steps=200),
-    "chains_500": partial(arithmetic.warm_start, steps=500),
+    "chains": partial(arithmetic.warm_start, steps=_CHAIN_STEPS),
     **{
         f"even_{n}": partial(guessing.warm_start, steps=_EVEN_STEPS, mean_length=n, longest=_LONGEST * n)
         for n in COMMENTS
@@ -97,11 +97,6 @@ def _sums(title: str, terms: tuple[int, int], max_completion: int, start: str = 
     return MeasuredModel(title, start, make_prompts, list_sum_reward, max_completion)
 
 
-def _chains(steps: int) -> MeasuredModel:
-    title, start = f"chains of sums, {steps} steps", f"chains_{steps}"
-    return MeasuredModel(title, start, arithmetic.make_prompts, arithmetic.answer_reward, arithmetic.MAX_COMPLETION)
-
-
 MODELS = {
     "guess_coin": _guess("guess, verdict shown by a coin", honesty=0.5),
     "guess_three_in_four": _guess("guess, verdict shown truly 3 times in 4", honesty=0.75),
@@ -114,8 +109,9 @@ MODELS = {
     "long_sums_high": _sums(
         "long list sums, fewer mistakes", long_sums.TERMS, long_sums.MAX_COMPLETION, "long_sums_high"
     ),
-    "chains_200": _chains(200),
-    "chains_500": _chains(500),
+    "chains": MeasuredModel(
+        "chains of sums", "chains", arithmetic.make_prompts, arithmetic.answer_reward, arithmetic.MAX_COMPLETION
+    ),
     **{f"even_{length}": _even(length) for length in COMMENTS},
 }
 

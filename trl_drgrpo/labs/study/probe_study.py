@@ -44,13 +44,11 @@ class ProbeSettings:
         "sums_demo",
         "sums_6",
         "long_sums",
-        "long_sums_high",
-        "chains_200",
-        "chains_500",
+        "chains",
     )
-    prompts: int = 24
+    prompts: int = 16
     num_generations: int = 8
-    batches: int = 6
+    batches: int = 5
 
 
 SETTINGS = ProbeSettings()

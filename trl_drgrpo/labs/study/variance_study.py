@@ -57,8 +57,8 @@ class VarianceSettings:
     models: Sequence[str] = (*(f"even_{n}" for n in COMMENTS), "sums_3", "sums_6", "long_sums_high")
     prompts: int = 4
     num_generations: int = 8
-    batches: int = 48
-    single_batches: int = 4
+    batches: int = 24
+    single_batches: int = 3
 
 
 SETTINGS = VarianceSettings()
