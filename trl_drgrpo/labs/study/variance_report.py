@@ -67,7 +67,8 @@ def sentence(results: dict[str, Any]) -> str:
         grown[divisor] = _cell([_ratio(b["noise"][key], a["noise"][key]) for a, b in zip(first, last, strict=True)], 2)
     return (
         f"With {longer:.1f} times as many tokens of the constructed task, the noise is {grown['constant']} times as "
-        f"large under a constant divisor, {grown['batch']} under the batch's tokens, {grown['row']} under a mean per row."
+        f"large under a constant divisor, {grown['batch']} under the batch's tokens and {grown['row']} under a mean "
+        "per row."
     )
 
 

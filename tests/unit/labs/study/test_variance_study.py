@@ -13,8 +13,8 @@ SMALL = dataclasses.replace(SETTINGS, models=("sums_3",), prompts=2, num_generat
 
 
 def test_noise_and_alignment_of_a_known_distribution():
-    """Mean (3, 4, 0 ...) of length 5, variance 2 in each of 50 dimensions: trace 100, 100 / 25 = 4 batches of 6 groups;
-    the other one has a mean at 60 degrees and no noise."""
+    """Mean (3, 4, 0 ...) of length 5, variance 2 in each of 50 dimensions: trace 100, 100 / 25 = 4 batches of 6
+    groups; the other one has a mean at 60 degrees and no noise."""
     rng = np.random.default_rng(0)
     mean, tilted = np.zeros(50), np.zeros(50)
     mean[:2] = 3, 4
