@@ -7,7 +7,7 @@ with two demonstrators, and chains of sums, warm-started a little shorter than i
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,10 @@ from trl_drgrpo.config.config import DrGRPOConfig
 from trl_drgrpo.labs.demo import long_sums
 from trl_drgrpo.labs.demo.build import MODEL_DIR
 from trl_drgrpo.labs.demo.task import list_sum_reward, make_dataset
+from trl_drgrpo.labs.provenance import provenance, study_command
 from trl_drgrpo.labs.study import arithmetic, guessing
+from trl_drgrpo.labs.study.credit_study import in_processes
+from trl_drgrpo.labs.study.results_file import earlier_results, write_results
 from trl_drgrpo.labs.study.trajectories import SMALL_RUN
 from trl_drgrpo.trainer import DrGRPOTrainer
 
@@ -156,3 +159,48 @@ def build_trainer(
         processing_class=AutoTokenizer.from_pretrained(folder),
         rollout_func=chosen.rollout(seed) if chosen.rollout else None,
     )
+
+
+def measure_all(
+    study: str,
+    measure: Callable[[str, int, Path, Any], dict[str, Any]],
+    settings: Any,
+    seeds: Sequence[int],
+    output: Path,
+    work_dir: Path,
+    jobs: int,
+    on_run: Callable[[dict[str, Any]], None],
+) -> dict[str, Any]:
+    """Make the starts, then measure each model with every seed.
+
+    Measurements that are in `output` already, with the same settings and versions, are kept.
+
+    Args:
+        study (`str`): Its name on the command line.
+        measure (`Callable`): `f(name, seed, work_dir, settings)` -> results, with `model` and `seed` among them.
+        settings (dataclass): Has `models`, keys of [`MODELS`].
+        seeds (`Sequence[int]`): Of prompts and sampling; the weights of a model are the same for all.
+        output (`Path`): JSON file, written after each measurement.
+        work_dir (`Path`): For models and trainers.
+        jobs (`int`): Measurements at a time, a process each if more than one.
+        on_run (`Callable`): Told what was measured.
+
+    Returns:
+        `dict[str, Any]`: Provenance, `settings` and `runs`, what the file holds.
+    """
+    results: dict[str, Any] = {**provenance(study_command(study, len(seeds), jobs)), "settings": asdict(settings)}
+    wanted = [(name, seed) for seed in seeds for name in settings.models]
+    earlier = earlier_results(output, results).get("runs", [])
+    results["runs"] = [run for run in earlier if (run["model"], run["seed"]) in wanted]
+    done = {(run["model"], run["seed"]) for run in results["runs"]}
+    left = [(*call, work_dir, settings) for call in wanted if call not in done]
+    starts = dict.fromkeys(MODELS[name].start for name, *_ in left)
+    for _ in in_processes(start_of, [(start, work_dir) for start in starts], jobs):
+        pass
+    for run in in_processes(measure, left, jobs):
+        results["runs"].append(run)
+        results["runs"].sort(key=lambda each: wanted.index((each["model"], each["seed"])))
+        write_results(results, output)
+        on_run(run)
+    write_results(results, output)
+    return results

@@ -11,18 +11,15 @@ chance (`correctness_probe.py`). Where a model always knows whether to stop, its
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from trl_drgrpo.labs.provenance import provenance, study_command
-from trl_drgrpo.labs.study.credit_study import in_processes
 from trl_drgrpo.labs.study.direction import GAP, Estimate, Rollouts
-from trl_drgrpo.labs.study.measured_models import MODELS, build_trainer, start_of
+from trl_drgrpo.labs.study.measured_models import build_trainer, measure_all
 from trl_drgrpo.labs.study.probe import measure_model
-from trl_drgrpo.labs.study.results_file import earlier_results, write_results
 from trl_drgrpo.labs.study.stop_states import StateCollector
 
 
@@ -77,23 +74,11 @@ def run_study(
     Returns:
         `dict[str, Any]`: Provenance, `settings` and `runs`, what the file holds.
     """
-    results: dict[str, Any] = {
-        **provenance(study_command("probe", len(seeds), jobs)),
-        "settings": asdict(settings),
-    }
-    results["runs"] = earlier_results(output, results).get("runs", [])
-    starts = dict.fromkeys(MODELS[name].start for name in settings.models)
-    for folder in in_processes(start_of, [(start, work_dir) for start in starts], jobs):
-        on_part(f"start: {folder.name}")
-    wanted = [(name, seed) for seed in seeds for name in settings.models]
-    done = {(run["model"], run["seed"]) for run in results["runs"]}
-    left = [(name, seed, work_dir, settings) for name, seed in wanted if (name, seed) not in done]
-    for run in in_processes(measure_one, left, jobs):
-        results["runs"].append(run)
-        results["runs"].sort(key=lambda each: (each["seed"], settings.models.index(each["model"])))
-        write_results(results, output)
+
+    def said(run: dict[str, Any]) -> None:
         on_part(f"{run['model']}, seed {run['seed']}: AUC {run['states'][0]:.3f}, gap {run['gap'][0]:+.1f} tokens")
-    return results
+
+    return measure_all("probe", measure_one, settings, seeds, output, work_dir, jobs, said)
 
 
 def measure_one(name: str, seed: int, work_dir: Path, settings: ProbeSettings) -> dict[str, Any]:

@@ -11,7 +11,7 @@ All quantities here are free of scale, since divisors have different units:
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -19,15 +19,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from trl_drgrpo.labs.provenance import provenance, study_command
-from trl_drgrpo.labs.study.credit_study import in_processes
 from trl_drgrpo.labs.study.credit_variance import Moments, gradient_of, log_probs_of
 from trl_drgrpo.labs.study.direction import REFERENCE
 from trl_drgrpo.labs.study.generation_batches import sampled_batches
-from trl_drgrpo.labs.study.measured_models import COMMENTS, MODELS, build_trainer, start_of
+from trl_drgrpo.labs.study.measured_models import COMMENTS, build_trainer, measure_all
 from trl_drgrpo.labs.study.objectives import OBJECTIVES, Objective
 from trl_drgrpo.labs.study.probe import score_sums
-from trl_drgrpo.labs.study.results_file import earlier_results, write_results
 from trl_drgrpo.trainer import DrGRPOTrainer
 from trl_drgrpo.upstream.batch_rows import token_batch
 
@@ -80,26 +77,12 @@ def run_study(
     Returns:
         `dict[str, Any]`: Provenance, `settings` and `runs`, what the file holds.
     """
-    results: dict[str, Any] = {
-        **provenance(study_command("variance", len(seeds), jobs)),
-        "settings": asdict(settings),
-    }
-    results["runs"] = earlier_results(output, results).get("runs", [])
-    starts = dict.fromkeys(MODELS[name].start for name in settings.models)
-    for folder in in_processes(start_of, [(start, work_dir) for start in starts], jobs):
-        on_part(f"start: {folder.name}")
-    wanted = [(name, seed) for seed in seeds for name in settings.models]
-    done = {(run["model"], run["seed"]) for run in results["runs"]}
-    left = [(name, seed, work_dir, settings) for name, seed in wanted if (name, seed) not in done]
-    for run in in_processes(measure_one, left, jobs):
-        results["runs"].append(run)
-        results["runs"].sort(key=lambda each: (each["seed"], settings.models.index(each["model"])))
-        write_results(results, output)
-        noise = ", ".join(
-            f"{name} {run['noise'][without] or float('nan'):.1f}" for name, (without, _) in DIVISORS.items()
-        )
-        on_part(f"{run['model']}, seed {run['seed']}: {run['length']:.0f} tokens, noise {noise}")
-    return results
+
+    def said(run: dict[str, Any]) -> None:
+        noise = (f"{key} {run['noise'][without] or float('nan'):.1f}" for key, (without, _) in DIVISORS.items())
+        on_part(f"{run['model']}, seed {run['seed']}: {run['length']:.0f} tokens, noise {', '.join(noise)}")
+
+    return measure_all("variance", measure_one, settings, seeds, output, work_dir, jobs, said)
 
 
 def measure_one(name: str, seed: int, work_dir: Path, settings: VarianceSettings) -> dict[str, Any]:
