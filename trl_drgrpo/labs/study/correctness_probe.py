@@ -39,6 +39,8 @@ class ProbeScores:
         prompts (`int`): Prompts with correct and incorrect completions; the others have no say.
         correct, incorrect (`int`): Their completions.
         open_stops (`float`): Mean of [`StopStates.open_stops`] over all completions.
+        apart (`float`): Squared distance between the mean states of correct and of incorrect completions, see
+            [`relative_distance`]. A probe reads what is small, too, and an update of the one then moves the other.
     """
 
     states: Estimate
@@ -48,6 +50,7 @@ class ProbeScores:
     correct: int
     incorrect: int
     open_stops: float
+    apart: float
 
 
 @dataclass(frozen=True)
@@ -106,6 +109,7 @@ def probe_correctness(found: StopStates, seed: int = 0) -> ProbeScores:
         int(right.sum()),
         int((~right).sum()),
         float(found.open_stops.mean()),
+        relative_distance(found.states[chosen], right, numbers, folds),
     )
 
 
@@ -157,6 +161,20 @@ def out_of_fold_scores(features: np.ndarray, right: np.ndarray, prompts: np.ndar
         best = int(np.argmin(losses))
         scores[held_out] = x[held_out] @ _ridge(x[~held_out], y[~held_out])[:, best]
     return scores
+
+
+def relative_distance(states: np.ndarray, right: np.ndarray, prompts: np.ndarray, folds: np.ndarray) -> float:
+    """Squared distance of the mean states of correct and incorrect completions within a prompt, over the mean squared
+    length of a state; from products of different folds, so that noise adds nothing.
+
+    Args:
+        states, right, prompts, folds: As in [`out_of_fold_scores`].
+    """
+    x, y = centered(np.asarray(states, dtype=float), prompts), centered(right[:, None].astype(float), prompts)[:, 0]
+    slopes = np.stack([y[folds == fold] @ x[folds == fold] / (y[folds == fold] ** 2).sum() for fold in range(FOLDS)])
+    gram = slopes @ slopes.T
+    distance = (gram.sum() - np.trace(gram)) / (FOLDS * (FOLDS - 1))
+    return float(distance / (np.asarray(states, dtype=float) ** 2).sum(axis=1).mean())
 
 
 def centered(values: np.ndarray, prompts: np.ndarray) -> np.ndarray:

@@ -18,6 +18,7 @@ _PREDICTORS: dict[str, tuple[str, Callable[[dict[str, Any]], float]]] = {
     "states": ("AUC", lambda run: run["states"][0]),
     "difference": ("AUC above the position's", lambda run: run["difference"][0]),
     "open_stops": ("open stops", lambda run: run["open_stops"]),
+    "apart": ("distance of the states", lambda run: run["apart"]),
 }
 DECLARED = ("states", "tokens")
 
@@ -29,9 +30,9 @@ def table(results: dict[str, Any]) -> str:
         results (`dict[str, Any]`): Of [`~trl_drgrpo.labs.study.probe_study.run_study`].
     """
     lines = [
-        "| model | correct, % | incorrect / correct, tokens | AUC, state | AUC, position | open stops "
+        "| model | correct, % | incorrect / correct, tokens | AUC, state | AUC, position | open stops | distance "
         "| GRPO minus Dr. GRPO, tokens | in % of the steepest |",
-        "|---" * 8 + "|",
+        "|---" * 9 + "|",
     ]
     for name in results["settings"]["models"]:
         runs = _runs(results, name)
@@ -42,6 +43,7 @@ def table(results: dict[str, Any]) -> str:
             _cell(interval(states), 3),
             _cell(interval(position), 3),
             f"{_mean(runs, 'open_stops'):.2f}",
+            f"{_mean(runs, 'apart'):.3f}",
             *(_cell(interval([effect(run) for run in runs]), 1, "+") for _, effect in _EFFECTS.values()),
         ]
         lines.append(f"| {MODELS[name].title} | {' | '.join(cells)} |")
@@ -68,7 +70,7 @@ def correlation(results: dict[str, Any], predictor: str, effect: str, natural: b
 
     Args:
         results (`dict[str, Any]`): Of [`~trl_drgrpo.labs.study.probe_study.run_study`].
-        predictor (`str`): `states`, `difference` or `open_stops`.
+        predictor (`str`): `states`, `difference`, `open_stops` or `apart`.
         effect (`str`): `tokens` or `share`.
         natural (`bool`, *optional*, defaults to `False`): Only over models that were not constructed.
     """

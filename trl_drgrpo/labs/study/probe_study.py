@@ -8,6 +8,9 @@ length can make, since parameters and lengths differ between models; both also o
 
 Added after a pilot on two of the models with another seed, before the study: `open_stops`, how far stopping is left to
 chance (`correctness_probe.py`). Where a model always knows whether to stop, its length is decided at other tokens.
+
+Added after one seed, in which a verdict that was read off the states with an AUC of 0.98 had no effect: `apart`, how
+far the states of correct and incorrect completions are from each other, and not only whether they can be told.
 """
 
 from collections.abc import Callable, Sequence
@@ -116,6 +119,7 @@ def measure_one(name: str, seed: int, work_dir: Path, settings: ProbeSettings) -
         "position": _pair(scores.position),
         "difference": _pair(scores.difference),
         "open_stops": round(scores.open_stops, 4),
+        "apart": round(scores.apart, 5),
         "gap": _pair(changes.differences["grpo"][GAP]),
         "gap_without_std": _pair(changes.differences["grpo_without_std"][GAP]),
         "steepest": None if np.isnan(changes.steepest_gap) else round(changes.steepest_gap, 3),

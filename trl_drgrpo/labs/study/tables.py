@@ -106,23 +106,21 @@ def probe_table(scores: ProbeScores) -> str:
 
 def probe_sentence(scores: ProbeScores) -> str:
     """What the numbers say of the length bias."""
+    tells = "the state tells correct from incorrect answers to the same prompt"
     if scores.states.value <= 0.5 + 1.96 * scores.states.standard_error:
-        known = "Where an answer may stop, the state does not tell correct from incorrect answers to the same prompt: "
-        known += "the pushes of a mean per row cancel there."
+        found = (
+            "the state does not tell correct from incorrect answers to the same prompt: the pushes of a mean per row "
+        )
+        found += "cancel there."
     elif scores.difference.value > 1.96 * scores.difference.standard_error:
-        known = (
-            "Where an answer may stop, the state tells correct from incorrect answers to the same prompt, and better "
-        )
-        known += "than its position does: a mean per row can move their lengths apart."
+        found = f"{tells}, and better than its position does: a mean per row can move their lengths apart."
     else:
-        known = (
-            "Where an answer may stop, the state tells correct from incorrect answers to the same prompt no better "
-        )
-        known += "than its position does: that incorrect answers are longer or shorter explains it."
+        found = f"{tells} no better than its position does: it may know no more than that one kind is longer."
     return (
-        f"{known} How far depends on what is left to decide there: the sum of h (1 - h) over the tokens of an answer, "
-        f"h the probability to stop, is {scores.open_stops:.2f} (near 1: a coin at every token; 0: when to stop is "
-        "decided elsewhere)."
+        f"Where an answer may stop, {found} How far depends on the distance of the states, whose square is "
+        f"{scores.apart:.3f} of a state's squared length, and on what is left to decide there: the sum of h (1 - h) over "
+        f"the tokens of an answer, h the probability to stop, is {scores.open_stops:.2f} (near 1: a coin at every token; "
+        "0: when to stop is decided elsewhere)."
     )
 
 

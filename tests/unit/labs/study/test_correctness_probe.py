@@ -48,6 +48,12 @@ def test_a_signal_is_found_as_far_as_it_goes(signal, expected):
     assert found.open_stops == 0.5
 
 
+def test_the_distance_is_relative_and_without_noise():
+    """12 dimensions of variance 1 and a shift by 6 where correct (4 in 10): 36 over 12 + 0.4 * 36; without it 0."""
+    assert probe_correctness(states(signal=6.0)).apart == pytest.approx(36 / 26.4, rel=0.1)
+    assert abs(np.mean([probe_correctness(states(seed)).apart for seed in range(6)])) < 0.003
+
+
 def test_the_position_is_a_probe_of_its_own():
     found = probe_correctness(states(longer=15))
     assert found.position.value > 0.7

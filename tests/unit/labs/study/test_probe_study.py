@@ -50,6 +50,7 @@ def study(gaps, seeds=2):
             "position": [0.5, 0.01],
             "difference": [0.04 * number, 0.01],
             "open_stops": 0.3,
+            "apart": 0.01 * number,
             "gap": [gap + (seed - 0.5), 1.0],
             "steepest": 50.0,
         }
@@ -71,7 +72,7 @@ def test_the_table_has_a_row_per_model():
     results = study([1, 2, 3, 4, 5, 6])
     lines = probe_report.table(results).splitlines()
     assert len(lines) == 2 + 6
-    assert "| 0.500 ± 0.000 | 0.500 ± 0.000 | 0.30 | +1.0 ± 6.4 | +2.0 ± 12.7 |" in lines[2]
+    assert "| 0.500 ± 0.000 | 0.500 ± 0.000 | 0.30 | 0.000 | +1.0 ± 6.4 | +2.0 ± 12.7 |" in lines[2]
 
 
 def test_the_figure_is_drawn(tmp_path):
