@@ -119,8 +119,8 @@ def probe_sentence(scores: ProbeScores) -> str:
     return (
         f"Where an answer may stop, {found} How far depends on the distance of the states, whose square is "
         f"{scores.apart:.3f} of a state's squared length, and on what is left to decide there: the sum of h (1 - h) "
-        f"over an answer's tokens, h the probability to stop, is {scores.open_stops:.2f} (near 1: a coin at every token; "
-        "0: when to stop is decided elsewhere)."
+        f"over an answer's tokens, h the probability to stop, is {scores.open_stops:.2f} (near 1: a coin at every "
+        "token; 0: when to stop is decided elsewhere)."
     )
 
 
