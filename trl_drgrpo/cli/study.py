@@ -4,6 +4,7 @@
 trainers, a few minutes per seed on two cores. `arithmetic`: a larger one on a task that was not made to show anything.
 `signal`: dynamic sampling and curriculum at equal generated tokens. `forks`: completions that fork, likewise.
 `search`: search strategies at equal budgets. `credit`: step rewards, paid and subtracted.
+`probe`: the length bias of models that know more or less of being incorrect. `variance`: gradient noise by length.
 Tables go to standard output, files to `--output_dir`.
 """
 
@@ -25,6 +26,8 @@ STUDIES = {
     "signal": 5,
     "search": 5,
     "forks": 5,
+    "probe": 3,
+    "variance": 3,
 }  # and the number of seeds
 
 
@@ -38,9 +41,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "reasoning-gym, about half an hour. credit: step rewards and baselines on long list sums and in two turns, "
         "about half an hour. signal: batches filled by dynamic sampling and curriculum, a few minutes per seed. "
         "search: best-of-N, beam and PUCT with good and bad values, minutes per seed. forks: completions that go on "
-        "from a common prefix, gradients and runs, about half an hour. An interrupted one goes on",
+        "from a common prefix, gradients and runs, about half an hour. probe: one update of models that know more or "
+        "less that they are incorrect, about an hour. variance: gradient variance by divisor and length, minutes per "
+        "seed. An interrupted one goes on",
     )
-    parser.add_argument("--seeds", type=int, help="number of seeds, from 0 on (default: 5; arithmetic: 3)")
+    parser.add_argument(
+        "--seeds", type=int, help="number of seeds, from 0 on (default: 5; arithmetic, probe and variance: 3)"
+    )
     parser.add_argument(
         "--jobs", type=int, default=1, help="runs at a time, a core for each; not of tabular and search (default: 1)"
     )
@@ -72,6 +79,10 @@ def run(args: argparse.Namespace) -> int:
         draw, results = _credit(seeds, numbers, args.jobs)
     elif args.study == "forks":
         draw, results = _forks(seeds, numbers, args.jobs)
+    elif args.study == "probe":
+        draw, results = _probe(seeds, numbers, args.jobs)
+    elif args.study == "variance":
+        draw, results = _variance(seeds, numbers, args.jobs)
     else:
         draw, results = _rung(args.study, seeds, numbers, args.jobs)
     console.log(f"numbers: {numbers}")
@@ -134,6 +145,29 @@ def _forks(seeds: range, numbers: Path, jobs: int) -> tuple[Any, dict[str, Any]]
     for stage in results["stages"]:
         print(f"{report.stage_title(stage, results)}:\n\n{report.variance_table(results, stage['stage'])}\n")
     print(f"{report.learning_title(results)}:\n\n{report.learning_table(results)}")
+    return report.draw, results
+
+
+def _probe(seeds: range, numbers: Path, jobs: int) -> tuple[Any, dict[str, Any]]:
+    _prepare_trainers()
+    from trl_drgrpo.labs.study import probe_report as report
+    from trl_drgrpo.labs.study.probe_study import run_study
+
+    results = run_study(seeds, numbers, numbers.parent / "probe", jobs, on_part=console.log)
+    print(f"Knowledge of being incorrect, and the bias, {len(seeds)} seeds, ± 95%:\n\n{report.table(results)}\n")
+    print(f"{report.correlation_table(results)}\n\n{report.sentence(results)}")
+    return report.draw, results
+
+
+def _variance(seeds: range, numbers: Path, jobs: int) -> tuple[Any, dict[str, Any]]:
+    _prepare_trainers()
+    from trl_drgrpo.labs.study import variance_report as report
+    from trl_drgrpo.labs.study.variance_study import run_study
+
+    results = run_study(seeds, numbers, numbers.parent / "variance", jobs, on_part=console.log)
+    print(f"Groups until the mean gradient is as large as its noise, {len(seeds)} seeds, ± 95%:\n")
+    print(f"{report.noise_table(results)}\n\n{report.noise_table(results, with_std=True)}\n")
+    print(f"{report.shape_table(results)}\n\n{report.sentence(results)}")
     return report.draw, results
 
 

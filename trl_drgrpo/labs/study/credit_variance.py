@@ -5,7 +5,6 @@ their number: with `g_p` the gradient of group p, `tr Cov = 1/(P - 1) * sum_p |g
 group takes, that is the variance per token generated.
 """
 
-from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,10 @@ import torch
 from trl_drgrpo.labs.study.credit_arms import ARMS, OUTCOME, StepRewardFunc
 from trl_drgrpo.labs.study.credit_runs import build_trainer
 from trl_drgrpo.labs.study.credit_tasks import CreditTask
+from trl_drgrpo.labs.study.generation_batches import sampled_batches
 from trl_drgrpo.trainer import DrGRPOTrainer
 from trl_drgrpo.upstream.batch_rows import token_batch
-from trl_drgrpo.upstream.batches import CreditedBatch, ScoredBatch
-from trl_drgrpo.upstream.swapping import swapped
+from trl_drgrpo.upstream.batches import ScoredBatch
 
 _SEED = 10_000  # that of no run
 WARM_UP_BATCHES = 8  # not measured: an arm's coefficient is fitted on earlier batches
@@ -68,19 +67,6 @@ def measure_variance(
         numbers[arm] = {"variance": each.variance * tokens / len(each.squares), **each.over(reference)}
         numbers[arm]["half"] = halved[arm].over(reference)
     return numbers
-
-
-def sampled_batches(trainer: DrGRPOTrainer) -> Iterator[tuple[CreditedBatch, dict[str, Any]]]:
-    """Generation batches as the training loop would see them, and what TRL trains on.
-
-    Args:
-        trainer ([`DrGRPOTrainer`]): The trainer; its model does not change.
-    """
-    caught: list[CreditedBatch] = []
-    for inputs in trainer.get_train_dataloader():
-        with swapped(trainer, on_credit=caught.append):
-            rollouts = trainer.sample_rollouts(inputs)
-        yield caught.pop(), rollouts
 
 
 def _advantages(trainer: DrGRPOTrainer, scored: ScoredBatch, rollouts: dict[str, Any]) -> torch.Tensor:

@@ -22,6 +22,8 @@ from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.labs.study.objectives import OBJECTIVES
 
 QUANTITIES = ("length_right", "length_wrong", "length", "pass_rate")
+GAP = "length_gap"  # mean length of incorrect answers minus that of correct ones, from the two
+REPORTED = (*QUANTITIES, GAP)
 REFERENCE = "dr_grpo"  # what the others are compared with
 ScoreSums = Callable[[np.ndarray], np.ndarray]
 
@@ -95,11 +97,14 @@ class Changes:
         changes (`dict[str, dict[str, Estimate]]`): Per objective and quantity.
         differences (`dict[str, dict[str, Estimate]]`): The same minus that of Dr. GRPO, from the same batches.
         batches (`int`): Batches that the estimates are from.
+        steepest_gap (`float`): What an update of unit length could change the gap by at most: the length of its
+            gradient. NaN where that is not above its noise.
     """
 
     changes: dict[str, dict[str, Estimate]]
     differences: dict[str, dict[str, Estimate]]
     batches: int
+    steepest_gap: float
 
 
 def changes_per_step(directions: np.ndarray, gradients: np.ndarray) -> Changes:
@@ -122,12 +127,23 @@ def changes_per_step(directions: np.ndarray, gradients: np.ndarray) -> Changes:
     norms = np.linalg.norm(directions, axis=2, keepdims=True)
     units = np.divide(directions, norms, out=np.zeros_like(directions), where=norms > 0)
     products = np.einsum("aon,bqn->aboq", units, gradients)  # (K, K, O, Q)
+    right, wrong = QUANTITIES.index("length_right"), QUANTITIES.index("length_wrong")
+    gap = products[..., wrong : wrong + 1] - products[..., right : right + 1]
+    products = np.concatenate([products, gap], axis=3)
     reference = list(OBJECTIVES).index(REFERENCE)
     return Changes(
         _estimates(products),
         _estimates(products - products[:, :, reference : reference + 1]),
         batches,
+        _expected_length(gradients[:, wrong] - gradients[:, right]),
     )
+
+
+def _expected_length(vectors: np.ndarray) -> float:
+    """Length of the mean of independent vectors `(K, n)`: a vector's product with itself, which is noise, left out."""
+    gram = vectors @ vectors.T
+    squared = (gram.sum() - np.trace(gram)) / (len(gram) * (len(gram) - 1))
+    return float(np.sqrt(squared)) if squared > 0 else float("nan")
 
 
 def _estimates(products: np.ndarray) -> dict[str, dict[str, Estimate]]:
@@ -140,9 +156,7 @@ def _estimates(products: np.ndarray) -> dict[str, dict[str, Estimate]]:
     left_out = without / ((batches - 1) * (batches - 2))
     errors = np.sqrt((batches - 1) / batches * ((left_out - left_out.mean(axis=0)) ** 2).sum(axis=0))
     return {
-        objective: {
-            quantity: Estimate(float(mean[o, q]), float(errors[o, q])) for q, quantity in enumerate(QUANTITIES)
-        }
+        objective: {quantity: Estimate(float(mean[o, q]), float(errors[o, q])) for q, quantity in enumerate(REPORTED)}
         for o, objective in enumerate(OBJECTIVES)
     }
 

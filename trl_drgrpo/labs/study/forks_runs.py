@@ -21,7 +21,8 @@ from trl_drgrpo.labs.demo.long_sums import GAP_PROBABILITY, MAX_COMPLETION, make
 from trl_drgrpo.labs.study.credit_arms import OUTCOME
 from trl_drgrpo.labs.study.credit_runs import build_trainer
 from trl_drgrpo.labs.study.credit_tasks import LONG_SUMS
-from trl_drgrpo.labs.study.credit_variance import Moments, gradient_of, log_probs_of, sampled_batches
+from trl_drgrpo.labs.study.credit_variance import Moments, gradient_of, log_probs_of
+from trl_drgrpo.labs.study.generation_batches import sampled_batches
 from trl_drgrpo.objective.fork_advantages import Forks
 from trl_drgrpo.trainer import DrGRPOTrainer
 from trl_drgrpo.upstream.batches import CreditedBatch

@@ -14,7 +14,8 @@ could be learned as well, and then being right would no longer be a matter of ch
 """
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,11 +60,15 @@ def verdict_reward(completions: Sequence[str], verdict: Sequence[bool], **kwargs
     return [float(right) for right in verdict]
 
 
-def guessing_rollout(seed: int) -> Callable[[list[str], Any], dict[str, Any]]:
+def guessing_rollout(
+    seed: int, longest: int = MAX_COMMENT, honesty: float = 1.0
+) -> Callable[[list[str], Any], dict[str, Any]]:
     """The roll-out of the task, for `rollout_func` of any of the trainers.
 
     Args:
         seed (`int`): Of the environment's verdicts; the policy samples from torch's generator.
+        longest (`int`): Tokens of a comment at most.
+        honesty (`float`): Probability that the policy is shown the verdict that counts, and not the other one.
 
     Returns:
         `Callable`: `f(prompts, trainer)` -> `prompt_ids`, `completion_ids`, `logprobs` (None), `env_mask` (0 on the
@@ -75,18 +80,18 @@ def guessing_rollout(seed: int) -> Callable[[list[str], Any], dict[str, Any]]:
         tokenizer = trainer.processing_class
         prompt_ids = [tokenizer(prompt)["input_ids"] for prompt in prompts]
         verdicts = [rng.random() < RIGHT_PROBABILITY for _ in prompts]
+        shown = verdicts if honesty == 1 else [right == (rng.random() < honesty) for right in verdicts]
         feedback = {right: tokenizer(f"\n{text}\n")["input_ids"] for right, text in VERDICTS.items()}
         guesses = sample_turn(trainer, prompt_ids, 1, [tokenizer.eos_token_id])
         seen = [
-            prompt + guess + feedback[right]
-            for prompt, guess, right in zip(prompt_ids, guesses, verdicts, strict=True)
+            prompt + guess + feedback[right] for prompt, guess, right in zip(prompt_ids, guesses, shown, strict=True)
         ]
-        comments = sample_turn(trainer, seen, MAX_COMMENT, [tokenizer.eos_token_id])
+        comments = sample_turn(trainer, seen, longest, [tokenizer.eos_token_id])
         return {
             "prompt_ids": prompt_ids,
             "completion_ids": [
                 guess + feedback[right] + comment
-                for guess, right, comment in zip(guesses, verdicts, comments, strict=True)
+                for guess, right, comment in zip(guesses, shown, comments, strict=True)
             ],
             "env_mask": [[1] + [0] * FEEDBACK_TOKENS + [1] * len(comment) for comment in comments],
             "logprobs": None,
@@ -99,7 +104,15 @@ def guessing_rollout(seed: int) -> Callable[[list[str], Any], dict[str, Any]]:
 # The model that everything starts from ------------------------------------------------------------------------------
 
 
-def warm_start(folder: Path, seed: int = 0, steps: int = 400, batch_size: int = 128) -> Path:
+def warm_start(
+    folder: Path,
+    seed: int = 0,
+    steps: int = 400,
+    batch_size: int = 128,
+    mean_length: float = START_LENGTH,
+    longest: int = MAX_COMMENT,
+    letters: Mapping[bool, str] = _COMMENTS,
+) -> Path:
     """Train a small Qwen2 on demonstrations until it plays the game, and save it.
 
     Args:
@@ -107,6 +120,8 @@ def warm_start(folder: Path, seed: int = 0, steps: int = 400, batch_size: int = 
         seed (`int`): Of weights and demonstrations.
         steps (`int`): Optimizer steps; about 20 seconds on one core.
         batch_size (`int`): Rows per step.
+        mean_length, longest (`float`, `int`): Of a comment, in tokens.
+        letters (`Mapping[bool, str]`): What a comment is written in after each verdict.
 
     Returns:
         `Path`: `folder`.
@@ -119,12 +134,15 @@ def warm_start(folder: Path, seed: int = 0, steps: int = 400, batch_size: int = 
     set_seed(seed)
     tokenizer = build_tokenizer()
     model = Qwen2ForCausalLM(build_config(tokenizer))
-    imitate(model, _demonstrations(tokenizer, steps, batch_size, seed), steps, lr=3e-3)
+    comment = partial(_demonstrated_comment, tokenizer, mean_length=mean_length, longest=longest, letters=letters)
+    imitate(model, _demonstrations(tokenizer, steps, batch_size, seed, comment), steps, lr=3e-3)
     save(model, tokenizer, folder, f"trl_drgrpo.labs.study.guessing, seed {seed}, {steps} steps of {batch_size} rows")
     return folder
 
 
-def _demonstrations(tokenizer: Any, steps: int, batch_size: int, seed: int) -> Iterator[dict[str, Any]]:
+def _demonstrations(
+    tokenizer: Any, steps: int, batch_size: int, seed: int, comment_on: Callable[[bool, random.Random], list[int]]
+) -> Iterator[dict[str, Any]]:
     """Batches of whole games; the prompt and the environment's tokens are not learned."""
     from trl_drgrpo.labs.demo.build import pad_rows
 
@@ -136,16 +154,23 @@ def _demonstrations(tokenizer: Any, steps: int, batch_size: int, seed: int) -> I
             guess = tokenizer(str(rng.randrange(10)))["input_ids"]
             right = rng.random() < RIGHT_PROBABILITY
             feedback = tokenizer(f"\n{VERDICTS[right]}\n")["input_ids"]
-            comment = _demonstrated_comment(tokenizer, right, rng)
+            comment = comment_on(right, rng)
             learned = [0] * len(prompt) + [1] + [0] * len(feedback) + [1] * len(comment)
             rows.append((prompt + guess + feedback + comment, learned))
         yield pad_rows(rows, tokenizer.pad_token_id)
 
 
-def _demonstrated_comment(tokenizer: Any, right: bool, rng: random.Random) -> list[int]:
-    """A geometric number of tokens with mean `START_LENGTH`, the last one the end of sequence, cut at the limit."""
-    (letter,) = tokenizer(_COMMENTS[right])["input_ids"]
+def _demonstrated_comment(
+    tokenizer: Any,
+    right: bool,
+    rng: random.Random,
+    mean_length: float = START_LENGTH,
+    longest: int = MAX_COMMENT,
+    letters: Mapping[bool, str] = _COMMENTS,
+) -> list[int]:
+    """A geometric number of tokens, the last one the end of sequence, cut at the limit."""
+    (letter,) = tokenizer(letters[right])["input_ids"]
     comment = []
-    while rng.random() > 1 / START_LENGTH:
+    while rng.random() > 1 / mean_length:
         comment.append(letter)
-    return [*comment, tokenizer.eos_token_id][:MAX_COMMENT]
+    return [*comment, tokenizer.eos_token_id][:longest]

@@ -16,11 +16,12 @@ import torch
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.config.validation import refuse_truncated_sampling
 from trl_drgrpo.labs.study.direction import QUANTITIES, Changes, Rollouts, ScoreSums, measure
+from trl_drgrpo.labs.study.generation_batches import sampled_batches
 from trl_drgrpo.labs.study.objectives import OBJECTIVES
+from trl_drgrpo.labs.study.stop_states import StateCollector
 from trl_drgrpo.trainer import DrGRPOTrainer
 from trl_drgrpo.upstream.batch_rows import token_batch
 from trl_drgrpo.upstream.batches import CreditedBatch, TokenBatch
-from trl_drgrpo.upstream.swapping import swapped
 
 MEMORY_LIMIT = 16 * 2**30  # bytes for the gradients of all batches, on the CPU
 _BYTES = 4
@@ -30,6 +31,7 @@ def measure_model(
     trainer: DrGRPOTrainer,
     batches: int,
     on_batch: Callable[[int, Rollouts], None] | None = None,
+    states: StateCollector | None = None,
 ) -> Changes:
     """Effect of one update of each objective on the lengths of correct and incorrect answers and on the pass rate.
 
@@ -39,6 +41,7 @@ def measure_model(
             `correct_threshold`).
         batches (`int`): K, generation batches to sample, at least 3. Standard errors fall with `1 / sqrt(K)`.
         on_batch (`Callable`, *optional*): Called with each batch's number and roll-outs, for progress.
+        states ([`StateCollector`], *optional*): Shown each batch.
 
     Returns:
         [`Changes`]: Per update of unit length (Euclidean, over the trainable parameters).
@@ -49,16 +52,42 @@ def measure_model(
             it is not known from which value on a completion is correct.
     """
     _check(trainer, batches)
+    if (excess := too_large(trainer, batches)) is not None:
+        raise excess
+    return measure(_sample(trainer, batches, on_batch, states))
+
+
+def look_at_model(
+    trainer: DrGRPOTrainer, batches: int, on_batch: Callable[[int, Rollouts], None] | None, states: StateCollector
+) -> None:
+    """The same batches without a gradient, for a model whose gradients do not fit.
+
+    Args:
+        trainer, batches, on_batch, states: As in [`measure_model`].
+
+    Raises:
+        [`InputError`]: As [`measure_model`], whatever the number of parameters.
+    """
+    _check(trainer, batches)
+    for _ in _sample(trainer, batches, on_batch, states):
+        pass
+
+
+def _sample(
+    trainer: DrGRPOTrainer,
+    batches: int,
+    on_batch: Callable[[int, Rollouts], None] | None,
+    states: StateCollector | None,
+) -> Iterator[tuple[Rollouts, ScoreSums]]:
     trainer.model.train()
-
-    def sampled() -> Iterator[tuple[Rollouts, ScoreSums]]:
-        for number, (batch, tokens, mask) in enumerate(islice(_sampled(trainer), batches)):
-            rollouts = _reduced(batch, mask, _right(trainer, batch), trainer)
-            yield rollouts, partial(score_sums, trainer, tokens, mask)
-            if on_batch is not None:
-                on_batch(number, rollouts)
-
-    return measure(sampled())
+    for number, (batch, inputs) in enumerate(islice(sampled_batches(trainer), batches)):
+        tokens, mask, right = token_batch(inputs), batch.trained_mask, _right(trainer, batch)
+        rollouts = _reduced(batch, mask, right, trainer)
+        if states is not None:
+            states.add(tokens, mask, right)
+        yield rollouts, partial(score_sums, trainer, tokens, mask)
+        if on_batch is not None:
+            on_batch(number, rollouts)
 
 
 def score_sums(trainer: DrGRPOTrainer, tokens: TokenBatch, mask: torch.Tensor, weights: np.ndarray) -> np.ndarray:
@@ -89,17 +118,6 @@ def score_sums(trainer: DrGRPOTrainer, tokens: TokenBatch, mask: torch.Tensor, w
             grads = torch.autograd.grad(factors @ per_row, parameters, retain_graph=not last, allow_unused=True)
             sums[w] += _flat(grads, parameters)
     return sums
-
-
-def _sampled(trainer: DrGRPOTrainer) -> Iterator[tuple[CreditedBatch, TokenBatch, torch.Tensor]]:
-    """Batches as the training loop would see them, over and over the data."""
-    caught: list[CreditedBatch] = []
-    while True:
-        for inputs in trainer.get_train_dataloader():
-            with swapped(trainer, on_credit=caught.append):
-                rollouts = trainer.sample_rollouts(inputs)
-            batch = caught.pop()
-            yield batch, token_batch(rollouts), batch.trained_mask
 
 
 def _reduced(batch: CreditedBatch, mask: torch.Tensor, right: np.ndarray, trainer: DrGRPOTrainer) -> Rollouts:
@@ -136,9 +154,14 @@ def _check(trainer: DrGRPOTrainer, batches: int) -> None:
         raise InputError("launch", got, "one process", "Run the measurement without accelerate or torchrun.")
     remedy = "Leave it at its default: the score function is that of the whole distribution."
     refuse_truncated_sampling(trainer.args, remedy)
+
+
+def too_large(trainer: DrGRPOTrainer, batches: int) -> InputError | None:
+    """What is wrong if the gradients of so many batches do not fit into memory."""
     trainable = sum(p.numel() for p in trainer.model.parameters() if p.requires_grad)
     needed = trainable * batches * (len(OBJECTIVES) + len(QUANTITIES)) * _BYTES
     if needed > MEMORY_LIMIT:
         got = f"{trainable:,} of them, {needed / 2**30:.0f} GiB of gradients for {batches} batches"
         expected = f"at most {MEMORY_LIMIT / 2**30:.0f} GiB"
-        raise InputError("trainable parameters", got, expected, "Measure with LoRA, or with fewer batches.")
+        return InputError("trainable parameters", got, expected, "Measure with LoRA, or with fewer batches.")
+    return None

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from trl_drgrpo.features.diagnostics.stop_push import Push, decision_scores, stop_push
-from trl_drgrpo.labs.study.direction import QUANTITIES, REFERENCE, Changes, Estimate, Rollouts
+from trl_drgrpo.labs.study.correctness_probe import ProbeScores
+from trl_drgrpo.labs.study.direction import GAP, REFERENCE, REPORTED, Changes, Estimate, Rollouts
 from trl_drgrpo.labs.study.objectives import OBJECTIVES
 
 _HEADINGS = {
@@ -16,6 +17,7 @@ _HEADINGS = {
     "length_wrong": "incorrect answers, tokens",
     "length": "all answers, tokens",
     "pass_rate": "pass rate, points",
+    GAP: "incorrect minus correct, tokens",
 }
 _SCALES = {"pass_rate": 100.0}  # shares become percentage points
 
@@ -88,6 +90,49 @@ def pushes_as_dict(found: dict[str, dict[str, Push]]) -> dict[str, Any]:
     }
 
 
+def probe_table(scores: ProbeScores) -> str:
+    """AUC of the probes as a Markdown table, with intervals (95%), and what follows."""
+    lines = [
+        f"Linear probe for correctness where an answer may stop, pairs of answers to one of {scores.prompts} prompts, "
+        "AUC ± 95%:\n",
+        "| the probe sees | AUC |",
+        "|---|---|",
+        f"| the last hidden state | {_auc(scores.states)} |",
+        f"| the position alone | {_auc(scores.position)} |",
+        f"| difference | {_auc(scores.difference, '+')} |",
+    ]
+    return "\n".join([*lines, "", probe_sentence(scores)])
+
+
+def probe_sentence(scores: ProbeScores) -> str:
+    """What the numbers say of the length bias."""
+    tells = "the state tells correct from incorrect answers to the same prompt"
+    if scores.states.value <= 0.5 + 1.96 * scores.states.standard_error:
+        found = (
+            "the state does not tell correct from incorrect answers to the same prompt: the pushes of a mean per row "
+        )
+        found += "cancel there."
+    elif scores.difference.value > 1.96 * scores.difference.standard_error:
+        found = f"{tells}, and better than its position does: a mean per row can move their lengths apart."
+    else:
+        found = f"{tells} no better than its position does: it may know no more than that one kind is longer."
+    return (
+        f"Where an answer may stop, {found} How far depends on the distance of the states, whose square is "
+        f"{scores.apart:.3f} of a state's squared length, and on what is left to decide there: the sum of h (1 - h) "
+        f"over an answer's tokens, h the probability to stop, is {scores.open_stops:.2f} (near 1: a coin at every "
+        "token; 0: when to stop is decided elsewhere)."
+    )
+
+
+def probe_as_dict(scores: ProbeScores) -> dict[str, Any]:
+    """The same as plain types for JSON."""
+    return dataclasses.asdict(scores)
+
+
+def _auc(estimate: Estimate, sign: str = "") -> str:
+    return f"{estimate.value:{sign}.3f} ± {1.96 * estimate.standard_error:.3f}"
+
+
 def _pushed(push: Push) -> str:
     if math.isnan(push.standard_error):
         return "unknown"
@@ -95,9 +140,9 @@ def _pushed(push: Push) -> str:
 
 
 def _rows(estimates: dict[str, dict[str, Estimate]], objectives: list[str]) -> list[str]:
-    lines = ["| objective | " + " | ".join(_HEADINGS[q] for q in QUANTITIES) + " |", "|---" * 5 + "|"]
+    lines = ["| objective | " + " | ".join(_HEADINGS[q] for q in REPORTED) + " |", "|---" * (len(REPORTED) + 1) + "|"]
     for name in objectives:
-        cells = [_cell(estimates[name][quantity], _SCALES.get(quantity, 1.0)) for quantity in QUANTITIES]
+        cells = [_cell(estimates[name][quantity], _SCALES.get(quantity, 1.0)) for quantity in REPORTED]
         lines.append(f"| {OBJECTIVES[name].label} | " + " | ".join(cells) + " |")
     return lines
 
@@ -128,4 +173,5 @@ def changes_as_dict(changes: Changes) -> dict[str, Any]:
         "batches": changes.batches,
         "changes": plain(changes.changes),
         "differences_from_dr_grpo": plain(changes.differences),
+        "steepest_gap": None if math.isnan(changes.steepest_gap) else changes.steepest_gap,
     }

@@ -9,8 +9,10 @@ from runs import length_reward
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer, dr_grpo_loss
 from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.labs.study.generation_batches import sampled_batches
 from trl_drgrpo.labs.study.objectives import OBJECTIVES
-from trl_drgrpo.labs.study.probe import _sampled, measure_model, score_sums
+from trl_drgrpo.labs.study.probe import measure_model, score_sums
+from trl_drgrpo.upstream.batch_rows import token_batch
 
 
 @pytest.fixture
@@ -36,7 +38,8 @@ def test_the_direction_of_dr_grpo_is_the_gradient_of_its_loss(build):
     """The sums against autograd through the specification, over a batch in several forwards."""
     trainer = build()
     trainer.model.train()
-    batch, tokens, mask = next(_sampled(trainer))
+    batch, inputs = next(sampled_batches(trainer))
+    tokens, mask = token_batch(inputs), batch.trained_mask
     mask = mask * (torch.arange(mask.size(1)) < torch.arange(5, 5 + len(mask)).unsqueeze(1))  # what a tool wrote
     rewards, lengths = batch.rewards.numpy(), mask.sum(dim=1).numpy()
     weights = OBJECTIVES["dr_grpo"].token_weights(rewards, lengths, 4, trainer.loss_normalizer)
@@ -94,8 +97,9 @@ def test_nothing_is_trained(build):
 def test_of_a_lora_run_only_the_adapter_is_looked_at(build):
     trainer = build(peft_config=LoraConfig(r=2, target_modules="all-linear"))
     trainer.model.train()
-    _, tokens, mask = next(_sampled(trainer))
-    sums = score_sums(trainer, tokens, mask, np.ones((1, len(mask))))
+    batch, inputs = next(sampled_batches(trainer))
+    mask = batch.trained_mask
+    sums = score_sums(trainer, token_batch(inputs), mask, np.ones((1, len(mask))))
     assert sums.shape[1] == sum(p.numel() for p in trainer.model.parameters() if p.requires_grad)
     assert sums.shape[1] < sum(p.numel() for p in trainer.model.parameters())
 

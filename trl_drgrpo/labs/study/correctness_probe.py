@@ -1,0 +1,224 @@
+r"""How well a linear probe tells correct from incorrect completions of a prompt, from the states where they may stop.
+
+Advantages of a group sum to 0, so an update moves the decision to stop for correct and for incorrect completions
+apart only as far as the states in which they take it differ. Hence pairs within a prompt: that a prompt is hard is
+known to all of its completions alike, and drops out. The AUC is the share of pairs, one correct and one incorrect
+completion of one prompt, that the probe puts in order; 0.5 is chance.
+
+The probe is a ridge regression of the centered verdict on centered states (both within the prompt), which is that of
+Dr. GRPO's advantage. Prompts are dealt into folds; a prompt is judged by the probe that saw none of its completions,
+and the strength of the penalty is chosen on a fold of the training prompts. A second probe sees the position alone:
+what it finds is known without knowing the answer ("long ones are incorrect").
+
+Standard errors are those of a mean over prompts, times the square root of 2. Prompts of two folds are judged by probes
+that learned from each other, so near chance what they share by accident counts twice; elsewhere it is an upper bound.
+Pure numbers, no torch.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.labs.study.direction import Estimate
+
+FOLDS = 5
+_PENALTIES = 10.0 ** np.arange(-4, 4)  # per row, of features of variance 1
+_KNOTS = np.linspace(0.1, 0.9, 5)  # quantiles of the positions at which the position's curve may bend
+
+
+@dataclass(frozen=True)
+class ProbeScores:
+    """AUC within a prompt, out of fold.
+
+    Args:
+        states ([`Estimate`]): Of the probe on hidden states.
+        position ([`Estimate`]): Of the probe that sees only how many tokens were written.
+        difference ([`Estimate`]): The first minus the second, prompt by prompt.
+        prompts (`int`): Prompts with correct and incorrect completions; the others have no say.
+        correct, incorrect (`int`): Their completions.
+        open_stops (`float`): Mean of [`StopStates.open_stops`] over all completions.
+        apart (`float`): Squared distance between the mean states of correct and of incorrect completions, see
+            [`relative_distance`]. A probe reads what is small, too, and an update of the one then moves the other.
+    """
+
+    states: Estimate
+    position: Estimate
+    difference: Estimate
+    prompts: int
+    correct: int
+    incorrect: int
+    open_stops: float
+    apart: float
+
+
+@dataclass(frozen=True)
+class StopStates:
+    """One state per completion.
+
+    Args:
+        states (`np.ndarray` of shape `(N, d)`): Hidden states.
+        positions (`np.ndarray` of shape `(N,)`): Tokens of its own that the policy had written there.
+        right (`np.ndarray` of shape `(N,)`, bool): Whether the completion is correct.
+        prompts (`np.ndarray` of shape `(N,)`, int): The same number for the same prompt.
+        open_stops (`np.ndarray` of shape `(N,)`): Sum over the completion's tokens of `h (1 - h)`, h the probability
+            of a stop token there: 0 where it is always clear whether to stop, whatever decides the length before.
+    """
+
+    states: np.ndarray
+    positions: np.ndarray
+    right: np.ndarray
+    prompts: np.ndarray
+    open_stops: np.ndarray
+
+
+def joined(parts: Sequence[StopStates]) -> StopStates:
+    """The states of several batches, whose prompts are numbered alike."""
+    return StopStates(*(np.concatenate([getattr(part, each.name) for part in parts]) for each in fields(StopStates)))
+
+
+def probe_correctness(found: StopStates, seed: int = 0) -> ProbeScores:
+    """Cross-validated AUC of both probes.
+
+    Args:
+        found ([`StopStates`]): Of at least [`FOLDS`] prompts with correct and incorrect completions.
+        seed (`int`, *optional*, defaults to `0`): Of the folds.
+
+    Returns:
+        [`ProbeScores`].
+
+    Raises:
+        [`InputError`]: One prompt only, all completions correct or all incorrect, or too few prompts with both.
+    """
+    chosen = _with_signal(found)
+    right, prompts = found.right[chosen], found.prompts[chosen]
+    names, numbers = np.unique(prompts, return_inverse=True)
+    fold_of_prompt = np.random.default_rng(seed).permutation(len(names)) % FOLDS
+    folds = fold_of_prompt[numbers]
+    counts = []
+    for features in (found.states[chosen], position_features(found.positions[chosen])):
+        scores = out_of_fold_scores(np.asarray(features, dtype=float), right, numbers, folds)
+        counts.append(concordant_pairs(scores, right, numbers))
+    (ordered, pairs), (by_position, _) = counts
+    return ProbeScores(
+        _ratio(ordered, pairs),
+        _ratio(by_position, pairs),
+        _ratio(ordered - by_position, pairs),
+        len(names),
+        int(right.sum()),
+        int((~right).sum()),
+        float(found.open_stops.mean()),
+        relative_distance(found.states[chosen], right, numbers, folds),
+    )
+
+
+def _with_signal(found: StopStates) -> np.ndarray:
+    """Mask of the completions whose prompt has correct and incorrect ones."""
+    names, numbers = np.unique(found.prompts, return_inverse=True)
+    if len(names) == 1:
+        remedy = "The probe is judged on prompts that it has not seen: measure a data set, and more batches."
+        raise InputError("prompts", "1", f"at least {FOLDS}", remedy)
+    for name, count in (("correct", int(found.right.sum())), ("incorrect", int((~found.right).sum()))):
+        if not count:
+            remedy = "Measure more batches, or easier or harder prompts."
+            raise InputError(f"{name} completions", f"0 of {len(found.right)}", "some of both kinds", remedy)
+    passed = np.bincount(numbers, found.right) / np.bincount(numbers)
+    mixed = (passed > 0) & (passed < 1)
+    if mixed.sum() < FOLDS:
+        got = f"{mixed.sum()} of {len(names)}"
+        remedy = "Measure more batches, with more prompts in each."
+        raise InputError("prompts with correct and incorrect completions", got, f"at least {FOLDS}", remedy)
+    return mixed[numbers]
+
+
+def position_features(positions: np.ndarray) -> np.ndarray:
+    """A position as a line, a logarithm and a line that bends at its quantiles, `(N, 7)`.
+
+    Args:
+        positions (`np.ndarray` of shape `(N,)`): Tokens written, at least 0.
+    """
+    positions = positions.astype(float)
+    bends = [np.maximum(positions - knot, 0) for knot in np.quantile(positions, _KNOTS)]
+    return np.stack([positions, np.log1p(positions), *bends], axis=1)
+
+
+def out_of_fold_scores(features: np.ndarray, right: np.ndarray, prompts: np.ndarray, folds: np.ndarray) -> np.ndarray:
+    """Score of each completion `(N,)` by the probe that was fitted without its fold; comparable within a prompt.
+
+    Args:
+        features (`np.ndarray` of shape `(N, d)`): What the probe sees.
+        right (`np.ndarray` of shape `(N,)`, bool): Verdicts.
+        prompts (`np.ndarray` of shape `(N,)`): Prompts as numbers from 0 on.
+        folds (`np.ndarray` of shape `(N,)`): Fold of each completion, the same within a prompt.
+    """
+    x, y = centered(features, prompts), centered(right[:, None].astype(float), prompts)[:, 0]
+    scores = np.empty(len(y))
+    for fold in range(FOLDS):
+        held_out, validation = folds == fold, folds == (fold + 1) % FOLDS
+        fitted = _ridge(x[~held_out & ~validation], y[~held_out & ~validation])  # (d, penalties)
+        losses = ((x[validation] @ fitted - y[validation, None]) ** 2).sum(axis=0)
+        best = int(np.argmin(losses))
+        scores[held_out] = x[held_out] @ _ridge(x[~held_out], y[~held_out])[:, best]
+    return scores
+
+
+def relative_distance(states: np.ndarray, right: np.ndarray, prompts: np.ndarray, folds: np.ndarray) -> float:
+    """Squared distance of the mean states of correct and incorrect completions within a prompt, over the mean squared
+    length of a state; from products of different folds, so that noise adds nothing.
+
+    Args:
+        states, right, prompts, folds: As in [`out_of_fold_scores`].
+    """
+    x, y = centered(np.asarray(states, dtype=float), prompts), centered(right[:, None].astype(float), prompts)[:, 0]
+    slopes = np.stack([y[folds == fold] @ x[folds == fold] / (y[folds == fold] ** 2).sum() for fold in range(FOLDS)])
+    gram = slopes @ slopes.T
+    distance = (gram.sum() - np.trace(gram)) / (FOLDS * (FOLDS - 1))
+    return float(distance / (np.asarray(states, dtype=float) ** 2).sum(axis=1).mean())
+
+
+def centered(values: np.ndarray, prompts: np.ndarray) -> np.ndarray:
+    """Values `(N, d)` minus their prompt's mean.
+
+    Args:
+        values (`np.ndarray` of shape `(N, d)`): Per completion.
+        prompts (`np.ndarray` of shape `(N,)`): Prompts as numbers from 0 on.
+    """
+    sums = np.zeros((prompts.max() + 1, values.shape[1]))
+    np.add.at(sums, prompts, values)
+    return values - (sums / np.maximum(np.bincount(prompts), 1)[:, None])[prompts]
+
+
+def concordant_pairs(scores: np.ndarray, right: np.ndarray, prompts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Per prompt, pairs of a correct and an incorrect completion in order (a tie is half a pair), and all pairs.
+
+    Args:
+        scores (`np.ndarray` of shape `(N,)`): Higher: correct, says the probe.
+        right (`np.ndarray` of shape `(N,)`, bool): Verdicts.
+        prompts (`np.ndarray` of shape `(N,)`): Prompts as numbers from 0 on.
+    """
+    ordered, pairs = np.zeros(prompts.max() + 1), np.zeros(prompts.max() + 1)
+    for prompt in range(len(pairs)):
+        own = prompts == prompt
+        margins = scores[own & right][:, None] - scores[own & ~right]
+        ordered[prompt] = (margins > 0).sum() + 0.5 * (margins == 0).sum()
+        pairs[prompt] = margins.size
+    return ordered, pairs
+
+
+def _ridge(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Coefficients `(d, penalties)`."""
+    scale = x.std(axis=0)
+    scale = np.where(scale > 1e-9 * scale.max(initial=0), scale, np.inf)  # a feature that does not vary is left out
+    scaled = x / scale
+    values, vectors = np.linalg.eigh(scaled.T @ scaled)
+    projected = vectors.T @ (scaled.T @ y)
+    return vectors @ (projected[:, None] / (values[:, None] + len(x) * _PENALTIES)) / scale[:, None]
+
+
+def _ratio(numerators: np.ndarray, denominators: np.ndarray) -> Estimate:
+    """Ratio of two sums over prompts, and its standard error (linearized, see above)."""
+    count, total = len(numerators), denominators.sum()
+    ratio = numerators.sum() / total
+    residuals = numerators - ratio * denominators
+    return Estimate(float(ratio), float(np.sqrt(2 * count / (count - 1) * (residuals**2).sum()) / total))
