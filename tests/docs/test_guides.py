@@ -19,7 +19,7 @@ def fenced(page, language):
     return re.findall(rf"^```{language}\n(.*?)^```", PAGES[page], re.MULTILINE | re.DOTALL)
 
 
-BLOCKS = [(page, block) for page in PAGES for block in fenced(page, "python")]
+BLOCKS = [(page, block) for page in PAGES if page != "README.md" for block in fenced(page, "python")]
 
 
 def test_there_are_blocks():
@@ -33,6 +33,21 @@ def test_there_are_blocks():
 def test_block_runs(page, block, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     exec(compile(block, page, "exec"), {})
+
+
+def test_the_readme_shows_the_quickstart_script_and_is_short():
+    """The script needs a network; `test_starts.py` runs it on tiny stand-ins."""
+    (block,) = fenced("README.md", "python")
+    assert block in (ROOT / "recipes" / "quickstart.py").read_text(encoding="utf-8")
+    assert len([line for line in block.splitlines() if line]) <= 16
+    assert len(PAGES["README.md"].split()) <= 900
+
+
+def test_results_in_the_readme_are_those_of_the_evidence():
+    (table,) = re.findall(r"^## Results\n(.*?)^## ", PAGES["README.md"], re.MULTILINE | re.DOTALL)
+    numbers = re.findall(r"\d+(?:\.\d+)?(?: ± \d+\.\d+|e-\d+|%)", table)
+    assert len(numbers) >= 10
+    assert [each for each in numbers if each not in PAGES["evidence.md"]] == []
 
 
 @pytest.mark.parametrize("page", PAGES)
