@@ -122,6 +122,15 @@ def test_the_study_of_search_is_complete_and_within_its_budgets():
 
 
 @pytest.mark.parametrize("study", ["probe", "variance"])
+def test_the_summary_quotes_the_measured_models(study):
+    (row,) = evidence()[f"../results/{study}.json"]
+    known = " ".join(tables(study))
+    quoted = re.findall(r"[-+]?\d+\.\d+ (?:± \d+\.\d+|\[[^]]+\])", row)
+    assert quoted
+    assert [each for each in quoted if each not in known] == []
+
+
+@pytest.mark.parametrize("study", ["probe", "variance"])
 def test_every_model_has_every_seed(study):
     results = read(study)
     runs = [(run["model"], run["seed"]) for run in results["runs"]]

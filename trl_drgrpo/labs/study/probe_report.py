@@ -10,17 +10,13 @@ from trl_drgrpo.labs.study.intervals import Interval, interval
 from trl_drgrpo.labs.study.measured_models import MODELS
 from trl_drgrpo.labs.study.ranks import RankCorrelation, rank_correlation
 
-_EFFECTS: dict[str, tuple[str, Callable[[dict[str, Any]], float]]] = {
-    "tokens": ("in tokens", lambda run: run["gap"][0]),
-    "share": ("in % of the steepest", lambda run: 100 * run["gap"][0] / run["steepest"]),
-}
 _PREDICTORS: dict[str, tuple[str, Callable[[dict[str, Any]], float]]] = {
     "states": ("AUC", lambda run: run["states"][0]),
     "difference": ("AUC above the position's", lambda run: run["difference"][0]),
     "open_stops": ("open stops", lambda run: run["open_stops"]),
     "apart": ("distance of the states", lambda run: run["apart"]),
 }
-DECLARED = ("states", "tokens")
+DECLARED = "states"
 
 
 def table(results: dict[str, Any]) -> str:
@@ -31,8 +27,8 @@ def table(results: dict[str, Any]) -> str:
     """
     lines = [
         "| model | correct, % | incorrect / correct, tokens | AUC, state | AUC, position | open stops | distance "
-        "| GRPO minus Dr. GRPO, tokens | in % of the steepest |",
-        "|---" * 9 + "|",
+        "| GRPO minus Dr. GRPO, tokens |",
+        "|---" * 8 + "|",
     ]
     for name in results["settings"]["models"]:
         runs = _runs(results, name)
@@ -44,48 +40,46 @@ def table(results: dict[str, Any]) -> str:
             _cell(interval(position), 3),
             f"{_mean(runs, 'open_stops'):.2f}",
             f"{_mean(runs, 'apart'):.3f}",
-            *(_cell(interval([effect(run) for run in runs]), 1, "+") for _, effect in _EFFECTS.values()),
+            _cell(interval([_effect(run) for run in runs]), 1, "+"),
         ]
         lines.append(f"| {MODELS[name].title} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 def correlation_table(results: dict[str, Any]) -> str:
-    """Rank correlations over models as a Markdown table: predictors in rows, effects in columns, 95% intervals.
+    """Rank correlations of the effect over models as a Markdown table: predictors in rows, 95% intervals.
 
     Args:
         results (`dict[str, Any]`): Of [`~trl_drgrpo.labs.study.probe_study.run_study`].
     """
     sets = {"all": False, "not constructed": True}
-    headings = [f"{title}, {label}" for label in sets for title, _ in _EFFECTS.values()]
-    lines = [f"| rank correlation of the effect with | {' | '.join(headings)} |", "|---" * (len(headings) + 1) + "|"]
+    lines = [f"| rank correlation of the effect with | {' | '.join(sets)} |", "|---" * (len(sets) + 1) + "|"]
     for name, (title, _) in _PREDICTORS.items():
-        cells = [str(correlation(results, name, effect, only)) for only in sets.values() for effect in _EFFECTS]
+        cells = [str(correlation(results, name, only)) for only in sets.values()]
         lines.append(f"| {title} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def correlation(results: dict[str, Any], predictor: str, effect: str, natural: bool = False) -> RankCorrelation:
+def correlation(results: dict[str, Any], predictor: str, natural: bool = False) -> RankCorrelation:
     """Rank correlation over models, means over seeds.
 
     Args:
         results (`dict[str, Any]`): Of [`~trl_drgrpo.labs.study.probe_study.run_study`].
         predictor (`str`): `states`, `difference`, `open_stops` or `apart`.
-        effect (`str`): `tokens` or `share`.
         natural (`bool`, *optional*, defaults to `False`): Only over models that were not constructed.
     """
     names = [name for name in results["settings"]["models"] if not (natural and MODELS[name].constructed)]
     x, y = (
         [statistics.fmean(measure(run) for run in _runs(results, name)) for name in names]
-        for measure in (_PREDICTORS[predictor][1], _EFFECTS[effect][1])
+        for measure in (_PREDICTORS[predictor][1], _effect)
     )
     return rank_correlation(x, y)
 
 
 def sentence(results: dict[str, Any]) -> str:
     """What the declared correlation says of the prediction."""
-    found = correlation(results, *DECLARED)
-    natural = correlation(results, *DECLARED, natural=True)
+    found = correlation(results, DECLARED)
+    natural = correlation(results, DECLARED, natural=True)
     parts = [f"{each} (p = {each.p_value:.3f}, one-sided): {_verdict(each)}" for each in (found, natural)]
     return (
         f"Over {found.points} models the rank correlation of the AUC with the effect in tokens is {parts[0]}. "
@@ -95,12 +89,12 @@ def sentence(results: dict[str, Any]) -> str:
 
 def _verdict(found: RankCorrelation) -> str:
     if found.low > 0:
-        return "they bear the prediction out"
-    return "they do not bear the prediction out" if found.rho > 0 else "they speak against the prediction"
+        return "the prediction is borne out"
+    return "the prediction is contradicted" if found.high < 0 else "the prediction is not borne out"
 
 
 def draw(results: dict[str, Any], path: Path) -> Path:
-    """The effect over the AUC, a point per model with its interval over seeds, in both units.
+    """The effect over the AUC, a point per model with its interval over seeds.
 
     Args:
         results (`dict[str, Any]`): Of [`~trl_drgrpo.labs.study.probe_study.run_study`].
@@ -109,23 +103,23 @@ def draw(results: dict[str, Any], path: Path) -> Path:
     Raises:
         `ImportError`: matplotlib is not installed.
     """
-    figure, panels = new_figure(1, 2, 9.5, 4.2)
-    names = results["settings"]["models"]
-    for axes, (title, effect) in zip(panels, _EFFECTS.values(), strict=True):
-        for number, name in enumerate(names, start=1):
-            x = interval([run["states"][0] for run in _runs(results, name)])
-            y = interval([effect(run) for run in _runs(results, name)])
-            color = COLORS[1] if MODELS[name].constructed else COLORS[0]
-            axes.errorbar(x.mean, y.mean, y.half_width, x.half_width, "o", color=color, markersize=5, linewidth=0.8)
-            axes.annotate(str(number), (x.mean, y.mean), (4, 4), textcoords="offset points", fontsize=8)
-        axes.axhline(0, color="black", linewidth=0.6)
-        axes.axvline(0.5, color="black", linewidth=0.6)
-        axes.set(xlabel="AUC of the probe where an answer may stop", ylabel=f"gap, GRPO minus Dr. GRPO, {title}")
-    for kind, color in (("constructed", COLORS[1]), ("not constructed", COLORS[0])):
-        panels[0].plot([], [], "o", color=color, label=kind)
-    for number, name in enumerate(names, start=1):
-        panels[1].plot([], [], " ", label=f"{number} {MODELS[name].title}")
+    figure, (axes,) = new_figure(1, 1, 7.5, 4.2)
+    for number, name in enumerate(results["settings"]["models"], start=1):
+        x = interval([run["states"][0] for run in _runs(results, name)])
+        y = interval([_effect(run) for run in _runs(results, name)])
+        color = COLORS[1] if MODELS[name].constructed else COLORS[0]
+        axes.errorbar(x.mean, y.mean, y.half_width, x.half_width, "o", color=color, markersize=5, linewidth=0.8)
+        axes.annotate(str(number), (x.mean, y.mean), (4, 4), textcoords="offset points", fontsize=8)
+        axes.plot([], [], "o", color=color, label=f"{number} {MODELS[name].title}")
+    axes.axhline(0, color="black", linewidth=0.6)
+    axes.axvline(0.5, color="black", linewidth=0.6)
+    axes.set(xlabel="AUC of the probe where an answer may stop", ylabel="gap, GRPO minus Dr. GRPO, in tokens")
     return save_figure(figure, path)
+
+
+def _effect(run: dict[str, Any]) -> float:
+    """GRPO's effect on the gap between incorrect and correct lengths less Dr. GRPO's, in tokens per unit update."""
+    return run["gap"][0]
 
 
 def _runs(results: dict[str, Any], name: str) -> list[dict[str, Any]]:

@@ -52,7 +52,6 @@ def study(gaps, seeds=2):
             "open_stops": 0.3,
             "apart": 0.01 * number,
             "gap": [gap + (seed - 0.5), 1.0],
-            "steepest": 50.0,
         }
         for seed in range(seeds)
         for number, (name, gap) in enumerate(zip(models, gaps, strict=True))
@@ -62,17 +61,17 @@ def study(gaps, seeds=2):
 
 def test_the_sentence_says_what_the_points_say():
     rising, falling = [1, 3, 2, 5, 4, 7, 8, 9], [9, 8, 7, 6, 5, 4, 3, 2]
-    assert "bear the prediction out" in probe_report.sentence(study(rising))
-    assert "do not bear" not in probe_report.sentence(study(rising)).split(". Over")[0]
-    assert "speak against the prediction" in probe_report.sentence(study(falling))
-    assert "do not bear the prediction out" in probe_report.sentence(study([3, 1, 2, 5, 4, 2, 3, 3]))
+    verdicts = ("is borne out", "is contradicted", "is not borne out")
+    for gaps, verdict in zip((rising, falling, [3, 1, 2, 5, 4, 2, 3, 3]), verdicts, strict=True):
+        over_all = probe_report.sentence(study(gaps)).split(". Over")[0]
+        assert over_all.endswith(f"the prediction {verdict}")
 
 
 def test_the_table_has_a_row_per_model():
     results = study([1, 2, 3, 4, 5, 6])
     lines = probe_report.table(results).splitlines()
     assert len(lines) == 2 + 6
-    assert "| 0.500 ± 0.000 | 0.500 ± 0.000 | 0.30 | 0.000 | +1.0 ± 6.4 | +2.0 ± 12.7 |" in lines[2]
+    assert "| 0.500 ± 0.000 | 0.500 ± 0.000 | 0.30 | 0.000 | +1.0 ± 6.4 |" in lines[2]
 
 
 def test_the_figure_is_drawn(tmp_path):
