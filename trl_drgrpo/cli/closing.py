@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from trl_drgrpo.cli import console
+from trl_drgrpo.common.hub_errors import UPLOAD_EXCLUDES
 from trl_drgrpo.features.diagnostics.progress import spoken_time
 from trl_drgrpo.features.resume.checkpoints import newest_complete_checkpoint
 from trl_drgrpo.upstream.description import DescribingCallback, DescriptionGuard
@@ -74,6 +75,7 @@ def closing(output_dir: str, logged: Sequence[Mapping[str, Any]], seconds: float
     if run_log:
         following.append(f"trl-drgrpo eval --model {folder} --num_samples 8")
     following.append(f"trl-drgrpo generate --model {folder}")
+    following.append(f"hf upload YOUR_NAME/{shlex.quote(Path(output_dir).name)} {folder} {UPLOAD_EXCLUDES}")
     return "\n".join([*lines, "Next:", *(f"  {command}" for command in following)])
 
 

@@ -8,6 +8,9 @@ from pathlib import Path
 
 from trl_drgrpo.common.errors import InputError, causes
 
+# For `hf upload`: checkpoints, and the run log with its prompts and completions, stay at home.
+UPLOAD_EXCLUDES = "--exclude 'checkpoint-*' --exclude '_*'"
+
 _RETRIES = "huggingface_hub.utils._http"
 
 

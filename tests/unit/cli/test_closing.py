@@ -22,8 +22,9 @@ def test_a_finished_run_says_what_came_of_it_and_what_comes_next():
         "  trl-drgrpo report 'runs/my run'",
         "  trl-drgrpo eval --model 'runs/my run' --num_samples 8",
         "  trl-drgrpo generate --model 'runs/my run'",
+        "  hf upload YOUR_NAME/'my run' 'runs/my run' --exclude 'checkpoint-*' --exclude '_*'",
     ]
-    for command in said[4:]:  # commands that there are
+    for command in said[4:-1]:  # commands that there are
         _parse(command.replace("'runs/my run'", "run").split()[1:])
     assert "trl-drgrpo eval" not in closing.closing("runs/x", [], 1.0, run_log=False)
 

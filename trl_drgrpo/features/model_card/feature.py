@@ -17,6 +17,7 @@ from typing import Any
 from huggingface_hub import ModelCard as HubCard
 
 from trl_drgrpo.common.errors import InputError, PushError
+from trl_drgrpo.common.hub_errors import UPLOAD_EXCLUDES
 from trl_drgrpo.features.model_card.card import write_card
 from trl_drgrpo.upstream.description import CARD
 from trl_drgrpo.upstream.hooks import Feature
@@ -102,7 +103,7 @@ class ModelCard(Feature):
     def _not_pushed(self, error: BaseException) -> str:
         folder = self.trainer.args.output_dir
         target = self.trainer.hub_model_id or self.trainer.args.hub_model_id or "<user>/<name>"
-        command = f"hf upload {target} {shlex.quote(str(folder))} --exclude 'checkpoint-*' --exclude '_*'"
+        command = f"hf upload {target} {shlex.quote(str(folder))} {UPLOAD_EXCLUDES}"
         return (
             f"push_to_hub: {target} did not take the upload ({_short(error)}). The model is saved in {folder}: push "
             f"it later with `{command}`."
