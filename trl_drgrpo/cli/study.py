@@ -2,6 +2,7 @@
 
 `tabular`: a policy of two numbers, all objectives, in seconds. `guessing`: a small language model and the real
 trainers, a few minutes per seed on two cores. `arithmetic`: a larger one on a task that was not made to show anything.
+`verify`: a model that finds out by its own check that it is incorrect, minutes per seed.
 `signal`: dynamic sampling and curriculum at equal generated tokens. `forks`: completions that fork, likewise.
 `search`: search strategies at equal budgets. `credit`: step rewards, paid and subtracted.
 Tables go to standard output, files to `--output_dir`.
@@ -21,6 +22,7 @@ STUDIES = {
     "tabular": 5,
     "guessing": 5,
     "arithmetic": 3,
+    "verify": 5,
     "credit": 5,
     "signal": 5,
     "search": 5,
@@ -35,7 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=STUDIES,
         help="tabular: the length bias in a policy of two numbers, in seconds. guessing: in a small language model, "
         "through TRL's trainers and this one, minutes per seed. arithmetic: the same trainers on sums from "
-        "reasoning-gym, about half an hour. credit: step rewards and baselines on long list sums and in two turns, "
+        "reasoning-gym, about half an hour. verify: the same trainers and a model that guesses and then checks its "
+        "guess, about ten minutes per seed. credit: step rewards and baselines on long list sums and in two turns, "
         "about half an hour. signal: batches filled by dynamic sampling and curriculum, a few minutes per seed. "
         "search: best-of-N, beam and PUCT with good and bad values, minutes per seed. forks: completions that go on "
         "from a common prefix, gradients and runs, about half an hour. An interrupted one goes on",

@@ -1,6 +1,6 @@
 """The studies of a small language model: rung b, constructed to have the length bias, and rung c, which is not."""
 
-from trl_drgrpo.labs.study import arithmetic, guessing
+from trl_drgrpo.labs.study import arithmetic, guessing, verifying
 from trl_drgrpo.labs.study.trajectories import Rung, RunSettings
 
 GUESSING = Rung(
@@ -24,4 +24,17 @@ ARITHMETIC = Rung(
     settings=RunSettings(steps=40, learning_rate=5e-5),
     measured_batches=8,
 )
-RUNGS = {rung.name: rung for rung in (GUESSING, ARITHMETIC)}
+VERIFY = Rung(
+    name="verify",
+    warm_start=verifying.warm_start,
+    make_prompts=verifying.make_prompts,
+    reward=verifying.passes,
+    max_completion=verifying.MAX_COMPLETION,
+    rollout=verifying.sampling_rollout,
+    fixed_tokens=verifying.FIRST_TOKENS,
+    verdict=verifying.true_verdict,
+    verdict_weight=verifying.VERDICT_WEIGHT,
+    decisions=verifying.decisions,
+    settings=RunSettings(steps=200, prompts=32, learning_rate=1e-4),
+)
+RUNGS = {rung.name: rung for rung in (GUESSING, ARITHMETIC, VERIFY)}

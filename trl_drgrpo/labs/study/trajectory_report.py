@@ -11,11 +11,11 @@ import torch
 
 from trl_drgrpo.common.drawing import ROLES, draw_trend, new_figure, save_figure
 from trl_drgrpo.labs.provenance import provenance, study_command
-from trl_drgrpo.labs.study.direction import REFERENCE
+from trl_drgrpo.labs.study.direction import REFERENCE, Rollouts
 from trl_drgrpo.labs.study.intervals import Interval, interval
 from trl_drgrpo.labs.study.objectives import OBJECTIVES
 from trl_drgrpo.labs.study.results_file import earlier_results, write_results
-from trl_drgrpo.labs.study.tables import changes_as_dict
+from trl_drgrpo.labs.study.tables import changes_as_dict, pushes, pushes_as_dict
 from trl_drgrpo.labs.study.trajectories import LAST, Rung, Trajectory, run_arm
 
 _CURVES = {  # heading and decimals
@@ -23,6 +23,7 @@ _CURVES = {  # heading and decimals
     "length_right": ("correct answers (tokens)", 1),
     "entropy": ("entropy (nats)", 2),
     "pass_rate": ("pass rate", 3),
+    "verdicts": ("true verdicts", 4),
 }
 
 
@@ -100,6 +101,7 @@ def _one_step(rung: Rung, model_dir: Path, work_dir: Path) -> dict[str, Any]:
         per_device_train_batch_size=rung.measured_rows,
         num_generations=rung.settings.num_generations,
         max_completion_length=rung.max_completion,
+        reward_weights=rung.reward_weights,
         use_cpu=True,
         bf16=False,
         report_to="none",
@@ -107,12 +109,16 @@ def _one_step(rung: Rung, model_dir: Path, work_dir: Path) -> dict[str, Any]:
     )
     trainer = DrGRPOTrainer(
         model=str(model_dir),
-        reward_funcs=rung.reward,
+        reward_funcs=rung.rewards,
         args=args,
         train_dataset=rung.make_prompts(rung.measured_rows * rung.measured_batches, 0),
         rollout_func=rung.rollout(0) if rung.rollout else None,
     )
-    return changes_as_dict(measure_model(trainer, rung.measured_batches))
+    seen: list[Rollouts] = []
+    measured = changes_as_dict(
+        measure_model(trainer, rung.measured_batches, lambda _, rollouts: seen.append(rollouts))
+    )
+    return measured | {"pushes": pushes_as_dict(pushes(seen, rung.decisions))}
 
 
 def trajectories(results: dict[str, Any]) -> list[Trajectory]:
@@ -131,11 +137,12 @@ def table(rung: Rung, results: dict[str, Any]) -> str:
         results (`dict[str, Any]`): Of [`run_study`].
     """
     runs = trajectories(results)
-    headings = [heading for heading, _ in _CURVES.values()] + ["thousand tokens written"]
+    curves = _curves(rung)
+    headings = [heading for heading, _ in curves.values()] + ["thousand tokens written"]
     level = int(100 * min(run.best() for run in runs)) / 100 if rung.learnable else None
     if level is not None:
         headings.append(f"thousand until {level:.2f} passed")
-    start = [f"{interval([getattr(run, name)[0] for run in runs]).mean:.{n}f}" for name, (_, n) in _CURVES.items()]
+    start = [f"{interval([getattr(run, name)[0] for run in runs]).mean:.{n}f}" for name, (_, n) in curves.items()]
     lines = [
         f"| mean of the last {LAST} steps | {' | '.join(headings)} |",
         "|---" * (len(headings) + 1) + "|",
@@ -143,7 +150,7 @@ def table(rung: Rung, results: dict[str, Any]) -> str:
     ]
     for arm in rung.arms:
         own = [run for run in runs if run.arm == arm]
-        cells = [_cell(interval([run.end(name) for run in own]), n) for name, (_, n) in _CURVES.items()]
+        cells = [_cell(interval([run.end(name) for run in own]), n) for name, (_, n) in curves.items()]
         cells.append(_cell(interval([run.tokens / 1000 for run in own]), 0))
         if level is not None:
             cells.append(_cell(interval([(run.tokens_until(level) or run.tokens) / 1000 for run in own]), 0))
@@ -160,9 +167,10 @@ def difference_table(rung: Rung, results: dict[str, Any]) -> str:
     """
     runs = {(run.arm, run.seed): run for run in trajectories(results)}
     seeds = sorted(seed for arm, seed in runs if arm == REFERENCE)
+    curves = _curves(rung)
     lines = [
-        f"| minus Dr. GRPO, same seed | {' | '.join(heading for heading, _ in _CURVES.values())} |",
-        "|---" * (len(_CURVES) + 1) + "|",
+        f"| minus Dr. GRPO, same seed | {' | '.join(heading for heading, _ in curves.values())} |",
+        "|---" * (len(curves) + 1) + "|",
     ]
     for arm in rung.arms:
         if arm == REFERENCE:
@@ -170,10 +178,14 @@ def difference_table(rung: Rung, results: dict[str, Any]) -> str:
         pairs = [(runs[arm, seed], runs[REFERENCE, seed]) for seed in seeds if (arm, seed) in runs]
         cells = [
             _cell(interval([own.end(name) - reference.end(name) for own, reference in pairs]), decimals, "+")
-            for name, (_, decimals) in _CURVES.items()
+            for name, (_, decimals) in curves.items()
         ]
         lines.append(f"| {OBJECTIVES[arm].label} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _curves(rung: Rung) -> dict[str, tuple[str, int]]:
+    return {name: each for name, each in _CURVES.items() if name != "verdicts" or rung.verdict is not None}
 
 
 def _cell(found: Interval, decimals: int, sign: str = "") -> str:
