@@ -93,6 +93,7 @@ def _tabular(seeds: range, numbers: Path) -> tuple[Any, dict[str, Any]]:
     print(f"Length of answers, {len(seeds)} seeds, mean and 95% interval:\n\n{tabular_report.table(results)}")
     weights = tabular_report.gradient_weight_table(results)
     print(f"\nPull on a prompt (sum of |A|, the even prompt being 1):\n\n{weights}")
+    print(f"\n{tabular_report.conclusion(results)}")
     numbers.write_text(json.dumps(results) + "\n", encoding="utf-8")
     return tabular_report.draw, results
 
@@ -106,6 +107,7 @@ def _signal(seeds: range, numbers: Path, jobs: int) -> tuple[Any, dict[str, Any]
         print(f"{start['title'].capitalize()}, {len(seeds)} seeds, mean and 95% interval, pass rates in %:\n")
         print(f"{report.table(results, name)}\n\n{report.difference_table(results, name)}\n")
         print(f"DAPO's mean multiplied the gradient by {report.factor_sentence(results, name)}.\n")
+    print(report.conclusion(results))
     return report.draw, results
 
 
@@ -114,7 +116,8 @@ def _search(seeds: range, numbers: Path) -> tuple[Any, dict[str, Any]]:
     from trl_drgrpo.labs.study import search_report as report
 
     results = report.run_study(seeds, numbers, numbers.parent / "search", on_run=console.log)
-    print(f"Right completions, {len(seeds)} seeds, mean and 95% interval in %:\n\n{report.table(results)}\n")
+    print(f"Correct completions, {len(seeds)} seeds, mean and 95% interval in %:\n\n{report.table(results)}\n")
+    print(report.conclusion(results))
     return report.draw, results
 
 
@@ -126,6 +129,7 @@ def _credit(seeds: range, numbers: Path, jobs: int) -> tuple[Any, dict[str, Any]
     results = run_credit_study(seeds, numbers, numbers.parent / "credit", jobs, on_part=console.log)
     for task in results["settings"]:
         print(f"{report.title(task, results)}:\n\n{report.table(task, results)}\n")
+    print(report.conclusion(results))
     return report.draw, results
 
 
@@ -136,7 +140,8 @@ def _forks(seeds: range, numbers: Path, jobs: int) -> tuple[Any, dict[str, Any]]
     results = report.run_study(seeds, numbers, numbers.parent / "forks", jobs=jobs, on_part=console.log)
     for stage in results["stages"]:
         print(f"{report.stage_title(stage, results)}:\n\n{report.variance_table(results, stage['stage'])}\n")
-    print(f"{report.learning_title(results)}:\n\n{report.learning_table(results)}")
+    print(f"{report.learning_title(results)}:\n\n{report.learning_table(results)}\n")
+    print(report.conclusion(results))
     return report.draw, results
 
 
@@ -162,4 +167,8 @@ def _rung(name: str, seeds: range, numbers: Path, jobs: int) -> tuple[Any, dict[
     print(report.one_step_table(results, difference=True))
     print(f"\nAfter training, {len(seeds)} seeds, mean and 95% interval:\n\n{report.table(rung, results)}\n")
     print(report.difference_table(rung, results))
+    if rung.verdict is not None:
+        print(f"\nThe push to check again:\n\n{report.pushes_table(results)}\n")
+        print(report.gap_table(rung, results))
+    print(f"\n{report.conclusion(rung, results)}")
     return partial(report.draw, rung), results

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from trl_drgrpo.common.drawing import COLORS, new_figure, save_figure
+from trl_drgrpo.labs.study.conclusions import compared, paired
 from trl_drgrpo.labs.study.credit_arms import ARMS, OUTCOME
 from trl_drgrpo.labs.study.credit_runs import CreditRun
 from trl_drgrpo.labs.study.intervals import Interval, interval
@@ -83,6 +84,23 @@ def _ratio(found: dict[str, float]) -> str:
 
 def _signed(found: Interval) -> str:
     return f"{found.mean:+.1f} ± {found.half_width:.1f}"
+
+
+def conclusion(results: dict[str, Any]) -> str:
+    """Which arms do better or worse than the outcome alone, over the run.
+
+    Args:
+        results (`dict[str, Any]`): Of [`run_credit_study`].
+    """
+    texts = []
+    for task in results["settings"]:
+        rates = {
+            arm: [100 * runs[seed].mean_pass_rate(0.0) for seed in sorted(runs)]
+            for arm, runs in runs_by_arm(task, results).items()
+        }
+        found = {ARMS[arm].label: paired(own, rates[OUTCOME]) for arm, own in rates.items() if arm != OUTCOME}
+        texts.append(compared(f"{TITLES[task]}, pass rate over the run minus outcome only's, in points", found))
+    return " ".join(texts)
 
 
 def draw(results: dict[str, Any], path: Path) -> Path:

@@ -8,6 +8,7 @@ from typing import Any
 
 from trl_drgrpo.common.drawing import COLORS, new_figure, save_figure
 from trl_drgrpo.labs.provenance import provenance, study_command
+from trl_drgrpo.labs.study.conclusions import compared
 from trl_drgrpo.labs.study.credit_arms import OUTCOME
 from trl_drgrpo.labs.study.credit_study import in_processes
 from trl_drgrpo.labs.study.forks_runs import (
@@ -247,6 +248,20 @@ def learning_table(results: dict[str, Any]) -> str:
             cells.append("" if forks == FLAT else f"{found.mean:+.1f} ± {found.half_width:.1f}")
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def conclusion(results: dict[str, Any]) -> str:
+    """Which forks have a smaller or a larger gradient variance than flat groups.
+
+    Args:
+        results (`dict[str, Any]`): Of [`run_study`].
+    """
+    texts = []
+    for stage, rewards in product(results["stages"], REWARDS):
+        found = {label(forks): over_flat(results, stage["stage"], forks, rewards) for forks in FORKS if forks != FLAT}
+        title = f"{stage['pass_rate']:.0%} correct, {REWARDS[rewards]}: gradient variance at equal tokens, over flat"
+        texts.append(compared(title, found, even=1.0, decimals=2))
+    return " ".join(texts)
 
 
 def draw(results: dict[str, Any], path: Path) -> Path:

@@ -15,6 +15,7 @@ from trl_drgrpo.common.drawing import new_figure, save_figure
 from trl_drgrpo.labs.demo.long_sums import make_long_dataset, warm_start
 from trl_drgrpo.labs.demo.task import list_sum_reward
 from trl_drgrpo.labs.provenance import provenance, study_command
+from trl_drgrpo.labs.study.conclusions import compared, paired
 from trl_drgrpo.labs.study.intervals import interval
 from trl_drgrpo.labs.study.results_file import earlier_results, write_results
 from trl_drgrpo.labs.study.search_arms import ARMS, VALUES, SearchSizes, process_rewards
@@ -154,6 +155,23 @@ def table(results: dict[str, Any]) -> str:
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def conclusion(results: dict[str, Any]) -> str:
+    """Which searches do better or worse than best-of-N with the same values, at the largest budget.
+
+    Args:
+        results (`dict[str, Any]`): Of [`run_study`].
+    """
+    budget = results["settings"]["budgets"][-1]
+    selected = {arm: [100 * run.selected for run in _runs(results, arm, budget)] for arm in ARMS}
+    found = {
+        each.label: paired(selected[arm], selected[f"best_of_n/{each.values}"])
+        for arm, each in ARMS.items()
+        if each.strategy != "best_of_n"
+    }
+    title = f"Correct selected completions with {budget} tokens, minus `best_of_n` with the same values, in points"
+    return compared(title, found)
 
 
 def draw(results: dict[str, Any], path: Path) -> Path:

@@ -12,6 +12,7 @@ import torch
 
 from trl_drgrpo.common.drawing import COLORS, new_figure, save_figure
 from trl_drgrpo.labs.provenance import provenance, study_command
+from trl_drgrpo.labs.study.conclusions import compared, paired
 from trl_drgrpo.labs.study.intervals import interval
 from trl_drgrpo.labs.study.results_file import earlier_results, write_results
 from trl_drgrpo.labs.study.signal_arms import ARMS, FACTOR_OF, PLAIN, SETTINGS, SignalSettings
@@ -175,6 +176,21 @@ def factor_sentence(results: dict[str, Any], start: str) -> str:
     """
     factors = [run.factor for run in _by_arm(results, start)[FACTOR_OF] if run.factor is not None]
     return f"{interval(factors).mean:.2f} on average ({min(factors):.2f} to {max(factors):.2f})"
+
+
+def conclusion(results: dict[str, Any]) -> str:
+    """Which arms do better or worse than plain sampling, over the tokens.
+
+    Args:
+        results (`dict[str, Any]`): Of [`run_study`].
+    """
+    texts = []
+    for name, start in results["settings"]["starts"].items():
+        rates = _scores(results, name)["mean over the tokens"]
+        found = {ARMS[arm].label: paired(rates[arm], rates[PLAIN]) for arm in ARMS if arm != PLAIN}
+        title = f"{start['title'].capitalize()}, pass rate over the tokens minus plain sampling's, in points"
+        texts.append(compared(title, found))
+    return " ".join(texts)
 
 
 def draw(results: dict[str, Any], path: Path) -> Path:

@@ -141,6 +141,10 @@ class Trajectory:
         values = [value for value in getattr(self, name)[-LAST:] if value == value]
         return statistics.fmean(values) if values else float("nan")
 
+    def gap(self) -> float:
+        """How much longer incorrect answers than correct ones are at the end."""
+        return self.end("length_wrong") - self.end("length_right")
+
     def tokens_until(self, pass_rate: float) -> int | None:
         """Tokens written until the pass rate, as a mean over [`LAST`] steps, first was this high; `None`: never."""
         written = list(accumulate(self.tokens_by_step))

@@ -5,19 +5,24 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict
 from multiprocessing import get_context
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
 
 from trl_drgrpo.common.drawing import ROLES, draw_trend, new_figure, save_figure
+from trl_drgrpo.features.diagnostics.stop_push import Push
 from trl_drgrpo.labs.provenance import provenance, study_command
+from trl_drgrpo.labs.study.conclusions import length_bias
 from trl_drgrpo.labs.study.direction import REFERENCE, Rollouts
 from trl_drgrpo.labs.study.intervals import Interval, interval
 from trl_drgrpo.labs.study.objectives import OBJECTIVES
 from trl_drgrpo.labs.study.results_file import earlier_results, write_results
-from trl_drgrpo.labs.study.tables import changes_as_dict, pushes, pushes_as_dict
+from trl_drgrpo.labs.study.tables import changes_as_dict, push_table, pushes, pushes_as_dict
 from trl_drgrpo.labs.study.trajectories import LAST, Rung, Trajectory, run_arm
 
+TRUE_VERDICTS = 0.999  # of a run's answers: below it a model does not know whether it is correct
+_MOVED = 1.0  # points by which a pass rate may move and count as the same
 _CURVES = {  # heading and decimals
     "length_wrong": ("incorrect answers (tokens)", 1),
     "length_right": ("correct answers (tokens)", 1),
@@ -184,6 +189,43 @@ def difference_table(rung: Rung, results: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def gap_differences(rung: Rung, results: dict[str, Any]) -> dict[str, Interval]:
+    """Per arm, incorrect answers minus correct ones at the end, minus the same under Dr. GRPO with the same seed.
+
+    Args:
+        rung ([`Rung`]): Whose results they are.
+        results (`dict[str, Any]`): Of [`run_study`].
+    """
+    gaps = {(run.arm, run.seed): run.gap() for run in trajectories(results)}
+    return {
+        arm: interval(
+            [
+                gap - gaps[REFERENCE, seed]
+                for (own, seed), gap in gaps.items()
+                if own == arm and (REFERENCE, seed) in gaps
+            ]
+        )
+        for arm in rung.arms
+        if arm != REFERENCE
+    }
+
+
+def gap_table(rung: Rung, results: dict[str, Any]) -> str:
+    """Incorrect answers minus correct ones at the end, in tokens, as a Markdown table: mean and 95% interval.
+
+    Args:
+        rung ([`Rung`]): Whose results they are.
+        results (`dict[str, Any]`): Of [`run_study`].
+    """
+    differences = gap_differences(rung, results)
+    lines = ["| incorrect minus correct answers (tokens) | at the end | minus Dr. GRPO, same seed |", "|---|---|---|"]
+    for arm in rung.arms:
+        own = interval([run.gap() for run in trajectories(results) if run.arm == arm])
+        against = "" if arm == REFERENCE else _cell(differences[arm], 1, "+")
+        lines.append(f"| {OBJECTIVES[arm].label} | {_cell(own, 1, '+')} | {against} |")
+    return "\n".join(lines)
+
+
 def _curves(rung: Rung) -> dict[str, tuple[str, int]]:
     return {name: each for name, each in _CURVES.items() if name != "verdicts" or rung.verdict is not None}
 
@@ -214,6 +256,38 @@ def one_step_table(results: dict[str, Any], difference: bool = False) -> str:
         ]
         lines.append(f"| {objective.label} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def conclusion(rung: Rung, results: dict[str, Any]) -> str:
+    """Where the length bias shows, in a sentence, and whether the runs were what they had to be.
+
+    Args:
+        rung ([`Rung`]): Whose results they are.
+        results (`dict[str, Any]`): Of [`run_study`].
+    """
+    text = length_bias(gap_differences(rung, results))
+    if rung.verdict is None:
+        return text
+    runs = trajectories(results)
+    verdicts = [fmean(run.verdicts) for run in runs]
+    rate = fmean(fmean(run.pass_rate) for run in runs)
+    moved = interval([100 * (run.end("pass_rate") - fmean(run.pass_rate[:LAST])) for run in runs])
+    counts = min(verdicts) > TRUE_VERDICTS and abs(moved.mean) < max(_MOVED, moved.half_width)
+    return (
+        f"{text} Verdicts were true in {100 * fmean(verdicts):.2f}% of the answers, {100 * min(verdicts):.2f}% in the "
+        f"worst run; the pass rate, {rate:.3f}, moved by {_cell(moved, 1, '+')} points: the runs "
+        f"{'count' if counts else 'do not count'}."
+    )
+
+
+def pushes_table(results: dict[str, Any]) -> str:
+    """The push on the decision to go on, before training, as a Markdown table.
+
+    Args:
+        results (`dict[str, Any]`): Of [`run_study`].
+    """
+    found = results["one_step"]["pushes"]
+    return push_table({name: {kind: Push(**push) for kind, push in of.items()} for name, of in found.items()})
 
 
 def draw(rung: Rung, results: dict[str, Any], path: Path) -> Path:

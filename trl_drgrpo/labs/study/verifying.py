@@ -14,10 +14,10 @@ The reward is 1 for a number that passes, and 0.5 for a true first verdict, what
 without it nothing keeps the check from decaying in training. Neither part depends on the length.
 
 Said before the runs. Measured are, at the start, the change of the lengths by one update of each objective, with
-differences from Dr. GRPO on the same batches, and the push of each on the decision to check again; after 200 steps, the
-gap: tokens behind the first verdict, incorrect answers minus correct ones, mean of the last 20 steps, as a difference
-from Dr. GRPO with the same seed. The length bias of an objective is borne out if the 95% interval of that difference
-lies above 0. The runs count if true verdicts stay above 99.9% and the pass rate stays what it was, 4 of 11.
+differences from Dr. GRPO on the same batches, and the push of each on the decision to check again; after 200 steps,
+the gap: tokens behind the first verdict, incorrect answers minus correct ones, mean of the last 20 steps, as a
+difference from Dr. GRPO with the same seed. The length bias of an objective is borne out if the 95% interval of that
+difference lies above 0. The runs count if true verdicts stay above 99.9% and the pass rate stays what it was, 4 of 11.
 """
 
 import random
