@@ -39,7 +39,7 @@ MOST_RECHECKS = 8
 MAX_COMPLETION = FIRST_TOKENS + MOST_RECHECKS * CHECK_TOKENS
 VERDICT_WEIGHT = 0.5  # of a true verdict, a number that passes being 1
 WARM_START_STEPS = 1400
-_FIRST_CHECK_STEPS = 1000  # of these, spent on the first check alone: its rows are short, and most of the work
+_FIRST_CHECK_STEPS = 1000  # of these, on the first check alone: without what is left to chance it gets exact
 _NUMBERS = "0123456789x"
 _VERDICTS = {True: "y", False: "n"}
 
@@ -201,11 +201,14 @@ def _demonstrations(tokenizer: Any, steps: int, batch_size: int, seed: int) -> I
 
     rng = random.Random(-1 - seed)  # not the prompts of a run
     for step in range(steps):
-        most = FIRST_TOKENS if step < steps * _FIRST_CHECK_STEPS // WARM_START_STEPS else MAX_COMPLETION
+        alone = step < steps * _FIRST_CHECK_STEPS // WARM_START_STEPS
         rows = []
         for _ in range(batch_size):
             digits = _draw(rng)
             prompt = tokenizer(digits + "=")["input_ids"]
-            written = [*tokenizer(demonstrate(digits, rng))["input_ids"], tokenizer.eos_token_id][:most]
-            rows.append((prompt + written, [0] * len(prompt) + [1] * len(written)))
+            written = [*tokenizer(demonstrate(digits, rng))["input_ids"], tokenizer.eos_token_id][:MAX_COMPLETION]
+            if alone:
+                written = written[:FIRST_TOKENS]
+            learned = [0] * (len(prompt) + alone) + [1] * (len(written) - alone)
+            rows.append((prompt + written, learned))
         yield pad_rows(rows, tokenizer.pad_token_id)
