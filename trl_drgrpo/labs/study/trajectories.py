@@ -162,7 +162,7 @@ class Trajectory:
         """Plain types for JSON, curves rounded, what is missing `None`."""
 
         def plain(value: Any) -> Any:
-            return [None if x != x else round(x, 3) for x in value] if isinstance(value, list) else value
+            return [None if x != x else round(x, 4) for x in value] if isinstance(value, list) else value
 
         return {name: plain(value) for name, value in asdict(self).items()}
 
