@@ -36,6 +36,5 @@ VERIFY = Rung(
     verdict_weight=verifying.VERDICT_WEIGHT,
     decisions=verifying.decisions,
     arms=("grpo", "dapo", "dr_grpo"),
-    settings=RunSettings(steps=200, prompts=32, learning_rate=1e-4),
 )
 RUNGS = {rung.name: rung for rung in (GUESSING, ARITHMETIC, VERIFY)}
