@@ -38,8 +38,8 @@ FIRST_TOKENS = 1 + CHECK_TOKENS  # the guess and the first check
 MOST_RECHECKS = 8
 MAX_COMPLETION = FIRST_TOKENS + MOST_RECHECKS * CHECK_TOKENS
 VERDICT_WEIGHT = 0.5  # of a true verdict, a number that passes being 1
-WARM_START_STEPS = 1400
-_FIRST_CHECK_STEPS = 1000  # of these, on the first check alone: without what is left to chance it gets exact
+WARM_START_STEPS = 500
+SHARPENED = 2.0  # what logits are multiplied by after the warm start, so that chance tails leave the check
 _NUMBERS = "0123456789x"
 _VERDICTS = {True: "y", False: "n"}
 
@@ -171,7 +171,10 @@ def demonstrate(digits: str, rng: random.Random) -> str:
 
 
 def warm_start(folder: Path, seed: int = 0, steps: int = WARM_START_STEPS, batch_size: int = 128) -> Path:
-    """Train a small Qwen2 on demonstrations until its checks are exact, and save it.
+    """Train a small Qwen2 on demonstrations, sharpen it until its checks are exact, and save it.
+
+    Sampled at temperature 1, one trained token in 500 is a slip; with logits twice as large it is one in many thousand.
+    The coin's 0.6 becomes 0.69, alike for both verdicts.
 
     Args:
         folder (`Path`): Where to save model and tokenizer.
@@ -182,6 +185,7 @@ def warm_start(folder: Path, seed: int = 0, steps: int = WARM_START_STEPS, batch
     Returns:
         `Path`: `folder`.
     """
+    import torch
     from transformers import Qwen2ForCausalLM, set_seed
 
     from trl_drgrpo.labs.demo.build import build_config, imitate, save
@@ -191,6 +195,8 @@ def warm_start(folder: Path, seed: int = 0, steps: int = WARM_START_STEPS, batch
     tokenizer = build_tokenizer()
     model = Qwen2ForCausalLM(build_config(tokenizer))
     imitate(model, _demonstrations(tokenizer, steps, batch_size, seed), steps, lr=3e-3)
+    with torch.no_grad():
+        model.model.norm.weight *= SHARPENED
     save(model, tokenizer, folder, f"trl_drgrpo.labs.study.verifying, seed {seed}, {steps} steps of {batch_size} rows")
     return folder
 
@@ -200,15 +206,11 @@ def _demonstrations(tokenizer: Any, steps: int, batch_size: int, seed: int) -> I
     from trl_drgrpo.labs.demo.build import pad_rows
 
     rng = random.Random(-1 - seed)  # not the prompts of a run
-    for step in range(steps):
-        alone = step < steps * _FIRST_CHECK_STEPS // WARM_START_STEPS
+    for _ in range(steps):
         rows = []
         for _ in range(batch_size):
             digits = _draw(rng)
             prompt = tokenizer(digits + "=")["input_ids"]
             written = [*tokenizer(demonstrate(digits, rng))["input_ids"], tokenizer.eos_token_id][:MAX_COMPLETION]
-            if alone:
-                written = written[:FIRST_TOKENS]
-            learned = [0] * (len(prompt) + alone) + [1] * (len(written) - alone)
-            rows.append((prompt + written, learned))
+            rows.append((prompt + written, [0] * len(prompt) + [1] * len(written)))
         yield pad_rows(rows, tokenizer.pad_token_id)
