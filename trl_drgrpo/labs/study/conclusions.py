@@ -28,12 +28,11 @@ def compared(title: str, found: Mapping[str, Interval], even: float = 0.0, decim
     """
     sides: dict[str, list[str]] = {f"above {even:g}": [], f"below {even:g}": [], f"not told apart from {even:g}": []}
     above, below, neither = sides.values()
-    sign = "" if even else "+"
     for label, each in found.items():
         side = (
             above if each.mean - each.half_width > even else below if each.mean + each.half_width < even else neither
         )
-        side.append(f"{label} ({each.mean:{sign}.{decimals}f} ± {each.half_width:.{decimals}f})")
+        side.append(f"{label} ({each.text(decimals, signed=even == 0)})")
     parts = "; ".join(f"{side} with {', '.join(labels)}" for side, labels in sides.items() if labels)
     return f"{title}: {parts}."
 

@@ -7,7 +7,7 @@ from trl_drgrpo.common.drawing import COLORS, new_figure, save_figure
 from trl_drgrpo.labs.study.conclusions import compared, paired
 from trl_drgrpo.labs.study.credit_arms import ARMS, OUTCOME
 from trl_drgrpo.labs.study.credit_runs import CreditRun
-from trl_drgrpo.labs.study.intervals import Interval, interval
+from trl_drgrpo.labs.study.intervals import interval
 
 LAST = 0.75  # from this share of the tokens on, a run is at its end
 TITLES = {"long_sums": "Long list sums", "two_turns": "Two turns"}
@@ -63,12 +63,12 @@ def table(task: str, results: dict[str, Any]) -> str:
         for start in (0.0, LAST):
             rates = {seed: 100 * run.mean_pass_rate(start) for seed, run in runs.items()}
             cells.append(str(interval(list(rates.values()))))
-            paired = [
+            differences = [
                 rate - 100 * reference[seed].mean_pass_rate(start)
                 for seed, rate in rates.items()
                 if seed in reference and name != OUTCOME
             ]
-            cells.append(_signed(interval(paired)) if paired else "")
+            cells.append(interval(differences).text(signed=True) if differences else "")
         if name == OUTCOME:
             cells += ["1", ""]
         else:
@@ -80,10 +80,6 @@ def table(task: str, results: dict[str, Any]) -> str:
 
 def _ratio(found: dict[str, float]) -> str:
     return f"{found['ratio']:.3f} ± {found['standard_error']:.3f}"
-
-
-def _signed(found: Interval) -> str:
-    return f"{found.mean:+.1f} ± {found.half_width:.1f}"
 
 
 def conclusion(results: dict[str, Any]) -> str:

@@ -1,23 +1,21 @@
 """A rung as numbers, tables and plot: every arm with every seed, the one-step measurement before it."""
 
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from multiprocessing import get_context
+from functools import partial
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import torch
-
 from trl_drgrpo.common.drawing import ROLES, draw_trend, new_figure, save_figure
 from trl_drgrpo.features.diagnostics.stop_push import Push
-from trl_drgrpo.labs.provenance import provenance, study_command
 from trl_drgrpo.labs.study.conclusions import length_bias
 from trl_drgrpo.labs.study.direction import REFERENCE, Rollouts
 from trl_drgrpo.labs.study.intervals import Interval, interval
+from trl_drgrpo.labs.study.markdown import markdown_table
 from trl_drgrpo.labs.study.objectives import OBJECTIVES
-from trl_drgrpo.labs.study.results_file import earlier_results, write_results
+from trl_drgrpo.labs.study.resumable import Resumable
 from trl_drgrpo.labs.study.tables import changes_as_dict, push_table, pushes, pushes_as_dict
 from trl_drgrpo.labs.study.trajectories import LAST, Rung, Trajectory, run_arm
 
@@ -55,45 +53,25 @@ def run_study(
     Returns:
         `dict[str, Any]`: `command`, `date`, `versions`, `settings`, `one_step` and `runs`, what the file holds.
     """
-    results: dict[str, Any] = {
-        **provenance(study_command(rung.name, len(seeds), jobs)),
-        "settings": asdict(rung.settings),
-    }
-    kept = earlier_results(output, results)
-    results |= {"one_step": kept.get("one_step"), "runs": kept.get("runs", [])}
+    study = Resumable(rung.name, seeds, asdict(rung.settings), output, jobs, on_run)
     model_dir = work_dir / "model"
     if not (model_dir / "model.safetensors").is_file():
         rung.warm_start(model_dir)
         on_run("the model is warm-started")
-    if results["one_step"] is None:
-        results["one_step"] = _one_step(rung, model_dir, work_dir)
-        write_results(results, output)
-        on_run("one step is measured")
-    done = {(run["arm"], run["seed"]) for run in results["runs"]}
-    left = [(arm, seed) for seed in seeds for arm in rung.arms if (arm, seed) not in done]
-    for trajectory in _run_arms(rung, left, model_dir, work_dir, jobs):
-        results["runs"].append(trajectory.as_dict())
-        results["runs"].sort(key=lambda run: (run["seed"], rung.arms.index(run["arm"])))
-        write_results(results, output)
-        wrong, right = trajectory.end("length_wrong"), trajectory.end("length_right")
-        label = OBJECTIVES[trajectory.arm].label
-        on_run(f"{label}, seed {trajectory.seed}: incorrect {wrong:.1f}, correct {right:.1f} tokens at the end")
-    return results
+    study.once("one_step", partial(_one_step, rung, model_dir, work_dir))
+    calls = list(product(seeds, rung.arms))
+    study.each("runs", ("seed", "arm"), calls, partial(_run, rung, model_dir, work_dir), _told)
+    return study.results
 
 
-def _run_arms(
-    rung: Rung, runs: Sequence[tuple[str, int]], model_dir: Path, work_dir: Path, jobs: int
-) -> Iterator[Trajectory]:
-    """The trajectories as they end; with several jobs each run has a process of its own, on one thread."""
-    calls = [(rung, arm, seed, model_dir, work_dir / f"{arm}-{seed}") for arm, seed in runs]
-    if jobs == 1:
-        yield from (run_arm(*call) for call in calls)
-        return
-    with ProcessPoolExecutor(
-        jobs, mp_context=get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)
-    ) as pool:
-        for future in as_completed([pool.submit(run_arm, *call) for call in calls]):
-            yield future.result()
+def _run(rung: Rung, model_dir: Path, work_dir: Path, seed: int, arm: str) -> list[dict[str, Any]]:
+    return [run_arm(rung, arm, seed, model_dir, work_dir / f"{arm}-{seed}").as_dict()]
+
+
+def _told(row: dict[str, Any]) -> str:
+    run = Trajectory.from_dict(row)
+    lengths = f"incorrect {run.end('length_wrong'):.1f}, correct {run.end('length_right'):.1f} tokens at the end"
+    return f"{OBJECTIVES[run.arm].label}, seed {run.seed}: {lengths}"
 
 
 def _one_step(rung: Rung, model_dir: Path, work_dir: Path) -> dict[str, Any]:
@@ -155,10 +133,10 @@ def table(rung: Rung, results: dict[str, Any]) -> str:
     ]
     for arm in rung.arms:
         own = [run for run in runs if run.arm == arm]
-        cells = [_cell(interval([run.end(name) for run in own]), n) for name, (_, n) in curves.items()]
-        cells.append(_cell(interval([run.tokens / 1000 for run in own]), 0))
+        cells = [interval([run.end(name) for run in own]).text(n) for name, (_, n) in curves.items()]
+        cells.append(interval([run.tokens / 1000 for run in own]).text(0))
         if level is not None:
-            cells.append(_cell(interval([(run.tokens_until(level) or run.tokens) / 1000 for run in own]), 0))
+            cells.append(interval([(run.tokens_until(level) or run.tokens) / 1000 for run in own]).text(0))
         lines.append(f"| {OBJECTIVES[arm].label} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -172,21 +150,17 @@ def difference_table(rung: Rung, results: dict[str, Any]) -> str:
     """
     runs = {(run.arm, run.seed): run for run in trajectories(results)}
     seeds = sorted(seed for arm, seed in runs if arm == REFERENCE)
-    curves = _curves(rung)
-    lines = [
-        f"| minus Dr. GRPO, same seed | {' | '.join(heading for heading, _ in curves.values())} |",
-        "|---" * (len(curves) + 1) + "|",
-    ]
+    curves, rows = _curves(rung), []
     for arm in rung.arms:
         if arm == REFERENCE:
             continue
         pairs = [(runs[arm, seed], runs[REFERENCE, seed]) for seed in seeds if (arm, seed) in runs]
         cells = [
-            _cell(interval([own.end(name) - reference.end(name) for own, reference in pairs]), decimals, "+")
+            interval([own.end(name) - reference.end(name) for own, reference in pairs]).text(decimals, signed=True)
             for name, (_, decimals) in curves.items()
         ]
-        lines.append(f"| {OBJECTIVES[arm].label} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        rows.append([OBJECTIVES[arm].label, *cells])
+    return markdown_table(["minus Dr. GRPO, same seed", *(heading for heading, _ in curves.values())], rows)
 
 
 def gap_differences(rung: Rung, results: dict[str, Any]) -> dict[str, Interval]:
@@ -217,21 +191,17 @@ def gap_table(rung: Rung, results: dict[str, Any]) -> str:
         rung ([`Rung`]): Whose results they are.
         results (`dict[str, Any]`): Of [`run_study`].
     """
-    differences = gap_differences(rung, results)
-    lines = ["| incorrect minus correct answers (tokens) | at the end | minus Dr. GRPO, same seed |", "|---|---|---|"]
+    differences, rows = gap_differences(rung, results), []
     for arm in rung.arms:
         own = interval([run.gap() for run in trajectories(results) if run.arm == arm])
-        against = "" if arm == REFERENCE else _cell(differences[arm], 1, "+")
-        lines.append(f"| {OBJECTIVES[arm].label} | {_cell(own, 1, '+')} | {against} |")
-    return "\n".join(lines)
+        against = "" if arm == REFERENCE else differences[arm].text(signed=True)
+        rows.append([OBJECTIVES[arm].label, own.text(signed=True), against])
+    head = ["incorrect minus correct answers (tokens)", "at the end", "minus Dr. GRPO, same seed"]
+    return markdown_table(head, rows)
 
 
 def _curves(rung: Rung) -> dict[str, tuple[str, int]]:
     return {name: each for name, each in _CURVES.items() if name != "verdicts" or rung.verdict is not None}
-
-
-def _cell(found: Interval, decimals: int, sign: str = "") -> str:
-    return f"{found.mean:{sign}.{decimals}f} ± {found.half_width:.{decimals}f}"
 
 
 def one_step_table(results: dict[str, Any], difference: bool = False) -> str:
@@ -245,8 +215,7 @@ def one_step_table(results: dict[str, Any], difference: bool = False) -> str:
     quantities = {"length_wrong": 1, "length_right": 1, "pass_rate": 100}  # and the scale: points of a hundred
     measured = results["one_step"]["differences_from_dr_grpo" if difference else "changes"]
     first = "minus Dr. GRPO" if difference else "objective"
-    head = f"| {first} | incorrect answers, tokens | correct answers, tokens | pass rate, points |"
-    lines = [head, "|---|---|---|---|"]
+    rows = []
     for name, objective in OBJECTIVES.items():
         if difference and name == REFERENCE:
             continue
@@ -254,8 +223,8 @@ def one_step_table(results: dict[str, Any], difference: bool = False) -> str:
             f"{scale * measured[name][q]['value']:+.1f} ± {scale * measured[name][q]['standard_error']:.1f}"
             for q, scale in quantities.items()
         ]
-        lines.append(f"| {objective.label} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        rows.append([objective.label, *cells])
+    return markdown_table([first, "incorrect answers, tokens", "correct answers, tokens", "pass rate, points"], rows)
 
 
 def conclusion(rung: Rung, results: dict[str, Any]) -> str:
@@ -275,7 +244,7 @@ def conclusion(rung: Rung, results: dict[str, Any]) -> str:
     counts = min(verdicts) > TRUE_VERDICTS and abs(moved.mean) < max(_MOVED, moved.half_width)
     return (
         f"{text} Verdicts were true in {100 * fmean(verdicts):.2f}% of the answers, {100 * min(verdicts):.2f}% in the "
-        f"worst run; the pass rate, {rate:.3f}, moved by {_cell(moved, 1, '+')} points: the runs "
+        f"worst run; the pass rate, {rate:.3f}, moved by {moved.text(signed=True)} points: the runs "
         f"{'count' if counts else 'do not count'}."
     )
 
