@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from trl_drgrpo.labs.study.intervals import Interval, interval
 from trl_drgrpo.labs.study.objectives import OBJECTIVES
 
+_MANY = 8  # comparisons, from which on chance is worth a word
+
 
 def compared(title: str, found: Mapping[str, Interval], even: float = 0.0, decimals: int = 1) -> str:
     """Which intervals lie above a value, which below it, and which hold it.
@@ -34,7 +36,8 @@ def compared(title: str, found: Mapping[str, Interval], even: float = 0.0, decim
         )
         side.append(f"{label} ({each.text(decimals, signed=even == 0)})")
     parts = "; ".join(f"{side} with {', '.join(labels)}" for side, labels in sides.items() if labels)
-    return f"{title}: {parts}."
+    chance = f" Of {len(found)} comparisons one in twenty would say so by chance." if len(found) >= _MANY else ""
+    return f"{title}: {parts}.{chance}"
 
 
 def paired(own: Sequence[float], reference: Sequence[float]) -> Interval:

@@ -1,4 +1,5 @@
-"""The studies of a small language model: rung b, constructed to have the length bias, and rung c, which is not."""
+"""The studies of a small language model: rung b, which is told its verdict, rung c, which was not made to show
+the length bias, and rung d, which finds its verdict out."""
 
 from trl_drgrpo.labs.study import arithmetic, guessing, verifying
 from trl_drgrpo.labs.study.trajectories import Rung, RunSettings

@@ -20,3 +20,9 @@ def test_shorter_incorrect_answers_are_no_length_bias():
     found = {"grpo": Interval(-5.0, 1.0), "dapo": Interval(2.0, 1.0)}
     assert length_bias(found).endswith("The length bias shows under dapo (TRL's default).")
     assert length_bias({"grpo": found["grpo"]}).endswith("The length bias does not show.")
+
+
+def test_many_comparisons_are_said_to_be_many():
+    found = {str(number): Interval(0.0, 1.0) for number in range(8)}
+    assert compared("Points", found).endswith("Of 8 comparisons one in twenty would say so by chance.")
+    assert "chance" not in compared("Points", dict(list(found.items())[:7]))
