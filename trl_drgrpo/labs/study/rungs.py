@@ -37,5 +37,6 @@ VERIFY = Rung(
     verdict_weight=verifying.VERDICT_WEIGHT,
     decisions=verifying.decisions,
     arms=("grpo", "dapo", "dr_grpo"),
+    settings=RunSettings(steps=60),
 )
 RUNGS = {rung.name: rung for rung in (GUESSING, ARITHMETIC, VERIFY)}

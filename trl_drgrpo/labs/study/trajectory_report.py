@@ -19,7 +19,7 @@ from trl_drgrpo.labs.study.resumable import Resumable
 from trl_drgrpo.labs.study.tables import changes_as_dict, push_table, pushes, pushes_as_dict
 from trl_drgrpo.labs.study.trajectories import LAST, Rung, Trajectory, run_arm
 
-TRUE_VERDICTS = 0.999  # of a run's answers: below it a model does not know whether it is correct
+TRUE_VERDICTS = 0.995  # of a run's answers: below it a model does not know whether it is correct
 _MOVED = 1.0  # points by which a pass rate may move and count as the same
 _CURVES = {  # heading and decimals
     "length_wrong": ("incorrect answers (tokens)", 1),

@@ -10,14 +10,19 @@ which one is takes four steps to compute that the model can only write down afte
 the warm-started model does so without mistakes. Nobody tells it the verdict: every token behind the prompt is its own.
 What it writes behind the first verdict is worth nothing.
 
-The reward is 1 for a number that passes, and 0.5 for a true first verdict, whatever it says and whatever follows:
+The reward is 1 for a number that passes, and 4 for a true first verdict, whatever it says and whatever follows:
 without it nothing keeps the check from decaying in training. Neither part depends on the length.
 
 Said before the runs. Measured are, at the start, the change of the lengths by one update of each objective, with
-differences from Dr. GRPO on the same batches, and the push of each on the decision to check again; after 200 steps,
-the gap: tokens behind the first verdict, incorrect answers minus correct ones, mean of the last 20 steps, as a
-difference from Dr. GRPO with the same seed. The length bias of an objective is borne out if the 95% interval of that
-difference lies above 0. The runs count if true verdicts stay above 99.9% and the pass rate stays what it was, 4 of 11.
+differences from Dr. GRPO on the same batches, and the push of each on the decision to check again; after 60 steps, the
+gap: tokens behind the first verdict, incorrect answers minus correct ones, mean of the last 20 steps, as a difference
+from Dr. GRPO with the same seed. The length bias of an objective is borne out if the 95% interval of that difference
+lies above 0. The runs count if true verdicts stay above 99.5% in each (false ones could then make 0.2 tokens of the
+gap at most) and the pass rate stays what it was, 4 of 11.
+
+A first study, with 0.5 for a true verdict, 200 steps and 99.9%, did not count by its own rule: the check decayed, in
+one run to 91%, where it was trained longest without a length bias. Its runs are kept in
+`recipes/results/verify_first.json`.
 """
 
 import random
@@ -37,7 +42,7 @@ CHECK_TOKENS = DIGITS + 1  # numbers and verdict
 FIRST_TOKENS = 1 + CHECK_TOKENS  # the guess and the first check
 MOST_RECHECKS = 8
 MAX_COMPLETION = FIRST_TOKENS + MOST_RECHECKS * CHECK_TOKENS
-VERDICT_WEIGHT = 0.5  # of a true verdict, a number that passes being 1
+VERDICT_WEIGHT = 4.0  # of a true verdict, a number that passes being 1
 WARM_START_STEPS = 500
 SHARPENED = 2.0  # what logits are multiplied by after the warm start, so that chance tails leave the check
 _NUMBERS = "0123456789x"
