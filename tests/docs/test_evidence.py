@@ -111,6 +111,14 @@ def test_the_model_knew_its_verdict_and_learned_nothing():
     assert trajectory_report.conclusion(RUNGS["verify"], results).endswith("the runs count.")
 
 
+def test_the_page_says_what_came_of_the_study_that_did_not_count():
+    results = json.loads((RECIPES / "results" / "verify_first.json").read_text())
+    assert trajectory_report.conclusion(RUNGS["verify"], results).endswith("the runs do not count.")
+    for arm in RUNGS["verify"].arms:
+        gaps = interval([run.gap() for run in trajectory_report.trajectories(results) if run.arm == arm])
+        assert f"{gaps.text(signed=True)} tokens under `{arm}`" in PAGES["verify"]
+
+
 def test_the_study_of_credit_is_complete():
     results = read("credit")
     runs = {(run["task"], run["arm"], run["seed"]) for run in results["runs"]}
