@@ -35,6 +35,7 @@ VERIFY = Rung(
     fixed_tokens=verifying.FIRST_TOKENS,
     verdict=verifying.true_verdict,
     verdict_weight=verifying.VERDICT_WEIGHT,
+    chance=verifying.CHANCE,
     decisions=verifying.decisions,
     arms=("grpo", "dapo", "dr_grpo"),
     settings=RunSettings(steps=60),

@@ -72,6 +72,7 @@ class Rung:
         learnable (`bool`): Whether being right can be learned.
         verdict (`Callable`, *optional*): A second reward function, 1 for a true verdict on the own answer, else 0.
         verdict_weight (`float`): Its weight, the other one's being 1.
+        chance (`float`): Where there is a verdict, the pass rate of a guess, which stays if nothing is learned.
         decisions (`Callable`, *optional*): `f(lengths, stopped)` -> decisions to go on or to stop in each row, where
             these are not its tokens.
         arms (`Sequence[str]`): Keys of [`ARMS`].
@@ -90,6 +91,7 @@ class Rung:
     learnable: bool = False
     verdict: Callable[..., list[float]] | None = None
     verdict_weight: float = 1.0
+    chance: float = 0.0
     decisions: Callable[[Any, Any], Any] | None = None
     arms: Sequence[str] = tuple(ARMS)
     settings: RunSettings = RunSettings()

@@ -20,7 +20,7 @@ from trl_drgrpo.labs.study.tables import changes_as_dict, push_table, pushes, pu
 from trl_drgrpo.labs.study.trajectories import LAST, Rung, Trajectory, run_arm
 
 TRUE_VERDICTS = 0.995  # of a run's answers: below it a model does not know whether it is correct
-_MOVED = 1.0  # points by which a pass rate may move and count as the same
+_MOVED = 0.01  # by which a pass rate may move and count as the same
 _CURVES = {  # heading and decimals
     "length_wrong": ("incorrect answers (tokens)", 1),
     "length_right": ("correct answers (tokens)", 1),
@@ -239,12 +239,12 @@ def conclusion(rung: Rung, results: dict[str, Any]) -> str:
         return text
     runs = trajectories(results)
     verdicts = [fmean(run.verdicts) for run in runs]
-    rate = fmean(fmean(run.pass_rate) for run in runs)
-    moved = interval([100 * (run.end("pass_rate") - fmean(run.pass_rate[:LAST])) for run in runs])
-    counts = min(verdicts) > TRUE_VERDICTS and abs(moved.mean) < max(_MOVED, moved.half_width)
+    seeds = sorted({run.seed for run in runs})  # arms of a seed share their prompts, so a seed is one observation
+    rate = interval([fmean(run.end("pass_rate") for run in runs if run.seed == seed) for seed in seeds])
+    counts = min(verdicts) > TRUE_VERDICTS and abs(rate.mean - rung.chance) < max(_MOVED, rate.half_width)
     return (
         f"{text} Verdicts were true in {100 * fmean(verdicts):.2f}% of the answers, {100 * min(verdicts):.2f}% in the "
-        f"worst run; the pass rate, {rate:.3f}, moved by {moved.text(signed=True)} points: the runs "
+        f"worst run; the pass rate was {rate.text(3)} at the end, chance being {rung.chance:.3f}: the runs "
         f"{'count' if counts else 'do not count'}."
     )
 

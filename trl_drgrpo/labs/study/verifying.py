@@ -46,6 +46,7 @@ VERDICT_WEIGHT = 4.0  # of a true verdict, a number that passes being 1
 WARM_START_STEPS = 500
 SHARPENED = 2.0  # what logits are multiplied by after the warm start, so that chance tails leave the check
 _NUMBERS = "0123456789x"
+CHANCE = PASSING / len(_NUMBERS)  # that a guess passes
 _VERDICTS = {True: "y", False: "n"}
 
 
