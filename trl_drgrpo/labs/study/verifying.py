@@ -202,7 +202,7 @@ def warm_start(folder: Path, seed: int = 0, steps: int = WARM_START_STEPS, batch
     model = Qwen2ForCausalLM(build_config(tokenizer))
     imitate(model, _demonstrations(tokenizer, steps, batch_size, seed), steps, lr=3e-3)
     with torch.no_grad():
-        model.model.norm.weight *= SHARPENED
+        model.model.norm.weight.mul_(SHARPENED)
     save(model, tokenizer, folder, f"trl_drgrpo.labs.study.verifying, seed {seed}, {steps} steps of {batch_size} rows")
     return folder
 
