@@ -2,6 +2,7 @@
 
 import json
 import re
+import statistics
 from itertools import product
 from pathlib import Path
 
@@ -30,7 +31,7 @@ RECIPES = ROOT / "recipes"
 GUIDES = RECIPES / "guides"
 BIASES = ("tabular", *RUNGS)
 FILES = {study: f"length_bias_{study}" for study in BIASES}
-FILES |= {study: study for study in ("credit", "signal", "search", "forks", "probe", "variance")}
+FILES |= {study: study for study in ("verify", "credit", "signal", "search", "forks", "probe", "variance")}
 RESULTS = {study: RECIPES / "results" / f"{file}.json" for study, file in FILES.items()}
 PAGES = dict.fromkeys(BIASES, (GUIDES / "evidence.md").read_text()) | {
     "credit": (GUIDES / "process_rewards.md").read_text(),
@@ -75,7 +76,11 @@ def tables(study):
         return [*found, *(f"{each.mean:.2f} ± {each.half_width:.2f}" for each in again)]
     one_step = [trajectory_report.one_step_table(results, difference) for difference in (False, True)]
     rung = RUNGS[study]
-    return [*one_step, trajectory_report.table(rung, results), trajectory_report.difference_table(rung, results)]
+    found = [*one_step, trajectory_report.table(rung, results), trajectory_report.difference_table(rung, results)]
+    if rung.verdict is not None:
+        found += [trajectory_report.pushes_table(results), trajectory_report.gap_table(rung, results)]
+        found.append(trajectory_report.conclusion(rung, results))
+    return found
 
 
 @pytest.mark.parametrize("study", STUDIES)
@@ -94,10 +99,36 @@ def test_results_say_where_they_come_from(study):
     assert f"results/{RESULTS[study].name}" in PAGES[study]
 
 
+@pytest.mark.parametrize(
+    "report", [signal_report, credit_report, forks_report], ids=lambda report: report.__name__.rsplit(".", 1)[1]
+)
+def test_what_a_study_concludes_is_what_its_tables_say(report):
+    study = report.__name__.rsplit(".", 1)[1].removesuffix("_report")
+    quoted = re.findall(r"[-+]?\d+\.\d+ ± \d+\.\d+", report.conclusion(read(study)))
+    assert len(quoted) >= 12
+    assert [each for each in quoted if each not in " ".join(tables(study))] == []
+
+
 @pytest.mark.parametrize("study", RUNGS)
 def test_every_arm_has_every_seed(study):
     runs = {(run["arm"], run["seed"]) for run in read(study)["runs"]}
     assert runs == {(arm, seed) for arm in RUNGS[study].arms for seed in range(STUDIES[study])}
+
+
+def test_the_model_knew_its_verdict_and_learned_nothing():
+    results = read("verify")
+    for run in trajectory_report.trajectories(results):
+        assert statistics.fmean(run.verdicts) > trajectory_report.TRUE_VERDICTS
+        assert statistics.fmean(run.pass_rate) == pytest.approx(4 / 11, abs=0.02)
+    assert trajectory_report.conclusion(RUNGS["verify"], results).endswith("the runs count.")
+
+
+def test_the_page_says_what_came_of_the_study_that_did_not_count():
+    results = json.loads((RECIPES / "results" / "verify_first.json").read_text())
+    assert trajectory_report.conclusion(RUNGS["verify"], results).endswith("the runs do not count.")
+    for arm in RUNGS["verify"].arms:
+        gaps = interval([run.gap() for run in trajectory_report.trajectories(results) if run.arm == arm])
+        assert f"{gaps.text(signed=True)} tokens under `{arm}`" in PAGES["verify"]
 
 
 def test_the_study_of_credit_is_complete():

@@ -39,6 +39,7 @@ ELSEWHERE = {  # test file -> package files
     "unit/labs/study/test_guessing.py": "labs/study/turn_sampling",
     "unit/labs/study/test_probe.py": "labs/study/generation_batches",
     "unit/labs/study/test_probe_study.py": "labs/study/measured_models labs/study/probe_report",
+    "unit/labs/study/test_resumable.py": "labs/study/markdown",
     "unit/labs/study/test_search.py": "labs/study/search_arms labs/study/search_report",
     "unit/labs/study/test_signal.py": "labs/study/signal_arms labs/study/signal_report labs/study/signal_runs",
     "unit/labs/study/test_tabular.py": "cli/study labs/study/intervals labs/study/tables labs/study/tabular_report",

@@ -2,6 +2,7 @@
 
 `tabular`: a policy of two numbers, all objectives, in seconds. `guessing`: a small language model and the real
 trainers, a few minutes per seed on two cores. `arithmetic`: a larger one on a task that was not made to show anything.
+`verify`: a model that finds out by its own check that it is incorrect, minutes per seed.
 `signal`: dynamic sampling and curriculum at equal generated tokens. `forks`: completions that fork, likewise.
 `search`: search strategies at equal budgets. `credit`: step rewards, paid and subtracted.
 `probe`: the length bias of models that know more or less of being incorrect. `variance`: gradient noise by length.
@@ -22,6 +23,7 @@ STUDIES = {
     "tabular": 5,
     "guessing": 5,
     "arithmetic": 3,
+    "verify": 5,
     "credit": 5,
     "signal": 5,
     "search": 5,
@@ -38,7 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=STUDIES,
         help="tabular: the length bias in a policy of two numbers, in seconds. guessing: in a small language model, "
         "through TRL's trainers and this one, minutes per seed. arithmetic: the same trainers on sums from "
-        "reasoning-gym, about half an hour. credit: step rewards and baselines on long list sums and in two turns, "
+        "reasoning-gym, about half an hour. verify: the same trainers and a model that guesses and then checks its "
+        "guess, about ten minutes per seed. credit: step rewards and baselines on long list sums and in two turns, "
         "about half an hour. signal: batches filled by dynamic sampling and curriculum, a few minutes per seed. "
         "search: best-of-N, beam and PUCT with good and bad values, minutes per seed. forks: completions that go on "
         "from a common prefix, gradients and runs, about half an hour. probe: one update of models that know more or "
@@ -101,6 +104,7 @@ def _tabular(seeds: range, numbers: Path) -> tuple[Any, dict[str, Any]]:
     print(f"Length of answers, {len(seeds)} seeds, mean and 95% interval:\n\n{tabular_report.table(results)}")
     weights = tabular_report.gradient_weight_table(results)
     print(f"\nPull on a prompt (sum of |A|, the even prompt being 1):\n\n{weights}")
+    print(f"\n{tabular_report.conclusion(results)}")
     numbers.write_text(json.dumps(results) + "\n", encoding="utf-8")
     return tabular_report.draw, results
 
@@ -114,6 +118,7 @@ def _signal(seeds: range, numbers: Path, jobs: int) -> tuple[Any, dict[str, Any]
         print(f"{start['title'].capitalize()}, {len(seeds)} seeds, mean and 95% interval, pass rates in %:\n")
         print(f"{report.table(results, name)}\n\n{report.difference_table(results, name)}\n")
         print(f"DAPO's mean multiplied the gradient by {report.factor_sentence(results, name)}.\n")
+    print(report.conclusion(results))
     return report.draw, results
 
 
@@ -122,7 +127,8 @@ def _search(seeds: range, numbers: Path) -> tuple[Any, dict[str, Any]]:
     from trl_drgrpo.labs.study import search_report as report
 
     results = report.run_study(seeds, numbers, numbers.parent / "search", on_run=console.log)
-    print(f"Right completions, {len(seeds)} seeds, mean and 95% interval in %:\n\n{report.table(results)}\n")
+    print(f"Correct completions, {len(seeds)} seeds, mean and 95% interval in %:\n\n{report.table(results)}\n")
+    print(report.conclusion(results))
     return report.draw, results
 
 
@@ -134,6 +140,7 @@ def _credit(seeds: range, numbers: Path, jobs: int) -> tuple[Any, dict[str, Any]
     results = run_credit_study(seeds, numbers, numbers.parent / "credit", jobs, on_part=console.log)
     for task in results["settings"]:
         print(f"{report.title(task, results)}:\n\n{report.table(task, results)}\n")
+    print(report.conclusion(results))
     return report.draw, results
 
 
@@ -144,7 +151,8 @@ def _forks(seeds: range, numbers: Path, jobs: int) -> tuple[Any, dict[str, Any]]
     results = report.run_study(seeds, numbers, numbers.parent / "forks", jobs=jobs, on_part=console.log)
     for stage in results["stages"]:
         print(f"{report.stage_title(stage, results)}:\n\n{report.variance_table(results, stage['stage'])}\n")
-    print(f"{report.learning_title(results)}:\n\n{report.learning_table(results)}")
+    print(f"{report.learning_title(results)}:\n\n{report.learning_table(results)}\n")
+    print(report.conclusion(results))
     return report.draw, results
 
 
@@ -193,4 +201,8 @@ def _rung(name: str, seeds: range, numbers: Path, jobs: int) -> tuple[Any, dict[
     print(report.one_step_table(results, difference=True))
     print(f"\nAfter training, {len(seeds)} seeds, mean and 95% interval:\n\n{report.table(rung, results)}\n")
     print(report.difference_table(rung, results))
+    if rung.verdict is not None:
+        print(f"\nThe push to check again:\n\n{report.pushes_table(results)}\n")
+        print(report.gap_table(rung, results))
+    print(f"\n{report.conclusion(rung, results)}")
     return partial(report.draw, rung), results

@@ -4,9 +4,10 @@ from pathlib import Path
 from typing import Any
 
 from trl_drgrpo.common.drawing import COLORS, new_figure, save_figure
+from trl_drgrpo.labs.study.conclusions import compared, paired
 from trl_drgrpo.labs.study.credit_arms import ARMS, OUTCOME
 from trl_drgrpo.labs.study.credit_runs import CreditRun
-from trl_drgrpo.labs.study.intervals import Interval, interval
+from trl_drgrpo.labs.study.intervals import interval
 
 LAST = 0.75  # from this share of the tokens on, a run is at its end
 TITLES = {"long_sums": "Long list sums", "two_turns": "Two turns"}
@@ -62,12 +63,12 @@ def table(task: str, results: dict[str, Any]) -> str:
         for start in (0.0, LAST):
             rates = {seed: 100 * run.mean_pass_rate(start) for seed, run in runs.items()}
             cells.append(str(interval(list(rates.values()))))
-            paired = [
+            differences = [
                 rate - 100 * reference[seed].mean_pass_rate(start)
                 for seed, rate in rates.items()
                 if seed in reference and name != OUTCOME
             ]
-            cells.append(_signed(interval(paired)) if paired else "")
+            cells.append(interval(differences).text(signed=True) if differences else "")
         if name == OUTCOME:
             cells += ["1", ""]
         else:
@@ -81,8 +82,21 @@ def _ratio(found: dict[str, float]) -> str:
     return f"{found['ratio']:.3f} ± {found['standard_error']:.3f}"
 
 
-def _signed(found: Interval) -> str:
-    return f"{found.mean:+.1f} ± {found.half_width:.1f}"
+def conclusion(results: dict[str, Any]) -> str:
+    """Which arms do better or worse than the outcome alone, over the run.
+
+    Args:
+        results (`dict[str, Any]`): Of [`run_credit_study`].
+    """
+    texts = []
+    for task in results["settings"]:
+        rates = {
+            arm: [100 * runs[seed].mean_pass_rate(0.0) for seed in sorted(runs)]
+            for arm, runs in runs_by_arm(task, results).items()
+        }
+        found = {ARMS[arm].label: paired(own, rates[OUTCOME]) for arm, own in rates.items() if arm != OUTCOME}
+        texts.append(compared(f"{TITLES[task]}, pass rate over the run minus outcome only's, in points", found))
+    return " ".join(texts)
 
 
 def draw(results: dict[str, Any], path: Path) -> Path:

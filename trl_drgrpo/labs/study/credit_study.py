@@ -1,20 +1,17 @@
 """The study of step credit from end to end, in parts that an interrupted study does not repeat."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from trl_drgrpo.labs.provenance import provenance, study_command
 from trl_drgrpo.labs.study.credit_arms import ARMS
 from trl_drgrpo.labs.study.credit_runs import run_arm
 from trl_drgrpo.labs.study.credit_tasks import TASKS
 from trl_drgrpo.labs.study.credit_variance import measure_variance
+from trl_drgrpo.labs.study.resumable import in_processes
 
 MEASURED_BATCHES = 40
 
@@ -61,23 +58,6 @@ def settings() -> dict[str, dict[str, Any]]:
     """The sizes of each task that its numbers depend on."""
     names = ("tokens", "prompts", "num_generations", "learning_rate", "prm_rows")
     return {name: {key: getattr(task, key) for key in names} for name, task in TASKS.items()}
-
-
-def in_processes(function: Callable[..., Any], calls: Sequence[tuple[Any, ...]], jobs: int) -> Iterator[Any]:
-    """What a function returns for each call, as the calls end.
-
-    Args:
-        function (`Callable`), calls (`Sequence[tuple]`): What is called, with what.
-        jobs (`int`): Calls at a time, in processes of their own with a thread each if more than one.
-    """
-    if jobs == 1:
-        yield from (function(*call) for call in calls)
-        return
-    with ProcessPoolExecutor(
-        jobs, mp_context=get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)
-    ) as pool:
-        for future in as_completed([pool.submit(function, *call) for call in calls]):
-            yield future.result()
 
 
 def make_start(name: str, work_dir: Path) -> dict[str, Any]:

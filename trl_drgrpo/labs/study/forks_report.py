@@ -2,14 +2,14 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 from trl_drgrpo.common.drawing import COLORS, new_figure, save_figure
-from trl_drgrpo.labs.provenance import provenance, study_command
+from trl_drgrpo.labs.study.conclusions import compared
 from trl_drgrpo.labs.study.credit_arms import OUTCOME
-from trl_drgrpo.labs.study.credit_study import in_processes
 from trl_drgrpo.labs.study.forks_runs import (
     FLAT,
     FORKS,
@@ -24,7 +24,9 @@ from trl_drgrpo.labs.study.forks_runs import (
     run_arm,
 )
 from trl_drgrpo.labs.study.intervals import Interval, interval
-from trl_drgrpo.labs.study.results_file import earlier_results, write_results
+from trl_drgrpo.labs.study.markdown import markdown_table
+from trl_drgrpo.labs.study.results_file import write_results
+from trl_drgrpo.labs.study.resumable import Resumable
 from trl_drgrpo.labs.study.signal_runs import interpolate, mean_height
 
 REWARDS = {OUTCOME: "outcome", STEPS: "outcome and steps"}
@@ -54,50 +56,47 @@ def run_study(
         `dict[str, Any]`: `command`, `date`, `versions`, `settings`, `stages`, `runs`, `gradients` and `agreement`:
             what the file holds.
     """
-    results: dict[str, Any] = {**provenance(study_command("forks", len(seeds), jobs)), "settings": asdict(settings)}
-    earlier = earlier_results(output, results)
-    for name in ("stages", "runs", "gradients"):
-        results[name] = earlier.get(name, [])
+    study = Resumable("forks", seeds, asdict(settings), output, jobs, on_part)
     work_dir.mkdir(parents=True, exist_ok=True)
-
-    def parts(name: str, function: Callable[..., Any], keys: tuple[str, ...], calls: list[tuple[Any, ...]]) -> None:
-        """Those calls of a function that are not in the results under this name, which `keys` identify."""
-        done = {tuple(each[key] for key in keys) for each in results[name]}
-        stages = {stage["stage"]: stage for stage in results["stages"]}
-        left = [call for call in calls if call not in done]
-        for found in in_processes(function, [(settings, stages, call, work_dir) for call in left], jobs):
-            results[name].extend(found)
-            results[name].sort(key=lambda each: calls.index(tuple(each[key] for key in keys)))
-            write_results(results, output)
-            on_part(f"{name}: {', '.join(str(found[0][key]) for key in keys)}")
-
-    parts("stages", _stage_part, ("stage",), [(name,) for name in settings.stages])
-    arms = [(*arm, seed) for seed in seeds for arm in LEARNING]
-    parts("runs", _run_part, ("forks", "rewards", "seed"), arms)
-    arms = [(*arm, seed) for seed in seeds for arm in product(settings.stages, FORKS)]
-    parts("gradients", _gradient_part, ("stage", "forks", "seed"), arms)
-    results["agreement"] = _agreement(results, seeds, work_dir)
-    write_results(results, output)
-    return results
+    parts: dict[str, tuple[Callable[..., list[dict[str, Any]]], tuple[str, ...], list[tuple[Any, ...]]]] = {
+        "stages": (_stage_part, ("stage",), [(name,) for name in settings.stages]),
+        "runs": (_run_part, ("forks", "rewards", "seed"), [(*arm, seed) for seed in seeds for arm in LEARNING]),
+        "gradients": (
+            _gradient_part,
+            ("stage", "forks", "seed"),
+            [(*arm, seed) for seed in seeds for arm in product(settings.stages, FORKS)],
+        ),
+    }
+    stages: _Stages = {}
+    for name, (function, keys, calls) in parts.items():
+        study.each(name, keys, calls, partial(function, settings, stages, work_dir), partial(_told, name, keys))
+        stages = {stage["stage"]: stage for stage in study.results["stages"]}
+    study.results["agreement"] = _agreement(study.results, seeds, work_dir)
+    write_results(study.results, output)
+    return study.results
 
 
 _Stages = dict[str, dict[str, Any]]
 
 
-def _stage_part(settings: ForksSettings, stages: _Stages, key: tuple[str], work_dir: Path) -> list[dict[str, Any]]:
-    return [make_stage(settings, key[0], work_dir)]
+def _told(name: str, keys: Sequence[str], row: dict[str, Any]) -> str:
+    return f"{name}: {', '.join(str(row[key]) for key in keys)}"
+
+
+def _stage_part(settings: ForksSettings, stages: _Stages, work_dir: Path, name: str) -> list[dict[str, Any]]:
+    return [make_stage(settings, name, work_dir)]
 
 
 def _run_part(
-    settings: ForksSettings, stages: _Stages, key: tuple[str, str, int], work_dir: Path
+    settings: ForksSettings, stages: _Stages, work_dir: Path, forks: str, rewards: str, seed: int
 ) -> list[dict[str, Any]]:
-    return [asdict(run_arm(settings, stages[next(iter(settings.stages))], *key, work_dir))]
+    return [asdict(run_arm(settings, stages[next(iter(settings.stages))], forks, rewards, seed, work_dir))]
 
 
 def _gradient_part(
-    settings: ForksSettings, stages: _Stages, key: tuple[str, str, int], work_dir: Path
+    settings: ForksSettings, stages: _Stages, work_dir: Path, stage: str, forks: str, seed: int
 ) -> list[dict[str, Any]]:
-    return measure(settings, stages[key[0]], *key[1:], work_dir)
+    return measure(settings, stages[stage], forks, seed, work_dir)
 
 
 def _agreement(results: dict[str, Any], seeds: Sequence[int], work_dir: Path) -> list[dict[str, Any]]:
@@ -172,20 +171,20 @@ def variance_table(results: dict[str, Any], stage: str) -> str:
     """
     head = ["rewards", "groups", "tokens of a group", "thousand tokens to signal = noise", "over flat"]
     head += ["over flat, all rows' tokens", "along", "cosine"]
-    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    rows = []
     for rewards, forks in product(REWARDS, FORKS):
-        rows, key = _gradients(results, stage, forks, rewards), (stage, forks, rewards)
+        seeds, key = _gradients(results, stage, forks, rewards), (stage, forks, rewards)
         (agreed,) = (a for a in results["agreement"] if (a["stage"], a["forks"], a["rewards"]) == key)
-        needed = [row["variance"] * row["tokens"] / agreed["square"] / 1000 for row in rows]
-        cells = [REWARDS[rewards], label(forks), f"{interval([row['tokens'] for row in rows]).mean:.0f}"]
+        needed = [row["variance"] * row["tokens"] / agreed["square"] / 1000 for row in seeds]
+        cells = [REWARDS[rewards], label(forks), f"{interval([row['tokens'] for row in seeds]).mean:.0f}"]
         cells.append(str(interval(needed)))
         if forks == FLAT:
             cells += ["1", "1", "1", "1"]
         else:
-            cells += [_two_digits(over_flat(results, *key, tokens)) for tokens in ("tokens", "all_tokens")]
-            cells += [_two_digits(interval(agreed["scale"])), f"{agreed['cosine']:.2f}"]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+            cells += [over_flat(results, *key, tokens).text(2) for tokens in ("tokens", "all_tokens")]
+            cells += [interval(agreed["scale"]).text(2), f"{agreed['cosine']:.2f}"]
+        rows.append(cells)
+    return markdown_table(head, rows)
 
 
 def over_flat(results: dict[str, Any], stage: str, forks: str, rewards: str, tokens: str = "tokens") -> Interval:
@@ -201,10 +200,6 @@ def over_flat(results: dict[str, Any], stage: str, forks: str, rewards: str, tok
     own_sum, flat_sum = map(sum, zip(*costs, strict=True))
     ratio, count = own_sum / flat_sum, len(costs)
     return interval([count * ratio - (count - 1) * (own_sum - own) / (flat_sum - flat) for own, flat in costs])
-
-
-def _two_digits(found: Interval) -> str:
-    return f"{found.mean:.2f} ± {found.half_width:.2f}"
 
 
 def _runs(results: dict[str, Any], forks: str, rewards: str) -> list[ForksRun]:
@@ -236,7 +231,7 @@ def learning_table(results: dict[str, Any]) -> str:
     }
     head = ["rewards", "groups", "steps", "rows that fork, %"]
     head += [name for over in measures for name in (f"pass rate, {over}", "minus flat")]
-    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    rows = []
     for forks, rewards in LEARNING:
         runs, flat = _runs(results, forks, rewards), _runs(results, FLAT, rewards)
         cells = [REWARDS[rewards], label(forks), f"{interval([run.steps for run in runs]).mean:.0f}"]
@@ -244,9 +239,23 @@ def learning_table(results: dict[str, Any]) -> str:
         for rate in measures.values():
             cells.append(str(interval([rate(run) for run in runs])))
             found = interval([rate(own) - rate(its) for own, its in zip(runs, flat, strict=True)])
-            cells.append("" if forks == FLAT else f"{found.mean:+.1f} ± {found.half_width:.1f}")
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+            cells.append("" if forks == FLAT else found.text(signed=True))
+        rows.append(cells)
+    return markdown_table(head, rows)
+
+
+def conclusion(results: dict[str, Any]) -> str:
+    """Which forks have a smaller or a larger gradient variance than flat groups.
+
+    Args:
+        results (`dict[str, Any]`): Of [`run_study`].
+    """
+    texts = []
+    for stage, rewards in product(results["stages"], REWARDS):
+        found = {label(forks): over_flat(results, stage["stage"], forks, rewards) for forks in FORKS if forks != FLAT}
+        title = f"{stage['pass_rate']:.0%} correct, {REWARDS[rewards]}: gradient variance at equal tokens, over flat"
+        texts.append(compared(title, found, even=1.0, decimals=2))
+    return " ".join(texts)
 
 
 def draw(results: dict[str, Any], path: Path) -> Path:

@@ -16,8 +16,12 @@ class Interval(NamedTuple):
     mean: float
     half_width: float
 
+    def text(self, decimals: int = 1, signed: bool = False) -> str:
+        """Both, rounded; `signed` for differences."""
+        return f"{self.mean:{'+' if signed else ''}.{decimals}f} ± {self.half_width:.{decimals}f}"
+
     def __str__(self) -> str:
-        return f"{self.mean:.1f} ± {self.half_width:.1f}"
+        return self.text()
 
 
 def interval(values: Sequence[float]) -> Interval:

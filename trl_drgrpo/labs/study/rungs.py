@@ -1,6 +1,7 @@
-"""The studies of a small language model: rung b, constructed to have the length bias, and rung c, which is not."""
+"""The studies of a small language model: rung b, which is told its verdict, rung c, which was not made to show
+the length bias, and rung d, which finds its verdict out."""
 
-from trl_drgrpo.labs.study import arithmetic, guessing
+from trl_drgrpo.labs.study import arithmetic, guessing, verifying
 from trl_drgrpo.labs.study.trajectories import Rung, RunSettings
 
 GUESSING = Rung(
@@ -24,4 +25,19 @@ ARITHMETIC = Rung(
     settings=RunSettings(steps=40, learning_rate=5e-5),
     measured_batches=8,
 )
-RUNGS = {rung.name: rung for rung in (GUESSING, ARITHMETIC)}
+VERIFY = Rung(
+    name="verify",
+    warm_start=verifying.warm_start,
+    make_prompts=verifying.make_prompts,
+    reward=verifying.passes,
+    max_completion=verifying.MAX_COMPLETION,
+    rollout=verifying.sampling_rollout,
+    fixed_tokens=verifying.FIRST_TOKENS,
+    verdict=verifying.true_verdict,
+    verdict_weight=verifying.VERDICT_WEIGHT,
+    chance=verifying.CHANCE,
+    decisions=verifying.decisions,
+    arms=("grpo", "dapo", "dr_grpo"),
+    settings=RunSettings(steps=60),
+)
+RUNGS = {rung.name: rung for rung in (GUESSING, ARITHMETIC, VERIFY)}

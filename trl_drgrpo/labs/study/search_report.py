@@ -7,6 +7,7 @@ budgets. With scores that say nothing (shuffled) a search still spends its token
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,10 @@ from typing import Any
 from trl_drgrpo.common.drawing import new_figure, save_figure
 from trl_drgrpo.labs.demo.long_sums import make_long_dataset, warm_start
 from trl_drgrpo.labs.demo.task import list_sum_reward
-from trl_drgrpo.labs.provenance import provenance, study_command
+from trl_drgrpo.labs.study.conclusions import compared, paired
 from trl_drgrpo.labs.study.intervals import interval
-from trl_drgrpo.labs.study.results_file import earlier_results, write_results
+from trl_drgrpo.labs.study.markdown import markdown_table
+from trl_drgrpo.labs.study.resumable import Resumable
 from trl_drgrpo.labs.study.search_arms import ARMS, VALUES, SearchSizes, process_rewards
 from trl_drgrpo.search import collect
 from trl_drgrpo.search.dataset import summary
@@ -109,19 +111,22 @@ def run_study(
         `dict[str, Any]`: `command`, `date`, `versions`, `settings` and `runs`, what the file holds.
     """
     sizes = sizes or SearchSizes()
-    results: dict[str, Any] = {**provenance(study_command("search", len(seeds))), "settings": asdict(sizes)}
-    runs = results["runs"] = earlier_results(output, results).get("runs", [])
-    done = {(run["seed"], run["budget"], run["arm"]) for run in runs}
+    study = Resumable("search", seeds, asdict(sizes), output, on_part=on_run)
     model = work_dir / "model"
     if not (model / "config.json").is_file():
         warm_start(model)
-    for seed, budget, arm in product(seeds, sizes.budgets, ARMS):
-        if (seed, budget, arm) not in done:
-            run = run_arm(model, sizes, arm, seed, budget)
-            runs.append(asdict(run))
-            write_results(results, output)
-            on_run(f"{arm}, {budget} tokens, seed {seed}: selected {run.selected:.2f}, any {run.any:.2f}")
-    return results
+    calls = list(product(seeds, sizes.budgets, ARMS))
+    study.each("runs", ("seed", "budget", "arm"), calls, partial(_run, model, sizes), _told)
+    return study.results
+
+
+def _run(model: Path, sizes: SearchSizes, seed: int, budget: int, arm: str) -> list[dict[str, Any]]:
+    return [asdict(run_arm(model, sizes, arm, seed, budget))]
+
+
+def _told(row: dict[str, Any]) -> str:
+    rates = f"selected {row['selected']:.2f}, any {row['any']:.2f}"
+    return f"{row['arm']}, {row['budget']} tokens, seed {row['seed']}: {rates}"
 
 
 def _runs(results: dict[str, Any], arm: str, budget: int) -> list[SearchRun]:
@@ -142,7 +147,7 @@ def table(results: dict[str, Any]) -> str:
     largest = budgets[-1]
     head = ["search", *(f"selected, {budget} tokens" for budget in budgets), f"any, {largest}"]
     head += [f"completions, {largest}", f"tokens kept, {largest}"]
-    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    rows = []
     for name, arm in ARMS.items():
         at_largest = _runs(results, name, largest)
         cells = [
@@ -152,8 +157,25 @@ def table(results: dict[str, Any]) -> str:
             f"{interval([run.completions for run in at_largest]).mean:.1f}",
             f"{100 * interval([run.kept_share for run in at_largest]).mean:.0f}%",
         ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        rows.append(cells)
+    return markdown_table(head, rows)
+
+
+def conclusion(results: dict[str, Any]) -> str:
+    """Which searches do better or worse than best-of-N with the same values, at the largest budget.
+
+    Args:
+        results (`dict[str, Any]`): Of [`run_study`].
+    """
+    budget = results["settings"]["budgets"][-1]
+    selected = {arm: [100 * run.selected for run in _runs(results, arm, budget)] for arm in ARMS}
+    found = {
+        each.label: paired(selected[arm], selected[f"best_of_n/{each.values}"])
+        for arm, each in ARMS.items()
+        if each.strategy != "best_of_n"
+    }
+    title = f"Correct selected completions with {budget} tokens, minus `best_of_n` with the same values, in points"
+    return compared(title, found)
 
 
 def draw(results: dict[str, Any], path: Path) -> Path:

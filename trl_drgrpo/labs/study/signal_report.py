@@ -1,19 +1,17 @@
 """The study of prompts that carry signal from end to end, its tables and its plot."""
 
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from itertools import product
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from trl_drgrpo.common.drawing import COLORS, new_figure, save_figure
-from trl_drgrpo.labs.provenance import provenance, study_command
+from trl_drgrpo.labs.study.conclusions import compared, paired
 from trl_drgrpo.labs.study.intervals import interval
-from trl_drgrpo.labs.study.results_file import earlier_results, write_results
+from trl_drgrpo.labs.study.markdown import markdown_table
+from trl_drgrpo.labs.study.resumable import Resumable
 from trl_drgrpo.labs.study.signal_arms import ARMS, FACTOR_OF, PLAIN, SETTINGS, SignalSettings
 from trl_drgrpo.labs.study.signal_runs import SignalRun, run_arm
 
@@ -28,7 +26,7 @@ def run_study(
     jobs: int = 1,
     on_run: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
-    """Train every arm from every start with every seed, seed after seed.
+    """Train every arm from every start with every seed, those with a raised learning rate last.
 
     Runs that are in `output` already, with the same settings and versions, are kept: an interrupted study goes on.
 
@@ -43,46 +41,38 @@ def run_study(
     Returns:
         `dict[str, Any]`: `command`, `date`, `versions`, `settings` and `runs`, what the file holds.
     """
-    results: dict[str, Any] = {**provenance(study_command("signal", len(seeds), jobs)), "settings": asdict(settings)}
-    runs = results["runs"] = earlier_results(output, results).get("runs", [])
-    place = {key: at for at, key in enumerate(product(seeds, settings.starts, ARMS))}
-    done = {(run["seed"], run["start"], run["arm"]) for run in runs}
-    for run in _runs([key for key in place if key not in done], runs, settings, work_dir, jobs):
-        runs.append(asdict(run))
-        runs.sort(key=lambda run: place.get((run["seed"], run["start"], run["arm"]), len(place)))
-        write_results(results, output)
-        rates = " ".join(f"{rate:.2f}" for rate in run.pass_rate)
-        on_run(
-            f"{run.start}, {run.arm}, seed {run.seed}: pass rate {rates}, {run.steps} steps, {run.seconds[-1]:.0f} s"
+    study = Resumable("signal", seeds, asdict(settings), output, jobs, on_run)
+    calls = list(product(seeds, settings.starts, ARMS))
+    for raised in (False, True):  # arms with a raised learning rate need the factor that another arm measures
+        known = study.results.get("runs", [])
+        factors = {(run["seed"], run["start"]): run["factor"] for run in known if run["arm"] == FACTOR_OF}
+        study.each(
+            "runs",
+            ("seed", "start", "arm"),
+            calls,
+            partial(_run, settings, factors, work_dir),
+            _told,
+            lambda seed, start, arm, raised=raised: ARMS[arm].raised == raised,
         )
-    return results
+    return study.results
 
 
-def _runs(
-    left: list[tuple[int, str, str]],
-    known: Sequence[dict[str, Any]],
+def _run(
     settings: SignalSettings,
+    factors: Mapping[tuple[int, str], float],
     work_dir: Path,
-    jobs: int,
-) -> Iterator[SignalRun]:
-    """The runs as they end, each in a process of its own; those that need a factor wait for it."""
-    factors = {(run["seed"], run["start"]): run["factor"] for run in known if run["arm"] == FACTOR_OF}
-    under_way: set[Future[SignalRun]] = set()
-    with ProcessPoolExecutor(
-        jobs, mp_context=get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)
-    ) as pool:
-        while left or under_way:
-            for key in list(left):
-                seed, start, arm = key
-                if len(under_way) < jobs and (not ARMS[arm].raised or (seed, start) in factors):
-                    folder, factor = work_dir / f"{start}-{arm}-{seed}", factors.get((seed, start))
-                    under_way.add(pool.submit(run_arm, settings, start, arm, seed, folder, factor))
-                    left.remove(key)
-            ended, under_way = wait(under_way, return_when=FIRST_COMPLETED)
-            for run in (future.result() for future in ended):
-                if run.arm == FACTOR_OF:
-                    factors[run.seed, run.start] = run.factor
-                yield run
+    seed: int,
+    start: str,
+    arm: str,
+) -> list[dict[str, Any]]:
+    folder = work_dir / f"{start}-{arm}-{seed}"
+    return [asdict(run_arm(settings, start, arm, seed, folder, factors.get((seed, start))))]
+
+
+def _told(row: dict[str, Any]) -> str:
+    run = SignalRun(**row)
+    rates = " ".join(f"{rate:.2f}" for rate in run.pass_rate)
+    return f"{run.start}, {run.arm}, seed {run.seed}: pass rate {rates}, {run.steps} steps, {run.seconds[-1]:.0f} s"
 
 
 def complete_seeds(results: dict[str, Any], start: str) -> list[int]:
@@ -134,7 +124,7 @@ def table(results: dict[str, Any], start: str) -> str:
     """
     scores = _scores(results, start)
     head = ["batches", "learning rate", "steps", "live groups, %", "CPU s", *(f"pass rate, {name}" for name in scores)]
-    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    rows = []
     for arm, runs in _by_arm(results, start).items():
         cells = [
             ARMS[arm].label,
@@ -144,8 +134,8 @@ def table(results: dict[str, Any], start: str) -> str:
             f"{interval([run.seconds[-1] for run in runs]).mean:.0f}",
             *(str(interval(by_arm[arm])) for by_arm in scores.values()),
         ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        rows.append(cells)
+    return markdown_table(head, rows)
 
 
 def difference_table(results: dict[str, Any], start: str) -> str:
@@ -156,14 +146,11 @@ def difference_table(results: dict[str, Any], start: str) -> str:
         start (`str`): Which start.
     """
     scores = _scores(results, start)
-    lines = [f"| difference, same seed | {' | '.join(scores)} |", "|---" * (len(scores) + 1) + "|"]
+    rows = []
     for arm, other in [*((arm, PLAIN) for arm in ARMS if arm != PLAIN), *_ALSO_COMPARED]:
-        cells = []
-        for by_arm in scores.values():
-            found = interval([own - its for own, its in zip(by_arm[arm], by_arm[other], strict=True)])
-            cells.append(f"{found.mean:+.1f} ± {found.half_width:.1f}")
-        lines.append(f"| {ARMS[arm].label} minus {ARMS[other].label} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        cells = [paired(by_arm[arm], by_arm[other]).text(signed=True) for by_arm in scores.values()]
+        rows.append([f"{ARMS[arm].label} minus {ARMS[other].label}", *cells])
+    return markdown_table(["difference, same seed", *scores], rows)
 
 
 def factor_sentence(results: dict[str, Any], start: str) -> str:
@@ -175,6 +162,21 @@ def factor_sentence(results: dict[str, Any], start: str) -> str:
     """
     factors = [run.factor for run in _by_arm(results, start)[FACTOR_OF] if run.factor is not None]
     return f"{interval(factors).mean:.2f} on average ({min(factors):.2f} to {max(factors):.2f})"
+
+
+def conclusion(results: dict[str, Any]) -> str:
+    """Which arms do better or worse than plain sampling, over the tokens.
+
+    Args:
+        results (`dict[str, Any]`): Of [`run_study`].
+    """
+    texts = []
+    for name, start in results["settings"]["starts"].items():
+        rates = _scores(results, name)["mean over the tokens"]
+        found = {ARMS[arm].label: paired(rates[arm], rates[PLAIN]) for arm in ARMS if arm != PLAIN}
+        title = f"{start['title'].capitalize()}, pass rate over the tokens minus plain sampling's, in points"
+        texts.append(compared(title, found))
+    return " ".join(texts)
 
 
 def draw(results: dict[str, Any], path: Path) -> Path:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -39,11 +39,15 @@ def changes_table(changes: Changes) -> str:
     )
 
 
-def pushes(batches: Sequence[Rollouts]) -> dict[str, dict[str, Push]]:
+def pushes(
+    batches: Sequence[Rollouts], decisions: Callable[[np.ndarray, np.ndarray], np.ndarray] | None = None
+) -> dict[str, dict[str, Push]]:
     """The push of an update on the decision to stop, see `features/diagnostics/stop_push.py`.
 
     Args:
         batches (`Sequence[Rollouts]`): That say which completions stopped.
+        decisions (`Callable`, *optional*): `f(lengths, stopped)` -> decisions to go on or to stop in each row; by
+            default each token is one.
 
     Returns:
         `dict`: Per key of `OBJECTIVES` that of the `correct` and of the `incorrect` completions.
@@ -53,7 +57,8 @@ def pushes(batches: Sequence[Rollouts]) -> dict[str, dict[str, Push]]:
     stopped = np.concatenate([np.zeros(len(b.lengths), bool) if b.stopped is None else b.stopped for b in batches])
     batch = np.repeat(np.arange(len(batches)), [len(b.lengths) for b in batches])
     group = np.arange(len(lengths)) // size
-    scores = decision_scores(lengths, stopped, group, batch)
+    decided = lengths if decisions is None else decisions(lengths, stopped)
+    scores = decision_scores(decided, stopped, group, batch)
     found = {}
     for name, objective in OBJECTIVES.items():
         weights = [objective.token_weights(b.rewards, b.lengths, size, b.loss_normalizer) for b in batches]

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from trl_drgrpo.common.drawing import COLORS, ROLES, new_figure, save_figure
+from trl_drgrpo.labs.study.conclusions import length_bias, paired
 from trl_drgrpo.labs.study.intervals import interval
 from trl_drgrpo.labs.study.objectives import OBJECTIVES, gradient_weight
 from trl_drgrpo.labs.study.tabular import TabularRun, TabularTask, run_tabular
@@ -77,6 +78,15 @@ def gradient_weight_table(results: dict[str, Any]) -> str:
         without, std = (weights[name][right] / even[name] for name in ("without_std", "with_std"))
         lines.append(f"| {right} | {without:.2f} | {std:.2f} | {std / without:.2f} |")
     return "\n".join(lines)
+
+
+def conclusion(results: dict[str, Any]) -> str:
+    """Where the length bias shows, in a sentence."""
+    gaps = {
+        name: [w - r for w, r in zip(found["length_wrong_end"], found["length_right_end"], strict=True)]
+        for name, found in results["objectives"].items()
+    }
+    return length_bias({name: paired(own, gaps["dr_grpo"]) for name, own in gaps.items() if name != "dr_grpo"})
 
 
 def draw(results: dict[str, Any], path: Path) -> Path:

@@ -70,6 +70,11 @@ class Rung:
         environment_tokens (`int`): Of a completion, written by the environment.
         fixed_tokens (`int`): Of a completion, written by the model and not part of the answer's length.
         learnable (`bool`): Whether being right can be learned.
+        verdict (`Callable`, *optional*): A second reward function, 1 for a true verdict on the own answer, else 0.
+        verdict_weight (`float`): Its weight, the other one's being 1.
+        chance (`float`): Where there is a verdict, the pass rate of a guess, which stays if nothing is learned.
+        decisions (`Callable`, *optional*): `f(lengths, stopped)` -> decisions to go on or to stop in each row, where
+            these are not its tokens.
         arms (`Sequence[str]`): Keys of [`ARMS`].
         settings ([`RunSettings`]): Sizes of a run.
         measured_rows, measured_batches (`int`): Sizes of the one-step measurement.
@@ -84,10 +89,24 @@ class Rung:
     environment_tokens: int = 0
     fixed_tokens: int = 0
     learnable: bool = False
+    verdict: Callable[..., list[float]] | None = None
+    verdict_weight: float = 1.0
+    chance: float = 0.0
+    decisions: Callable[[Any, Any], Any] | None = None
     arms: Sequence[str] = tuple(ARMS)
     settings: RunSettings = RunSettings()
     measured_rows: int = 256
     measured_batches: int = 12
+
+    @property
+    def rewards(self) -> list[Callable[..., list[float]]]:
+        """The reward functions, the one that says what is correct first."""
+        return [self.reward] if self.verdict is None else [self.reward, self.verdict]
+
+    @property
+    def reward_weights(self) -> list[float] | None:
+        """Their weights, for the configuration."""
+        return None if self.verdict is None else [1.0, self.verdict_weight]
 
 
 @dataclass
@@ -105,6 +124,7 @@ class Trajectory:
         tokens_by_step (`list[int]`): Tokens that the model wrote.
         tokens (`int`): The same in all.
         seconds (`float`): Wall clock.
+        verdicts (`list[float]`): Share of answers with a true verdict; empty where none is asked for.
     """
 
     arm: str
@@ -116,11 +136,16 @@ class Trajectory:
     tokens_by_step: list[int] = field(default_factory=list)
     tokens: int = 0
     seconds: float = 0.0
+    verdicts: list[float] = field(default_factory=list)
 
     def end(self, name: str) -> float:
         """Mean of a curve over the last steps, those without a value left out."""
         values = [value for value in getattr(self, name)[-LAST:] if value == value]
         return statistics.fmean(values) if values else float("nan")
+
+    def gap(self) -> float:
+        """How much longer incorrect answers than correct ones are at the end."""
+        return self.end("length_wrong") - self.end("length_right")
 
     def tokens_until(self, pass_rate: float) -> int | None:
         """Tokens written until the pass rate, as a mean over [`LAST`] steps, first was this high; `None`: never."""
@@ -139,7 +164,7 @@ class Trajectory:
         """Plain types for JSON, curves rounded, what is missing `None`."""
 
         def plain(value: Any) -> Any:
-            return [None if x != x else round(x, 3) for x in value] if isinstance(value, list) else value
+            return [None if x != x else round(x, 4) for x in value] if isinstance(value, list) else value
 
         return {name: plain(value) for name, value in asdict(self).items()}
 
@@ -176,12 +201,13 @@ def run_arm(rung: Rung, arm: str, seed: int, model_dir: Path, output_dir: Path) 
         num_generations=settings.num_generations,
         max_completion_length=rung.max_completion,
         learning_rate=settings.learning_rate,
+        reward_weights=rung.reward_weights,
         **SMALL_RUN,
         **objective,
     )
     trainer = trainer_class(
         model=AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32),
-        reward_funcs=_recorded(rung, trajectory),
+        reward_funcs=[_recorded(rung, trajectory), *rung.rewards[1:]],
         args=args,
         train_dataset=rung.make_prompts(settings.prompts * settings.steps, seed),
         processing_class=AutoTokenizer.from_pretrained(model_dir),
@@ -204,6 +230,8 @@ def _recorded(rung: Rung, trajectory: Trajectory) -> Callable[..., list[float]]:
             lengths = [n - rung.fixed_tokens for n, reward in zip(written, rewards, strict=True) if reward == right]
             curve.append(statistics.fmean(lengths) if lengths else float("nan"))
         trajectory.pass_rate.append(statistics.fmean(rewards))
+        if rung.verdict is not None:
+            trajectory.verdicts.append(statistics.fmean(rung.verdict(completions, **columns)))
         trajectory.tokens_by_step.append(sum(written))
         trajectory.tokens += sum(written)
         return rewards

@@ -1,28 +1,32 @@
 """A rung as numbers, tables and plot: every arm with every seed, the one-step measurement before it."""
 
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from multiprocessing import get_context
+from functools import partial
+from itertools import product
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
-import torch
-
 from trl_drgrpo.common.drawing import ROLES, draw_trend, new_figure, save_figure
-from trl_drgrpo.labs.provenance import provenance, study_command
-from trl_drgrpo.labs.study.direction import REFERENCE
+from trl_drgrpo.features.diagnostics.stop_push import Push
+from trl_drgrpo.labs.study.conclusions import length_bias
+from trl_drgrpo.labs.study.direction import REFERENCE, Rollouts
 from trl_drgrpo.labs.study.intervals import Interval, interval
+from trl_drgrpo.labs.study.markdown import markdown_table
 from trl_drgrpo.labs.study.objectives import OBJECTIVES
-from trl_drgrpo.labs.study.results_file import earlier_results, write_results
-from trl_drgrpo.labs.study.tables import changes_as_dict
+from trl_drgrpo.labs.study.resumable import Resumable
+from trl_drgrpo.labs.study.tables import changes_as_dict, push_table, pushes, pushes_as_dict
 from trl_drgrpo.labs.study.trajectories import LAST, Rung, Trajectory, run_arm
 
+TRUE_VERDICTS = 0.995  # of a run's answers: below it a model does not know whether it is correct
+_MOVED = 0.01  # by which a pass rate may move and count as the same
 _CURVES = {  # heading and decimals
     "length_wrong": ("incorrect answers (tokens)", 1),
     "length_right": ("correct answers (tokens)", 1),
     "entropy": ("entropy (nats)", 2),
     "pass_rate": ("pass rate", 3),
+    "verdicts": ("true verdicts", 4),
 }
 
 
@@ -49,45 +53,25 @@ def run_study(
     Returns:
         `dict[str, Any]`: `command`, `date`, `versions`, `settings`, `one_step` and `runs`, what the file holds.
     """
-    results: dict[str, Any] = {
-        **provenance(study_command(rung.name, len(seeds), jobs)),
-        "settings": asdict(rung.settings),
-    }
-    kept = earlier_results(output, results)
-    results |= {"one_step": kept.get("one_step"), "runs": kept.get("runs", [])}
+    study = Resumable(rung.name, seeds, asdict(rung.settings), output, jobs, on_run)
     model_dir = work_dir / "model"
     if not (model_dir / "model.safetensors").is_file():
         rung.warm_start(model_dir)
         on_run("the model is warm-started")
-    if results["one_step"] is None:
-        results["one_step"] = _one_step(rung, model_dir, work_dir)
-        write_results(results, output)
-        on_run("one step is measured")
-    done = {(run["arm"], run["seed"]) for run in results["runs"]}
-    left = [(arm, seed) for seed in seeds for arm in rung.arms if (arm, seed) not in done]
-    for trajectory in _run_arms(rung, left, model_dir, work_dir, jobs):
-        results["runs"].append(trajectory.as_dict())
-        results["runs"].sort(key=lambda run: (run["seed"], rung.arms.index(run["arm"])))
-        write_results(results, output)
-        wrong, right = trajectory.end("length_wrong"), trajectory.end("length_right")
-        label = OBJECTIVES[trajectory.arm].label
-        on_run(f"{label}, seed {trajectory.seed}: incorrect {wrong:.1f}, correct {right:.1f} tokens at the end")
-    return results
+    study.once("one_step", partial(_one_step, rung, model_dir, work_dir))
+    calls = list(product(seeds, rung.arms))
+    study.each("runs", ("seed", "arm"), calls, partial(_run, rung, model_dir, work_dir), _told)
+    return study.results
 
 
-def _run_arms(
-    rung: Rung, runs: Sequence[tuple[str, int]], model_dir: Path, work_dir: Path, jobs: int
-) -> Iterator[Trajectory]:
-    """The trajectories as they end; with several jobs each run has a process of its own, on one thread."""
-    calls = [(rung, arm, seed, model_dir, work_dir / f"{arm}-{seed}") for arm, seed in runs]
-    if jobs == 1:
-        yield from (run_arm(*call) for call in calls)
-        return
-    with ProcessPoolExecutor(
-        jobs, mp_context=get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)
-    ) as pool:
-        for future in as_completed([pool.submit(run_arm, *call) for call in calls]):
-            yield future.result()
+def _run(rung: Rung, model_dir: Path, work_dir: Path, seed: int, arm: str) -> list[dict[str, Any]]:
+    return [run_arm(rung, arm, seed, model_dir, work_dir / f"{arm}-{seed}").as_dict()]
+
+
+def _told(row: dict[str, Any]) -> str:
+    run = Trajectory.from_dict(row)
+    lengths = f"incorrect {run.end('length_wrong'):.1f}, correct {run.end('length_right'):.1f} tokens at the end"
+    return f"{OBJECTIVES[run.arm].label}, seed {run.seed}: {lengths}"
 
 
 def _one_step(rung: Rung, model_dir: Path, work_dir: Path) -> dict[str, Any]:
@@ -100,6 +84,7 @@ def _one_step(rung: Rung, model_dir: Path, work_dir: Path) -> dict[str, Any]:
         per_device_train_batch_size=rung.measured_rows,
         num_generations=rung.settings.num_generations,
         max_completion_length=rung.max_completion,
+        reward_weights=rung.reward_weights,
         use_cpu=True,
         bf16=False,
         report_to="none",
@@ -107,12 +92,16 @@ def _one_step(rung: Rung, model_dir: Path, work_dir: Path) -> dict[str, Any]:
     )
     trainer = DrGRPOTrainer(
         model=str(model_dir),
-        reward_funcs=rung.reward,
+        reward_funcs=rung.rewards,
         args=args,
         train_dataset=rung.make_prompts(rung.measured_rows * rung.measured_batches, 0),
         rollout_func=rung.rollout(0) if rung.rollout else None,
     )
-    return changes_as_dict(measure_model(trainer, rung.measured_batches))
+    seen: list[Rollouts] = []
+    measured = changes_as_dict(
+        measure_model(trainer, rung.measured_batches, lambda _, rollouts: seen.append(rollouts))
+    )
+    return measured | {"pushes": pushes_as_dict(pushes(seen, rung.decisions))}
 
 
 def trajectories(results: dict[str, Any]) -> list[Trajectory]:
@@ -131,11 +120,12 @@ def table(rung: Rung, results: dict[str, Any]) -> str:
         results (`dict[str, Any]`): Of [`run_study`].
     """
     runs = trajectories(results)
-    headings = [heading for heading, _ in _CURVES.values()] + ["thousand tokens written"]
+    curves = _curves(rung)
+    headings = [heading for heading, _ in curves.values()] + ["thousand tokens written"]
     level = int(100 * min(run.best() for run in runs)) / 100 if rung.learnable else None
     if level is not None:
         headings.append(f"thousand until {level:.2f} passed")
-    start = [f"{interval([getattr(run, name)[0] for run in runs]).mean:.{n}f}" for name, (_, n) in _CURVES.items()]
+    start = [f"{interval([getattr(run, name)[0] for run in runs]).mean:.{n}f}" for name, (_, n) in curves.items()]
     lines = [
         f"| mean of the last {LAST} steps | {' | '.join(headings)} |",
         "|---" * (len(headings) + 1) + "|",
@@ -143,10 +133,10 @@ def table(rung: Rung, results: dict[str, Any]) -> str:
     ]
     for arm in rung.arms:
         own = [run for run in runs if run.arm == arm]
-        cells = [_cell(interval([run.end(name) for run in own]), n) for name, (_, n) in _CURVES.items()]
-        cells.append(_cell(interval([run.tokens / 1000 for run in own]), 0))
+        cells = [interval([run.end(name) for run in own]).text(n) for name, (_, n) in curves.items()]
+        cells.append(interval([run.tokens / 1000 for run in own]).text(0))
         if level is not None:
-            cells.append(_cell(interval([(run.tokens_until(level) or run.tokens) / 1000 for run in own]), 0))
+            cells.append(interval([(run.tokens_until(level) or run.tokens) / 1000 for run in own]).text(0))
         lines.append(f"| {OBJECTIVES[arm].label} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -160,24 +150,58 @@ def difference_table(rung: Rung, results: dict[str, Any]) -> str:
     """
     runs = {(run.arm, run.seed): run for run in trajectories(results)}
     seeds = sorted(seed for arm, seed in runs if arm == REFERENCE)
-    lines = [
-        f"| minus Dr. GRPO, same seed | {' | '.join(heading for heading, _ in _CURVES.values())} |",
-        "|---" * (len(_CURVES) + 1) + "|",
-    ]
+    curves, rows = _curves(rung), []
     for arm in rung.arms:
         if arm == REFERENCE:
             continue
         pairs = [(runs[arm, seed], runs[REFERENCE, seed]) for seed in seeds if (arm, seed) in runs]
         cells = [
-            _cell(interval([own.end(name) - reference.end(name) for own, reference in pairs]), decimals, "+")
-            for name, (_, decimals) in _CURVES.items()
+            interval([own.end(name) - reference.end(name) for own, reference in pairs]).text(decimals, signed=True)
+            for name, (_, decimals) in curves.items()
         ]
-        lines.append(f"| {OBJECTIVES[arm].label} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        rows.append([OBJECTIVES[arm].label, *cells])
+    return markdown_table(["minus Dr. GRPO, same seed", *(heading for heading, _ in curves.values())], rows)
 
 
-def _cell(found: Interval, decimals: int, sign: str = "") -> str:
-    return f"{found.mean:{sign}.{decimals}f} ± {found.half_width:.{decimals}f}"
+def gap_differences(rung: Rung, results: dict[str, Any]) -> dict[str, Interval]:
+    """Per arm, incorrect answers minus correct ones at the end, minus the same under Dr. GRPO with the same seed.
+
+    Args:
+        rung ([`Rung`]): Whose results they are.
+        results (`dict[str, Any]`): Of [`run_study`].
+    """
+    gaps = {(run.arm, run.seed): run.gap() for run in trajectories(results)}
+    return {
+        arm: interval(
+            [
+                gap - gaps[REFERENCE, seed]
+                for (own, seed), gap in gaps.items()
+                if own == arm and (REFERENCE, seed) in gaps
+            ]
+        )
+        for arm in rung.arms
+        if arm != REFERENCE
+    }
+
+
+def gap_table(rung: Rung, results: dict[str, Any]) -> str:
+    """Incorrect answers minus correct ones at the end, in tokens, as a Markdown table: mean and 95% interval.
+
+    Args:
+        rung ([`Rung`]): Whose results they are.
+        results (`dict[str, Any]`): Of [`run_study`].
+    """
+    differences, rows = gap_differences(rung, results), []
+    for arm in rung.arms:
+        own = interval([run.gap() for run in trajectories(results) if run.arm == arm])
+        against = "" if arm == REFERENCE else differences[arm].text(signed=True)
+        rows.append([OBJECTIVES[arm].label, own.text(signed=True), against])
+    head = ["incorrect minus correct answers (tokens)", "at the end", "minus Dr. GRPO, same seed"]
+    return markdown_table(head, rows)
+
+
+def _curves(rung: Rung) -> dict[str, tuple[str, int]]:
+    return {name: each for name, each in _CURVES.items() if name != "verdicts" or rung.verdict is not None}
 
 
 def one_step_table(results: dict[str, Any], difference: bool = False) -> str:
@@ -191,8 +215,7 @@ def one_step_table(results: dict[str, Any], difference: bool = False) -> str:
     quantities = {"length_wrong": 1, "length_right": 1, "pass_rate": 100}  # and the scale: points of a hundred
     measured = results["one_step"]["differences_from_dr_grpo" if difference else "changes"]
     first = "minus Dr. GRPO" if difference else "objective"
-    head = f"| {first} | incorrect answers, tokens | correct answers, tokens | pass rate, points |"
-    lines = [head, "|---|---|---|---|"]
+    rows = []
     for name, objective in OBJECTIVES.items():
         if difference and name == REFERENCE:
             continue
@@ -200,8 +223,40 @@ def one_step_table(results: dict[str, Any], difference: bool = False) -> str:
             f"{scale * measured[name][q]['value']:+.1f} ± {scale * measured[name][q]['standard_error']:.1f}"
             for q, scale in quantities.items()
         ]
-        lines.append(f"| {objective.label} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        rows.append([objective.label, *cells])
+    return markdown_table([first, "incorrect answers, tokens", "correct answers, tokens", "pass rate, points"], rows)
+
+
+def conclusion(rung: Rung, results: dict[str, Any]) -> str:
+    """Where the length bias shows, in a sentence, and whether the runs were what they had to be.
+
+    Args:
+        rung ([`Rung`]): Whose results they are.
+        results (`dict[str, Any]`): Of [`run_study`].
+    """
+    text = length_bias(gap_differences(rung, results))
+    if rung.verdict is None:
+        return text
+    runs = trajectories(results)
+    verdicts = [fmean(run.verdicts) for run in runs]
+    seeds = sorted({run.seed for run in runs})  # arms of a seed share their prompts, so a seed is one observation
+    rate = interval([fmean(run.end("pass_rate") for run in runs if run.seed == seed) for seed in seeds])
+    counts = min(verdicts) > TRUE_VERDICTS and abs(rate.mean - rung.chance) < max(_MOVED, rate.half_width)
+    return (
+        f"{text} Verdicts were true in {100 * fmean(verdicts):.2f}% of the answers, {100 * min(verdicts):.2f}% in the "
+        f"worst run; the pass rate was {rate.text(3)} at the end, chance being {rung.chance:.3f}: the runs "
+        f"{'count' if counts else 'do not count'}."
+    )
+
+
+def pushes_table(results: dict[str, Any]) -> str:
+    """The push on the decision to go on, before training, as a Markdown table.
+
+    Args:
+        results (`dict[str, Any]`): Of [`run_study`].
+    """
+    found = results["one_step"]["pushes"]
+    return push_table({name: {kind: Push(**push) for kind, push in of.items()} for name, of in found.items()})
 
 
 def draw(rung: Rung, results: dict[str, Any], path: Path) -> Path:

@@ -17,6 +17,7 @@ def sample_turn(trainer: Any, rows: Sequence[list[int]], tokens: int, ends: Sequ
         `list[list[int]]`: The new ids of each row.
     """
     import torch
+    from transformers import GenerationConfig
 
     model, pad = trainer.model, trainer.processing_class.pad_token_id
     width = max(map(len, rows))
@@ -26,14 +27,16 @@ def sample_turn(trainer: Any, rows: Sequence[list[int]], tokens: int, ends: Sequ
         generated = model.generate(
             input_ids=ids,
             attention_mask=mask,
-            max_new_tokens=tokens,
-            do_sample=True,
-            temperature=1.0,
-            top_k=0,
-            top_p=1.0,
-            use_cache=True,
-            eos_token_id=list(ends),
-            pad_token_id=pad,
+            generation_config=GenerationConfig(
+                max_new_tokens=tokens,
+                do_sample=True,
+                temperature=1.0,
+                top_k=0,
+                top_p=1.0,
+                use_cache=True,
+                eos_token_id=list(ends),
+                pad_token_id=pad,
+            ),
         )
     return [_until(row, ends) for row in generated[:, width:].tolist()]
 

@@ -19,24 +19,6 @@ SMALL = SignalSettings(
 )
 
 
-class InProcess:
-    """A pool of processes that is none."""
-
-    def __init__(self, *given, **settings):
-        pass
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        pass
-
-    def submit(self, function, *given):
-        future = signal_report.Future()
-        future.set_result(function(*given))
-        return future
-
-
 @pytest.fixture
 def calls(monkeypatch):
     made = []
@@ -53,7 +35,6 @@ def calls(monkeypatch):
         return run
 
     monkeypatch.setattr(signal_report, "run_arm", fake)
-    monkeypatch.setattr(signal_report, "ProcessPoolExecutor", InProcess)
     return made
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from trl_drgrpo.labs.study import trajectory_report
 from trl_drgrpo.labs.study.objectives import OBJECTIVES
-from trl_drgrpo.labs.study.rungs import ARITHMETIC, GUESSING
+from trl_drgrpo.labs.study.rungs import ARITHMETIC, GUESSING, VERIFY
 from trl_drgrpo.labs.study.trajectories import LAST, RunSettings, Trajectory
 
 
@@ -81,7 +81,56 @@ def test_steps_without_a_right_answer_are_missing_not_zero():
     assert math.isnan(Trajectory("grpo", 0, length_right=[float("nan")]).end("length_right"))
 
 
-@pytest.mark.parametrize("rung", [GUESSING, ARITHMETIC], ids=lambda rung: rung.name)
+@pytest.fixture
+def verified():
+    """Three seeds of the arms of `verify`: under grpo the gap grows by 12, 12 and 18 tokens."""
+    runs = []
+    for seed, level in enumerate((5.0, 20.0, 8.0)):
+        for arm, gap in (("grpo", 12.0 + 6 * (seed == 2)), ("dapo", seed - 1.0), ("dr_grpo", 0.0)):
+            runs.append(
+                Trajectory(
+                    arm,
+                    seed,
+                    length_right=[level] * 30,
+                    length_wrong=[level + gap] * 30,
+                    pass_rate=[0.36] * 30,
+                    entropy=[0.1] * 30,
+                    tokens_by_step=[10] * 30,
+                    tokens=300,
+                    verdicts=[0.9995] * 30,
+                ).as_dict()
+            )
+    return {"runs": runs}
+
+
+def test_the_gap_is_compared_seed_by_seed(verified):
+    text = trajectory_report.gap_table(VERIFY, verified)
+    assert "| grpo | +14.0 ± 8.6 | +14.0 ± 8.6 |" in text  # 12, 12, 18: t(2) = 4.303, times 3.464 / sqrt(3)
+    assert "| dapo (TRL's default) | +0.0 ± 2.5 | +0.0 ± 2.5 |" in text
+    assert text.splitlines()[-1] == "| dr_grpo, no std | +0.0 ± 0.0 |  |"
+    assert "| 0.9995 ± 0.0000 |" in trajectory_report.table(VERIFY, verified)
+    assert "true verdicts" not in trajectory_report.table(ARITHMETIC, verified)
+
+
+def test_the_conclusion_says_what_the_numbers_do(verified):
+    text = trajectory_report.conclusion(VERIFY, verified)
+    assert "above 0 with grpo (+14.0 ± 8.6); not told apart from 0 with dapo (TRL's default) (+0.0 ± 2.5)." in text
+    assert "The length bias shows under grpo." in text
+    assert text.endswith("the pass rate was 0.360 ± 0.000 at the end, chance being 0.364: the runs count.")
+    assert "99.95% in the worst run" in text
+    for run in verified["runs"]:
+        run["length_wrong"] = run["length_right"]
+    assert "The length bias does not show." in trajectory_report.conclusion(VERIFY, verified)
+
+
+@pytest.mark.parametrize(("name", "value"), [("verdicts", 0.99), ("pass_rate", 0.5)])
+def test_runs_in_which_the_model_does_not_know_or_learns_do_not_count(verified, name, value):
+    for run in verified["runs"] if name == "pass_rate" else verified["runs"][:1]:
+        run[name][10:] = [value] * 20
+    assert trajectory_report.conclusion(VERIFY, verified).endswith("the runs do not count.")
+
+
+@pytest.mark.parametrize("rung", [GUESSING, ARITHMETIC, VERIFY], ids=lambda rung: rung.name)
 def test_an_interrupted_study_goes_on(monkeypatch, tmp_path, rung):
     calls = []
     stop_at = 2 * len(rung.arms) - 1
