@@ -6,13 +6,22 @@ from typing import Any
 FOLDER = Path(__file__).parents[2] / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 
+# Run behind the last cell of a notebook, in its kernel, and left out of the file.
+_CHECK = """
+import sys
+sys.path.insert(0, {folder!r})
+from notebook_checks import CHECKS
+CHECKS[{stem!r}](globals())
+"""
+
 
 def execute(path: Path) -> Any:
-    """The notebook with the outputs of a run in its own folder; an error in a cell is raised."""
+    """The notebook with the outputs of a run in its own folder; an error in a cell or in its check is raised."""
     import nbformat
     from nbclient import NotebookClient
 
     notebook = nbformat.read(path, as_version=4)
+    notebook.cells.append(nbformat.v4.new_code_cell(_CHECK.format(folder=str(Path(__file__).parent), stem=path.stem)))
     # Timestamps would make every run a change of every cell.
     NotebookClient(
         notebook,
@@ -21,6 +30,7 @@ def execute(path: Path) -> Any:
         resources={"metadata": {"path": str(FOLDER)}},
         record_timing=False,
     ).execute()
+    notebook.cells.pop()
     notebook.metadata.pop("widgets", None)
     return notebook
 
