@@ -7,7 +7,7 @@ keeps the outputs.
 import re
 
 import pytest
-from execute_notebooks import NOTEBOOKS, execute
+from execute_notebooks import FOLDER, NOTEBOOKS, execute
 from notebook_checks import CHECKS
 
 nbformat = pytest.importorskip("nbformat")
@@ -68,3 +68,13 @@ def test_what_is_read_leaves_plotting_and_assertions_to_others(path):
     assert not re.search(r"\b(?:right|wrong) (?:answer|completion|one)|\bstock\b", f"{prose}\n{source}", re.IGNORECASE)
     for link in re.findall(r"\]\((?!https?://)([^)#]+)", prose):
         assert (path.parent / link).is_file(), link
+
+
+def test_the_group_widget_needs_no_kernel():
+    [widget] = [
+        cell for cell in code_cells(read(FOLDER / "02_why_dr_grpo.ipynb")) if "show_group_widget()" in cell.source
+    ]
+    html = "".join(output.data["text/html"] for output in widget.outputs)
+    assert "mountGroupWidget" in html
+    assert not re.search(r"<(?:script|link|img)[^>]*(?:src|href)=", html)
+    assert "widget-view" not in str(widget.outputs)
