@@ -56,7 +56,7 @@ def test_it_starts_by_itself_and_ends_in_one_picture_and_one_sentence(path):
     picture, sentence = cells[-2:]
     assert ["image/png" in output.get("data", {}) for output in picture.outputs] == [True]
     assert re.fullmatch(r"\*\*[^*]*\.\*\*", sentence.source)
-    assert not re.search(r"[.!?]\s+[A-Z]", sentence.source)
+    assert not re.search(r"[.!?]\s+[A-Z]", sentence.source.replace("Dr. GRPO", ""))
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
