@@ -1,5 +1,7 @@
 """Run the notebooks from the first cell to the last. `make notebooks` does it by this file and keeps the outputs."""
 
+import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +24,15 @@ def execute(path: Path) -> Any:
 
     notebook = nbformat.read(path, as_version=4)
     notebook.cells.append(nbformat.v4.new_code_cell(_CHECK.format(folder=str(Path(__file__).parent), stem=path.stem)))
-    # Timestamps would make every run a change of every cell.
-    NotebookClient(
+    client = NotebookClient(
         notebook,
         timeout=600,
         kernel_name="python3",
         resources={"metadata": {"path": str(FOLDER)}},
-        record_timing=False,
-    ).execute()
+        record_timing=False,  # timestamps would make every run a change of every cell
+    )
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:  # the temporary folders of the notebook
+        client.execute(env={**os.environ, "TMPDIR": scratch})
     notebook.cells.pop()
     notebook.metadata.pop("widgets", None)
     return notebook
