@@ -103,6 +103,33 @@ def run_tabular(objective: str, seed: int, task: TabularTask = TabularTask()) ->
     return run
 
 
+def length_drift(prompts: int, batches: int = 5000, seed: int = 0) -> dict[str, np.ndarray]:
+    """Expected update of the stopping rates at the start, in units of its standard deviation from batch to batch.
+
+    Args:
+        prompts (`int`): Groups in a batch; DAPO's divisor depends on it.
+        batches (`int`, *optional*, defaults to `5000`): Drawn; the standard error of a 0 is `1 / sqrt(batches)`.
+        seed (`int`, *optional*, defaults to `0`): Of the random numbers.
+
+    Returns:
+        `dict[str, np.ndarray]`: Per key of `OBJECTIVES`, of the rate of correct answers, of incorrect ones, and of one
+        rate shared by both, `(3,)`. Positive: answers get shorter.
+    """
+    task, rng = TabularTask(prompts=prompts), np.random.default_rng(seed)
+    stop = np.full(prompts * task.num_generations, 1 / task.start_length)
+    updates: dict[str, list[list[float]]] = {name: [] for name in OBJECTIVES}
+    for _ in range(batches):
+        is_right = rng.random(len(stop)) < task.right_probability
+        drawn = rng.geometric(stop)
+        lengths = np.minimum(drawn, task.max_length)
+        scores = length_scores(lengths, drawn <= task.max_length, stop)
+        for name, objective in OBJECTIVES.items():
+            rewards = is_right.astype(float)
+            terms = scores * objective.token_weights(rewards, lengths, task.num_generations, task.max_length)
+            updates[name].append([terms[is_right].sum(), terms[~is_right].sum(), terms.sum()])
+    return {name: np.mean(found, axis=0) / np.std(found, axis=0) for name, found in updates.items()}
+
+
 def _gradient(objective: Objective, logits: np.ndarray, task: TabularTask, rng: np.random.Generator) -> np.ndarray:
     """Ascent direction for the two logits from one batch of roll-outs."""
     rows = task.prompts * task.num_generations

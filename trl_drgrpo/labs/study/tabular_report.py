@@ -68,6 +68,20 @@ def table(results: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def drift_table(many: dict[str, Any], single: dict[str, Any]) -> str:
+    """The expected updates as a Markdown table, positive where answers get shorter.
+
+    Args:
+        many, single (`dict[str, Any]`): Of [`length_drift`], in a batch of many groups and in a batch of one.
+    """
+    columns = ("correct", "incorrect", "one shared rate", "one group: correct", "one group: incorrect")
+    lines = [f"| objective | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
+    for name, objective in OBJECTIVES.items():
+        cells = (f"{value:+.2f}" for value in (*many[name], *single[name][:2]))
+        lines.append(f"| {objective.label} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def gradient_weight_table(results: dict[str, Any]) -> str:
     """The difficulty bias as a Markdown table: pull on a prompt by its correct answers, the even prompt being 1."""
     weights = results["gradient_mass"]

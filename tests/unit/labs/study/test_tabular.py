@@ -7,8 +7,8 @@ import pytest
 
 from trl_drgrpo.cli.main import main
 from trl_drgrpo.labs.study.intervals import interval
-from trl_drgrpo.labs.study.tabular import TabularTask, expected_length, length_scores, run_tabular
-from trl_drgrpo.labs.study.tabular_report import tabular_study
+from trl_drgrpo.labs.study.tabular import TabularTask, expected_length, length_drift, length_scores, run_tabular
+from trl_drgrpo.labs.study.tabular_report import drift_table, tabular_study
 
 
 @pytest.mark.parametrize("stop", [0.01, 0.2, 0.9])
@@ -74,3 +74,15 @@ def test_the_command_prints_tables_and_writes_numbers_and_a_plot(tmp_path, capsy
 def test_one_seed_is_refused(capsys):
     assert main(["study", "tabular", "--seeds", "1"]) == 2
     assert "seeds: got 1; expected at least 2." in capsys.readouterr().err
+
+
+def test_the_expected_update_moves_two_rates_apart_under_a_divisor_per_row_alone():
+    found = length_drift(prompts=16, batches=200)
+    noise = 1 / np.sqrt(200)
+    for name in ("grpo", "grpo_without_std"):
+        correct, incorrect, shared = found[name]
+        assert correct > 1
+        assert incorrect < -1
+        assert abs(shared) < 4 * noise
+    assert np.abs([found["dr_grpo"], found["dr_grpo_with_std"]]).max() < 4 * noise
+    assert f"| grpo | {found['grpo'][0]:+.2f} | {found['grpo'][1]:+.2f} |" in drift_table(found, found)
