@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--seeds", type=int, help="number of seeds, from 0 on (default: 5; arithmetic, probe and variance: 3)"
     )
     parser.add_argument(
-        "--jobs", type=int, default=1, help="runs at a time, a core for each; not of tabular and search (default: 1)"
+        "--jobs", type=int, default=1, help="parallel runs, one core each; ignored by tabular and search (default: 1)"
     )
     parser.add_argument(
         "--output_dir", type=Path, default=Path("runs/study"), help="for <study>.json and <study>.png (runs/study)"
@@ -122,7 +122,7 @@ def _search(seeds: range, numbers: Path) -> tuple[Any, dict[str, Any]]:
     from trl_drgrpo.labs.study import search_report as report
 
     results = report.run_study(seeds, numbers, numbers.parent / "search", on_run=console.log)
-    print(f"Right completions, {len(seeds)} seeds, mean and 95% interval in %:\n\n{report.table(results)}\n")
+    print(f"Correct completions, {len(seeds)} seeds, mean and 95% interval in %:\n\n{report.table(results)}\n")
     return report.draw, results
 
 

@@ -29,7 +29,7 @@ class ColumnValues:
         kind (`str`): `"text"`, `"number"`, `"boolean"`, `"list"`, `"mapping"`, `"null"` (nothing else in it) or
             `"other"` (several kinds, or one that is none of these).
         rows (`int`): Rows that were looked at.
-        nulls (`int`): How many of them are null.
+        nulls (`int`): Number of nulls.
         first_null (`int`, *optional*): Position of the first of those.
     """
 
@@ -56,7 +56,7 @@ def check_prompt_values(dataset: Any, field: str, where: str = "") -> None:
 
 
 def prompt_problem(prompt: Any) -> str:
-    """What is wrong with a prompt (a text, or messages); empty where nothing is. Only a tool call may lack content."""
+    """Problem of a prompt (a text, or messages); empty if none. Only a tool call may lack content."""
     if prompt is None:
         return "null"
     if isinstance(prompt, str):
@@ -74,7 +74,7 @@ def prompt_problem(prompt: Any) -> str:
 
 
 def column_values(dataset: Any, names: Sequence[str]) -> dict[str, ColumnValues]:
-    """What columns of a split hold, by name; empty for rows that are made when they are read."""
+    """Contents of a split's columns, by name; empty for rows made on the fly."""
     if not names or _is_made_on_reading(dataset) or (not _is_stream(dataset) and len(dataset) == 0):
         return {}
     if _is_stream(dataset):

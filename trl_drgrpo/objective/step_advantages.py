@@ -261,7 +261,7 @@ def padded_groups(values: Ragged, num_generations: int, field: str = "step_rewar
 
 
 def step_values(rewards: torch.Tensor, credit: str) -> torch.Tensor:
-    """What each step answers for `(P, G, K)`, 0 once a row ended. `credit`: of those that go with `to_go`."""
+    """Rewards credited to each step `(P, G, K)`, 0 once a row ended. `credit`: of those that go with `to_go`."""
     paid = rewards.nan_to_num(nan=0.0)
     if credit == "min_increments":
         lowest = rewards.nan_to_num(nan=math.inf).cummin(dim=2).values
