@@ -410,7 +410,7 @@ class DrGRPOTrainer(HostTrainer):
         return scale or self.reward_scale.std
 
     def _newest_forks(self) -> Forks | None:
-        """Where the rows of all ranks forked in the newest batch."""
+        """Forks of all ranks' rows in the newest batch."""
         if not (self.model.training and self.forks.is_on):
             return None
         newest = self.forks.newest
@@ -420,14 +420,14 @@ class DrGRPOTrainer(HostTrainer):
 
     @property
     def own_advantages(self) -> str | None:
-        """What computes the advantages in the place of this class, if something does."""
+        """Custom advantage function, if any."""
         if self.advantage_func is not None:
             return f"advantage_func '{reward_name(self.advantage_func)}'"
         is_own = type(self).compute_advantages is not DrGRPOTrainer.compute_advantages
         return f"method {type(self).__name__}.compute_advantages" if is_own else None
 
     def _advantages_given(self, batch: RolloutBatch) -> torch.Tensor:
-        """What `advantage_func`, or `compute_advantages`, gives for a batch, checked."""
+        """Checked result of `advantage_func` or `compute_advantages` for a batch."""
         if self.advantage_func is None:
             return checked_advantages(self.compute_advantages(batch), batch, "compute_advantages")
         try:

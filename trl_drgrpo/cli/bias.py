@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--probe",
         action="store_true",
-        help="Also fit a linear probe for correctness on the hidden states in which an answer may stop.",
+        help="Also fit a linear probe for correctness on the hidden states where an answer may stop.",
     )
     group.add_argument("--json", action="store_true", help="Print the estimates as JSON.")
 
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _measured(trainer: Any, batches: int, probe: bool, as_json: bool) -> tuple[str, InputError | None]:
-    """What is printed, and why there is no probe in it if there should be one."""
+    """Printed text, with the reason if a requested probe is missing."""
     from trl_drgrpo.labs.study import tables
     from trl_drgrpo.labs.study.probe import look_at_model, measure_model, too_large
     from trl_drgrpo.labs.study.stop_states import StateCollector

@@ -59,7 +59,7 @@ def closing(output_dir: str, logged: Sequence[Mapping[str, Any]], seconds: float
     Args:
         output_dir (`str`): Its folder.
         logged (`Sequence[Mapping]`): The log history.
-        seconds (`float`): How long it trained.
+        seconds (`float`): Training time.
         run_log (`bool`): Whether the run keeps its recipe, which `eval` reads.
 
     Returns:
@@ -85,7 +85,7 @@ def interrupted(output_dir: Path, argv: Sequence[str], processes: int) -> str:
     Args:
         output_dir (`Path`): Its folder.
         argv (`Sequence[str]`): The arguments of this process, `train` the first where the command line started it.
-        processes (`int`): How many processes train.
+        processes (`int`): Number of training processes.
 
     Returns:
         `str`: Lines without a break at the end.

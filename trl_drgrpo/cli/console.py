@@ -83,7 +83,7 @@ def stdout_to_stderr() -> AbstractContextManager[Any]:
 
 def report_error(error: BaseException) -> None:
     """Prints an input error as one line on stderr, and the traceback above it when debugging."""
-    # Every process finds the same wrong input, but a reward function may fail on one process only.
+    # Every process finds the same invalid input, but a reward function may fail on one process only.
     if not _first_of_machine() and not isinstance(error, RewardError):
         return
     if debugging():

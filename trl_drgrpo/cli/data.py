@@ -1,4 +1,4 @@
-"""From the name of a dataset to the dataset, with everything that can be wrong with it said in one line.
+"""Loads a dataset by name and reports each problem in one line.
 
 One name, `dataset_name` in a recipe, stands for a dataset on the Hub, a local folder or file, or a task that is
 generated on the spot. Local and generated data need no network, also with `HF_HUB_OFFLINE=1`. The columns are checked

@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--vllm_server_base_url",
         metavar="URL",
-        help="let a vLLM server sample, which serves the models under these names; that of a recipe is not asked",
+        help="sample with a vLLM server that serves these models; a recipe's server is ignored",
     )
     add("--split", help="split to evaluate on (default: the recipe's test split, else test, else the only one)")
     add(
@@ -54,10 +54,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="MODEL",
         help="model to compare with, or none (default: the model of the run's recipe, else the adapter's base)",
     )
-    add("--num_samples", type=int, default=1, help="completions of each prompt (default: 1)")
+    add("--num_samples", type=int, default=1, help="completions per prompt (default: 1)")
     add("--k", type=int, nargs="+", metavar="K", help="for pass@k (default: 1, and num_samples)")
     add("--limit", type=int, help="evaluate on the first prompts only")
-    add("--seed", type=int, default=0, help="of the sampling (default: 0)")
+    add("--seed", type=int, default=0, help="sampling seed (default: 0)")
     add("--batch_size", type=int, default=64, help="completions per forward, or requests at a time (default: 64)")
     add("--output_dir", help=f"folder for samples and results (default: in the run's folder, else {FOLDER})")
     add("--markdown", action="store_true", help="write the table as Markdown, too")
@@ -136,7 +136,7 @@ class _Task:
         return {key: self.given.values.get(key) for key in RULE_KEYS}
 
     def judged(self, rows: list[dict[str, Any]]) -> list[bool | None]:
-        """Which samples are correct."""
+        """Rule for correct samples."""
         from trl_drgrpo.evaluation.results import judged
 
         rule = self.rule

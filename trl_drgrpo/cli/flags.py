@@ -220,7 +220,7 @@ def import_dataclass(name: str) -> type:
 
 
 def read_imported(name: str) -> dict[str, Flag]:
-    """The keys of one dataclass by importing it: slower than `read_source` and always right about names."""
+    """The keys of one dataclass by importing it: slower than `read_source`, but always has the correct names."""
     flags = {}
     declared = import_dataclass(name)
     # Not the fields' own types: TRL's parser writes `X` over `X | None` in them.

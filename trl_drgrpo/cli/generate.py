@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("prompt", nargs="*", metavar="PROMPT", help="one prompt per argument")
     add_keys(parser, (*MODEL_KEYS, *PROMPT_KEYS, TEMPLATE_KEY, *DECODING_KEYS, "reward_funcs"))
     add = parser.add_argument
-    add("--num_samples", type=int, default=1, help="answers to each prompt (default: 1)")
+    add("--num_samples", type=int, default=1, help="answers per prompt (default: 1)")
     add(
         "--columns",
         nargs="+",
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=VALUE",
         help="columns for the rewards and the template, for example answer=5; with them the rewards' scores are shown",
     )
-    add("--seed", type=int, help="of the sampling (default: another one each time)")
+    add("--seed", type=int, help="sampling seed (default: random)")
     add("--chat", action=argparse.BooleanOptionalAction, help="prompt as a user's message (default: as in the run)")
 
 

@@ -37,8 +37,8 @@ class Job:
         reward_funcs (`list`): Reward functions, and the id of a reward model if one was named (first, as TRL does).
         step_reward_funcs (`list`): Step reward functions.
         train_dataset, eval_dataset: The splits; the latter `None` without evaluation.
-        preset (`dict[str, Any]`): What `preset` adds to `given`.
-        filtered (`str`, *optional*): What `difficulty_range` did, in words.
+        preset (`dict[str, Any]`): Keys that `preset` adds to `given`.
+        filtered (`str`, *optional*): Effect of `difficulty_range`, in words.
     """
 
     given: dict[str, Any]
@@ -158,7 +158,7 @@ def _build(name: str, given: dict[str, Any]) -> Any:
 
 
 def _check_early_stopping(job: Job) -> None:
-    """What transformers' callback asserts when training begins."""
+    """Mirrors the check of transformers' callback at the start of training."""
     refuse_out_of_range(vars(job.script))
     patience, training = job.script.early_stopping_patience, job.training
     if patience is not None and (training.metric_for_best_model is None or training.eval_strategy == "no"):
@@ -168,7 +168,7 @@ def _check_early_stopping(job: Job) -> None:
 
 
 def _complete_init(job: Job) -> None:
-    """What the keys of a recipe say about loading the model, beside `model_init_kwargs`, which win."""
+    """Model-loading keys of a recipe; `model_init_kwargs` win."""
     job.training.model_init_kwargs = {
         "revision": job.model.model_revision,
         "trust_remote_code": job.training.trust_remote_code,

@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--model",
         dest="model",
         required=True,
-        help="folder or Hub id of the causal language model that rolls out",
+        help="folder or Hub id of the causal language model for roll-outs",
     )
     parser.add_argument(
         "--dataset_name",
@@ -52,9 +52,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--step_separator", default="\\n", help=r"a step ends behind it; \n is a line break (default: \n)"
     )
     parser.add_argument("--max_new_tokens", type=int, default=512, help="longest continuation (default: 512)")
-    parser.add_argument("--temperature", type=float, default=1.0, help="of the sampling (default: 1)")
+    parser.add_argument("--temperature", type=float, default=1.0, help="sampling temperature (default: 1)")
     parser.add_argument("--batch_size", type=int, default=32, help="continuations per forward pass (default: 32)")
-    parser.add_argument("--seed", type=int, default=0, help="of the sampling (default: 0)")
+    parser.add_argument("--seed", type=int, default=0, help="sampling seed (default: 0)")
 
 
 def run(args: argparse.Namespace) -> int:

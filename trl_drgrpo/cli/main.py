@@ -4,7 +4,7 @@ Every subcommand is a module `trl_drgrpo/cli/<name>.py` (`_` for `-`). Its `add_
 subcommand's parser; its `run(args) -> int` gives the exit code and raises [`InputError`] on bad input. Top-level
 `--help` and `--version` import none of them.
 
-Exit codes: what the subcommand returns (0: done, 1: ran and found something wrong), 2: bad input or no subcommand (its
+Exit codes: what the subcommand returns (0: done, 1: ran and found a problem), 2: bad input or no subcommand (its
 help goes to stderr), 130: Ctrl-C.
 """
 
@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (InputError, UpstreamError) as error:
         console.report_error(error)
         return console.EXIT_INPUT_ERROR
-    except (PushError, DiskFullError) as error:  # nothing wrong with the input
+    except (PushError, DiskFullError) as error:  # the input is valid
         console.report_error(error)
         return 1
     except KeyboardInterrupt:

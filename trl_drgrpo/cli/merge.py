@@ -21,9 +21,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--output_dir", "--output", dest="output", required=True, metavar="DIR", help="folder to write; must not exist"
     )
-    parser.add_argument("--base", help="folder or Hub id of the base model (default: the one that the adapter names)")
+    parser.add_argument("--base", help="folder or Hub id of the base model (default: the adapter's)")
     parser.add_argument("--dtype", help="float32, bfloat16 or float16 (default: the base model's own)")
-    parser.add_argument("--trust_remote_code", action="store_true", help="run code that comes with the base model")
+    parser.add_argument("--trust_remote_code", action="store_true", help="run the base model's code")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""How far a command has come over some problems: a bar on a terminal, elsewhere a line every ten seconds."""
+"""Progress of a command: a bar on a terminal, elsewhere a line every ten seconds."""
 
 import sys
 import time

@@ -21,13 +21,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Works on runs that are going on, that crashed, and that were resumed."
     )
     parser.add_argument("run_dirs", nargs="+", metavar="RUN_DIR", help="output_dir of a run")
-    parser.add_argument("--format", choices=FORMATS, help="what to write (default: html)")
+    parser.add_argument("--format", choices=FORMATS, help="output format (default: html)")
     parser.add_argument(
         "--output",
         help="file to write (default: report.<format> in the run's _drgrpo folder; of several runs in this folder)",
     )
     parser.add_argument(
-        "--max_groups", type=int, help="show at most so many groups of completions per run (default: what fits)"
+        "--max_groups", type=int, help="maximum groups of completions per run (default: as many as fit)"
     )
     parser.add_argument(
         "--follow",

@@ -32,7 +32,7 @@ def render(job: Job) -> str:
 
 
 def derived(job: Job) -> dict[str, Any]:
-    """What follows from a configuration: sizes of steps and data. Rows are completions; prompts are different
+    """Sizes of steps and data derived from a configuration. Rows are completions; prompts are different
     prompts."""
     args = job.training
     rows = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size

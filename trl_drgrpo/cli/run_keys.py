@@ -43,7 +43,7 @@ class Given:
     recipe: str | None
 
     def loading(self, base: str | None) -> Loading:
-        """How models are loaded. `base`: of an adapter."""
+        """Model loading. `base`: base model of an adapter."""
         quantized = self.values.get("load_in_4bit") or self.values.get("preset") == "qlora"
         return Loading(
             base=None if base is None else model_path(base),
@@ -64,7 +64,7 @@ class Given:
         return found
 
     def decoding(self) -> Decoding:
-        """How completions are sampled; the defaults are those of training."""
+        """Sampling settings; defaults as in training."""
         return Decoding(**{key: self.values[key] for key in DECODING_KEYS if self.values.get(key) is not None})
 
 

@@ -49,9 +49,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokenizer", help="folder or Hub id, for rewards that read completion_ids")
     parser.add_argument("--limit", type=int, help="score only the first rows")
     parser.add_argument(
-        "--batch_size", type=int, default=1, help="rows per call; 1 gives time and failure of each row (default: 1)"
+        "--batch_size", type=int, default=1, help="rows per call; 1 reports time and failure per row (default: 1)"
     )
-    parser.add_argument("--show", type=int, default=5, help="rows shown per list (default: 5)")
+    parser.add_argument("--show", type=int, default=5, help="rows per list (default: 5)")
     parser.add_argument("--tolerance", type=float, default=1e-6, help="two rewards differ beyond this (default: 1e-6)")
     parser.add_argument("--output", help="JSON Lines file to write: each row with its scores")
     parser.add_argument(
@@ -225,7 +225,7 @@ def _write(path: str, rows: list[dict[str, Any]], scores: list[Any]) -> None:
 
 
 def _write_pass_rates(path: str, threshold: float | None, rows: list[dict[str, Any]], scores: Any) -> None:
-    """The last thing that is done: whatever is wrong with the reward, its scores are there."""
+    """The last thing that is done: the scores exist even if the reward has problems."""
     from trl_drgrpo.features.diagnostics.correctness import CorrectnessRule
     from trl_drgrpo.features.sampling.pass_rates import write_pass_rates
 

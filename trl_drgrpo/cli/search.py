@@ -39,12 +39,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--model",
         dest="model",
         required=True,
-        help="folder or Hub id of the causal language model that writes",
+        help="folder or Hub id of the causal language model",
     )
     add("--dataset_name", required=True, help="prompts: Hub id, folder, file, or as in train reasoning_gym:<task>")
     add("--strategy", required=True, help="best_of_n, beam (over steps) or puct (over steps)")
-    add("--budget_tokens", type=int, required=True, help="tokens sampled per problem at most, kept or not")
-    add("--output", required=True, help="JSON Lines file to write, a row per completion found")
+    add("--budget_tokens", type=int, required=True, help="maximum sampled tokens per problem, kept or not")
+    add("--output", required=True, help="JSON Lines file to write, one row per completion")
     add("--sft_output", help="JSON Lines file for SFT: prompt and completion of correct completions")
     add(
         "--reward_funcs", help="verifier: a name, file.py:f or {name: {option: value}}; guides where there is no --prm"
@@ -55,15 +55,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--children", type=int, default=4, help="continuations sampled from a step (default: 4)")
     add("--exploration", type=float, default=1.0, help="c of PUCT (default: 1)")
     add("--accept_above", type=float, default=0.5, help="a completion is correct above this reward (default: 0.5)")
-    add("--on_reward_error", default="raise", help="raise (stop, finished problems are kept) or unscorable")
+    add("--on_reward_error", default="raise", help="raise (stop, keep finished problems) or unscorable")
     add("--step_separator", default="\\n", help=r"as in train; \n is a line break (default: \n)")
     add("--max_completion_length", type=int, default=512, help="longest completion in tokens (default: 512)")
-    add("--temperature", type=float, default=1.0, help="of the sampling (default: 1)")
-    add("--top_p", type=float, default=1.0, help="of the sampling (default: 1)")
-    add("--seed", type=int, default=0, help="of the sampling (default: 0)")
+    add("--temperature", type=float, default=1.0, help="sampling temperature (default: 1)")
+    add("--top_p", type=float, default=1.0, help="nucleus sampling (default: 1)")
+    add("--seed", type=int, default=0, help="sampling seed (default: 0)")
     add("--batch_size", type=int, default=32, help="continuations per forward, or requests at a time (default: 32)")
-    add("--problems_at_once", type=int, default=8, help="problems that share forward passes (default: 8)")
-    add("--vllm_server_base_url", help="let a vLLM server sample, which serves --model: http://localhost:8000")
+    add("--problems_at_once", type=int, default=8, help="problems searched together (default: 8)")
+    add("--vllm_server_base_url", help="sample with a vLLM server that serves --model: http://localhost:8000")
     add("--dataset_train_split", default="train", help="split with the prompts (default: train)")
     add("--dataset_config", help="configuration of a Hub dataset")
     add("--rename_columns", nargs="+", default=[], metavar="OLD=NEW", help="for example question=prompt")

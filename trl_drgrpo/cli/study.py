@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--seeds", type=int, help="number of seeds, from 0 on (default: 5; arithmetic, probe and variance: 3)"
     )
     parser.add_argument(
-        "--jobs", type=int, default=1, help="runs at a time, a core for each; not of tabular and search (default: 1)"
+        "--jobs", type=int, default=1, help="parallel runs, one core each; ignored by tabular and search (default: 1)"
     )
     parser.add_argument(
         "--output_dir", type=Path, default=Path("runs/study"), help="for <study>.json and <study>.png (runs/study)"

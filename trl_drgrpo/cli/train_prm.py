@@ -33,10 +33,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--dataset_name", "--data", dest="data", required=True, help="JSON Lines file of labeled steps"
     )
     parser.add_argument("--output_dir", required=True, help="folder for the trained model and its tokenizer")
-    parser.add_argument("--eval_data", help="file of the same format to measure on after training")
+    parser.add_argument("--eval_data", help="file in the same format for evaluation after training")
     parser.add_argument("--format", choices=FORMATS, default="stepwise", help="shape of the rows (default: stepwise)")
     parser.add_argument(
-        "--step_separator", default="\\n", help=r"what follows every step; \n is a line break (default: \n)"
+        "--step_separator", default="\\n", help=r"text after every step; \n is a line break (default: \n)"
     )
     parser.add_argument(
         "--max_length", type=int, default=2048, help="longer rows lose the left of their prompt (default: 2048)"

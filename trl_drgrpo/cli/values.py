@@ -1,6 +1,6 @@
 """From what a recipe or a flag says to the value a field wants, by the field's annotation.
 
-Deltas from TRL's parser: a wrong type is an error whether it comes from YAML or from a flag (TRL checks YAML strings
+Deltas from TRL's parser: an invalid type fails whether it comes from YAML or from a flag (TRL checks YAML strings
 only, so `use_peft: 3` passes; `parse_dict` checks nothing), a single value for a list becomes a list of one (TRL takes
 `reward_funcs: accuracy_reward` letter by letter), a text field gets the text as written (`eval_strategy: no` is not
 `False`), and an error names file and line before TRL is imported, which takes seconds.
@@ -39,7 +39,7 @@ def coerce(flag: Flag, value: Any, text: str | None = None, where: str = "") -> 
         flag (`Flag`): The field.
         value (`Any`): A YAML value, or the text (list of texts, for a list field) that followed the flag.
         text (`str`, *optional*): The text of a YAML scalar as written, for fields that want text.
-        where (`str`, *optional*): Where the value stands, for the message: `" in recipe.yaml, line 3"`.
+        where (`str`, *optional*): Place of the value, for the message: `" in recipe.yaml, line 3"`.
     """
     members = _members(ast.parse(flag.annotation, mode="eval").body)
     try:

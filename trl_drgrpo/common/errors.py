@@ -49,10 +49,10 @@ class InputError(ValueError):
     """Something the user gave does not fit.
 
     Args:
-        field (`str`): What does not fit: a config field, a flag, a file, a dataset column.
-        got (`str`): What was found there.
-        expected (`str`): What would have fitted.
-        remedy (`str`): What to do about it: one or two full sentences.
+        field (`str`): Name of the invalid input: a config field, a flag, a file, a dataset column.
+        got (`str`): Value found.
+        expected (`str`): Valid values.
+        remedy (`str`): Remedy: one or two full sentences.
 
     Example:
 
@@ -76,7 +76,7 @@ class InputError(ValueError):
 
 
 class RewardError(InputError):
-    """A reward function broke its contract: wrong number of rewards, wrong type, or an exception of its own."""
+    """A reward function broke its contract: incorrect number of rewards, incorrect type, or an exception."""
 
 
 class UnscorableError(ValueError):

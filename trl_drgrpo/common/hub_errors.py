@@ -67,7 +67,7 @@ def hub_reason(error: BaseException) -> tuple[str, str] | None:
     """
     Why the Hub did not give what was asked for, from the error or its causes; `None` for another problem.
 
-    Returns what is wrong, to follow the name and a comma, and what to do.
+    Returns the problem, to follow the name and a comma, and the remedy.
     """
     from huggingface_hub import constants, errors
 

@@ -26,7 +26,7 @@ class Range:
         optional (`bool`): Whether `None` is a value.
         also (`tuple`): Values outside the bounds that have a meaning.
         text (`bool`): Whether a text may stand in the place of the number; it is not looked at.
-        remedy (`str`): What to do, one sentence.
+        remedy (`str`): Remedy, one sentence.
     """
 
     lowest: float | None = None

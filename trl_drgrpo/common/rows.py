@@ -29,7 +29,7 @@ class ColumnValues:
         kind (`str`): `"text"`, `"number"`, `"boolean"`, `"list"`, `"mapping"`, `"null"` (nothing else in it) or
             `"other"` (several kinds, or one that is none of these).
         rows (`int`): Rows that were looked at.
-        nulls (`int`): How many of them are null.
+        nulls (`int`): Number of nulls.
         first_null (`int`, *optional*): Position of the first of those.
     """
 
@@ -56,7 +56,7 @@ def check_prompt_values(dataset: Any, field: str, where: str = "") -> None:
 
 
 def prompt_problem(prompt: Any) -> str:
-    """What is wrong with a prompt (a text, or messages); empty where nothing is. Only a tool call may lack content."""
+    """Problem of a prompt (a text, or messages); empty if none. Only a tool call may lack content."""
     if prompt is None:
         return "null"
     if isinstance(prompt, str):
@@ -74,7 +74,7 @@ def prompt_problem(prompt: Any) -> str:
 
 
 def column_values(dataset: Any, names: Sequence[str]) -> dict[str, ColumnValues]:
-    """What columns of a split hold, by name; empty for rows that are made when they are read."""
+    """Contents of a split's columns, by name; empty for rows made on the fly."""
     if not names or _is_made_on_reading(dataset) or (not _is_stream(dataset) and len(dataset) == 0):
         return {}
     if _is_stream(dataset):
@@ -139,9 +139,9 @@ def _suspects(column: "pyarrow.Array") -> list[int] | None:
     pc: Any = importlib.import_module("pyarrow.compute")  # its functions are made at run time
 
     kind: Any = column.type
-    wrong = pc.is_null(column)
+    invalid = pc.is_null(column)
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        wrong = pc.or_kleene(wrong, pc.equal(pc.binary_length(column), 0))
+        invalid = pc.or_kleene(invalid, pc.equal(pc.binary_length(column), 0))
     elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
         fields = {kind.value_type.field(i).name for i in range(_size(kind.value_type))}
         if not {"role", "content"} <= fields or not pa.types.is_string(kind.value_type.field("role").type):
@@ -149,11 +149,11 @@ def _suspects(column: "pyarrow.Array") -> list[int] | None:
         messages = column.flatten()
         bad = pc.or_(pc.is_null(pc.struct_field(messages, "role")), pc.is_null(pc.struct_field(messages, "content")))
         parents = set(pc.list_parent_indices(column).filter(bad).to_pylist())
-        wrong = pc.or_kleene(wrong, pc.equal(pc.list_value_length(column), 0))
-        return sorted(parents | {i for i, is_wrong in enumerate(wrong.to_pylist()) if is_wrong})
+        invalid = pc.or_kleene(invalid, pc.equal(pc.list_value_length(column), 0))
+        return sorted(parents | {i for i, is_invalid in enumerate(invalid.to_pylist()) if is_invalid})
     elif not pa.types.is_null(kind):
         return None
-    return pc.indices_nonzero(pc.fill_null(wrong, True)).to_pylist()
+    return pc.indices_nonzero(pc.fill_null(invalid, True)).to_pylist()
 
 
 def _size(kind: Any) -> int:

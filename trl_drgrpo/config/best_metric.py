@@ -49,7 +49,7 @@ def with_best_metric(args: Any, metrics: dict[str, Any]) -> dict[str, Any]:
 
     Args:
         args ([`DrGRPOConfig`]): As above.
-        metrics (`dict[str, Any]`): What the evaluation logged. `None`, where no completion had a reward, becomes the
+        metrics (`dict[str, Any]`): Metrics of the evaluation. `None`, where no completion had a reward, becomes the
             worst value there is: no checkpoint is the best by it.
 
     Raises:

@@ -151,7 +151,7 @@ class DrGRPOConfig(GRPOConfig):
             be hacked: a bad one adds variance, never a bias. See [`ValueBaseline`]. The default suits rules and turns,
             which are meant to be paid; the trainer warns where a model is (`recipes/guides/process_rewards.md`).
         step_credit (`str`, *optional*, defaults to `"return_to_go"`):
-            Which step rewards a token answers for: `"return_to_go"`, `"immediate"` or `"min_increments"` (the smallest
+            Step rewards credited to a token: `"return_to_go"`, `"immediate"` or `"min_increments"` (the smallest
             reward of the row, so nothing is gained by more steps); see [`step_advantages`].
         step_baseline (`str`, *optional*, defaults to `"to_go"`):
             What a step is compared with: `"to_go"` (what the other rows earn from the same step on) and `"none"` are
@@ -199,7 +199,7 @@ class DrGRPOConfig(GRPOConfig):
     ] = field(
         default="token_truncate",
         metadata={
-            "help": "How the ratio of the policy's probabilities to vLLM's is bounded: 'token_truncate' clips each "
+            "help": "Bound on the ratio of the policy's probabilities to vLLM's: 'token_truncate' clips each "
             "token's, 'token_mask' sets it to 0 beyond the bounds; 'sequence_truncate' and 'sequence_mask' (TRL's "
             "default) do so with the product over a row, so that long rows weigh less.",
         },
@@ -347,7 +347,7 @@ class DrGRPOConfig(GRPOConfig):
     step_separator: list[str] | None = field(
         default=None,
         metadata={
-            "help": "What ends a step: one or several separators, or a single 're:<pattern>', 'tokens:<n>' or 'turn'. "
+            "help": "End of a step: one or several separators, or a single 're:<pattern>', 'tokens:<n>' or 'turn'. "
             "Defaults to 'turn' with tools or environments, and to an empty line otherwise."
         },
     )
@@ -361,7 +361,7 @@ class DrGRPOConfig(GRPOConfig):
     step_credit: Literal["return_to_go", "immediate", "min_increments", "min_to_go"] = field(
         default="return_to_go",
         metadata={
-            "help": "Which step rewards a token answers for: 'return_to_go', 'immediate' or 'min_increments'.",
+            "help": "Step rewards credited to a token: 'return_to_go', 'immediate' or 'min_increments'.",
         },
     )
     step_baseline: Literal[
@@ -369,7 +369,7 @@ class DrGRPOConfig(GRPOConfig):
     ] = field(
         default="to_go",
         metadata={
-            "help": "What a step is compared with in its group: 'to_go' and 'none' are unbiased.",
+            "help": "Baseline of a step in its group: 'to_go' and 'none' are unbiased.",
         },
     )
     outcome_weight: float = field(

@@ -210,7 +210,7 @@ def refuse_truncated_sampling(config: Any, remedy: str, beside: str = "") -> Non
     Args:
         config ([`DrGRPOConfig`]): Its `generation_kwargs` override the fields of the same names.
         remedy (`str`): Why, and what to do.
-        beside (`str`, *optional*): What it is refused together with.
+        beside (`str`, *optional*): The conflicting setting.
 
     Raises:
         `InputError`: Names the field.

@@ -17,7 +17,7 @@ _WEIGHTS = ("*.safetensors", "*.bin", "*config.json")
 
 @dataclass(frozen=True)
 class Loading:
-    """How models are loaded.
+    """Model loading.
 
     Args:
         base (`str`, *optional*): Base model of an adapter, where it is not the one that the adapter names.

@@ -25,7 +25,7 @@ FOLDER = "evaluations"  # in a run's log folder
 def judged(
     rows: Sequence[Row], names: Sequence[str], reward: str | None, threshold: float | None
 ) -> list[bool | None]:
-    """Which samples are correct.
+    """Rule for correct samples.
 
     Args:
         rows (`Sequence[dict]`): Of the samples' file.

@@ -14,7 +14,7 @@ from trl_drgrpo.search.continuations import Continuation, Request, Sampler
 
 @dataclass(frozen=True)
 class Decoding:
-    """How completions are sampled; names and meanings are those of the training's configuration.
+    """Sampling settings; names and meanings as in the training configuration.
 
     Args:
         max_completion_length (`int`): A completion is cut here.
@@ -120,7 +120,7 @@ def check_context(model: Any, lengths: Sequence[int], decoding: Decoding) -> Non
     Args:
         model (`PreTrainedModel`): Its configuration says how long the context is; one that does not passes.
         lengths (`Sequence[int]`): Tokens of each prompt.
-        decoding ([`Decoding`]): How long completions may get.
+        decoding ([`Decoding`]): Length limits of completions.
     """
     context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     row = max(range(len(lengths)), key=lengths.__getitem__)

@@ -27,7 +27,7 @@ from trl_drgrpo.objective.step_advantages import Ragged, broadcast_to_tokens, pa
 
 @dataclass(frozen=True)
 class Forks:
-    """How the rows of a batch forked.
+    """Forks of a batch's rows.
 
     Args:
         branches (`int`): b. At its d-th fork a row is one of `b ** (D - d + 1)` consecutive rows that are the same up
@@ -45,7 +45,7 @@ class Forks:
         return len(self.cuts[0]) if self.cuts else 0
 
     def copies(self, lengths: Sequence[int]) -> list[bool]:
-        """Which rows were not sampled: those that repeat a row that could not be cut. `lengths`: tokens of each."""
+        """Rows that were not sampled: they repeat a row without a cut. `lengths`: tokens of each."""
         return [
             any(
                 cut >= length and i // self.branches ** (self.depth - level - 1) % self.branches
@@ -74,7 +74,7 @@ def node_advantages(values: torch.Tensor, num_generations: int, branches: int, d
     """The advantage of the node that each row passes at each level.
 
     Args:
-        values (`torch.Tensor` of shape `(B, K)`): What each leaf is worth, at K places; NaN = unscorable.
+        values (`torch.Tensor` of shape `(B, K)`): Values of the leaves at K places; NaN = unscorable.
         num_generations (`int`): G; the leaves of a prompt are consecutive, and so are those of every node.
         branches, depth (`int`): b and D.
 

@@ -1,4 +1,4 @@
-"""Which groups of a batch are trained on, and how much each weighs.
+"""Selection and weights of the groups of a batch.
 
 Prompts are drawn in a fixed order until `K` groups are selected; `M` is the index of the K-th. A group is selected if
 it was kept before generation (curriculum, with probability `q`) and carries a signal (dynamic sampling). Then
@@ -24,7 +24,7 @@ class Selection:
 
     Args:
         draws (`list[int]`): Their indices among the draws, ascending; at most K.
-        weights (`list[float]`): What each one's advantages are multiplied by, in a batch of K groups.
+        weights (`list[float]`): Factor of each group's advantages, in a batch of K groups.
         drawn (`int`): M, the draws that count; the cap, if it was reached first.
         capped (`bool`): Whether the cap was reached before K groups were selected.
     """

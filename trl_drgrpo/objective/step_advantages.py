@@ -194,8 +194,8 @@ def broadcast_to_tokens(
     first = np.cumsum(counts)[counts > 0] - counts[counts > 0]  # of each row that has steps
     before = np.roll(ends, 1)
     before[first] = -1
-    if len(wrong := np.flatnonzero((ends <= before) | (ends >= width))):
-        row = int(np.repeat(np.arange(rows), counts)[wrong[0]])
+    if len(invalid := np.flatnonzero((ends <= before) | (ends >= width))):
+        row = int(np.repeat(np.arange(rows), counts)[invalid[0]])
         expected = f"strictly increasing token indices from 0 to {width - 1}"
         got = f"{list(step_ends[row])} in row {row}"
         raise InputError("step_ends", got, expected, "Ends are inclusive, in completion tokens.")
@@ -261,7 +261,7 @@ def padded_groups(values: Ragged, num_generations: int, field: str = "step_rewar
 
 
 def step_values(rewards: torch.Tensor, credit: str) -> torch.Tensor:
-    """What each step answers for `(P, G, K)`, 0 once a row ended. `credit`: of those that go with `to_go`."""
+    """Rewards credited to each step `(P, G, K)`, 0 once a row ended. `credit`: of those that go with `to_go`."""
     paid = rewards.nan_to_num(nan=0.0)
     if credit == "min_increments":
         lowest = rewards.nan_to_num(nan=math.inf).cummin(dim=2).values

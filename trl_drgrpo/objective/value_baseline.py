@@ -18,7 +18,7 @@ from trl_drgrpo.objective.step_advantages import Ragged, padded_groups
 
 
 def value_differences(step_values: Ragged, num_generations: int) -> torch.Tensor:
-    """How far the value before each step lies above the group's.
+    """Value before each step minus the group's.
 
     Args:
         step_values (`B` lists of `K_i` floats): The score of each step; `None` or NaN: the one before stays.

@@ -275,10 +275,10 @@ def validate_step_rewards(output: Any, steps: list[Steps], name: str, segmenter:
     """One list per completion with one finite number or `None` per step, or the reason why it is not.
 
     Args:
-        output: What a step reward function returned: lists, tuples, or 1-D tensors and arrays.
+        output: Result of a step reward function: lists, tuples, or 1-D tensors and arrays.
         steps (`list[Steps]`): The steps that were to be scored.
         name (`str`): Name of the function, for the message.
-        segmenter (`str`): How the steps were cut, for the message.
+        segmenter (`str`): Name of the segmenter, for the message.
 
     Returns:
         `list[list[float | None]]`: `None` where the function gave `None` or NaN.

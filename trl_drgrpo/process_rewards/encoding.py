@@ -90,8 +90,8 @@ def encode_whole(
     for place in places:
         while token < len(offsets) and offsets[token][1] <= place:
             token += 1
-        right = token < len(offsets) and input_ids[token] == token_id and token + shift >= 0
-        positions.append(token + shift if right else None)
+        found = token < len(offsets) and input_ids[token] == token_id and token + shift >= 0
+        positions.append(token + shift if found else None)
     return ScoringInput(input_ids, positions, cut)
 
 

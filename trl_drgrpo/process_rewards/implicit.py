@@ -179,7 +179,7 @@ class PolicyLogRatio:
         Args:
             steps (`B` sequences of `K_i` texts): Not read.
             step_ends (`B` sequences of `K_i` ints): Inclusive token ends.
-            **kwargs: Whatever else the trainer passes.
+            **kwargs: Other arguments of the trainer.
 
         Returns:
             `list[list[float | None]]`: `K_i` numbers per row; `None` for rows whose tokens are masked.

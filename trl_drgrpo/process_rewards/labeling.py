@@ -3,7 +3,7 @@
 For each prompt completions are sampled (or given), split into steps, and every prefix is rolled out; a step is good if
 at least one roll-out from behind it is accepted (the hard estimate of Math-Shepherd, arXiv 2312.08935). The value
 itself is kept beside the label. No human labels anything, but a label is only as good as the model is able and the
-verifier right: a step from which the model merely guesses the answer counts as good.
+verifier correct: a step from which the model merely guesses the answer counts as good.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

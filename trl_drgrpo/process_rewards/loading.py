@@ -1,7 +1,7 @@
 """Load a process reward model from a path or Hub id, and refuse what would score with random weights.
 
 `AutoModelForTokenClassification` loads any checkpoint: where the head is missing, it is made up at random with nothing
-but a log line, and the scores are noise. Here that is an error, as is a head with the wrong number of classes.
+but a log line, and the scores are noise. Here that is an error, as is a head with an incorrect number of classes.
 """
 
 import importlib
@@ -21,8 +21,8 @@ def load_tokenizer(model: Any, tokenizer: Any, trust_remote_code: bool = False) 
     """The tokenizer as given, or that of the model's path.
 
     Args:
-        model (`str` or `PreTrainedModel`): What the scorer was given as its model.
-        tokenizer (`str`, `PreTrainedTokenizerBase` or `None`): What it was given as its tokenizer.
+        model (`str` or `PreTrainedModel`): Model given to the scorer.
+        tokenizer (`str`, `PreTrainedTokenizerBase` or `None`): Tokenizer given to the scorer.
         trust_remote_code (`bool`, *optional*, defaults to `False`): Whether code of the repository may run.
 
     Returns:
@@ -72,7 +72,7 @@ def load_model(
         `PreTrainedModel`.
 
     Raises:
-        `InputError`: What does not load, a checkpoint without the head, quantization of a loaded model.
+        `InputError`: Load failure, a checkpoint without the head, quantization of a loaded model.
     """
     if not isinstance(model, (str, os.PathLike)):
         if quantization_config is not None:

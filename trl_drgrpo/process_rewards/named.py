@@ -4,7 +4,7 @@
       - qwen_math_prm: {model: Qwen/Qwen2.5-Math-PRM-7B, dtype: bfloat16}
       - prm: Skywork/Skywork-o1-Open-PRM-Qwen-2.5-1.5B    # the format is that of the model
 
-Loading waits, so that `--dry_run` and a run with a wrong key do not read billions of weights first.
+Loading waits, so that `--dry_run` and a run with an invalid key do not read billions of weights first.
 """
 
 import importlib

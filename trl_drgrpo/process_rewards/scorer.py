@@ -77,7 +77,7 @@ class PRMScorer:
             steps (`B` sequences of `K_i` texts): The steps of each completion.
             log_metric (`Callable`, *optional*): Gets `process_rewards/<name>/truncated_frac`, the share of rows that
                 were too long: cut, or left unscorable.
-            **kwargs: Whatever else the trainer passes.
+            **kwargs: Other arguments of the trainer.
 
         Returns:
             `list[list[float | None]]`: For each row `K_i` scores, by default probabilities from 0 to 1 that the step

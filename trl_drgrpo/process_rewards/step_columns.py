@@ -27,7 +27,7 @@ def dataset_columns(keywords: Mapping[str, Any], num_rows: int) -> dict[str, Seq
     """The keywords that are dataset columns.
 
     Args:
-        keywords (`Mapping[str, Any]`): What a step reward function was called with.
+        keywords (`Mapping[str, Any]`): Arguments of a step reward function's call.
         num_rows (`int`): `B`, the number of completions.
 
     Returns:

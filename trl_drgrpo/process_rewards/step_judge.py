@@ -134,13 +134,13 @@ def read_verdicts(reply: str, steps: int) -> list[float | None]:
     Args:
         reply (`str`): `Step 1: ... \boxed{correct}` and so on. A verdict is on the step whose heading came last, the
             last one on a step counts; without any heading they are taken in order.
-        steps (`int`): How many steps there are.
+        steps (`int`): Number of steps.
 
     Returns:
         `list[float | None]`: 1.0 or 0.0 per step; `None` behind the first incorrect one, where the judge stopped.
 
     Raises:
-        `ValueError`: Says what is wrong: no verdict, a step left out, more steps than there are.
+        `ValueError`: Names the problem: no verdict, a step left out, more steps than there are.
 
     Example:
 

@@ -46,7 +46,7 @@ def train_prm(
             a loaded `AutoModelForTokenClassification` with two.
         rows (`Sequence[Mapping]`): `prompt` (text or messages), `steps` (or `completions`: texts), `labels` (booleans;
             `None` = not trained on).
-        output_dir (`str` or `Path`): Where the model goes; loads in [`TokenClassificationScorer`].
+        output_dir (`str` or `Path`): Output folder; loads in [`TokenClassificationScorer`].
         tokenizer (`PreTrainedTokenizerBase`, *optional*): By default that of the model's path.
         eval_rows (`Sequence[Mapping]`, *optional*): Steps to measure on after training.
         step_separator (`str`, *optional*, defaults to a line break): Follows every step.
@@ -201,6 +201,6 @@ def _recognized(prediction: Any) -> dict[str, float]:
     """Shares of all, good and bad steps that are recognized."""
     predicted, labels = prediction.predictions.argmax(-1), prediction.label_ids
     counted = labels != IGNORED
-    right = predicted == labels
+    is_correct = predicted == labels
     kinds = {"accuracy": counted, "good_recall": labels == 1, "bad_recall": labels == 0}
-    return {name: float(right[kind].mean()) if kind.any() else float("nan") for name, kind in kinds.items()}
+    return {name: float(is_correct[kind].mean()) if kind.any() else float("nan") for name, kind in kinds.items()}

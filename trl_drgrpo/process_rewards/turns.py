@@ -98,11 +98,11 @@ class TurnRecord:
 
 
 class TurnRewards:
-    """What the environments of one class give to their turns: a step reward function.
+    """Step reward function from the turn rewards of one environment class.
 
     Args:
         environment_class (`type`): Has `get_turn_rewards`. Rows of other environments get `None`.
-        begun (`Callable[[], list[int]]`): How many turns each row of the newest batch has begun.
+        begun (`Callable[[], list[int]]`): Number of turns begun per row of the newest batch.
         run_async (`Callable`): Runs a coroutine where the environment's own run.
     """
 

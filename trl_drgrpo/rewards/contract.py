@@ -119,14 +119,14 @@ def validate_rewards(output: Any, num_completions: int, name: str) -> list[float
         output:
             What the reward function returned: a list, tuple, 1-D tensor or array, or any other iterable of numbers;
             numbers may be Python's, numpy's or zero-dimensional tensors; booleans count as 0 and 1.
-        num_completions (`int`): How many rewards are due.
+        num_completions (`int`): Number of rewards expected.
         name (`str`): Name of the reward function, for the message.
 
     Returns:
         `list[float | None]`: One entry per completion; `None` where the function gave `None` or NaN.
 
     Raises:
-        `RewardError`: Not an iterable of numbers, a wrong count, or an infinite value.
+        `RewardError`: Not an iterable of numbers, an incorrect count, or an infinite value.
     """
     field = f"reward function '{name}'"
     due = f"a list of {num_completions} numbers or None, one per completion"

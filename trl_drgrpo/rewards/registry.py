@@ -56,7 +56,7 @@ def resolve_reward(spec: str | Mapping[str, Any], field: str = "reward_funcs") -
               of the above, `judge_reward`, `regex_reward`, `repetition_penalty`, `overlong_penalty` and
               `length_penalty`, what is put around others (`isolate`, `weighted_sum`, `gated`, `clipped`, `cached`,
               `noted_if_not_binary`) and adapters (`trl`, `verl`, `openrlhf`, `swift`, `verifiers`, `r1_zero`).
-        field (`str`, *optional*, defaults to `"reward_funcs"`): What error messages call the setting.
+        field (`str`, *optional*, defaults to `"reward_funcs"`): Name of the setting in error messages.
 
     Returns:
         `Callable`: The reward function, called by TRL as `f(prompts=..., completions=..., <columns>, ...)`.

@@ -119,7 +119,7 @@ def resolve_mapping(spec: Mapping[str, Any], field: str, resolve: Callable[..., 
             options `reward` and `gate` are rewards themselves, written in any of these ways; `rewards` and `parts`
             hold several, as a list of rewards or of pairs `[reward, weight]`, or as a mapping `{name: weight}` or
             `{name: [reward, weight]}`. A mapping under `limits` becomes [`Limits`].
-        field (`str`): What error messages call the setting.
+        field (`str`): Name of the setting in error messages.
         resolve (`Callable`): From a reward inside an option to the reward: [`resolve_reward`].
 
     Returns:

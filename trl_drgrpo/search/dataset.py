@@ -99,7 +99,7 @@ def _rank(value: float | None, leaf: Node) -> tuple[float, int]:
 
 
 def sft_rows(rows: Iterable[Mapping[str, Any]]) -> list[Row]:
-    """Right completions for TRL's SFT trainer, which would take `labels` for labels of tokens.
+    """Correct completions for TRL's SFT trainer, which would take `labels` for labels of tokens.
 
     Args:
         rows (iterable of rows): Of [`rows_of`].

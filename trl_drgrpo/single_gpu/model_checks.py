@@ -1,4 +1,4 @@
-"""What a run asks of its model, held against the model's configuration: before the weights are read.
+"""Checks a run's demands against the model's configuration before the weights load.
 
 `config.json` is a small file, and a model without weights is built from it in a fraction of a second (on the meta
 device). Both know what loading would end in a traceback for, minutes later: a context shorter than the completions, an

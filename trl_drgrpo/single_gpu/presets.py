@@ -55,7 +55,7 @@ def lora_preset(name: Preset = "lora", **overrides: Any) -> "LoraConfig":
             Fields of [`~peft.LoraConfig`] in the place of the preset's, for example `r=32`.
 
     Returns:
-        [`~peft.LoraConfig`]: What is saved with the adapter is plain LoRA, which any peft loads.
+        [`~peft.LoraConfig`]: Saved as plain LoRA, which any peft loads.
 
     Raises:
         `InputError`: An unknown preset or field, a rank below 1, or `"qlora"` without bitsandbytes.

@@ -156,10 +156,10 @@ def checked_advantages(advantages: Any, batch: RolloutBatch, source: str) -> tor
     advantages = advantages.detach().to(trained.device, torch.float32)
     if advantages.dim() == 2:
         advantages = torch.where(trained, advantages, 0.0)
-    if len(wrong := (~advantages.isfinite()).nonzero()):
-        row, *token = wrong[0].tolist()
+    if len(invalid := (~advantages.isfinite()).nonzero()):
+        row, *token = invalid[0].tolist()
         where = f"row {row}" + (f", token {token[0]}{_step_at(batch, row, token[0])}" if token else "")
-        got = f"{advantages[tuple(wrong[0])].item()} for {where}"
+        got = f"{advantages[tuple(invalid[0])].item()} for {where}"
         raise RewardError(source, got, "finite numbers", "A row without a reward gets 0.")
     return advantages
 

@@ -1,7 +1,7 @@
 """Sends vLLM the trained weights, and nothing else.
 
 TRL syncs LoRA by adding every adapter to the base weights in place, handing the parameters over, and subtracting the
-adapters again. Two things go wrong there, both measured:
+adapters again. Two faults there, both measured:
 
 - in bf16, `W + D - D` is not `W`: the frozen base drifts with every sync (trl #6688);
 - vLLM's packed transfer holds views of the tensors until 1 GiB is together or the parameters end; by then TRL has

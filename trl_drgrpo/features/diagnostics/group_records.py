@@ -43,7 +43,7 @@ class RecordedRow:
         prompt (`str` or `list[dict]`): The prompt, a text or messages.
         columns (`dict`): Its row of the dataset.
         token_ids (`list[int]` of length `T`): The completion.
-        token_advantages (`list[float]` of length `T`): What each token is trained on.
+        token_advantages (`list[float]` of length `T`): Advantage of each token.
         trained (`list[bool]` of length `T`): False on tokens that are masked (tool results).
         step_ends (`Sequence[int]`): Inclusive last tokens of the steps; empty without step rewards.
         step_rewards (`Sequence[float or None]`): One per step.

@@ -28,7 +28,7 @@ class ProgressCallback(DescribingCallback):
     and no bar.
 
     Args:
-        console (`rich.console.Console`, *optional*): Where to show it; standard error by default.
+        console (`rich.console.Console`, *optional*): Console to use; standard error by default.
         every_seconds (`float`, *optional*, defaults to `10.0`): Least time between two plain lines.
         every_steps (`int`, *optional*): Plain lines every so many steps instead.
         clock (`Callable[[], float]`, *optional*): Seconds since some moment.

@@ -77,7 +77,7 @@ _SETTINGS = (
 
 
 def start_facts(trainer: Any) -> dict[str, Any]:
-    """What belongs to one start of a run: which run it is, versions, device, number of processes."""
+    """Facts of one start of a run: run, versions, device, number of processes."""
     device = trainer.accelerator.device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     return {
@@ -132,7 +132,7 @@ def _objective(trainer: Any) -> dict[str, Any]:
 
 
 def _separator(trainer: Any) -> list[str] | str:
-    """What ends a step: of the configuration, or the name of a segmenter that the trainer was given."""
+    """Rule for step ends: from the configuration, or the name of a segmenter that the trainer was given."""
     segmenter = trainer.step_scorer.segmenter
     is_own = segmenter.name != configured_segmenter(trainer.step_separator).name
     return segmenter.name if is_own else trainer.step_separator

@@ -27,7 +27,7 @@ class BatchSnapshot:
 
     Args:
         batch ([`CreditedBatch`]): The batch.
-        first_row (`int`): Where this rank's rows begin among those of all ranks.
+        first_row (`int`): Index of this rank's first row among all ranks' rows.
         stop_token_ids (`Collection[int]`): Tokens that end a completion.
         recorded (`Collection[int]`): Groups, over all ranks, that are to be recorded.
 

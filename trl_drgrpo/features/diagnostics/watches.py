@@ -1,4 +1,4 @@
-"""What can be seen to go wrong in the metrics of optimizer steps: one small class per cause.
+"""Problems visible in the metrics of optimizer steps: one small class per cause.
 
 A watch keeps the readings of the last optimizer steps (`watch.py`); `observe` gives the warning once there is
 something to warn of. Trends are compared in standard errors (`series.py`), so that noise alone is rarely called a

@@ -1,4 +1,4 @@
-"""Where completions fork: rules that look at the tokens before a cut alone.
+"""Fork rules; they read only the tokens before a cut.
 
 A cut lies behind a step, and whether it does may depend on what was written up to there, never on what follows: a
 branch that was chosen for how it ended would bias the gradient. So a step that makes the rule speak is in front of the

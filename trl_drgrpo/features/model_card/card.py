@@ -97,7 +97,7 @@ def card_text(trainer: Any, model: Any, is_adapter: bool, folder: Path, dataset_
 
 
 def _repair(data: ModelCardData, model: Any, is_adapter: bool, dataset_name: str | None) -> None:
-    """The metadata that the Hub reads: what TRL gets wrong, and what PEFT would have added."""
+    """Hub metadata: corrects TRL's values and adds PEFT's."""
     data.pop("licence")  # a misspelled placeholder; the license is the author's to state
     data.base_model = card_facts.base_model_of(model)
     data.library_name = "transformers"

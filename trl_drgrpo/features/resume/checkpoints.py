@@ -1,7 +1,7 @@
 """Complete and incomplete checkpoints. Loads neither torch nor TRL: the command line asks before they load.
 
 A process that is killed while it writes a checkpoint leaves a folder that looks like one, and a bad disk or copy
-leaves files of the right size. So three marks:
+leaves files of the correct size. So three marks:
 
 - `drgrpo_state.part` stands in the folder from the first moment of writing to the last;
 - `drgrpo_state.json` takes its place in one step, after everything else and over all ranks;

@@ -1,4 +1,4 @@
-"""Which run an output folder holds, and whether another one may begin there. Loads neither torch nor TRL.
+"""Identifies the run in an output folder and checks whether another may start there. Loads neither torch nor TRL.
 
 TRL trains into any folder: a second run deletes the checkpoints of the first (`save_total_limit`), replaces its
 model, or leaves its own checkpoints between the others. Here a folder is its run's until the user says otherwise.
@@ -53,7 +53,7 @@ def choose_start(output_dir: Path, resume: str | bool | None, overwrite: bool, c
 
 
 def run_in(output_dir: Path) -> str:
-    """What of a run a folder holds, in words: checkpoints or a saved model; empty when another one may begin there.
+    """Run files in a folder, in words: checkpoints or a saved model; empty when another run may start there.
 
     Unrelated files do not count, nor does what a run leaves that died before its first checkpoint was complete.
     """

@@ -77,7 +77,7 @@ def sampling_metrics(
 
 
 def cap_warning(drawn: Sequence[Draw], wanted: int, rounds: int) -> str:
-    """What to say when the cap is reached before a batch is full.
+    """Message for a cap reached before a batch is full.
 
     Args:
         drawn (`Sequence[Draw]`): All draws.

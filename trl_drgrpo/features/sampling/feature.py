@@ -1,4 +1,4 @@
-"""Which prompts train: dynamic sampling and curriculum, both unbiased (`objective/group_selection.py`).
+"""Selection of training prompts: dynamic sampling and curriculum, both unbiased (`objective/group_selection.py`).
 
 A generation batch takes the prompts of the dataloader first, then those of a stream of its own, in a fixed order,
 until K groups are selected. They are generated in rounds: a round is as large as the running share of selected groups
@@ -228,7 +228,7 @@ class PromptSampling(Feature):
         return rollouts
 
     def _correct(self) -> list[bool | None] | None:
-        """Which completions of the newest round were correct, over all ranks; `None` without a curriculum."""
+        """Correctness of the newest round's completions, over all ranks; `None` without a curriculum."""
         batch = self._credited
         if self._rule is None or batch is None:
             return None

@@ -1,1 +1,1 @@
-"""What trackers get beside the metrics: the recorded groups as a table, the key curves as a picture."""
+"""Sends recorded groups (a table) and key curves (a picture) to trackers."""

@@ -37,8 +37,8 @@ class StepSegmenter:
     """Cuts completions into steps. Build one with [`step_segmenter`].
 
     Args:
-        rule ([`Rule`]): Where steps end.
-        name (`str`): How messages call it.
+        rule ([`Rule`]): Rule for step ends.
+        name (`str`): Name in messages.
     """
 
     def __init__(self, rule: Rule, name: str):

@@ -1,4 +1,4 @@
-"""Parses `step_separator`, and explains what is wrong with one that does not parse.
+"""Parses `step_separator` and explains parse errors.
 
 | spec | a step ends |
 |---|---|
@@ -41,7 +41,7 @@ def step_segmenter(spec: StepSpec, field: str = "step_separator") -> StepSegment
             - a function from the decoded completion (special tokens included) to the exclusive ends of its steps, in
               characters, strictly ascending;
             - a [`StepSegmenter`], which is returned.
-        field (`str`, *optional*, defaults to `"step_separator"`): What error messages call the spec.
+        field (`str`, *optional*, defaults to `"step_separator"`): Name of the spec in error messages.
 
     Returns:
         [`StepSegmenter`].

@@ -54,7 +54,7 @@ Rule = TypeVar("Rule", bound=Convention)
 
 
 class BatchCall(Generic[Rule]):
-    """What the adapters of functions share that are called once for all completions."""
+    """Base of adapters for functions called once for all completions."""
 
     def __init__(self, function: Callable, convention: Rule, name: str):
         self.function, self.convention, self.__name__ = function, convention, name
@@ -72,7 +72,7 @@ class PerCompletion:
     Args:
         functions (`Sequence[Callable]`): The functions; their weighted scores are added. Where there are several, the
             mean of each is logged as `rewards/<name>/<function>`.
-        convention ([`Convention`]): How they are called.
+        convention ([`Convention`]): Their calling convention.
         name (`str`): Name in logs and metrics.
         weights (`Sequence[float]`, *optional*): One per function. Defaults to 1.
         columns (`Sequence[str]`, *optional*): Columns that a call needs, whatever else it finds.

@@ -28,7 +28,7 @@ class Part:
 
     Args:
         reward_func (`Callable`, `str` or `Mapping`): The function, or what `resolve_reward` takes.
-        field (`str`): What error messages call the setting.
+        field (`str`): Name of the setting in error messages.
 
     Raises:
         [`InputError`]: Something that is no reward function; a model cannot be a part.
@@ -86,7 +86,7 @@ class Composed:
 
     Args:
         name (`str`): Name in logs.
-        rule ([`Rule`]): What to call, and what to make of it.
+        rule ([`Rule`]): Function to call and use of its result.
     """
 
     def __init__(self, name: str, rule: Rule):

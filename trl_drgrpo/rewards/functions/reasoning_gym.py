@@ -268,7 +268,7 @@ def extract_answer(text: str, last_lines: int = 1) -> str | None:
 
     Args:
         text (`str`): The completion.
-        last_lines (`int`, *optional*, defaults to 1): How many of the last lines to take, for answers that are grids.
+        last_lines (`int`, *optional*, defaults to 1): Number of last lines to take, for answers that are grids.
 
     Returns:
         `str` without surrounding blanks, or `None` if the text is blank.

@@ -29,7 +29,7 @@ class Batch:
     """Calls to be done, outcomes of the others, and the time that one takes.
 
     Args:
-        function (`bytes`): What is called, pickled.
+        function (`bytes`): Function to call, pickled.
         calls (`Sequence[tuple[tuple, dict]]`): Arguments and keywords of each call.
         stop_at_failure (`bool`): Whether the first failure gives up all other calls.
     """

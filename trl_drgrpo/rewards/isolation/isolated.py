@@ -97,7 +97,7 @@ class IsolatedReward:
 
     Args:
         reward (`Callable`, `str` or `Mapping[str, Any]`): The function, or its name.
-        limits ([`Limits`]): What one call may take.
+        limits ([`Limits`]): Limits of one call.
         batched (`bool`): Whether a call has all rows, or one.
         on_error (`str`): `"unscorable"` or `"raise"`.
     """
@@ -147,11 +147,11 @@ class IsolatedReward:
         check_own_columns(original(self.reward), columns)
 
     def check_values(self, values: Mapping[str, ColumnValues]) -> None:
-        """What the function itself says about the values of its columns."""
+        """The function's own check of its column values."""
         check_values(original(self.reward), values)
 
     def check_row(self, **columns: Any) -> str | None:
-        """What the function itself says about a row."""
+        """The function's own check of a row."""
         return row_problem(original(self.reward), columns)
 
     def _pickled(self, loggers: tuple[str, ...]) -> bytes:

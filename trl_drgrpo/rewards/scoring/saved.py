@@ -28,7 +28,7 @@ def read_rows(path: str | Path, field: str = "data") -> list[Row]:
     Args:
         path (`str` or `Path`): A `.jsonl`, `.csv` or `.parquet` file; a folder stands for all Parquet files in it, in
             the order of their names. CSV has texts only.
-        field (`str`, *optional*, defaults to `"data"`): What error messages call the setting.
+        field (`str`, *optional*, defaults to `"data"`): Name of the setting in error messages.
 
     Returns:
         `list[dict]`: One per row.

@@ -34,7 +34,7 @@ class RewardScores:
         failures (`dict[int, str]`): Reason by index of the row, where the call raised or returned nonsense.
         reported (`float`): Number of rows that the reward itself counted as failed (`rewards/<name>/failed_frac`)
             without raising, in calls of more than one row, where it is not known which they are.
-        metrics (`dict[str, list[float]]`): What it logged by `log_metric`, per call.
+        metrics (`dict[str, list[float]]`): Values logged by `log_metric`, per call.
         traceback (`str`): Of the first failure.
     """
 
@@ -48,7 +48,7 @@ class RewardScores:
 
     @property
     def num_failed(self) -> int:
-        """Rows that could not be scored because something went wrong."""
+        """Rows not scored because of a failure."""
         return len(self.failures) + round(self.reported)
 
     def summary(self) -> dict[str, Any]:
@@ -79,7 +79,7 @@ class Unscored:
 
     Args:
         row (`int`): Index of the row.
-        columns (`dict[str, Any]`): What the reward reads of it: mostly the gold answer.
+        columns (`dict[str, Any]`): Columns the reward reads: mostly the gold answer.
         reason (`str`, *optional*): What the reward itself says of these, see
             [`row_problem`].
     """

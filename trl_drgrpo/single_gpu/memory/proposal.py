@@ -37,7 +37,7 @@ def propose(planner: Planner, setup: Setup, memory: int, given: Any = (), rows: 
 
     Args:
         planner ([`Planner`]): Of the model.
-        setup ([`Setup`]): What was given, and defaults.
+        setup ([`Setup`]): Given values and defaults.
         memory (`int`): Bytes of the device.
         given (`Collection[str]`): Recipe keys that must stay as they are.
         rows (`int`, *optional*): Of an optimizer step; by default what the given batch sizes say, or 64.

@@ -38,7 +38,7 @@ class Setup:
     Args:
         device (`str`): `"cuda"` or `"cpu"`: kernels differ in what they keep.
         dtype (`str`): Of the loaded weights: `"float32"` (TRL's default), `"bfloat16"` or `"float16"`.
-        autocast (`str`, *optional*): What `bf16` or `fp16` compute in; `None`: as the weights are.
+        autocast (`str`, *optional*): Compute dtype of `bf16` or `fp16`; `None`: as the weights are.
         adapter ([`Adapter`], *optional*): `None`: all weights are trained.
         bits (`int`): 4 or 8 with bitsandbytes, 0 without.
         nested (`bool`): Whether the scales of 4-bit weights are quantized as well.

@@ -20,7 +20,7 @@ def parse_memory(text: str, field: str = "--memory") -> int:
 
     Args:
         text (`str`): The amount.
-        field (`str`): What it was given as, for the error.
+        field (`str`): Name of the setting, for the error.
 
     Returns:
         `int`: Bytes, positive.
@@ -61,7 +61,7 @@ def parse_margin(text: str | None, memory: int, field: str = "--margin") -> int:
         text (`str`, *optional*): An amount as [`parse_memory`] takes it, a share such as `8%`, or `0`. `None`:
             [`default_margin`].
         memory (`int`): Bytes of the device.
-        field (`str`): What it was given as, for the error.
+        field (`str`): Name of the setting, for the error.
 
     Raises:
         `InputError`: Neither of them, or a margin that leaves nothing.

@@ -55,7 +55,7 @@ class Precision(TorchFunctionMode):
     """Autocast to `dtype`, attention kernels, and dropout, as they are on `device`.
 
     Args:
-        dtype (`torch.dtype`, *optional*): What matrix products compute in; `None`: no autocast.
+        dtype (`torch.dtype`, *optional*): Compute dtype of matrix products; `None`: no autocast.
         device (`str`): `"cuda"` or `"cpu"`.
     """
 
@@ -220,7 +220,7 @@ class FourBitLinear(nn.Module):
     Args:
         rows, columns (`int`): Of the weight.
         bias (`torch.Tensor`, *optional*): Kept as it is.
-        compute (`torch.dtype`): What the product computes in.
+        compute (`torch.dtype`): Compute dtype of the product.
         nested (`bool`): Whether the scales are quantized too.
         packed (`bool`): Whether a kernel multiplies packed weights in the forward, as on a CPU.
     """

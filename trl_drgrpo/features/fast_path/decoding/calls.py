@@ -1,4 +1,4 @@
-"""Which calls of `model.generate` the loop of this package can serve. All others are left to transformers."""
+"""Selects the `model.generate` calls for this package's loop. Transformers serves all others."""
 
 from typing import Any
 

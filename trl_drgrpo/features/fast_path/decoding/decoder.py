@@ -1,4 +1,4 @@
-"""What `model.generate` does in a block: this package's loop where it can, transformers' elsewhere."""
+"""Replaces `model.generate` in a block: this package's loop where possible, else transformers'."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -5,7 +5,7 @@ made outside of its process from values that it returned or printed. It never se
 patching `assert` or the interpreter, objects that equal everything, and forged messages gain nothing.
 
 What does not hold, because no test can give it: a completion that knows the expected values by heart (from its
-prompt, say) passes; so does one that is wrong where no test looks. The completion's code runs behind `setup` and can
+prompt, say) passes; so does one incorrect where no test looks. The completion's code runs behind `setup` and can
 read all of it: expected values or a reference solution in it are given away. A function's process lives for all its
 tests, so earlier calls can influence later ones.
 

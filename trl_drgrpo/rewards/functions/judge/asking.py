@@ -73,11 +73,11 @@ class Judge:
         log_metric: Callable[[str, float], None] | None,
         log_extra: Callable[[str, list], None] | None,
     ) -> list[Any]:
-        """What was read from the reply to each question, `None` where that failed.
+        """Values read from the replies, `None` where reading failed.
 
         Args:
             questions (`Sequence`): Messages of each question.
-            read (`Sequence[Callable[[str], Any]]`): One per question; raises `ValueError` saying what is wrong.
+            read (`Sequence[Callable[[str], Any]]`): One per question; raises `ValueError` naming the problem.
             log_metric, log_extra (`Callable`, *optional*): As the trainer passes them.
 
         Returns:

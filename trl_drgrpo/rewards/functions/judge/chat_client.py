@@ -27,7 +27,7 @@ from trl_drgrpo.common.ranges import positive, refuse_outside, whole
 from trl_drgrpo.rewards.text import completion_text
 
 _RETRIED = {408, 409, 425, 429}
-_REFUSED = {401, 403, 404}  # and redirects: what is asked is wrong, not this request
+_REFUSED = {401, 403, 404}  # and redirects: every request will fail
 
 
 class RequestFailed(Exception):
@@ -35,7 +35,7 @@ class RequestFailed(Exception):
 
 
 class EndpointRefused(RequestFailed):
-    """The endpoint will refuse every request: wrong key, wrong address, unknown model."""
+    """The endpoint will refuse every request: invalid key, invalid address, unknown model."""
 
 
 class _TryAgain(Exception):
@@ -56,7 +56,7 @@ class Endpoint:
         timeout (`float`, *optional*, defaults to 60.0): Seconds per attempt, from connecting to the last byte.
         retries (`int`, *optional*, defaults to 4): Further attempts after the first.
         backoff (`float`, *optional*, defaults to 0.5): Upper end of the first pause in seconds; it doubles every time.
-        max_backoff (`float`, *optional*, defaults to 30.0): Where it stops doubling.
+        max_backoff (`float`, *optional*, defaults to 30.0): Upper bound of the doubling.
         max_reply_bytes (`int`, *optional*, defaults to 1 MiB): A longer body is not read.
 
     Raises:

@@ -54,7 +54,7 @@ class ScoreReader:
             raise InputError("score_range", repr(score_range), "the lower end first", "Exchange them.")
 
     def __call__(self, reply: str) -> float:
-        """Raises `ValueError` saying what is wrong with the reply."""
+        """Raises `ValueError` naming the problem of the reply."""
         found = self._by_pattern(reply) if self.key is None else self._by_key(reply)
         if found is None or isinstance(found, bool):
             raise ValueError(f"no score in the reply {_short(reply)}")

@@ -1,7 +1,7 @@
 r"""The last step of comparing two answers: algebra, with Math-Verify's parser and sympy.
 
 Formulas are compared by their values at a few points: rational values exactly, others to 30 digits and, where these
-agree, to 200 behind the point. That refutes a wrong answer at once, where `simplify` would search, tells `2^{2019}-1`
+agree, to 200 behind the point. It refutes incorrect answers at once, where `simplify` searches, tells `2^{2019}-1`
 from `2^{2019}-2`, and shows `\frac{\sqrt{3}}{3}` to be `\frac{1}{\sqrt{3}}`. Math-Verify's `verify` decides on
 equations, inequalities and what has no such values.
 

@@ -151,7 +151,7 @@ def extract_answer(completion: str, answer_format: str = "auto") -> str | None:
     r"""The final answer in a completion, as written.
 
     Args:
-        completion (`str`): What the model wrote. What comes before the last `</think>` is not looked at.
+        completion (`str`): The model's text. Text before the last `</think>` is ignored.
         answer_format (`str`, *optional*, defaults to `"auto"`):
             `"boxed"`: the last closed `\boxed{...}`. `"tags"`: the last `<answer>...</answer>`. `"final_line"`: the
             last "#### 42" or "The answer is 42.", or a last line that is a number or a formula. `"auto"`: in this
