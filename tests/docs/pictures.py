@@ -46,7 +46,7 @@ def draw_fast_path(path: Path = FAST_PATH) -> Path:
         axes.axvline(1, color="black", linewidth=0.8)
         axes.invert_yaxis()
         axes.set_title(title, loc="left", fontsize=10)
-    panels[-1].set_xlabel("CPU time of stock TRL / ours: median and range of three pairs")
+    panels[-1].set_xlabel("CPU time of stock TRL / ours (median, range)")
     panels[-1].set_xlim(0, 5.2)
     return save_figure(figure, path)
 

@@ -62,13 +62,14 @@ def run(args: argparse.Namespace) -> int:
         console.log(f"Loading {given.values['model_name_or_path']}")
         model = models.load_model(given.model, loading)
         sampler = ModelSampler(model, tokenizer, given.decoding(), args.num_samples)
-    failed = False
+    failed = began = False
     for number, text in enumerate(prompts):
         with console.stdout_to_stderr():
             row = _dataset_of(given, columns, text, chat)
             answers = _answers(row, sampler, tokenizer, rewards, args, given, number)
         for answer, said in answers:
-            print(answer)
+            print("\n" * began + answer)  # an empty line in between
+            began = True
             if said:
                 print(said)
             failed = failed or "failed" in said

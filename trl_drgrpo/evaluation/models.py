@@ -9,6 +9,7 @@ from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.extras import require_for_quantization
 from trl_drgrpo.common.hub_errors import check_local
 from trl_drgrpo.features.resume.checkpoints import checkpoint_folders
+from trl_drgrpo.upstream.quiet import brief_bars
 
 _ADAPTER_FILE = "adapter_config.json"
 _CAUSAL = "AutoModelForCausalLM"
@@ -80,6 +81,7 @@ def load_tokenizer(name: str, loading: Loading) -> Any:
     return load(name, None, loading.trust_remote_code)
 
 
+@brief_bars()
 def load_model(name: str, loading: Loading) -> Any:
     """A model for generation, on this machine's accelerator where it has one.
 

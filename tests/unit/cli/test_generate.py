@@ -52,7 +52,7 @@ def test_a_run_answers_as_it_was_trained(asked, saved_model, tmp_path, capsys):
     assert main([*argv, "3+4", "--columns", "solution=7"]) == 0
     assert asked == ["Q: 3+4 A:"]
     out = capsys.readouterr().out.splitlines()
-    assert out == ["7", "[math_reward 1, 1 tokens]", "8", "[math_reward 0, cut off at 9 tokens]"]
+    assert out == ["7", "[math_reward 1, 1 tokens]", "", "8", "[math_reward 0, cut off at 9 tokens]"]
     assert main([*argv, "3+4", "--prompt_template", "{prompt}", "--temperature", "0.5"]) == 0  # flags win
     assert asked[1:] == ["3+4"]
     assert "math_reward" not in capsys.readouterr().out  # nothing to score by

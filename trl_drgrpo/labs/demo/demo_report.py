@@ -23,6 +23,7 @@ def print_report(result: "DemoResult", console: Console) -> None:
     console.print(before_after_table(result))
     if result.stock:
         console.print(objectives_table(result))
+        console.print("One seed: a difference of a few points is noise.\n", highlight=False)
     console.print(samples_table(result))
     files = {
         "report": result.report,
@@ -66,7 +67,7 @@ def before_after_table(result: "DemoResult") -> Table:
 def objectives_table(result: "DemoResult") -> Table:
     """Held-out accuracies and lengths after the same number of steps, under each objective that was trained."""
     table = Table(title=f"The same start, problems and {result.steps} steps, by objective", title_justify="left")
-    table.add_column("run")
+    table.add_column("run", no_wrap=True, min_width=len("trl_dr_grpo_no_std"))
     for name in ("sampled accuracy", "greedy accuracy", "tokens, correct", "tokens, incorrect"):
         table.add_column(name, justify="right")
     for name, found in {"DrGRPOTrainer": result.after, **result.stock}.items():

@@ -61,9 +61,15 @@ function mountGroupWidget(element, group = {}) {
     return drawing;
   };
 
-  const redraw = () => {
+  const matchTheme = () => {
     const [r, g, b] = getComputedStyle(element).color.match(/[\d.]+/g).map(Number);
     element.classList.toggle("gw-dark", 0.3 * r + 0.6 * g + 0.1 * b > 128); // light text: a dark page
+  };
+  // A page may choose its theme after this, or let its reader switch.
+  for (const page of [document.documentElement, document.body]) new MutationObserver(matchTheme).observe(page, { attributes: true });
+
+  const redraw = () => {
+    matchTheme();
     const found = groupWeights(rewards, lengths), names = Object.keys(LABELS);
     const reach = Math.max(1, ...names.flatMap((name) => found[name][measure].map(Math.abs)));
     rows.forEach(({ reward, said, tokens, bars }, i) => {
