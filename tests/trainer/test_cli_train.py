@@ -106,7 +106,8 @@ def test_train(recipe, saved_model, capfd):
     assert "'loss'" not in err  # one line of progress, not every metric
     assert "reward in training: " in err
     assert [line.split()[:2] for line in err.partition("Next:\n")[2].splitlines()] == [
-        ["trl-drgrpo", name] for name in ("report", "eval", "generate")
+        *(["trl-drgrpo", name] for name in ("report", "eval", "generate")),
+        ["hf", "upload"],
     ]
     kept = kept_recipe("out")
     assert main(["train", "--config", str(kept), "--output_dir", "other", "--dry_run"]) == 0

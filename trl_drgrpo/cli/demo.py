@@ -69,7 +69,8 @@ def run(args: argparse.Namespace) -> int:
         print(f"\ninterrupted; the model and the numbers so far are in {args.output_dir}", file=sys.stderr)
         return EXIT_INTERRUPTED
     print_report(result, results)
-    seconds = sum(value for stage, value in result.seconds.items() if stage not in map("train_{}".format, OBJECTIVES))
+    of_stock = [f"train_{objective}" for objective in OBJECTIVES]
+    seconds = sum(value for stage, value in result.seconds.items() if stage not in of_stock)
     if not result.learned:
         results.print(
             f"\nNOT LEARNED: sampled accuracy changed by {result.gain_points:+.1f} points in {result.steps} steps; "

@@ -84,11 +84,19 @@ def test_bad_input(folder, server, capsys):
 def test_the_command_ends_with_ctrl_c(folder):
     command = [sys.executable, "-m", "trl_drgrpo", "report", "--follow", str(folder)]
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
     ) as process:
-        url = process.stdout.readline().strip()
-        assert url.startswith("http://127.0.0.1:")
-        process.send_signal(signal.SIGINT)
-        _, log = process.communicate(timeout=60)
+        try:
+            url = process.stdout.readline().strip()
+            assert url.startswith("http://127.0.0.1:")
+            process.send_signal(signal.SIGINT)
+            _, log = process.communicate(timeout=60)
+        finally:
+            process.kill()
     assert process.returncode == 130
     assert log.strip() == "interrupted"

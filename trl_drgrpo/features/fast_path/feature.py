@@ -307,7 +307,7 @@ class FastPath(Feature):
         shares = fast and not self.trainer.in_lockstep and not self.trainer.args.torch_compile
         model = self.trainer.accelerator.unwrap_model(self.trainer.model_wrapped)
         if self.trainer.use_transformers_continuous_batching:
-            if takes_the_machine(model.device.type, self.trainer.continuous_batching_config):
+            if takes_the_machine(self.trainer.accelerator.device.type, self.trainer.continuous_batching_config):
                 self._say_once(ON_A_CPU)
             return forked_prefill(model) if shares else nullcontext()
         return shared_prefill(model, shares, limits, self._kept)

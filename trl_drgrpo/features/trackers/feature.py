@@ -26,8 +26,6 @@ PANELS = (
 class Trackers(DescribingFeature):
     """Sends the table at each log that has new groups, and the picture when training ends."""
 
-    takes = ("report_to",)
-
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         if not state.is_world_process_zero:
             return

@@ -187,6 +187,7 @@ def test_in_lockstep_all_ranks_share_prompts_or_none(others, trainer, monkeypatc
 def test_generation_is_trls_where_something_else_generates(elsewhere, switch, trainer):
     setattr(trainer, elsewhere, True)
     trainer.args.fast_generation = switch is None
+    trainer.continuous_batching_config = SimpleNamespace(num_blocks=8)
     calls = []
     trainer.model_wrapped = SimpleNamespace(
         generate_batch=lambda inputs, generation_config: calls.append((inputs, generation_config.num_return_sequences))
