@@ -48,7 +48,13 @@ class FollowedReport:
 
     def _files(self) -> list[tuple[str, int, int]]:
         """Name, size and time of what a report is made from."""
-        patterns = ("*.json*", f"{LOG_FOLDER}/*.json*", "checkpoint-*/trainer_state.json", "completions/*.parquet")
+        patterns = (
+            "*.json*",
+            f"{LOG_FOLDER}/*.json*",
+            f"{LOG_FOLDER}/evaluations/*.json",
+            "checkpoint-*/trainer_state.json",
+            "completions/*.parquet",
+        )
         found = []
         for path in (path for folder in self._folders for pattern in patterns for path in folder.glob(pattern)):
             try:
