@@ -77,10 +77,12 @@ def decode(
 def _inference(model: Any) -> Iterator[None]:
     """`torch.inference_mode`: no views nor versions to keep count of. What modules keep of the forwards inside (rotary
     angles of longer rows) is made ordinary tensors, or a backward would refuse it. Quantized layers keep more."""
-    with torch.inference_mode(not getattr(model, "is_quantized", False)):
-        yield
-    for module in model.modules():
-        for held in (module._buffers, vars(module)):
-            for name, value in held.items():
-                if isinstance(value, torch.Tensor) and value.is_inference():
-                    held[name] = value.clone()
+    try:
+        with torch.inference_mode(not getattr(model, "is_quantized", False)):
+            yield
+    finally:
+        for module in model.modules():
+            for held in (module._buffers, vars(module)):
+                for name, value in held.items():
+                    if isinstance(value, torch.Tensor) and value.is_inference():
+                        held[name] = value.clone()
