@@ -8,6 +8,7 @@ from pathlib import Path
 import datasets
 import pytest
 from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers.utils import logging as transformers_logging
 
 from trl_drgrpo.labs.check.tiny import tiny_tokenizer
 
@@ -65,6 +66,7 @@ def test_the_script_runs_and_says_little(policy, tmp_path, monkeypatch, capsys):
         return datasets.Dataset.from_list([{"question": "What is 1+1?", "answer": "1+1=2\n#### 2"}] * 4)
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    transformers_logging.set_verbosity_warning()  # as a script finds it: above, transformers takes it for disable_tqdm
     variables = {"__name__": "__main__"}
     exec(compile(text, str(SCRIPT), "exec"), variables)
     assert variables["trainer"].state.global_step == 2
