@@ -1,8 +1,8 @@
 """The arms of the study of step credit: signals that score steps, and uses of their scores.
 
 Four signals: the rule, a process reward model trained on the rule's labels (PRM), that model's scores shuffled among
-the steps of a batch, and an adversary that gives 1 to incorrect steps, else 0. Three uses of each: a reward
-with the credit of the DeepSeekMath paper, a reward with `to_go`, and a baseline.
+the steps of a batch, and an adversary that gives 1 to incorrect steps, else 0. Three uses of each: a reward with the
+credit of the DeepSeekMath paper, a reward with `to_go`, and a baseline.
 
 As a baseline a signal has to estimate the outcome, not the last step, so there the scores are multiplied up to each
 step, with `STEP_TO_COME` for every step that is still due: after an incorrect step the value stays 0, after each

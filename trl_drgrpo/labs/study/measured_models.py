@@ -44,7 +44,7 @@ class MeasuredModel:
         reward (`Callable`): Reward function, 1 for a correct answer, else 0.
         max_completion (`int`): Tokens of a completion at most.
         rollout (`Callable`, *optional*): `f(seed)` -> `rollout_func`.
-        constructed (`bool`): Whether it was made to show something.
+        constructed (`bool`): Whether it was made for an effect.
     """
 
     title: str
@@ -120,7 +120,7 @@ MODELS = {
 
 
 def start_of(name: str, work_dir: Path) -> Path:
-    """The folder of a start, made if it is not there.
+    """The folder of a start; the start is made if it is not there.
 
     Args:
         name (`str`): A key of [`STARTS`].
@@ -183,10 +183,10 @@ def measure_all(
         output (`Path`): JSON file, written after each measurement.
         work_dir (`Path`): For models and trainers.
         jobs (`int`): Measurements at a time, a process each if more than one.
-        on_run (`Callable`): Told what was measured.
+        on_run (`Callable`): Called with the results of each measurement.
 
     Returns:
-        `dict[str, Any]`: Provenance, `settings` and `runs`, what the file holds.
+        `dict[str, Any]`: Provenance, `settings` and `runs`, as in the file.
     """
     results: dict[str, Any] = {**provenance(study_command(study, len(seeds), jobs)), "settings": asdict(settings)}
     wanted = [(name, seed) for seed in seeds for name in settings.models]
