@@ -96,7 +96,7 @@ def _outcome() -> Iterator[CreditCase]:
 
 
 def _value_baseline() -> Iterator[CreditCase]:
-    """A process reward model as a baseline: whatever it says of a prefix, its expected gradient is 0."""
+    """A process reward model as a baseline: its expected gradient is 0, whatever its scores."""
     policy = reasoning(max_steps=2)  # 6 rows, and so 6 ** 4 batches of two groups of two
     values = {"exact": exact_value(policy), "random": random_value, "adversarial": adversarial_value}
     line = partial(_line, "PRM as baseline")

@@ -22,7 +22,7 @@ class Trajectory:
         step_ends (`tuple[int, ...]` of length `S`): Inclusive last token of each step.
         step_rewards (`tuple[float, ...]` of length `S`): Reward, or value, of each step.
         outcome (`float`, *optional*, defaults to `0.0`): Reward of the whole row.
-        chance (`float`, *optional*, defaults to `1.0`): Probability of what the environment decided on the way.
+        chance (`float`, *optional*, defaults to `1.0`): Probability of the environment's decisions on the way.
         state_keys (`tuple`, *optional*, of length `S`): The state in which each step was decided.
         text (`str`, *optional*): The written text, without EOS; `None`: tokens only.
         closing (`bool`, *optional*, defaults to `False`): The last step is an EOS alone, paid 0.

@@ -71,7 +71,7 @@ def compare_forked(
         policy ([`SmallPolicy`]): The policy to enumerate; its rows have texts.
         credit (`Callable`): Advantages `(B, T)` of rows in groups.
         objective (`Callable`): Its gradient is the exact one.
-        rule (`Callable`, *optional*): Where a row is cut.
+        rule (`Callable`, *optional*): The rule by which rows are cut.
         depth, branches (`int`): D and b.
 
     Returns:

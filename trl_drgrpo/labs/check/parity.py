@@ -242,7 +242,7 @@ def _specification(
     logps = _logps(policy, step.weights, rows)
     lengths = torch.tensor([len(completion) for (_, completion), _ in step.rows])  # 0 for a row that was masked
     warmup_steps = settings.get("beta_warmup_steps", 0)
-    nominal_rows = case.micro_batch * case.accumulation  # also those without signal, which need not have been run
+    nominal_rows = case.micro_batch * case.accumulation  # also rows without signal, which may have been skipped
     loss = dr_grpo_loss(
         _padded(logps),
         _padded(old_logps),
@@ -321,7 +321,7 @@ def _relative_difference(got: Weights, expected: Weights) -> float:
 
 
 def _cosine(got: Weights, expected: Weights) -> float:
-    """Of two gradients; 0 where there is none."""
+    """Cosine of two gradients; 0 where there is none."""
     first, second = (torch.cat([each[name].flatten() for name in expected]).double() for each in (got, expected))
     return torch.nn.functional.cosine_similarity(first, second, dim=0).item()
 

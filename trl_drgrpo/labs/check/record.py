@@ -2,8 +2,8 @@
 
 A row without tokens was masked, or fills up a micro-batch: it adds nothing either way.
 
-Nothing here knows the objective. The recording holds what an independent calculation needs: which completions were
-sampled by which weights, their rewards, which rows formed an optimizer step, and the gradient that came out.
+Nothing here knows the objective. The recording holds all inputs of an independent calculation: the completions with
+the weights that sampled them, their rewards, the rows of each optimizer step, and the resulting gradient.
 """
 
 import tempfile

@@ -37,7 +37,7 @@ def train_with_trl(
         objective (`str`): A key of [`STOCK_OBJECTIVES`].
         settings (`dict`): Fields of [`trl.GRPOConfig`], those of the run to compare with.
         train_dataset (`Dataset`): The same prompts.
-        console (`rich.console.Console`): Where progress goes.
+        console (`rich.console.Console`): Console for progress.
         model_dir (`Path`): The model to start from.
 
     Returns:

@@ -91,7 +91,7 @@ def warm_start(
     """Train the demo's model on demonstrations of long sums until it is as fluent and as faulty, and save it.
 
     Args:
-        folder (`Path`): Where to save model and tokenizer.
+        folder (`Path`): Folder for model and tokenizer.
         seed (`int`): Of the demonstrations.
         steps (`int`): Optimizer steps; half a minute on one core.
         batch_size (`int`): Rows per step.

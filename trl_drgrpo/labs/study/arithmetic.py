@@ -103,7 +103,7 @@ def warm_start(folder: Path, seed: int = 0, steps: int = WARM_START_STEPS, batch
     """Train a Qwen2 of 0.9 million parameters from scratch on demonstrations, and save it.
 
     Args:
-        folder (`Path`): Where to save model and tokenizer.
+        folder (`Path`): Folder for model and tokenizer.
         seed (`int`): Of the weights.
         steps (`int`): Optimizer steps.
         batch_size (`int`): Rows per step, each seen once.

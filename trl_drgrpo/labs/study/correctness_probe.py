@@ -147,7 +147,7 @@ def out_of_fold_scores(features: np.ndarray, right: np.ndarray, prompts: np.ndar
     """Score of each completion `(N,)` by the probe that was fitted without its fold; comparable within a prompt.
 
     Args:
-        features (`np.ndarray` of shape `(N, d)`): What the probe sees.
+        features (`np.ndarray` of shape `(N, d)`): Input of the probe.
         right (`np.ndarray` of shape `(N,)`, bool): Verdicts.
         prompts (`np.ndarray` of shape `(N,)`): Prompts as numbers from 0 on.
         folds (`np.ndarray` of shape `(N,)`): Fold of each completion, the same within a prompt.

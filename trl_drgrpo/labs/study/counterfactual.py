@@ -53,7 +53,7 @@ class CounterfactualWeights:
 
         Args:
             objective (`str`): A key of `OBJECTIVES`.
-            chosen (`np.ndarray` of shape `(N,)`, bool): Which answers.
+            chosen (`np.ndarray` of shape `(N,)`, bool): Mask of the answers.
         """
         pulls = np.abs(self.pulls(objective))
         return float(pulls[chosen].sum() / pulls.sum()) if pulls.sum() > 0 else float("nan")

@@ -174,7 +174,7 @@ def mean_gradients(work_dir: Path, stage: str, forks: str, rewards: str, seeds: 
     """Mean gradient of an arm's groups at a stage, a row per seed.
 
     Args:
-        work_dir (`Path`): Where [`measure`] left them.
+        work_dir (`Path`): Has the files of [`measure`].
         stage, forks, rewards (`str`), seeds (`Sequence[int]`): The arm and its seeds.
     """
     return torch.stack([torch.load(_means_file(work_dir, stage, forks, seed))[rewards] for seed in seeds])

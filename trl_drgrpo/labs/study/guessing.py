@@ -117,7 +117,7 @@ def warm_start(
     """Train a small Qwen2 on demonstrations until it plays the game, and save it.
 
     Args:
-        folder (`Path`): Where to save model and tokenizer.
+        folder (`Path`): Folder for model and tokenizer.
         seed (`int`): Of weights and demonstrations.
         steps (`int`): Optimizer steps; about 20 seconds on one core.
         batch_size (`int`): Rows per step.

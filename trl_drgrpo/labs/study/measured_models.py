@@ -57,7 +57,7 @@ class MeasuredModel:
 
 
 def even_digit_reward(completions: Sequence[str], **kwargs: Any) -> list[float]:
-    """1 where the guess is an even digit; what follows counts nothing.
+    """1 where the guess is an even digit; the comment counts nothing.
 
     Args:
         completions (`Sequence[str]`): B completions of the game.
@@ -124,7 +124,7 @@ def start_of(name: str, work_dir: Path) -> Path:
 
     Args:
         name (`str`): A key of [`STARTS`].
-        work_dir (`Path`): Where starts are kept.
+        work_dir (`Path`): Has a folder for each start.
     """
     folder = work_dir / "starts" / name
     return folder if (folder / "model.safetensors").is_file() else STARTS[name](folder)

@@ -7,8 +7,9 @@ length (`direction.py`). Beside it stands the same effect as a share of the larg
 this length can make, since parameters and lengths differ between models. Both are also taken over the models that were
 not made for the effect.
 
-Added after a pilot on two of the models with another seed, before the study: `open_stops`, how far stopping is left to
-chance (`correctness_probe.py`). Where a model always knows whether to stop, its length is decided at other tokens.
+Added after a pilot on two of the models with another seed, before the study: `open_stops`, the extent to which
+stopping is left to chance (`correctness_probe.py`). Where a model always knows whether to stop, its length is decided
+at other tokens.
 
 Added after one seed, in which a verdict that was read off the states with an AUC of 0.98 had no effect: `apart`, the
 distance between the states of correct and of incorrect completions, and not only whether they can be told apart.

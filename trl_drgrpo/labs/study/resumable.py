@@ -65,7 +65,7 @@ class Resumable:
 
         Args:
             name (`str`): In the results.
-            keys (`Sequence[str]`): Of a row, which name the call that made it.
+            keys (`Sequence[str]`): Keys of a row that name the call that made it.
             calls (`Sequence[tuple]`): All calls of the part.
             run (`Callable`): `f(*call)` -> rows; with several jobs in a process of its own, so it has to be picklable.
             told (`Callable`): From the first row of a call to the line for `on_part`.

@@ -80,7 +80,7 @@ def complete_seeds(results: dict[str, Any], start: str) -> list[int]:
 
     Args:
         results (`dict[str, Any]`): Of [`run_study`].
-        start (`str`): Which start.
+        start (`str`): The start.
     """
     found: dict[int, set[str]] = {}
     for run in results["runs"]:
@@ -120,7 +120,7 @@ def table(results: dict[str, Any], start: str) -> str:
 
     Args:
         results (`dict[str, Any]`): Of [`run_study`].
-        start (`str`): Which start.
+        start (`str`): The start.
     """
     scores = _scores(results, start)
     head = ["batches", "learning rate", "steps", "live groups, %", "CPU s", *(f"pass rate, {name}" for name in scores)]
@@ -143,7 +143,7 @@ def difference_table(results: dict[str, Any], start: str) -> str:
 
     Args:
         results (`dict[str, Any]`): Of [`run_study`].
-        start (`str`): Which start.
+        start (`str`): The start.
     """
     scores = _scores(results, start)
     rows = []
@@ -158,7 +158,7 @@ def factor_sentence(results: dict[str, Any], start: str) -> str:
 
     Args:
         results (`dict[str, Any]`): Of [`run_study`].
-        start (`str`): Which start.
+        start (`str`): The start.
     """
     factors = [run.factor for run in _by_arm(results, start)[FACTOR_OF] if run.factor is not None]
     return f"{interval(factors).mean:.2f} on average ({min(factors):.2f} to {max(factors):.2f})"

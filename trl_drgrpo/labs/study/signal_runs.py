@@ -77,7 +77,7 @@ def interpolate(xs: Sequence[float], ys: Sequence[float], x: float) -> float:
 
     Args:
         xs, ys (`Sequence[float]`): Points, `xs` ascending.
-        x (`float`): Where to read it.
+        x (`float`): Position.
 
     Example:
 
@@ -100,7 +100,7 @@ def mean_height(xs: Sequence[float], ys: Sequence[float], end: float) -> float:
 
     Args:
         xs, ys (`Sequence[float]`): Points, `xs` ascending.
-        end (`float`): Where to stop, behind the first point.
+        end (`float`): End of the interval, behind the first point.
 
     Example:
 

@@ -85,7 +85,7 @@ def push_table(found: dict[str, dict[str, Push]]) -> str:
 
 
 def pushes_as_dict(found: dict[str, dict[str, Push]]) -> dict[str, Any]:
-    """The same as plain types for JSON; what is unknown is `None`."""
+    """The same as plain types for JSON; unknown values are `None`."""
     return {
         name: {
             kind: {key: None if value != value else value for key, value in vars(push).items()}
@@ -159,7 +159,7 @@ def _cell(estimate: Estimate, scale: float) -> str:
 
 
 def changes_as_dict(changes: Changes) -> dict[str, Any]:
-    """The same as plain types for JSON; what is unknown is `None`.
+    """The same as plain types for JSON; unknown values are `None`.
 
     Args:
         changes ([`Changes`]): Of the measurement.

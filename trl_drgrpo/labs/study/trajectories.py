@@ -161,7 +161,7 @@ class Trajectory:
             yield step, statistics.fmean(self.pass_rate[max(0, step + 1 - LAST) : step + 1])
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain types for JSON, curves rounded, what is missing `None`."""
+        """Plain types for JSON, curves rounded, missing values `None`."""
 
         def plain(value: Any) -> Any:
             return [None if x != x else round(x, 4) for x in value] if isinstance(value, list) else value

@@ -116,7 +116,7 @@ def table(rung: Rung, results: dict[str, Any]) -> str:
     of the worst run; else the pass rate is the same throughout, and all tokens count.
 
     Args:
-        rung ([`Rung`]): Whose results they are.
+        rung ([`Rung`]): The rung of the results.
         results (`dict[str, Any]`): Of [`run_study`].
     """
     runs = trajectories(results)
@@ -145,7 +145,7 @@ def difference_table(rung: Rung, results: dict[str, Any]) -> str:
     """The same ends as differences from Dr. GRPO, seed by seed, as a Markdown table: mean and 95% interval.
 
     Args:
-        rung ([`Rung`]): Whose results they are.
+        rung ([`Rung`]): The rung of the results.
         results (`dict[str, Any]`): Of [`run_study`].
     """
     runs = {(run.arm, run.seed): run for run in trajectories(results)}
@@ -167,7 +167,7 @@ def gap_differences(rung: Rung, results: dict[str, Any]) -> dict[str, Interval]:
     """Per arm, incorrect answers minus correct ones at the end, minus the same under Dr. GRPO with the same seed.
 
     Args:
-        rung ([`Rung`]): Whose results they are.
+        rung ([`Rung`]): The rung of the results.
         results (`dict[str, Any]`): Of [`run_study`].
     """
     gaps = {(run.arm, run.seed): run.gap() for run in trajectories(results)}
@@ -188,7 +188,7 @@ def gap_table(rung: Rung, results: dict[str, Any]) -> str:
     """Incorrect answers minus correct ones at the end, in tokens, as a Markdown table: mean and 95% interval.
 
     Args:
-        rung ([`Rung`]): Whose results they are.
+        rung ([`Rung`]): The rung of the results.
         results (`dict[str, Any]`): Of [`run_study`].
     """
     differences, rows = gap_differences(rung, results), []
@@ -231,7 +231,7 @@ def conclusion(rung: Rung, results: dict[str, Any]) -> str:
     """Sentence on the objectives under which the length bias shows, and on whether the runs met their conditions.
 
     Args:
-        rung ([`Rung`]): Whose results they are.
+        rung ([`Rung`]): The rung of the results.
         results (`dict[str, Any]`): Of [`run_study`].
     """
     text = length_bias(gap_differences(rung, results))
@@ -263,7 +263,7 @@ def draw(rung: Rung, results: dict[str, Any], path: Path) -> Path:
     """Lengths of correct and incorrect answers over the steps, one panel per arm: every seed, and their mean.
 
     Args:
-        rung ([`Rung`]): Whose results they are.
+        rung ([`Rung`]): The rung of the results.
         results (`dict[str, Any]`): Of [`run_study`].
         path (`Path`): PNG file to write.
 

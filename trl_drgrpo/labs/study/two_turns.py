@@ -169,7 +169,7 @@ def warm_start(folder: Path, seed: int = 0, steps: int = WARM_START_STEPS, batch
     """Train a small Qwen2 on demonstrations until it plays the game, and save it.
 
     Args:
-        folder (`Path`): Where to save model and tokenizer.
+        folder (`Path`): Folder for model and tokenizer.
         seed (`int`): Of weights and demonstrations.
         steps (`int`): Optimizer steps.
         batch_size (`int`): Rows per step.

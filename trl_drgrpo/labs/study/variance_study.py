@@ -75,7 +75,7 @@ def run_study(
         seeds, output, work_dir, jobs, settings, on_part: As in [`~trl_drgrpo.labs.study.probe_study.run_study`].
 
     Returns:
-        `dict[str, Any]`: Provenance, `settings` and `runs`, what the file holds.
+        `dict[str, Any]`: Provenance, `settings` and `runs`, as in the file.
     """
 
     def said(run: dict[str, Any]) -> None:

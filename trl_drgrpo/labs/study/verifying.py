@@ -183,7 +183,7 @@ def warm_start(folder: Path, seed: int = 0, steps: int = WARM_START_STEPS, batch
     completions. The coin's 0.6 becomes 0.69, alike for both verdicts.
 
     Args:
-        folder (`Path`): Where to save model and tokenizer.
+        folder (`Path`): Folder for model and tokenizer.
         seed (`int`): Of weights and demonstrations.
         steps (`int`): Optimizer steps.
         batch_size (`int`): Rows per step.
