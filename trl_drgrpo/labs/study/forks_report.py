@@ -127,7 +127,7 @@ def _agreement(results: dict[str, Any], seeds: Sequence[int], work_dir: Path) ->
 
 
 def _gradients(results: dict[str, Any], stage: str, forks: str, rewards: str) -> list[dict[str, Any]]:
-    """Of an arm, ordered by seed."""
+    """Gradients of an arm, ordered by seed."""
     key = (stage, forks, rewards)
     rows = [row for row in results["gradients"] if (row["stage"], row["forks"], row["rewards"]) == key]
     return sorted(rows, key=lambda row: row["seed"])
@@ -203,7 +203,7 @@ def over_flat(results: dict[str, Any], stage: str, forks: str, rewards: str, tok
 
 
 def _runs(results: dict[str, Any], forks: str, rewards: str) -> list[ForksRun]:
-    """Of an arm, ordered by seed."""
+    """Runs of an arm, ordered by seed."""
     runs = [ForksRun(**run) for run in results["runs"] if (run["forks"], run["rewards"]) == (forks, rewards)]
     return sorted(runs, key=lambda run: run.seed)
 
