@@ -127,7 +127,7 @@ def check_inputs(
 
 
 def _check_forks(args: DrGRPOConfig, step_reward_funcs: list[Any], others: list[str]) -> None:
-    """Who else writes completions, and that steps can be scored before a completion is finished."""
+    """Refuses forks beside other writers of completions, or without scores for steps of unfinished completions."""
     if others:
         remedy = "What a tool or an environment did cannot be branched: leave one of them out."
         raise InputError("forks", f"{args.forks} with {others[0]}", "1", remedy)

@@ -11,10 +11,10 @@ from trl_drgrpo.upstream.versions import installed_versions
 
 
 def provenance(command: str) -> dict[str, Any]:
-    """Where numbers come from.
+    """Provenance of numbers.
 
     Args:
-        command (`str`): That makes them.
+        command (`str`): The command that makes them.
 
     Returns:
         `dict`: `command`, `date` (ISO, local), `commit` (`None` outside a checkout), `host` and `versions`.
@@ -34,8 +34,8 @@ def study_command(study: str, seeds: int, jobs: int = 1) -> str:
 
 
 def commit() -> str | None:
-    """Of this package's checkout, with a `+` where files differ from it; `None` for an installed package, also one
-    whose environment lies in a checkout of something else."""
+    """Commit of this package's checkout, with a `+` where files differ from it; `None` for an installed package, also
+    one whose environment lies in a checkout of something else."""
     if not (Path(__file__).parents[2] / ".git").exists():
         return None
     command = ["git", "describe", "--always", "--dirty=+", "--exclude=*"]

@@ -55,7 +55,7 @@ class Forks:
         ]
 
     def check(self, num_generations: int) -> None:
-        """That groups are made of such trees.
+        """Checks that groups are made of such trees.
 
         Raises:
             `InputError`: G has no room for two parents, or rows that do not fit.

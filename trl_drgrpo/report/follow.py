@@ -89,7 +89,7 @@ class FollowServer(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """Where the page is."""
+        """Address of the page."""
         return f"http://{HOST}:{self.server_port}/"
 
 

@@ -13,7 +13,7 @@ _FEWEST = 8  # groups with a signal that an interval is worth
 
 @dataclass(frozen=True)
 class PushRow:
-    """What a push is computed from: a row's place, length, whether it ended by itself, correctness, advantage."""
+    """Input of a push from one row: its place, length, whether it ended by itself, correctness, advantage."""
 
     step: int
     length: int
@@ -33,7 +33,7 @@ def push_rows(group: Group) -> list[PushRow]:
 
 
 def push_note(groups: Sequence[Sequence[PushRow]]) -> str | None:
-    """What correct and incorrect completions push towards, under the weights of the run and under a mean per row.
+    """Push of correct and of incorrect completions, under the weights of the run and under a mean per row.
 
     Args:
         groups (`Sequence[Sequence[PushRow]]`): Of recorded groups (`push_rows`).
@@ -61,8 +61,8 @@ def push_note(groups: Sequence[Sequence[PushRow]]) -> str | None:
 
 
 def _is_known(row: Row) -> bool:
-    """What is needed, and one advantage for all of its tokens: with credit per step or forks one number says too
-    little."""
+    """Whether a row has all that a push needs, and one advantage for all of its tokens: with credit per step or forks
+    one number says too little."""
     is_judged = row.right is not None and row.truncated is not None and bool(row.length)
     return is_judged and row.advantage is not None and len({s.advantage for s in row.spans if not s.masked}) < 2
 

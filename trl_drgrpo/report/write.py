@@ -58,8 +58,8 @@ def write_report(
 
 
 def default_output(run_dirs: Sequence[str | Path], format: str) -> Path:
-    """Where a report goes when nobody says: of one run into its `_drgrpo` folder, or into the run's folder if it has
-    none; of several into the current folder. `format`: the ending."""
+    """Default path of a report: of one run in its `_drgrpo` folder, or in the run's folder if it has none; of several
+    in the current folder. `format`: the ending."""
     if len(run_dirs) != 1:
         return Path(f"report.{format}")
     folder = Path(run_dirs[0])

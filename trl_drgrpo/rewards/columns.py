@@ -105,7 +105,7 @@ def check_ready(reward_func: Any) -> None:
 
 
 def check_own_columns(reward_func: Any, columns: Iterable[str]) -> None:
-    """What a reward itself says about the columns, by its method `check_columns(columns)`, beyond its signature."""
+    """Runs a reward's own check of the columns, its method `check_columns(columns)`, beyond its signature."""
     names = list(columns)
     own_check = _own(reward_func, "check_columns")
     if own_check is not None and _takes(own_check, names):
@@ -113,7 +113,7 @@ def check_own_columns(reward_func: Any, columns: Iterable[str]) -> None:
 
 
 def check_values(reward_func: Any, values: Mapping[str, ColumnValues]) -> None:
-    """What a reward itself says about the values of its columns, by its method `check_values(values)`. TRL's accuracy
+    """Runs a reward's own check on the values of its columns, its method `check_values(values)`. TRL's accuracy
     rewards give `None` in every row where solutions are no text: refused."""
     own_check = _own(reward_func, "check_values")
     if own_check is not None and _takes(own_check, values):
@@ -148,8 +148,8 @@ def gold_columns(reward_func: Any, columns: Iterable[str]) -> list[str]:
 
 
 def row_problem(reward_func: Any, columns: Mapping[str, Any]) -> str | None:
-    """Why no completion of a row can be scored, by the reward's `check_row(**columns)`: a gold answer that cannot be
-    read, tests that cannot be run. `None` where nothing speaks against the row."""
+    """Reason why no completion of a row can be scored, from the reward's `check_row(**columns)`: a gold answer that
+    cannot be read, tests that cannot be run. `None` where nothing speaks against the row."""
     own_check = _own(reward_func, "check_row")
     return own_check(**columns) if own_check is not None and _takes(own_check, **columns) else None
 

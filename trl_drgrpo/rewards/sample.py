@@ -72,7 +72,7 @@ class SampleReward:
 
 
 def why_unreadable(read: Callable[[Any], Any], truth: Any) -> str | None:
-    """What a reader of gold answers says of one that it refuses; `None` for one that it reads, or that is missing."""
+    """Reason why a reader of gold answers refuses one; `None` for one that it reads, or that is missing."""
     if truth is None:
         return None
     try:

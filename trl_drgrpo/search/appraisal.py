@@ -94,7 +94,7 @@ class Appraiser:
 
 
 def _call(found: Found) -> dict[str, Any]:
-    """What the trainer passes to every reward function."""
+    """Arguments that the trainer passes to every reward function."""
     names = dict.fromkeys(name for problem, _ in found for name in problem.columns)
     return {
         **{name: [problem.columns.get(name) for problem, _ in found] for name in names},

@@ -37,7 +37,7 @@ class Budget:
         return self.limit - self.sampled_tokens
 
     def whole(self, wanted: Sequence[int], rooms: Sequence[int]) -> list[tuple[int, int]]:
-        """How many continuations to the end are begun in each place, and how long each may get.
+        """Plans continuations to the end: their number in each place, and the limit of their length.
 
         Args:
             wanted (`Sequence[int]`): Continuations that are asked for, by place.

@@ -1,4 +1,4 @@
-"""What is asked of a model and what comes back: continuations of a prefix, one step or to the end.
+"""Requests to a model and its replies: continuations of a prefix, one step or to the end.
 
 A continuation of one step ends where the step rule says so, at an end token, or at its limit. The rule is asked with
 the step's own tokens and one more behind them, after every token: with a separator nothing is sampled beyond the end.
@@ -37,7 +37,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Continuation:
-    """What the model wrote behind a prefix.
+    """Tokens that the model wrote behind a prefix.
 
     Args:
         token_ids (`tuple[int, ...]`): At least one; an end token included.
@@ -57,7 +57,7 @@ class Sampler(Protocol):
 
 
 class StepEnd:
-    """Where the first step of a continuation ends.
+    """Finds the end of a continuation's first step.
 
     Args:
         segmenter ([`StepSegmenter`]): The rule.
@@ -81,7 +81,7 @@ class StepEnd:
         return self._can_close[token]
 
     def __call__(self, token_ids: Sequence[int], new: int = 1) -> int | None:
-        """How many of the tokens the first step has; None while it is not complete.
+        """Number of tokens in the first step; None while it is not complete.
 
         Args:
             token_ids (`Sequence[int]`): The step's tokens so far, and maybe some behind its end.

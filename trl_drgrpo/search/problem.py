@@ -15,7 +15,7 @@ from trl_drgrpo.search.tree import Node
 
 @dataclass(frozen=True)
 class Branch:
-    """What a strategy asks for: continuations of a node.
+    """A strategy's request: continuations of a node.
 
     Args:
         node ([`Node`]): Not a finished one.
@@ -123,5 +123,5 @@ class Problem:
 
 
 def rank(node: Node) -> tuple[float, int]:
-    """What siblings and paths are ordered by: mean value, then visits. Of equals the first sampled comes first."""
+    """Sort key of siblings and paths: mean value, then visits. Of equals the first sampled comes first."""
     return (float("-inf") if node.mean is None else node.mean, node.visits)

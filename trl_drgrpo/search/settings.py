@@ -78,7 +78,7 @@ class SearchSettings:
             raise InputError("step_separator", "'turn'", expected, "There is no environment here to take turns with.")
 
     def segmenter(self) -> StepSegmenter:
-        """What cuts completions into steps."""
+        """The segmenter that cuts completions into steps."""
         return step_segmenter(self.step_separator)
 
 

@@ -1,4 +1,4 @@
-"""What the hooks are handed: a generation batch on its way from rewards to advantages, and tokens to be scored."""
+"""Inputs of the hooks: a generation batch on its way from rewards to advantages, and tokens to be scored."""
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field

@@ -64,7 +64,7 @@ class DescriptionGuard:
             self.failed(place, error)
 
     def value(self, place: str, make: Callable[[], T], otherwise: T) -> T:
-        """What `make` returns, or `otherwise` where it fails."""
+        """Result of `make`, or `otherwise` where it fails."""
         with self(place):
             return make()
         return otherwise

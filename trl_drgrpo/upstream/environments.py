@@ -99,7 +99,7 @@ class EnvironmentTurns(Feature):
 
 
 class ToolLoop:
-    """Which rows of a batch go on, in TRL's loop of tools and model, which does not say it.
+    """Tracks which rows of a batch go on in TRL's loop of tools and model; TRL does not report it.
 
     Args:
         conversations (`list[list[dict]]`): The messages of each row, to which TRL adds; the model has spoken once.

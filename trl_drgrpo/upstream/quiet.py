@@ -64,7 +64,7 @@ def brief_bars() -> Iterator[None]:
 
 
 def without_tied(model: Any, load_result: Any) -> Any:
-    """What `load_state_dict` returned, without missing keys that are tied to a weight that was loaded."""
+    """Result of `load_state_dict`, without missing keys that are tied to a loaded weight."""
     sources = getattr(model, "all_tied_weights_keys", None) or {}
     missing = load_result.missing_keys
     kept = [key for key in missing if key not in sources or sources[key] in missing]

@@ -22,7 +22,7 @@ def _has_loss(logs: Mapping[str, Any]) -> bool:
 
 
 def first_loss_remarks(trainer: Any, loss: float) -> list[str]:
-    """Why the loss is about 0, and that clipping has no effect.
+    """Remarks on a loss of about 0 and on clipping without effect.
 
     Args:
         trainer ([`DrGRPOTrainer`]): In training.

@@ -108,8 +108,8 @@ def run_facts(trainer: Any, correctness: CorrectnessRule | None) -> dict[str, An
 
 
 def objective_facts(trainer: Any) -> dict[str, Any]:
-    """What a change of makes another objective, in one flat JSON-ready mapping that a resumed run compares: the
-    objective of `run_facts`, rewards with their weights, how completions are sampled."""
+    """Facts that define the objective, in one flat JSON-ready mapping that a resumed run compares: the objective of
+    `run_facts`, rewards with their weights, how completions are sampled."""
     scorer = trainer.step_scorer
     return {
         **_objective(trainer),

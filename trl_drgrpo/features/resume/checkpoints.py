@@ -79,8 +79,8 @@ def file_marks(checkpoint: Path) -> dict[str, dict[str, Any]]:
 
 
 def why_incomplete(checkpoint: Path, checksums: bool = True) -> str:
-    """Why a folder is no complete checkpoint, of this package or of plain TRL; empty when it is one. `checksums`: read
-    every file and compare its checksum, else only sizes."""
+    """Reason why a folder is no complete checkpoint, of this package or of plain TRL; empty when it is one.
+    `checksums`: read every file and compare its checksum, else only sizes."""
     if not checkpoint.is_dir():
         return "it does not exist"
     if (checkpoint / PART_FILE).exists():
@@ -106,7 +106,7 @@ def why_incomplete(checkpoint: Path, checksums: bool = True) -> str:
 
 
 def why_changed(checkpoint: Path, name: str, mark: dict[str, Any], checksum: bool = True) -> str:
-    """Why a file of a checkpoint is not the one that was written; empty when it is. `mark`: its entry in
+    """Reason why a file of a checkpoint is not the one that was written; empty when it is. `mark`: its entry in
     [`file_marks`]."""
     path = checkpoint / name
     try:
@@ -192,7 +192,7 @@ def _step(checkpoint: Path) -> int:
 
 
 def _marks_in(state: dict[str, Any] | None) -> dict[str, dict[str, Any]]:
-    """What `file_marks` gave when a checkpoint was written; of release 0.1.0 sizes alone."""
+    """Result of `file_marks` when a checkpoint was written; of release 0.1.0 sizes alone."""
     files = (state or {}).get("files")
     if not isinstance(files, dict):
         return {}

@@ -85,7 +85,7 @@ class PromptSampling(Feature):
             self._take_prior(Path(args.prior_pass_rates).expanduser())
 
     def _check_prompts(self) -> None:
-        """That a batch can be filled without taking a prompt twice."""
+        """Refuses a dataset that cannot fill a batch without taking a prompt twice."""
         cap = self._cap(self._wanted())
         different = self.stream.count_different(cap)
         if different is not None and different < cap:

@@ -44,7 +44,7 @@ class PromptStream:
         return self
 
     def key(self, example: dict[str, Any]) -> str:
-        """What tells examples apart, see [`prompt_key`]."""
+        """Key that tells examples apart, see [`prompt_key`]."""
         if self.whole_rows:
             return prompt_key(json.dumps(example, sort_keys=True, default=str))
         return prompt_key(example["prompt"])
@@ -81,7 +81,7 @@ class PromptStream:
         return len(keys)
 
     def count_known(self, keys: Container[str]) -> tuple[int, int] | None:
-        """How many of some examples, evenly spread, have one of the keys; of all examples, if those have none.
+        """Counts examples with one of the keys, among some that are evenly spread, or among all if those have none.
 
         Args:
             keys (`Container[str]`): See [`key`].

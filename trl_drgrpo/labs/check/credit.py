@@ -17,7 +17,7 @@ import torch
 
 from trl_drgrpo.labs.check.credit_cases import CreditCase, credit_cases
 
-TOLERANCE = 1e-12  # relative, float64: four orders above what is seen
+TOLERANCE = 1e-12  # relative, float64: four orders above the differences seen
 CONTROL_FLOOR = 1e-2  # a control must be off by at least one percent
 
 
@@ -28,7 +28,7 @@ class CreditResult:
     Args:
         environment, credit (`str`), control (`bool`): Of the case.
         difference (`float`): `|g - exact| / |exact|`, the largest of all policies and group sizes. For a control the
-            smallest, each after the best rescaling of g: 1 where no multiple comes closer than nothing at all.
+            smallest, each after the best rescaling of g: 1 where no positive multiple comes closer than 0 does.
         passed (`bool`): Equal to tolerance; for a control, different.
     """
 
@@ -72,7 +72,7 @@ def run_credit_case(case: CreditCase) -> CreditResult:
 
 
 def _difference(gradient: torch.Tensor, exact: torch.Tensor) -> float:
-    """`|g - exact| / |exact|`; infinite where there is nothing to compare, since that proves nothing."""
+    """`|g - exact| / |exact|`; infinite without a gradient to compare, since that proves nothing."""
     scale = exact.norm().item()
     difference = (gradient - exact).norm().item() / scale if scale > 0 else math.inf
     return math.inf if math.isnan(difference) else difference

@@ -1,4 +1,4 @@
-"""The table of `trl-drgrpo check --credit`: what is enumerated, and how it is credited.
+"""The table of `trl-drgrpo check --credit`: enumerated environments and the credit of their rows.
 
 A further line is a [`CreditCase`]: anything that yields expected and exact gradients.
 """
@@ -41,8 +41,8 @@ class CreditCase:
     """One line of the table.
 
     Args:
-        environment (`str`): What is enumerated.
-        credit (`str`): How its rows are credited.
+        environment (`str`): Name of the enumerated environment.
+        credit (`str`): Name of the credit that its rows get.
         gradients (`Callable`): Enumerates: expected and exact gradient, once per policy and group size.
         control (`bool`): A construction that must differ.
     """
@@ -96,7 +96,7 @@ def _outcome() -> Iterator[CreditCase]:
 
 
 def _value_baseline() -> Iterator[CreditCase]:
-    """A process reward model as a baseline: whatever it says of a prefix, its expected gradient is 0."""
+    """A process reward model as a baseline: its expected gradient is 0, whatever its scores."""
     policy = reasoning(max_steps=2)  # 6 rows, and so 6 ** 4 batches of two groups of two
     values = {"exact": exact_value(policy), "random": random_value, "adversarial": adversarial_value}
     line = partial(_line, "PRM as baseline")
@@ -128,7 +128,7 @@ def random_value(steps: Sequence[str]) -> list[float]:
 
 
 def adversarial_value(steps: Sequence[str]) -> list[float]:
-    """Loves bad steps, and length more than anything."""
+    """A judge that prefers bad steps, and length above all."""
     return [8.0 * (k + 1) - 2.0 * good for k, good in enumerate(good_steps(steps))]
 
 
@@ -146,7 +146,7 @@ def _shared_states() -> Iterator[CreditCase]:
 
 
 def _forks() -> Iterator[CreditCase]:
-    """Two parents, cut behind a step: every tree is a parent with what goes on from its cuts."""
+    """Two parents, cut behind a step: every tree is a parent with the branches that go on from its cuts."""
     policy, at_once, deep = reasoning(max_steps=2), stop_or_go(0.2, at_once=True, max_steps=2), until_a_mistake()
     rewarded = TrainerCredit(None)
     to_go, increments = (TrainerCredit(outcome_weight=0.0, step_credit=c) for c in ("return_to_go", "min_increments"))
@@ -180,7 +180,7 @@ def _forks() -> Iterator[CreditCase]:
 
 
 def _prompts() -> Iterator[CreditCase]:
-    """Which prompts train, and how much each weighs."""
+    """The choice of the prompts that train, and their weights."""
     wrong = (0.9, 0.5, 0.02)  # nothing like the pass rates
     curriculum, unweighted = Sampling(dynamic=False, estimates=wrong), Sampling(estimates=wrong, weighted=False)
     for name, gradients, control in (

@@ -22,9 +22,9 @@ class Trajectory:
         step_ends (`tuple[int, ...]` of length `S`): Inclusive last token of each step.
         step_rewards (`tuple[float, ...]` of length `S`): Reward, or value, of each step.
         outcome (`float`, *optional*, defaults to `0.0`): Reward of the whole row.
-        chance (`float`, *optional*, defaults to `1.0`): Probability of what the environment decided on the way.
+        chance (`float`, *optional*, defaults to `1.0`): Probability of the environment's decisions on the way.
         state_keys (`tuple`, *optional*, of length `S`): The state in which each step was decided.
-        text (`str`, *optional*): What was written, without EOS; `None`: nothing that could be read.
+        text (`str`, *optional*): The written text, without EOS; `None`: tokens only.
         closing (`bool`, *optional*, defaults to `False`): The last step is an EOS alone, paid 0.
     """
 
@@ -83,7 +83,7 @@ class SmallPolicy:
         return replace(self, rows=tuple(change(row) for row in self.rows))
 
     def probabilities(self) -> torch.Tensor:
-        """Of each trajectory, differentiable. (N,)"""
+        """Probability of each trajectory, differentiable, `(N,)`."""
         return torch.stack([row.chance * row.log_probs.sum().exp() for row in self.rows])
 
     def gradient(self, objective: Objective) -> torch.Tensor:
@@ -102,7 +102,7 @@ class SmallPolicy:
 
         Args:
             batches (`M` tuples of `R` ints): The rows of every batch that can be drawn.
-            advantages (`torch.Tensor` of shape `(M, R, T)`): What the estimator gives each token of it.
+            advantages (`torch.Tensor` of shape `(M, R, T)`): The estimator's advantage of each token of them.
             probabilities (`torch.Tensor` of shape `(M,)`, *optional*): Of each batch; by default rows are independent.
 
         Returns:
@@ -129,9 +129,9 @@ def compare(
     """Enumerate the groups of some policies under one credit.
 
     Args:
-        policies (iterable of [`SmallPolicy`]): What is enumerated.
+        policies (iterable of [`SmallPolicy`]): The policies to enumerate.
         credit (`Callable`): Advantages `(B, T)` of rows in groups.
-        objective (`Callable`, *optional*): Whose gradient is the exact one; the sum of the step rewards by default.
+        objective (`Callable`, *optional*): Its gradient is the exact one; the sum of the step rewards by default.
         group_sizes (iterable of `int`, *optional*): G.
         shrinks (`bool`, *optional*, defaults to `False`): The group's mean counts the own row: a factor (G - 1) / G.
         prompts (`int`, *optional*): Groups per generation batch, for credit that looks at a whole batch: `credit` is

@@ -26,7 +26,7 @@ PARENTS = 2
 
 @dataclass(frozen=True)
 class Tree:
-    """One parent with all that was sampled from its cuts.
+    """One parent with all branches sampled from its cuts.
 
     Args:
         leaves (`tuple[int, ...]` of length `b ** D`): Rows of the policy; those of a node are consecutive.
@@ -40,19 +40,19 @@ class Tree:
 
 
 def behind_the_first_step(row: Trajectory, level: int, after: int) -> int | None:
-    """What `fork_at="drawn"` does in a first batch; a further cut lies behind the second step, and so on."""
+    """Cut of `fork_at="drawn"` in a first batch; a further cut lies behind the second step, and so on."""
     return cut_behind(_places(row), 0.0, after)
 
 
 def behind_a_bad_step(row: Trajectory, level: int, after: int) -> int | None:
-    """Behind the first bad step: what `fork_at="doubt"` does with an exact judge."""
+    """Cut behind the first bad step, that of `fork_at="doubt"` with an exact judge."""
     places = _places(row)
     doubts = [float(line.startswith(BAD)) for line in str(row.text).splitlines()]
     return first_above(places, doubts[: len(places)], 0.5, after)
 
 
 def only_failures(row: Trajectory, level: int, after: int) -> int | None:
-    """Behind the first step, if the row fails in the end: a choice by what follows the cut."""
+    """Cut behind the first step of rows that fail in the end: the choice depends on tokens behind the cut."""
     return None if row.outcome else behind_the_first_step(row, level, after)
 
 
@@ -68,10 +68,10 @@ def compare_forked(
     """Enumerate the groups of two parents.
 
     Args:
-        policy ([`SmallPolicy`]): What is enumerated; its rows have texts.
+        policy ([`SmallPolicy`]): The policy to enumerate; its rows have texts.
         credit (`Callable`): Advantages `(B, T)` of rows in groups.
-        objective (`Callable`): Whose gradient is the exact one.
-        rule (`Callable`, *optional*): Where a row is cut.
+        objective (`Callable`): Its gradient is the exact one.
+        rule (`Callable`, *optional*): The rule by which rows are cut.
         depth, branches (`int`): D and b.
 
     Returns:

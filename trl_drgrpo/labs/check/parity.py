@@ -37,7 +37,7 @@ from trl_drgrpo.objective.advantages import group_advantages
 from trl_drgrpo.objective.loss import dr_grpo_loss
 from trl_drgrpo.trainer import DrGRPOTrainer
 
-TOLERANCE = 1e-10  # relative, float64: four orders above what is seen, eight below any wrong weight
+TOLERANCE = 1e-10  # relative, float64: four orders above the differences seen, eight below any wrong weight
 FLOAT32_TOLERANCE = 1e-5  # where TRL's own head computes the log-probabilities, in float32
 CONTROL_FLOOR = 1e-2  # a control must be off by at least one percent
 
@@ -47,7 +47,7 @@ class Case:
     """One setting of the matrix.
 
     Args:
-        name (`str`): What is special about it.
+        name (`str`): The feature that sets it apart.
         micro_batch (`int`): Rows per forward (`per_device_train_batch_size`).
         accumulation (`int`): Micro-batches per optimizer step.
         steps_per_generation (`int`): Micro-batches per generation.
@@ -91,7 +91,7 @@ class CaseResult:
         gradient_difference (`float`): `|g - spec| / |spec|`, over all trained weights.
         passed (`bool`): Equal to tolerance; for a control, different at every scale.
         cosine (`float`): Of g and the specified gradient, the mean over the steps.
-        residual (`float`): What is left of `gradient_difference` after the best rescaling of g: `sqrt(1 - cosine^2)`,
+        residual (`float`): Rest of `gradient_difference` after the best rescaling of g: `sqrt(1 - cosine^2)`,
             the mean over the steps.
     """
 
@@ -242,7 +242,7 @@ def _specification(
     logps = _logps(policy, step.weights, rows)
     lengths = torch.tensor([len(completion) for (_, completion), _ in step.rows])  # 0 for a row that was masked
     warmup_steps = settings.get("beta_warmup_steps", 0)
-    nominal_rows = case.micro_batch * case.accumulation  # also those without signal, which need not have been run
+    nominal_rows = case.micro_batch * case.accumulation  # also rows without signal, which may have been skipped
     loss = dr_grpo_loss(
         _padded(logps),
         _padded(old_logps),
@@ -321,7 +321,7 @@ def _relative_difference(got: Weights, expected: Weights) -> float:
 
 
 def _cosine(got: Weights, expected: Weights) -> float:
-    """Of two gradients; 0 where there is none."""
+    """Cosine of two gradients; 0 where there is none."""
     first, second = (torch.cat([each[name].flatten() for name in expected]).double() for each in (got, expected))
     return torch.nn.functional.cosine_similarity(first, second, dim=0).item()
 

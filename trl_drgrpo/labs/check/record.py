@@ -1,9 +1,9 @@
-"""Runs a trainer on a tiny model and writes down what it did: rows, weights, losses and gradients of every step.
+"""Runs a trainer on a tiny model and records its rows, weights, losses and gradients of every step.
 
-A row without tokens is one that was masked, or one that fills a micro-batch up: it adds nothing either way.
+A row without tokens was masked, or fills up a micro-batch: it adds nothing either way.
 
-Nothing here knows the objective. The recording holds what an independent calculation needs: which completions were
-sampled by which weights, their rewards, which rows formed an optimizer step, and the gradient that came out.
+Nothing here knows the objective. The recording holds all inputs of an independent calculation: the completions with
+the weights that sampled them, their rewards, the rows of each optimizer step, and the resulting gradient.
 """
 
 import tempfile
@@ -120,7 +120,7 @@ def record(
         reward (`Callable`, *optional*): Rewards from completion ids; [`completion_reward`] by default.
         prompts (`Sequence[str]`, *optional*): The training data.
         trainer_arguments (`dict`, *optional*): Further arguments of the trainer.
-        settings: Passed to the configuration; [`DEFAULTS`] and what a case changes.
+        settings: Passed to the configuration, over [`DEFAULTS`].
 
     Returns:
         [`Recording`].

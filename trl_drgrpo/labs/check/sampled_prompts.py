@@ -22,7 +22,7 @@ GROUPS = 2  # of a batch
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one draw of a prompt may lead to.
+    """One possible result of drawing a prompt.
 
     Args:
         probability (`float`): Of it.
@@ -37,13 +37,13 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Sampling:
-    """How batches are filled.
+    """Rule by which batches are filled.
 
     Args:
         dynamic (`bool`, *optional*, defaults to `True`): Draw until groups carry a signal.
-        estimates (`tuple[float, ...]`, *optional*): Pass rates that the curriculum believes in.
+        estimates (`tuple[float, ...]`, *optional*): Pass rates as the curriculum estimates them.
         floor (`float`, *optional*, defaults to `0.2`): `curriculum_q_min`.
-        weighted (`bool`, *optional*, defaults to `True`): Whether groups weigh the inverse of their probability.
+        weighted (`bool`, *optional*, defaults to `True`): Whether groups are weighted by their inverse probability.
         mean_over_live (`bool`, *optional*, defaults to `False`): DAPO's weights.
     """
 

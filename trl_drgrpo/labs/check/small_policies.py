@@ -80,7 +80,7 @@ def shared_states() -> SmallPolicy:
     return SmallPolicy(logits, tuple(rows))
 
 
-_ROOMS = {"hall": (0.0, 1.0), "cellar": (0.25, 3.0)}  # what staying pays, and what leaving does
+_ROOMS = {"hall": (0.0, 1.0), "cellar": (0.25, 3.0)}  # reward for staying, and for leaving
 _NEXT = {"hall": "cellar", "cellar": "hall"}
 
 
@@ -92,7 +92,7 @@ def _walks(
     rooms: tuple[str, ...],
     chance: float,
 ) -> Iterator[Trajectory]:
-    """All walks from here on: whoever stays is moved to the other room every other time."""
+    """All walks from here on: every second stay leads to the other room."""
     staying, leaving = _ROOMS[room]
     decided = [torch.cat([log_probs, _choice(logits[list(_ROOMS).index(room)], stays)[None]]) for stays in (0, 1)]
     rooms = (*rooms, room)

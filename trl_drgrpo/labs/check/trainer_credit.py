@@ -41,7 +41,7 @@ class TrainerCredit:
 
     Args:
         judge (`Callable`, *optional*): The step reward function; `None`: outcome rewards only.
-        fitted (`float`, *optional*): What earlier batches have fitted for the coefficient of a value baseline.
+        fitted (`float`, *optional*): Coefficient of a value baseline, as earlier batches have fitted it.
         settings: Fields of the configuration.
     """
 

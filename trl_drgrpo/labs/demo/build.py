@@ -108,8 +108,8 @@ def imitate(
     Next-token training: AdamW, 5% linear warm-up to `lr`, then linear decay to 0, gradients clipped at norm 1.
 
     `batches`: one per step, as [`pad_rows`] makes them. `num_items`: a constant that the summed loss of a batch is
-    divided by. By default it is the batch's own number of tokens; that favors short rows where a batch's rows are of
-    like length. The model is in evaluation mode afterwards.
+    divided by. By default it is the batch's own number of tokens; that favors short rows where the rows of a batch
+    have similar lengths. The model is in evaluation mode afterwards.
     """
     import torch
     from transformers import get_linear_schedule_with_warmup

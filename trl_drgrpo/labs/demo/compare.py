@@ -31,14 +31,14 @@ def train_with_trl(
     objective: str, settings: dict[str, Any], train_dataset: Any, console: Console, model_dir: Path = MODEL_DIR
 ) -> tuple[Any, Any]:
     """
-    Train the demo's model with stock TRL, and leave in `settings["output_dir"]` what the report reads.
+    Train the demo's model with stock TRL, and leave the files that the report reads in `settings["output_dir"]`.
 
     Args:
         objective (`str`): A key of [`STOCK_OBJECTIVES`].
         settings (`dict`): Fields of [`trl.GRPOConfig`], those of the run to compare with.
         train_dataset (`Dataset`): The same prompts.
-        console (`rich.console.Console`): Where progress goes.
-        model_dir (`Path`): What the run starts from.
+        console (`rich.console.Console`): Console for progress.
+        model_dir (`Path`): The model to start from.
 
     Returns:
         `tuple`: The trained model and its tokenizer.

@@ -19,7 +19,7 @@ _SAMPLES = 3
 
 
 def print_report(result: "DemoResult", console: Console) -> None:
-    """Print the before/after table, three held-out samples and where the files are."""
+    """Print the before/after table, three held-out samples and the paths of the files."""
     console.print(before_after_table(result))
     if result.stock:
         console.print(objectives_table(result))
@@ -82,7 +82,7 @@ def objectives_table(result: "DemoResult") -> Table:
 
 
 def samples_table(result: "DemoResult") -> Table:
-    """The first three held-out problems with what the model sampled before and after training; not picked."""
+    """The first three held-out problems with the model's samples before and after training; not picked."""
     table = Table(title=f"The first {_SAMPLES} held-out problems, sampled", title_justify="left", show_lines=True)
     for name in ("prompt", "before", "after"):
         table.add_column(name)

@@ -1,4 +1,4 @@
-r"""Long list sums: the list-sum task made so that it matters which line gets the credit.
+r"""Long list sums: a list-sum task on which credit per line matters.
 
     6+2+5+6+5+8+6+3+1
 
@@ -8,11 +8,12 @@ r"""Long list sums: the list-sum task made so that it matters which line gets th
     ...
     \boxed{38}
 
-Eight to ten digits are added, so eight lines or so have to be right for the boxed one to be, and an early mistake
+Eight to ten digits are added, so the boxed number is correct only if about eight lines are, and an early mistake
 spoils the outcome of all that follows. The demonstrator knows half of the addition table: for every second pair of a
-units digit and a term it mostly writes a wrong result, another one for each pair. There is no one habit to unlearn,
-as with dropped carries; each pair has to be put right by itself, and a reward for the whole completion does not say
-which of them was wrong. A model that imitates it is right about once in eight completions, and on two of three lines.
+units digit and a term it mostly writes an incorrect result, a different one for each pair. There is no one habit to
+unlearn, as with dropped carries; each pair has to be corrected by itself, and a reward for the whole completion does
+not say which of them was incorrect. A model that imitates the demonstrator writes about one correct completion in
+eight, and two correct lines in three.
 """
 
 import random
@@ -29,19 +30,19 @@ from trl_drgrpo.labs.demo.task import Split, make_dataset, make_problems
 
 TERMS = (8, 10)
 MAX_COMPLETION = 112  # tokens; the longest demonstration has 101
-GAP_PROBABILITY = 0.5  # of a wrong result where the demonstrator does not know the pair
+GAP_PROBABILITY = 0.5  # of an incorrect result where the demonstrator does not know the pair
 _WRONG_BY = (1, 2, 3, 10)  # never too little: two mistakes do not cancel
 WARM_START_STEPS = 200
 
 
 def add_with_gaps(total: int, term: int, rng: random.Random, probability: float = GAP_PROBABILITY) -> int:
-    """Add a digit to a number as somebody who knows half of the addition table.
+    """Add a digit to a number, knowing half of the addition table.
 
     Args:
-        total, term (`int`): What is added. Total's units digit and the term say whether the pair is known, and if it
-            is not, what is written in place of the result.
+        total, term (`int`): The summands. The units digit of `total` and the term decide whether the pair is known
+            and, if it is not, the number that is written in place of the result.
         rng (`random.Random`): Source of randomness; it is advanced.
-        probability (`float`): Of a wrong result where the pair is not known.
+        probability (`float`): Of an incorrect result where the pair is not known.
 
     Returns:
         `int`: The result, or more.
@@ -90,11 +91,11 @@ def warm_start(
     """Train the demo's model on demonstrations of long sums until it is as fluent and as faulty, and save it.
 
     Args:
-        folder (`Path`): Where to save model and tokenizer.
+        folder (`Path`): Folder for model and tokenizer.
         seed (`int`): Of the demonstrations.
         steps (`int`): Optimizer steps; half a minute on one core.
         batch_size (`int`): Rows per step.
-        gap_probability (`float`): Of a wrong result where the demonstrator does not know the pair.
+        gap_probability (`float`): Of an incorrect result where the demonstrator does not know the pair.
 
     Returns:
         `Path`: `folder`.

@@ -1,9 +1,8 @@
 r"""Process rewards on the list-sum task: every line is a step, and a rule checks it.
 
 A step is a line, so completions are cut at `"\n"` and `line_reward` gives 1 for a correct line that gets the sum
-further and 0 for an incorrect one (`check_steps`), next to the outcome reward. `PROCESS_SETTINGS` is what `trl-drgrpo
-demo --process` trains with, on the long list sums; what other rewards and baselines do there is in
-`recipes/guides/process_rewards.md`.
+further and 0 for an incorrect one (`check_steps`), next to the outcome reward. `trl-drgrpo demo --process` trains with
+`PROCESS_SETTINGS` on the long list sums; `recipes/guides/process_rewards.md` compares other rewards and baselines.
 """
 
 from collections.abc import Sequence
@@ -67,7 +66,7 @@ def step_numbers(problems: Sequence[Sequence[int]], texts: Sequence[str]) -> dic
         `dict[str, float]`:
         - `steps_mean`: lines that are not blank per completion;
         - `process_reward`: share of correct lines among all lines, 0 to 1;
-        - `ok_steps_frac`: share of `ok` lines among all lines, 0 to 1. They repeat what is there already.
+        - `ok_steps_frac`: share of `ok` lines among all lines, 0 to 1. They repeat an earlier line.
 
         All three are 0.0 if there is no line.
 
@@ -90,7 +89,7 @@ def step_numbers(problems: Sequence[Sequence[int]], texts: Sequence[str]) -> dic
 
 
 def _plain(text: str) -> str:
-    """Without the special tokens: step texts contain them, the completion that is judged as a whole does not."""
+    """A step's text without the special tokens, as in the completion that is judged as a whole."""
     for token in (IM_END, IM_START, PAD):
         text = text.replace(token, "")
     return text

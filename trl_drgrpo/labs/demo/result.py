@@ -26,7 +26,7 @@ class DemoResult:
     """Results of a run, also of one that is going on.
 
     Args:
-        output_dir (`Path`): Where the files are.
+        output_dir (`Path`): Folder of the files.
         seed, steps (`int`): Settings of the run.
         process (`bool`): Whether the lists are long and every line is rewarded, next to the outcome.
         problems (`list[tuple[int, ...]]`): The held-out problems, in the order of the completions.

@@ -87,8 +87,8 @@ def run_demo(
         seed (`int`): Seed of training problems and sampling, not negative. The held-out problems are always the same.
         steps (`int`, *optional*): Training steps, at least 1; 200 by default, 60 with process rewards.
         eval_size (`int`): Number of held-out problems.
-        console (`rich.console.Console`, *optional*): Where progress goes; standard error by default.
-        process (`bool`): Train on long list sums and reward every line with `line_reward`, next to the outcome.
+        console (`rich.console.Console`, *optional*): Console for progress; standard error by default.
+        process (`bool`): Train on long list sums and reward every line with `line_reward`, in addition to the outcome.
         compare (`Sequence[str]`): Keys of `STOCK_OBJECTIVES`: then train the same model with stock TRL under each, and
             write a report over all runs.
 
@@ -97,7 +97,7 @@ def run_demo(
 
     Raises:
         InputError: On settings or a folder that do not fit.
-        KeyboardInterrupt: As it came; once training has begun, the model and the numbers so far are saved first.
+        KeyboardInterrupt: Passed on; once training has begun, the model and the numbers so far are saved first.
     """
     if steps is None:
         steps = PROCESS_STEPS if process else STEPS
@@ -129,7 +129,7 @@ def run_demo(
 
 
 def make_training_data(seed: int, steps: int, process: bool = False) -> Any:
-    """The prompts of a run: as many as its steps ask for."""
+    """As many prompts as the steps of a run need."""
     return make_dataset(_PROMPTS_PER_STEP * steps, "train", seed, _terms(process))
 
 

@@ -11,7 +11,7 @@ A prompt is one chat message such as `3+8+5+2`. A completion writes one addition
 Every line can be checked by a machine: an addition carries on from the total above it, an optional `ok` line repeats
 the addition above it, the boxed line closes. That makes the task fit outcome rewards (`list_sum_reward`) and process
 rewards (`check_steps`) alike. The *demonstrator* writes such completions with human mistakes, above all dropped
-carries, and checks more often after one; a model that imitates it is right about 3 times in 10 and has something to
+carries, and checks more often after one; a model that imitates it is correct about 3 times in 10 and has something to
 learn.
 
 Pure Python; only `make_dataset` imports `datasets`, when it is called.
@@ -195,10 +195,11 @@ list_sum_reward.check_values = _check_values  # pyright: ignore[reportFunctionMe
 def check_steps(numbers: Sequence[int], text: str) -> list[bool]:
     r"""Judge every line of a completion against the line before it, as written.
 
-    A line is right when it follows: an addition starts from the total written above it, adds the next term and adds it
-    right; an `ok` line repeats the addition above it and that addition holds; the boxed line repeats the last total
-    once every term is used. A mistake is charged to the line that makes it, not to the lines that carry it on, so a
-    wrong answer can end in right lines; but a completion that closes and has right lines only is right.
+    A line is correct if it follows from the lines above it. An addition starts from the total written above it and
+    adds the next term correctly; an `ok` line repeats the addition above it, which has to be correct; the boxed line
+    repeats the last total once every term is used. A mistake is charged to the line that makes it, not to the lines
+    that carry it on, so an incorrect answer can end in correct lines. A completion that ends with the boxed line and
+    has only correct lines is correct.
 
     Args:
         numbers (`Sequence[int]`): The terms of the prompt.
@@ -243,10 +244,10 @@ def _same(digits: Sequence[str], number: int) -> bool:
 
 
 def demonstrate(numbers: Sequence[int], rng: random.Random, mistakes: bool = True) -> str:
-    r"""Write a completion the way the demonstrator does: fluent, and often wrong.
+    r"""Write a completion the way the demonstrator does: fluent, and often incorrect.
 
     It drops a carry more often the larger the total, slips by one now and then, carries its mistakes on, and writes an
-    `ok` line three times as often after a mistake as before: wrong completions are longer on average.
+    `ok` line three times as often after a mistake as before: incorrect completions are longer on average.
 
     Args:
         numbers (`Sequence[int]`): The terms to add.

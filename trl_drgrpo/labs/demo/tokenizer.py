@@ -1,9 +1,9 @@
 """The demo's own tokenizer: one token per character, 35 tokens, Qwen-style chat template.
 
-Why not an existing one: a vocabulary of thousands would make up most of a model this small, and multi-digit tokens
-would hide the carries. It is a `Qwen2Tokenizer` with a small vocabulary and no merges, because `AutoTokenizer` loads
-that class for every Qwen2 model, whatever the tokenizer files say. Deltas from Qwen: no default system message, and
-characters outside the task have no token, so they vanish.
+An existing one would not do: a vocabulary of thousands would make up most of a model this small, and multi-digit
+tokens would hide the carries. It is a `Qwen2Tokenizer` with a small vocabulary and no merges, because `AutoTokenizer`
+loads that class for every Qwen2 model, whatever the tokenizer files say. Deltas from Qwen: no default system message,
+and characters outside the task have no token, so they vanish.
 """
 
 from typing import TYPE_CHECKING

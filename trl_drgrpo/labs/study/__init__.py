@@ -1,1 +1,1 @@
-"""The two biases of GRPO measured: what Dr. GRPO is for, as experiments that anyone can repeat."""
+"""Experiments that measure the two biases of GRPO that Dr. GRPO removes; anyone can repeat them."""

@@ -9,10 +9,10 @@ r"""Rung c: chains of sums from reasoning-gym, answered by a small language mode
     -3 - 9 = -12
     \boxed{-12}
 
-Nothing is arranged for the length bias here. A Qwen2 of 0.9 million parameters is trained from scratch on right
+Nothing is arranged for the length bias here. A Qwen2 of 0.9 million parameters is trained from scratch on correct
 solutions, each checked as often as a coin says, and stopped while it still miscalculates; then it is trained by
-reinforcement with the task's own score. Being right can be learned, a check can find a mistake or make one, and
-whether the policy knows that it is wrong is its own affair.
+reinforcement with the task's own score. Correct answers can be learned, a check can find a mistake or make one, and
+nothing forces the policy to know that it is incorrect.
 """
 
 import random
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from datasets import Dataset
     from transformers import PreTrainedTokenizerBase
 
-MAX_COMPLETION = 128  # tokens; one demonstration in twenty is longer
+MAX_COMPLETION = 128  # tokens; one demonstration in 20 is longer
 CHECK = "Let me check."
-CHECK_PROBABILITY = 0.5  # of one more check, whatever was found
+CHECK_PROBABILITY = 0.5  # of one more check, whatever the last one found
 WARM_START_STEPS = 800
 _TASK = {"min_terms": "3", "max_terms": "4", "min_digits": "1", "max_digits": "1"}
 _DEMONSTRATION_SEED = 500_000_000  # far from the seeds of the problems to train on
@@ -36,7 +36,7 @@ _SEED_DISTANCE = 1_000_000  # row i of a task is drawn from seed + i
 _VOCABULARY = 340
 _POSITIONS = 512
 _MEAN_LENGTH = 60  # of the order of a solution in tokens; a constant, so that each token counts alike in every batch
-_BLOCK = 16  # batches whose rows are put in order of length together
+_BLOCK = 16  # batches whose rows are sorted by length together
 
 
 def make_prompts(size: int, seed: int) -> "Dataset":
@@ -58,7 +58,7 @@ def _problems(size: int, seed: int) -> "Dataset":
 
 
 def answer_reward(completions: Sequence[Any], entry: Sequence[str], **kwargs: Any) -> list[float]:
-    """1 for the right answer, else 0: reasoning-gym's score without its points for a part of the answer.
+    """1 for the correct answer, else 0: reasoning-gym's score without its partial credit.
 
     Args:
         completions (`Sequence`): B completions.
@@ -68,7 +68,7 @@ def answer_reward(completions: Sequence[Any], entry: Sequence[str], **kwargs: An
 
 
 def demonstrate(question: str, rng: random.Random) -> str:
-    r"""A right solution, line by line, checked a geometric number of times.
+    r"""A correct solution, line by line, checked a geometric number of times.
 
     Args:
         question (`str`): As reasoning-gym asks it: the expression stands between the colon and the equals sign.
@@ -103,7 +103,7 @@ def warm_start(folder: Path, seed: int = 0, steps: int = WARM_START_STEPS, batch
     """Train a Qwen2 of 0.9 million parameters from scratch on demonstrations, and save it.
 
     Args:
-        folder (`Path`): Where to save model and tokenizer.
+        folder (`Path`): Folder for model and tokenizer.
         seed (`int`): Of the weights.
         steps (`int`): Optimizer steps.
         batch_size (`int`): Rows per step, each seen once.
@@ -137,7 +137,7 @@ def _demonstrations(rows: int) -> list[list[dict[str, str]]]:
 
 
 def _batches(demonstrations: list[list[dict[str, str]]], tokenizer: Any, batch_size: int) -> Iterator[dict[str, Any]]:
-    """Batches of like lengths, from blocks of demonstrations in order of length; the batches of a block shuffled."""
+    """Batches of similar lengths, from blocks of demonstrations sorted by length; a block's batches are shuffled."""
     from trl_drgrpo.labs.demo.build import pad_rows
 
     rng = random.Random(0)

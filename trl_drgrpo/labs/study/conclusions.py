@@ -1,4 +1,4 @@
-"""What follows from a study: a sentence made from its numbers, so that it cannot say more than they do.
+"""Conclusions of a study: sentences made from its numbers, so that they cannot say more than the numbers do.
 
 Everywhere the same rule: two things differ if the 95% interval of their difference, taken seed by seed, leaves out 0.
 """
@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 from trl_drgrpo.labs.study.intervals import Interval, interval
 from trl_drgrpo.labs.study.objectives import OBJECTIVES
 
-_MANY = 8  # comparisons, from which on chance is worth a word
+_MANY = 8  # comparisons; from so many on, the sentence mentions chance
 
 
 def compared(title: str, found: Mapping[str, Interval], even: float = 0.0, decimals: int = 1) -> str:
-    """Which intervals lie above a value, which below it, and which hold it.
+    """Sentence on the intervals that lie above a value, below it, and around it.
 
     Args:
-        title (`str`): What is compared.
+        title (`str`): Name of the compared quantity.
         found (`Mapping[str, Interval]`): By label.
         even (`float`, *optional*, defaults to `0.0`): The value of no difference.
         decimals (`int`, *optional*, defaults to `1`): Of the numbers.
@@ -50,7 +50,7 @@ def paired(own: Sequence[float], reference: Sequence[float]) -> Interval:
 
 
 def length_bias(differences: Mapping[str, Interval]) -> str:
-    """Where the length bias shows.
+    """Sentence on the objectives under which the length bias shows.
 
     Args:
         differences (`Mapping[str, Interval]`): By key of `OBJECTIVES`, incorrect answers minus correct ones, minus the

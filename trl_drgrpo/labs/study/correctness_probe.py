@@ -1,17 +1,17 @@
-r"""How well a linear probe tells correct from incorrect completions of a prompt, from the states where they may stop.
+r"""A linear probe that tells correct from incorrect completions of a prompt, from the states where they may stop.
 
 Advantages of a group sum to 0, so an update moves the decision to stop for correct and for incorrect completions
-apart only as far as the states in which they take it differ. Hence pairs within a prompt: that a prompt is hard is
-known to all of its completions alike, and drops out. The AUC is the share of pairs, one correct and one incorrect
+apart only as far as the states in which they take it differ. Hence pairs within a prompt: the difficulty of the prompt
+is known to all of its completions alike, and drops out. The AUC is the share of pairs, one correct and one incorrect
 completion of one prompt, that the probe puts in order; 0.5 is chance.
 
 The probe is a ridge regression of the centered verdict on centered states (both within the prompt), which is that of
 Dr. GRPO's advantage. Prompts are dealt into folds; a prompt is judged by the probe that saw none of its completions,
 and the strength of the penalty is chosen on a fold of the training prompts. A second probe sees the position alone:
-what it finds is known without knowing the answer ("long ones are incorrect").
+its findings need no knowledge of the answer ("long ones are incorrect").
 
 Standard errors are those of a mean over prompts, times the square root of 2. Prompts of two folds are judged by probes
-that learned from each other, so near chance what they share by accident counts twice; elsewhere it is an upper bound.
+that learned from each other, so near chance their accidental agreement counts twice; elsewhere it is an upper bound.
 Pure numbers, no torch.
 """
 
@@ -40,7 +40,7 @@ class ProbeScores:
         correct, incorrect (`int`): Their completions.
         open_stops (`float`): Mean of [`StopStates.open_stops`] over all completions.
         apart (`float`): Squared distance between the mean states of correct and of incorrect completions, see
-            [`relative_distance`]. A probe reads what is small, too, and an update of the one then moves the other.
+            [`relative_distance`]. A probe also reads a small difference, but then an update of one moves the other.
     """
 
     states: Estimate
@@ -63,7 +63,7 @@ class StopStates:
         right (`np.ndarray` of shape `(N,)`, bool): Whether the completion is correct.
         prompts (`np.ndarray` of shape `(N,)`, int): The same number for the same prompt.
         open_stops (`np.ndarray` of shape `(N,)`): Sum over the completion's tokens of `h (1 - h)`, h the probability
-            of a stop token there: 0 where it is always clear whether to stop, whatever decides the length before.
+            of a stop token there: 0 where it is always clear whether to stop, however the length was decided before.
     """
 
     states: np.ndarray
@@ -114,7 +114,7 @@ def probe_correctness(found: StopStates, seed: int = 0) -> ProbeScores:
 
 
 def _with_signal(found: StopStates) -> np.ndarray:
-    """Mask of the completions whose prompt has correct and incorrect ones."""
+    """Mask of the completions of prompts that have correct and incorrect ones."""
     names, numbers = np.unique(found.prompts, return_inverse=True)
     if len(names) == 1:
         remedy = "The probe is judged on prompts that it has not seen: measure a data set, and more batches."
@@ -147,7 +147,7 @@ def out_of_fold_scores(features: np.ndarray, right: np.ndarray, prompts: np.ndar
     """Score of each completion `(N,)` by the probe that was fitted without its fold; comparable within a prompt.
 
     Args:
-        features (`np.ndarray` of shape `(N, d)`): What the probe sees.
+        features (`np.ndarray` of shape `(N, d)`): Input of the probe.
         right (`np.ndarray` of shape `(N,)`, bool): Verdicts.
         prompts (`np.ndarray` of shape `(N,)`): Prompts as numbers from 0 on.
         folds (`np.ndarray` of shape `(N,)`): Fold of each completion, the same within a prompt.

@@ -1,9 +1,9 @@
 r"""Token weights of other objectives for the rewards and lengths of a run.
 
 A run log keeps groups of completions with rewards and lengths (`record_groups`). That is all the weights of
-`objectives.py` need, so for each recorded answer the weight of its tokens is known under every objective: what this
-run's update would have been made of, had the same answers been given to another objective. What the model would then
-have become is another question, that only another run answers.
+`objectives.py` need, so for each recorded answer the weight of its tokens is known under every objective: the weights
+of this run's update, had another objective been given the same answers. The model that would have come of it is
+another question, which only another run answers.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class CounterfactualWeights:
         steps (`np.ndarray` of shape `(N,)`, int): Optimizer step that was first trained on them.
         groups (`np.ndarray` of shape `(N,)`, int): Number of the group within its step.
         rewards (`np.ndarray` of shape `(N,)`): Combined outcome rewards.
-        right (`np.ndarray` of shape `(N,)`, bool): Which are right; all false where the run does not say what is.
+        right (`np.ndarray` of shape `(N,)`, bool): Verdicts; all false where the run does not record them.
         lengths (`np.ndarray` of shape `(N,)`, int): Tokens.
         advantages (`np.ndarray` of shape `(N,)`): Outcome advantages as recorded; NaN where none is.
         token_weights (`dict[str, np.ndarray]` of shape `(N,)`): Per key of `OBJECTIVES`, the weight of each token of
@@ -49,11 +49,11 @@ class CounterfactualWeights:
         return self.token_weights[objective] * self.lengths
 
     def share(self, objective: str, chosen: np.ndarray) -> float:
-        """The part of `sum |pull|` that the chosen answers have, 0 to 1; NaN when nothing pulls.
+        """Share of the chosen answers in `sum |pull|`, 0 to 1; NaN if that sum is 0.
 
         Args:
             objective (`str`): A key of `OBJECTIVES`.
-            chosen (`np.ndarray` of shape `(N,)`, bool): Which answers.
+            chosen (`np.ndarray` of shape `(N,)`, bool): Mask of the answers.
         """
         pulls = np.abs(self.pulls(objective))
         return float(pulls[chosen].sum() / pulls.sum()) if pulls.sum() > 0 else float("nan")
@@ -104,7 +104,7 @@ def _is_whole(group: Group) -> bool:
 def _weights(
     steps: np.ndarray, rewards: np.ndarray, lengths: np.ndarray, num_generations: int, normalizer: float
 ) -> dict[str, np.ndarray]:
-    """Step by step: each is a batch of its own."""
+    """Weights step by step: each step is a batch of its own."""
     weights = {name: np.empty(len(steps)) for name in OBJECTIVES}
     for step in np.unique(steps):
         batch = steps == step

@@ -1,11 +1,12 @@
-"""What scores the steps of an arm, and what the scores are used for.
+"""The arms of the study of step credit: signals that score steps, and uses of their scores.
 
 Four signals: the rule, a process reward model trained on the rule's labels (PRM), that model's scores shuffled among
-the steps of a batch, and an adversary that gives 1 to wrong steps and 0 to right ones. Three uses of each: a reward
-with the credit of the DeepSeekMath paper, a reward with `to_go`, and a baseline.
+the steps of a batch, and an adversary that gives 1 to incorrect steps, else 0. Three uses of each: a reward with the
+credit of the DeepSeekMath paper, a reward with `to_go`, and a baseline.
 
 As a baseline a signal has to estimate the outcome, not the last step, so there the scores are multiplied up to each
-step, with `STEP_TO_COME` for every step that is still due: a wrong answer stays wrong, a right one gets surer.
+step, with `STEP_TO_COME` for every step that is still due: after an incorrect step the value stays 0, after each
+correct one it rises.
 """
 
 import random
@@ -18,7 +19,7 @@ from typing import Any
 StepRewardFunc = Callable[..., list[list[float | None]]]
 
 OUTCOME = "outcome"
-STEP_TO_COME = 0.8  # the chance that a step will be right, whatever it is
+STEP_TO_COME = 0.8  # the probability that any step to come is correct
 SIGNALS = {
     "rule": "faithful rule",
     "prm": "trained PRM",
@@ -56,17 +57,17 @@ class Arm:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """What it changes in [`DrGRPOConfig`], the separator left out."""
+        """The fields of [`DrGRPOConfig`] that it changes, without the separator."""
         return {} if self.use is None else USES[self.use][1]
 
     def step_rewards(
         self, rule: StepRewardFunc, prm: StepRewardFunc, due: Callable[[Any], int], seed: int
     ) -> StepRewardFunc | None:
-        """What scores its steps.
+        """The step reward function of the arm, if it has one.
 
         Args:
             rule, prm (`Callable`): Step reward functions.
-            due (`Callable`): From a prompt to the number of steps of a right answer.
+            due (`Callable`): From a prompt to the number of steps of a correct answer.
             seed (`int`): Of the shuffle.
         """
         if self.signal is None:
@@ -87,7 +88,7 @@ def expected_outcome(scores: StepRewardFunc, due: Callable[[Any], int]) -> StepR
 
     Args:
         scores (`Callable`): A step reward function; where it gives no score, the product stays.
-        due (`Callable`): From a prompt to the number of steps of a right answer.
+        due (`Callable`): From a prompt to the number of steps of a correct answer.
 
     Example:
 
@@ -111,7 +112,7 @@ def expected_outcome(scores: StepRewardFunc, due: Callable[[Any], int]) -> StepR
 
 
 def reversed_scores(scores: StepRewardFunc) -> StepRewardFunc:
-    """1 minus the score: pays for what is wrong.
+    """1 minus the score: pays for mistakes.
 
     Args:
         scores (`Callable`): A step reward function.

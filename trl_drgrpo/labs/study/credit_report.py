@@ -83,7 +83,7 @@ def _ratio(found: dict[str, float]) -> str:
 
 
 def conclusion(results: dict[str, Any]) -> str:
-    """Which arms do better or worse than the outcome alone, over the run.
+    """Sentence on the arms that do better or worse than the outcome alone, over the run.
 
     Args:
         results (`dict[str, Any]`): Of [`run_credit_study`].

@@ -20,12 +20,12 @@ _MOST_STEPS = 2_000  # more than any run takes: an arm may write short completio
 
 @dataclass
 class CreditRun:
-    """What came out of one arm with one seed, per optimizer step.
+    """Results of one arm with one seed, per optimizer step.
 
     Args:
         task, arm (`str`): Keys of `TASKS` and `ARMS`.
         seed (`int`): Of prompts and sampling.
-        pass_rate (`list[float]`): Share of right answers among a step's completions.
+        pass_rate (`list[float]`): Share of correct answers among a step's completions.
         tokens_by_step (`list[int]`): Tokens that the policy wrote.
         seconds (`float`): Wall clock.
     """
@@ -38,7 +38,7 @@ class CreditRun:
     seconds: float = 0.0
 
     def mean_pass_rate(self, first: float = 0.0) -> float:
-        """Mean pass rate of the steps behind a share of the tokens, weighted by tokens.
+        """Mean pass rate of the steps after a share of the run's tokens, weighted by tokens.
 
         Args:
             first (`float`, *optional*, defaults to `0.0`): From which share of the run's tokens on.
@@ -64,7 +64,7 @@ def build_trainer(
     """The trainer of an arm.
 
     Args:
-        task ([`CreditTask`]): What is trained.
+        task ([`CreditTask`]): The task.
         arm (`str`): A key of [`ARMS`].
         seed (`int`): Of prompts and sampling.
         model_dir (`Path`): The warm-started model.
@@ -132,7 +132,7 @@ def run_arm(
 
 
 class _Stop(TrainerCallback):
-    """Counts what the policy wrote, and ends the run when that is enough."""
+    """Counts the tokens that the policy wrote, and ends the run when they are enough."""
 
     def __init__(self, run: CreditRun, tokens: int):
         self.run, self.tokens = run, tokens

@@ -25,18 +25,18 @@ def run_credit_study(
 ) -> dict[str, Any]:
     """Warm-start each task's model, train its process reward model, measure the variance, train every arm and seed.
 
-    Each task, and each task with a seed, has its own file in `work_dir`, written after each run; what stands there is
-    not done again.
+    Each task, and each task with a seed, has its own file in `work_dir`, written after each run; parts that are there
+    are kept.
 
     Args:
         seeds (`Sequence[int]`): Seeds, the same for each task.
         output (`Path`): JSON file, written after each part.
         work_dir (`Path`): For models and parts.
         jobs (`int`, *optional*, defaults to `1`): Parts at a time, in processes of their own if more than one.
-        on_part (`Callable`, *optional*): Told in a line what was done.
+        on_part (`Callable`, *optional*): Called with a line of text after each part.
 
     Returns:
-        `dict[str, Any]`: `command`, `date`, `versions`, `settings`, `starts` and `runs`, what the file holds.
+        `dict[str, Any]`: `command`, `date`, `versions`, `settings`, `starts` and `runs`, as in the file.
     """
     results: dict[str, Any] = {**provenance(study_command("credit", len(seeds), jobs)), "settings": settings()}
     results |= {"starts": {}, "runs": []}
@@ -61,7 +61,7 @@ def settings() -> dict[str, dict[str, Any]]:
 
 
 def make_start(name: str, work_dir: Path) -> dict[str, Any]:
-    """What all runs of a task start from.
+    """Makes the common start of all runs of a task.
 
     Args:
         name (`str`): A key of [`TASKS`].
@@ -88,7 +88,7 @@ def run_seed(name: str, seed: int, work_dir: Path) -> list[dict[str, Any]]:
     Args:
         name (`str`): A key of [`TASKS`].
         seed (`int`): Seed.
-        work_dir (`Path`): With what [`make_start`] left there.
+        work_dir (`Path`): Has the files of [`make_start`].
 
     Returns:
         `list[dict[str, Any]]`: A [`CreditRun`] each, as plain types.

@@ -24,13 +24,13 @@ class CreditTask:
         name, title (`str`): In the results and in tables.
         warm_start (`Callable`): `f(folder)` makes the model.
         make_prompts (`Callable`): `f(size, seed)` -> dataset.
-        outcome (`Callable`): Reward function, 1 for a right answer, else 0.
-        rule (`Callable`): Step reward function, 1 for a right step, else 0.
-        due (`Callable`): From a prompt to the number of steps of a right answer.
+        outcome (`Callable`): Reward function, 1 for a correct answer, else 0.
+        rule (`Callable`): Step reward function, 1 for a correct step, else 0.
+        due (`Callable`): From a prompt to the number of steps of a correct answer.
         labeled_rows (`Callable`): `f(size, seed)` -> rows for `train_prm`.
-        step_separator (`str` or list): Where steps end.
+        step_separator (`str` or list): End of a step.
         max_completion (`int`): Tokens of a completion at most.
-        tokens (`int`): What a run generates.
+        tokens (`int`): Tokens that a run generates.
         prompts, num_generations (`int`): P and G of a step.
         learning_rate (`float`): Of AdamW, constant.
         prm_rows (`int`): Labeled completions that the process reward model learns from.
@@ -61,7 +61,7 @@ class CreditTask:
 
         Args:
             model_dir (`Path`): The warm-started model.
-            folder (`Path`): Where to save it.
+            folder (`Path`): Folder to save it in.
         """
         return train_prm(
             str(model_dir),
@@ -81,7 +81,7 @@ class CreditTask:
         """The saved process reward model as a step reward function.
 
         Args:
-            folder (`Path`): Where it was saved.
+            folder (`Path`): Folder that it was saved in.
         """
         return TokenClassificationScorer(str(folder), batch_size=64, name="prm", prompt_text=self.prm_prompt)
 

@@ -19,7 +19,7 @@ from trl_drgrpo.trainer import DrGRPOTrainer
 from trl_drgrpo.upstream.batch_rows import token_batch
 from trl_drgrpo.upstream.batches import ScoredBatch
 
-_SEED = 10_000  # that of no run
+_SEED = 10_000  # no run has it
 WARM_UP_BATCHES = 8  # not measured: an arm's coefficient is fitted on earlier batches
 
 
@@ -86,7 +86,7 @@ def log_probs_of(trainer: DrGRPOTrainer, rollouts: dict[str, Any], rows: slice) 
     Args:
         trainer ([`DrGRPOTrainer`]): Its model scores them.
         rollouts (`dict`): Of [`sampled_batches`].
-        rows (`slice`): Which.
+        rows (`slice`): The rows.
     """
     some = {key: rollouts[key][rows] for key in ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")}
     return trainer.score_tokens(trainer.model, token_batch(some))[0]
@@ -97,7 +97,7 @@ def gradient_of(trainer: DrGRPOTrainer, objective: torch.Tensor) -> torch.Tensor
 
     Args:
         trainer ([`DrGRPOTrainer`]): Owns the parameters.
-        objective (`torch.Tensor`): What is derived.
+        objective (`torch.Tensor`): The scalar.
     """
     parameters = [p for p in trainer.model.parameters() if p.requires_grad]
     return torch.cat([g.flatten() for g in torch.autograd.grad(objective, parameters, retain_graph=True)])
@@ -127,7 +127,7 @@ class Moments:
 
     @property
     def squared_mean(self) -> float:
-        """Squared length of the expected vector, unbiased: of the mean's, less the part that is noise."""
+        """Unbiased squared length of the expected vector: that of the mean, less its noise."""
         return float(self.mean @ self.mean) - self.variance / len(self.squares)
 
     def over(self, other: "Moments") -> dict[str, float]:

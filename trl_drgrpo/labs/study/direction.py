@@ -3,14 +3,14 @@ r"""Effect of one update on the length of correct and incorrect answers, estimat
 A step of unit length along the update direction `u` changes a quantity `f(theta)` by `u . grad f`, to first order.
 Both factors are sums over roll-outs of the policy as it is, `sum_i w_i grad log pi(o_i)`:
 
-- the update direction of an objective, with its token weights (`objectives.py`), divided by its own length: what
-  gradient clipping, or a normalizing optimizer, makes of a batch;
+- the update direction of an objective, with its token weights (`objectives.py`), divided by its own length, as
+  gradient clipping or a normalizing optimizer does;
 - the gradient of `f`, by the score function. For the mean length of incorrect answers, a ratio of two expectations:
-  `grad E[|o| | wrong] = E[1_wrong (|o| - E[|o| | wrong]) grad log pi(o)] / P(wrong)`.
+  `grad E[|o| | incorrect] = E[1_incorrect (|o| - E[|o| | incorrect]) grad log pi(o)] / P(incorrect)`.
 
 The two factors come from different batches: in one and the same batch their noise is correlated, and the product
-would be wrong on average. Standard errors are a jackknife over batches. No trajectory is waited for, so a drift is
-seen that a run of a few hundred steps hides in its diffusion.
+would be biased. Standard errors are a jackknife over batches. No run is needed, so the measurement also shows a drift
+that a run of a few hundred steps hides in its diffusion.
 """
 
 from collections.abc import Callable, Iterable
@@ -24,17 +24,17 @@ from trl_drgrpo.labs.study.objectives import OBJECTIVES
 QUANTITIES = ("length_right", "length_wrong", "length", "pass_rate")
 GAP = "length_gap"  # mean length of incorrect answers minus that of correct ones, from the two
 REPORTED = (*QUANTITIES, GAP)
-REFERENCE = "dr_grpo"  # what the others are compared with
+REFERENCE = "dr_grpo"  # the others are compared with it
 ScoreSums = Callable[[np.ndarray], np.ndarray]
 
 
 @dataclass(frozen=True)
 class Rollouts:
-    """One batch of roll-outs, reduced to what the weights need.
+    """One batch of roll-outs, reduced to the inputs of the weights.
 
     Args:
         rewards (`np.ndarray` of shape `(B,)`): Combined rewards, none missing.
-        right (`np.ndarray` of shape `(B,)`, bool): Which completions are right.
+        right (`np.ndarray` of shape `(B,)`, bool): Whether each completion is correct.
         lengths (`np.ndarray` of shape `(B,)`): Tokens, at least 1.
         num_generations (`int`): G.
         loss_normalizer (`float`): L, in tokens.
@@ -49,7 +49,7 @@ class Rollouts:
     stopped: np.ndarray | None = None
 
     def direction_weights(self) -> np.ndarray:
-        """Per objective, what each row's `grad log pi(o_i)` is weighted by, `(O, B)` in the order of `OBJECTIVES`."""
+        """Per objective, the weight of each row's `grad log pi(o_i)`, `(O, B)` in the order of `OBJECTIVES`."""
         return np.stack(
             [
                 objective.token_weights(self.rewards, self.lengths, self.num_generations, self.loss_normalizer)
@@ -58,7 +58,7 @@ class Rollouts:
         )
 
     def quantity_weights(self) -> np.ndarray:
-        """The same for the gradients of `QUANTITIES`, `(4, B)`; a row of NaN where no completion is right or wrong."""
+        """The same for the gradients of `QUANTITIES`, `(4, B)`; NaN in the row of a length that no completion has."""
         rows = len(self.lengths)
         # The group's other members as baseline: the same expectation, less noise.
         scale = self.num_generations / (self.num_generations - 1) / rows
@@ -97,7 +97,7 @@ class Changes:
         changes (`dict[str, dict[str, Estimate]]`): Per objective and quantity.
         differences (`dict[str, dict[str, Estimate]]`): The same minus that of Dr. GRPO, from the same batches.
         batches (`int`): Batches that the estimates are from.
-        steepest_gap (`float`): What an update of unit length could change the gap by at most: the length of its
+        steepest_gap (`float`): The largest change of the gap that an update of unit length can make: the length of its
             gradient. NaN where that is not above its noise.
     """
 

@@ -11,7 +11,7 @@ _TOKENS = 100  # length of all answers but the first
 
 
 def draw_divisors(num_generations: int = 8) -> Any:
-    """Left the length bias, right the difficulty bias, of one group.
+    """The length bias of one group in the left panel, the difficulty bias in the right one.
 
     Args:
         num_generations (`int`, *optional*, defaults to `8`): G, at least 2.

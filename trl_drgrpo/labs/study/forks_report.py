@@ -50,11 +50,11 @@ def run_study(
         work_dir (`Path`): For models and gradients.
         settings ([`ForksSettings`], *optional*): Sizes.
         jobs (`int`, *optional*, defaults to `1`): Parts at a time.
-        on_part (`Callable`, *optional*): Told in a line what was done.
+        on_part (`Callable`, *optional*): Called with a line of text after each part.
 
     Returns:
-        `dict[str, Any]`: `command`, `date`, `versions`, `settings`, `stages`, `runs`, `gradients` and `agreement`:
-            what the file holds.
+        `dict[str, Any]`: `command`, `date`, `versions`, `settings`, `stages`, `runs`, `gradients` and `agreement`,
+            as in the file.
     """
     study = Resumable("forks", seeds, asdict(settings), output, jobs, on_part)
     work_dir.mkdir(parents=True, exist_ok=True)
@@ -100,8 +100,8 @@ def _gradient_part(
 
 
 def _agreement(results: dict[str, Any], seeds: Sequence[int], work_dir: Path) -> list[dict[str, Any]]:
-    """Of each arm with the flat arm, both over all seeds: the cosine of the mean gradients, and by seed the `scale`,
-    the length along the flat one over its own (1 if both estimate the same)."""
+    """Agreement of each arm with the flat arm, both over all seeds: the cosine of the mean gradients, and by seed the
+    `scale`, the length along the flat gradient over that gradient's own (1 if both estimate the same)."""
     found, settings = [], results["settings"]
     groups = len(seeds) * settings["prompts"] * settings["batches"]
     for stage, rewards in product(settings["stages"], REWARDS):
@@ -127,7 +127,7 @@ def _agreement(results: dict[str, Any], seeds: Sequence[int], work_dir: Path) ->
 
 
 def _gradients(results: dict[str, Any], stage: str, forks: str, rewards: str) -> list[dict[str, Any]]:
-    """Of an arm, ordered by seed."""
+    """Gradients of an arm, ordered by seed."""
     key = (stage, forks, rewards)
     rows = [row for row in results["gradients"] if (row["stage"], row["forks"], row["rewards"]) == key]
     return sorted(rows, key=lambda row: row["seed"])
@@ -167,7 +167,7 @@ def variance_table(results: dict[str, Any], stage: str) -> str:
 
     Args:
         results (`dict[str, Any]`): Of [`run_study`].
-        stage (`str`): Which stage.
+        stage (`str`): The stage.
     """
     head = ["rewards", "groups", "tokens of a group", "thousand tokens to signal = noise", "over flat"]
     head += ["over flat, all rows' tokens", "along", "cosine"]
@@ -192,7 +192,7 @@ def over_flat(results: dict[str, Any], stage: str, forks: str, rewards: str, tok
 
     Args:
         results (`dict[str, Any]`): Of [`run_study`].
-        stage, forks, rewards (`str`): Which arm.
+        stage, forks, rewards (`str`): The arm.
         tokens (`str`, *optional*, defaults to `"tokens"`): Those sampled, or `"all_tokens"`.
     """
     both = zip(_gradients(results, stage, forks, rewards), _gradients(results, stage, FLAT, rewards), strict=True)
@@ -203,7 +203,7 @@ def over_flat(results: dict[str, Any], stage: str, forks: str, rewards: str, tok
 
 
 def _runs(results: dict[str, Any], forks: str, rewards: str) -> list[ForksRun]:
-    """Of an arm, ordered by seed."""
+    """Runs of an arm, ordered by seed."""
     runs = [ForksRun(**run) for run in results["runs"] if (run["forks"], run["rewards"]) == (forks, rewards)]
     return sorted(runs, key=lambda run: run.seed)
 
@@ -245,7 +245,7 @@ def learning_table(results: dict[str, Any]) -> str:
 
 
 def conclusion(results: dict[str, Any]) -> str:
-    """Which forks have a smaller or a larger gradient variance than flat groups.
+    """Sentence on the forks that have a smaller or a larger gradient variance than flat groups.
 
     Args:
         results (`dict[str, Any]`): Of [`run_study`].

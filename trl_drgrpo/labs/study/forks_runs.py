@@ -1,6 +1,6 @@
 """Forks against flat groups on long list sums: variance of the gradient, and runs that stop at the same tokens.
 
-Every arm goes through the trainer. Tokens are those that were sampled: what branches share counts once.
+Every arm goes through the trainer. Tokens are those that were sampled: tokens that branches share count once.
 
 A batch's gradient is a sum over groups that are drawn independently, so its variance times its tokens is that of one
 group: `tr Cov(g) * E[tokens]`. At equal tokens, arms compare as these numbers do.
@@ -45,8 +45,8 @@ class ForksSettings:
     """Sizes.
 
     Args:
-        stages (`dict[str, float]`): What the model of each stage was warm-started on: how often the demonstrator errs
-            where it does not know the pair. Runs begin at the first.
+        stages (`dict[str, float]`): How often the demonstrator that a stage's model is warm-started on errs where it
+            does not know the pair. Runs begin at the first stage.
         entropy_quantile (`float`): Of the entropies of a stage's steps; the threshold of `fork_at: entropy`.
         prompts, batches (`int`): Groups of a batch, and batches of each arm and seed whose gradients are measured.
         tokens (`int`): Sampled in a run.
@@ -174,8 +174,8 @@ def mean_gradients(work_dir: Path, stage: str, forks: str, rewards: str, seeds: 
     """Mean gradient of an arm's groups at a stage, a row per seed.
 
     Args:
-        work_dir (`Path`): Where [`measure`] left them.
-        stage, forks, rewards (`str`), seeds (`Sequence[int]`): Of which arm.
+        work_dir (`Path`): Has the files of [`measure`].
+        stage, forks, rewards (`str`), seeds (`Sequence[int]`): The arm and its seeds.
     """
     return torch.stack([torch.load(_means_file(work_dir, stage, forks, seed))[rewards] for seed in seeds])
 
@@ -249,7 +249,7 @@ def run_arm(
 
 
 class _Evaluations(TrainerCallback):
-    """Counts what is sampled, evaluates at equal distances, and ends the run."""
+    """Counts sampled tokens, evaluates at equal distances, and ends the run."""
 
     def __init__(self, run: ForksRun, settings: ForksSettings):
         self.run, self.settings, self.sampled = run, settings, 0.0

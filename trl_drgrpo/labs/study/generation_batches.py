@@ -9,7 +9,7 @@ from trl_drgrpo.upstream.swapping import swapped
 
 
 def sampled_batches(trainer: DrGRPOTrainer) -> Iterator[tuple[CreditedBatch, dict[str, Any]]]:
-    """Generation batches as the training loop would see them, and what TRL trains on; over and over the data.
+    """Generation batches as the training loop would see them, with the tensors that TRL trains on; without end.
 
     Args:
         trainer ([`DrGRPOTrainer`]): The trainer; its model does not change.

@@ -1,14 +1,14 @@
-r"""One group under every objective: how long its answers are, what a token weighs, what an answer pulls.
+r"""One group under every objective: the lengths of its answers, the weight of a token, the pull of an answer.
 
 The weights of `objectives.py` are in the units of their own divisors, so they cannot be laid side by side. Here each
-is given relative to an even group, half of it right (of an odd G, half rounded down), whose answers are all as long
-as those of this group are on average: 1 is what the objective gives to a token there, in the mean. So
+is relative to an even group: half of its answers are correct (of an odd G, half rounded down), and all are as long as
+the answers of this group are on average. 1 is the mean weight that the objective gives to a token there. So
 
 - the length bias is seen within a group: tokens of answers that differ in length alone weigh 1, or they do not;
 - the difficulty bias is seen between groups: how far an uneven group is from the even one.
 
-The pull of an answer is the sum over its tokens, in units of such an answer of the even group: what its length and
-its advantage make of it together. Pure numbers, no torch.
+The pull of an answer is the sum over its tokens, in units of such an answer of the even group: the joint effect of its
+length and its advantage. Pure numbers, no torch.
 """
 
 from dataclasses import dataclass
@@ -21,11 +21,11 @@ from trl_drgrpo.labs.study.objectives import OBJECTIVES
 
 @dataclass(frozen=True)
 class ExampleGroup:
-    """A group whose right answers are equally long, and its wrong ones too.
+    """A group whose correct answers all have one length, and whose incorrect ones all have one.
 
     Args:
-        right (`int`): How many answers are right, 0 to G; they come first.
-        length_right, length_wrong (`int`): Tokens of a right and of a wrong answer, at least 1.
+        right (`int`): Number of correct answers, 0 to G; they come first.
+        length_right, length_wrong (`int`): Tokens of a correct and of an incorrect answer, at least 1.
         num_generations (`int`, *optional*, defaults to `8`): G, at least 2.
         max_length (`int`, *optional*, defaults to `256`): Tokens at which answers are cut; also L.
 
@@ -66,7 +66,7 @@ class ExampleGroup:
 
     @property
     def rewards(self) -> np.ndarray:
-        """1 for a right answer, 0 for a wrong one, `(G,)`."""
+        """1 for a correct answer, 0 for an incorrect one, `(G,)`."""
         return self.is_right.astype(float)
 
     @property
@@ -81,10 +81,10 @@ class ExampleGroup:
             objective (`str`): A key of `OBJECTIVES`.
 
         Returns:
-            `np.ndarray` of shape `(G,)`: Positive for right answers, negative for wrong ones, 0 in a group whose
-            answers are all right or all wrong.
+            `np.ndarray` of shape `(G,)`: Positive for correct answers, negative for incorrect ones, 0 in a group whose
+            answers are all correct or all incorrect.
 
-        Example: with lengths of 10 and 30 tokens GRPO has a token of the right answer weigh 3 times as much.
+        Example: with lengths of 10 and 30 tokens, GRPO gives a token of the correct answer 3 times the weight.
 
         ```python
         >>> group = ExampleGroup(right=1, length_right=10, length_wrong=30, num_generations=2)

@@ -10,13 +10,13 @@ from trl_drgrpo.labs.study.group import ExampleGroup
 from trl_drgrpo.labs.study.objectives import OBJECTIVES
 from trl_drgrpo.report.group_widget import group_widget_html
 
-COMPARED = ("grpo", "dapo", "dr_grpo")  # what is drawn unless told otherwise
+COMPARED = ("grpo", "dapo", "dr_grpo")  # drawn by default
 _RIGHT, _WRONG, _NEUTRAL = ROLES["correct"], ROLES["incorrect"], "#555555"
 _MARKERS = ("o", "s", "D", "^", "v")
 
 
 def draw_groups(groups: Sequence[ExampleGroup], objectives: Sequence[str] = COMPARED) -> Any:
-    """One column per group: the lengths of its answers, what a token of each weighs, what each pulls.
+    """One column per group: the lengths of its answers, the weight of a token of each, the pull of each.
 
     Args:
         groups (`Sequence[ExampleGroup]`): At least one.

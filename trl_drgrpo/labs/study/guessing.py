@@ -6,11 +6,12 @@ r"""Rung b: a task for a small language model in which the length of an answer i
     xxxxxxxx       the model comments, for as long as it likes: `x` after `no`, `k` after `ok`
 
 The reward is 1 for `ok`, whatever follows. Guessing cannot be learned, and the comment is worth nothing, so an
-unbiased objective has no reason to change its length. The warm-started model comments equally long in both cases, in
-other words: so the policy knows at every token whether it was right, as a language model that wanders when lost does.
+unbiased objective has no reason to change its length. The warm-started model comments equally long in both cases, but
+in other letters. So the policy knows at every token whether it was correct, as a language model that wanders when lost
+does.
 
-The verdict comes from the environment, as a tool's answer or a test's does. One that the model could compute by itself
-could be learned as well, and then being right would no longer be a matter of chance.
+The verdict comes from the environment, as a tool's answer or a test's does. If the model could compute it, correct
+guesses could be learned as well, and would no longer be a matter of chance.
 """
 
 import random
@@ -34,7 +35,7 @@ MAX_COMPLETION = 1 + FEEDBACK_TOKENS + MAX_COMMENT
 
 
 def make_prompts(size: int, seed: int) -> "Dataset":
-    """Prompts that say nothing: three numbers.
+    """Prompts without information: three numbers.
 
     Args:
         size (`int`): Number of rows.
@@ -51,11 +52,11 @@ def _prompt(rng: random.Random) -> str:
 
 
 def verdict_reward(completions: Sequence[str], verdict: Sequence[bool], **kwargs: Any) -> list[float]:
-    """1 where the guess was right; the comment counts nothing.
+    """1 where the guess was correct; the comment counts nothing.
 
     Args:
         completions (`Sequence[str]`): B completions.
-        verdict (`Sequence[bool]`): What the environment said, from the roll-out.
+        verdict (`Sequence[bool]`): The environment's verdicts, from the roll-out.
     """
     return [float(right) for right in verdict]
 
@@ -116,12 +117,12 @@ def warm_start(
     """Train a small Qwen2 on demonstrations until it plays the game, and save it.
 
     Args:
-        folder (`Path`): Where to save model and tokenizer.
+        folder (`Path`): Folder for model and tokenizer.
         seed (`int`): Of weights and demonstrations.
         steps (`int`): Optimizer steps; about 20 seconds on one core.
         batch_size (`int`): Rows per step.
         mean_length, longest (`float`, `int`): Of a comment, in tokens.
-        letters (`Mapping[bool, str]`): What a comment is written in after each verdict.
+        letters (`Mapping[bool, str]`): The letter of a comment after each verdict.
 
     Returns:
         `Path`: `folder`.

@@ -44,7 +44,7 @@ class MeasuredModel:
         reward (`Callable`): Reward function, 1 for a correct answer, else 0.
         max_completion (`int`): Tokens of a completion at most.
         rollout (`Callable`, *optional*): `f(seed)` -> `rollout_func`.
-        constructed (`bool`): Whether it was made to show something.
+        constructed (`bool`): Whether it was made for an effect.
     """
 
     title: str
@@ -57,7 +57,7 @@ class MeasuredModel:
 
 
 def even_digit_reward(completions: Sequence[str], **kwargs: Any) -> list[float]:
-    """1 where the guess is an even digit; what follows counts nothing.
+    """1 where the guess is an even digit; the comment counts nothing.
 
     Args:
         completions (`Sequence[str]`): B completions of the game.
@@ -120,11 +120,11 @@ MODELS = {
 
 
 def start_of(name: str, work_dir: Path) -> Path:
-    """The folder of a start, made if it is not there.
+    """The folder of a start; the start is made if it is not there.
 
     Args:
         name (`str`): A key of [`STARTS`].
-        work_dir (`Path`): Where starts are kept.
+        work_dir (`Path`): Has a folder for each start.
     """
     folder = work_dir / "starts" / name
     return folder if (folder / "model.safetensors").is_file() else STARTS[name](folder)
@@ -183,10 +183,10 @@ def measure_all(
         output (`Path`): JSON file, written after each measurement.
         work_dir (`Path`): For models and trainers.
         jobs (`int`): Measurements at a time, a process each if more than one.
-        on_run (`Callable`): Told what was measured.
+        on_run (`Callable`): Called with the results of each measurement.
 
     Returns:
-        `dict[str, Any]`: Provenance, `settings` and `runs`, what the file holds.
+        `dict[str, Any]`: Provenance, `settings` and `runs`, as in the file.
     """
     results: dict[str, Any] = {**provenance(study_command(study, len(seeds), jobs)), "settings": asdict(settings)}
     wanted = [(name, seed) for seed in seeds for name in settings.models]

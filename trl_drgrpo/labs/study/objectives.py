@@ -1,4 +1,4 @@
-r"""The objectives that are compared, each as the weight it gives to a token.
+r"""The compared objectives, each as the weight it gives to a token.
 
 On policy (ratio 1, no KL) every objective of this family has a gradient of one form,
 
@@ -26,7 +26,7 @@ class Objective:
     Args:
         label (`str`): For tables and legends: the settings of TRL, `loss_type` and whether `scale_rewards` is on.
         divides_by_std (`bool`): Whether advantages are divided by the group's standard deviation.
-        divisor (`str`): What a token's loss is divided by: `"row"` (its row's length, times B), `"batch"` (the tokens
+        divisor (`str`): Divisor of a token's loss: `"row"` (its row's length, times B), `"batch"` (the tokens
             of the batch) or `"constant"` (`B * L`).
     """
 
@@ -43,7 +43,7 @@ class Objective:
         """
         groups = _grouped(rewards, num_generations)  # (P, G)
         advantages = groups - groups.mean(axis=1, keepdims=True)
-        advantages[groups.max(axis=1) == groups.min(axis=1)] = 0.0  # not the rounding residue of equal rewards
+        advantages[groups.max(axis=1) == groups.min(axis=1)] = 0.0  # equal rewards leave a rounding residue
         if self.divides_by_std:
             advantages = advantages / (groups.std(axis=1, ddof=1, keepdims=True) + STD_FLOOR)
         return advantages.reshape(-1)
@@ -78,7 +78,7 @@ OBJECTIVES = {
 
 
 def gradient_weight(num_generations: int, divides_by_std: bool) -> list[float]:
-    """`sum_i |A_i|` of a group with k correct answers, for k = 0 to G: how hard the update pulls on such a prompt.
+    """`sum_i |A_i|` of a group with k correct answers, for k = 0 to G: the pull of the update on such a prompt.
 
     Args:
         num_generations (`int`): G.

@@ -1,8 +1,8 @@
-"""The one-step measurement on a real model, its data and its rewards: everything that a run would use, but no step.
+"""The one-step measurement on a real model with its data and rewards: all that a run would use, without a step.
 
 Completions come from the trainer's own generation and rewards, so a measurement is about the very run that would start
-from this configuration. Per batch there is one forward of its rows and one backward per objective and quantity; of the
-model only what is trainable is looked at, the adapter of a LoRA run for example.
+from this configuration. Per batch there is one forward of its rows and one backward per objective and quantity. Only
+trainable parameters count, the adapter of a LoRA run for example.
 """
 
 from collections.abc import Callable, Iterator
@@ -37,7 +37,7 @@ def measure_model(
 
     Args:
         trainer ([`DrGRPOTrainer`]): Not trained; in one process. Its configuration says how many rows a batch has
-            (`per_device_train_batch_size * steps_per_generation`), L, and what is right (`correct_reward`,
+            (`per_device_train_batch_size * steps_per_generation`), L, and what is correct (`correct_reward`,
             `correct_threshold`).
         batches (`int`): K, generation batches to sample, at least 3. Standard errors fall with `1 / sqrt(K)`.
         on_batch (`Callable`, *optional*): Called with each batch's number and roll-outs, for progress.
@@ -48,8 +48,8 @@ def measure_model(
 
     Raises:
         [`InputError`]: Too few batches, several processes, a sampler that is not the policy
-            (`top_p`, `top_k`, `min_p`), too many trainable parameters, rewards that are missing, or a reward of which
-            it is not known from which value on a completion is correct.
+            (`top_p`, `top_k`, `min_p`), too many trainable parameters, missing rewards, or a reward without a known
+            value from which a completion is correct.
     """
     _check(trainer, batches)
     if (excess := too_large(trainer, batches)) is not None:
@@ -94,7 +94,7 @@ def score_sums(trainer: DrGRPOTrainer, tokens: TokenBatch, mask: torch.Tensor, w
     """`sum_i w_i grad log pi(o_i)` over a batch, for several weights at once.
 
     Args:
-        trainer ([`DrGRPOTrainer`]): Whose policy it is.
+        trainer ([`DrGRPOTrainer`]): Owns the policy.
         tokens ([`TokenBatch`]): The rows; `per_device_train_batch_size` of them run at a time.
         mask (`torch.Tensor` of shape `(B, T)`): 1 on the tokens that count.
         weights (`np.ndarray` of shape `(W, B)`): NaN in a row of weights gives NaN.
@@ -157,7 +157,7 @@ def _check(trainer: DrGRPOTrainer, batches: int) -> None:
 
 
 def too_large(trainer: DrGRPOTrainer, batches: int) -> InputError | None:
-    """What is wrong if the gradients of so many batches do not fit into memory."""
+    """The error to raise if the gradients of so many batches do not fit into memory, else `None`."""
     trainable = sum(p.numel() for p in trainer.model.parameters() if p.requires_grad)
     needed = trainable * batches * (len(OBJECTIVES) + len(QUANTITIES)) * _BYTES
     if needed > MEMORY_LIMIT:

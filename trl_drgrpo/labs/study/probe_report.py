@@ -77,7 +77,7 @@ def correlation(results: dict[str, Any], predictor: str, natural: bool = False) 
 
 
 def sentence(results: dict[str, Any]) -> str:
-    """What the declared correlation says of the prediction."""
+    """Sentence on the prediction, from the declared correlation."""
     found = correlation(results, DECLARED)
     natural = correlation(results, DECLARED, natural=True)
     parts = [f"{each} (p = {each.p_value:.3f}, one-sided): {_verdict(each)}" for each in (found, natural)]

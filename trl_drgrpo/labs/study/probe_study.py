@@ -1,16 +1,18 @@
 """The prediction that the length bias is as large as the policy's knowledge of being incorrect, over small models.
 
-Declared before the first number was seen: across models, the AUC of the probe on stopping states (`stop_states.py`,
-`correctness_probe.py`) against what GRPO's update does to the gap between incorrect and correct lengths beyond
-what Dr. GRPO's does, to first order, in tokens per update of unit length (`direction.py`); the prediction is a
-positive rank correlation. Beside it the same effect as a share of the largest change of the gap that an update of this
-length can make, since parameters and lengths differ between models; both also over the models not made for it.
+Declared before the first number was seen: a positive rank correlation across models. One variable is the AUC of the
+probe on stopping states (`stop_states.py`, `correctness_probe.py`). The other is the effect of GRPO's update on the
+gap between incorrect and correct lengths, minus that of Dr. GRPO's, to first order, in tokens per update of unit
+length (`direction.py`). Beside it stands the same effect as a share of the largest change of the gap that an update of
+this length can make, since parameters and lengths differ between models. Both are also taken over the models that were
+not made for the effect.
 
-Added after a pilot on two of the models with another seed, before the study: `open_stops`, how far stopping is left to
-chance (`correctness_probe.py`). Where a model always knows whether to stop, its length is decided at other tokens.
+Added after a pilot on two of the models with another seed, before the study: `open_stops`, the extent to which
+stopping is left to chance (`correctness_probe.py`). Where a model always knows whether to stop, its length is decided
+at other tokens.
 
-Added after one seed, in which a verdict that was read off the states with an AUC of 0.98 had no effect: `apart`, how
-far the states of correct and incorrect completions are from each other, and not only whether they can be told.
+Added after one seed, in which a verdict that was read off the states with an AUC of 0.98 had no effect: `apart`, the
+distance between the states of correct and of incorrect completions, and not only whether they can be told apart.
 """
 
 from collections.abc import Callable, Sequence
@@ -72,10 +74,10 @@ def run_study(
         work_dir (`Path`): For models and trainers.
         jobs (`int`, *optional*, defaults to `1`): Measurements at a time, a process each if more than one.
         settings ([`ProbeSettings`], *optional*): Sizes.
-        on_part (`Callable`, *optional*): Told in a line what was done.
+        on_part (`Callable`, *optional*): Called with a line of text after each part.
 
     Returns:
-        `dict[str, Any]`: Provenance, `settings` and `runs`, what the file holds.
+        `dict[str, Any]`: Provenance, `settings` and `runs`, as in the file.
     """
 
     def said(run: dict[str, Any]) -> None:

@@ -22,5 +22,5 @@ def earlier_results(output: Path, results: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write_results(results: Mapping[str, Any], output: Path) -> None:
-    """Write them, without what JSON does not know."""
+    """Write the results to the file."""
     output.write_text(json.dumps(results) + "\n", encoding="utf-8")

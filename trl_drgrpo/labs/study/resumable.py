@@ -1,4 +1,4 @@
-"""A study with arms and seeds that can be interrupted: rows in one file, and what is there is not run again."""
+"""A study with arms and seeds that can be interrupted: rows in one file; rows that are there are not run again."""
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -18,13 +18,13 @@ class Resumable:
     Args:
         name (`str`): Of the study.
         seeds (`Sequence[int]`): Seeds.
-        settings (`dict[str, Any]`): What the numbers depend on.
+        settings (`dict[str, Any]`): All settings that the numbers depend on.
         output (`Path`): JSON file, written after each part.
         jobs (`int`, *optional*, defaults to `1`): Parts at a time.
-        on_part (`Callable`, *optional*): Told in a line what was done.
+        on_part (`Callable`, *optional*): Called with a line of text after each part.
 
     Attributes:
-        results (`dict[str, Any]`): `command`, `date`, `versions`, `settings` and the parts: what the file holds.
+        results (`dict[str, Any]`): `command`, `date`, `versions`, `settings` and the parts, as in the file.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Resumable:
 
         Args:
             name (`str`): In the results.
-            keys (`Sequence[str]`): Of a row, which name the call that made it.
+            keys (`Sequence[str]`): Keys of a row that name the call that made it.
             calls (`Sequence[tuple]`): All calls of the part.
             run (`Callable`): `f(*call)` -> rows; with several jobs in a process of its own, so it has to be picklable.
             told (`Callable`): From the first row of a call to the line for `on_part`.
@@ -91,10 +91,10 @@ class Resumable:
 
 
 def in_processes(function: Callable[..., Any], calls: Sequence[tuple[Any, ...]], jobs: int) -> Iterator[Any]:
-    """What a function returns for each call, as the calls end.
+    """Results of a function for several calls, as the calls end.
 
     Args:
-        function (`Callable`), calls (`Sequence[tuple]`): What is called, with what.
+        function (`Callable`), calls (`Sequence[tuple]`): The function, and the arguments of each call.
         jobs (`int`): Calls at a time, in processes of their own with a thread each if more than one.
     """
     if jobs == 1:

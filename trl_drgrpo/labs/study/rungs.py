@@ -1,5 +1,5 @@
-"""The studies of a small language model: rung b, which is told its verdict, rung c, which was not made to show
-the length bias, and rung d, which finds its verdict out."""
+"""The studies of a small language model. In rung b it is told its verdict, rung c was not made to show the length
+bias, and in rung d it finds out its verdict by itself."""
 
 from trl_drgrpo.labs.study import arithmetic, guessing, verifying
 from trl_drgrpo.labs.study.trajectories import Rung, RunSettings

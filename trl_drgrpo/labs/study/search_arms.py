@@ -1,4 +1,4 @@
-"""What the study of search compares: strategies, sources of values, and the sizes of a run."""
+"""The arms of the study of search: strategies, sources of values, and the sizes of a run."""
 
 import zlib
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ class SearchSizes:
         budgets (`tuple[int, ...]`): Sampled tokens per problem, ascending.
         problems (`int`): Of a seed.
         max_completion_length, width, children, exploration: As in a search.
-        noise (`float`): Share of the steps that the mediocre process reward model judges the wrong way round.
+        noise (`float`): Share of the steps for which the mediocre process reward model reverses the verdict.
     """
 
     budgets: tuple[int, ...] = (256, 512, 1024)
@@ -81,7 +81,7 @@ def process_rewards(values: str, seed: int, noise: float) -> Any:
 def _mistaken(
     prompt: Any, previous_steps: Sequence[str], step: str, seed: int = 0, noise: float = 0.0
 ) -> float | None:
-    """The rule's verdict, turned round for a fixed share of all lines: the same line is judged alike again."""
+    """The rule's verdict, reversed for a fixed share of all lines: equal lines get equal verdicts."""
     verdict = line_is_right(prompt, previous_steps, step)
     draw = zlib.crc32(f"{seed}/{prompt}/{previous_steps}/{step}".encode()) / 2**32
     return verdict if verdict is None or draw >= noise else 1.0 - verdict

@@ -1,7 +1,7 @@
 """The study of search from end to end: pass rate against sampled tokens, its table and its plot.
 
 The warm-started model of the long list sums answers, a rule judges the lines, and every strategy is given the same
-budgets. With scores that say nothing (shuffled) a search still spends its tokens, and still selects.
+budgets. With uninformative scores (shuffled) a search still spends its tokens, and still selects.
 """
 
 import time
@@ -33,9 +33,9 @@ class SearchRun:
         seed (`int`): Of problems and sampling.
         budget (`int`): Tokens per problem at most.
         tokens (`float`): Tokens per problem that were sampled.
-        kept_share (`float`): Of these, the share that became part of the tree.
-        selected (`float`): Share of problems whose selected completion is right.
-        any (`float`): Share of problems with a right completion.
+        kept_share (`float`): Share of these that became part of the tree.
+        selected (`float`): Share of problems whose selected completion is correct.
+        any (`float`): Share of problems with a correct completion.
         completions (`float`): Finished ones per problem.
         seconds (`float`): CPU time of the process.
     """
@@ -57,7 +57,7 @@ def run_arm(model: Path, sizes: SearchSizes, arm: str, seed: int, budget: int) -
     Args:
         model (`Path`): Folder of the model that answers.
         sizes ([`SearchSizes`]): Settings.
-        arm, seed, budget (`str`, `int`, `int`): Which run.
+        arm, seed, budget (`str`, `int`, `int`): The run.
     """
     begun = time.process_time()
     problems = collect(
@@ -105,10 +105,10 @@ def run_study(
         output (`Path`): JSON file, written after each run.
         work_dir (`Path`): For the warm-started model.
         sizes ([`SearchSizes`], *optional*): Settings.
-        on_run (`Callable`, *optional*): Told in a line what was done.
+        on_run (`Callable`, *optional*): Called with a line of text after each run.
 
     Returns:
-        `dict[str, Any]`: `command`, `date`, `versions`, `settings` and `runs`, what the file holds.
+        `dict[str, Any]`: `command`, `date`, `versions`, `settings` and `runs`, as in the file.
     """
     sizes = sizes or SearchSizes()
     study = Resumable("search", seeds, asdict(sizes), output, on_part=on_run)
@@ -162,7 +162,7 @@ def table(results: dict[str, Any]) -> str:
 
 
 def conclusion(results: dict[str, Any]) -> str:
-    """Which searches do better or worse than best-of-N with the same values, at the largest budget.
+    """Sentence on the searches that do better or worse than best-of-N with the same values, at the largest budget.
 
     Args:
         results (`dict[str, Any]`): Of [`run_study`].

@@ -1,4 +1,4 @@
-"""What the study of prompts that carry signal starts on, the sizes of a run, and its arms."""
+"""The study of prompts that carry signal: its starts, the sizes of a run, and its arms."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +10,7 @@ class Start:
 
     Args:
         title (`str`): In tables.
-        terms (`tuple[int, int]`): Fewest and most digits of a sum; they decide how many the model gets right.
+        terms (`tuple[int, int]`): Fewest and most digits of a sum; they decide how many the model solves.
         max_completion (`int`): Tokens of a completion at most.
         tokens (`int`): Completion tokens that a run generates.
     """

@@ -36,10 +36,10 @@ def run_study(
         work_dir (`Path`): For the trainers.
         settings ([`SignalSettings`], *optional*): Sizes.
         jobs (`int`, *optional*, defaults to `1`): Runs at a time.
-        on_run (`Callable`, *optional*): Told in a line what was done.
+        on_run (`Callable`, *optional*): Called with a line of text after each run.
 
     Returns:
-        `dict[str, Any]`: `command`, `date`, `versions`, `settings` and `runs`, what the file holds.
+        `dict[str, Any]`: `command`, `date`, `versions`, `settings` and `runs`, as in the file.
     """
     study = Resumable("signal", seeds, asdict(settings), output, jobs, on_run)
     calls = list(product(seeds, settings.starts, ARMS))
@@ -76,11 +76,11 @@ def _told(row: dict[str, Any]) -> str:
 
 
 def complete_seeds(results: dict[str, Any], start: str) -> list[int]:
-    """Seeds of which every arm has run.
+    """Seeds with which every arm has run.
 
     Args:
         results (`dict[str, Any]`): Of [`run_study`].
-        start (`str`): Which start.
+        start (`str`): The start.
     """
     found: dict[int, set[str]] = {}
     for run in results["runs"]:
@@ -116,11 +116,11 @@ def _scores(results: dict[str, Any], start: str) -> dict[str, dict[str, list[flo
 
 
 def table(results: dict[str, Any], start: str) -> str:
-    """What the runs from a start took, and the pass rates they came to, as a Markdown table: mean and 95% interval.
+    """Costs and final pass rates of the runs from a start, as a Markdown table: mean and 95% interval.
 
     Args:
         results (`dict[str, Any]`): Of [`run_study`].
-        start (`str`): Which start.
+        start (`str`): The start.
     """
     scores = _scores(results, start)
     head = ["batches", "learning rate", "steps", "live groups, %", "CPU s", *(f"pass rate, {name}" for name in scores)]
@@ -143,7 +143,7 @@ def difference_table(results: dict[str, Any], start: str) -> str:
 
     Args:
         results (`dict[str, Any]`): Of [`run_study`].
-        start (`str`): Which start.
+        start (`str`): The start.
     """
     scores = _scores(results, start)
     rows = []
@@ -158,14 +158,14 @@ def factor_sentence(results: dict[str, Any], start: str) -> str:
 
     Args:
         results (`dict[str, Any]`): Of [`run_study`].
-        start (`str`): Which start.
+        start (`str`): The start.
     """
     factors = [run.factor for run in _by_arm(results, start)[FACTOR_OF] if run.factor is not None]
     return f"{interval(factors).mean:.2f} on average ({min(factors):.2f} to {max(factors):.2f})"
 
 
 def conclusion(results: dict[str, Any]) -> str:
-    """Which arms do better or worse than plain sampling, over the tokens.
+    """Sentence on the arms that do better or worse than plain sampling, over the tokens.
 
     Args:
         results (`dict[str, Any]`): Of [`run_study`].

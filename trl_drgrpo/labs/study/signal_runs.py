@@ -1,8 +1,8 @@
 """Prompts that carry signal: the same model, trained on batches that are filled in different ways.
 
-The demo's model is trained on sums of which it gets few right, and on sums of which it gets about half right. Model,
-prompts, seeds and settings are the same in every arm of a start, and each arm ends at the same number of generated
-tokens: those of groups that are dropped count, so an arm that drops many takes fewer optimizer steps.
+The demo's model is trained on sums of which it solves few, and on sums of which it solves about half. Model, prompts,
+seeds and settings are the same in every arm of a start, and each arm ends at the same number of generated tokens.
+Tokens of dropped groups count, so an arm that drops many groups takes fewer optimizer steps.
 """
 
 import statistics
@@ -40,10 +40,10 @@ class SignalRun:
         tokens (`list[int]`): Completion tokens generated so far.
         pass_rate (`list[float]`): Of held-out problems, sampled at temperature 1.
         seconds (`list[float]`): CPU time of the process so far, evaluations left out.
-        live_share (`float`): Of the generated groups, those with different rewards.
-        factor (`float`, *optional*): Mean over steps of what DAPO's mean multiplies the unbiased gradient by.
-        capped_share (`float`, *optional*): Of the steps, those that reached the cap on draws.
-        clipped_share (`float`): Of the steps, those whose gradient was longer than `max_grad_norm`.
+        live_share (`float`): Share of the generated groups that have different rewards.
+        factor (`float`, *optional*): Mean over steps of the factor by which DAPO's mean scales the unbiased gradient.
+        capped_share (`float`, *optional*): Share of the steps that reached the cap on draws.
+        clipped_share (`float`): Share of the steps whose gradient was longer than `max_grad_norm`.
     """
 
     start: str
@@ -77,7 +77,7 @@ def interpolate(xs: Sequence[float], ys: Sequence[float], x: float) -> float:
 
     Args:
         xs, ys (`Sequence[float]`): Points, `xs` ascending.
-        x (`float`): Where to read it.
+        x (`float`): Position.
 
     Example:
 
@@ -100,7 +100,7 @@ def mean_height(xs: Sequence[float], ys: Sequence[float], end: float) -> float:
 
     Args:
         xs, ys (`Sequence[float]`): Points, `xs` ascending.
-        end (`float`): Where to stop, behind the first point.
+        end (`float`): End of the interval, behind the first point.
 
     Example:
 
@@ -123,9 +123,9 @@ def run_arm(
 
     Args:
         settings ([`SignalSettings`]): Sizes.
-        start, arm, seed (`str`, `str`, `int`): Which run.
+        start, arm, seed (`str`, `str`, `int`): The run.
         output_dir (`Path`): The trainer's folder; nothing is saved there.
-        factor (`float`, *optional*): What the learning rate is multiplied by, for arms that raise it.
+        factor (`float`, *optional*): Factor of the learning rate, for arms that raise it.
 
     Returns:
         [`SignalRun`].
@@ -192,7 +192,7 @@ def _pass_rate(task: Start, held_out: int, model: Any) -> float:
 
 
 class _Recorder(TrainerCallback):
-    """Counts what is generated, evaluates at the marks, and ends the run at the last one."""
+    """Counts generated tokens, evaluates at the marks, and ends the run at the last one."""
 
     def __init__(self, run: SignalRun, before: float, marks: Sequence[float], measure: Callable[[Any], float]):
         self.run, self.before, self.marks, self.measure = run, before, list(marks), measure

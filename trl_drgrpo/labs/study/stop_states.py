@@ -1,9 +1,9 @@
 """The hidden state in which a completion might have stopped, for a probe.
 
 From each completion one position is drawn, in proportion to the probability that the policy gives to a stop token
-there, among the tokens that the policy wrote itself. So a position counts as much as stopping is possible at it, and a
-long completion no more than a short one, one that was cut off included. The state is the last layer's, the
-one that the next token's distribution is read from.
+there, among the tokens that the policy wrote itself. So a position counts as much as the policy may stop there, and
+a long completion, also one that was cut off, counts no more than a short one. The state is the last layer's, from
+which the next token's distribution is read.
 """
 
 from typing import Any
@@ -21,7 +21,7 @@ class StateCollector:
     """Draws a state from each completion of the batches that it is shown.
 
     Args:
-        trainer ([`DrGRPOTrainer`]): Whose policy it is.
+        trainer ([`DrGRPOTrainer`]): Owns the policy.
         seed (`int`, *optional*, defaults to `0`): Of the draws; the sampler's generator is not touched.
     """
 
@@ -78,7 +78,7 @@ def stopping(trainer: DrGRPOTrainer, tokens: TokenBatch) -> tuple[torch.Tensor, 
     """States that the completion's tokens were drawn from, and the log-probability of a stop token in each.
 
     Args:
-        trainer ([`DrGRPOTrainer`]): Whose policy it is; its temperature counts.
+        trainer ([`DrGRPOTrainer`]): Owns the policy; its temperature counts.
         tokens ([`TokenBatch`]): Rows, in one forward.
 
     Returns:

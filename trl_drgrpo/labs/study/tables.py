@@ -45,12 +45,12 @@ def pushes(
     """The push of an update on the decision to stop, see `features/diagnostics/stop_push.py`.
 
     Args:
-        batches (`Sequence[Rollouts]`): That say which completions stopped.
+        batches (`Sequence[Rollouts]`): Batches that say which completions stopped.
         decisions (`Callable`, *optional*): `f(lengths, stopped)` -> decisions to go on or to stop in each row; by
             default each token is one.
 
     Returns:
-        `dict`: Per key of `OBJECTIVES` that of the `correct` and of the `incorrect` completions.
+        `dict`: Per key of `OBJECTIVES` the push of the `correct` and of the `incorrect` completions.
     """
     size = batches[0].num_generations
     lengths, right = (np.concatenate([getattr(b, name) for b in batches]) for name in ("lengths", "right"))
@@ -85,7 +85,7 @@ def push_table(found: dict[str, dict[str, Push]]) -> str:
 
 
 def pushes_as_dict(found: dict[str, dict[str, Push]]) -> dict[str, Any]:
-    """The same as plain types for JSON; what is unknown is `None`."""
+    """The same as plain types for JSON; unknown values are `None`."""
     return {
         name: {
             kind: {key: None if value != value else value for key, value in vars(push).items()}
@@ -96,7 +96,7 @@ def pushes_as_dict(found: dict[str, dict[str, Push]]) -> dict[str, Any]:
 
 
 def probe_table(scores: ProbeScores) -> str:
-    """AUC of the probes as a Markdown table, with intervals (95%), and what follows."""
+    """AUC of the probes as a Markdown table, with intervals (95%), and a conclusion."""
     lines = [
         f"Linear probe for correctness where an answer may stop, pairs of answers to one of {scores.prompts} prompts, "
         "AUC ± 95%:\n",
@@ -110,7 +110,7 @@ def probe_table(scores: ProbeScores) -> str:
 
 
 def probe_sentence(scores: ProbeScores) -> str:
-    """What the numbers say of the length bias."""
+    """Sentence on the length bias, from the numbers."""
     tells = "the state tells correct from incorrect answers to the same prompt"
     if scores.states.value <= 0.5 + 1.96 * scores.states.standard_error:
         found = (
@@ -159,7 +159,7 @@ def _cell(estimate: Estimate, scale: float) -> str:
 
 
 def changes_as_dict(changes: Changes) -> dict[str, Any]:
-    """The same as plain types for JSON; what is unknown is `None`.
+    """The same as plain types for JSON; unknown values are `None`.
 
     Args:
         changes ([`Changes`]): Of the measurement.

@@ -1,13 +1,14 @@
 r"""Rung a: the length bias in a policy of two numbers, where nothing else can be the cause.
 
-A completion falls into one of two states that the policy sees: right (probability 0.4) or wrong (0.6). That cannot be
-learned. In each state one number is learned, the rate at which it stops, so the length is geometric, cut at 64 tokens.
-The reward is 1 in the right state, whatever the length: an unbiased objective has no reason to move either rate.
+A completion falls into one of two states that the policy sees: correct (probability 0.4) or incorrect (0.6). The state
+cannot be learned. In each state one number is learned, the rate at which it stops, so the length is geometric, cut at
+64 tokens. The reward is 1 in the correct state, whatever the length: an unbiased objective has no reason to move
+either rate.
 
 The expected change of a state's rate is proportional to `E[c_i * score_i | state]`. With a constant divisor
 `E[A | state]` factors out and the score has mean 0: nothing but noise. With `1 / |o_i|` long completions weigh less
-than short ones, the weighted score has not mean 0, and its sign is that of the advantage: correct answers shrink,
-incorrect ones grow. GRPO without std does it too: it is the length, not the std.
+than short ones, the weighted score has a mean other than 0, and its sign is that of the advantage: correct answers
+shrink, incorrect ones grow. GRPO without std does it too: the cause is the length, not the std.
 """
 
 from dataclasses import dataclass, field
@@ -27,7 +28,7 @@ class TabularTask:
         prompts (`int`): P, prompts per step.
         num_generations (`int`): G, completions per prompt.
         max_length (`int`): Tokens at most; also L.
-        right_probability (`float`): How often a completion is right; not learnable.
+        right_probability (`float`): How often a completion is correct; not learnable.
         start_length (`float`): Mean length of both states at the start, before the cut, in tokens.
         learning_rate (`float`): Of Adam, on the logits of the stopping rates.
         steps (`int`): Optimizer steps.
@@ -108,7 +109,7 @@ def length_drift(prompts: int, batches: int = 5000, seed: int = 0) -> dict[str, 
 
     Args:
         prompts (`int`): Groups in a batch; DAPO's divisor depends on it.
-        batches (`int`, *optional*, defaults to `5000`): Drawn; the standard error of a 0 is `1 / sqrt(batches)`.
+        batches (`int`, *optional*, defaults to `5000`): Drawn batches; a 0 has standard error `1 / sqrt(batches)`.
         seed (`int`, *optional*, defaults to `0`): Of the random numbers.
 
     Returns:

@@ -95,7 +95,7 @@ def gradient_weight_table(results: dict[str, Any]) -> str:
 
 
 def conclusion(results: dict[str, Any]) -> str:
-    """Where the length bias shows, in a sentence."""
+    """Sentence on the objectives under which the length bias shows."""
     gaps = {
         name: [w - r for w, r in zip(found["length_wrong_end"], found["length_right_end"], strict=True)]
         for name, found in results["objectives"].items()

@@ -1,7 +1,7 @@
 """The same small model trained on the same task by the real trainers, one arm per objective.
 
-Model, prompts, seeds, steps and settings are the same in every arm; only trainer and objective differ. What is
-recorded comes from the completions that reach the reward function, so it is the same measurement in every arm.
+Model, prompts, seeds, steps and settings are the same in every arm; only trainer and objective differ. Curves are
+recorded from the completions that reach the reward function, so the measurement is the same in every arm.
 """
 
 import statistics
@@ -58,18 +58,18 @@ class RunSettings:
 
 @dataclass(frozen=True)
 class Rung:
-    """A task, the model that starts on it, and what is run.
+    """A task, the model that starts on it, and its runs.
 
     Args:
         name (`str`): Of the study.
         warm_start (`Callable`): Makes the model in a folder.
         make_prompts (`Callable`): `f(size, seed)` -> dataset.
-        reward (`Callable`): Reward function, 1 for a right answer, else 0.
+        reward (`Callable`): Reward function, 1 for a correct answer, else 0.
         max_completion (`int`): Tokens of a completion at most.
         rollout (`Callable`, *optional*): `f(seed)` -> `rollout_func`; by default the trainers generate by themselves.
-        environment_tokens (`int`): Of a completion, written by the environment.
-        fixed_tokens (`int`): Of a completion, written by the model and not part of the answer's length.
-        learnable (`bool`): Whether being right can be learned.
+        environment_tokens (`int`): Tokens of a completion that the environment writes.
+        fixed_tokens (`int`): Tokens of a completion that the model writes and that the answer's length leaves out.
+        learnable (`bool`): Whether correct answers can be learned.
         verdict (`Callable`, *optional*): A second reward function, 1 for a true verdict on the own answer, else 0.
         verdict_weight (`float`): Its weight, the other one's being 1.
         chance (`float`): Where there is a verdict, the pass rate of a guess, which stays if nothing is learned.
@@ -100,7 +100,7 @@ class Rung:
 
     @property
     def rewards(self) -> list[Callable[..., list[float]]]:
-        """The reward functions, the one that says what is correct first."""
+        """The reward functions; the first one decides what is correct."""
         return [self.reward] if self.verdict is None else [self.reward, self.verdict]
 
     @property
@@ -144,7 +144,7 @@ class Trajectory:
         return statistics.fmean(values) if values else float("nan")
 
     def gap(self) -> float:
-        """How much longer incorrect answers than correct ones are at the end."""
+        """Length of incorrect answers minus that of correct ones at the end."""
         return self.end("length_wrong") - self.end("length_right")
 
     def tokens_until(self, pass_rate: float) -> int | None:
@@ -161,7 +161,7 @@ class Trajectory:
             yield step, statistics.fmean(self.pass_rate[max(0, step + 1 - LAST) : step + 1])
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain types for JSON, curves rounded, what is missing `None`."""
+        """Plain types for JSON, curves rounded, missing values `None`."""
 
         def plain(value: Any) -> Any:
             return [None if x != x else round(x, 4) for x in value] if isinstance(value, list) else value
@@ -221,7 +221,7 @@ def run_arm(rung: Rung, arm: str, seed: int, model_dir: Path, output_dir: Path) 
 
 
 def _recorded(rung: Rung, trajectory: Trajectory) -> Callable[..., list[float]]:
-    """The reward function, with what passes through it noted."""
+    """The reward function, with a record of its calls."""
 
     def recorded(completions: Sequence[Any], completion_ids: Sequence[Sequence[int]], **columns: Any) -> list[float]:
         rewards = rung.reward(completions, **columns)

@@ -20,7 +20,7 @@ from trl_drgrpo.labs.study.tables import changes_as_dict, push_table, pushes, pu
 from trl_drgrpo.labs.study.trajectories import LAST, Rung, Trajectory, run_arm
 
 TRUE_VERDICTS = 0.995  # of a run's answers: below it a model does not know whether it is correct
-_MOVED = 0.01  # by which a pass rate may move and count as the same
+_MOVED = 0.01  # a pass rate that moves less counts as the same
 _CURVES = {  # heading and decimals
     "length_wrong": ("incorrect answers (tokens)", 1),
     "length_right": ("correct answers (tokens)", 1),
@@ -43,15 +43,15 @@ def run_study(
     Runs that are in `output` already, with the same settings and versions, are kept: an interrupted study goes on.
 
     Args:
-        rung ([`Rung`]): What to study.
+        rung ([`Rung`]): The rung to study.
         seeds (`Sequence[int]`): Seeds, the same for each arm.
         output (`Path`): JSON file, written after each run.
         work_dir (`Path`): For the model and the trainers.
         jobs (`int`, *optional*, defaults to `1`): Runs at a time, in processes of their own if more than one.
-        on_run (`Callable`, *optional*): Told in a line what was done.
+        on_run (`Callable`, *optional*): Called with a line of text after each run.
 
     Returns:
-        `dict[str, Any]`: `command`, `date`, `versions`, `settings`, `one_step` and `runs`, what the file holds.
+        `dict[str, Any]`: `command`, `date`, `versions`, `settings`, `one_step` and `runs`, as in the file.
     """
     study = Resumable(rung.name, seeds, asdict(rung.settings), output, jobs, on_run)
     model_dir = work_dir / "model"
@@ -112,11 +112,11 @@ def trajectories(results: dict[str, Any]) -> list[Trajectory]:
 def table(rung: Rung, results: dict[str, Any]) -> str:
     """Final values of each arm as a Markdown table: mean and 95% interval over seeds.
 
-    Where being right can be learned, the last column has the tokens that were written until the pass rate was what the
-    worst run reached at its best; else the pass rate is the same throughout, and all tokens count.
+    Where correct answers can be learned, the last column counts the tokens until the pass rate reached the best value
+    of the worst run; else the pass rate is the same throughout, and all tokens count.
 
     Args:
-        rung ([`Rung`]): Whose results they are.
+        rung ([`Rung`]): The rung of the results.
         results (`dict[str, Any]`): Of [`run_study`].
     """
     runs = trajectories(results)
@@ -145,7 +145,7 @@ def difference_table(rung: Rung, results: dict[str, Any]) -> str:
     """The same ends as differences from Dr. GRPO, seed by seed, as a Markdown table: mean and 95% interval.
 
     Args:
-        rung ([`Rung`]): Whose results they are.
+        rung ([`Rung`]): The rung of the results.
         results (`dict[str, Any]`): Of [`run_study`].
     """
     runs = {(run.arm, run.seed): run for run in trajectories(results)}
@@ -167,7 +167,7 @@ def gap_differences(rung: Rung, results: dict[str, Any]) -> dict[str, Interval]:
     """Per arm, incorrect answers minus correct ones at the end, minus the same under Dr. GRPO with the same seed.
 
     Args:
-        rung ([`Rung`]): Whose results they are.
+        rung ([`Rung`]): The rung of the results.
         results (`dict[str, Any]`): Of [`run_study`].
     """
     gaps = {(run.arm, run.seed): run.gap() for run in trajectories(results)}
@@ -188,7 +188,7 @@ def gap_table(rung: Rung, results: dict[str, Any]) -> str:
     """Incorrect answers minus correct ones at the end, in tokens, as a Markdown table: mean and 95% interval.
 
     Args:
-        rung ([`Rung`]): Whose results they are.
+        rung ([`Rung`]): The rung of the results.
         results (`dict[str, Any]`): Of [`run_study`].
     """
     differences, rows = gap_differences(rung, results), []
@@ -209,8 +209,8 @@ def one_step_table(results: dict[str, Any], difference: bool = False) -> str:
 
     Args:
         results (`dict[str, Any]`): Of [`run_study`].
-        difference (`bool`, *optional*, defaults to `False`): Differences from Dr. GRPO, in which the noise that
-            objectives share, being measured on the same batches, is gone.
+        difference (`bool`, *optional*, defaults to `False`): Differences from Dr. GRPO. They are free of the noise
+            that objectives share because they are measured on the same batches.
     """
     quantities = {"length_wrong": 1, "length_right": 1, "pass_rate": 100}  # and the scale: points of a hundred
     measured = results["one_step"]["differences_from_dr_grpo" if difference else "changes"]
@@ -228,10 +228,10 @@ def one_step_table(results: dict[str, Any], difference: bool = False) -> str:
 
 
 def conclusion(rung: Rung, results: dict[str, Any]) -> str:
-    """Where the length bias shows, in a sentence, and whether the runs were what they had to be.
+    """Sentence on the objectives under which the length bias shows, and on whether the runs met their conditions.
 
     Args:
-        rung ([`Rung`]): Whose results they are.
+        rung ([`Rung`]): The rung of the results.
         results (`dict[str, Any]`): Of [`run_study`].
     """
     text = length_bias(gap_differences(rung, results))
@@ -263,7 +263,7 @@ def draw(rung: Rung, results: dict[str, Any], path: Path) -> Path:
     """Lengths of correct and incorrect answers over the steps, one panel per arm: every seed, and their mean.
 
     Args:
-        rung ([`Rung`]): Whose results they are.
+        rung ([`Rung`]): The rung of the results.
         results (`dict[str, Any]`): Of [`run_study`].
         path (`Path`): PNG file to write.
 

@@ -1,4 +1,4 @@
-"""Turns of the policy in a roll-out of one's own."""
+"""Turns of the policy in a custom roll-out."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,7 +8,7 @@ def sample_turn(trainer: Any, rows: Sequence[list[int]], tokens: int, ends: Sequ
     """At most `tokens` tokens behind each row, sampled at temperature 1 from the whole distribution.
 
     Args:
-        trainer ([`trl.GRPOTrainer`]): Whose policy and tokenizer they are.
+        trainer ([`trl.GRPOTrainer`]): Owns the policy and the tokenizer.
         rows (`Sequence[list[int]]`): Token ids so far.
         tokens (`int`): Of a turn at most.
         ends (`Sequence[int]`): Ids that end a turn, each the last one of it.

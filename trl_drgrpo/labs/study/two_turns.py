@@ -6,8 +6,8 @@ r"""A task of two turns: the environment names the second term once the first su
     36             the model's second turn
 
 The outcome is 1 if the last number is the true sum, so a mistake in the first turn spoils whatever follows. A turn is
-a step: it is right if it adds right to what stands before it. The demonstrator is that of the long list sums, it knows
-half of the addition table.
+a step; it is correct if it adds correctly to the number before it. The demonstrator is that of the long list sums: it
+knows half of the addition table.
 """
 
 import random
@@ -23,7 +23,7 @@ from trl_drgrpo.labs.study.turn_sampling import sample_turn
 if TYPE_CHECKING:
     from datasets import Dataset
 
-TURN_TOKENS = 4  # of a turn at most: three digits and what ends it
+TURN_TOKENS = 4  # of a turn at most: three digits and its end
 MAX_COMPLETION = 2 * TURN_TOKENS + 3
 WARM_START_STEPS = 200
 _GAP_PROBABILITY = 0.9
@@ -74,7 +74,7 @@ def last_number_reward(completions: Sequence[str], answer: Sequence[int], **kwar
 
 
 def turn_reward(prompts: Sequence[str], steps: Sequence[Sequence[str]], **kwargs: Any) -> list[list[float | None]]:
-    r"""Step reward: 1 for a turn that adds right to what stands before it, else 0.
+    r"""Step reward: 1 for a turn that adds correctly to the number before it, else 0.
 
     Args:
         prompts (`Sequence[str]`): B prompts.
@@ -169,7 +169,7 @@ def warm_start(folder: Path, seed: int = 0, steps: int = WARM_START_STEPS, batch
     """Train a small Qwen2 on demonstrations until it plays the game, and save it.
 
     Args:
-        folder (`Path`): Where to save model and tokenizer.
+        folder (`Path`): Folder for model and tokenizer.
         seed (`int`): Of weights and demonstrations.
         steps (`int`): Optimizer steps.
         batch_size (`int`): Rows per step.

@@ -35,7 +35,7 @@ def noise_table(results: dict[str, Any], with_std: bool = False) -> str:
 
 
 def shape_table(results: dict[str, Any]) -> str:
-    """How a completion's gradient grows with its length, who makes the variance, and the bias, as a Markdown table.
+    """Growth of a completion's gradient with its length, shares of the variance, and bias, as a Markdown table.
 
     Args:
         results (`dict[str, Any]`): Of [`~trl_drgrpo.labs.study.variance_study.run_study`].

@@ -48,7 +48,7 @@ class VarianceSettings:
     Args:
         models (`Sequence[str]`): Keys of [`MODELS`], by the length of their completions: constructed ones, others.
         prompts, num_generations, batches (`int`): P, G and K.
-        single_batches (`int`): Batches of which each completion's gradient is looked at.
+        single_batches (`int`): Batches in which the gradient of each completion is measured.
     """
 
     models: Sequence[str] = (*(f"even_{n}" for n in COMMENTS), "sums_3", "sums_6", "long_sums_high")
@@ -75,7 +75,7 @@ def run_study(
         seeds, output, work_dir, jobs, settings, on_part: As in [`~trl_drgrpo.labs.study.probe_study.run_study`].
 
     Returns:
-        `dict[str, Any]`: Provenance, `settings` and `runs`, what the file holds.
+        `dict[str, Any]`: Provenance, `settings` and `runs`, as in the file.
     """
 
     def said(run: dict[str, Any]) -> None:
@@ -182,7 +182,7 @@ def shares(lengths: np.ndarray, parts: np.ndarray) -> list[float]:
 
     Args:
         lengths (`np.ndarray` of shape `(N,)`): Tokens.
-        parts (`np.ndarray` of shape `(N,)`): What is summed, not all 0.
+        parts (`np.ndarray` of shape `(N,)`): The summands, not all 0.
     """
     ordered = parts[np.argsort(lengths, kind="stable")]
     return [round(float(third.sum() / parts.sum()), 4) for third in np.array_split(ordered, THIRDS)]

@@ -1,24 +1,24 @@
-r"""Rung d: guess, then verify: a task in which the model itself finds out that it is incorrect.
+r"""Rung d: a task of guessing and verifying, in which the model itself finds out that it is incorrect.
 
     4819=        the prompt: digits d1 to d4
     7            the model guesses a number z0 from 0 to 10 (`x` is ten)
     0620y        it computes z <- (z + d)^3 mod 11 for each digit, and whether the last z is below 4: `y`, else `n`
     0620y0620y   it checks again, as often as it likes, and ends
 
-The attempt cannot be learned: cubing permutes the numbers modulo 11, so every guess is correct in 4 of 11 prompts, and
-which one is takes four steps to compute that the model can only write down afterwards. The check can be computed, and
-the warm-started model does so without mistakes. Nobody tells it the verdict: every token behind the prompt is its own.
-What it writes behind the first verdict is worth nothing.
+The guess cannot be learned. Cubing permutes the numbers modulo 11, so every guess is correct in 4 of 11 prompts; it
+takes four steps to compute in which ones, and the model can write those down only afterwards. The check can be
+computed, and the warm-started model does so without mistakes. Nobody tells it the verdict: every token behind the
+prompt is its own. Tokens behind the first verdict earn nothing.
 
 The reward is 1 for a number that passes, and 4 for a true first verdict, whatever it says and whatever follows:
 without it nothing keeps the check from decaying in training. Neither part depends on the length.
 
-Said before the runs. Measured are, at the start, the change of the lengths by one update of each objective, with
+Declared before the runs. Measured are, at the start, the change of the lengths by one update of each objective, with
 differences from Dr. GRPO on the same batches, and the push of each on the decision to check again; after 60 steps, the
 gap: tokens behind the first verdict, incorrect answers minus correct ones, mean of the last 20 steps, as a difference
 from Dr. GRPO with the same seed. The length bias of an objective is borne out if the 95% interval of that difference
 lies above 0. The runs count if true verdicts stay above 99.5% in each (false ones could then make 0.2 tokens of the
-gap at most) and the pass rate stays what it was, 4 of 11.
+gap at most) and the pass rate stays at 4 of 11.
 
 A first study, with 0.5 for a true verdict, 200 steps and 99.9%, did not count by its own rule: the check decayed, in
 one run to 91%, where it was trained longest without a length bias. Its runs are kept in
@@ -44,7 +44,7 @@ MOST_RECHECKS = 8
 MAX_COMPLETION = FIRST_TOKENS + MOST_RECHECKS * CHECK_TOKENS
 VERDICT_WEIGHT = 4.0  # of a true verdict, a number that passes being 1
 WARM_START_STEPS = 500
-SHARPENED = 2.0  # what logits are multiplied by after the warm start, so that chance tails leave the check
+SHARPENED = 2.0  # factor of the logits after the warm start; it removes unlikely tokens from the check
 _NUMBERS = "0123456789x"
 CHANCE = PASSING / len(_NUMBERS)  # that a guess passes
 _VERDICTS = {True: "y", False: "n"}
@@ -94,7 +94,7 @@ def check(digits: str, guess: str) -> str:
 
 
 def passes(completions: Sequence[str], digits: Sequence[str], **kwargs: Any) -> list[float]:
-    """1 where the guess passes its check, whatever the completion says of it; else 0.
+    """1 where the guess passes its check, whatever verdict the completion writes; else 0.
 
     Args:
         completions (`Sequence[str]`): B completions.
@@ -136,7 +136,7 @@ def sampling_rollout(seed: int) -> Callable[[list[str], Any], dict[str, Any]]:
     """Plain sampling at temperature 1, with this package's generation in every arm, for `rollout_func`.
 
     Args:
-        seed (`int`): Of nothing: the policy samples from torch's generator.
+        seed (`int`): Not read: the policy samples from torch's generator.
     """
 
     from trl_drgrpo.features.fast_path.decoding.decoder import shared_prefill
@@ -183,7 +183,7 @@ def warm_start(folder: Path, seed: int = 0, steps: int = WARM_START_STEPS, batch
     completions. The coin's 0.6 becomes 0.69, alike for both verdicts.
 
     Args:
-        folder (`Path`): Where to save model and tokenizer.
+        folder (`Path`): Folder for model and tokenizer.
         seed (`int`): Of weights and demonstrations.
         steps (`int`): Optimizer steps.
         batch_size (`int`): Rows per step.

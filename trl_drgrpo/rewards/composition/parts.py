@@ -114,7 +114,7 @@ class Composed:
             check_own_columns(part.reward_func, columns)
 
     def check_values(self, values: Mapping[str, ColumnValues]) -> None:
-        """What the parts themselves say about the values of their columns."""
+        """Runs the parts' own checks on the values of their columns."""
         for part in self.rule.parts:
             check_values(part.reward_func, values)
 

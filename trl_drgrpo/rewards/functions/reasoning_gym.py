@@ -250,7 +250,7 @@ def reasoning_gym_reward(
 
 
 def score_text(score_answer: Callable[..., Any], text: str, entry: dict[str, Any]) -> float | None:
-    """What `score_answer` gives to the answer in a text: 0 where there is none, `None` where it cannot read it."""
+    """Score of the answer in a text by `score_answer`: 0 where there is none, `None` where it cannot read it."""
     answer = extract_answer(text, last_lines=len(str(entry.get("answer")).strip().splitlines()))
     try:
         return 0.0 if answer is None else float(score_answer(answer, entry))

@@ -14,7 +14,7 @@ _CHUNK_CALLS = 64
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a call has no result.
+    """A call without a result.
 
     Args:
         reason (`str`): In a few words: `ValueError: ...`, `no result within 5 s`, `the worker died (signal 11)`.

@@ -238,7 +238,7 @@ def _state_bytes(parameter: nn.Parameter, setup: Setup) -> int:
 
 
 def _watched(trained: list[nn.Parameter]) -> int:
-    """Of each sampled element: its place, its value at the start, and whether it had a gradient."""
+    """Bytes for the sampled elements: of each its place, its value at the start, and whether it had a gradient."""
     each = max(1, WATCHED // max(1, len(trained)))
     return sum(min(p.numel(), each) * (8 + p.element_size() + 1) for p in trained)
 

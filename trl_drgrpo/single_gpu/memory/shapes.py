@@ -112,7 +112,7 @@ def _costs(config: Any, setup: Setup) -> Costs:
 
 
 def _key(setup: Setup) -> Setup:
-    """Of a setup, what decides shapes."""
+    """The parts of a setup that decide shapes."""
     return replace(Setup(), batch=setup.batch, prompt=setup.prompt, completion=setup.completion, group=setup.group)
 
 

@@ -69,7 +69,7 @@ class Grid:
 
 @dataclass
 class Visible:
-    """What the newest token of each row sees in a layer.
+    """Keys and values that the newest token of each row sees in a layer.
 
     Args:
         prompt_keys (`(P * H, D, l)`), prompt_values (`(P * H, l, D)`): Of the prompts, `l <= L` columns.
@@ -152,7 +152,7 @@ class GroupLayer(CacheLayerMixin):
         return self.keys[prompt, :, place, :held], self.values[prompt, :, place, :held]
 
     def visible(self) -> Visible:
-        """What the token sees that was written last."""
+        """Keys and values that the newest token sees."""
         first = max(0, self.length + self.tokens - self.window) if self.window else 0  # column a window begins with
         missing = self.length - self.prompt_values.size(1)
         shared = max(0, first - missing)

@@ -45,7 +45,7 @@ class _Held:
 
 
 class Prefixes:
-    """What is held. `add_prompts` and `add_rows` fill it from a [`GroupCache`], `begin` takes from it."""
+    """Held prefixes. `add_prompts` and `add_rows` fill it from a [`GroupCache`], `begin` takes from it."""
 
     def __init__(self) -> None:
         self._held: list[_Held] = []

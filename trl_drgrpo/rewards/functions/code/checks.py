@@ -35,7 +35,7 @@ class Tally:
         return value
 
     def names(self):
-        """What [`counted`] calls."""
+        """Functions that the trees of [`counted`] call, by name."""
         return {"__checked__": self.checked, "__noted__": self.noted}
 
 

@@ -1,7 +1,7 @@
-"""What is a test in a text. Standard library only: it runs inside.
+"""Finds the tests in a text. Standard library only: it runs inside.
 
-What looks like a test and cannot be run raises `ValueError`: such tests are broken, whatever the completion, and are
-not to pass it.
+Text that looks like a test and cannot be run raises `ValueError`: such a test is broken, whatever the completion, and
+must not pass it.
 """
 
 import ast

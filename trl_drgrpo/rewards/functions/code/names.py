@@ -1,4 +1,4 @@
-"""Which names of the tests are the completion's to define. Standard library only: it runs inside.
+"""Names in the tests that the completion has to define. Standard library only: it runs inside.
 
 Whoever defines the helper of a test (`assert deep_equal(f(3), [9])`) decides the test, so a name is only asked of the
 completion where it is sure to be what is tested: the entry point, what is imported from `solution`, or else the only

@@ -1,4 +1,4 @@
-"""What stands for the completion where the tests run. Standard library only: it runs inside.
+"""Stand-in for the completion where the tests run. Standard library only: it runs inside.
 
 Plain data arrives as itself. Any other object of the completion stays in its process: a [`Remote`] stands for it. Its
 own `__eq__` is never asked, for it could say yes to everything:
@@ -57,7 +57,7 @@ class Channel:
         return wire.decode(reply["value"], self.theirs)
 
     def look_up(self, name):
-        """What the completion calls so; raises `NameError`."""
+        """The completion's object of that name; raises `NameError`."""
         self.uses += 1
         value = self.ask({"do": "look_up", "name": name})
         if type(value) is Remote:
@@ -97,7 +97,7 @@ class Channel:
         return {"callback": len(self.callbacks) - 1}
 
     def theirs(self, tag, content):
-        """What stands for an object of the completion."""
+        """Stand-in for an object of the completion."""
         if tag == "namedtuple":
             number, kind, fields, items = content
             named = self._class_of_tests(kind)

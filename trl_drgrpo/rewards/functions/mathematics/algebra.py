@@ -137,7 +137,7 @@ def _real_value(expression: Any) -> Any:
 
 @functools.lru_cache(maxsize=_CACHE)
 def _parsed(text: str) -> Any:
-    """What Math-Verify's parser reads, with exact decimals and `i` as the imaginary unit; `None` if unreadable."""
+    """A text as Math-Verify's parser reads it, with exact decimals and imaginary unit `i`; `None` if unreadable."""
     import latex2sympy2_extended
     import sympy
     from latex2sympy2_extended.latex2sympy2 import ConversionConfig

@@ -111,7 +111,7 @@ def _stated(text: str) -> str | None:
 
 
 def _first_stated(rest: str) -> str | None:
-    """What the sentence at the beginning of a text says that the answer is."""
+    """The answer that the sentence at the beginning of a text states."""
     line = rest.split("\n", 1)[0] if not rest.startswith((r"\[", "$$")) else rest
     line = _plain(_FILLERS.sub("", line, count=1) if _FILLERS.match(line) else line)
     if boxed := boxed_answer(line):

@@ -84,7 +84,7 @@ def _powers_are_cheap(text: str) -> bool:
 
 
 def _argument(text: str, start: int) -> str:
-    """What stands after a `^` without braces: up to the end of a bracket, or of the number."""
+    """The exponent behind a `^` without braces: up to the end of a bracket, or of the number."""
     if text.startswith("(", start):
         end = text.find(")", start)
         return text[start:] if end < 0 or "(" in text[start + 1 : end] else text[start:end]

@@ -94,7 +94,7 @@ class MathReward(SampleReward):
         return self._graded(completion, columns[self.answer_column], deep=True)[1]
 
     def check_row(self, **columns: Any) -> str | None:
-        """Why the row's gold answer cannot be read."""
+        """Reason why the row's gold answer cannot be read."""
         return unreadable_gold(columns[self.answer_column])
 
     def warm_up(self) -> None:
@@ -149,7 +149,7 @@ class MathReward(SampleReward):
 
 
 def unreadable_gold(gold: Any) -> str | None:
-    r"""Why [`MathReward`] makes every completion of a problem unscorable: its gold answer cannot be read.
+    r"""Reason why [`MathReward`] scores no completion of a problem: its gold answer cannot be read.
 
     Args:
         gold: One value of the answer column, as [`MathReward`] takes it.

@@ -74,7 +74,7 @@ class ChoiceReward(SampleReward):
         return picked.pop() if len(picked) == 1 else None
 
     def check_row(self, **columns: Any) -> str | None:
-        """Why the row's truth is none."""
+        """Reason why the row's gold answer cannot be read."""
         return why_unreadable(self._truth, columns[self.column])
 
     def _truth(self, truth: Any) -> str:

@@ -178,7 +178,7 @@ class NumericReward(SampleReward):
         return float(self._equal(found[-1], expected))
 
     def check_row(self, **columns: Any) -> str | None:
-        """Why the row's truth is none."""
+        """Reason why the row's gold answer cannot be read."""
         return why_unreadable(self._truth, columns[self.column])
 
     def _truth(self, truth: Any) -> tuple[Decimal, Decimal]:
