@@ -5,6 +5,8 @@ import json
 import logging
 import math
 import statistics
+import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import pandas
@@ -344,6 +346,30 @@ def test_trackers_get_the_metrics_unchanged(settings, prompts, tokenizer, tmp_pa
     for name in ("drgrpo/pass_rate", "difficulty/gradient_weight_frac_grpo/25-50", "time/train_s"):
         logged = {entry["step"]: entry[name] for entry in trainer.state.log_history if name in entry}
         assert {e.step: e.value for e in events.Scalars(f"train/{name}")} == pytest.approx(logged)
+
+
+def test_recorded_groups_reach_a_tracker(settings, prompts, tokenizer, monkeypatch):
+    class Trackio:
+        __spec__ = ModuleSpec("trackio", None)
+        logged = []  # noqa: RUF012
+
+        @classmethod
+        def log(cls, entry, **kwargs):
+            cls.logged.append(entry)
+
+        @staticmethod
+        def Table(columns, data):
+            return [dict(zip(columns, row, strict=True)) for row in data]
+
+    config = DrGRPOConfig(**{**settings, "max_steps": 1})
+    trainer = DrGRPOTrainer(tiny_model(tokenizer), parity_reward, config, prompts, processing_class=tokenizer)
+    monkeypatch.setattr("trl.extras.profiling.trackio", Trackio, raising=False)
+    monkeypatch.setitem(sys.modules, "trackio", Trackio)  # not installed here: what it is handed is what counts
+    trainer.args.report_to = ["trackio"]
+    trainer.train()
+    (table,) = [entry["drgrpo/groups"] for entry in Trackio.logged if "drgrpo/groups" in entry]
+    groups = read(settings, "completions.jsonl")
+    assert [row["reward"] for row in table] == [row["reward"] for group in groups for row in group["rows"]]
 
 
 def test_the_table_of_completions_has_steps_rewards_and_advantages_once(settings, prompts, tokenizer, monkeypatch):

@@ -41,12 +41,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="tabular: the length bias in a policy of two numbers, in seconds. guessing: in a small language model, "
         "through TRL's trainers and this one, minutes per seed. arithmetic: the same trainers on sums from "
         "reasoning-gym, about half an hour. verify: the same trainers and a model that guesses and then checks its "
-        "guess, about ten minutes per seed. credit: step rewards and baselines on long list sums and in two turns, "
+        "guess, minutes per seed. credit: step rewards and baselines on long list sums and in two turns, "
         "about half an hour. signal: batches filled by dynamic sampling and curriculum, a few minutes per seed. "
         "search: best-of-N, beam and PUCT with good and bad values, minutes per seed. forks: completions that go on "
         "from a common prefix, gradients and runs, about half an hour. probe: one update of models that know more or "
-        "less that they are incorrect, about an hour. variance: gradient variance by divisor and length, minutes per "
-        "seed. An interrupted one goes on",
+        "less that they are incorrect, minutes per seed. variance: gradient variance by divisor and length, likewise. "
+        "An interrupted one goes on",
     )
     parser.add_argument(
         "--seeds", type=int, help="number of seeds, from 0 on (default: 5; arithmetic, probe and variance: 3)"

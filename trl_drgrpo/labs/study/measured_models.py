@@ -6,6 +6,7 @@ lengths that change nothing but the noise. The others are tasks of the package: 
 with two demonstrators, and chains of sums, warm-started a little shorter than in the study `arithmetic`.
 """
 
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -204,3 +205,13 @@ def measure_all(
         on_run(run)
     write_results(results, output)
     return results
+
+
+def runs_of(results: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    """The measurements of a model, one per seed."""
+    return [run for run in results["runs"] if run["model"] == name]
+
+
+def mean_of(runs: list[dict[str, Any]], key: str) -> float:
+    """Mean of a number over measurements."""
+    return statistics.fmean(run[key] for run in runs)

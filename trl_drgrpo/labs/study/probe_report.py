@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from trl_drgrpo.common.drawing import COLORS, new_figure, save_figure
-from trl_drgrpo.labs.study.intervals import Interval, interval
-from trl_drgrpo.labs.study.measured_models import MODELS
+from trl_drgrpo.labs.study.intervals import interval
+from trl_drgrpo.labs.study.measured_models import MODELS, mean_of, runs_of
 from trl_drgrpo.labs.study.ranks import RankCorrelation, rank_correlation
 
 _PREDICTORS: dict[str, tuple[str, Callable[[dict[str, Any]], float]]] = {
@@ -31,16 +31,16 @@ def table(results: dict[str, Any]) -> str:
         "|---" * 8 + "|",
     ]
     for name in results["settings"]["models"]:
-        runs = _runs(results, name)
+        runs = runs_of(results, name)
         states, position = ([run[key][0] for run in runs] for key in ("states", "position"))
         cells = [
-            f"{100 * _mean(runs, 'pass_rate'):.0f}",
-            f"{_mean(runs, 'length_wrong'):.1f} / {_mean(runs, 'length_right'):.1f}",
-            _cell(interval(states), 3),
-            _cell(interval(position), 3),
-            f"{_mean(runs, 'open_stops'):.2f}",
-            f"{_mean(runs, 'apart'):.3f}",
-            _cell(interval([_effect(run) for run in runs]), 1, "+"),
+            f"{100 * mean_of(runs, 'pass_rate'):.0f}",
+            f"{mean_of(runs, 'length_wrong'):.1f} / {mean_of(runs, 'length_right'):.1f}",
+            interval(states).text(3),
+            interval(position).text(3),
+            f"{mean_of(runs, 'open_stops'):.2f}",
+            f"{mean_of(runs, 'apart'):.3f}",
+            interval([_effect(run) for run in runs]).text(1, signed=True),
         ]
         lines.append(f"| {MODELS[name].title} | {' | '.join(cells)} |")
     return "\n".join(lines)
@@ -70,7 +70,7 @@ def correlation(results: dict[str, Any], predictor: str, natural: bool = False) 
     """
     names = [name for name in results["settings"]["models"] if not (natural and MODELS[name].constructed)]
     x, y = (
-        [statistics.fmean(measure(run) for run in _runs(results, name)) for name in names]
+        [statistics.fmean(measure(run) for run in runs_of(results, name)) for name in names]
         for measure in (_PREDICTORS[predictor][1], _effect)
     )
     return rank_correlation(x, y)
@@ -105,8 +105,8 @@ def draw(results: dict[str, Any], path: Path) -> Path:
     """
     figure, (axes,) = new_figure(1, 1, 7.5, 4.2)
     for number, name in enumerate(results["settings"]["models"], start=1):
-        x = interval([run["states"][0] for run in _runs(results, name)])
-        y = interval([_effect(run) for run in _runs(results, name)])
+        x = interval([run["states"][0] for run in runs_of(results, name)])
+        y = interval([_effect(run) for run in runs_of(results, name)])
         color = COLORS[1] if MODELS[name].constructed else COLORS[0]
         axes.errorbar(x.mean, y.mean, y.half_width, x.half_width, "o", color=color, markersize=5, linewidth=0.8)
         axes.annotate(str(number), (x.mean, y.mean), (4, 4), textcoords="offset points", fontsize=8)
@@ -120,15 +120,3 @@ def draw(results: dict[str, Any], path: Path) -> Path:
 def _effect(run: dict[str, Any]) -> float:
     """GRPO's effect on the gap between incorrect and correct lengths less Dr. GRPO's, in tokens per unit update."""
     return run["gap"][0]
-
-
-def _runs(results: dict[str, Any], name: str) -> list[dict[str, Any]]:
-    return [run for run in results["runs"] if run["model"] == name]
-
-
-def _mean(runs: list[dict[str, Any]], key: str) -> float:
-    return statistics.fmean(run[key] for run in runs)
-
-
-def _cell(found: Interval, decimals: int, sign: str = "") -> str:
-    return f"{found.mean:{sign}.{decimals}f} ± {found.half_width:.{decimals}f}"

@@ -1,12 +1,11 @@
 """The study of gradient variance as tables, a sentence and a plot."""
 
-import statistics
 from pathlib import Path
 from typing import Any
 
 from trl_drgrpo.common.drawing import COLORS, new_figure, save_figure
 from trl_drgrpo.labs.study.intervals import interval
-from trl_drgrpo.labs.study.measured_models import MODELS
+from trl_drgrpo.labs.study.measured_models import MODELS, mean_of, runs_of
 from trl_drgrpo.labs.study.variance_study import DIVISORS
 
 _LABELS = {"row": "mean per row (grpo)", "batch": "batch's tokens (dapo)", "constant": "constant (dr_grpo)"}
@@ -25,9 +24,9 @@ def noise_table(results: dict[str, Any], with_std: bool = False) -> str:
         "|---" * 7 + "|",
     ]
     for name in results["settings"]["models"]:
-        runs = _runs(results, name)
+        runs = runs_of(results, name)
         row, constant = (DIVISORS[key][with_std] for key in ("row", "constant"))
-        cells = [f"{_mean(runs, 'length'):.1f}", f"{100 * _mean(runs, 'pass_rate'):.0f}"]
+        cells = [f"{mean_of(runs, 'length'):.1f}", f"{100 * mean_of(runs, 'pass_rate'):.0f}"]
         cells += [_cell([run["noise"][pair[with_std]] for run in runs], 1) for pair in DIVISORS.values()]
         cells.append(_cell([_ratio(run["noise"][constant], run["noise"][row]) for run in runs], 2))
         lines.append(f"| {MODELS[name].title} | {' | '.join(cells)} |")
@@ -46,9 +45,9 @@ def shape_table(results: dict[str, Any]) -> str:
         "|---" * 7 + "|",
     ]
     for name in results["settings"]["models"]:
-        runs = _runs(results, name)
+        runs = runs_of(results, name)
         cells = [
-            f"{_mean(runs, 'spread'):.2f}",
+            f"{mean_of(runs, 'spread'):.2f}",
             _cell([run["exponent"] for run in runs], 2),
             *(_cell([100 * run["shares"][divisor][-1] for run in runs], 0) for divisor in ("row", "constant")),
             *(_cell([run["alignment"][DIVISORS[divisor][0]] for run in runs], 2) for divisor in ("row", "batch")),
@@ -60,8 +59,8 @@ def shape_table(results: dict[str, Any]) -> str:
 def sentence(results: dict[str, Any]) -> str:
     """Growth of the noise with the length, from the shortest to the longest completions of the constructed models."""
     names = [name for name in results["settings"]["models"] if MODELS[name].constructed]
-    first, last = _runs(results, names[0]), _runs(results, names[-1])
-    longer = _mean(last, "length") / _mean(first, "length")
+    first, last = runs_of(results, names[0]), runs_of(results, names[-1])
+    longer = mean_of(last, "length") / mean_of(first, "length")
     grown = {}
     for divisor, (key, _) in DIVISORS.items():
         grown[divisor] = _cell([_ratio(b["noise"][key], a["noise"][key]) for a, b in zip(first, last, strict=True)], 2)
@@ -87,8 +86,8 @@ def draw(results: dict[str, Any], path: Path) -> Path:
     for axes, (constructed, title) in zip(panels, kinds.items(), strict=True):
         names = [name for name in results["settings"]["models"] if MODELS[name].constructed == constructed]
         for color, (divisor, (key, _)) in zip(COLORS, DIVISORS.items(), strict=False):
-            points = [(_runs(results, name), name) for name in names]
-            x = [_mean(runs, "length") for runs, _ in points]
+            points = [(runs_of(results, name), name) for name in names]
+            x = [mean_of(runs, "length") for runs, _ in points]
             y = [interval(_known([run["noise"][key] for run in runs])) for runs, _ in points]
             spread = [each.half_width for each in y]
             axes.errorbar(
@@ -97,14 +96,6 @@ def draw(results: dict[str, Any], path: Path) -> Path:
         axes.set(title=title, xlabel="mean length (tokens)", ylabel="groups until signal = noise")
         axes.set_ylim(bottom=0)
     return save_figure(figure, path)
-
-
-def _runs(results: dict[str, Any], name: str) -> list[dict[str, Any]]:
-    return [run for run in results["runs"] if run["model"] == name]
-
-
-def _mean(runs: list[dict[str, Any]], key: str) -> float:
-    return statistics.fmean(run[key] for run in runs)
 
 
 def _ratio(numerator: float | None, denominator: float | None) -> float | None:
@@ -118,5 +109,4 @@ def _known(values: list[float | None]) -> list[float]:
 def _cell(values: list[float | None], decimals: int) -> str:
     if len(_known(values)) < len(values):
         return "unknown"
-    found = interval(_known(values))
-    return f"{found.mean:.{decimals}f} ± {found.half_width:.{decimals}f}"
+    return interval(_known(values)).text(decimals)
