@@ -23,7 +23,7 @@ STUDIES = {
     "tabular": 5,
     "guessing": 5,
     "arithmetic": 3,
-    "verify": 5,
+    "verify": 8,
     "credit": 5,
     "signal": 5,
     "search": 5,
@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "An interrupted one goes on",
     )
     parser.add_argument(
-        "--seeds", type=int, help="number of seeds, from 0 on (default: 5; arithmetic, probe and variance: 3)"
+        "--seeds", type=int, help="number of seeds, from 0 on (default: 5; verify: 8; arithmetic, probe and variance: 3)"
     )
     parser.add_argument(
         "--jobs", type=int, default=1, help="parallel runs, one core each; ignored by tabular and search (default: 1)"

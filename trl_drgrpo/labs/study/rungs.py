@@ -21,7 +21,6 @@ ARITHMETIC = Rung(
     reward=arithmetic.answer_reward,
     max_completion=arithmetic.MAX_COMPLETION,
     learnable=True,
-    arms=("grpo", "dapo", "dr_grpo"),
     settings=RunSettings(steps=40, learning_rate=5e-5),
     measured_batches=8,
 )
@@ -37,7 +36,6 @@ VERIFY = Rung(
     verdict_weight=verifying.VERDICT_WEIGHT,
     chance=verifying.CHANCE,
     decisions=verifying.decisions,
-    arms=("grpo", "dapo", "dr_grpo"),
     settings=RunSettings(steps=60),
 )
 RUNGS = {rung.name: rung for rung in (GUESSING, ARITHMETIC, VERIFY)}
