@@ -18,6 +18,7 @@ from trl_drgrpo.labs.study import (
     search_report,
     signal_report,
     tabular_report,
+    trajectories,
     trajectory_report,
     variance_report,
 )
@@ -76,7 +77,7 @@ def tables(study):
     rung = RUNGS[study]
     found = [*one_step, trajectory_report.table(rung, results), trajectory_report.difference_table(rung, results)]
     if rung.verdict is not None:
-        found += [trajectory_report.pushes_table(results), trajectory_report.gap_table(rung, results)]
+        found += [trajectory_report.pushes_table(results), trajectory_report.gap_table(results)]
         found.append(trajectory_report.conclusion(rung, results))
     return found
 
@@ -110,7 +111,7 @@ def test_what_a_study_concludes_is_what_its_tables_say(report):
 @pytest.mark.parametrize("study", RUNGS)
 def test_every_arm_has_every_seed(study):
     runs = {(run["arm"], run["seed"]) for run in read(study)["runs"]}
-    assert runs == {(arm, seed) for arm in RUNGS[study].arms for seed in range(STUDIES[study])}
+    assert runs == {(arm, seed) for arm in trajectories.ARMS for seed in range(STUDIES[study])}
 
 
 def test_the_model_knew_its_verdict_and_learned_nothing():
@@ -124,7 +125,7 @@ def test_the_model_knew_its_verdict_and_learned_nothing():
 def test_the_page_says_what_came_of_the_study_that_did_not_count():
     results = json.loads((RECIPES / "results" / "verify_first.json").read_text())
     assert trajectory_report.conclusion(RUNGS["verify"], results).endswith("the runs do not count.")
-    for arm in RUNGS["verify"].arms:
+    for arm in trajectory_report.arms(results):
         gaps = interval([run.gap() for run in trajectory_report.trajectories(results) if run.arm == arm])
         assert f"{gaps.text(signed=True)} tokens under `{arm}`" in PAGES["verify"]
 

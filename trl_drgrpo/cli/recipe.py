@@ -52,9 +52,9 @@ def read_recipe(path: str, known: dict[str, Flag]) -> Recipe:
         refuse_duplicates(node)
         loader.flatten_mapping(node)
         entries = [(str(loader.construct_object(key)), line_of(key), value) for key, value in node.value]
-        for key, line, _ in entries:
-            if key not in known and key != "env":
-                raise unknown_key(key, known, f"in {path}, line {line}")
+        unknown = [(key, line) for key, line, _ in entries if key not in known and key != "env"]
+        if unknown:
+            raise _unknown_keys(unknown, known, path)
         constructed = {key: loader.construct_object(value_node, deep=True) for key, _, value_node in entries}
     except yaml.YAMLError as error:
         raise _no_yaml(path, error) from error
@@ -71,11 +71,17 @@ def read_recipe(path: str, known: dict[str, Flag]) -> Recipe:
     return Recipe(values=typed, env={str(name): str(value) for name, value in env.items()})
 
 
-def unknown_key(key: str, known: dict[str, Flag], where: str) -> InputError:
-    """The error for a key that does not exist, with the nearest one that does."""
+def _unknown_keys(unknown: list[tuple[str, int]], known: dict[str, Flag], path: str) -> InputError:
+    """The error for keys that do not exist, with the nearest one that does for each. `unknown`: keys and lines."""
     expected = f"one of the {len(known)} keys that `trl-drgrpo train --help_all` lists"
+    (key, line), *others = unknown
+    also = [f"Line {number}, {other}, too: {_remedy(other, known)}" for other, number in others]
+    return InputError(key, f"an unknown key in {path}, line {line}", expected, " ".join([_remedy(key, known), *also]))
+
+
+def _remedy(key: str, known: dict[str, Flag]) -> str:
     nearest = did_you_mean(key.lstrip("-").replace("-", "_"), known, "Remove it.", cutoff=0.7)
-    return InputError(key, f"an unknown key {where}", expected, _GONE.get(key, nearest))
+    return _GONE.get(key, nearest)
 
 
 def _read(path: str) -> str:

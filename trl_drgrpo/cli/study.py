@@ -49,7 +49,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "An interrupted one goes on",
     )
     parser.add_argument(
-        "--seeds", type=int, help="number of seeds, from 0 on (default: 5; verify: 8; arithmetic, probe and variance: 3)"
+        "--seeds",
+        type=int,
+        help="seeds, from 0 on (default: 5; verify: 8; arithmetic, probe and variance: 3)",
     )
     parser.add_argument(
         "--jobs", type=int, default=1, help="parallel runs, one core each; ignored by tabular and search (default: 1)"
@@ -72,22 +74,8 @@ def run(args: argparse.Namespace) -> int:
         remedy = "Choose another folder."
         raise InputError("output_dir", f"{args.output_dir} ({error.strerror})", "a folder", remedy) from error
     numbers = args.output_dir / f"{args.study}.json"
-    if args.study == "tabular":
-        draw, results = _tabular(seeds, numbers)
-    elif args.study == "signal":
-        draw, results = _signal(seeds, numbers, args.jobs)
-    elif args.study == "search":
-        draw, results = _search(seeds, numbers)
-    elif args.study == "credit":
-        draw, results = _credit(seeds, numbers, args.jobs)
-    elif args.study == "forks":
-        draw, results = _forks(seeds, numbers, args.jobs)
-    elif args.study == "probe":
-        draw, results = _probe(seeds, numbers, args.jobs)
-    elif args.study == "variance":
-        draw, results = _variance(seeds, numbers, args.jobs)
-    else:
-        draw, results = _rung(args.study, seeds, numbers, args.jobs)
+    run_study = _RUNS.get(args.study) or partial(_rung, args.study)
+    draw, results = run_study(seeds, numbers, args.jobs)
     console.log(f"numbers: {numbers}")
     try:
         console.log(f"plot:    {draw(results, numbers.with_suffix('.png'))}")
@@ -96,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _tabular(seeds: range, numbers: Path) -> tuple[Any, dict[str, Any]]:
+def _tabular(seeds: range, numbers: Path, jobs: int) -> tuple[Any, dict[str, Any]]:
     from trl_drgrpo.labs.provenance import provenance, study_command
     from trl_drgrpo.labs.study import tabular_report
 
@@ -122,7 +110,7 @@ def _signal(seeds: range, numbers: Path, jobs: int) -> tuple[Any, dict[str, Any]
     return report.draw, results
 
 
-def _search(seeds: range, numbers: Path) -> tuple[Any, dict[str, Any]]:
+def _search(seeds: range, numbers: Path, jobs: int) -> tuple[Any, dict[str, Any]]:
     _prepare_trainers()
     from trl_drgrpo.labs.study import search_report as report
 
@@ -203,6 +191,17 @@ def _rung(name: str, seeds: range, numbers: Path, jobs: int) -> tuple[Any, dict[
     print(report.difference_table(rung, results))
     if rung.verdict is not None:
         print(f"\nThe push to check again:\n\n{report.pushes_table(results)}\n")
-        print(report.gap_table(rung, results))
+        print(report.gap_table(results))
     print(f"\n{report.conclusion(rung, results)}")
-    return partial(report.draw, rung), results
+    return report.draw, results
+
+
+_RUNS = {  # the studies with a report of their own; the others are rungs
+    "tabular": _tabular,
+    "credit": _credit,
+    "signal": _signal,
+    "search": _search,
+    "forks": _forks,
+    "probe": _probe,
+    "variance": _variance,
+}

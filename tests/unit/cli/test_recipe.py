@@ -63,6 +63,10 @@ def test_values(read, text, key, value):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        (
+            "bata: 0.1\nnum_generation: 8",
+            r"bata: .* line 1; .*Did you mean beta\? Line 2, num_generation, too: Did you mean num_generations\?",
+        ),
         ("scale_reward: false", r"scale_reward: got an unknown key in .*, line 1; .*Did you mean scale_rewards\?"),
         ("beta: 0.1\nloss-normalizer: 5", r"loss-normalizer: .*line 2; .*Did you mean loss_normalizer\?"),
         ("max_prompt_length: 5", "max_prompt_length: .*TRL does not truncate prompts any more"),

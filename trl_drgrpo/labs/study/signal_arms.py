@@ -45,8 +45,8 @@ class SignalSettings:
 
 SETTINGS = SignalSettings(
     {
-        "low": Start("few right", (5, 6), 72, 80_000),
-        "middle": Start("half right", (3, 3), 40, 40_000),
+        "low": Start("few correct", (5, 6), 72, 80_000),
+        "middle": Start("half correct", (3, 3), 40, 40_000),
     }
 )
 

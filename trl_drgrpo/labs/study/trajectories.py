@@ -75,7 +75,6 @@ class Rung:
         chance (`float`): Where there is a verdict, the pass rate of a guess, which stays if nothing is learned.
         decisions (`Callable`, *optional*): `f(lengths, stopped)` -> decisions to go on or to stop in each row, where
             these are not its tokens.
-        arms (`Sequence[str]`): Keys of [`ARMS`].
         settings ([`RunSettings`]): Sizes of a run.
         measured_rows, measured_batches (`int`): Sizes of the one-step measurement.
     """
@@ -93,7 +92,6 @@ class Rung:
     verdict_weight: float = 1.0
     chance: float = 0.0
     decisions: Callable[[Any, Any], Any] | None = None
-    arms: Sequence[str] = tuple(ARMS)
     settings: RunSettings = RunSettings()
     measured_rows: int = 256
     measured_batches: int = 12

@@ -17,7 +17,7 @@ from trl_drgrpo.labs.study.markdown import markdown_table
 from trl_drgrpo.labs.study.objectives import OBJECTIVES
 from trl_drgrpo.labs.study.resumable import Resumable
 from trl_drgrpo.labs.study.tables import changes_as_dict, push_table, pushes, pushes_as_dict
-from trl_drgrpo.labs.study.trajectories import LAST, Rung, Trajectory, run_arm
+from trl_drgrpo.labs.study.trajectories import ARMS, LAST, Rung, Trajectory, run_arm
 
 TRUE_VERDICTS = 0.995  # of a run's answers: below it a model does not know whether it is correct
 _MOVED = 0.01  # a pass rate that moves less counts as the same
@@ -59,7 +59,7 @@ def run_study(
         rung.warm_start(model_dir)
         on_run("the model is warm-started")
     study.once("one_step", partial(_one_step, rung, model_dir, work_dir))
-    calls = list(product(seeds, rung.arms))
+    calls = list(product(seeds, ARMS))
     study.each("runs", ("seed", "arm"), calls, partial(_run, rung, model_dir, work_dir), _told)
     return study.results
 
@@ -109,6 +109,12 @@ def trajectories(results: dict[str, Any]) -> list[Trajectory]:
     return [Trajectory.from_dict(run) for run in results["runs"]]
 
 
+def arms(results: dict[str, Any]) -> list[str]:
+    """The arms of a results file, as keys of [`ARMS`] in their order."""
+    ran = {run["arm"] for run in results["runs"]}
+    return [arm for arm in ARMS if arm in ran]
+
+
 def table(rung: Rung, results: dict[str, Any]) -> str:
     """Final values of each arm as a Markdown table: mean and 95% interval over seeds.
 
@@ -131,7 +137,7 @@ def table(rung: Rung, results: dict[str, Any]) -> str:
         "|---" * (len(headings) + 1) + "|",
         f"| at the first step | {' | '.join(start)} |{' |' * (len(headings) - len(start))}",
     ]
-    for arm in rung.arms:
+    for arm in arms(results):
         own = [run for run in runs if run.arm == arm]
         cells = [interval([run.end(name) for run in own]).text(n) for name, (_, n) in curves.items()]
         cells.append(interval([run.tokens / 1000 for run in own]).text(0))
@@ -151,7 +157,7 @@ def difference_table(rung: Rung, results: dict[str, Any]) -> str:
     runs = {(run.arm, run.seed): run for run in trajectories(results)}
     seeds = sorted(seed for arm, seed in runs if arm == REFERENCE)
     curves, rows = _curves(rung), []
-    for arm in rung.arms:
+    for arm in arms(results):
         if arm == REFERENCE:
             continue
         pairs = [(runs[arm, seed], runs[REFERENCE, seed]) for seed in seeds if (arm, seed) in runs]
@@ -163,11 +169,10 @@ def difference_table(rung: Rung, results: dict[str, Any]) -> str:
     return markdown_table(["minus Dr. GRPO, same seed", *(heading for heading, _ in curves.values())], rows)
 
 
-def gap_differences(rung: Rung, results: dict[str, Any]) -> dict[str, Interval]:
+def gap_differences(results: dict[str, Any]) -> dict[str, Interval]:
     """Per arm, incorrect answers minus correct ones at the end, minus the same under Dr. GRPO with the same seed.
 
     Args:
-        rung ([`Rung`]): The rung of the results.
         results (`dict[str, Any]`): Of [`run_study`].
     """
     gaps = {(run.arm, run.seed): run.gap() for run in trajectories(results)}
@@ -179,20 +184,19 @@ def gap_differences(rung: Rung, results: dict[str, Any]) -> dict[str, Interval]:
                 if own == arm and (REFERENCE, seed) in gaps
             ]
         )
-        for arm in rung.arms
+        for arm in arms(results)
         if arm != REFERENCE
     }
 
 
-def gap_table(rung: Rung, results: dict[str, Any]) -> str:
+def gap_table(results: dict[str, Any]) -> str:
     """Incorrect answers minus correct ones at the end, in tokens, as a Markdown table: mean and 95% interval.
 
     Args:
-        rung ([`Rung`]): The rung of the results.
         results (`dict[str, Any]`): Of [`run_study`].
     """
-    differences, rows = gap_differences(rung, results), []
-    for arm in rung.arms:
+    differences, rows = gap_differences(results), []
+    for arm in arms(results):
         own = interval([run.gap() for run in trajectories(results) if run.arm == arm])
         against = "" if arm == REFERENCE else differences[arm].text(signed=True)
         rows.append([OBJECTIVES[arm].label, own.text(signed=True), against])
@@ -234,7 +238,7 @@ def conclusion(rung: Rung, results: dict[str, Any]) -> str:
         rung ([`Rung`]): The rung of the results.
         results (`dict[str, Any]`): Of [`run_study`].
     """
-    text = length_bias(gap_differences(rung, results))
+    text = length_bias(gap_differences(results))
     if rung.verdict is None:
         return text
     runs = trajectories(results)
@@ -259,11 +263,10 @@ def pushes_table(results: dict[str, Any]) -> str:
     return push_table({name: {kind: Push(**push) for kind, push in of.items()} for name, of in found.items()})
 
 
-def draw(rung: Rung, results: dict[str, Any], path: Path) -> Path:
+def draw(results: dict[str, Any], path: Path) -> Path:
     """Lengths of correct and incorrect answers over the steps, one panel per arm: every seed, and their mean.
 
     Args:
-        rung ([`Rung`]): The rung of the results.
         results (`dict[str, Any]`): Of [`run_study`].
         path (`Path`): PNG file to write.
 
@@ -272,8 +275,9 @@ def draw(rung: Rung, results: dict[str, Any], path: Path) -> Path:
     """
     import numpy as np
 
-    figure, panels = new_figure(1, len(rung.arms), 3.25 * len(rung.arms), 3.6, sharey=True)
-    for axes, arm in zip(panels, rung.arms, strict=True):
+    shown = arms(results)
+    figure, panels = new_figure(1, len(shown), 3.25 * len(shown), 3.6, sharey=True)
+    for axes, arm in zip(panels, shown, strict=True):
         own = [run for run in trajectories(results) if run.arm == arm]
         for side, role in (("wrong", "incorrect"), ("right", "correct")):
             curves = np.array([getattr(run, f"length_{side}") for run in own])  # (seeds, steps)

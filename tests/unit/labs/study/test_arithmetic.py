@@ -21,7 +21,7 @@ from trl_drgrpo.labs.study.arithmetic import (
     warm_start,
 )
 from trl_drgrpo.labs.study.rungs import ARITHMETIC
-from trl_drgrpo.labs.study.trajectories import RunSettings, run_arm
+from trl_drgrpo.labs.study.trajectories import ARMS, RunSettings, run_arm
 from trl_drgrpo.labs.study.trajectory_report import run_study
 
 SMALL = RunSettings(steps=2, prompts=2, num_generations=4)
@@ -80,7 +80,7 @@ def test_an_arm_trains_and_is_recorded(model_dir, tmp_path, arm):
 @pytest.mark.slow
 def test_runs_at_a_time_are_the_same_runs(model_dir, tmp_path):
     settings = dataclasses.replace(SMALL, steps=1)
-    small = {"measured_rows": 8, "measured_batches": 3, "arms": ("grpo", "dr_grpo"), "max_completion": 12}
+    small = {"measured_rows": 8, "measured_batches": 3, "max_completion": 12}
     rung = dataclasses.replace(ARITHMETIC, settings=settings, reward=alternately_right, **small)
     found = []
     for jobs in (1, 2):
@@ -89,4 +89,4 @@ def test_runs_at_a_time_are_the_same_runs(model_dir, tmp_path):
         results = run_study(rung, range(2), work_dir / "numbers.json", work_dir, jobs)
         found.append([{**run, "seconds": None} for run in results["runs"]])
     assert found[0] == found[1]
-    assert [(run["seed"], run["arm"]) for run in found[0]] == [(s, arm) for s in range(2) for arm in rung.arms]
+    assert [(run["seed"], run["arm"]) for run in found[0]] == [(s, arm) for s in range(2) for arm in ARMS]

@@ -10,7 +10,7 @@ from trl_drgrpo.labs.study.signal_arms import ARMS, SignalSettings, Start
 from trl_drgrpo.labs.study.signal_runs import SignalRun, run_arm
 
 SMALL = SignalSettings(
-    {"low": Start("few right", (3, 4), 24, 700), "middle": Start("half right", (3, 3), 24, 700)},
+    {"low": Start("few correct", (3, 4), 24, 700), "middle": Start("half correct", (3, 3), 24, 700)},
     prompts=2,
     num_generations=4,
     different_prompts=40,

@@ -10,14 +10,14 @@ import pytest
 from trl_drgrpo.labs.study import trajectory_report
 from trl_drgrpo.labs.study.objectives import OBJECTIVES
 from trl_drgrpo.labs.study.rungs import ARITHMETIC, GUESSING, VERIFY
-from trl_drgrpo.labs.study.trajectories import LAST, RunSettings, Trajectory
+from trl_drgrpo.labs.study.trajectories import ARMS, LAST, RunSettings, Trajectory
 
 
 @pytest.fixture
 def made_up():
     rng = np.random.default_rng(0)
     runs = []
-    for arm in GUESSING.arms:
+    for arm in ARMS:
         for seed in range(3):
             wrong = list(9 + rng.normal(size=30) + (30 if arm == "grpo" else 0))
             rates = [0.4] * 5 + [0.5] * 25 if arm == "dr_grpo" else [0.4] * 10 + [0.5] * 20
@@ -41,7 +41,7 @@ def test_tables_and_plot(made_up, tmp_path):
     assert one_step.count("+100.0 ± 50.0") == len(OBJECTIVES)
     differences = trajectory_report.one_step_table(made_up, difference=True)
     assert differences.count("+0.5 ± 0.2") == 2 * (len(OBJECTIVES) - 1)  # none from itself
-    assert trajectory_report.draw(GUESSING, made_up, tmp_path / "plot.png").stat().st_size > 10_000
+    assert trajectory_report.draw(made_up, tmp_path / "plot.png").stat().st_size > 10_000
 
 
 def test_differences_are_taken_seed_by_seed():
@@ -104,7 +104,7 @@ def verified():
 
 
 def test_the_gap_is_compared_seed_by_seed(verified):
-    text = trajectory_report.gap_table(VERIFY, verified)
+    text = trajectory_report.gap_table(verified)
     assert "| grpo | +14.0 ± 8.6 | +14.0 ± 8.6 |" in text  # 12, 12, 18: t(2) = 4.303, times 3.464 / sqrt(3)
     assert "| dapo (TRL's default) | +0.0 ± 2.5 | +0.0 ± 2.5 |" in text
     assert text.splitlines()[-1] == "| dr_grpo, no std | +0.0 ± 0.0 |  |"
@@ -133,7 +133,7 @@ def test_runs_in_which_the_model_does_not_know_or_learns_do_not_count(verified, 
 @pytest.mark.parametrize("rung", [GUESSING, ARITHMETIC, VERIFY], ids=lambda rung: rung.name)
 def test_an_interrupted_study_goes_on(monkeypatch, tmp_path, rung):
     calls = []
-    stop_at = 2 * len(rung.arms) - 1
+    stop_at = 2 * len(ARMS) - 1
 
     def fake(rung, arm, seed, model_dir, output_dir):
         calls.append((arm, seed))
@@ -149,8 +149,8 @@ def test_an_interrupted_study_goes_on(monkeypatch, tmp_path, rung):
         trajectory_report.run_study(rung, range(2), output, tmp_path)
     assert len(json.loads(output.read_text())["runs"]) == stop_at - 1
     results = trajectory_report.run_study(rung, range(2), output, tmp_path)
-    in_order = [(arm, seed) for seed in range(2) for arm in rung.arms]
+    in_order = [(arm, seed) for seed in range(2) for arm in ARMS]
     assert [(run["arm"], run["seed"]) for run in results["runs"]] == in_order
     assert len(calls) == len(in_order) + 1  # none twice but the one that was interrupted
     other = dataclasses.replace(rung, settings=RunSettings(steps=3))
-    assert len(trajectory_report.run_study(other, range(1), output, tmp_path)["runs"]) == len(rung.arms)
+    assert len(trajectory_report.run_study(other, range(1), output, tmp_path)["runs"]) == len(ARMS)
