@@ -23,6 +23,7 @@ import numpy as np
 import torch
 
 from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.objective.published_baselines import pooled_std, published_advantages, to_go
 
 StepCredit = Literal["return_to_go", "immediate", "min_increments", "min_to_go"]
 StepBaseline = Literal["to_go", "deepseekmath", "per_completion", "pooled_others", "same_index", "none"]
@@ -155,10 +156,9 @@ def step_advantages(
             means = None if state_keys is None else _state_means(values, state_keys, counts, num_generations)
             advantages = _less_others(values, means)
     else:
-        advantages = _as_published(rewards, credit, baseline)
+        advantages = published_advantages(rewards, credit, baseline)
     if deepseekmath_std:
-        std = [_std(group[~group.isnan()].tolist()) for group in rewards]
-        advantages = advantages / torch.tensor([s or math.inf for s in std], dtype=torch.float64).view(-1, 1, 1)
+        advantages = advantages / pooled_std(rewards)
     longest = advantages.size(2)
     padded = advantages.flatten(0, 1).tolist()
     return [row if count == longest else row[:count] for row, count in zip(padded, counts, strict=True)]
@@ -267,12 +267,7 @@ def step_values(rewards: torch.Tensor, credit: str) -> torch.Tensor:
         lowest = rewards.nan_to_num(nan=math.inf).cummin(dim=2).values
         lowest = lowest.masked_fill(lowest.isinf(), 0.0)  # nothing scorable yet: m_0
         paid = lowest.diff(dim=2, prepend=torch.zeros_like(lowest[..., :1]))
-    return paid if credit == "immediate" else _to_go(paid)
-
-
-def _to_go(values: torch.Tensor) -> torch.Tensor:
-    """Sums over each step and all later ones."""
-    return values.flip(2).cumsum(dim=2).flip(2)
+    return paid if credit == "immediate" else to_go(paid)
 
 
 def _less_others(values: torch.Tensor, means: torch.Tensor | None) -> torch.Tensor:
@@ -310,41 +305,6 @@ def _state_means(
                 if others:
                     means[p, i, k] = math.fsum(others) / len(others)
     return means
-
-
-def _as_published(rewards: torch.Tensor, credit: str, baseline: str) -> torch.Tensor:
-    """The baselines that are subtracted from each step's reward, in the mean over all steps of the group."""
-    known = ~rewards.isnan()
-    if credit == "min_to_go":
-        minima = rewards.nan_to_num(nan=math.inf).flip(2).cummin(dim=2).values.flip(2)
-        values = minima.masked_fill(minima.isinf(), math.nan)
-        compared = values - _published_mean(values[..., :1], baseline)
-    else:
-        compared = rewards - _published_mean(rewards, baseline)
-    compared = compared.nan_to_num(nan=0.0)
-    highest = rewards.masked_fill(~known, -math.inf).amax(dim=(1, 2), keepdim=True)
-    lowest = rewards.masked_fill(~known, math.inf).amin(dim=(1, 2), keepdim=True)
-    compared = compared.masked_fill(highest <= lowest, 0.0)
-    return _to_go(compared) if credit == "return_to_go" else compared
-
-
-def _published_mean(rewards: torch.Tensor, baseline: str) -> torch.Tensor:
-    """The mean that is subtracted from each reward: broadcasts to `(P, G, K)`, NaN where there is nothing to take."""
-    if baseline == "same_index":
-        return rewards.nanmean(dim=1, keepdim=True)
-    if baseline == "per_completion":
-        return rewards.nanmean(dim=2, keepdim=True).nanmean(dim=1, keepdim=True)
-    if baseline == "deepseekmath":
-        return rewards.nanmean(dim=(1, 2), keepdim=True)
-    sums, counts = rewards.nansum(dim=2, keepdim=True), (~rewards.isnan()).sum(dim=2, keepdim=True)
-    return (sums.sum(dim=1, keepdim=True) - sums) / (counts.sum(dim=1, keepdim=True) - counts)  # of the other rows
-
-
-def _std(values: Sequence[float]) -> float:
-    if len(values) < 2:
-        return 0.0
-    mean = math.fsum(values) / len(values)
-    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
 
 
 def check_choices(credit: str, baseline: str, deepseekmath_std: bool, prefix: str = "") -> None:
