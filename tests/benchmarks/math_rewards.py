@@ -183,20 +183,20 @@ def correctness(golds, ours, list_trl):
     solutions = [rf"$\boxed{{{gold}}}$" for _, _, gold, _ in cases]
     mine = ours(completions=completions, solution=solutions)
     theirs = accuracy_reward(completions, solutions)
-    total, wrong_mine, wrong_theirs = Counter(), Counter(), Counter()
+    total, own_errors, their_errors = Counter(), Counter(), Counter()
     for (due, kind, gold, answer), own, other in zip(cases, mine, theirs, strict=True):
         key = (due, kind)
         total[key] += 1
-        wrong_mine[key] += own != due
-        wrong_theirs[key] += other != due
+        own_errors[key] += own != due
+        their_errors[key] += other != due
         if own != due:
             print(f"  math_reward {own}, due {due} ({kind}): gold {gold!r}, answer {answer!r}")
         if other != due and list_trl:
             print(f"  accuracy_reward {other}, due {due} ({kind}): gold {gold!r}, answer {answer!r}")
-    print(f"{'due':>4} {'kind':<18} {'cases':>7} {'wrong: math_reward':>19} {'accuracy_reward':>16}")
+    print(f"{'due':>4} {'kind':<18} {'cases':>7} {'errors: math_reward':>19} {'accuracy_reward':>16}")
     for key in sorted(total, reverse=True):
-        print(f"{key[0]:>4.0f} {key[1]:<18} {total[key]:>7} {wrong_mine[key]:>19} {wrong_theirs[key]:>16}")
-    counts = [sum(counter.values()) for counter in (total, wrong_mine, wrong_theirs)]
+        print(f"{key[0]:>4.0f} {key[1]:<18} {total[key]:>7} {own_errors[key]:>19} {their_errors[key]:>16}")
+    counts = [sum(counter.values()) for counter in (total, own_errors, their_errors)]
     print(f"{'all':>4} {'':<18} {counts[0]:>7} {counts[1]:>19} {counts[2]:>16}")
 
 
@@ -211,9 +211,9 @@ def samples(rows, rng, hostile_share):
     """Groups of 8 completions per problem, four of them right."""
     completions, solutions = [], []
     for row in rows:
-        right, wrong = list(rewrites(row["answer"])), list(perturbations(row["answer"])) or [("", "0")]
+        correct, incorrect = list(rewrites(row["answer"])), list(perturbations(row["answer"])) or [("", "0")]
         for index in range(8):
-            answer = rng.choice(right if index % 2 else wrong)[1]
+            answer = rng.choice(correct if index % 2 else incorrect)[1]
             if rng.random() < hostile_share:
                 answer = rng.choice(HOSTILE)
             reasoning = f"{row['problem']} Let us think step by step. {row['problem']}"
