@@ -20,6 +20,7 @@ from trl_drgrpo.common.hub_errors import check_local
 from trl_drgrpo.common.ranges import refuse_out_of_range
 from trl_drgrpo.features.resume.checkpoints import checkpoint_folders
 from trl_drgrpo.features.resume.run_folder import choose_start
+from trl_drgrpo.labs.demo import MODEL_DIR
 from trl_drgrpo.rewards.registry import resolve_reward
 from trl_drgrpo.single_gpu.presets import check_preset, preset_values
 
@@ -88,7 +89,7 @@ def check_given(given: dict[str, Any]) -> None:
 def model_path(name: str) -> str:
     """The path or Hub id behind a model's name: `trl_drgrpo:demo` is the model that comes with the package."""
     if name == DEMO_MODEL:
-        return str(Path(__file__).parents[1] / "labs" / "demo" / "model")
+        return str(MODEL_DIR)
     return str(Path(name).expanduser()) if name.startswith("~") else name
 
 

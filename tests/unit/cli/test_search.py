@@ -5,12 +5,11 @@ from pathlib import Path
 
 import pytest
 
-import trl_drgrpo.labs.demo
 from trl_drgrpo.cli.main import main
 from trl_drgrpo.labs.demo.task import list_sum_reward
 from trl_drgrpo.process_rewards.stepwise_data import read_labeled_steps
 
-DEMO_MODEL = str(Path(trl_drgrpo.labs.demo.__file__).parent / "model")
+DEMO_MODEL = str(MODEL_DIR)
 PROBLEMS = 5
 
 

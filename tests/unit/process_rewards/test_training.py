@@ -2,13 +2,12 @@
 
 import json
 import random
-from pathlib import Path
 
 import pytest
 
-import trl_drgrpo.labs.demo
 from trl_drgrpo.cli.main import main
 from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.labs.demo import MODEL_DIR
 from trl_drgrpo.labs.demo.task import list_sum_reward, make_problems, prompt_of
 from trl_drgrpo.process_rewards import (
     TokenClassificationScorer,
@@ -20,7 +19,7 @@ from trl_drgrpo.process_rewards import (
 from trl_drgrpo.process_rewards.stepwise_data import checked_rows, read_labeled_steps
 from trl_drgrpo.process_rewards.training import tokenize_rows
 
-DEMO_MODEL = str(Path(trl_drgrpo.labs.demo.__file__).parent / "model")
+DEMO_MODEL = str(MODEL_DIR)
 
 
 def separable(size, seed, name="steps"):

@@ -2,3 +2,7 @@
 
 Reading order: `task.py` -> `tokenizer.py` -> `build.py` -> `evaluate.py` -> `run.py`. `trl-drgrpo demo` runs it.
 """
+
+from pathlib import Path
+
+MODEL_DIR = Path(__file__).parent / "list_sum_model"  # the tiny model that comes with the package

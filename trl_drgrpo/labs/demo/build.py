@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trl_drgrpo.labs.demo import MODEL_DIR
 from trl_drgrpo.labs.demo.task import MAX_TERMS, MIN_TERMS, demonstrate, draw_problem, prompt_of
 from trl_drgrpo.labs.demo.tokenizer import IM_END, PAD, build_tokenizer
 
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel, Qwen2Config
 
-MODEL_DIR = Path(__file__).parent / "list_sum_model"
 
 logger = logging.getLogger(__name__)
 

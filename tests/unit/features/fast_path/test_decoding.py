@@ -223,6 +223,15 @@ def test_a_model_trains_on_what_it_kept_of_a_generation(tokenizer, is_buffer):
     hook.remove()
 
 
+@pytest.mark.parametrize("is_quantized", [True, False])
+def test_no_forward_of_a_generation_records_gradients(tokenizer, is_quantized):
+    model, recorded = tiny_model(tokenizer).eval(), set()
+    model.is_quantized = is_quantized  # its layers keep tensors, so it decodes outside of inference mode
+    model.lm_head.register_forward_hook(lambda module, args, output: recorded.add(output.requires_grad))
+    generate(model, tokenizer, ["1+2="] * 4, True)
+    assert recorded == {False}
+
+
 @pytest.mark.parametrize("rows", [1, 32])
 def test_random_numbers_of_live_rows_are_those_of_all(rows, monkeypatch):
     monkeypatch.setattr(exponential, "BLOCK", 700)  # several blocks, the last one not full

@@ -1,7 +1,7 @@
 """Replaces `model.generate` in a block: this package's loop where possible, else transformers'."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -78,7 +78,8 @@ def _inference(model: Any) -> Iterator[None]:
     """`torch.inference_mode`: no views nor versions to keep count of. What modules keep of the forwards inside (rotary
     angles of longer rows) is made ordinary tensors, or a backward would refuse it. Quantized layers keep more."""
     try:
-        with torch.inference_mode(not getattr(model, "is_quantized", False)):
+        # Not `inference_mode(False)`: it switches gradients on.
+        with nullcontext() if getattr(model, "is_quantized", False) else torch.inference_mode():
             yield
     finally:
         for module in model.modules():
