@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from trl_drgrpo.cli.main import main
+from trl_drgrpo.labs.demo import MODEL_DIR
 from trl_drgrpo.labs.demo.task import list_sum_reward
 from trl_drgrpo.process_rewards.stepwise_data import read_labeled_steps
 
