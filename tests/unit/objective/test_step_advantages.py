@@ -51,25 +51,6 @@ def test_agrees_with_the_definition_token_by_token(batch, choice):
     torch.testing.assert_close(got, torch.tensor(expected), atol=1e-6, rtol=0)
 
 
-def test_the_worked_example_of_the_paper_by_hand():
-    # DeepSeekMath, section 4.1.3, process supervision: R = {{1, 0, 1}, {0, 1}}, index(j) = ends.
-    # mean(R) = 3/5; normalized without std: (.4, -.6, .4) and (-.6, .4); A_t = sum of those with index(j) >= t:
-    # row 0: tokens of step 1: .4 - .6 + .4 = .2; of step 2: -.2; of step 3: .4. Row 1: -.2, then .4.
-    given = [[1, 0, 1], [0, 1]], [[1, 2, 4], [0, 2]], torch.ones(2, 5), 2
-    advantages = step_token_advantages(*given, baseline="deepseekmath")
-    assert torch.equal(advantages, step_token_advantages(*given, baseline="pooled"))  # its name in 0.1.0
-    expected = [[0.2, 0.2, -0.2, 0.4, 0.4], [-0.2, 0.4, 0.4, 0.0, 0.0]]
-    torch.testing.assert_close(advantages, torch.tensor(expected))
-
-
-def test_the_papers_std_is_there_when_asked_for_by_name():
-    # R = {1, 0, 1, 0, 1}: mean 3/5, std (n - 1) = sqrt((3 * .16 + 2 * .36) / 4) = sqrt(.3)
-    plain = step_advantages([[1, 0, 1], [0, 1]], 2, baseline="deepseekmath")
-    scaled = step_advantages([[1, 0, 1], [0, 1]], 2, baseline="deepseekmath", deepseekmath_std=True)
-    for before, after in zip(plain, scaled, strict=True):
-        assert after == pytest.approx([value / math.sqrt(0.3) for value in before])
-
-
 def test_each_baseline_on_one_uneven_group():
     # row 0 has two steps (1, 0), row 1 one step (1), row 2 none that can be scored
     group = [[1.0, 0.0], [1.0], [None]]
@@ -89,12 +70,6 @@ def test_min_to_go_cannot_be_raised_by_more_steps():
         assert step_advantages(many, 2, *choice)[0][0] == pytest.approx(first) == pytest.approx(expected)
     # the hazard it avoids: return-to-go pays for the extra steps
     assert step_advantages(many, 2)[0][0] > step_advantages(few, 2)[0][0]
-
-
-@pytest.mark.parametrize(("credit", "baseline"), PUBLISHED)
-def test_equal_step_rewards_are_exactly_zero(credit, baseline):
-    rewards = [[0.7] * 3, [0.7], [0.7, None, 0.7]]
-    assert step_advantages(rewards, 3, credit, baseline) == [[0.0] * 3, [0.0], [0.0] * 3]
 
 
 @given(batches(st.integers(-8, 8).map(lambda n: n / 8)), st.sampled_from(PUBLISHED))

@@ -46,6 +46,7 @@ def test_one_future_warning_is_dropped_by_message_category_and_module(message, c
 
 
 def bar(**options):
+    transformers_logging.enable_progress_bar()  # another test may have switched it off
     file = io.StringIO()
     for _ in transformers_logging.tqdm(range(3), file=file, **options):
         pass
