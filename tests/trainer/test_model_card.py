@@ -255,6 +255,7 @@ def test_what_else_changes_the_objective(settings, prompts, tokenizer, reward):
     assert "s_ik = 1 * step_reward + 1 * step_reward" in objective.formula
 
 
+@pytest.mark.slow
 def test_fields_of_trl_that_are_none_break_no_description(plain_card, tmp_path):
     trainer, _ = plain_card
     filled_in = ("num_generations", "generation_batch_size", "steps_per_generation", "output_dir")  # never None there

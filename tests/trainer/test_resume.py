@@ -46,7 +46,7 @@ GEOMETRIES = {
 }
 
 
-RARE = ("one generation per step", "two iterations")
+RARE = ("one generation per step", "two iterations", "with running scale")
 
 
 @pytest.mark.parametrize(
@@ -123,8 +123,12 @@ def failing(call):
 
 @pytest.mark.parametrize(
     "extra",
-    [{}, {"steps_per_generation": 4}, {"steps_per_generation": 3, "num_generations": 6}, {"steps_per_generation": 1}],
-    ids=["per step", "two steps per generation", "misaligned", "two generations per step"],
+    [
+        pytest.param({}, id="per step"),
+        pytest.param({"steps_per_generation": 1}, id="two generations per step"),
+        pytest.param({"steps_per_generation": 4}, id="two steps per generation", marks=pytest.mark.slow),
+        pytest.param({"steps_per_generation": 3, "num_generations": 6}, id="misaligned", marks=pytest.mark.slow),
+    ],
 )
 @pytest.mark.parametrize("call", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_run_whose_reward_failed_is_resumed_as_if_it_had_not(extra, call, settings, prompts, tokenizer, reward):

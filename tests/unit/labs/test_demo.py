@@ -284,6 +284,7 @@ class TestRun:
         if importlib.util.find_spec("matplotlib"):
             assert (tmp_path / "out" / "curves.png").read_bytes().startswith(b"\x89PNG")
 
+    @pytest.mark.slow
     def test_stock_trl_beside_it(self, tmp_path):
         """The same prompts at the first step, another objective, both runs in one report."""
         from trl_drgrpo.labs.demo.demo_report import objectives_table

@@ -75,6 +75,7 @@ def test_a_gap_below_the_share_or_within_the_noise_is_none():
     assert warned(noisy(1.0, 0.7, 0, 41), noisy(0.8, 0.7, 1, 41)) == []
 
 
+@pytest.mark.slow
 def test_noise_alone_is_not_called_a_slope():
     # Two rows of each quarter per step, each masked with probability 1/2: the noisiest that is likely to occur.
     def quarter(rng):

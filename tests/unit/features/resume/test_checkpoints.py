@@ -250,8 +250,9 @@ def dies_half_way(save, name):
     return saves
 
 
-FILES = ["optimizer.pt", "our state", "rotation"]
-OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in ("model.safetensors", "trainer_state.json")]
+FILES = ["our state", "rotation"]
+RARE = ("model.safetensors", "optimizer.pt", "trainer_state.json")
+OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in RARE]
 
 
 @pytest.mark.parametrize("file", [*FILES, *OTHERS])

@@ -108,6 +108,7 @@ class TestRun:
         for stage in ("before", "after"):
             assert 7 < numbers[stage]["sampled"]["steps_mean"] < 11
 
+    @pytest.mark.slow
     def test_the_plain_demo_says_nothing_of_steps(self, tmp_path, capsys):
         from trl_drgrpo.labs.demo.run import run_demo
 

@@ -79,6 +79,7 @@ def model_dir(tmp_path_factory):
 
 
 class TestRuns:
+    @pytest.mark.slow
     def test_arms_see_the_same_start_and_stop_at_the_same_tokens(self, model_dir, tmp_path):
         runs = [
             run_arm(SMALL, arm, 0, model_dir, tmp_path / arm.replace("/", "-"), None)  # type: ignore[arg-type]
@@ -90,6 +91,7 @@ class TestRuns:
             assert SMALL.tokens <= sum(run.tokens_by_step) < SMALL.tokens + 8 * 8
         assert len({tuple(run.tokens_by_step) for run in runs} | {tuple(run.pass_rate) for run in runs}) > 2
 
+    @pytest.mark.slow
     def test_variance_of_baselines_is_measured_on_the_outcomes_completions(self, model_dir, tmp_path):
         found = measure_variance(SMALL, 2, model_dir, tmp_path, scores_of_turns)
         assert found["groups"] == 2 * SMALL.prompts

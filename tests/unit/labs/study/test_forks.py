@@ -48,6 +48,7 @@ class TestMeasured:
         assert found["threshold"] > 0
         assert 0 <= found["pass_rate"] <= 1
 
+    @pytest.mark.slow
     def test_a_run_counts_what_was_sampled_and_stops(self, stage):
         flat, forked = (run_arm(SMALL, stage[0], forks, OUTCOME, 0, stage[1]) for forks in (FLAT, "4"))
         assert flat.pass_rate[0] == forked.pass_rate[0] == stage[0]["pass_rate"]

@@ -83,6 +83,7 @@ def test_demonstrated_comments_are_equally_long_in_both_cases(model_dir):
         assert tokenizer.decode(list(written)) == letter
 
 
+@pytest.mark.slow
 def test_arms_share_everything_but_the_objective(trained):
     first = [(t.pass_rate[0], t.length_right[0], t.length_wrong[0]) for t in trained.values()]
     assert len(set(first)) == 1  # the same model, prompts, verdicts and samples before the first update

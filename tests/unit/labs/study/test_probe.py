@@ -62,6 +62,7 @@ def test_a_model_is_measured(build):
     assert pass_rate.standard_error > 0
 
 
+@pytest.mark.slow
 def test_a_learnable_reward_rises_along_every_objective(build):
     def low_first_token(completion_ids, **kwargs):
         return [float(ids[0] < 128) for ids in completion_ids]

@@ -12,6 +12,7 @@ from trl_drgrpo.labs.study.probe_study import SETTINGS, run_study
 SMALL = dataclasses.replace(SETTINGS, models=("sums_3",), prompts=8, num_generations=2, batches=3)
 
 
+@pytest.mark.slow
 def test_a_model_is_measured_and_a_finished_one_is_not_measured_again(tmp_path, monkeypatch):
     output = tmp_path / "probe.json"
     results = run_study([0], output, tmp_path, settings=SMALL)

@@ -54,6 +54,7 @@ def measured(tmp_path_factory):
     return run_study([0, 1], folder / "variance.json", folder, settings=SMALL)
 
 
+@pytest.mark.slow
 def test_a_model_is_measured(measured):
     run = measured["runs"][0]
     assert set(run["noise"]) == set(FAMILY)

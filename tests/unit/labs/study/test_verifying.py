@@ -74,6 +74,7 @@ def test_decisions_are_those_behind_each_check():
     assert verifying.decisions(lengths, ends).tolist() == [1, 4, 8]
 
 
+@pytest.mark.slow
 def test_arms_start_alike_and_record_the_verdicts(tmp_path):
     model = verifying.warm_start(tmp_path / "model", steps=12, batch_size=16)  # plays badly, but plays
     sizes = RunSettings(steps=2, prompts=4, num_generations=4, learning_rate=3e-2)
