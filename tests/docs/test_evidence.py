@@ -216,7 +216,7 @@ def test_the_evidence_quotes_the_check_of_the_credit():
 def test_evidence_and_page_quote_the_study(study):
     (row,) = evidence()[f"{study}.md"]
     known = " ".join(tables(study))
-    for text in (row, PAGES[study].split("## What it says")[1]):
+    for text in (row, PAGES[study].split("## Findings")[1]):
         quoted = re.findall(r"[-+]?\d+\.\d+ ± \d+\.\d+", text)
         assert len(quoted) >= 4
         assert [each for each in quoted if each not in known] == []
