@@ -145,7 +145,7 @@ def test_the_study_of_search_is_complete_and_within_its_budgets():
     budgets = results["settings"]["budgets"]
     assert sorted(runs) == sorted((a, b, s) for a in search_report.ARMS for b in budgets for s in range(5))
     assert all(run["tokens"] <= run["budget"] for run in results["runs"])
-    text = PAGES["search"].split("## A search is as good as its values")[1]
+    text = PAGES["search"].split("## Measured: search against sampling")[1]
     quoted = re.findall(r"\d+\.\d+ ± \d+\.\d+", text)
     assert [each for each in quoted if each not in search_report.table(results)] == []
 
