@@ -146,7 +146,7 @@ def test_the_study_of_search_is_complete_and_within_its_budgets():
     budgets = results["settings"]["budgets"]
     assert sorted(runs) == sorted((a, b, s) for a in search_report.ARMS for b in budgets for s in range(5))
     assert all(run["tokens"] <= run["budget"] for run in results["runs"])
-    text = PAGES["search"].split("## A search is as good as its values")[1]
+    text = PAGES["search"].split("## Measured: search against sampling")[1]
     quoted = re.findall(r"\d+\.\d+ ± \d+\.\d+", text)
     assert [each for each in quoted if each not in search_report.table(results)] == []
 
@@ -217,7 +217,7 @@ def test_the_evidence_quotes_the_check_of_the_credit():
 def test_evidence_and_page_quote_the_study(study):
     (row,) = evidence()[f"{study}.md"]
     known = " ".join(tables(study))
-    for text in (row, PAGES[study].split("## What it says")[1]):
+    for text in (row, PAGES[study].split("## Findings")[1]):
         quoted = re.findall(r"[-+]?\d+\.\d+ ± \d+\.\d+", text)
         assert len(quoted) >= 4
         assert [each for each in quoted if each not in known] == []
