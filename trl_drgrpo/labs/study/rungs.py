@@ -36,6 +36,5 @@ VERIFY = Rung(
     verdict_weight=verifying.VERDICT_WEIGHT,
     chance=verifying.CHANCE,
     decisions=verifying.decisions,
-    settings=RunSettings(steps=60),
 )
 RUNGS = {rung.name: rung for rung in (GUESSING, ARITHMETIC, VERIFY)}
