@@ -2,7 +2,7 @@
 
 `tabular`: a policy of two numbers, all objectives, in seconds. `guessing`: a small language model and the real
 trainers, a few minutes per seed on two cores. `arithmetic`: a larger one on a task that was not made to show anything.
-`verify`: a model that finds out by its own check that it is incorrect, minutes per seed.
+`verify`: a model that finds out by its own check that it is incorrect, a minute per seed.
 `signal`: dynamic sampling and curriculum at equal generated tokens. `forks`: completions that fork, likewise.
 `search`: search strategies at equal budgets. `credit`: step rewards, paid and subtracted.
 `probe`: the length bias of models that know more or less of being incorrect. `variance`: gradient noise by length.
@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="tabular: the length bias in a policy of two numbers, in seconds. guessing: in a small language model, "
         "through TRL's trainers and this one, minutes per seed. arithmetic: the same trainers on sums from "
         "reasoning-gym, about half an hour. verify: the same trainers and a model that guesses and then checks its "
-        "guess, minutes per seed. credit: step rewards and baselines on long list sums and in two turns, "
+        "guess, a minute per seed. credit: step rewards and baselines on long list sums and in two turns, "
         "about half an hour. signal: batches filled by dynamic sampling and curriculum, a few minutes per seed. "
         "search: best-of-N, beam and PUCT with good and bad values, minutes per seed. forks: completions that go on "
         "from a common prefix, gradients and runs, about half an hour. probe: one update of models that know more or "
