@@ -20,12 +20,12 @@ from trl_drgrpo.common.version import __version__
 
 SUBCOMMANDS = {
     "train": "train a model with Dr. GRPO from a YAML recipe and flags",
-    "eval": "measure pass@1 and pass@k of a model, beside the model it was trained from",
-    "generate": "answer prompts with a trained model, with rewards beside the answers",
+    "eval": "measure pass@1 and pass@k of a model, next to the model it was trained from",
+    "generate": "answer prompts with a trained model, and score the answers",
     "demo": "train the tiny model that comes with the package, offline and on CPU",
     "check": "compare the installed TRL's loss and gradients with the specification",
     "train-prm": "train a process reward model from labeled steps",
-    "label-steps": "label the steps of a model's completions by roll-outs and a verifier",
+    "label-steps": "label the steps of a model's completions by rollouts and a verifier",
     "search": "search trajectories with a verifier or a process reward model, as data for supervised training",
     "bias": "measure what one update of each objective would do to the length of answers",
     "study": "measure the two biases of GRPO, and what dynamic sampling and a curriculum gain",
