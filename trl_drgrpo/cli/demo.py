@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="OBJECTIVE",
         choices=OBJECTIVES,
         help="then train the same with stock TRL under its objectives, each as long as the demo itself, and write "
-        f"comparison.html over all runs; without a name: {', '.join(OBJECTIVES)}",
+        f"comparison.html of all runs; without a name: {', '.join(OBJECTIVES)}",
     )
 
 

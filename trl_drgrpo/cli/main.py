@@ -30,7 +30,7 @@ SUBCOMMANDS = {
     "bias": "measure what one update of each objective would do to the length of answers",
     "study": "measure the two biases of GRPO, and what dynamic sampling and a curriculum gain",
     "merge": "merge a LoRA adapter into its base model, in full precision",
-    "report": "write one page over runs: curves, completions with their advantages, warnings, differences",
+    "report": "write one page about runs: curves, completions with their advantages, warnings, differences",
     "plan": "predict the peak memory of a run, and propose settings that fit a device",
     "score": "score saved completions with reward functions, to debug a reward before a run",
     "env": "print versions, devices and optional programs, to paste into an issue",

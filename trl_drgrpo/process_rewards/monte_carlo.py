@@ -156,8 +156,8 @@ class MonteCarloScorer:
             start = self._rendered(prompt)
             return [_Prefix(row, (judged_alike, start + text), start + text, text, ()) for text in texts]
         if completion_ids is None or step_ends is None:
-            got, remedy = "no completion_ids or step_ends", "Pass them, or leave the tokenizer out."
-            raise InputError(f"step reward '{self.__name__}'", got, "both, as there is a tokenizer", remedy)
+            got, remedy = "no completion_ids or step_ends", "Pass them, or remove the tokenizer."
+            raise InputError(f"step reward '{self.__name__}'", got, "both, because a tokenizer is set", remedy)
         start_ids = self._prompt_ids(prompt)
         prefixes: list[_Prefix] = []
         for count, text in zip(counts, texts, strict=True):

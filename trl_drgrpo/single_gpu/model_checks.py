@@ -159,7 +159,7 @@ def _check_targets(config: Any, model: nn.Module) -> None:
     )
     raise InputError(
         "peft_config.target_modules (lora_target_modules)",
-        f"{', '.join(given)}, which match no layer of {type(model).__name__}",
+        f"{', '.join(given)}, matching no layer of {type(model).__name__}",
         f"names such as {', '.join(layer for layer in layers if layer != HEAD)}, or {_ALL_LINEAR}",
         remedy,
     )

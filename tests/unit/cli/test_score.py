@@ -150,7 +150,7 @@ def test_golds_that_cannot_be_read_are_named(here, capsys, batch_size):
     assert found["rewards"]["exact"]["unscored"] == [{"row": 4, "reason": None, "columns": {"answer": "None"}}]
     score(*argv, "--show", "1")
     out = capsys.readouterr().out
-    assert "numeric_reward gave None to 3 of 4 rows; what it was to score them by:\n  row 2: answer x (column" in out
+    assert "numeric_reward gave None to 3 of 4 rows, with these gold values:\n  row 2: answer x (column" in out
     assert "row 3: answer" not in out
 
 

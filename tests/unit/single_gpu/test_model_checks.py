@@ -38,9 +38,9 @@ def adapter(targets):
         ),
         (
             {"peft_config": adapter(["q_prj"])},
-            "target_modules .*got q_prj, which match no layer .*Did you mean q_proj?",
+            "target_modules .*got q_prj, matching no layer .*Did you mean q_proj?",
         ),
-        ({"peft_config": adapter(r".*\.q_prj")}, "which match no layer of Qwen2ForCausalLM"),
+        ({"peft_config": adapter(r".*\.q_prj")}, "matching no layer of Qwen2ForCausalLM"),
         ({"rewards": ["some/reward"]}, "reward_funcs: got some/reward, which is not in the local cache"),
     ],
 )
@@ -73,7 +73,7 @@ def test_a_model_that_is_loaded_already(model):
     check(model)
     with pytest.raises(InputError, match="less than the model's context of 1024"):
         check(model, max_completion_length=2000)
-    with pytest.raises(InputError, match="got q_prj, which match no layer"):
+    with pytest.raises(InputError, match="got q_prj, matching no layer"):
         check(model, peft_config=adapter(["q_prj"]))
 
 
