@@ -22,7 +22,7 @@ def check_adapter_dir(adapter: Path) -> None:
         raise InputError("adapter", f"{adapter}, {what}", "an adapter's folder", "Check the path.")
     inner = sorted(str(path.parent) for path in adapter.glob(f"*/{_ADAPTER_FILE}"))
     if inner:
-        got = f"{adapter}, which holds {len(inner)} adapters in subfolders"
+        got = f"{adapter}, which holds adapters in subfolders only"
         raise InputError("adapter", got, "the folder of one adapter", f"Name one of them: {', '.join(inner)}.")
     what = "a whole model" if (adapter / "config.json").is_file() else f"a folder without {_ADAPTER_FILE}"
     remedy = "There is nothing to merge." if what == "a whole model" else "Name the folder that a LoRA run wrote."
