@@ -204,7 +204,7 @@ def test_contradictions_are_refused(fields, message, settings):
 
 
 def test_too_few_prompts_for_the_rounds(settings, data, tokenizer):
-    with pytest.raises(InputError, match="max_sampling_rounds: got 10 with 9 different prompts.* at most 4 fit this"):
+    with pytest.raises(InputError, match="max_sampling_rounds: got 10 with 9 different prompts.* set at most 4"):
         run(settings, data.select(range(9)), tokenizer)
 
 

@@ -305,9 +305,13 @@ def test_what_a_run_has_logged_is_scored_again(here, capsys, model, tokenizer, s
     [
         ("gone.jsonl", None, "data: got 'gone.jsonl', which is not a file"),
         ("empty.jsonl", b"\n \n", "data: got 'empty.jsonl' without rows"),
-        ("cut.jsonl", b'{"prompt": "p", "completion": "c"}\n{"prompt": "p", "comp', "cut.jsonl, line 2: got no JSON"),
+        (
+            "cut.jsonl",
+            b'{"prompt": "p", "completion": "c"}\n{"prompt": "p", "comp',
+            "cut.jsonl, line 2: got invalid JSON",
+        ),
         ("list.jsonl", b"[1]\n", "list.jsonl, line 1: got list; expected a JSON object"),
-        ("deep.jsonl", b"[" * 100_000, "deep.jsonl, line 1: got no JSON"),
+        ("deep.jsonl", b"[" * 100_000, "deep.jsonl, line 1: got invalid JSON"),
         ("latin.jsonl", '{"prompt": "é"}'.encode("latin-1"), "data: got 'latin.jsonl' ('utf-8' codec"),
         ("rows.txt", b"x", "expected a file that ends in .jsonl, .json, .csv, .parquet"),
         ("rows.parquet", b"PAR1 not really", "data: got 'rows.parquet' ("),

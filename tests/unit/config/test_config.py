@@ -37,7 +37,7 @@ def test_scaling_may_be_switched_off_in_trls_ways(value):
         ("loss_type", "grpo", "length bias"),
         ("loss_type", "dapo", "how long the others are"),
         ("loss_type", "bnpo", "which rows share it"),
-        ("loss_type", "cispo", "another objective"),
+        ("loss_type", "cispo", "not the objective of Dr. GRPO"),
         ("scale_rewards", "group", "difficulty bias"),
         ("scale_rewards", "batch", "difficulty bias"),
         ("scale_rewards", True, "difficulty bias"),
@@ -263,7 +263,7 @@ def test_former_causes_of_warnings_are_read_as_the_new_ones(caplog):
     config = DrGRPOConfig(use_cpu=True, run_warnings='{"all_wrong": false}')
     assert config.run_warnings == {"all_incorrect": False}
     config.check()
-    assert caplog.text.count("all_wrong is called all_incorrect now") == 1
+    assert caplog.text.count("all_wrong is now called all_incorrect") == 1
 
 
 def test_rloo_is_leave_one_out():

@@ -122,7 +122,7 @@ def test_the_command_names_the_row_and_exits_with_2(saved_model, tmp_path, capsy
         printed = capsys.readouterr()
         assert code == 2
         assert printed.out == ""
-        assert (message in printed.err) or "line 2: got no JSON" in printed.err
+        assert (message in printed.err) or "line 2: got invalid JSON" in printed.err
         assert printed.err.count("\n") == 1
 
 
@@ -230,7 +230,7 @@ def test_label_steps_takes_any_generator(tokenizer):
         {"prompt": "p", "steps": ["a", "b"], "labels": [None, None], "values": [None, None]},
         {"prompt": "p", "steps": ["c"], "labels": [True], "values": [1.0]},  # the empty completion is left out
     ]
-    with pytest.raises(InputError, match="separator: got an empty text"):
+    with pytest.raises(InputError, match="separator: got an empty string"):
         list(label_steps([{"prompt": "p"}], generate, verifier, tokenizer, separator=""))
     with pytest.raises(InputError, match=r"row 0: got the columns \['question'\]"):
         list(label_steps([{"question": "p"}], generate, verifier, tokenizer))

@@ -310,7 +310,7 @@ def test_a_column_that_one_of_several_may_hold_is_missed_before_a_model_loads(tm
     argv = ["train", "--model_name_or_path", "trl_drgrpo:demo", "--dataset_name", "trl_drgrpo:list_sum", "--dry_run"]
     argv += ["--use_cpu", "--bf16", "false", "--output_dir", str(tmp_path / "out")]
     assert main([*argv, "--reward_funcs", "{verl: {function: mine.py:compute_score, data_source: s}}"]) == 2
-    assert "expected the ground truth in the column one of reward_model.ground_truth" in capsys.readouterr().err
+    assert "expected the ground truth in one of the columns reward_model.ground_truth" in capsys.readouterr().err
 
 
 ON_ERROR = {  # everything that takes `on_error`, with the options that it needs besides

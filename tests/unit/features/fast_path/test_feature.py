@@ -128,7 +128,8 @@ def test_inputs_it_does_not_know_and_rows_without_a_prompt_stay_with_trl_and_are
     assert trainer.fast_path._can_be_planned([known])
     for _ in range(2):
         assert not trainer.fast_path._can_be_planned([{**known, "pixel_values": torch.ones(1)}])
-    assert [record.message for record in caplog.records] == ["Micro-batches with pixel_values stay as TRL makes them."]
+    said = "Micro-batches with pixel_values are not re-batched: they stay as TRL makes them."
+    assert [record.message for record in caplog.records] == [said]
     assert not trainer.fast_path._can_be_planned([{**known, "prompt_mask": torch.tensor([[1, 1], [0, 0]])}])
 
 

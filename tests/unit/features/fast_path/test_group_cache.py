@@ -218,7 +218,7 @@ def test_too_little_memory_says_what_to_change(model, tokenizer, shared):
     hook.remove()
     said = str(raised.value)
     assert said.startswith(
-        "generation: got 6 completions of up to 40 tokens behind 1 prompts of up to 400 that do not fit"
+        "generation: got 6 completions of up to 40 tokens for 1 prompts of up to 400 that do not fit"
     )
     assert ("each prompt is held 6 times" in said) == (not shared)
     assert said.endswith("(Tried to allocate 2 GiB)")
