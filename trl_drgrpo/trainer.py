@@ -191,7 +191,7 @@ class DrGRPOTrainer(HostTrainer):
             self.step_scorer = StepScorer(step_reward_funcs, segmenter, weights, args.on_reward_error)
             if not outcome_funcs and not self.turns.has_outcome:
                 if args.process_role == "baseline":
-                    remedy = "A baseline is subtracted from an outcome: pass reward_funcs, or take 'reward'."
+                    remedy = "A baseline is subtracted from the outcome reward: pass reward_funcs, or use 'reward'."
                     raise InputError("process_role", "'baseline' without reward_funcs", "'reward'", remedy)
                 outcome_funcs = [process_only]
         self.turns.choose(self.step_scorer.segmenter if self.step_scorer else None, args)
@@ -271,8 +271,10 @@ class DrGRPOTrainer(HostTrainer):
         """
         self.args.check()
         for name, (then, now) in self.changed_too_late().items():
-            remedy = "The trainer has copied it: assign it before, or build the trainer anew."
-            raise InputError(name, f"{now!r}, assigned after the trainer was built", f"{then!r}, as then", remedy)
+            remedy = "The trainer has copied it: set it before, or build a new trainer."
+            raise InputError(
+                name, f"{now!r}, assigned after the trainer was built", f"{then!r}, as when it was built", remedy
+            )
         checkpoint = self.resume.checkpoint(resume_from_checkpoint)
         try:
             with ExitStack() as running:
@@ -415,7 +417,7 @@ class DrGRPOTrainer(HostTrainer):
             return None
         newest = self.forks.newest
         if newest is None:
-            raise InputError("forks", "prompts with images", "prompts of text", "Leave forks out for images.")
+            raise InputError("forks", "prompts with images", "prompts of text", "Remove forks to train on images.")
         return Forks(newest.branches, self.gathered(list(newest.cuts)))
 
     @property
@@ -434,7 +436,9 @@ class DrGRPOTrainer(HostTrainer):
             advantages = self.advantage_func(batch)
         except Exception as error:  # a user's function: what was computed up to here is saved before the run ends
             got = f"{type(error).__name__}: {error}"
-            raise RewardError("advantage_func", got, "advantages", "Mend the function (traceback above).") from error
+            raise RewardError(
+                "advantage_func", got, "a tensor of advantages", "Fix the function (traceback above)."
+            ) from error
         return checked_advantages(advantages, batch, "advantage_func")
 
     @property

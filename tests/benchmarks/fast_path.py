@@ -1,4 +1,4 @@
-"""Training phase of an optimizer step: stock GRPOTrainer with the two switches against DrGRPOTrainer, same roll-outs.
+"""Training phase of an optimizer step: stock GRPOTrainer with the two switches against DrGRPOTrainer, same rollouts.
 
 Both trainers get the same completions and rewards from a table, so generation and rewards cost nothing and every
 difference is the loss: forward, backward, optimizer, and on our side planning. A first step on very short completions
@@ -135,7 +135,7 @@ def _length(case, rng):
 
 
 def build_trainer(kind, case, model, folder, steps, batch, device, bf16=None, **changed):
-    """A trainer that gets its roll-outs from the table."""
+    """A trainer that gets its rollouts from the table."""
     trainer_class, config_class, settings = KINDS[kind]
     tokenizer = tiny_tokenizer()
     warm_up = replace(case, lengths="uniform", prompt=(8, 8), completion=4)

@@ -94,4 +94,4 @@ def test_killed_at_every_moment_of_a_checkpoint(worker, whole, tmp_path):
         assert worker(folder)["code"] == 0, (folder / "log.txt").read_text()[-2000:]
         assert difference(torch.load(folder / "end.pt"), expected) == [], moments[point]
         if answer["half_written"] == [f"checkpoint-{FIRST}"]:
-            assert f"checkpoint-{FIRST} is skipped: it was not written to its end" in (folder / "log.txt").read_text()
+            assert f"checkpoint-{FIRST} is skipped: it is incomplete" in (folder / "log.txt").read_text()

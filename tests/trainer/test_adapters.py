@@ -327,7 +327,7 @@ def test_loaded_models_that_would_train_nothing_are_refused(base, settings, prom
 
 def test_targets_that_match_nothing_are_named(model, settings, prompts, tokenizer, reward):
     config = LoraConfig(target_modules=["query"], task_type="CAUSAL_LM")
-    with pytest.raises(ValueError, match="got query, which no layer of Qwen2ForCausalLM is called"):
+    with pytest.raises(ValueError, match="got query, matching no layer of Qwen2ForCausalLM"):
         build(model, settings, prompts, tokenizer, reward, peft_config=config)
 
 

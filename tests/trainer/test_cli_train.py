@@ -123,7 +123,7 @@ def test_an_interrupted_run_says_how_to_go_on(recipe, monkeypatch, capfd):
     monkeypatch.setattr(sys, "argv", ["trl-drgrpo", *argv])
     assert main(argv) == 130
     safe, command, last = capfd.readouterr().err.splitlines()[-3:]
-    assert (safe, last) == ("Safe: out/checkpoint-1. To go on:", "interrupted")
+    assert (safe, last) == ("Saved: out/checkpoint-1. To continue:", "interrupted")
     assert command.split() == ["trl-drgrpo", *argv, "--resume_from_checkpoint", "out/checkpoint-1"]
 
 
@@ -193,7 +193,7 @@ def test_a_full_disk_a_second_run_and_a_resumed_one(recipe, monkeypatch, capfd):
     assert main([*argv, *go_on.group().split()]) == 0
     out, err = capfd.readouterr()
     assert yaml.safe_load(out)["steps"] == 2
-    assert "starting anew" not in err
+    assert "starting from scratch" not in err
 
 
 def test_dry_run_is_a_recipe_and_loads_no_model(recipe, folder, monkeypatch, capsys):
@@ -233,7 +233,7 @@ def test_pass_rates_of_one_run_filter_and_guide_the_next(recipe, folder, capfd):
     filtered = recipe(**fields, difficulty_range=[0.1, 0.9], prior_pass_rates="rates.jsonl")
     assert main([*filtered, "--dry_run"]) == 0
     captured = capfd.readouterr()
-    said = "difficulty_range [0.1, 0.9]: 6 of 8 prompts stay, 6 of them unknown to rates.jsonl; this changes the obj"
+    said = "difficulty_range [0.1, 0.9]: 6 of 8 prompts are kept, 6 of them not in rates.jsonl; this changes the obj"
     assert said in captured.out
     assert said in captured.err
     assert "train data: 6 rows" in captured.out
@@ -248,7 +248,10 @@ def test_pass_rates_of_one_run_filter_and_guide_the_next(recipe, folder, capfd):
     for use in ("--curriculum", "--difficulty_range=0"):
         extra = ["--difficulty_range", "0", "1"] if "range" in use else [use, "--max_sampling_rounds", "2"]
         assert main([*strangers, "--output_dir", "other", *extra]) == 2
-        assert "rates.jsonl, which knows none of the prompts; expected the same prompts." in capfd.readouterr().err
+        assert (
+            "rates.jsonl, which has none of the prompts; expected pass rates of the same prompts."
+            in capfd.readouterr().err
+        )
 
 
 @pytest.mark.parametrize(("source", "named"), [("data", None), ("some/name", "some/name")])
@@ -321,7 +324,7 @@ def test_the_flags_mean_what_they_mean_to_trl(recipe):
         ({"model_name_or_path": "trl_drgrpo:big"}, "model_name_or_path: got trl_drgrpo:big; expected trl_drgrpo:demo"),
         ({"dataset_name": None}, "dataset_name: got none"),
         ({"dataset_name": "no.jsonl"}, "dataset_name: got no.jsonl, which does not exist"),
-        ({"dataset_train_split": "val"}, "dataset split: got 'val' of data; expected one of the splits there are"),
+        ({"dataset_train_split": "val"}, "dataset split: got 'val' of data; expected one of its splits"),
         ({"rename_columns": None}, "'question' looks like it: rename it with `rename_columns: [question=prompt]`"),
         ({"reward_funcs": None}, "reward_funcs: got none"),
         ({"reward_funcs": ["acuracy_reward"]}, "Did you mean accuracy_reward"),
@@ -330,7 +333,7 @@ def test_the_flags_mean_what_they_mean_to_trl(recipe):
         ({"reward_weights": [1.0, 2.0]}, "reward_weights: got 2 weights; expected 1, one per reward"),
         ({"num_generations": 3}, "num_generations: got 3"),
         ({"num_generations": 1}, "num_generations: got 1; expected a whole number, at least 2"),
-        ({"forks": 3}, "forks: got 3 (fork_depth=1) with num_generations=4; expected a divisor of num_generations"),
+        ({"forks": 3}, "forks: got 3 (fork_depth=1) with num_generations=4; expected at least two parents per prompt"),
         ({"forks": "two"}, "forks"),
         ({"forks": 2, "fork_at": "doubt", "fork_threshold": 0.5}, "fork_at: got 'doubt' without step_reward_funcs"),
         ({"loss_type": "dapo"}, "loss_type: got 'dapo'; expected 'dr_grpo'"),
@@ -350,7 +353,7 @@ def test_the_flags_mean_what_they_mean_to_trl(recipe):
         ({"early_stopping_patience": 0}, "early_stopping_patience: got 0; expected a whole number, at least 1"),
         (
             {"early_stopping_patience": 1, "metric_for_best_model": "reward"},
-            "early_stopping_patience: got 1; expected metric_for_best_model and eval_strategy beside it",
+            "early_stopping_patience: got 1; expected metric_for_best_model and eval_strategy as well",
         ),
         ({"report_to": "wandbb"}, "report_to: got wandbb; expected one of "),
         ({"prompt_template": "{prompt} {anser}"}, "prompt_template: got the slot {anser}"),
@@ -449,9 +452,9 @@ def test_forks_from_the_command_line(recipe, capfd):
     ("flags", "message"),
     [
         (["--preset", "qlorra"], "preset: got 'qlorra'; expected one of lora, qlora. Did you mean qlora?"),
-        (["--preset", "lora", "--load_in_4bit"], "load_in_4bit: got True beside the preset 'lora'"),
-        (["--preset", "qlora", "--load_in_8bit"], "load_in_8bit: got True beside the preset 'qlora'"),
-        (["--preset", "lora", "--use_peft", "false"], "use_peft: got False beside the preset 'lora'"),
+        (["--preset", "lora", "--load_in_4bit"], "load_in_4bit: got True with the preset 'lora'"),
+        (["--preset", "qlora", "--load_in_8bit"], "load_in_8bit: got True with the preset 'qlora'"),
+        (["--preset", "lora", "--use_peft", "false"], "use_peft: got False with the preset 'lora'"),
         (["--load_in_4bit"], "peft_config: got quantization_config without an adapter"),
     ],
 )

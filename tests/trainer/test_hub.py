@@ -235,7 +235,7 @@ def test_a_hub_that_refuses_at_the_end_costs_no_model(status, hub, settings, pro
     trainer = build(settings, prompts, tokenizer, reward)
     trainer.train()
     hub.refuse = {"/commit/": status}
-    with pytest.raises(PushError, match="did not take the upload .* push it later with `hf upload tester") as caught:
+    with pytest.raises(PushError, match="the upload to .* failed .* push it later with `hf upload tester") as caught:
         trainer.push_to_hub()
     command = shlex.split(str(caught.value).rpartition("with `")[2].removesuffix("`."))
     assert command[:4] == ["hf", "upload", "tester/run", settings["output_dir"]]
@@ -265,7 +265,7 @@ def test_uploads_that_fail_beside_the_training_are_said_once_each(hub, settings,
     hub.refuse = {"/commit/": 403}
     trainer.train()
     assert trainer.state.global_step == 2
-    said = [record.message for record in caplog.records if "An upload beside the training failed" in record.message]
+    said = [record.message for record in caplog.records if "An upload during training failed" in record.message]
     assert 1 <= len(said) <= 2  # the second one is left out while the first is under way
     assert "The model is saved in" in said[0]
 
@@ -283,7 +283,7 @@ def test_the_command_says_where_the_model_is_when_the_push_fails(hub, tmp_path, 
     captured = capsys.readouterr()
     assert code == 1
     last = captured.err.strip().splitlines()[-1]
-    assert last.startswith("error: push_to_hub: tester/run did not take the upload (")
+    assert last.startswith("error: push_to_hub: the upload to tester/run failed (")
     assert "The model is saved in out: push it later with `hf upload tester/run out" in last
     assert (tmp_path / "out" / "model.safetensors").exists()
     hub.refuse = {}

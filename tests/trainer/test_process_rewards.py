@@ -1,4 +1,4 @@
-"""Process reward models and Monte-Carlo values inside the trainer, and roll-outs by the trainer's own backend."""
+"""Process reward models and Monte-Carlo values inside the trainer, and rollouts by the trainer's own backend."""
 
 import pytest
 import torch

@@ -105,7 +105,7 @@ def test_resuming_without_a_checkpoint_starts_anew_and_says_so(settings, prompts
     trainer = build({**settings, "max_steps": 1}, prompts, tokenizer, reward)
     trainer.train(resume_from_checkpoint=True)
     assert trainer.state.global_step == 1
-    assert f"No checkpoint in {settings['output_dir']} to resume from: starting anew." in caplog.text
+    assert f"No checkpoint in {settings['output_dir']} to resume from: starting from scratch." in caplog.text
 
 
 def failing(call):
@@ -215,7 +215,7 @@ def test_another_geometry_generates_anew_and_says_so(changed, half_way, settings
     trainer.train(resume_from_checkpoint=str(half_way))
     assert trainer.state.global_step == 4
     name = next(iter(changed))
-    assert f"Batch geometry changed ({name} " in caplog.text
+    assert f"Batch sizes changed ({name} " in caplog.text
 
 
 def test_a_kl_term_that_is_new_needs_new_completions(
@@ -225,7 +225,7 @@ def test_a_kl_term_that_is_new_needs_new_completions(
     trainer = build({**settings, "beta": 0.1}, prompts, tokenizer, reward, model=saved_model)
     trainer.train(resume_from_checkpoint=str(half_way))
     assert trainer.state.global_step == 4
-    assert "hold no ref_per_token_logps, which the run needs now: they are generated anew" in caplog.text
+    assert "lack ref_per_token_logps, which the run now needs: they are generated again" in caplog.text
 
 
 def test_a_checkpoint_without_optimizer_is_taken_with_a_word(half_way, settings, prompts, tokenizer, reward, caplog):
@@ -258,7 +258,7 @@ def test_a_checkpoint_half_written_is_skipped(half_way, settings, prompts, token
     newest = half_way.with_name("checkpoint-4")
     begin_checkpoint(newest)
     assert newest_complete_checkpoint(half_way.parent) == half_way.with_name("checkpoint-3")
-    assert f"{newest} is skipped: it was not written to its end" in caplog.text
+    assert f"{newest} is skipped: it is incomplete" in caplog.text
     assert newest_complete_checkpoint(half_way.parent / "nowhere") is None
 
 
@@ -293,9 +293,9 @@ def test_another_objective_is_said_in_one_warning(checkpoint, settings, prompts,
     assert trainer.state.global_step == 2
     said = [record.message for record in caplog.records if "objective" in record.message]
     assert said == [
-        f"The objective is another one than in {checkpoint}: advantage_baseline group_mean -> leave_one_out; "
+        f"The objective differs from that of {checkpoint}: advantage_baseline group_mean -> leave_one_out; "
         "epsilon_high None -> 0.3; rewards 1 * length_reward -> 1 * length_reward + 2 * another_reward; "
-        "temperature 1.0 -> 0.9. The run goes on with the new one."
+        "temperature 1.0 -> 0.9. The run continues with the new one."
     ]
 
 
@@ -355,7 +355,7 @@ def test_a_checkpoint_of_plain_trl_is_taken_with_a_word(checkpoint, settings, pr
     trainer = build(settings, prompts, tokenizer, reward)
     trainer.train(resume_from_checkpoint=str(checkpoint))
     assert trainer.state.global_step == 2
-    assert "holds no Dr. GRPO state: going on with L = 12" in caplog.text
+    assert "holds no Dr. GRPO state: continuing with L = 12" in caplog.text
     assert "Other checkpoints" not in caplog.text
 
 

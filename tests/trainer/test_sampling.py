@@ -204,7 +204,7 @@ def test_contradictions_are_refused(fields, message, settings):
 
 
 def test_too_few_prompts_for_the_rounds(settings, data, tokenizer):
-    with pytest.raises(InputError, match="max_sampling_rounds: got 10 with 9 different prompts.* at most 4 fit this"):
+    with pytest.raises(InputError, match="max_sampling_rounds: got 10 with 9 different prompts.* set at most 4"):
         run(settings, data.select(range(9)), tokenizer)
 
 
@@ -213,7 +213,7 @@ def test_too_few_prompts_for_the_rounds(settings, data, tokenizer):
     [
         ("not json\n", "line 1: 'not json'"),
         ('{"key": "a", "pass_rate": 2}\n', "line 1: .*out of range"),
-        ('{"key": "a", "pass_rate": 0.5}\n', "which knows none of the prompts"),
+        ('{"key": "a", "pass_rate": 0.5}\n', "which has none of the prompts"),
     ],
 )
 def test_a_file_of_pass_rates_that_does_not_fit(text, message, settings, data, tokenizer, tmp_path):

@@ -146,7 +146,7 @@ class TestInputsAreCheckedBeforeAModelLoads:
         def rule(prompt, previous_steps, step, **columns):
             return 1.0
 
-        with pytest.raises(InputError, match=r"'rule', which judges one step; .* Wrap it: .*step_verifier\(rule\)"):
+        with pytest.raises(InputError, match=r"'rule', which scores one step; .* Wrap it: .*step_verifier\(rule\)"):
             self.build(settings, prompts, rule)
 
     def test_step_settings_without_step_rewards_are_said_to_do_nothing(self, settings, prompts, caplog):
@@ -155,7 +155,7 @@ class TestInputsAreCheckedBeforeAModelLoads:
         check_inputs(DrGRPOConfig(**settings), [length_reward], prompts)
         assert "no effect" not in caplog.text
         check_inputs(DrGRPOConfig(**settings, step_credit="immediate"), [length_reward], prompts)
-        assert "step_credit: without step_reward_funcs this has no effect" in caplog.text
+        assert "step_credit: no effect without step_reward_funcs" in caplog.text
 
     def test_a_separator_of_forks_is_not_said_to_do_nothing(self, settings, prompts, caplog):
         from trl_drgrpo.config.preflight import check_inputs
@@ -164,7 +164,7 @@ class TestInputsAreCheckedBeforeAModelLoads:
         check_inputs(DrGRPOConfig(**fields, forks=2), [length_reward], prompts)
         assert "no effect" not in caplog.text
         check_inputs(DrGRPOConfig(**fields), [length_reward], prompts)
-        assert "step_separator: without step_reward_funcs this has no effect" in caplog.text
+        assert "step_separator: no effect without step_reward_funcs" in caplog.text
 
     def test_a_model_that_is_paid_is_warned_of(self, settings, prompts, caplog):
         from trl_drgrpo.config.preflight import check_inputs
@@ -175,7 +175,7 @@ class TestInputsAreCheckedBeforeAModelLoads:
         check_inputs(DrGRPOConfig(**settings), [length_reward], prompts, step_reward_funcs=[parity])
         assert "is a model" not in caplog.text
         check_inputs(DrGRPOConfig(**settings), [length_reward], prompts, **functions)
-        assert "process_role: policy_log_ratio is a model, and the run is paid for its scores" in caplog.text
+        assert "process_role: policy_log_ratio is a model whose scores are rewarded" in caplog.text
 
     def test_a_baseline_of_nothing(self, settings, prompts):
         with pytest.raises(InputError, match="^process_role: got 'baseline' without reward_funcs"):

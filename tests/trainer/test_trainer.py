@@ -356,8 +356,11 @@ def test_what_is_assigned_after_the_constructor_is_refused_when_training_starts(
     late = {
         "loss_type": ("dapo", "^loss_type: got 'dapo'; expected 'dr_grpo'"),
         "scale_rewards": ("group", "^scale_rewards: got 'group'; expected 'none'"),
-        "beta": (0.1, "^beta: got 0.1, assigned after the trainer was built; expected 0.0, as then"),
-        "epsilon": (0.3, "^epsilon: got 0.3, assigned after the trainer was built; expected 0.2, as then"),
+        "beta": (0.1, "^beta: got 0.1, assigned after the trainer was built; expected 0.0, as when it was built"),
+        "epsilon": (
+            0.3,
+            "^epsilon: got 0.3, assigned after the trainer was built; expected 0.2, as when it was built",
+        ),
         "epsilon_high": (0.3, "^epsilon_high: got 0.3, assigned after"),
         "max_completion_length": (8, "^max_completion_length: got 8, assigned after"),
         "loss_normalizer": (8, "^loss_normalizer: got 8, assigned after"),

@@ -186,7 +186,7 @@ def test_decoding_out_of_range(options, field):
 
 def test_a_prompt_without_room_behind_it_is_named(model):
     check_context(model, [1000, 24], Decoding(24))  # the context is 1024
-    with pytest.raises(InputError, match=r"max_completion_length: got 25 behind 1000 tokens, the prompt of row 1 "):
+    with pytest.raises(InputError, match=r"max_completion_length: got 25 after a prompt of 1000 tokens, row 1 "):
         check_context(model, [24, 1000], Decoding(25))
 
 
@@ -250,7 +250,7 @@ def test_a_killed_evaluation_ends_with_the_same_samples(tokenizer, tmp_path):
     again, sampler = evaluate(tmp_path / "killed.jsonl")
     assert again.path.read_bytes() == whole.path.read_bytes()
     assert len(sampler.asked) == 2  # the groups of prompts 2 and 3, and of 4
-    with pytest.raises(InputError, match="a new file, or that of the same eval"):
+    with pytest.raises(InputError, match="a new file, or one of the same eval"):
         SearchFile(whole.path, {"fact": 2}, 2, "eval")
 
 

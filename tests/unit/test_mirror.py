@@ -28,7 +28,6 @@ ELSEWHERE = {  # test file -> package files
     "unit/cli/test_plan.py": "cli/plan_report",
     "unit/cli/test_recipe.py": "cli/strict_yaml",
     "unit/cli/test_score.py": "cli/score_report",
-    "unit/config/test_config.py": "common/errors",
     "unit/features/diagnostics/test_watches.py": "features/diagnostics/watch",
     "unit/features/fast_path/test_packing.py": "features/fast_path/sharing",
     "unit/labs/study/test_credit.py": (

@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measure and print."""
     if args.batches < 3:
-        remedy = "The standard error is that of a jackknife over them."
+        remedy = "Raise it: the standard error is a jackknife over batches."
         raise InputError("--batches", str(args.batches), "at least 3", remedy)
     given = train.read_given(args)
     from trl_drgrpo.cli import job as jobs

@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
             print(f"  {_mark(not seam.problem)} {seam.name}{': ' + seam.problem if seam.problem else ''}")
     if any(seam.problem for seam in seams):
         report["passed"] = False
-        return _finish(report, args.json, "A seam has moved: nothing further was run.")
+        return _finish(report, args.json, "TRL has changed where this package relies on it: nothing further was run.")
 
     with _quiet_on_one_thread():
         for part, run_part in (("cases", _run_matrix), ("credit", _run_credit)):
@@ -114,7 +114,7 @@ def _run_credit(args: argparse.Namespace) -> list[Any]:
     if args.json:
         return run_credit_check()
     print("\nExpected gradient of the credit, enumerated, against the exact one (|difference|, relative;")
-    print("  for constructions that must differ: what is left of it at the best of all learning rates)")
+    print("  for constructions that must differ: the residual at the best learning rate)")
 
     def show(result: CreditResult) -> None:
         print(

@@ -93,15 +93,15 @@ def interrupted(output_dir: Path, argv: Sequence[str], processes: int) -> str:
     checkpoint = newest_complete_checkpoint(output_dir)
     if checkpoint is None:
         return (
-            f"No checkpoint in {output_dir} is complete: the run starts anew. `--save_strategy steps --save_steps N` "
-            "writes one every N steps."
+            f"No checkpoint in {output_dir} is complete: the run starts from scratch. `--save_strategy steps "
+            "--save_steps N` writes one every N steps."
         )
     go_on = ["--resume_from_checkpoint", str(checkpoint)]
     if processes > 1 or argv[:1] != ["train"]:
         command = f"the same command with {shlex.join(go_on)}"
     else:
         command = shlex.join(["trl-drgrpo", *_without(argv), *go_on])
-    return f"Safe: {checkpoint}. To go on:\n  {command}"
+    return f"Saved: {checkpoint}. To continue:\n  {command}"
 
 
 def _without(argv: Sequence[str]) -> list[str]:

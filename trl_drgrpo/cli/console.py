@@ -27,7 +27,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(**{"allow_abbrev": False, **kwargs})
 
     def error(self, message: str) -> NoReturn:
-        remedy = f"`{self.prog} --help` says what can be given."
+        remedy = f"See `{self.prog} --help`."
         if missing := re.fullmatch(r"the following arguments are required: (.+)", message):
             names = re.sub(r"(--\w+)/--\w+", r"\1", missing[1])  # without the aliases
             raise InputError(names, "nothing", "a value", remedy)
@@ -41,8 +41,8 @@ class Parser(argparse.ArgumentParser):
             expected = {"int": "a whole number", "float": "a number"}[value[1]]
             raise InputError(field, value[2], expected, remedy)
         if problem.startswith("expected"):
-            raise InputError(field, "no value behind it", problem.removeprefix("expected "), remedy)
-        got = f"a call that cannot be read ({message})" if not colon else problem
+            raise InputError(field, "no value", problem.removeprefix("expected "), remedy)
+        got = f"an invalid command line ({message})" if not colon else problem
         raise InputError(field if colon else "command line", got, "flags with their values", remedy)
 
 
@@ -56,7 +56,7 @@ def refuse_unknown(unknown: list[str], parser: argparse.ArgumentParser) -> None:
     spelled = name.replace("-", "_").replace("__", "--", 1)
     listing = "--help_all" if "--help_all" in flags else "--help"
     remedy = did_you_mean(spelled, flags, f"`{parser.prog} {listing}` lists the flags.", cutoff=0.7)
-    got = "an unknown flag" if name.startswith("-") else "a value that belongs to no flag"
+    got = "an unknown flag" if name.startswith("-") else "a value without a flag"
     raise InputError(name, got, f"a flag of {parser.prog}", remedy)
 
 

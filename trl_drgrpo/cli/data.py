@@ -79,9 +79,7 @@ def take_split(splits: Mapping[Any, AnyDataset], split: str, source: str) -> Any
             remedy += "; for two splits put train.jsonl and test.jsonl into one folder and name the folder"
         elif source.startswith("reasoning_gym:") and split == "test":
             remedy = "A test split needs test_size above 0 and questions that are not among the training questions"
-        raise InputError(
-            "dataset split", f"{split!r} of {source}", f"one of the splits there are: {found}", f"{remedy}."
-        )
+        raise InputError("dataset split", f"{split!r} of {source}", f"one of its splits: {found}", f"{remedy}.")
     dataset = splits[split]
     if first_row(dataset) is None:
         raise _empty(f"{source}, split {split}")
@@ -103,7 +101,7 @@ def check_prompts(dataset: "Dataset | IterableDataset", source: str) -> list[str
         raise InputError(
             "dataset_name",
             f"{source} with the columns {', '.join(columns)}",
-            "a column prompt",
+            "a column 'prompt'",
             f"{remedy} it with `rename_columns: [{near[0] if near else '<column>'}=prompt]` in a recipe, or with "
             "dataset.rename_column in Python.",
         )
@@ -120,11 +118,11 @@ def rename_columns(dataset: Any, renamings: list[str]) -> Any:
             raise InputError("rename_columns", repr(renaming), "old=new", "For example question=prompt.")
         if old not in columns:
             expected = f"one of the columns: {', '.join(columns)}"
-            raise InputError("rename_columns", repr(renaming), expected, "Name the column that is there on the left.")
+            raise InputError("rename_columns", repr(renaming), expected, "Put an existing column on the left.")
         if new in columns and new != old:
             remedy = f"Rename that one first: `{new}=<other>`."
             raise InputError(
-                "rename_columns", f"{renaming!r}, but there is a column {new} already", "a free name", remedy
+                "rename_columns", f"{renaming!r}, but there is a column {new} already", "a new name", remedy
             )
         dataset = dataset.rename_column(old, new)
     return dataset
@@ -194,7 +192,7 @@ def check_source(source: str) -> None:
     path = Path(source).expanduser()
     if not path.exists():
         remedy = f"Relative paths start at the current directory, {os.getcwd()}."
-        raise InputError("dataset_name", f"{source}, which does not exist", "a file or folder that does", remedy)
+        raise InputError("dataset_name", f"{source}, which does not exist", "an existing file or folder", remedy)
     if path.is_file() and path.suffix not in FILE_TYPES:
         expected = f"a file ending in {', '.join(FILE_TYPES)}, or a folder"
         raise InputError("dataset_name", f"{source}, a {path.suffix or 'nameless'} file", expected, "Convert it.")
@@ -260,7 +258,7 @@ def _not_loaded(source: str, error: Exception) -> InputError:
             "a local path, or a Hub dataset loaded once before",
             "Unset HF_HUB_OFFLINE to download it, or correct the path.",
         )
-    expected = "a dataset that exists and that you may read, or a local path"
+    expected = "an existing dataset that you can read, or a local path"
     if (found := hub_reason(error)) is not None:
         return InputError("dataset_name", f"{source}, {found[0]}", expected, found[1])
     remedy = "Check the id, the network and `hf auth login`; dataset_config names its configuration."

@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         default=Path("runs/demo"),
         help="folder for model/, report.html, curves.png and results.json (default: runs/demo). Files of an earlier "
-        "demo are overwritten; files of the same name from elsewhere are refused",
+        "demo are overwritten; other files of the same names are an error",
     )
     parser.add_argument("--steps", type=int, help="training steps (default: 200, with --process 60)")
     parser.add_argument("--seed", type=int, default=0, help="seed of training problems and sampling (default: 0)")
@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="OBJECTIVE",
         choices=OBJECTIVES,
         help="then train the same with stock TRL under its objectives, each as long as the demo itself, and write "
-        f"comparison.html over all runs; without a name: {', '.join(OBJECTIVES)}",
+        f"comparison.html of all runs; without a name: {', '.join(OBJECTIVES)}",
     )
 
 

@@ -26,7 +26,7 @@ def check_difficulty(given: Mapping[str, Any]) -> None:
     path, limits = given.get("prior_pass_rates"), given.get(FIELD)
     if path is not None and not Path(path).expanduser().is_file():
         remedy = "Write it with `trl-drgrpo score --pass_rates`."
-        raise InputError("prior_pass_rates", f"{path}, which is no file", "a file of pass rates", remedy)
+        raise InputError("prior_pass_rates", f"{path}, which is not a file", "a file of pass rates", remedy)
     if limits is None:
         return
     if not (len(limits) == 2 and 0 <= limits[0] <= limits[1] <= 1):
@@ -34,7 +34,7 @@ def check_difficulty(given: Mapping[str, Any]) -> None:
         raise InputError(FIELD, " ".join(map(str, limits)) or "none", expected, "For example 0.1 0.9.")
     if path is None:
         remedy = "Name a file that `trl-drgrpo score --pass_rates` wrote, or leave difficulty_range out."
-        raise InputError(FIELD, f"{limits} without prior_pass_rates", "a file of pass rates beside it", remedy)
+        raise InputError(FIELD, f"{limits} without prior_pass_rates", "a file of pass rates as well", remedy)
 
 
 def within_range(dataset: Any, limits: list[float], path: str) -> tuple[Any, str]:
@@ -64,7 +64,7 @@ def within_range(dataset: Any, limits: list[float], path: str) -> tuple[Any, str
         kept = dataset.filter(lambda row: stays(prompt_key(row["prompt"])))
         if next(iter(kept), None) is None:
             raise _nothing_left(limits, path, "of the stream's")
-        return kept, f"a stream, whose prompts outside of it are skipped; {_CHANGES}"
+        return kept, f"a stream, whose prompts outside the range are skipped; {_CHANGES}"
     batches = dataset.select_columns(["prompt"]).iter(1000)  # several times as fast as row by row
     keys = [prompt_key(prompt) for batch in batches for prompt in batch["prompt"]]
     if not any(key in rates for key in keys):
@@ -73,13 +73,13 @@ def within_range(dataset: Any, limits: list[float], path: str) -> tuple[Any, str
     if not staying:
         raise _nothing_left(limits, path, f"of {len(keys)}")
     unknown = sum(key not in rates for key in keys)
-    said = f"{len(staying)} of {len(keys)} prompts stay, {unknown} of them unknown to {path}; {_CHANGES}"
+    said = f"{len(staying)} of {len(keys)} prompts are kept, {unknown} of them not in {path}; {_CHANGES}"
     return dataset.select(staying), said
 
 
-_CHANGES = "this changes the objective, which is the mean over the prompts that stay"
+_CHANGES = "this changes the objective, a mean over the kept prompts"
 
 
 def _nothing_left(limits: list[float], path: str, of_how_many: str) -> InputError:
-    got = f"{limits}, in which none {of_how_many} prompts lies by {path}"
+    got = f"{limits}, which contains none {of_how_many} prompts according to {path}"
     return InputError(FIELD, got, "a range with prompts in it", "Widen it.")

@@ -1,7 +1,7 @@
 """`trl-drgrpo eval`: pass@1 and pass@k of a model on a dataset with a reward, against the model it was trained from.
 
 The table goes to standard output, progress to standard error, samples and results into files: of a run into its
-`_drgrpo/evaluations`, where `trl-drgrpo report` finds them. Started again, it goes on. Exit codes: 0 done, 1 a reward
+`_drgrpo/evaluations`, where `trl-drgrpo report` finds them. Run it again to continue. Exit codes: 0 done, 1 a reward
 failed on some completion, 2 bad input.
 """
 
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's options to a parser."""
     parser.description = (
         "Sample completions of a dataset's prompts, score them, and show pass@1 and pass@k with their intervals, "
-        "beside the model that training began with and the paired difference. Started again, it goes on."
+        "beside the model that training began with and the paired difference. Run it again to continue."
     )
     add_keys(parser, (*MODEL_KEYS, *_DATA_KEYS, *PROMPT_KEYS, TEMPLATE_KEY, *DECODING_KEYS, *RULE_KEYS))
     add = parser.add_argument
@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--k", type=int, nargs="+", metavar="K", help="for pass@k (default: 1, and num_samples)")
     add("--limit", type=int, help="evaluate on the first prompts only")
     add("--seed", type=int, default=0, help="sampling seed (default: 0)")
-    add("--batch_size", type=int, default=64, help="completions per forward, or requests at a time (default: 64)")
+    add("--batch_size", type=int, default=64, help="completions per forward pass, or requests at a time (default: 64)")
     add("--output_dir", help=f"folder for samples and results (default: in the run's folder, else {FOLDER})")
     add("--markdown", action="store_true", help="write the table as Markdown, too")
     add("--pass_rates", metavar="FILE", help="write the pass rate of each prompt, for prior_pass_rates in a recipe")
@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
         try:
             files = {role: task.sampled(name) for role, name in names.items()}
         except KeyboardInterrupt:
-            console.log("The samples so far are kept: the same command goes on.")
+            console.log("The samples so far are kept: run the same command to continue.")
             raise
     content = task.results({role: (name, files[role].rows) for role, name in names.items()})
     path = task.path(names)

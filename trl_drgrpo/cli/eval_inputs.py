@@ -42,10 +42,10 @@ def checked(args: argparse.Namespace) -> Given:
     data.check_source(given.values["dataset_name"])
     check_prompting(given.values.get("prompt_template"), given.values.get("system_prompt"))
     if not given.values.get("reward_funcs"):
-        remedy = "Add for example --reward_funcs math_reward; a reward model says of no completion that it is correct."
+        remedy = "Add for example --reward_funcs math_reward; a reward model cannot tell what is correct."
         raise InputError("reward_funcs", "none", "a reward for correct answers", remedy)
     if given.decoding().temperature == 0 and args.num_samples > 1:
-        remedy = "A greedy model has one answer: leave num_samples out, or raise the temperature."
+        remedy = "Greedy decoding gives a single answer: remove num_samples, or raise the temperature."
         raise InputError("num_samples", f"{args.num_samples} at temperature 0", "1", remedy)
     from trl_drgrpo.evaluation.models import check_model
 
@@ -55,7 +55,7 @@ def checked(args: argparse.Namespace) -> Given:
         try:
             check_model("baseline", model_path(baseline))
         except InputError as error:
-            remedy = f"{error.remedy} --baseline none leaves the comparison out."
+            remedy = f"{error.remedy} Or skip the comparison: --baseline none."
             raise InputError(error.field, error.got, error.expected, remedy) from error
     check_writable("output_dir", str(output_of(args, given)))
     if args.pass_rates:

@@ -84,7 +84,7 @@ def _checked(args: argparse.Namespace) -> tuple[Given, dict[str, Any]]:
     columns = dict(_column(each) for each in args.columns)
     given = read_given(args)
     if given.decoding().temperature == 0 and args.num_samples > 1:
-        remedy = "A greedy model has one answer: leave num_samples out, or raise the temperature."
+        remedy = "Greedy decoding gives a single answer: remove num_samples, or raise the temperature."
         raise InputError("num_samples", f"{args.num_samples} at temperature 0", "1", remedy)
     check_prompting(given.values.get("prompt_template"), given.values.get("system_prompt"))
     if columns and not given.values.get("reward_funcs") and given.values.get("prompt_template") is None:
@@ -106,7 +106,7 @@ def _column(text: str) -> tuple[str, Any]:
         try:
             return name, json.loads(value)
         except ValueError as error:
-            raise InputError("columns", repr(text), "JSON behind the =", f"It is not valid JSON: {error}.") from None
+            raise InputError("columns", repr(text), "JSON after the =", f"It is not valid JSON: {error}.") from None
     return name, value
 
 

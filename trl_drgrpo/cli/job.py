@@ -74,7 +74,7 @@ def check_given(given: dict[str, Any]) -> None:
     if not rewards and not given.get("step_reward_funcs"):
         remedy = (
             "No reward source provided. Add for example `reward_funcs: [accuracy_reward]`; `trl-drgrpo train "
-            "--help_all` says what can be named."
+            "--help_all` lists them."
         )
         raise InputError("reward_funcs", "none", "at least one reward, or step_reward_funcs", remedy)
     weights = given.get("reward_weights")
@@ -163,7 +163,7 @@ def _check_early_stopping(job: Job) -> None:
     refuse_out_of_range(vars(job.script))
     patience, training = job.script.early_stopping_patience, job.training
     if patience is not None and (training.metric_for_best_model is None or training.eval_strategy == "no"):
-        expected = "metric_for_best_model and eval_strategy beside it"
+        expected = "metric_for_best_model and eval_strategy as well"
         remedy = "Add for example `metric_for_best_model: eval_reward`, `eval_strategy: steps` and `eval_steps: 50`."
         raise InputError("early_stopping_patience", str(patience), expected, remedy)
 
@@ -218,7 +218,9 @@ def _load_mixture(job: Job) -> Any:
     except (OSError, ValueError, RuntimeError, DatasetsError) as error:
         paths = ", ".join(entry.path for entry in job.mixture.datasets)
         remedy = f"{type(error).__name__}: {str(error).rstrip('.')}."
-        raise InputError("datasets", f"a mixture of {paths} that does not load", "datasets that do", remedy) from error
+        raise InputError(
+            "datasets", f"a mixture of {paths} that does not load", "datasets that load", remedy
+        ) from error
 
 
 # Run -----------------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""`trl-drgrpo label-steps`: label the steps of a model's completions by roll-outs and a verifier.
+"""`trl-drgrpo label-steps`: label the steps of a model's completions by rollouts and a verifier.
 
 The file that is written is what `trl-drgrpo train-prm --data` reads. A summary goes to standard output, progress to
 standard error. Exit codes: 0 done, 2 bad input.
@@ -20,8 +20,8 @@ from trl_drgrpo.common.rows import prompt_problem
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's options to a parser."""
     parser.description = (
-        "For each prompt sample completions, split them into steps and roll out from behind every step: a step is "
-        "labeled good if at least one roll-out is accepted by the outcome reward. Writes prompt, steps, labels and "
+        "For each prompt sample completions, split them into steps and roll out from the end of every step: a step is "
+        "labeled good if at least one rollout is accepted by the outcome reward. Writes prompt, steps, labels and "
         "values as JSON Lines, for `trl-drgrpo train-prm`."
     )
     parser.add_argument(
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--model",
         dest="model",
         required=True,
-        help="folder or Hub id of the causal language model for roll-outs",
+        help="folder or Hub id of the causal language model for rollouts",
     )
     parser.add_argument(
         "--dataset_name",
@@ -46,10 +46,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="outcome reward: a registered name, package.module.f or file.py:f",
     )
     parser.add_argument("--output", required=True, help="JSON Lines file to write")
-    parser.add_argument("--rollouts", type=int, default=8, help="roll-outs per step (default: 8)")
+    parser.add_argument("--rollouts", type=int, default=8, help="rollouts per step (default: 8)")
     parser.add_argument("--completions", type=int, default=1, help="completions per prompt (default: 1)")
     parser.add_argument(
-        "--step_separator", default="\\n", help=r"a step ends behind it; \n is a line break (default: \n)"
+        "--step_separator", default="\\n", help=r"a step ends after it; \n is a line break (default: \n)"
     )
     parser.add_argument("--max_new_tokens", type=int, default=512, help="longest continuation (default: 512)")
     parser.add_argument("--temperature", type=float, default=1.0, help="sampling temperature (default: 1)")
@@ -74,8 +74,10 @@ def run(args: argparse.Namespace) -> int:
     reward = resolve_reward(args.reward, "--reward_funcs")
     for number, row in enumerate(rows):
         if problem := prompt_problem(row.get("prompt")):
-            expected = "a text that is not empty, or a list of messages with role and content"
-            raise InputError(f"{args.data}, row {number} (from 0)", f"{problem} as the prompt", expected, "Mend it.")
+            expected = "a non-empty string, or a list of messages with role and content"
+            raise InputError(
+                f"{args.data}, row {number} (from 0)", f"{problem} as the prompt", expected, "Fix the row."
+            )
     check_columns(reward, [name for name in rows[0] if name not in ("steps", "labels", "values")], args.reward)
     check_ready(reward)
     labeled = _label(args, rows, reward)

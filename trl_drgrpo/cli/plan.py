@@ -51,14 +51,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="MODEL",
         help="Folder with config.json, or Hub id. Default: the recipe's.",
     )
-    parser.add_argument("--memory", metavar="SIZE", help="Of one device, such as 24GB. A number alone is in GB.")
-    margin = "To leave free: an amount, or a share such as 5%% (default: 5%% or 0.7 GB, whichever is more)."
+    parser.add_argument("--memory", metavar="SIZE", help="Memory of one device, such as 24GB; a plain number is GB.")
+    margin = "Memory to leave free: an amount, or a share such as 5%% (default: 5%% or 0.7 GB, whichever is more)."
     parser.add_argument("--margin", metavar="SIZE", help=margin)
-    preset = "As in `train`; full: all weights, also where the recipe names another."
+    preset = "As in `train`; full: train all weights, even if the recipe has a preset."
     parser.add_argument("--preset", choices=("full", *PRESETS), dest="planned_preset", help=preset)
     length = f"Longest prompt of the data, in tokens (default: {DEFAULT_PROMPT})."
     parser.add_argument("--max_prompt_length", "--max-prompt-length", metavar="TOKENS", help=length)
-    device = "A card by name, such as T4, or cuda or cpu: whose kernels, and the card's memory (default: cuda)."
+    device = "A card, such as T4, which also sets --memory, or cuda or cpu (default: cuda)."
     parser.add_argument("--device", default="cuda", help=device)
     parser.add_argument("--json", action="store_true", help="Print the plan as JSON.")
     parser.add_argument("--config", metavar="YAML", help="A recipe; flags win over it.")
@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
     elif card is not None:
         memory = card.memory
     else:
-        remedy = "Give the memory of one device, or its name: --device T4."
+        remedy = "Set the memory of one device, or its name: --device T4."
         raise InputError("--memory", "none", "an amount such as 24GB", remedy)
     margin = parse_margin(args.margin, memory)
     prompt = _prompt_length(args.max_prompt_length)
@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
     name = args.model or given.get("model_name_or_path")
     if not name:
         raise InputError(
-            "--model_name_or_path", "none", "a model's folder or Hub id", "Give it, or a --config that names one."
+            "--model_name_or_path", "none", "a model's folder or Hub id", "Set it, or a --config that does."
         )
     preset = _preset(args.planned_preset or given.get("preset"), given, device)
     from trl_drgrpo.single_gpu.memory.setup import from_keys
@@ -143,6 +143,6 @@ def _prompt_length(value: str | None) -> int:
     if value is None:
         return DEFAULT_PROMPT
     if not value.isdigit() or int(value) < 1:
-        remedy = "Give the tokens of the longest prompt."
+        remedy = "Set the length of the longest prompt in tokens."
         raise InputError("--max_prompt_length", repr(value), "a whole number, at least 1", remedy)
     return int(value)

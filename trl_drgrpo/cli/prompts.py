@@ -44,7 +44,7 @@ def template_text(template: str) -> str:
     if isinstance(template, str) and SLOT in template:
         return template
     remedy = did_you_mean(template, TEMPLATES, "For example `Question: {prompt} Answer:`.", form="{!r}")
-    expected = f"one of {', '.join(TEMPLATES)}, or a text with {SLOT} in it"
+    expected = f"one of {', '.join(TEMPLATES)}, or a template with {SLOT} in it"
     raise InputError("prompt_template", repr(template), expected, remedy)
 
 
@@ -54,11 +54,9 @@ def check_prompting(prompt_template: str | None, system_prompt: str | None) -> N
         return
     template_text(prompt_template)
     if system_prompt is not None and prompt_template in TEMPLATES:
-        got = f"one beside prompt_template {prompt_template!r}"
-        expected = "one of them: that template is a whole conversation as plain text"
-        raise InputError(
-            "system_prompt", got, expected, "Leave it out for a base model, the template for a chat model."
-        )
+        got = f"one together with prompt_template {prompt_template!r}"
+        expected = "only one of them: that template is a whole conversation as plain text"
+        raise InputError("system_prompt", got, expected, "Remove it for a base model, the template for a chat model.")
 
 
 def prompted(dataset: Any, prompt_template: str | None = None, system_prompt: str | None = None) -> Any:
@@ -100,8 +98,8 @@ def _try_on_first_row(dataset: Any, apply: Callable[[Mapping[str, Any], str], An
 
 def _from_template(row: Mapping[str, Any], text: str) -> dict[str, str]:
     if not isinstance(row["prompt"], str):
-        remedy = "Leave prompt_template out: the tokenizer's chat template makes text of messages."
-        raise InputError("prompt_template", "a template for prompts that are messages", "prompts of text", remedy)
+        remedy = "Remove prompt_template: the tokenizer's chat template formats messages."
+        raise InputError("prompt_template", "a template for prompts that are messages", "plain-text prompts", remedy)
     return {"prompt": _SLOTS.sub(lambda slot: _value(row, slot), text)}
 
 
@@ -120,6 +118,6 @@ def _with_system_prompt(row: Mapping[str, Any], system_prompt: str) -> dict[str,
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
     if messages and messages[0].get("role") == "system":
         expected = "prompts without a system message"
-        remedy = "Leave system_prompt out, or take the message out of the data."
+        remedy = "Remove system_prompt, or the message from the data."
         raise InputError("system_prompt", "one for prompts that begin with a system message", expected, remedy)
     return {"prompt": [{"role": "system", "content": system_prompt}, *messages]}

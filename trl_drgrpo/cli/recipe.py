@@ -18,9 +18,9 @@ from trl_drgrpo.common.errors import InputError, did_you_mean
 
 # Keys that recipes for earlier releases hold, and where they went.
 _GONE = {
-    "max_prompt_length": "TRL does not truncate prompts any more: leave long prompts out of the dataset.",
+    "max_prompt_length": "TRL no longer truncates prompts: filter long ones out of the dataset.",
     "torch_dtype": "It is called dtype now.",
-    "warmup_ratio": "Give warmup_steps a number below 1: it is a share of all steps then.",
+    "warmup_ratio": "Set warmup_steps below 1: it is then a share of all steps.",
     "per_gpu_train_batch_size": "It is called per_device_train_batch_size now.",
     "answer_column": "Write rename_columns: [<column>=answer].",
     "prompt_column": "Write rename_columns: [<column>=prompt].",
@@ -94,7 +94,7 @@ def _read(path: str) -> str:
         return file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise InputError(
-            "--config", f"{path}, which is not text ({error.reason})", "UTF-8 text", "Save it so."
+            "--config", f"{path}, which is not text ({error.reason})", "UTF-8 text", "Save it as UTF-8."
         ) from error
 
 
@@ -115,5 +115,5 @@ def _no_yaml(path: str, error: yaml.YAMLError) -> InputError:
         mark = error.problem_mark or error.context_mark
         line = f", line {mark.line + 1}" if mark else ""
         problem = error.problem or problem
-    remedy = f"The YAML reader says: {problem}. Often a colon, a quote or an indentation."
+    remedy = f"YAML error: {problem}. Check colons, quotes and indentation."
     return InputError("--config", f"{path}, which is not valid YAML{line}", "a YAML mapping", remedy)

@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     if args.follow:
         return _follow(args)
     if args.port is not None:
-        raise InputError("--port", str(args.port), "--follow with it", "Without --follow a file is written.")
+        raise InputError("--port", str(args.port), "--follow with it", "Add --follow: without it a file is written.")
     from trl_drgrpo.report import write_report
 
     print(write_report(args.run_dirs, args.output, args.format or "html", args.max_groups))
@@ -52,7 +52,9 @@ def run(args: argparse.Namespace) -> int:
 def _follow(args: argparse.Namespace) -> int:
     for name, value in (("--output", args.output), ("--format", args.format)):
         if value not in (None, "html"):
-            raise InputError(name, repr(value), "nothing with --follow", "The page is served, no file is written.")
+            raise InputError(
+                name, repr(value), "nothing with --follow", "Remove it: the page is served, no file is written."
+            )
     from trl_drgrpo.report.follow import FollowedReport, FollowServer
 
     with FollowServer(FollowedReport(args.run_dirs, args.max_groups), args.port or 0) as server:

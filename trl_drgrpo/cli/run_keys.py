@@ -79,9 +79,9 @@ def add_keys(parser: argparse.ArgumentParser, keys: Sequence[str]) -> None:
         dest="model_name_or_path",
         metavar="MODEL",
         help="folder of a run, a checkpoint, a model or an adapter, or a Hub id; a run brings its recipe along "
-        "(default: the model that the recipe has trained, else its first one)",
+        "(default: the model that the recipe trained, else the one it starts from)",
     )
-    add("--base", metavar="MODEL", help="base model under an adapter, where it is not the one that the adapter names")
+    add("--base", metavar="MODEL", help="base model of an adapter, if not the one that the adapter names")
     for key in keys:
         train.add_flag(parser, known[key])
 

@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
         refuse_outside(field, getattr(args, field), whole(least, optional=True, remedy="Give a larger number."))
     refuse_outside("tolerance", args.tolerance, Range(0, remedy="0 shows every difference."))
     if args.correct_threshold is not None and args.pass_rates is None:
-        remedy = "It says which completions pass: name the file of pass rates, too."
+        remedy = "It is for pass rates only: add --pass_rates, or remove it."
         raise InputError("correct_threshold", str(args.correct_threshold), "none without --pass_rates", remedy)
     from trl_drgrpo.cli.values import reward_spec
     from trl_drgrpo.rewards.contract import reward_name
@@ -175,19 +175,19 @@ def _check_reward(name: str, reward: Any, rows: list[dict[str, Any]]) -> None:
             f"reward {name}",
             "completions without token ids",
             "a column completion_ids, which it reads",
-            "Give the model's tokenizer: --tokenizer <folder or Hub id>.",
+            "Pass the model's tokenizer: --tokenizer <folder or Hub id>.",
         )
 
 
 def _check_output(field: str, path: str, inputs: list[str]) -> None:
     """It names a file, and not one that is read."""
     if not path.strip():
-        raise InputError(field, repr(path), "the name of a file", "Leave the flag out for no file.")
+        raise InputError(field, repr(path), "the name of a file", "Remove the flag for no file.")
     for each in map(Path, inputs):
         for file in each.glob("*.parquet") if each.is_dir() else [each]:
             if file.exists() and Path(path).exists() and file.samefile(path):
-                remedy = "Give another name: the input would be lost."
-                raise InputError(field, f"{path!r}, which is read", "a file of its own", remedy)
+                remedy = "Choose another name: the input would be lost."
+                raise InputError(field, f"{path!r}, which is also an input", "a file of its own", remedy)
 
 
 def _try_output(field: str, path: str) -> None:
@@ -197,7 +197,7 @@ def _try_output(field: str, path: str) -> None:
         with open(path, "a", encoding="utf-8"):
             pass
     except OSError as error:
-        raise InputError(field, f"{path!r} ({error})", "a file that can be written", "Give another.") from error
+        raise InputError(field, f"{path!r} ({error})", "a file that can be written", "Choose another.") from error
 
 
 def _progress(name: str, total: int) -> Any:
@@ -232,7 +232,7 @@ def _write_pass_rates(path: str, threshold: float | None, rows: list[dict[str, A
     rewards = [float("nan") if reward is None else reward for reward in scores.rewards]
     correct = CorrectnessRule([scores.name], threshold=threshold).judge(rewards)
     if correct is None:
-        remedy = "Say from which value on a completion passes: --correct_threshold."
+        remedy = "Set the lowest reward that passes: --correct_threshold."
         raise InputError("pass_rates", f"rewards of {scores.name} other than 0 and 1", "pass or fail", remedy)
     written, unjudged = write_pass_rates(Path(path), [row["prompt"] for row in rows], correct)
     left_out = f"; {unjudged} without a score are left out" if unjudged else ""

@@ -60,7 +60,7 @@ def print_tables(
         for row, reason in sorted(each.failures.items())[:show]:
             print(f"  row {row + 1}: {_line(reason)}")
         if missing := unscored[each.name]:
-            print(f"\n{each.name} gave None to {len(missing)} of {len(rows)} rows; what it was to score them by:")
+            print(f"\n{each.name} gave None to {len(missing)} of {len(rows)} rows, with these gold values:")
         for one in missing[:show]:
             golds = ", ".join(f"{column} {_gold(value)}" for column, value in one.columns.items())
             print(f"  row {one.row + 1}: {golds or 'no column'}{f' ({_line(one.reason)})' if one.reason else ''}")

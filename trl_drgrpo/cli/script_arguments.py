@@ -95,7 +95,7 @@ class DrGRPOScriptArguments(GRPOScriptArguments):
         default=None,
         metadata={
             "help": "Train only on prompts whose pass rate in prior_pass_rates lies within these two numbers, for "
-            "example 0.1 0.9; prompts that the file does not know stay. It changes the objective, which `curriculum` "
+            "example 0.1 0.9; prompts that are not in the file are kept. It changes the objective, which `curriculum` "
             "does not."
         },
     )
@@ -103,12 +103,12 @@ class DrGRPOScriptArguments(GRPOScriptArguments):
         default=None,
         metadata={
             "help": "`lora` or `qlora`: adapters on all linear layers (for qlora on a base in 4 bit) with rank, "
-            "learning rate, optimizer and dtype for one GPU. What is given besides wins; --dry_run shows what the "
-            "preset sets.",
+            "learning rate, optimizer and dtype for one GPU. Explicit settings win; --dry_run shows what the preset "
+            "sets.",
             "choices": ["lora", "qlora"],
         },
     )
     early_stopping_patience: int | None = field(
         default=None,
-        metadata={"help": "Stop after so many evaluations in a row that were not the best by metric_for_best_model."},
+        metadata={"help": "Stop after this many evaluations in a row without a new best metric_for_best_model."},
     )

@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Search completions of each prompt within a budget of sampled tokens, and write them with steps, values, "
         "visit counts and outcomes: for `train-prm`, `score` and, with --sft_output, SFT with TRL. For supervised "
-        "training only: in groups of GRPO completions of a search bias the gradient. Started again, it goes on."
+        "training only: in GRPO groups such completions bias the gradient. Run it again to continue."
     )
     add = parser.add_argument
     add(
@@ -41,16 +41,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         required=True,
         help="folder or Hub id of the causal language model",
     )
-    add("--dataset_name", required=True, help="prompts: Hub id, folder, file, or as in train reasoning_gym:<task>")
+    add("--dataset_name", required=True, help="prompts: Hub id, folder, file, or reasoning_gym:<task>, as in train")
     add("--strategy", required=True, help="best_of_n, beam (over steps) or puct (over steps)")
     add("--budget_tokens", type=int, required=True, help="maximum sampled tokens per problem, kept or not")
     add("--output", required=True, help="JSON Lines file to write, one row per completion")
     add("--sft_output", help="JSON Lines file for SFT: prompt and completion of correct completions")
-    add(
-        "--reward_funcs", help="verifier: a name, file.py:f or {name: {option: value}}; guides where there is no --prm"
-    )
-    add("--prm", help="folder of a process reward model, or a step reward function (name, path, mapping); it guides")
-    add("--path_value", default="min", help="of a path's step scores: min, product or last (default: min)")
+    add("--reward_funcs", help="verifier: a name, file.py:f or {name: {option: value}}; guides without --prm")
+    add("--prm", help="folder of a process reward model, or a step reward function (name, path, mapping); guides")
+    add("--path_value", default="min", help="value of a path: min, product or last of its step scores (default: min)")
     add("--width", type=int, default=4, help="beams (default: 4)")
     add("--children", type=int, default=4, help="continuations sampled from a step (default: 4)")
     add("--exploration", type=float, default=1.0, help="c of PUCT (default: 1)")
@@ -61,7 +59,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--temperature", type=float, default=1.0, help="sampling temperature (default: 1)")
     add("--top_p", type=float, default=1.0, help="nucleus sampling (default: 1)")
     add("--seed", type=int, default=0, help="sampling seed (default: 0)")
-    add("--batch_size", type=int, default=32, help="continuations per forward, or requests at a time (default: 32)")
+    add(
+        "--batch_size",
+        type=int,
+        default=32,
+        help="continuations per forward pass, or requests at a time (default: 32)",
+    )
     add("--problems_at_once", type=int, default=8, help="problems searched together (default: 8)")
     add("--vllm_server_base_url", help="sample with a vLLM server that serves --model: http://localhost:8000")
     add("--dataset_train_split", default="train", help="split with the prompts (default: train)")
@@ -69,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--rename_columns", nargs="+", default=[], metavar="OLD=NEW", help="for example question=prompt")
     add("--prompt_template", help="r1, qwen_math or a text with {prompt}, for base models")
     add("--system_prompt", help="message before every prompt")
-    add("--limit", type=int, help="search the first prompts only")
+    add("--limit", type=int, help="search only the first prompts")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -137,7 +140,7 @@ def _check_sft_output(args: argparse.Namespace) -> None:
         raise InputError("sft_output", f"{path}, a folder", "a JSON Lines file to write", "Name a file in it.")
     if path.resolve() in (Path(args.output).resolve(), Path(args.dataset_name).resolve()):
         got = f"{args.sft_output}, which is the output or the dataset"
-        raise InputError("sft_output", got, "a file of its own", "Give another name: it is overwritten.")
+        raise InputError("sft_output", got, "a file of its own", "Choose another name: it is overwritten.")
     check_writable("sft_output", str(path.parent))
 
 

@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "search: best-of-N, beam and PUCT with good and bad values, minutes per seed. forks: completions that go on "
         "from a common prefix, gradients and runs, about half an hour. probe: one update of models that know more or "
         "less that they are incorrect, minutes per seed. variance: gradient variance by divisor and length, likewise. "
-        "An interrupted one goes on",
+        "Run an interrupted one again to continue",
     )
     parser.add_argument(
         "--seeds",

@@ -77,7 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = f"{parser.prog} --config recipe.yaml [--flag value ...]"
     parser.epilog = _EPILOG
     parser.formatter_class = _UsualFlags
-    help_all = f"Show all {len(read_flags())} flags, those of TRL and transformers too, with all that is said of them."
+    help_all = f"Show all {len(read_flags())} flags, those of TRL and transformers too, with their full help texts."
     parser.add_argument("--help_all", "--help-all", action=_HelpAll, nargs=0, dest=argparse.SUPPRESS, help=help_all)
     parser.add_argument("--config", metavar="YAML", help="The recipe. Flags win over it.")
     parser.add_argument(

@@ -39,7 +39,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--step_separator", default="\\n", help=r"text after every step; \n is a line break (default: \n)"
     )
     parser.add_argument(
-        "--max_length", type=int, default=2048, help="longer rows lose the left of their prompt (default: 2048)"
+        "--max_length",
+        type=int,
+        default=2048,
+        help="prompts of longer rows are truncated from the left (default: 2048)",
     )
     parser.add_argument("--learning_rate", type=float, default=1e-5, help="(default: 1e-5)")
     parser.add_argument("--num_train_epochs", type=float, default=1.0, help="(default: 1)")

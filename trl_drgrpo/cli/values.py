@@ -196,7 +196,7 @@ def reward_spec(value: Any, name: str) -> Any:
             value = yaml.load(value, Loader)
         except yaml.YAMLError as error:
             problem = " ".join(str(error).split())
-            remedy = f"The YAML reader says: {problem}. Put the mapping in quotes for the shell."
+            remedy = f"YAML error: {problem}. Put the mapping in quotes for the shell."
             expected = "a name, a path, or a mapping `{name: {option: value}}`"
             raise InputError(name, repr(value), expected, remedy) from None
     check_spec(value, name)

@@ -24,11 +24,13 @@ def check_local(field: str, name: str) -> None:
     if path.is_dir() and not (path / "config.json").is_file():
         remedy = "Name the folder that save_pretrained wrote."
         if (path / "adapter_config.json").is_file():
-            remedy = "It holds an adapter: name the model under it, or merge it into that first (`trl-drgrpo merge`)."
+            remedy = "It holds an adapter: name its base model, or merge the two first (`trl-drgrpo merge`)."
         raise InputError(field, f"{name}, a folder without config.json", expected, remedy)
     if not path.is_dir() and (path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1):
         remedy = (
-            "Check it." if path.is_absolute() else f"Relative paths start at the current directory, {os.getcwd()}."
+            "Check the path."
+            if path.is_absolute()
+            else f"Relative paths start at the current directory, {os.getcwd()}."
         )
         raise InputError(field, f"{name}, which does not exist", expected, remedy)
 
@@ -93,7 +95,7 @@ def hub_reason(error: BaseException) -> tuple[str, str] | None:
         got = f"which is not in the local cache; the Hub, {constants.ENDPOINT}, cannot be reached ({reason:.100})"
         return got, "Check the network, or name a local folder."
     if any(isinstance(cause, errors.EntryNotFoundError) for cause in found):
-        return "a repository without the file that is needed", "Check that it holds a model that transformers reads."
+        return "a repository that lacks a required file", "Check that it holds a model that transformers can load."
     for cause in found:
         if isinstance(cause, errors.HfHubHTTPError):
             status = getattr(cause.response, "status_code", "no status")

@@ -53,7 +53,7 @@ class _Alias(ModuleType):
         super().__init__(name)
         self.__dict__["_moved"] = import_module(place)
         self.__path__ = []  # modules below it are looked for here, too, not loaded a second time
-        message = f"{name} has moved to {place}; the old path goes away in 0.3."
+        message = f"{name} has moved to {place}; the old path will be removed in 0.3."
         warnings.warn(message, DeprecationWarning, stacklevel=3)
 
     def __getattr__(self, name: str) -> Any:

@@ -81,16 +81,16 @@ def share(**more: Any) -> Range:
 
 
 _STEPS = "A number below 1 is a share of all steps."
-_SEED = whole(0, 2**32 - 1, remedy="NumPy takes no other seeds.")
+_SEED = whole(0, 2**32 - 1, remedy="NumPy accepts no other seeds.")
 _GROUP = "A group of one has no baseline, so its advantage is always 0. 8 is the usual size."
-_MOMENT = Range(0, 1, below=True, remedy="It is the share of the moving average that one step keeps.")
+_MOMENT = Range(0, 1, below=True, remedy="It is the decay rate of a moving average.")
 
 RANGES: dict[str, Range] = {
     # Dr. GRPO
     "loss_normalizer": whole(1, optional=True),
     "beta_warmup_steps": whole(0),
     "max_sampling_rounds": whole(1),
-    "curriculum_q_min": Range(0, 1, above=True, remedy="It is a probability, and its inverse a weight."),
+    "curriculum_q_min": Range(0, 1, above=True, remedy="It is a probability, and its inverse is used as a weight."),
     "forks": whole(1),
     "fork_depth": whole(1, 16),
     "fork_threshold": Range(optional=True),
@@ -117,7 +117,7 @@ RANGES: dict[str, Range] = {
     "beta": Range(0, remedy="A negative weight would reward drifting away from the reference."),
     "epsilon": Range(0),
     "epsilon_high": Range(0, optional=True),
-    "delta": positive(optional=True, remedy="It bounds the importance ratio from above: more than 1 + epsilon."),
+    "delta": positive(optional=True, remedy="It caps the importance ratio: use more than 1 + epsilon."),
     "off_policy_mask_threshold": Range(optional=True),
     "top_entropy_quantile": share(remedy="1.0 trains on all tokens."),
     "router_aux_loss_coef": Range(0, optional=True),
@@ -174,7 +174,7 @@ RANGES: dict[str, Range] = {
     "local_rank": whole(-1),
     # Adapters, as recipes and flags spell them
     "lora_r": whole(1, remedy="An adapter of rank 0 would train nothing."),
-    "lora_alpha": positive(remedy="It scales the adapter: 0 would take it out."),
+    "lora_alpha": positive(remedy="It scales the adapter: 0 would remove its effect."),
     "lora_dropout": Range(0, 1, below=True, remedy="0 switches it off."),
 }
 

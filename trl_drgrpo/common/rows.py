@@ -50,8 +50,8 @@ def check_prompt_values(dataset: Any, field: str, where: str = "") -> None:
     raise InputError(
         field,
         f"{problem} as the prompt in row {row} (the first is 0){where}{more}",
-        "a text that is not empty, or a list of messages with role and content",
-        'Take such rows out, or convert the column; a message is {"role": "user", "content": "..."}.',
+        "a non-empty string, or a list of messages with role and content",
+        'Drop such rows, or convert the column; a message is {"role": "user", "content": "..."}.',
     )
 
 
@@ -67,7 +67,7 @@ def prompt_problem(prompt: Any) -> str:
         return "an empty list"
     for message in prompt:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            return f"{message!r:.60}, which is no message,"
+            return f"{message!r:.60}, which is not a message,"
         if message.get("content") is None and not message.get("tool_calls"):
             return f"{message!r:.60}, a message without content,"
     return ""

@@ -129,7 +129,7 @@ class DrGRPOConfig(GRPOConfig):
             A completion is correct if that reward is at least this. Without it only a reward that gives nothing but 0
             and 1 is read as incorrect and correct.
         right_reward, right_threshold (`str`, `float`, *optional*):
-            Former names of the two above; they go in 0.3.
+            Former names of the two above; will be removed in 0.3.
         run_log (`bool`, *optional*, defaults to `True`):
             Write metrics, warnings and recorded completions to `<output_dir>/_drgrpo`, for `trl-drgrpo report`.
         record_groups (`int`, *optional*, defaults to `4`):
@@ -231,14 +231,14 @@ class DrGRPOConfig(GRPOConfig):
     on_reward_error: Literal["raise", "unscorable"] = field(
         default="raise",
         metadata={
-            "help": "When a reward function fails: 'raise' (save a checkpoint and stop) or 'unscorable' (leave the "
-            "call's completions out, count them in rewards/<name>/failed_frac, go on).",
+            "help": "When a reward function fails: 'raise' (save a checkpoint and stop) or 'unscorable' (skip the "
+            "call's completions, count them in rewards/<name>/failed_frac, go on).",
         },
     )
     overwrite_output_dir: bool = field(
         default=False,
         metadata={
-            "help": "Train although output_dir holds another run. Its checkpoints and run log are deleted when "
+            "help": "Train even if output_dir holds another run. Its checkpoints and run log are deleted when "
             "training begins, its saved model when this run saves one."
         },
     )
@@ -252,15 +252,15 @@ class DrGRPOConfig(GRPOConfig):
     micro_batching: Literal["exact", "upstream"] = field(
         default="exact",
         metadata={
-            "help": "'exact': leave out rows without signal, regroup the others by length, run each prompt once; the "
+            "help": "'exact': skip rows without signal, re-batch the others by length, run each prompt once; the "
             "gradient is the same. 'upstream': micro-batches as TRL makes them.",
         },
     )
     share_prompts: bool = field(
         default=True,
         metadata={
-            "help": "Run a prompt's forward once for all its completions, where that costs less and a self-test of "
-            "the model agrees. Only with micro_batching='exact'."
+            "help": "Run the forward pass of a prompt once for all its completions, where that is cheaper and the "
+            "model passes a self-test. Only with micro_batching='exact'."
         },
     )
     fast_generation: bool = field(
@@ -278,13 +278,13 @@ class DrGRPOConfig(GRPOConfig):
         },
     )
     max_sampling_rounds: int = field(
-        default=10, metadata={"help": "Draw at most this many times as many prompts as a batch has."}
+        default=10, metadata={"help": "Most prompts to draw for a batch, as a multiple of its prompts."}
     )
     curriculum: bool = field(
         default=False,
         metadata={
             "help": "Skip prompts at random before generation, easy and hard ones most often (by their running pass "
-            "rate), and weight the others by the inverse of the probability."
+            "rate), and weight the others by the inverse of their probability."
         },
     )
     curriculum_q_min: float = field(
@@ -305,7 +305,7 @@ class DrGRPOConfig(GRPOConfig):
     fork_at: Literal["drawn", "entropy", "doubt"] = field(
         default="drawn",
         metadata={
-            "help": "Where completions are cut: behind a step at a place drawn beforehand ('drawn'), or behind the "
+            "help": "Where completions are cut: after a step at a place drawn beforehand ('drawn'), or after the "
             "first step whose mean entropy ('entropy') or 1 - score ('doubt') exceeds fork_threshold.",
         },
     )
@@ -321,13 +321,15 @@ class DrGRPOConfig(GRPOConfig):
     correct_threshold: float | None = field(
         default=None,
         metadata={
-            "help": "A completion is correct if correct_reward gives at least this. Without it: if the reward is 1, "
-            "as long as it gives only 0 and 1."
+            "help": "A completion is correct if correct_reward gives at least this. Defaults to 1 if the reward "
+            "gives only 0 and 1."
         },
     )
-    right_reward: str | None = field(default=None, metadata={"help": "Former name of correct_reward; goes in 0.3."})
+    right_reward: str | None = field(
+        default=None, metadata={"help": "Former name of correct_reward; will be removed in 0.3."}
+    )
     right_threshold: float | None = field(
-        default=None, metadata={"help": "Former name of correct_threshold; goes in 0.3."}
+        default=None, metadata={"help": "Former name of correct_threshold; will be removed in 0.3."}
     )
     run_log: bool = field(
         default=True,
@@ -354,8 +356,8 @@ class DrGRPOConfig(GRPOConfig):
     process_role: Literal["reward", "baseline"] = field(
         default="reward",
         metadata={
-            "help": "'reward': step rewards are paid. 'baseline': they are subtracted from the outcome, as an "
-            "estimate of how a row stood before each step; they cannot be hacked then.",
+            "help": "'reward': step rewards add to the advantage. 'baseline': they are subtracted from the outcome "
+            "reward, as a value estimate of the state before each step, and cannot be hacked.",
         },
     )
     step_credit: Literal["return_to_go", "immediate", "min_increments", "min_to_go"] = field(
@@ -393,7 +395,7 @@ class DrGRPOConfig(GRPOConfig):
         validate(self)
         validate_groups(self)
         if self.step_credit == "min_to_go":
-            logger.warning("step_credit='min_to_go' is biased and goes in 0.3: take 'min_increments'.")
+            logger.warning("step_credit='min_to_go' is biased and will be removed in 0.3. Use 'min_increments'.")
         self._fall_back_to_cpu()
         super().__post_init__()
 
@@ -438,7 +440,9 @@ class DrGRPOConfig(GRPOConfig):
             elif own.name in _OWN_DEFAULTS and getattr(config, own.name) == trl_default[own.name]:
                 changed.append(f"{own.name} {getattr(config, own.name)!r} -> {own.default!r}")
                 setattr(converted, own.name, own.default)
-        logger.warning("A plain GRPOConfig is read as a Dr. GRPO run: %s.", ", ".join(changed) or "nothing to change")
+        logger.warning(
+            "Got a plain GRPOConfig; using the settings of Dr. GRPO: %s.", ", ".join(changed) or "nothing to change"
+        )
         converted.check()
         return converted
 
@@ -461,7 +465,7 @@ class DrGRPOConfig(GRPOConfig):
         """The forms that scripts and command lines may use, in the one that the rest reads."""
         for old, new in _FORMER_FIELDS.items():
             if getattr(self, old) is not None:
-                logger.warning("%s is called %s now; the old name goes in 0.3.", old, new)
+                logger.warning("%s is now called %s; the old name will be removed in 0.3.", old, new)
                 setattr(self, new, getattr(self, old))
                 setattr(self, old, None)
         if self.scale_rewards in (False, "False", "false"):

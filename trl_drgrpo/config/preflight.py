@@ -74,7 +74,7 @@ def check_inputs(
         expected = f"{len(reward_funcs)}, one per reward function"
         raise InputError("reward_weights", f"{len(weights)} weights", expected, "Give one number per function.")
     if args.max_completion_length is None and (tools or environment_factory is not None):
-        remedy = "TRL stops a conversation with tools by this limit: set max_completion_length."
+        remedy = "TRL ends conversations with tools at this limit: set max_completion_length."
         raise InputError("max_completion_length", "None together with tools", "a number of tokens", remedy)
     if args.forks > 1:
         given = {"tools": tools, "rollout_func": rollout_func, "environment_factory": environment_factory}
@@ -96,15 +96,18 @@ def check_inputs(
     learned = [reward_name(func) for func in step_reward_funcs or [] if getattr(func, "is_learned", False)]
     if learned and args.process_role == "reward":
         logger.warning(
-            "process_role: %s is a model, and the run is paid for its scores: it learns to find the model's mistakes "
-            "(recipes/guides/process_rewards.md). process_role='baseline' subtracts them instead.",
+            "process_role: %s is a model whose scores are rewarded: the policy learns to exploit its mistakes "
+            "(recipes/guides/process_rewards.md). Set process_role='baseline' to subtract the scores instead.",
             ", ".join(learned),
         )
     if step_reward_funcs and args.importance_sampling_level == "sequence":
-        remedy = "One ratio per row trains each token with the row's mean: what the steps earned apart gets lost."
+        remedy = "One ratio per row averages the step rewards over the row: set 'token'."
         raise InputError("importance_sampling_level", "'sequence' with step_reward_funcs", "'token'", remedy)
     if not step_reward_funcs and (unused := _changed_step_settings(args)):
-        logger.warning("%s: without step_reward_funcs this has no effect.", ", ".join(unused))
+        logger.warning(
+            "%s: no effect without step_reward_funcs. Pass step_reward_funcs, or remove the setting.",
+            ", ".join(unused),
+        )
     splits = {"train_dataset": train_dataset}
     if isinstance(eval_dataset, dict):
         splits |= {f"eval_dataset[{name!r}]": split for name, split in eval_dataset.items()}
@@ -129,16 +132,16 @@ def check_inputs(
 def _check_forks(args: DrGRPOConfig, step_reward_funcs: list[Any], others: list[str]) -> None:
     """Refuses forks beside other writers of completions, or without scores for steps of unfinished completions."""
     if others:
-        remedy = "What a tool or an environment did cannot be branched: leave one of them out."
+        remedy = f"Completions with {others[0]} cannot be branched: remove it, or set forks=1."
         raise InputError("forks", f"{args.forks} with {others[0]}", "1", remedy)
     if args.fork_at != "doubt":
         return
-    remedy = "Pass step_reward_funcs, or take fork_at='entropy' or 'drawn'."
+    remedy = "Pass step_reward_funcs, or set fork_at='entropy' or 'drawn'."
     if not step_reward_funcs:
         raise InputError("fork_at", "'doubt' without step_reward_funcs", "scores of steps", remedy)
     for func in step_reward_funcs:
         if hasattr(func, "on_rollouts"):
-            remedy = "It scores finished batches only: take fork_at='entropy' or 'drawn'."
+            remedy = "It scores only finished batches: set fork_at='entropy' or 'drawn'."
             raise InputError("fork_at", f"'doubt' with {reward_name(func)}", "a function that scores texts", remedy)
 
 
@@ -148,7 +151,7 @@ def _refuse_images(args: DrGRPOConfig, dataset: Any) -> None:
     chosen = {"dynamic_sampling": False, "curriculum": False, "forks": 1}
     if images and (on := [field for field, off in chosen.items() if getattr(args, field) != off]):
         got = f"{getattr(args, on[0])!r} with the column {' and '.join(sorted(images))}"
-        raise InputError(on[0], got, "text only", f"Leave {' and '.join(on)} out for images.")
+        raise InputError(on[0], got, "prompts without images", f"Remove {' and '.join(on)} to train on images.")
 
 
 def _check_sharding(args: DrGRPOConfig) -> None:
@@ -157,7 +160,7 @@ def _check_sharding(args: DrGRPOConfig) -> None:
     processes: Any = args.distributed_state
     if (args.fsdp or by_launcher) and processes.distributed_type == DistributedType.MULTI_CPU:
         got = "from the launcher, on CPUs" if by_launcher else f"{shortened(args.fsdp)}, on CPUs"
-        remedy = "There accelerate would train whole copies of the model: leave it out."
+        remedy = "On CPUs accelerate would train full copies of the model: remove it."
         raise InputError("fsdp", got, "GPUs to shard a model on", remedy)
 
 
@@ -172,7 +175,7 @@ def _check_trackers(given: Any) -> None:
         if name in ("all", "none"):
             continue
         if name not in INTEGRATION_TO_CALLBACK:
-            remedy = did_you_mean(name, INTEGRATION_TO_CALLBACK, "report_to: none reports to nobody.", cutoff=0.6)
+            remedy = did_you_mean(name, INTEGRATION_TO_CALLBACK, "Write report_to: none for no tracker.", cutoff=0.6)
             raise InputError("report_to", name, f"one of {', '.join(INTEGRATION_TO_CALLBACK)}, or none", remedy)
         if name in _TRACKERS and name not in available:
             remedy = f"Install it with `pip install {name}`, or leave it out of report_to."
@@ -207,8 +210,8 @@ def _check_golds(funcs: list[Any], field: str, dataset: Any) -> None:
             readers = ", ".join(name for name, columns in needed.items() if column in columns)
             _warn_once(
                 f"{field}: the column {column} is null in {found.nulls} of {found.rows} rows, first in row "
-                f"{found.first_null} (from 0). {readers} is given None there; this package's own rewards leave such "
-                "rows unscored."
+                f"{found.first_null} (from 0). {readers} gets None there; this package's own rewards skip such rows. "
+                "Fill them in, or drop them."
             )
 
 
@@ -238,7 +241,9 @@ def _refuse_bare_rule(func: Any) -> None:
     if "step" in parameters and "steps" not in parameters:
         name = reward_name(func)
         remedy = f"Wrap it: trl_drgrpo.process_rewards.step_verifier({name})."
-        raise InputError("step_reward_funcs", f"{name!r}, which judges one step", "a function of a batch", remedy)
+        raise InputError(
+            "step_reward_funcs", f"{name!r}, which scores one step", "a function that scores a batch", remedy
+        )
 
 
 def _check_kind(field: str, dataset: Any) -> None:
@@ -253,7 +258,7 @@ def _check_size(args: DrGRPOConfig, dataset: Any) -> None:
         needed = args.generation_batch_size // args.num_generations  # type: ignore[operator]  # set by TRL
         if len(dataset) < needed:
             expected = f"at least {needed} (generation batch of {args.generation_batch_size} rows / num_generations)"
-            remedy = "TRL drops incomplete batches, so nothing would be trained: add prompts, or lower the batch."
+            remedy = "TRL drops incomplete batches, so nothing would be trained: add prompts, or lower the batch size."
             raise InputError("train_dataset", f"{len(dataset)} prompts", expected, remedy)
 
 

@@ -31,7 +31,7 @@ _BIAS_OF_LOSS = {
     "bnpo": "It divides by the tokens of a micro-batch: the weight of a token depends on which rows share it.",
     "dapo": "It divides by the tokens of the batch: the weight of a row depends on how long the others are.",
 }
-_ANOTHER_OBJECTIVE = "It is another objective than Dr. GRPO."
+_ANOTHER_OBJECTIVE = "It is not the objective of Dr. GRPO."
 
 
 def validate(config: Any) -> None:
@@ -108,7 +108,10 @@ def _validate_values(config: Any) -> None:
     for name in _SWITCHES:
         if not isinstance(getattr(config, name), bool):
             raise InputError(
-                name, repr(getattr(config, name)), "True or False", "A text such as 'false' counts as true."
+                name,
+                repr(getattr(config, name)),
+                "True or False",
+                "Use True or False: a string such as 'false' would count as true.",
             )
     for name, allowed in _choices().items():
         value = getattr(config, name)
@@ -160,15 +163,15 @@ def _validate_fields(config: Any) -> None:
         remedy = "Leave it out for the first reward."
         raise InputError("correct_reward", repr(config.correct_reward), "a reward function's name", remedy)
     if config.logging_strategy == "steps" and config.logging_steps == 0:
-        remedy = "logging_strategy='no' switches logging off."
+        remedy = "Set logging_strategy='no' to turn logging off."
         raise InputError("logging_steps", "0", "a number above 0 with logging_strategy 'steps'", remedy)
     if config.max_completion_length is None and config.loss_normalizer is None:
         raise InputError(
             "loss_normalizer",
             "None together with max_completion_length=None",
             "a positive number of tokens",
-            "Without a length limit there is no natural constant to divide by: set loss_normalizer, say to "
-            "the length you expect at most.",
+            "Without a length limit there is no default constant to divide by: set loss_normalizer, for example to "
+            "the longest length you expect.",
         )
     context, longest = config.vllm_max_model_length, config.max_completion_length
     if config.use_vllm and context is not None and longest is not None and longest >= context:
@@ -197,7 +200,7 @@ def _validate_credit(config: Any) -> None:
         for name, default in paid.items():
             if getattr(config, name) != default:
                 got = f"{getattr(config, name)!r} with process_role='baseline'"
-                remedy = "It says how step rewards are paid, and a baseline is not paid: leave it out."
+                remedy = "It only applies to process_role='reward': remove it."
                 raise InputError(name, got, repr(default), remedy)
 
 
@@ -220,28 +223,28 @@ def refuse_truncated_sampling(config: Any, remedy: str, beside: str = "") -> Non
         value = overrides.get(name, getattr(config, name))
         if value not in off:
             field = f"generation_kwargs: {name}" if name in overrides else name
-            raise InputError(field, f"{value}{beside}", f"{off[1]}, sampling from the policy itself", remedy)
+            raise InputError(field, f"{value}{beside}", f"{off[1]}, so that all tokens can be sampled", remedy)
 
 
 def _validate_correction(config: Any) -> None:
     """The correction for vLLM's probabilities: they must be of the distribution that the policy's are of."""
     refuse_truncated_sampling(
         config,
-        "vLLM's probabilities are of the tokens that are left, the policy's of all, so every ratio would be the share "
-        "that is left. Leave it out, or set vllm_importance_sampling_correction=False.",
+        "vLLM's probabilities would cover only the remaining tokens, the policy's all of them, so every ratio would "
+        "be off. Remove it, or set vllm_importance_sampling_correction=False.",
         beside=" with vllm_importance_sampling_correction=True",
     )
     bounds = config.vllm_importance_sampling_clip_min, config.vllm_importance_sampling_clip_max
     if config.vllm_importance_sampling_mode.endswith("_truncate") and bounds == (None, None):
         got = f"None with vllm_importance_sampling_mode={config.vllm_importance_sampling_mode!r}"
-        remedy = "TRL's default is 3.0; for the bare ratio of a row take 'sequence_mask'."
+        remedy = "Set it (TRL's default is 3.0), or use 'sequence_mask' for the unclipped ratio of a row."
         raise InputError("vllm_importance_sampling_clip_max", got, "a number", remedy)
 
 
 def _validate_sampling(config: Any) -> None:
     """Filling batches: it drops groups, so nothing that they would have added may be part of the objective."""
     if config.dynamic_sampling not in (False, True, "dapo"):
-        remedy = "True keeps the objective; 'dapo' is the mean over the groups with a signal."
+        remedy = "Use True to keep the objective, 'dapo' for the mean over the groups with a signal."
         raise InputError("dynamic_sampling", repr(config.dynamic_sampling), "True, False or 'dapo'", remedy)
     name = "dynamic_sampling" if config.dynamic_sampling else "curriculum" if config.curriculum else None
     if config.prior_pass_rates is not None and not config.curriculum:
@@ -250,16 +253,16 @@ def _validate_sampling(config: Any) -> None:
     if name is None:
         return
     if config.beta != 0:
-        remedy = "Groups that are left out would add to the KL term: set beta=0, or switch it off."
+        remedy = "Skipped groups would be missing from the KL term: set beta=0, or turn it off."
         raise InputError(name, f"{getattr(config, name)!r} with beta={config.beta}", "False with a KL term", remedy)
     if config.entropy_coef or config.use_adaptive_entropy:
-        remedy = "Groups that are left out would add to the entropy bonus: switch one of them off."
+        remedy = "Skipped groups would be missing from the entropy bonus: turn one of them off."
         raise InputError(name, f"{getattr(config, name)!r} with an entropy bonus", "False", remedy)
     if config.dynamic_sampling and config.process_role == "baseline":
-        remedy = "With a baseline per step groups of equal rewards train, too: take curriculum, or 'reward'."
+        remedy = "With a baseline per step, groups of equal rewards have a signal, too: use curriculum, or 'reward'."
         raise InputError("dynamic_sampling", "True with process_role='baseline'", "False", remedy)
     if _generation_rows(config) // (config.num_generations or 1) < 2:
-        remedy = "With one prompt per batch the number of draws says nothing: raise gradient_accumulation_steps."
+        remedy = "Its weights need at least two prompts per batch: raise gradient_accumulation_steps."
         raise InputError(
             name, f"{getattr(config, name)!r} with one prompt per generation batch", "two or more", remedy
         )
@@ -280,42 +283,50 @@ def _validate_forks(config: Any) -> None:
         changed = [name for name, off in (("fork_depth", 1), ("fork_threshold", None)) if getattr(config, name) != off]
         if changed or config.fork_at != "drawn":
             name = (changed or ["fork_at"])[0]
-            raise InputError(name, repr(getattr(config, name)), "the default with forks=1", "Set forks=2 to fork.")
+            raise InputError(
+                name, repr(getattr(config, name)), "the default with forks=1", "Set forks=2 or more, or remove it."
+            )
         return
     leaves, size = config.forks**config.fork_depth, config.num_generations or 1
     if size % leaves or size < 2 * leaves:
         got = f"{config.forks} (fork_depth={config.fork_depth}) with num_generations={size}"
-        remedy = f"A prompt needs two parents with {leaves} leaves each: num_generations={2 * leaves}, say."
-        raise InputError("forks", got, "a divisor of num_generations that leaves two parents", remedy)
+        remedy = f"Set num_generations to a multiple of forks ** fork_depth = {leaves}, for example {2 * leaves}."
+        raise InputError(
+            "forks", got, "at least two parents per prompt, each with forks ** fork_depth completions", remedy
+        )
     if (config.fork_at == "drawn") != (config.fork_threshold is None):
         needed = config.fork_at != "drawn"
         got = f"{config.fork_threshold} with fork_at={config.fork_at!r}"
-        remedy = "Nats of entropy per token, or 1 - score." if needed else "It is for 'entropy' and 'doubt'."
+        remedy = (
+            "Set it in nats of entropy per token, or as 1 - score."
+            if needed
+            else "It is for 'entropy' and 'doubt' only: remove it."
+        )
         raise InputError("fork_threshold", got, "a number" if needed else "None", remedy)
     if config.step_separator is not None and list(config.step_separator) == ["turn"]:
-        remedy = "A completion without tools has one turn: name what separates its steps."
+        remedy = "Without tools a completion has a single turn: set a separator for its steps."
         raise InputError("step_separator", "'turn' with forks", "separators, 're:<pattern>' or 'tokens:<n>'", remedy)
     for name, allowed in (("process_role", ("reward",)), ("step_baseline", ("to_go",))):
         if getattr(config, name) not in allowed:
-            remedy = "The branches of a cut are compared with each other: leave it out."
+            remedy = "Forks compare the branches of a cut with each other: remove it."
             raise InputError(name, f"{getattr(config, name)!r} with forks", f"{allowed[0]!r}", remedy)
     if config.importance_sampling_level != "token":
-        remedy = "One ratio per row trains each token with the mean over the row: what the branches earned gets lost."
+        remedy = "One ratio per row averages the rewards of the branches over the row: set 'token'."
         raise InputError("importance_sampling_level", "'sequence' with forks", "'token'", remedy)
     _validate_forked_generation(config)
 
 
 def _validate_forked_generation(config: Any) -> None:
     """Settings under which a branch would be sampled from another distribution than the rest of its parent."""
-    remedies = dict.fromkeys(_SEE_THE_COMPLETION_ALONE, "A branch would begin at its cut for it: leave it out.")
-    remedies |= dict.fromkeys(_LIMITS, "A branch may write what its parent may: set max_completion_length instead.")
+    remedies = dict.fromkeys(_SEE_THE_COMPLETION_ALONE, "It would see only a branch's text after the cut: remove it.")
+    remedies |= dict.fromkeys(_LIMITS, "Branches share their parent's token limit: set max_completion_length instead.")
     for name, remedy in remedies.items():
         if (config.generation_kwargs or {}).get(name):
             got = f"{config.generation_kwargs[name]!r} with forks"
             raise InputError(f"generation_kwargs: {name}", got, "nothing", remedy)
     if config.vllm_structured_outputs_regex is not None:
         got = f"{config.vllm_structured_outputs_regex!r} with forks"
-        remedy = "A branch would match it from its cut on: leave it out."
+        remedy = "It would match only a branch's text after the cut: remove it."
         raise InputError("vllm_structured_outputs_regex", got, "None", remedy)
 
 
@@ -352,10 +363,10 @@ def validate_batch(config: Any) -> None:
     if config.generation_batch_size != rows:
         raise InputError(
             "generation_batch_size",
-            f"{config.generation_batch_size}, worked out when the configuration was built",
+            f"{config.generation_batch_size}, computed when the configuration was built",
             f"{rows}: per_device_train_batch_size {batch} x {config.world_size} processes x steps_per_generation "
             f"{steps}",
-            "Give batch sizes to DrGRPOConfig(...), or assign generation_batch_size and steps_per_generation, too.",
+            "Pass batch sizes to DrGRPOConfig(...), or assign generation_batch_size and steps_per_generation, too.",
         )
     _validate_forked_rows(config, batch * steps)
 

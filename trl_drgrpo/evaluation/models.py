@@ -40,7 +40,7 @@ def check_model(field: str, name: str, base: str | None = None) -> None:
         checkpoints = checkpoint_folders(path)
         if checkpoints and not holds_model(path):
             got = f"{name}, a run without a saved model"
-            raise InputError(field, got, "a model's folder", f"Name a checkpoint of it: {checkpoints[0]}.")
+            raise InputError(field, got, "a model's folder", f"Name one of its checkpoints: {checkpoints[0]}.")
         check_local(field, name)
         return
     from trl_drgrpo.single_gpu.adapter_folder import base_of

@@ -44,7 +44,7 @@ def judged(
     found = rule.judge([math.nan if value is None else value for value in given])
     if found is None:
         other = next(value for value in given if value not in (None, 0.0, 1.0))
-        remedy = "Say from which value on a completion is correct: --correct_threshold. The samples are kept."
+        remedy = "Set the lowest reward of a correct completion: --correct_threshold. The samples are kept."
         raise InputError("correct_threshold", f"none for {rule.name}, which gave {other:g}", "a number", remedy)
     return found
 

@@ -29,8 +29,8 @@ def check_rows(rows: Sequence[Mapping[str, Any]], field: str = "dataset_name") -
         raise InputError(field, f"a column {KIND!r}", "a dataset without it", remedy)
     for number, row in enumerate(rows):
         if problem := prompt_problem(row.get("prompt")):
-            expected = "a text that is not empty, or a list of messages with role and content"
-            raise InputError(f"{field}, row {number} (from 0)", f"{problem} as the prompt", expected, "Mend it.")
+            expected = "a non-empty string, or a list of messages with role and content"
+            raise InputError(f"{field}, row {number} (from 0)", f"{problem} as the prompt", expected, "Fix the row.")
 
 
 def sample_and_score(
@@ -124,6 +124,6 @@ def _failures(scores: Sequence[RewardScores], row: int) -> Row:
 def _refuse_broken(scores: Sequence[RewardScores], rows: int) -> None:
     for each in scores:
         if len(each.failures) == rows:
-            remedy = "Nothing could be scored: mend it. `trl-drgrpo score` tries a reward on saved completions."
+            remedy = "Nothing could be scored: fix the reward. `trl-drgrpo score` tries it on saved completions."
             got = f"{each.failures[0]}, on every completion of the first prompts"
             raise RewardError(f"reward function {each.name!r}", got, "a reward", remedy)

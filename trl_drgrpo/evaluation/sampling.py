@@ -126,9 +126,11 @@ def check_context(model: Any, lengths: Sequence[int], decoding: Decoding) -> Non
     row = max(range(len(lengths)), key=lengths.__getitem__)
     most = decoding.max_completion_length
     if context is not None and lengths[row] + most > context:
-        got = f"{most} behind {lengths[row]} tokens, the prompt of row {row} (from 0)"
-        remedy = "Lower it, or leave such prompts out."
-        raise InputError("max_completion_length", got, f"at most {context} tokens together, the context", remedy)
+        got = f"{most} after a prompt of {lengths[row]} tokens, row {row} (from 0)"
+        remedy = "Lower it, or drop such prompts."
+        raise InputError(
+            "max_completion_length", got, f"at most {context} tokens together, the model's context", remedy
+        )
 
 
 def server_sampler(url: str, model: str, tokenizer: Any, decoding: Decoding, concurrency: int) -> Sampler:

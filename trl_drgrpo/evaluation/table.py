@@ -58,7 +58,7 @@ def notes(content: Mapping[str, Any]) -> list[str]:
     estimates = [each for model in content["models"] for each in model["pass_at"].values()]
     estimates += list((content["difference"] or {}).values())
     if any(each["value"] is not None and each["low"] is None for each in estimates):
-        said.append("No interval where all prompts have the same value: the bootstrap says nothing then.")
+        said.append("No interval where all prompts have the same value: the bootstrap cannot give one.")
     if content["dataset"]["prompts"] < _FEW_PROMPTS:
         said.append(f"Fewer than {_FEW_PROMPTS} prompts: the intervals are too narrow.")
     for model in content["models"]:

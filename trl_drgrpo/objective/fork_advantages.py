@@ -63,11 +63,11 @@ class Forks:
         leaves = self.branches**self.depth
         if self.branches < 2 or num_generations % leaves or num_generations // leaves < 2:
             got = f"{self.branches} at {self.depth} levels with {num_generations} completions per prompt"
-            remedy = "A prompt needs two parents or more, each with as many leaves."
-            raise InputError("forks", got, "at least 2, and levels whose product goes twice into G", remedy)
+            remedy = "Set num_generations to two or more times branches ** depth."
+            raise InputError("forks", got, "at least 2, and two or more whole trees per prompt", remedy)
         if len(self.cuts) % num_generations or any(len(row) != self.depth for row in self.cuts):
             got = f"cuts of {len(self.cuts)} rows"
-            raise InputError("forks", got, f"{self.depth} of each row of complete groups", "Give one list per row.")
+            raise InputError("forks", got, f"{self.depth} per row, for complete groups", "Pass one list per row.")
 
 
 def node_advantages(values: torch.Tensor, num_generations: int, branches: int, depth: int) -> torch.Tensor:

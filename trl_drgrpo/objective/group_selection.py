@@ -69,7 +69,7 @@ def select_groups(
     ```
     """
     if wanted < 2:
-        remedy = "With one group the number of draws says nothing: raise the batch."
+        remedy = "The weights need at least two groups: raise the batch size."
         raise InputError("wanted", str(wanted), "at least 2 groups", remedy)
     if cap < wanted:
         raise InputError("cap", str(cap), f"at least the {wanted} groups of a batch", "Raise it.")

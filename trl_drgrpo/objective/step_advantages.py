@@ -322,10 +322,10 @@ def check_choices(credit: str, baseline: str, deepseekmath_std: bool, prefix: st
             raise InputError(f"{prefix}{name}", repr(value), f"one of {', '.join(allowed)}", "Pick one of them.")
     got = f"{baseline!r} with credit {credit!r}"
     if credit == "min_to_go" and baseline in ("to_go", "same_index", "none"):
-        remedy = "The minimum over later steps is deprecated: take credit 'min_increments', which is unbiased."
+        remedy = "The minimum over later steps is deprecated: use credit 'min_increments', which is unbiased."
         raise InputError(f"{prefix}baseline", got, "'deepseekmath' or 'pooled_others'", remedy)
     if credit == "min_increments" and baseline not in ("to_go", "none"):
-        remedy = "Increments are compared with what the other rows earn from the same step on: take 'to_go'."
+        remedy = "Increments are compared with the later rewards of the other rows: use 'to_go'."
         raise InputError(f"{prefix}baseline", got, "'to_go' or 'none'", remedy)
     if deepseekmath_std and (credit == "min_to_go" or baseline != "deepseekmath"):
         remedy = "The paper divides over the pooled mean: use that, or leave the division out."

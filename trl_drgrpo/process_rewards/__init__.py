@@ -3,7 +3,7 @@
 Everything here is a step reward function, or makes one: called as `f(prompts=, completions=, steps=, completion_ids=,
 step_ends=, ..., <dataset columns>)`, it returns one list of floats per completion, one per step, `None` where a step
 cannot be scored. `step_verifiers` checks steps with a function, the scorers with a process reward model (PRM),
-`implicit` with a log-ratio, `step_judge` with a chat model, `monte_carlo` with roll-outs. `training` and `labeling`
+`implicit` with a log-ratio, `step_judge` with a chat model, `monte_carlo` with rollouts. `training` and `labeling`
 make a PRM.
 
 Names resolve on first use: importing this package loads neither torch nor transformers.

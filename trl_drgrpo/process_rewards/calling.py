@@ -220,9 +220,8 @@ class StepScorer:
             mask = tool_mask[i][: len(ids)] if tool_mask else None
             if ids and self.segmenter.looks_ahead(list(ids), tokenizer, mask):
                 logger.warning(
-                    "step_separator: %s ends a step depending on what follows it (found in completion %d of the "
-                    "batch): step_baseline='to_go' is slightly biased then. End a step where the text up to there "
-                    "says so.",
+                    "step_separator: where %s ends a step depends on the text after it (completion %d of the batch), "
+                    "which slightly biases step_baseline='to_go'. Use a rule that reads only the text before.",
                     self.segmenter,
                     i,
                 )
@@ -258,7 +257,7 @@ class StepScorer:
             if isinstance(self.segmenter.rule, Turns):
                 remedy = "No tool was called; if steps are something else here, set step_separator."
             logger.warning(
-                "step_separator: %s found one step only in %.0f%% of the completions of a batch, so step rewards act "
+                "step_separator: %s found only one step in %.0f%% of the completions of a batch, so step rewards act "
                 "as outcome rewards. %s",
                 self.segmenter,
                 100 * share,
@@ -352,5 +351,5 @@ def _as_reward_error(name: str, error: Exception) -> RewardError:
         f"step reward function '{name}'",
         f"{type(error).__name__}: {error}",
         "one list of rewards per completion",
-        'Mend the function (its traceback is above), or set on_reward_error="unscorable" to go on without it.',
+        'Fix the function (its traceback is above), or set on_reward_error="unscorable" to go on without it.',
     )

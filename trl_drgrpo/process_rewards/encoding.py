@@ -125,7 +125,7 @@ def _tokenized(
     input_ids, offsets = list(encoded["input_ids"]), encoded["offset_mapping"]
     if not places[PROMPT_START] or not places[PROMPT_END]:
         remedy = "Use the tokenizer and the chat template that the model was trained with."
-        raise InputError("tokenizer", "a chat template that leaves the prompt out", "one that writes it", remedy)
+        raise InputError("tokenizer", "a chat template that leaves the prompt out", "one that includes it", remedy)
     first, last = places[PROMPT_START][0], places[PROMPT_END][-1]
     prompt = [i for i, (start, end) in enumerate(offsets) if first <= start < end <= last]
     return input_ids, offsets, places[STEP], (prompt[0], prompt[-1] + 1) if prompt else (0, 0)

@@ -87,7 +87,7 @@ class ImplicitRewardScorer(MarkerScorer):
         sample = self._sample_row()
         if None in sample.positions:
             got = "a chat template that changes the answer"
-            raise InputError(f"tokenizer of '{name}'", got, "one that writes it as it is", "Set another one.")
+            raise InputError(f"tokenizer of '{name}'", got, "one that leaves it unchanged", "Set another one.")
         self._check_vocabulary(sample.input_ids)
 
     def _encode(self, prompt: Any, steps: Sequence[str]) -> ScoringInput:
@@ -125,7 +125,10 @@ class ImplicitRewardScorer(MarkerScorer):
         for role, model in (("model", self.model), ("reference", self.reference or self.model)):
             outputs = model.config.get_text_config().vocab_size
             if outputs < due:
-                got, remedy = f"{outputs} tokens", "Model and reference must be of one family, with one tokenizer."
+                got, remedy = (
+                    f"{outputs} tokens",
+                    "Use a model and a reference of the same family, with one tokenizer.",
+                )
                 raise InputError(f"{role} of '{self.__name__}'", got, f"at least {due}", remedy)
 
 
@@ -163,7 +166,7 @@ class PolicyLogRatio:
         if trainer.ref_model is not None or trainer.has_adapter:
             return
         if trainer.in_lockstep:
-            remedy = "Set `beta` above 0: TRL then holds a reference model, or train an adapter."
+            remedy = "Set `beta` above 0, so that TRL loads a reference model, or train an adapter."
             raise InputError(f"reference of '{self.__name__}'", "a sharded policy", "a model to compare with", remedy)
         self._copy = copy.deepcopy(trainer.model).eval().requires_grad_(False)
 
@@ -246,7 +249,7 @@ def _check_same_tokenizer(reference: Any, tokenizer: Any, name: str, trusts: boo
         return
     theirs = load_tokenizer(reference, None, trusts)
     if differing := len(_own_vocabulary(tokenizer).items() ^ _own_vocabulary(theirs).items()):
-        got, remedy = f"a tokenizer of which {differing} entries differ", "Name the model that it was trained from."
+        got, remedy = f"a tokenizer in which {differing} entries differ", "Name the model that it was trained from."
         raise InputError(f"reference of '{name}'", got, "the model's own tokenizer", remedy)
 
 

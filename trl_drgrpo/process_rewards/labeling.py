@@ -1,7 +1,7 @@
 """Monte-Carlo labels: from which steps a model can still reach a correct answer.
 
 For each prompt completions are sampled (or given), split into steps, and every prefix is rolled out; a step is good if
-at least one roll-out from behind it is accepted (the hard estimate of Math-Shepherd, arXiv 2312.08935). The value
+at least one rollout from behind it is accepted (the hard estimate of Math-Shepherd, arXiv 2312.08935). The value
 itself is kept beside the label. No human labels anything, but a label is only as good as the model is able and the
 verifier correct: a step from which the model merely guesses the answer counts as good.
 """
@@ -27,7 +27,7 @@ def label_steps(
     separator: str = "\n",
     chunk_size: int = 32,
 ) -> Iterator[dict[str, Any]]:
-    """Label the steps of completions by roll-outs.
+    """Label the steps of completions by rollouts.
 
     Args:
         rows (`Sequence[Mapping]`): Dataset rows with `prompt` (text or messages); further columns go to the verifier.
@@ -50,7 +50,7 @@ def label_steps(
         `RewardError`: A verifier that fails.
     """
     if not separator:
-        raise InputError("separator", "an empty text", "at least one character", "Steps end behind it.")
+        raise InputError("separator", "an empty string", "at least one character", "Set the text that ends a step.")
     for index, row in enumerate(rows):
         if "prompt" not in row:
             remedy = "Rename the column that holds it."

@@ -95,7 +95,7 @@ def load_model(
     with hub_errors("model", str(model), f"a folder or Hub id that {auto_class} loads"):
         with_head = auto_class != "AutoModelForCausalLM"
         if with_head and transformers.utils.find_adapter_config_file(str(model)) is not None:
-            remedy = "The head of what is under it would be random: merge them first."
+            remedy = "Its base alone has a random head: merge the two first."
             raise InputError("model", f"{str(model)!r}, an adapter", "a whole checkpoint with its head", remedy)
         own = auto_class if auto_class in OWN_CLASSES else architecture(model)
         if own in OWN_CLASSES and not (trust_remote_code and auto_class not in OWN_CLASSES):

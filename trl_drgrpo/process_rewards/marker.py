@@ -242,7 +242,7 @@ def required_token(tokenizer: Any, text: str, field: str, name: str) -> int:
     """The id of a text that must be one token of the vocabulary, or the error that says so."""
     token_id = single_token_id(tokenizer, text)
     if token_id is None:
-        got = f"{text!r}, which the tokenizer does not have as one token"
+        got = f"{text!r}, which is not one token of the tokenizer"
         remedy = "Load the tokenizer of a process reward model of this format; the policy's has no such marker."
         raise InputError(f"{field} of '{name}'", got, "one token of the vocabulary", remedy)
     return token_id

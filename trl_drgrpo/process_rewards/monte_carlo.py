@@ -1,12 +1,12 @@
 """Monte-Carlo process rewards: the value of a prefix is how often the policy is correct from there.
 
-    value v_k  = share of n roll-outs from `prompt + steps 1..k` that the outcome verifier accepts
+    value v_k  = share of n rollouts from `prompt + steps 1..k` that the outcome verifier accepts
     reward     = v_k ("value") or v_k - v_{k-1} ("gain"; v_0 from the prompt alone)
 
 The estimate that a tree search would make at that node (arXiv 2312.08935, 2410.01679). The last step ends the
 completion, whether it closed the answer or was cut: no token can follow, so its value is the verifier's verdict on
 the completion itself. Gains sum to `verdict - v_0`: writing more steps earns nothing. Equal prefixes, such as the
-prompt of a group, are rolled out once per call. Cost: up to n roll-outs per step, more than the training step itself.
+prompt of a group, are rolled out once per call. Cost: up to n rollouts per step, more than the training step itself.
 """
 
 import inspect
@@ -33,7 +33,7 @@ class _Prefix:
 
 
 class MonteCarloScorer:
-    """Step rewards from roll-outs of the policy, or of any other generator, and an outcome reward.
+    """Step rewards from rollouts of the policy, or of any other generator, and an outcome reward.
 
     Args:
         generate (`Callable`):
@@ -44,14 +44,14 @@ class MonteCarloScorer:
         verifier (`Callable`):
             Outcome reward function with TRL's signature `f(prompts=, completions=, <columns>, **kwargs)`, synchronous.
             `completion_ids` are passed if `tokenizer` is given.
-        k (`int`, *optional*, defaults to `8`): Roll-outs per prefix.
+        k (`int`, *optional*, defaults to `8`): Rollouts per prefix.
         reward (`str`, *optional*, defaults to `"value"`): `"value"`, or `"gain"`: the difference to the step
             before.
         tokenizer (`PreTrainedTokenizerBase`, *optional*): The policy's. With it prefixes are exact to the token.
         render_prompt (`Callable`, *optional*): Turns a prompt into text, where there is no tokenizer and prompts are
             messages.
         accept_above (`float`, *optional*, defaults to `0.5`): A completion is accepted if its reward is larger. Of
-            roll-outs that the verifier cannot score (`None`) nothing is counted.
+            rollouts that the verifier cannot score (`None`) nothing is counted.
         keep_cache (`bool`, *optional*, defaults to `False`): Keep values between calls. Only for a generator that does
             not change; a policy in training does.
         name (`str`, *optional*, defaults to `"monte_carlo"`): Name in logs and metrics.
@@ -74,11 +74,11 @@ class MonteCarloScorer:
         name: str = "monte_carlo",
     ):
         if k < 1:
-            raise InputError("k", str(k), "at least 1", "A share needs at least one roll-out.")
+            raise InputError("k", str(k), "at least 1", "A share needs at least one rollout.")
         if reward not in ("value", "gain"):
             raise InputError("reward", repr(reward), "'value' or 'gain'", "Choose one of the two.")
         if inspect.iscoroutinefunction(verifier):
-            remedy = "Roll-outs are judged as they come: wrap it in a plain function."
+            remedy = "Rollouts are scored one by one: wrap it in a plain function."
             raise InputError("verifier", f"the asynchronous {reward_name(verifier)!r}", "a plain function", remedy)
         self.generate, self.verifier = generate, checked_reward(verifier)
         self.k, self.reward, self.accept_above = k, reward, accept_above
@@ -89,7 +89,7 @@ class MonteCarloScorer:
         self._cleaner = Cleaner(END_TOKENS if tokenizer is None else [*tokenizer.all_special_tokens, *END_TOKENS])
 
     def on_trainer_built(self, trainer: Any) -> None:
-        """Called by the trainer: roll-outs that need one and have none take it."""
+        """Called by the trainer: rollouts that need one and have none take it."""
         if getattr(self.generate, "trainer", trainer) is None:
             self.generate.trainer = trainer  # type: ignore[attr-defined]
 
@@ -156,8 +156,8 @@ class MonteCarloScorer:
             start = self._rendered(prompt)
             return [_Prefix(row, (judged_alike, start + text), start + text, text, ()) for text in texts]
         if completion_ids is None or step_ends is None:
-            got, remedy = "no completion_ids or step_ends", "Pass them, or leave the tokenizer out."
-            raise InputError(f"step reward '{self.__name__}'", got, "both, as there is a tokenizer", remedy)
+            got, remedy = "no completion_ids or step_ends", "Pass them, or remove the tokenizer."
+            raise InputError(f"step reward '{self.__name__}'", got, "both, because a tokenizer is set", remedy)
         start_ids = self._prompt_ids(prompt)
         prefixes: list[_Prefix] = []
         for count, text in zip(counts, texts, strict=True):
@@ -167,7 +167,7 @@ class MonteCarloScorer:
         return prefixes
 
     def _fill_cache(self, prefixes: Sequence[_Prefix], judge: "_Judge") -> int:
-        """Roll out every prefix without a value once; returns how many roll-outs that took."""
+        """Roll out every prefix without a value once; returns how many rollouts that took."""
         wanted = list({prefix.key: prefix for prefix in prefixes if prefix.key not in self._cache}.values())
         if not wanted and not getattr(self.generate, "collective", False):
             return 0

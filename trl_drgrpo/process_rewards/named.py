@@ -130,7 +130,7 @@ def _format_of(model: str) -> str:
         return "TokenClassificationScorer"
     if stated not in _BY_ARCHITECTURE:
         got = f"{model}, whose architecture, {stated or 'none'}, does not say which format it has"
-        remedy = "Name the format: one of the names in `trl_drgrpo.process_rewards.named`, `math_shepherd_prm` say."
+        remedy = "Name the format, for example `math_shepherd_prm` (`trl_drgrpo.process_rewards.named` has them all)."
         raise InputError("model", got, "a process reward model", remedy)
     return _BY_ARCHITECTURE[stated]
 

@@ -1,4 +1,4 @@
-"""Roll-outs: continuations of a prefix, sampled in batches.
+"""Rollouts: continuations of a prefix, sampled in batches.
 
 Monte-Carlo values take any callable `generate(prefixes, k) -> list[list[str]]`. Here are the two that need no writing:
 `TransformersRollouts` for a model in memory, and `TrainerRollouts` for the policy in training, sampled the way its
@@ -58,10 +58,10 @@ class TrainerRollouts:
         """
         trainer = self.trainer
         if trainer is None:
-            remedy = "Give the scorer to the trainer itself, or set `rollouts.trainer = trainer`."
+            remedy = "Pass the scorer to the trainer itself, or set `rollouts.trainer = trainer`."
             raise InputError("TrainerRollouts.trainer", "none", "the trainer whose policy is sampled", remedy)
         if any(isinstance(prefix, str) for prefix in prefixes):
-            remedy = "Give the Monte-Carlo scorer the policy's `tokenizer`."
+            remedy = "Pass the policy's `tokenizer` to the Monte-Carlo scorer."
             raise InputError("prefixes", "texts", "lists of token ids", remedy)
         tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
         per_call = max(1, self.batch_size // k)
@@ -111,7 +111,7 @@ class TransformersRollouts:
             if value < 1:
                 raise InputError(field, str(value), "at least 1", "Give a positive number.")
         if temperature <= 0:
-            remedy = "All roll-outs of a greedy model are one and the same: sample."
+            remedy = "Greedy rollouts are all the same: raise it."
             raise InputError("temperature", str(temperature), "more than 0", remedy)
         self.model, self.tokenizer = model, tokenizer
         self.max_new_tokens, self.batch_size = max_new_tokens, batch_size

@@ -51,7 +51,7 @@ class PRMScorer:
         prompt_text: Callable[[Any], str] | None = None,
     ):
         if batch_size < 1:
-            raise InputError("batch_size", str(batch_size), "at least 1", "Rows per forward pass.")
+            raise InputError("batch_size", str(batch_size), "at least 1", "Set the rows per forward pass.")
         self.model = model.eval()
         self.tokenizer = tokenizer
         self.batch_size = batch_size
@@ -136,7 +136,7 @@ class PRMScorer:
             tokens = len(encoded.input_ids) - (encoded.cut[1] - encoded.cut[0])
             self._warn("steps", f"{limit}; rows whose steps alone are longer (the first: {tokens}) are unscorable.")
         elif fitted is not encoded:
-            self._warn("prompt", f"{limit}; longer rows lose the left of their prompt (the steps are kept whole).")
+            self._warn("prompt", f"{limit}; prompts of longer rows are truncated from the left (the steps are kept).")
         if None in encoded.positions:
             reason = "a marker merged with its surroundings, or the chat template left a part of the answer out"
             self._warn("format", f"'{self.__name__}': {reason}; such steps are unscorable.")
@@ -145,7 +145,7 @@ class PRMScorer:
     def _warn(self, kind: str, message: str) -> None:
         if kind not in self._warned:
             self._warned.add(kind)
-            warnings.warn(f"{message} Said once.", UserWarning, stacklevel=4)
+            warnings.warn(f"{message} Shown once.", UserWarning, stacklevel=4)
 
     @torch.no_grad()
     def _run(self, inputs: Sequence[ScoringInput]) -> list[list[float | None]]:
@@ -211,7 +211,7 @@ class PRMScorer:
 def wrong_head(name: str, got: str, due: int = 2) -> InputError:
     """The error for a head that has not two classes, or not the one output that is due."""
     if due == 1:
-        remedy = "Load the process reward model that this format belongs to."
+        remedy = "Load a process reward model of this format."
         return InputError(f"model of '{name}'", got, "a head of 1 output per token", remedy)
     remedy = "Load a process reward model (class 1 = good), or train one with `trl-drgrpo train-prm`."
     return InputError(f"model of '{name}'", got, "a head of 2 classes per token", remedy)

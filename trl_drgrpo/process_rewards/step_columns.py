@@ -1,7 +1,7 @@
 """Tells dataset columns from the other keywords of a step reward function, and takes rows of them.
 
 The trainer passes its own keywords and the columns side by side. Whoever calls a user's function row by row (a step
-verifier) or on other completions than the trainer's (roll-outs) needs the columns alone.
+verifier) or on other completions than the trainer's (rollouts) needs the columns alone.
 """
 
 from collections.abc import Mapping, Sequence

@@ -97,7 +97,9 @@ class StepJudge(Judge):
         )
         for placeholder in ("{problem}", "{solution}"):
             if placeholder not in template:
-                raise InputError("template", f"a template without {placeholder}", "one with it", "Say where it goes.")
+                raise InputError(
+                    "template", f"a template without {placeholder}", "one with it", f"Add {placeholder} to it."
+                )
         self.template = template
         self._cleaner = Cleaner(END_TOKENS)
 

@@ -138,7 +138,7 @@ class _Rule:
                     field,
                     f"{type(error).__name__}: {error} {where}",
                     "a number, or None for a step it cannot score",
-                    'Mend the function (its traceback is above), or pass on_error="unscorable" to go on without it.',
+                    'Fix the function (its traceback is above), or pass on_error="unscorable" to go on without it.',
                 ) from error
             return reward_number(reward, field, where), False
         try:

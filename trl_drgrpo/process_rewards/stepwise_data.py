@@ -158,7 +158,9 @@ def checked_rows(rows: Iterable[Mapping[str, Any]]) -> list[Row]:
             got = f"{len(labels)} labels for {len(steps)} steps"
             raise InputError(f"labeled row {index}", got, "one label per step", "Label every step (null: leave out).")
         if not all(isinstance(step, str) for step in steps):
-            raise InputError(f"labeled row {index}", "steps that are not texts", "texts", "Write steps as strings.")
+            raise InputError(
+                f"labeled row {index}", "steps that are not strings", "strings", "Write steps as strings."
+            )
         if invalid := [label for label in labels if label not in (True, False, None)]:
             remedy = "1 or true: good, 0 or false: bad, null: not trained on."
             raise InputError(f"labeled row {index}", f"the label {invalid[0]!r}", "true, false or null", remedy)

@@ -135,7 +135,7 @@ def tokenize_rows(
     left_out = len(checked) - len(examples)
     if left_out:
         logger.warning(
-            "%d of %d rows left out: steps longer than %d tokens, or no label.", left_out, len(rows), max_length
+            "%d of %d rows skipped: steps longer than %d tokens, or no label.", left_out, len(rows), max_length
         )
     return examples, left_out
 

@@ -33,7 +33,7 @@ def check_turn_methods(environment_class: type) -> None:
         if method is not None and not callable(method):
             raise InputError(field, type(method).__name__, "a method", "Define it with `def`, without arguments.")
         if name != "get_turn_rewards" and inspect.iscoroutinefunction(method):
-            remedy = "It is asked between a tool and the model: make it `def`. get_turn_rewards may be asynchronous."
+            remedy = "It is called between a tool and the model: use `def`. get_turn_rewards may be asynchronous."
             raise InputError(field, "an asynchronous method", "a plain one", remedy)
 
 
@@ -90,7 +90,7 @@ class TurnRecord:
             return getattr(environment, name)()
         except Exception as error:  # a user's method: what was computed up to here is saved before the run ends
             got = f"{type(error).__name__}: {error}"
-            raise self._error(row, name, got, "no error", "Mend the method (traceback above).") from error
+            raise self._error(row, name, got, "no error", "Fix the method (traceback above).") from error
 
     def _error(self, row: int, name: str, got: str, expected: str, remedy: str) -> RewardError:
         where = f"for row {row}, turn {len(self.state_keys[row])}"
@@ -147,7 +147,7 @@ class TurnRewards:
             return [*output[: turns - 1], _sum(output[turns - 1 :])]
         if len(output) != turns:
             remedy = (
-                "Let `on_turn_begin` append a 0 to them: it is called once per turn, whatever tools are called in it."
+                "Append a 0 to them in `on_turn_begin`, which is called once per turn, with or without tool calls."
             )
             raise RewardError(field, f"{len(output)} rewards for row {row}", expected, remedy)
         return list(output)

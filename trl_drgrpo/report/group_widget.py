@@ -38,7 +38,7 @@ def group_widget_html(rewards: Sequence[float] | None = None, lengths: Sequence[
         if len(rewards) != len(lengths) or len(rewards) < 2 or min(lengths) < 1:
             got = f"{len(rewards)} rewards and {len(lengths)} lengths"
             raise InputError(
-                "rewards, lengths", got, "equally many, two or more, lengths from 1 on", "Pass one group."
+                "rewards, lengths", got, "as many of each, two or more, lengths of at least 1", "Pass one group."
             )
         group = {"rewards": [float(reward) for reward in rewards], "lengths": [int(length) for length in lengths]}
     folder = files("trl_drgrpo.report") / "assets"

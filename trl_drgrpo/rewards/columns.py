@@ -135,7 +135,7 @@ def require_kind(
     expected = f"{' or '.join(kinds)} in every row"
     if found.nulls and not nulls:
         got = f"null in {found.nulls} of {found.rows} rows of the column {column!r}, first in row {found.first_null}"
-        raise InputError(f"reward {reward}", f"{got} (from 0)", expected, "Take such rows out, or fill them.")
+        raise InputError(f"reward {reward}", f"{got} (from 0)", expected, "Drop such rows, or fill them in.")
     if found.kind not in (*kinds, "other"):
         remedy = "Convert the column with dataset.map, or name another one."
         raise InputError(f"reward {reward}", f"a column {column!r} that holds {found.kind}", expected, remedy)

@@ -93,7 +93,7 @@ def check_name(name: Any) -> None:
     """Refuses a name under which nothing could be logged: no text, or an empty one."""
     if not isinstance(name, str) or not name.strip():
         raise InputError(
-            "name", shortened(name), "a text that is not empty", "Metrics are called rewards/<name>/mean."
+            "name", shortened(name), "a non-empty string", "Set a name: metrics are called rewards/<name>/mean."
         )
 
 
@@ -102,7 +102,7 @@ def check_column(column: Any, field: str = "column") -> None:
     TRL uses for something else."""
     is_name = isinstance(column, str) and column.isidentifier() and not keyword.iskeyword(column)
     if not is_name or column in _NO_COLUMNS:
-        remedy = "TRL passes columns as keywords: rename one whose name has blanks, or that TRL uses itself."
+        remedy = "TRL passes columns as keywords: rename one that has spaces in its name, or that TRL uses itself."
         raise InputError(field, shortened(column), "the name of a dataset column", remedy)
 
 
@@ -263,7 +263,7 @@ class _Call:
         return True
 
     def _as_reward_error(self, error: BaseException) -> RewardError:
-        remedy = 'Mend the function (its traceback is above), or set on_reward_error="unscorable" to go on without it.'
+        remedy = 'Fix the function (its traceback is above), or set on_reward_error="unscorable" to go on without it.'
         return RewardError(
             f"reward function '{self.guard.name}'",
             f"{type(error).__name__}: {error}",

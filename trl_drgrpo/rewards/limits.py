@@ -10,7 +10,7 @@ _RANGES = {
     "timeout": positive(highest=10**6, remedy="Give the longest time that one correct answer may take, in seconds."),
     # At most an exabyte, which the system can still count in bytes.
     "memory_mb": whole(64, 2**40, optional=True, remedy="An empty worker takes about 20; None sets no limit."),
-    "workers": whole(1, 10_000, optional=True, remedy="None takes one per core that is there for this process."),
+    "workers": whole(1, 10_000, optional=True, remedy="None uses one per available core."),
     "calls_per_worker": whole(1, 10**18, remedy="1 gives every call a fresh process."),
 }
 

@@ -108,7 +108,7 @@ def import_failed(spec: str, module: str, error: BaseException) -> InputError:
         "reward_funcs",
         f"{spec!r}, but importing {module} failed with {type(error).__name__}: {error}",
         "a module that imports",
-        "Correct it, or install what it needs; TRL_DRGRPO_DEBUG=1 shows where it happened.",
+        "Fix the error, or install what is missing; TRL_DRGRPO_DEBUG=1 shows the traceback.",
     )
 
 

@@ -106,6 +106,6 @@ def _callable(module: ModuleType, found: Any, spec: str) -> Callable:
             f"{spec!r}, which is a class",
             "a function or an instance with `__call__`",
             adapter_hint(found)
-            or f"Make an instance in the module (`my_reward = {found.__name__}(...)`) and name that.",
+            or f"Create an instance in the module (`my_reward = {found.__name__}(...)`) and name that.",
         )
     return found

@@ -150,9 +150,9 @@ def resolve_mapping(spec: Mapping[str, Any], field: str, resolve: Callable[..., 
         raise error.under(f"{field}: {name}.{error.field}") from error
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         # TRL's factories do not check what they are given, and no constructor checks everything.
-        got = f"options with which it cannot be made ({type(error).__name__}: {error})"
+        got = f"options that it does not accept ({type(error).__name__}: {error})"
         expected = f"options {', '.join(parameters)} of the documented types"
-        raise InputError(f"{field}: {name}", got, expected, f"`{name}` documents them.") from error
+        raise InputError(f"{field}: {name}", got, expected, f"See the docstring of `{name}`.") from error
 
 
 def _limits(options: Mapping[str, Any], field: str) -> Any:
@@ -178,7 +178,7 @@ def default_reward(name: str) -> Callable:
 
 def unknown_name(name: str, field: str) -> InputError:
     """The error for a mapping's key that is no name of the table."""
-    remedy = did_you_mean(name, REWARDS, "A path takes no options: write it as text.", most=2)
+    remedy = did_you_mean(name, REWARDS, "A path takes no options: write it as a string.", most=2)
     with_options = sorted(known for known, entry in REWARDS.items() if entry.factory)
     return InputError(field, f"the unknown name {name!r}", f"one of {', '.join(with_options)}", remedy)
 
@@ -212,7 +212,7 @@ def _as_options(name: str, options: Any, parameters: Mapping[str, inspect.Parame
     if not isinstance(options, Mapping):  # the first option, written without its name
         return {next(iter(parameters)): options}
     if odd := [option for option in options if not isinstance(option, str)]:
-        raise InputError(f"{field}: {name}", f"the option {odd[0]!r}", "names of options", "Write them as text.")
+        raise InputError(f"{field}: {name}", f"the option {odd[0]!r}", "names of options", "Write them as strings.")
     return dict(options)
 
 

@@ -91,8 +91,10 @@ def check_rows(rows: Sequence[Mapping[str, Any]]) -> None:
         raise InputError("dataset_name", f"a column {taken[0]!r}", "a dataset without it", remedy)
     for number, row in enumerate(rows):
         if problem := prompt_problem(row.get("prompt")):
-            expected = "a text that is not empty, or a list of messages with role and content"
-            raise InputError(f"dataset_name, row {number} (from 0)", f"{problem} as the prompt", expected, "Mend it.")
+            expected = "a non-empty string, or a list of messages with role and content"
+            raise InputError(
+                f"dataset_name, row {number} (from 0)", f"{problem} as the prompt", expected, "Fix the row."
+            )
 
 
 def search_rows(

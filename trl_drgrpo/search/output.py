@@ -45,7 +45,7 @@ class SearchFile:
 
     @property
     def _expected(self) -> str:
-        return f"a new file, or that of the same {self.kind}"
+        return f"a new file, or one of the same {self.kind}"
 
     def _check(self) -> None:
         if not self.path.exists():
@@ -59,7 +59,7 @@ class SearchFile:
             if before.get(name) != self.facts.get(name):
                 old, new = shortened(before.get(name)), shortened(self.facts.get(name))
                 got = f"{self.path}, written with {name} {old}, not {new}"
-                remedy = "Give the same command to go on, name another file, or delete this one."
+                remedy = "Run the same command to continue, name another file, or delete this one."
                 raise InputError("output", got, self._expected, remedy)
 
     def open(self, total: int) -> None:

@@ -10,7 +10,7 @@ moves, there is no noise at the root, and a step without a value counts as good 
 from 0 to 1.
 
 Without a process reward model the continuations go to the end, the verifier's verdicts are the values, and the steps
-of each become nodes: roll-outs and expansion are one.
+of each become nodes: rollouts and expansion are one.
 """
 
 import math

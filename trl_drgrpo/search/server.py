@@ -61,7 +61,7 @@ class ServerSampler:
         try:
             return asyncio.run(self._sample(requests))
         except RequestFailed as error:
-            remedy = "Start it with `vllm serve`, under the name that --model has; the problems done are kept."
+            remedy = "Start it with `vllm serve`, under the name given as --model; finished problems are kept."
             expected = "completions with token ids from /v1/completions"
             raise InputError(
                 "vllm_server_base_url", f"{error} from {self.endpoint.base_url}", expected, remedy

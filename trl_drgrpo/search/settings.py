@@ -22,7 +22,7 @@ class SearchSettings:
     Args:
         strategy (`str`): `"best_of_n"`, `"beam"` or `"puct"`.
         budget_tokens (`int`): Tokens that may be sampled for a problem, at least `max_completion_length`. Every
-            sampled token counts, in roll-outs and in steps that are thrown away too; prompts do not.
+            sampled token counts, in rollouts and in steps that are thrown away too; prompts do not.
         max_completion_length (`int`, *optional*, defaults to `512`): A completion is cut here.
         width (`int`, *optional*, defaults to `4`): Steps that beam search keeps.
         children (`int`, *optional*, defaults to `4`): Continuations that are sampled from a step: one step each with a
@@ -66,16 +66,20 @@ class SearchSettings:
         check_on_error(self.on_reward_error)
         for field in ("max_completion_length", "width", "children", "batch_size", "problems_at_once"):
             refuse_outside(field, getattr(self, field), whole(1, remedy="Give a positive number."))
-        remedy = "A budget pays for one completion at least: raise it, or lower max_completion_length."
+        remedy = "It must cover at least one completion: raise it, or lower max_completion_length."
         refuse_outside("budget_tokens", self.budget_tokens, whole(self.max_completion_length, remedy=remedy))
-        refuse_outside("temperature", self.temperature, positive(remedy="A greedy model has one answer: sample."))
+        refuse_outside(
+            "temperature", self.temperature, positive(remedy="Greedy decoding gives a single answer: raise it.")
+        )
         refuse_outside("exploration", self.exploration, Range(0, remedy="0 follows the values alone."))
         refuse_outside("accept_above", self.accept_above, Range())
         for field in ("top_p", "seed"):
             refuse_outside(field, getattr(self, field), RANGES[field])
         if isinstance(self.segmenter().rule, Turns):
             expected = "a separator, 're:<pattern>' or 'tokens:<n>'"
-            raise InputError("step_separator", "'turn'", expected, "There is no environment here to take turns with.")
+            raise InputError(
+                "step_separator", "'turn'", expected, "A search has no environment, so no turns: set a separator."
+            )
 
     def segmenter(self) -> StepSegmenter:
         """The segmenter that cuts completions into steps."""
@@ -86,7 +90,7 @@ def check_values(verifier: Any, prm: Any) -> None:
     """Refuses a search with neither a verifier nor a process reward model."""
     if verifier is None and prm is None:
         expected = "a verifier (reward_funcs), a process reward model (prm), or both"
-        raise InputError("reward_funcs", "none, and no prm", expected, "A search needs a source of values: add one.")
+        raise InputError("reward_funcs", "none, and no prm", expected, "Add one: its values guide the search.")
 
 
 def _check_choice(field: str, value: Any, choices: tuple[str, ...]) -> None:

@@ -22,12 +22,10 @@ def check_adapter_dir(adapter: Path) -> None:
         raise InputError("adapter", f"{adapter}, {what}", "an adapter's folder", "Check the path.")
     inner = sorted(str(path.parent) for path in adapter.glob(f"*/{_ADAPTER_FILE}"))
     if inner:
-        got = f"{adapter}, which holds no adapter itself, but {len(inner)} in folders"
+        got = f"{adapter}, which holds adapters in subfolders only"
         raise InputError("adapter", got, "the folder of one adapter", f"Name one of them: {', '.join(inner)}.")
     what = "a whole model" if (adapter / "config.json").is_file() else f"a folder without {_ADAPTER_FILE}"
-    remedy = (
-        "There is nothing to merge." if what == "a whole model" else "Name the folder that a LoRA run has written."
-    )
+    remedy = "There is nothing to merge." if what == "a whole model" else "Name the folder that a LoRA run wrote."
     raise InputError("adapter", f"{adapter}, {what}", "an adapter's folder", remedy)
 
 
@@ -39,10 +37,10 @@ def base_of(adapter: Path, base: str | None) -> tuple[str, str | None]:
         config = PeftConfig.from_pretrained(str(adapter))
     except (KeyError, TypeError, ValueError) as error:
         got = f"{adapter / _ADAPTER_FILE}, which peft cannot read ({type(error).__name__}: {error})"
-        raise InputError("adapter", got, "an adapter's folder", "Upgrade peft, or save the adapter anew.") from error
+        raise InputError("adapter", got, "an adapter's folder", "Upgrade peft, or save the adapter again.") from error
     if config.is_prompt_learning:
         got = f"{adapter}, of type {getattr(config.peft_type, 'value', config.peft_type)}"
-        remedy = "Virtual tokens are no change of the weights: keep the adapter beside its base."
+        remedy = "Virtual tokens cannot be merged into weights: use the adapter together with its base."
         raise InputError("adapter", got, "one that changes weights, such as LoRA", remedy)
     name, revision = (base, None) if base is not None else (config.base_model_name_or_path, config.revision)
     if not name:
@@ -116,7 +114,7 @@ def fit_vocabulary(model: Any, adapter: Path) -> None:
     from safetensors import SafetensorError
 
     if not any((adapter / f"adapter_model.{suffix}").is_file() for suffix in ("safetensors", "bin")):
-        remedy = "Name the folder of a checkpoint that was written to its end."
+        remedy = "Name a complete checkpoint."
         raise InputError("adapter", f"{adapter}, without adapter_model.safetensors", "an adapter's weights", remedy)
     try:
         weights = load_peft_weights(str(adapter), device="cpu")
@@ -131,7 +129,7 @@ def fit_vocabulary(model: Any, adapter: Path) -> None:
 
 
 def _does_not_fit(adapter: Path, why: str) -> InputError:
-    remedy = f"Name the base of its training with --base. {why}."
+    remedy = f"Name the base it was trained on with --base. {why}."
     return InputError("adapter", f"{adapter}, which does not fit the base model", "an adapter of it", remedy)
 
 

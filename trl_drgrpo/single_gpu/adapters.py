@@ -71,7 +71,7 @@ def _check_config(config: Any) -> None:
         remedy = "Pass a peft.LoraConfig, or trl_drgrpo.lora_preset()."
         raise InputError("peft_config", type(config).__name__, "a peft configuration", remedy)
     if config.inference_mode:
-        remedy = "Pass inference_mode=False; an adapter read from disk says True."
+        remedy = "Pass inference_mode=False; it is True in adapters read from disk."
         raise InputError("peft_config.inference_mode", "True", "False", f"It freezes the adapter. {remedy}")
     refuse_bad_adapter(vars(config), "peft_config.")
     task = getattr(config.task_type, "value", config.task_type)
@@ -102,9 +102,7 @@ def prepare_adapters(model: nn.Module, created: Mapping[str, torch.Tensor], adap
     dtypes stay as TRL makes them.
     """
     if not _trains(model):
-        remedy = (
-            "An adapter's target_modules or exclude_modules may leave nothing: compare with model.named_modules()."
-        )
+        remedy = "Compare the adapter's target_modules and exclude_modules with model.named_modules()."
         raise InputError("model", "no trainable parameter", "something to train", remedy)
     keep_4bit_layout(model)
     if adapter_dtype == "float32" and is_quantized(model):

@@ -127,7 +127,7 @@ def _write(adapter: Path, base: str, loading: dict, config: Any, dtype: str, fol
         merged = model.merge_and_unload(safe_merge=True)
     except (ValueError, RuntimeError, NotImplementedError, AttributeError) as error:
         remedy = f"peft says: {str(error).rstrip('.')}."
-        raise InputError("adapter", f"{adapter}, which cannot be merged", "LoRA or a relative", remedy) from error
+        raise InputError("adapter", f"{adapter}, which cannot be merged", "LoRA or a variant of it", remedy) from error
     _judge(_logits(merged, inputs), expected, effect, "float32")  # before rounding: the merge itself
     merged = merged.to(getattr(torch, dtype))
     for settings in (merged.config, merged.config.get_text_config(), merged.generation_config):
@@ -167,12 +167,12 @@ def _judge(got: list[Any], expected: list[Any], effect: float, dtype: str) -> tu
     if not difference <= allowed or (is_lost and dtype == "float32"):  # NaN, too
         what = f"logits that differ by {difference:.3g} from those of base and adapter"
         expected_text = f"at most {min(allowed, effect / 2) if is_lost else allowed:.3g} in {dtype}"
-        remedy = "Nothing was written. The base may not be the one of the training, or cannot hold what was trained."
+        remedy = "Nothing was written. Check that the base is the one used in training, or choose a wider dtype."
         raise InputError("merged model", what, expected_text, remedy)
     if is_lost:
         logger.warning(
             "Rounding to %s changes the logits by up to %.2g, the adapter itself by %.2g: much of what was trained is "
-            "lost. Write float32, or keep the adapter beside its base.",
+            "lost. Write float32, or use the adapter with its base.",
             dtype,
             difference,
             effect,

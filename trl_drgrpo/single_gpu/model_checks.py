@@ -96,7 +96,7 @@ def _check_attention(name: Any) -> None:
         return
     known = ["eager", *AttentionInterface().valid_keys()]
     if name not in known and name.removeprefix("paged|") not in known:
-        remedy = did_you_mean(name, known, "sdpa is there for nearly every model.", cutoff=0.6)
+        remedy = did_you_mean(name, known, "Use sdpa, which nearly every model supports.", cutoff=0.6)
         expected = f"one of {', '.join(sorted(known))}, or a kernel on the Hub"
         raise InputError("attn_implementation", repr(name), expected, remedy)
 
@@ -104,7 +104,7 @@ def _check_attention(name: Any) -> None:
 def _check_context(longest: int | None, config: PreTrainedConfig) -> None:
     context = context_length(config)
     if longest is not None and context is not None and longest >= context:
-        expected = f"less than the model's context of {context} tokens, which holds the prompt, too"
+        expected = f"less than the model's context of {context} tokens, which the prompt shares"
         raise InputError("max_completion_length", str(longest), expected, "Lower it, or train another model.")
 
 
@@ -154,10 +154,12 @@ def _check_targets(config: Any, model: nn.Module) -> None:
     layers = sorted({name.rpartition(".")[2] for name, each in model.named_modules() if isinstance(each, nn.Linear)})
     given = [targets] if isinstance(targets, str) else sorted(targets)
     near = [match for each in given for match in get_close_matches(each, layers, n=1, cutoff=0.6)]
-    remedy = f"Did you mean {', '.join(dict.fromkeys(near))}?" if near else f"{_ALL_LINEAR} takes every linear layer."
+    remedy = (
+        f"Did you mean {', '.join(dict.fromkeys(near))}?" if near else f"{_ALL_LINEAR} targets every linear layer."
+    )
     raise InputError(
         "peft_config.target_modules (lora_target_modules)",
-        f"{', '.join(given)}, which no layer of {type(model).__name__} is called",
+        f"{', '.join(given)}, matching no layer of {type(model).__name__}",
         f"names such as {', '.join(layer for layer in layers if layer != HEAD)}, or {_ALL_LINEAR}",
         remedy,
     )

@@ -129,10 +129,10 @@ def check_preset(name: Any, given: Mapping[str, Any] | None = None, is_planned: 
         raise InputError("preset", repr(name), f"one of {', '.join(PRESETS)}", remedy)
     for key, value in _CONTRADICTIONS[name].items():
         if given is not None and given.get(key) is value:
-            remedy = f"Leave {key} out, or the preset."
+            remedy = f"Remove {key}, or the preset."
             if key == "load_in_4bit" and value:
                 remedy = "A 4-bit base is the preset 'qlora'."
-            raise InputError(key, f"{value} beside the preset {name!r}", f"{key} as the preset sets it", remedy)
+            raise InputError(key, f"{value} with the preset {name!r}", f"{key} as the preset sets it", remedy)
     if name == "qlora" and not is_planned:
         require_package("bitsandbytes", "preset", repr(name), "qlora")
 

@@ -151,7 +151,7 @@ def checked_advantages(advantages: Any, batch: RolloutBatch, source: str) -> tor
     if advantages.shape == batch.rewards.shape:
         advantages = advantages[batch.own_rows]
     if advantages.shape not in ((rows,), (rows, width)):
-        raise RewardError(source, f"shape {tuple(advantages.shape)}", f"shape {shapes}", "One number for each.")
+        raise RewardError(source, f"shape {tuple(advantages.shape)}", f"shape {shapes}", "Return one number for each.")
     trained = batch.trained_mask.bool()
     advantages = advantages.detach().to(trained.device, torch.float32)
     if advantages.dim() == 2:
@@ -160,7 +160,7 @@ def checked_advantages(advantages: Any, batch: RolloutBatch, source: str) -> tor
         row, *token = invalid[0].tolist()
         where = f"row {row}" + (f", token {token[0]}{_step_at(batch, row, token[0])}" if token else "")
         got = f"{advantages[tuple(invalid[0])].item()} for {where}"
-        raise RewardError(source, got, "finite numbers", "A row without a reward gets 0.")
+        raise RewardError(source, got, "finite numbers", "Return 0 for a row without a reward.")
     return advantages
 
 

@@ -73,7 +73,7 @@ class EnvironmentTurns(Feature):
             self.state_keys_of = names or None
         elif names:
             logger.warning(
-                "%s.state_key() is not used: it takes step rewards, turns as steps, step_baseline='to_go' and "
+                "%s.state_key() is not used: it needs step rewards, turns as steps, step_baseline='to_go' and "
                 "process_role='reward'.",
                 names[0],
             )
@@ -130,7 +130,7 @@ def _probed(environment_factory: Any) -> tuple[Any, list[Any]]:
         if not callable(factory):
             got = type(factory).__name__ + (f" for {name!r}" if is_dict else "")
             remedy = "Pass the class, or a function that makes one environment per rollout."
-            raise InputError("environment_factory", got, "something to be called", remedy)
+            raise InputError("environment_factory", got, "a class or a function", remedy)
         probes[name] = factory()
     handing = {name: _handing_out(probes[name], factory) for name, factory in factories.items()}
     return (handing if is_dict else handing[None]), list(probes.values())

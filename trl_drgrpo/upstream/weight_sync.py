@@ -138,10 +138,7 @@ def refuse_unsendable(args: Any, model: Any, quantization_config: Any = None, pe
         return
     adapter = model.active_peft_config if isinstance(model, PeftModel) else peft_config
     if getattr(adapter, "is_prompt_learning", False):
-        remedy = (
-            "vLLM is sent weights, and virtual tokens are none: it would generate without the adapter. Leave use_vllm "
-            "out, or train LoRA."
-        )
+        remedy = "vLLM gets no virtual tokens: it would generate without the adapter. Remove use_vllm, or train LoRA."
         kind = getattr(adapter.peft_type, "value", adapter.peft_type)
         raise InputError("use_vllm", f"True with an adapter of type {kind}", "one that changes weights", remedy)
     found = _quantization_asked_for(args, model, quantization_config) if isinstance(model, str) else _loaded_as(model)
@@ -150,9 +147,9 @@ def refuse_unsendable(args: Any, model: Any, quantization_config: Any = None, pe
             "use_vllm",
             f"True with a quantized base model ({found})",
             "a base in 16 or 32 bits",
-            "vLLM would be sent the raw quantized storage and generate from other weights than are trained. Either "
-            "train LoRA on the base in bfloat16 (leave the quantization out), or keep it and leave use_vllm out: "
-            "prompts are then shared by this package's own generation.",
+            "vLLM would get the raw quantized storage and generate with incorrect weights. Either remove the "
+            "quantization and train LoRA on the base in bfloat16, or remove use_vllm: this package's own generation "
+            "also runs each prompt only once.",
         )
 
 

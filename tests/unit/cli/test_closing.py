@@ -37,7 +37,7 @@ def test_an_interrupted_run_names_the_checkpoint_and_the_command(tmp_path):
     (checkpoint / "trainer_state.json").write_text(json.dumps({"global_step": 4}))
     (tmp_path / "checkpoint-6").mkdir()  # the run died while it was written
     said = closing.interrupted(tmp_path, argv, 1).splitlines()
-    assert said[0] == f"Safe: {checkpoint}. To go on:"
+    assert said[0] == f"Saved: {checkpoint}. To continue:"
     assert said[1] == (
         f"  trl-drgrpo train --config 'my recipe.yaml' --max_steps 9 --resume_from_checkpoint {checkpoint}"
     )

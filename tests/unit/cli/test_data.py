@@ -72,7 +72,7 @@ def test_a_folder_has_its_splits(tmp_path):
         ("reasoning_gym:chain_sum?size=many", r"chain_sum\?size: got 'many'; expected a value of type int"),
         ("reasoning_gym:chain_sum?size=0", r"chain_sum\?size: got 0; expected a number of rows from 1"),
         ("reasoning_gym:chain_sum?allow_negation=5", r"allow_negation: got '5'; expected a value of type bool"),
-        ("reasoning_gym:chain_sum?min_terms=9", "options it refuses .*max_terms must be >= min_terms"),
+        ("reasoning_gym:chain_sum?min_terms=9", "invalid options .*max_terms must be >= min_terms"),
         ("reasoning_gym:chain_sum?system_prompt=kind", "system_prompt: got 'kind'; expected one of DeepSeekZero"),
         ("reasoning_gym:chain_sum?size", "expected options `key=value`"),
         ("reasoning_gym:chain_sum?size=1&size=2", "each once"),
@@ -93,7 +93,7 @@ def test_sources_that_do_not_load(source, message, tmp_path, monkeypatch):
 
 def test_missing_and_empty_splits(tmp_path):
     path = write_rows(tmp_path / "rows.jsonl")
-    with pytest.raises(InputError, match=r"'test' of .*splits there are: train. .*put train.jsonl and test.jsonl"):
+    with pytest.raises(InputError, match=r"'test' of .*its splits: train. .*put train.jsonl and test.jsonl"):
         load_data(path, split="test")
     with pytest.raises(InputError, match="some name, split train, which is empty"):
         take_split({"train": Dataset.from_list(ROWS).select([])}, "train", "some name")
@@ -145,13 +145,13 @@ def test_list_sum():
             {"question": ["a"], "answer": ["b"]},
             r"question, answer; .*rename it with `rename_columns: \[question=prompt",
         ),
-        ({"a": ["a"]}, r"columns a; expected a column prompt. Rename the one .*\[<column>=prompt\]"),
+        ({"a": ["a"]}, r"columns a; expected a column .prompt.. Rename the one .*\[<column>=prompt\]"),
         (
             {"prompt": [1]},
-            r"prompt: got int 1 as the prompt in row 0 \(the first is 0\) of x; expected a text that",
+            r"prompt: got int 1 as the prompt in row 0 \(the first is 0\) of x; expected a non-empty string",
         ),
         ({"prompt": [""]}, "prompt: got an empty text"),
-        ({"prompt": [["a"]]}, "prompt: got 'a', which is no message"),
+        ({"prompt": [["a"]]}, "prompt: got 'a', which is not a message"),
     ],
 )
 def test_prompts_that_are_none(columns, message):

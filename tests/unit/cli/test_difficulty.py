@@ -25,7 +25,7 @@ def test_the_limits_and_what_is_unknown_stay(rates):
     kept, said = within_range(DATA, [0.1, 0.9], rates)
     assert kept["prompt"] == ["seldom", "often", "new"]
     assert kept["answer"] == ["b", "c", "e"]
-    assert said.startswith(f"3 of 5 prompts stay, 1 of them unknown to {rates}; this changes the objective")
+    assert said.startswith(f"3 of 5 prompts are kept, 1 of them not in {rates}; this changes the objective")
     assert within_range(DATA, [0.0, 1.0], rates)[0]["prompt"] == DATA["prompt"]
 
 
@@ -38,12 +38,12 @@ def test_a_stream_is_filtered_as_it_is_read(rates):
 @pytest.mark.parametrize("stream", [False, True])
 def test_nothing_left(stream, rates):
     data = DATA.select(range(4))
-    with pytest.raises(InputError, match=r"^difficulty_range: got \[0.4, 0.6\], in which none of"):
+    with pytest.raises(InputError, match=r"^difficulty_range: got \[0.4, 0.6\], which contains none of"):
         within_range(data.to_iterable_dataset() if stream else data, [0.4, 0.6], rates)
 
 
 def test_a_file_of_other_prompts(rates):
-    with pytest.raises(InputError, match="^prior_pass_rates: got .*which knows none of the prompts"):
+    with pytest.raises(InputError, match="^prior_pass_rates: got .*which has none of the prompts"):
         within_range(DATA.select([4]), [0.1, 0.9], rates)
 
 
@@ -64,7 +64,7 @@ def test_limits_that_are_none(limits, message, rates):
 def test_limits_without_a_file(rates):
     with pytest.raises(InputError, match=r"^difficulty_range: got \[0.1, 0.9\] without prior_pass_rates"):
         check_difficulty({"difficulty_range": [0.1, 0.9]})
-    with pytest.raises(InputError, match="^prior_pass_rates: got gone.jsonl, which is no file"):
+    with pytest.raises(InputError, match="^prior_pass_rates: got gone.jsonl, which is not a file"):
         check_difficulty({"prior_pass_rates": "gone.jsonl"})
     check_difficulty({"difficulty_range": [0.1, 0.9], "prior_pass_rates": rates})
     check_difficulty({})

@@ -113,7 +113,7 @@ def test_a_model_answers(saved_model, capsys):
         (["--num_samples", "0"], "num_samples: got 0"),
         (["--num_samples", "2", "--temperature", "0"], "num_samples: got 2 at temperature 0"),
         (["--columns", "answer"], "columns: got 'answer'; expected name=value"),
-        (["--columns", "answer=[1"], "columns: got 'answer=[1'; expected JSON behind the ="),
+        (["--columns", "answer=[1"], "columns: got 'answer=[1'; expected JSON after the ="),
         (["--columns", "answer=1"], "columns: got answer=1; expected none without reward_funcs"),
         (
             ["--columns", "answer=1", "--reward_funcs", "math_reward"],

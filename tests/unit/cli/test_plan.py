@@ -140,7 +140,7 @@ def test_bad_input(seven, tmp_path, capsys):
         (("--model", seven, "--memory", "-24GB"), "expected one argument"),
         (("--model", seven, "--device", "RTX 4070"), "Did you mean RTX-4090 or RTX-4080?"),
         (("--model", seven, "--device", "A100"), "Did you mean A100-40GB or A100-80GB?"),
-        (("--model", seven, "--device", "abacus"), "Known are T4, L4, A10G"),
+        (("--model", seven, "--device", "abacus"), "Known cards: T4, L4, A10G"),
         (("--model", seven, "--device", "T4", "--margin", "14.6"), "--margin: got 14.6 GB, which leaves nothing of"),
         (("--model", seven, "--device", "T4", "--margin=-1GB"), "--margin: got '-1GB'"),
         (("--model", seven, "--device", "T4", "--margin", "100%"), "which leaves nothing of 14.6 GB"),
@@ -225,7 +225,7 @@ def test_a_flag_wins_over_the_preset_of_a_recipe(seven, tmp_path, capsys):
         assert (code, recipe.get("load_in_4bit"), recipe["lora_r"]) == (0, bits, rank)
     code, _, err = plan(capsys, "--config", str(tmp_path / "r.yaml"), "--memory", "80", "--load_in_4bit", "false")
     assert code == 2
-    assert "beside the preset 'qlora'" in err
+    assert "with the preset 'qlora'" in err
 
 
 @pytest.mark.parametrize(("memory", "count"), [(2**20, 1), (2**40, 0), (None, 0)])

@@ -82,8 +82,8 @@ def test_without_options_the_dataset_is_the_same_one(problems):
     ("options", "message"),
     [
         ({"prompt_template": "qwen_maths"}, "prompt_template: got 'qwen_maths'; .* Did you mean 'qwen_math'?"),
-        ({"prompt_template": "no slot"}, "a text with {prompt} in it"),
-        ({"prompt_template": "r1", "system_prompt": "x"}, "system_prompt: got one beside prompt_template 'r1'"),
+        ({"prompt_template": "no slot"}, "a template with {prompt} in it"),
+        ({"prompt_template": "r1", "system_prompt": "x"}, "system_prompt: got one together with prompt_template 'r1'"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(problems, options, message):

@@ -150,7 +150,7 @@ def test_golds_that_cannot_be_read_are_named(here, capsys, batch_size):
     assert found["rewards"]["exact"]["unscored"] == [{"row": 4, "reason": None, "columns": {"answer": "None"}}]
     score(*argv, "--show", "1")
     out = capsys.readouterr().out
-    assert "numeric_reward gave None to 3 of 4 rows; what it was to score them by:\n  row 2: answer x (column" in out
+    assert "numeric_reward gave None to 3 of 4 rows, with these gold values:\n  row 2: answer x (column" in out
     assert "row 3: answer" not in out
 
 
@@ -303,17 +303,21 @@ def test_what_a_run_has_logged_is_scored_again(here, capsys, model, tokenizer, s
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("gone.jsonl", None, "data: got 'gone.jsonl', which is no file"),
-        ("empty.jsonl", b"\n \n", "data: got 'empty.jsonl' without a row"),
-        ("cut.jsonl", b'{"prompt": "p", "completion": "c"}\n{"prompt": "p", "comp', "cut.jsonl, line 2: got no JSON"),
+        ("gone.jsonl", None, "data: got 'gone.jsonl', which is not a file"),
+        ("empty.jsonl", b"\n \n", "data: got 'empty.jsonl' without rows"),
+        (
+            "cut.jsonl",
+            b'{"prompt": "p", "completion": "c"}\n{"prompt": "p", "comp',
+            "cut.jsonl, line 2: got invalid JSON",
+        ),
         ("list.jsonl", b"[1]\n", "list.jsonl, line 1: got list; expected a JSON object"),
-        ("deep.jsonl", b"[" * 100_000, "deep.jsonl, line 1: got no JSON"),
+        ("deep.jsonl", b"[" * 100_000, "deep.jsonl, line 1: got invalid JSON"),
         ("latin.jsonl", '{"prompt": "é"}'.encode("latin-1"), "data: got 'latin.jsonl' ('utf-8' codec"),
         ("rows.txt", b"x", "expected a file that ends in .jsonl, .json, .csv, .parquet"),
         ("rows.parquet", b"PAR1 not really", "data: got 'rows.parquet' ("),
         ("short.csv", b"prompt,completion\np\n", "short.csv, line 2: got fewer fields"),
         ("long.csv", b"prompt,completion\np,c,x\n", "long.csv, line 2: got more fields"),
-        ("quote.csv", b'prompt,completion\np,"c\n', "quote.csv, line 2: got no CSV (unexpected end of data)"),
+        ("quote.csv", b'prompt,completion\np,"c\n', "quote.csv, line 2: got invalid CSV (unexpected end of data)"),
         ("named.jsonl", b'{"prompt": "p", "response": "c"}\n', "data, row 1: got the columns prompt, response"),
         ("number.jsonl", b'{"prompt": "p", "completion": 4}\n', "data, row 1: got a completion of type int: 4"),
         ("null.jsonl", b'{"prompt": "p", "completion": null}\n', "data, row 1: got a completion of type NoneType"),
@@ -364,7 +368,7 @@ def test_bad_files_are_one_line_and_exit_code_2(here, capsys, name, content, mes
         ),
         (["--rewards", "mine.py:exact", "--data", "rows.jsonl", "--dataset", "gone.csv"], "dataset: got 'gone.csv'"),
         (["--rewards", "mine.py:exact", "--data", "rows.jsonl", "--output", ""], "output: got ''"),
-        (["--rewards", "mine.py:exact", "--data", "rows.jsonl", "--output", "./rows.jsonl"], "which is read"),
+        (["--rewards", "mine.py:exact", "--data", "rows.jsonl", "--output", "./rows.jsonl"], "which is also an input"),
         (["--rewards", "{exact_match_reward: {column: 5}}", "--data", "rows.jsonl"], "column: got 5"),
         (["--rewards", "{weighted_sum: {parts: 5}}", "--data", "rows.jsonl"], "weighted_sum.parts: got 5"),
         (["--rewards", "{openrlhf: mine.py:exact}", "--data", "rows.jsonl"], "openrlhf.function: got exact("),
@@ -413,7 +417,7 @@ def test_what_is_read_is_never_written_over(here, capsys):
     assert score(*argv, "--output", "other.jsonl") == 2
     write_json_lines("dataset.jsonl", ROWS[:1])
     assert score(*argv, "--dataset", "dataset.jsonl", "--output", "dataset.jsonl") == 2
-    assert capsys.readouterr().err.count("which is read; expected a file of its own") == 2
+    assert capsys.readouterr().err.count("which is also an input; expected a file of its own") == 2
     assert (here / "rows.jsonl").read_text() == before
 
 
@@ -462,14 +466,16 @@ def test_what_passes_has_to_be_said_of_other_rewards(here, capsys):
     argv = ("--rewards", "mine.py:later", "--data", "rows.jsonl", "--pass_rates", "rates.jsonl")
     assert score(*argv) == 2
     out, err = capsys.readouterr()
-    assert "pass_rates: got rewards of later other than 0 and 1; expected pass or fail. Say from which" in err
+    assert "pass_rates: got rewards of later other than 0 and 1; expected pass or fail. Set the lowest" in err
     assert "later" in out  # the table is there all the same
     assert score(*argv, "--correct_threshold", "4") == 0
     assert {rate for rate, _ in read_pass_rates(here / "rates.jsonl").values()} == {1.0}
     assert score("--rewards", "mine.py:exact", "--data", "rows.jsonl", "--correct_threshold", "1") == 2
     assert "correct_threshold: got 1.0; expected none without --pass_rates." in capsys.readouterr().err
     assert score("--rewards", "mine.py:exact", "--data", "rows.jsonl", "--pass_rates", "rows.jsonl") == 2
-    assert "pass_rates: got 'rows.jsonl', which is read; expected a file of its own" in capsys.readouterr().err
+    assert (
+        "pass_rates: got 'rows.jsonl', which is also an input; expected a file of its own" in capsys.readouterr().err
+    )
 
 
 def test_prompts_are_the_same_in_a_table_and_in_the_data():

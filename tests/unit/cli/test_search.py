@@ -179,7 +179,10 @@ def test_a_reward_that_fails_keeps_the_finished_problems(tmp_path, capsys, monke
         ({"output": "sums.jsonl"}, "output: got sums.jsonl, which exists and was not written by this command"),
         ({"output": "other.jsonl"}, "output: got other.jsonl, written with budget_tokens 512, not 160"),
         ({"dataset_name": "trl_drgrpo:list_sum?size=3", "output": "other.jsonl"}, "output: got other.jsonl, written"),
-        ({"system_prompt": "Add.", "prompt_template": "r1"}, "system_prompt: got one beside prompt_template 'r1'"),
+        (
+            {"system_prompt": "Add.", "prompt_template": "r1"},
+            "system_prompt: got one together with prompt_template 'r1'",
+        ),
         ({"vllm_server_base_url": "localhost:8000"}, "vllm_server_base_url: got an address of another form"),
     ],
 )

@@ -117,7 +117,9 @@ def test_a_run_whose_disk_is_full_says_where_to_go_on(build, settings, monkeypat
 def test_nothing_is_called_saved_that_is_not(build, tmp_path, monkeypatch):
     trainer = build()
     monkeypatch.setattr(torch, "save", full_at("training_args.bin", torch.save))
-    with pytest.raises(DiskFullError, match="No checkpoint of this run is saved. Make room, then start it again"):
+    with pytest.raises(
+        DiskFullError, match="No checkpoint of this run is saved. Free disk space, then start it again"
+    ):
         trainer.save_model(str(tmp_path / "model"))
 
 

@@ -40,7 +40,7 @@ def raised(cause, kind=OSError):
         ),
         (errors.GatedRepoError, 403, "a/b, which is gated; .*Ask for access"),
         (errors.RevisionNotFoundError, 404, "a/b, which has no such revision"),
-        (errors.RemoteEntryNotFoundError, 404, "a/b, a repository without the file that is needed"),
+        (errors.RemoteEntryNotFoundError, 404, "a/b, a repository that lacks a required file"),
         (errors.HfHubHTTPError, 503, "a/b, for which the Hub answered with status 503"),
     ],
 )

@@ -31,9 +31,9 @@ def small_batches(monkeypatch):
             [[USER]] * 3 + [[USER, {"role": "user", "content": None}]],
             "a message without content, as the prompt in",
         ),
-        ([[USER], [{"role": None, "content": "a"}]], "which is no message, as the prompt in row 1"),
+        ([[USER], [{"role": None, "content": "a"}]], "which is not a message, as the prompt in row 1"),
         ([1, 2], "int 1 as the prompt in row 0"),
-        ([["a"]], "'a', which is no message, as the prompt in row 0"),
+        ([["a"]], "'a', which is not a message, as the prompt in row 0"),
         ([USER], "as the prompt in row 0"),
     ],
 )

@@ -37,7 +37,7 @@ def test_scaling_may_be_switched_off_in_trls_ways(value):
         ("loss_type", "grpo", "length bias"),
         ("loss_type", "dapo", "how long the others are"),
         ("loss_type", "bnpo", "which rows share it"),
-        ("loss_type", "cispo", "another objective"),
+        ("loss_type", "cispo", "not the objective of Dr. GRPO"),
         ("scale_rewards", "group", "difficulty bias"),
         ("scale_rewards", "batch", "difficulty bias"),
         ("scale_rewards", True, "difficulty bias"),
@@ -100,8 +100,8 @@ def test_contradictions_are_errors_before_a_model_loads(fields, message):
         ("beta", -0.1, "beta: got -0.1"),
         ("step_credit", "later", "step_credit: got 'later'"),
         ("num_generations", 3, "num_generations: got 3 for a generation batch of 8 rows"),
-        ("per_device_train_batch_size", 4, "generation_batch_size: got 8, worked out when"),
-        ("steps_per_generation", 2, "generation_batch_size: got 8, worked out when"),
+        ("per_device_train_batch_size", 4, "generation_batch_size: got 8, computed when"),
+        ("steps_per_generation", 2, "generation_batch_size: got 8, computed when"),
     ],
 )
 def test_what_is_assigned_later_is_refused_where_the_trainer_takes_it(field, value, message):
@@ -127,7 +127,10 @@ CORRECTED = " with vllm_importance_sampling_correction=True; expected "
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"top_p": 0.9}, f"top_p: got 0.9{CORRECTED}1.0, sampling from the policy itself. vLLM's probabilities are"),
+        (
+            {"top_p": 0.9},
+            f"top_p: got 0.9{CORRECTED}1.0, so that all tokens can be sampled. vLLM's probabilities would",
+        ),
         ({"top_k": 20}, f"top_k: got 20{CORRECTED}0,"),
         ({"min_p": 0.05}, f"min_p: got 0.05{CORRECTED}0.0,"),
         ({"generation_kwargs": {"top_k": 20}}, f"generation_kwargs: top_k: got 20{CORRECTED}0,"),
@@ -229,7 +232,7 @@ class TestFromGRPOConfig:
     def test_batch_sizes_that_were_assigned_later_are_refused(self):
         config = GRPOConfig(**self.plain)
         config.per_device_train_batch_size = 4
-        with pytest.raises(InputError, match="^generation_batch_size: got 8, worked out when"):
+        with pytest.raises(InputError, match="^generation_batch_size: got 8, computed when"):
             DrGRPOConfig.from_grpo_config(config)
 
     def test_equals_a_config_built_directly(self):
@@ -250,9 +253,9 @@ def test_former_names_are_read_as_the_new_ones_and_said(caplog):
     config = DrGRPOConfig(use_cpu=True, right_reward="accuracy", right_threshold=0.5)
     assert (config.correct_reward, config.correct_threshold) == ("accuracy", 0.5)
     assert (config.right_reward, config.right_threshold) == (None, None)
-    assert [r.getMessage() for r in caplog.records if "goes in 0.3" in r.getMessage()] == [
-        "right_reward is called correct_reward now; the old name goes in 0.3.",
-        "right_threshold is called correct_threshold now; the old name goes in 0.3.",
+    assert [r.getMessage() for r in caplog.records if "will be removed in 0.3" in r.getMessage()] == [
+        "right_reward is now called correct_reward; the old name will be removed in 0.3.",
+        "right_threshold is now called correct_threshold; the old name will be removed in 0.3.",
     ]
 
 
@@ -260,7 +263,7 @@ def test_former_causes_of_warnings_are_read_as_the_new_ones(caplog):
     config = DrGRPOConfig(use_cpu=True, run_warnings='{"all_wrong": false}')
     assert config.run_warnings == {"all_incorrect": False}
     config.check()
-    assert caplog.text.count("all_wrong is called all_incorrect now") == 1
+    assert caplog.text.count("all_wrong is now called all_incorrect") == 1
 
 
 def test_rloo_is_leave_one_out():

@@ -70,7 +70,7 @@ def test_forks_that_fit(fields):
     DrGRPOConfig(**{**FORKED, **fields})
 
 
-A_PARENT = "expected a divisor of num_generations that leaves two parents. A prompt needs two parents with"
+A_PARENT = "at least two parents per prompt, each with forks ** fork_depth completions. Set num_generations to"
 
 
 @pytest.mark.parametrize(
@@ -79,13 +79,25 @@ A_PARENT = "expected a divisor of num_generations that leaves two parents. A pro
         ({"forks": 0}, "forks: got 0; expected a whole number, at least 1"),
         ({"forks": True}, "forks: got True; expected a whole number, at least 1"),
         ({"forks": 2.0}, "forks: got 2.0; expected a whole number, at least 1"),
-        ({"forks": 3}, f"forks: got 3 (fork_depth=1) with num_generations=8; {A_PARENT} 3 leaves each"),
-        ({"forks": 8}, f"forks: got 8 (fork_depth=1) with num_generations=8; {A_PARENT} 8 leaves each"),
-        ({"fork_depth": 3}, f"forks: got 2 (fork_depth=3) with num_generations=8; {A_PARENT} 8 leaves each"),
+        (
+            {"forks": 3},
+            f"forks: got 3 (fork_depth=1) with num_generations=8; expected {A_PARENT} a "
+            "multiple of forks ** fork_depth = 3, for example 6.",
+        ),
+        (
+            {"forks": 8},
+            f"forks: got 8 (fork_depth=1) with num_generations=8; expected {A_PARENT} a "
+            "multiple of forks ** fork_depth = 8, for example 16.",
+        ),
+        (
+            {"fork_depth": 3},
+            f"forks: got 2 (fork_depth=3) with num_generations=8; expected {A_PARENT} a "
+            "multiple of forks ** fork_depth = 8, for example 16.",
+        ),
         ({"fork_depth": 0}, "fork_depth: got 0; expected a whole number, at least 1 and at most 16"),
         ({"fork_depth": 10**6}, "fork_depth: got 1000000; expected a whole number, at least 1 and at most 16"),
         ({"fork_at": "entropie"}, "fork_at: got 'entropie'; expected one of drawn, entropy, doubt. Did you mean"),
-        ({"fork_at": "entropy"}, "fork_threshold: got None with fork_at='entropy'; expected a number. Nats"),
+        ({"fork_at": "entropy"}, "fork_threshold: got None with fork_at='entropy'; expected a number. Set it in nats"),
         ({"fork_threshold": 0.5}, "fork_threshold: got 0.5 with fork_at='drawn'; expected None"),
         ({"fork_threshold": float("nan"), "fork_at": "doubt"}, "fork_threshold: got nan; expected a finite number"),
         ({"forks": 1, "fork_depth": 2}, "fork_depth: got 2; expected the default with forks=1. Set forks=2"),
@@ -102,13 +114,13 @@ A_PARENT = "expected a divisor of num_generations that leaves two parents. A pro
         ),
         (
             {"generation_kwargs": {"min_new_tokens": 4}},
-            "generation_kwargs: min_new_tokens: got 4 with forks; expected nothing. A branch would begin at its cut",
+            "generation_kwargs: min_new_tokens: got 4 with forks; expected nothing. It would see only a branch",
         ),
         ({"generation_kwargs": {"presence_penalty": 0.5}}, "generation_kwargs: presence_penalty: got 0.5 with forks"),
         (
             {"generation_kwargs": {"max_new_tokens": 64}},
-            "generation_kwargs: max_new_tokens: got 64 with forks; expected nothing. A branch may write what its "
-            "parent may: set max_completion_length instead.",
+            "generation_kwargs: max_new_tokens: got 64 with forks; expected nothing. Branches share their "
+            "parent's token limit: set max_completion_length instead.",
         ),
         (
             {"generation_kwargs": {"stop": ["\n\nQ:"]}},

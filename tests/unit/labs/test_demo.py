@@ -366,7 +366,7 @@ class TestRun:
         from trl_drgrpo.labs.demo.run import run_demo
 
         (tmp_path / name).write_text("mine")
-        with pytest.raises(InputError, match=f"holds {name} of another origin"):
+        with pytest.raises(InputError, match=f"holds {name}, not written by a demo"):
             run_demo(tmp_path)
         assert [path.name for path in tmp_path.iterdir()] == [name]
         assert (tmp_path / name).read_text() == "mine"

@@ -167,12 +167,12 @@ def test_copies_are_the_rows_that_were_not_sampled(batch):
     ("forks", "size", "message"),
     [
         (Forks(1, [[1]] * 4), 4, "forks: got 1 at 1 levels with 4 completions per prompt"),
-        (Forks(2, [[1]] * 2), 2, "A prompt needs two parents or more"),
-        (Forks(2, [[1]] * 5), 5, "levels whose product goes twice into G"),
+        (Forks(2, [[1]] * 2), 2, "Set num_generations to two or more times"),
+        (Forks(2, [[1]] * 5), 5, "two or more whole trees per prompt"),
         (Forks(3, [[1]] * 4), 4, "forks: got 3 at 1 levels"),
         (Forks(2, [[1, 2]] * 4), 4, "forks: got 2 at 2 levels with 4"),
         (Forks(2, [[1]] * 6), 4, "forks: got cuts of 6 rows"),
-        (Forks(2, [[1], [1], [1], [1, 2]]), 4, "forks: got cuts of 4 rows; expected 1 of each row"),
+        (Forks(2, [[1], [1], [1], [1, 2]]), 4, "forks: got cuts of 4 rows; expected 1 per row"),
     ],
 )
 def test_groups_that_are_no_such_trees_are_refused(forks, size, message):

@@ -102,7 +102,7 @@ def test_a_separator_that_never_occurs_is_said_once(tokenizer, caplog):
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
             scorer.score(ids, [None], tokenizer, lambda *_: None, prompts=["p"], completions=["abc"])
-    assert caplog.text.count("one step only in 100% of the completions") == 1
+    assert caplog.text.count("only one step in 100% of the completions") == 1
 
 
 def test_bad_set_up_is_named():

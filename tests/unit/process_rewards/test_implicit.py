@@ -76,7 +76,7 @@ def test_two_folders_in_a_recipe(tmp_path):
     with pytest.raises(InputError, match=r"implicit_prm.reference: got ./nowhere, which does not exist"):
         resolve_reward({"implicit_prm": {**options, "reference": "./nowhere"}}, "step_reward_funcs")
     line_break_tokenizer().save_pretrained(tmp_path / "base")
-    with pytest.raises(InputError, match=r"reference of 'implicit_prm': got a tokenizer of which \d+ entries differ"):
+    with pytest.raises(InputError, match=r"reference of 'implicit_prm': got a tokenizer in which \d+ entries differ"):
         ImplicitRewardScorer(options["model"], options["reference"], device="cpu")
 
 

@@ -1,4 +1,4 @@
-"""Monte-Carlo values by hand on a scripted generator, and roll-outs of a real tiny model."""
+"""Monte-Carlo values by hand on a scripted generator, and rollouts of a real tiny model."""
 
 import pytest
 import torch

@@ -77,7 +77,9 @@ def test_an_adapter_is_loaded_on_the_model_under_it(tmp_path):
 def test_a_tokenizer_without_the_marker_is_refused():
     plain = tiny_tokenizer()
     model = built(Qwen2ForCausalLM, config(plain))
-    with pytest.raises(InputError, match=r"marker of 'versa_prm': got ' \\n\\n\\n\\n', which the tokenizer"):
+    with pytest.raises(
+        InputError, match=r"marker of 'versa_prm': got ' \\n\\n\\n\\n', which is not one token of the tokenizer"
+    ):
         VersaScorer(model, plain)
     pieces = line_break_tokenizer()
     headless = built(Qwen2ForTokenClassification, config(pieces, num_labels=2))

@@ -164,7 +164,7 @@ def test_long_prompts_lose_their_left_and_say_so_once(make):
     start = len(full._encode(prompt, CLEAN[0]).input_ids)
     short = make(max_length=start - 4)
     logged = {}
-    with pytest.warns(UserWarning, match="lose the left of their prompt") as caught:
+    with pytest.warns(UserWarning, match="prompts of longer rows are truncated from the left") as caught:
         scores = short([prompt, "ab"], steps=[STEPS[0], STEPS[3]], log_metric=logged.__setitem__)
     assert len(caught) == 1
     row = full._encode(prompt, CLEAN[0])

@@ -95,7 +95,7 @@ def test_labels_sit_on_the_last_token_of_each_step(tokenizer):
         ([{"prompt": "p", "steps": ["a"], "labels": [True, False]}], "2 labels for 1 steps"),
         ([{"prompt": "p", "steps": ["a"]}], "expected the keys 'prompt', 'steps'"),
         ([{"steps": ["a"], "labels": [True]}], "expected the keys 'prompt', 'steps'"),
-        ([{"prompt": "p", "steps": [1], "labels": [True]}], "steps that are not texts"),
+        ([{"prompt": "p", "steps": [1], "labels": [True]}], "steps that are not strings"),
         ([{"prompt": "p", "steps": ["a"], "labels": ["+"]}], r"the label '\+'"),
         ([{"prompt": "p", "steps": ["a", "b"], "labels": [True, True]}], "100% of them good"),
         ([{"prompt": "p", "steps": ["a" * 600, "b"], "labels": [True, False]}], "0 labeled steps"),
@@ -110,8 +110,8 @@ def test_the_command_names_the_row_and_exits_with_2(saved_model, tmp_path, capsy
     data = write(tmp_path / "bad.jsonl", [*separable(2, 0), {"prompt": "p", "steps": ["a"], "labels": []}])
     calls = {
         data: "bad.jsonl, row 3: got 0 labels for 1 steps",
-        str(tmp_path / "none.jsonl"): "which is no file",
-        write(tmp_path / "empty.jsonl", []): "without a row",
+        str(tmp_path / "none.jsonl"): "which is not a file",
+        write(tmp_path / "empty.jsonl", []): "without rows",
     }
     (tmp_path / "text.jsonl").write_text("{}\n{nothing\n")
     calls[str(tmp_path / "text.jsonl")] = "row 1"
@@ -121,7 +121,7 @@ def test_the_command_names_the_row_and_exits_with_2(saved_model, tmp_path, capsy
         printed = capsys.readouterr()
         assert code == 2
         assert printed.out == ""
-        assert (message in printed.err) or "line 2: got no JSON" in printed.err
+        assert (message in printed.err) or "line 2: got invalid JSON" in printed.err
         assert printed.err.count("\n") == 1
 
 
@@ -229,7 +229,7 @@ def test_label_steps_takes_any_generator(tokenizer):
         {"prompt": "p", "steps": ["a", "b"], "labels": [None, None], "values": [None, None]},
         {"prompt": "p", "steps": ["c"], "labels": [True], "values": [1.0]},  # the empty completion is left out
     ]
-    with pytest.raises(InputError, match="separator: got an empty text"):
+    with pytest.raises(InputError, match="separator: got an empty string"):
         list(label_steps([{"prompt": "p"}], generate, verifier, tokenizer, separator=""))
     with pytest.raises(InputError, match=r"row 0: got the columns \['question'\]"):
         list(label_steps([{"question": "p"}], generate, verifier, tokenizer))

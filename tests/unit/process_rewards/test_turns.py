@@ -89,7 +89,7 @@ def test_a_turn_without_room_pays_to_the_one_before(paid, expected, tokenizer):
     [
         (
             {"get_turn_rewards": lambda self: self.paid[:-1]},
-            "Broken.get_turn_rewards: got 1 rewards for row 1; expected 2, one per turn of the model. Let `on_turn",
+            "Broken.get_turn_rewards: got 1 rewards for row 1; expected 2, one per turn of the model. Append a 0",
         ),
         (
             {"get_turn_rewards": lambda self: [*self.paid, 0.0]},

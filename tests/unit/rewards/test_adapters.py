@@ -106,8 +106,8 @@ def test_where_the_ground_truth_stands(options, columns):
 @pytest.mark.parametrize(
     ("options", "columns", "message"),
     [
-        ({}, ["answer", "data_source"], "expected the ground truth in the column one of reward_model.ground_truth"),
-        ({"answer_column": "gold"}, ["answer", "data_source"], "in the column 'gold'. Say where .* answer_column="),
+        ({}, ["answer", "data_source"], "expected the ground truth in one of the columns reward_model.ground_truth"),
+        ({"answer_column": "gold"}, ["answer", "data_source"], "in the column 'gold'. Point answer_column="),
         ({}, ["ground_truth"], "expected a column 'data_source'.* data_source="),
     ],
 )
@@ -459,7 +459,9 @@ def test_to_verl_of_an_async_reward_is_async():
 
 @pytest.mark.parametrize("stack", ["verl", "openrlhf", "swift", "verifiers"])
 def test_the_way_out_is_deprecated(stack):
-    with pytest.warns(DeprecationWarning, match=f"^to_{stack} goes away in 0.3: what .* takes three lines") as caught:
+    with pytest.warns(
+        DeprecationWarning, match=f"^to_{stack} will be removed in 0.3. Write the three lines"
+    ) as caught:
         getattr(adapters, f"to_{stack}")(equal)
     assert caught[0].filename == __file__  # Python shows it to the one who calls
 

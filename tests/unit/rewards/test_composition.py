@@ -176,7 +176,7 @@ def test_parts_that_are_none(parts, message):
 def test_a_reward_model_is_no_part():
     import torch
 
-    with pytest.raises(InputError, match="A reward model stands beside it"):
+    with pytest.raises(InputError, match="List a reward model in reward_funcs"):
         gated(torch.nn.Linear(1, 1))
 
 

@@ -49,7 +49,7 @@ def test_paths(modules, spec):
         ("my_rewards_for_test.scores", "expected a function of my_rewards_for_test. Did you mean score"),
         ("my_rewards_for_test.py:zzz", "Its functions: Scorer, score"),
         ("my_rewards_for_test.constant", "which is a int; expected a function"),
-        ("my_rewards_for_test.Scorer", "which is a class; .*Make an instance"),
+        ("my_rewards_for_test.Scorer", "which is a class; .*Create an instance"),
         ("orm_for_test.ORM", "which is a class; .* pass trl_drgrpo.rewards.from_swift"),
         ("broken_for_test.f", "failed with ModuleNotFoundError: No module named 'a_module_that_is_not_there'"),
         ("broken_for_test.py:f", "failed with ModuleNotFoundError: No module named 'a_module_that_is_not_there'"),

@@ -149,7 +149,10 @@ def test_names_of_what_was_built():
 # Wrong ones that need no import to be seen
 WITHOUT_IMPORT = [
     ("{verll: mine.py:f}", "reward_funcs: got the unknown name 'verll'; .* Did you mean verl"),
-    ("{mine.py:length: {a: 1}}", "the unknown name 'mine.py:length'; .* A path takes no options: write it as text"),
+    (
+        "{mine.py:length: {a: 1}}",
+        "the unknown name 'mine.py:length'; .* A path takes no options: write it as a string",
+    ),
     ("{accuracy_reward: {x: 1}}", "got options for accuracy_reward; expected `accuracy_reward` alone"),
     ("{verl: mine.py:f, timeout: 3}", "got a mapping with verl, timeout; expected a mapping with one key"),
     ("{}", "got a mapping with no keys; expected a mapping with one key"),
@@ -230,7 +233,7 @@ def test_wrong_forms(text, message):
         ("{get_cosine_scaled_reward: {max_len: 9, nonsense: 1}}", "get_cosine_scaled_reward.nonsense: got an unknown"),
         (
             "{get_repetition_penalty_reward: {ngram_size: 3, max_penalty: 5}}",
-            "with which it cannot be made .ValueError",
+            "options that it does not accept .ValueError",
         ),
     ],
 )
@@ -242,7 +245,7 @@ def test_wrong_options(text, message):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{verl: [}", "The YAML reader says"),
+        ("{verl: [}", "YAML error: "),
         ("{clipped: {low: 1, low: 2}}", "low: got the same key twice"),
         *WITHOUT_IMPORT[:5],
     ],
@@ -307,7 +310,7 @@ def test_a_column_that_one_of_several_may_hold_is_missed_before_a_model_loads(tm
     argv = ["train", "--model_name_or_path", "trl_drgrpo:demo", "--dataset_name", "trl_drgrpo:list_sum", "--dry_run"]
     argv += ["--use_cpu", "--bf16", "false", "--output_dir", str(tmp_path / "out")]
     assert main([*argv, "--reward_funcs", "{verl: {function: mine.py:compute_score, data_source: s}}"]) == 2
-    assert "expected the ground truth in the column one of reward_model.ground_truth" in capsys.readouterr().err
+    assert "expected the ground truth in one of the columns reward_model.ground_truth" in capsys.readouterr().err
 
 
 ON_ERROR = {  # everything that takes `on_error`, with the options that it needs besides

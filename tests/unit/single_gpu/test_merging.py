@@ -211,7 +211,7 @@ def test_a_base_that_has_moved(base, adapter, tmp_path, capsys):
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert error == (
         "error: base: got /gone/base, which does not exist; expected a model's folder or Hub id. "
-        "Check it. If it has moved, name where it is now with --base (base=...)."
+        "Check the path. If it has moved, name where it is now with --base (base=...)."
     )
     assert merge_adapter(copy, tmp_path / "m", base=base).base == base
 

@@ -36,8 +36,11 @@ def adapter(targets):
             {"max_completion_length": 1024},
             "max_completion_length: got 1024; .* the model's context of 1024",
         ),
-        ({"peft_config": adapter(["q_prj"])}, "target_modules .*got q_prj, which no layer .*Did you mean q_proj?"),
-        ({"peft_config": adapter(r".*\.q_prj")}, "which no layer of Qwen2ForCausalLM is called"),
+        (
+            {"peft_config": adapter(["q_prj"])},
+            "target_modules .*got q_prj, matching no layer .*Did you mean q_proj?",
+        ),
+        ({"peft_config": adapter(r".*\.q_prj")}, "matching no layer of Qwen2ForCausalLM"),
         ({"rewards": ["some/reward"]}, "reward_funcs: got some/reward, which is not in the local cache"),
     ],
 )
@@ -70,7 +73,7 @@ def test_a_model_that_is_loaded_already(model):
     check(model)
     with pytest.raises(InputError, match="less than the model's context of 1024"):
         check(model, max_completion_length=2000)
-    with pytest.raises(InputError, match="got q_prj, which no layer"):
+    with pytest.raises(InputError, match="got q_prj, matching no layer"):
         check(model, peft_config=adapter(["q_prj"]))
 
 

@@ -151,7 +151,7 @@ def test_the_stock_trainer_takes_it_as_plain_lora(model, tokenizer, prompts, rew
         (lambda: lora_preset(r=0), "r: got 0; expected a whole number, at least 1"),
         (lambda: lora_preset(r="8"), "r: got '8'"),
         (lambda: preset_values("lora", {"load_in_4bit": True}), "A 4-bit base is the preset 'qlora'."),
-        (lambda: preset_values("qlora", {"load_in_4bit": False}), "load_in_4bit: got False beside the preset"),
+        (lambda: preset_values("qlora", {"load_in_4bit": False}), "load_in_4bit: got False with the preset"),
         (lambda: preset_values("qlora", {"load_in_8bit": True}), "load_in_8bit: got True"),
         (lambda: preset_values("lora", {"use_peft": False}), "use_peft: got False"),
     ],

@@ -47,8 +47,8 @@ def test_without_environments_there_is_nothing():
 @pytest.mark.parametrize(
     ("factory", "message"),
     [
-        (Game(), "environment_factory: got Game; expected something to be called"),
-        ({"a": Game, "b": None}, "environment_factory: got NoneType for 'b'; expected something to be called"),
+        (Game(), "environment_factory: got Game; expected a class or a function"),
+        ({"a": Game, "b": None}, "environment_factory: got NoneType for 'b'; expected a class or a function"),
     ],
 )
 def test_what_makes_no_environment_is_refused(factory, message):

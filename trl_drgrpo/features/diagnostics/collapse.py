@@ -63,12 +63,12 @@ class AllIncorrect(Watch):
         if (last := self.seen["last_right"]) is not None:
             return (
                 f"{said}; step {last} had correct ones. Look at the newest completions: if they are broken, go back "
-                "to a checkpoint before that step and lower learning_rate; if they are sound, the prompts have become "
+                "to a checkpoint before that step and lower learning_rate; if they look fine, the prompts have become "
                 "too hard."
             )
         return (
             f"{said}, and no earlier one was correct. Look at completions and their rewards (`trl-drgrpo score`): "
-            "check that the reward can read the answers and that correct_threshold can be reached; else take easier "
+            "check that the reward can read the answers and that correct_threshold can be reached; else use easier "
             "prompts, or a model that solves some of them."
         )
 
@@ -126,5 +126,5 @@ class RewardCollapse(Watch):
             f"The {name} has collapsed: {is_now} over {span_of(self.seen['readings'][-half:])}, down from {was} over "
             f"as many up to step {best['step']}. Look at the newest completions. If they are broken, go back to a "
             "checkpoint near that step and lower learning_rate or raise beta. If the prompts get harder over the run, "
-            "a lower level is to be expected."
+            "a lower level is expected."
         )

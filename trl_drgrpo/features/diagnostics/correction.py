@@ -68,7 +68,7 @@ class UnequalWeights(Watch):
             return None
         return (
             f"The correction for vLLM's probabilities weighs the longest quarter of the completions {long:.2f} and "
-            f"the shortest {short:.2f} (means over {self.span}): a length bias. Take "
-            "vllm_importance_sampling_mode='token_truncate'. If you have it, engine and trainer disagree too much "
-            "(sampling/sampling_logp_difference): same dtype, vllm serve --logprobs-mode processed_logprobs."
+            f"the shortest {short:.2f} (means over {self.span}): a length bias. Set "
+            "vllm_importance_sampling_mode='token_truncate'. If it is set, vLLM and the trainer disagree too much "
+            "(sampling/sampling_logp_difference): set the same dtype, vllm serve --logprobs-mode processed_logprobs."
         )

@@ -40,9 +40,8 @@ def first_loss_remarks(trainer: Any, loss: float) -> list[str]:
     nothing_else = not (args.beta or args.entropy_coef or args.use_adaptive_entropy or trainer.own_losses)
     if whole_groups and sum_to_zero and nothing_else:
         remarks.append(
-            f"loss {loss:.2g} is as it should be: every ratio to the policy that sampled is 1 and the advantages of a "
-            "group sum to 0, so only differences in length are left of it. The gradient trains all the same. Watch "
-            "the reward."
+            f"loss {loss:.2g} is as it should be: every importance ratio is 1 and the advantages of a group sum to 0, "
+            "so only differences in length remain. The gradient still trains: watch the reward."
         )
     if args.gradient_accumulation_steps % trainer.generate_every == 0:
         defaults = {field.name: field.default for field in dataclasses.fields(args) if field.name in _BOUNDS}

@@ -127,8 +127,8 @@ class MovementWatch(DescribingFeature):
 
 def _remedy(movement: Movement) -> str:
     if movement.dtype not in (torch.bfloat16, torch.float16):
-        return "does the optimizer hold these parameters? If so, the learning rate is too small for them."
-    reason = "its steps are wider than the updates, so most of the training is lost."
+        return "check that the optimizer holds these parameters; if it does, raise the learning rate."
+    reason = "the dtype rounds most updates away, so most of the training is lost."
     if movement.group.startswith("LoRA"):
         return f"{reason} Keep the adapter in float32 (adapter_dtype='float32'), or raise the learning rate."
     return (

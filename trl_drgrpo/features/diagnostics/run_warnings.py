@@ -73,7 +73,7 @@ def without_old_causes(setting: Any) -> Any:
     if not isinstance(setting, Mapping):
         return setting
     for old in OLD_CAUSES.keys() & setting.keys():
-        logger.warning("run_warnings: %s is called %s now; the old name goes in 0.3.", old, OLD_CAUSES[old])
+        logger.warning("run_warnings: %s is now called %s; the old name will be removed in 0.3.", old, OLD_CAUSES[old])
     return with_new_causes(setting)
 
 

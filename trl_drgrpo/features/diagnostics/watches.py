@@ -40,7 +40,7 @@ class DeadGroups(Watch):
         if incorrect > dead / 2:
             return (
                 f"{seen}, most of them all incorrect: the prompts are too hard. Take easier ones, raise "
-                "num_generations or max_completion_length, or add a reward that tells better from worse; look at the "
+                "num_generations or max_completion_length, or add a reward with partial credit; look at the "
                 "completions to see whether the reward can be earned at all."
             )
         return (
@@ -63,7 +63,7 @@ class SamplingCollapse(Watch):
         return (
             f"Nearly all completions of a group are the same text (over {self.span} "
             f"only {distinct:.0%} of a group's further completions differ), so there is nothing to compare. Raise "
-            "temperature (1.0 is usual), top_p and top_k; if that was high enough before, the policy has collapsed: "
+            "temperature (1.0 is usual), top_p and top_k; if they are already high, the policy has collapsed: "
             "lower learning_rate and go back to an earlier checkpoint."
         )
 
@@ -84,7 +84,7 @@ class IncorrectGrow(Watch):
             return None
         return (
             f"Incorrect completions grew by {change(incorrect):.0f} tokens over {self.span} while correct ones did "
-            "not. The objective does not reward that: look for a reward that pays for length or for steps, for "
+            "not. The objective does not favor that: check for a reward that grows with length or steps, for "
             "truncation, and for prompts that have become too hard."
         )
 
@@ -163,9 +163,9 @@ class RewardFailing(Watch):
         if not failing:
             return None
         return (
-            f"Reward functions fail: {', '.join(failing)}. Nothing is learned from these completions. The first "
-            "failure's traceback is in the log; `trl-drgrpo score` tries the reward on logged completions; for "
-            "time-outs raise its limits."
+            f"Reward functions fail: {', '.join(failing)}. Such completions are skipped. The first failure's "
+            "traceback is in the log; try the reward on logged completions with `trl-drgrpo score`; if it times out, "
+            "raise its limits."
         )
 
 
@@ -185,8 +185,8 @@ class ProcessHacked(Watch):
         grew = "steps per completion and process reward" if moved(steps) > deviations else "the process reward"
         return (
             f"Over {self.span} {grew} rose while the outcome reward fell: the process reward is probably being "
-            "exploited. Look at the completions; process_role='baseline' cannot be exploited; give the outcome more "
-            "weight; step_credit='min_increments' cannot be raised by more steps."
+            "exploited. Look at the completions. Set process_role='baseline', which cannot be exploited, raise "
+            "outcome_weight, or set step_credit='min_increments', which more steps cannot raise."
         )
 
 
@@ -220,7 +220,7 @@ class GradientStands(Watch):
         if share is not None and share < self.thresholds["share"]:
             return (
                 f"Only {share:.2%} of the trained weights have changed at all so far: learning_rate is too small for "
-                "their precision, and what is added is rounded away. Raise learning_rate (LoRA: about 1e-5 to 1e-4), "
+                "their precision, and updates are rounded away. Raise learning_rate (LoRA: about 1e-5 to 1e-4), "
                 "or keep trained weights in float32."
             )
         values = [finite(metrics.get(name)) for name in self.metrics]
@@ -248,14 +248,14 @@ class GradientStands(Watch):
         norms, dead, rates = series
         if max(rates) <= 0:
             return (
-                f"learning_rate was 0 in every log of {self.span}: nothing is trained. Set it, or stop here if that "
-                "is the end of its schedule."
+                f"learning_rate was 0 in every log of {self.span}: nothing is trained. Raise it, or stop here if its "
+                "schedule has ended."
             )
         if max(norms) > 0 or max(dead) >= 1:
             return None
         return (
             f"The gradient was 0 in every log of {self.span} although groups had a signal: nothing is trained. Look "
-            "for frozen weights (an adapter that is not active, requires_grad), for completions that are all masked."
+            "for frozen weights (an inactive adapter, requires_grad=False) and for fully masked completions."
         )
 
 

@@ -75,9 +75,9 @@ class FastPath(Feature):
             return "the load-balancing loss is a mean over the tokens of a micro-batch"
         peft = getattr(self.trainer.accelerator.unwrap_model(self.trainer.model), "active_peft_config", None)
         if peft is not None and peft.is_prompt_learning:
-            return "its adapter puts virtual tokens in front of a row"
+            return "the adapter prepends virtual tokens"
         if self.trainer.args.torch_compile:
-            return "torch.compile would compile each shape anew"
+            return "torch.compile would recompile for every shape"
         if rope_depends_on_width(self.trainer.model.config):
             return "the model's rotary angles depend on the width of a batch"
         if self.trainer.own_losses:
@@ -87,7 +87,7 @@ class FastPath(Feature):
     @contextmanager
     def around_train(self) -> Iterator[None]:
         if self.trainer.args.micro_batching == "exact" and (reason := self._why_not_planned()):
-            logger.warning("Micro-batches stay as TRL makes them: %s.", reason)
+            logger.warning("micro_batching='exact' is off, micro-batches stay as TRL makes them: %s.", reason)
         self._window_metrics = WindowMetrics(self.skips, self.trainer.importance_sampling_level == "sequence")
         yield
 
@@ -111,7 +111,7 @@ class FastPath(Feature):
     def _can_be_planned(self, micro_batches: list[dict[str, Any]]) -> bool:
         unknown = unknown_keys(micro_batches[0])
         if unknown:
-            self._say_once(f"Micro-batches with {', '.join(unknown)} stay as TRL makes them.")
+            self._say_once(f"Micro-batches with {', '.join(unknown)} are not re-batched: they stay as TRL makes them.")
         has_prompts = all(batch["prompt_mask"].any(dim=1).all().item() for batch in micro_batches)
         return all(self.trainer.gathered([not unknown and has_prompts]))
 
@@ -181,7 +181,7 @@ class FastPath(Feature):
         if self.trainer.in_lockstep:  # all ranks or none: they run the same forwards
             reason = next((each for each in self.trainer.gathered([reason]) if each), None)
         if reason:
-            self._say_once(f"Completions do not share the forward of their prompt: {reason}.")
+            self._say_once(f"share_prompts is off for this model: {reason}.")
         return reason is None
 
     # Scoring

@@ -82,7 +82,7 @@ def why_not_shared(
         kinds = set(getattr(text, "layer_types", None) or ()) - {"full_attention"}
         is_windowed = getattr(text, "sliding_window", None) or getattr(text, "attention_chunk_size", None)
     except Exception as error:  # as above
-        return f"its configuration does not say what its attention sees ({type(error).__name__})"
+        return f"its configuration does not tell the kind of its attention ({type(error).__name__})"
     if kinds:
         return f"its layers are not all full attention ({', '.join(sorted(kinds))})"
     if is_windowed:
@@ -95,9 +95,9 @@ def why_not_shared(
         try:
             difference, control = _self_test(text.vocab_size, model.device, log_probs)
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
-            return f"it refuses a block mask ({type(error).__name__}: {error})"
+            return f"it fails with a block mask ({type(error).__name__}: {error})"
     if not difference <= AGREEMENT.get(computes_in, 0.1) * control:  # also when one of them is NaN
-        return f"rows packed and alone differ by {difference:.1e} (without a block mask: by {control:.1e})"
+        return f"packed and single rows differ by {difference:.1e} (without a block mask: by {control:.1e})"
     return None
 
 

@@ -1,4 +1,4 @@
-"""Roll-outs that fork: some completions of a group go on from a common prefix.
+"""Rollouts that fork: some completions of a group go on from a common prefix.
 
 Of each group G / b^D parents are written to their end. Each is cut behind a step, and b - 1 further completions are
 sampled from there; with D > 1 all of these are cut again, later. The first branch is what the parent wrote behind its
@@ -205,8 +205,8 @@ class ForkedRollouts(Feature):
         tokenizer = self.trainer.text_tokenizer
         if any(ids and self.segmenter.looks_ahead(ids, tokenizer) for ids in completions[:_ROWS_TO_LOOK_AT]):
             logger.warning(
-                "step_separator: %s ends a step depending on what follows it: forks are slightly biased then. End a "
-                "step where the text up to there says so.",
+                "step_separator: where %s ends a step depends on the text after it, which slightly biases forks. Use "
+                "a rule that reads only the text before.",
                 self.segmenter,
             )
 
@@ -252,7 +252,9 @@ class ForkedRollouts(Feature):
         if not self.is_on:
             return
         if not file.exists():
-            logger.warning("%s is not there: the run did not fork before, so lengths are learned anew.", file)
+            logger.warning(
+                "%s not found: the run had no forks before, so completion lengths are learned from scratch.", file
+            )
             return
         state = json.loads(file.read_text(encoding="utf-8"))
         self.batches, self.mean_length = state["batches"], state["mean_length"]

@@ -94,7 +94,7 @@ class ModelCard(Feature):
             raise PushError(self._not_pushed(error)) from error
 
     def on_failed_uploads(self, errors: list[BaseException]) -> None:
-        logger.warning("An upload beside the training failed. %s", self._not_pushed(errors[0]))
+        logger.warning("An upload during training failed. %s", self._not_pushed(errors[0]))
 
     @property
     def _readme(self) -> Path:
@@ -105,7 +105,7 @@ class ModelCard(Feature):
         target = self.trainer.hub_model_id or self.trainer.args.hub_model_id or "<user>/<name>"
         command = f"hf upload {target} {shlex.quote(str(folder))} {UPLOAD_EXCLUDES}"
         return (
-            f"push_to_hub: {target} did not take the upload ({_short(error)}). The model is saved in {folder}: push "
+            f"push_to_hub: the upload to {target} failed ({_short(error)}). The model is saved in {folder}: push "
             f"it later with `{command}`."
         )
 

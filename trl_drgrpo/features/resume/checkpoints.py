@@ -84,7 +84,7 @@ def why_incomplete(checkpoint: Path, checksums: bool = True) -> str:
     if not checkpoint.is_dir():
         return "it does not exist"
     if (checkpoint / PART_FILE).exists():
-        return "it was not written to its end: the run died while it was being saved"
+        return "it is incomplete: the run died while saving it"
     try:
         trainer_state = json.loads((checkpoint / TRAINER_STATE).read_text(encoding="utf-8"))
         if not isinstance(trainer_state, dict):
@@ -127,7 +127,7 @@ def require_complete(checkpoint: Path, checksums: bool = True) -> None:
     [`why_incomplete`]."""
     reason = why_incomplete(checkpoint, checksums)
     if reason:
-        remedy = "Name an older checkpoint-<step> folder, or say True for the newest complete one in output_dir."
+        remedy = "Name an older checkpoint-<step> folder, or set it to True for the newest complete one in output_dir."
         expected = "a complete checkpoint folder"
         raise InputError("resume_from_checkpoint", f"{checkpoint}, but {reason}", expected, remedy)
 
@@ -156,8 +156,8 @@ def newest_complete_checkpoint(output_dir: Path) -> Path | None:
         reason = why_incomplete(path, checksums=False)
         if not reason and ours and path not in states:
             reason = (
-                f"it has no {STATE_FILE}, so plain TRL wrote it, and nothing says whether it is whole. To go on from "
-                f"its step, name it: resume_from_checkpoint={path}"
+                f"it has no {STATE_FILE}, so plain TRL wrote it, and it may be incomplete. To continue from it, "
+                f"set resume_from_checkpoint={path}"
             )
         if not reason and last is not None:
             reason = _why_not_of_the_newest(path, states[path], last, states[last])
@@ -181,9 +181,9 @@ def saved_at(state: dict[str, Any]) -> float:
 def _why_not_of_the_newest(path: Path, state: dict[str, Any], last: Path, newest: dict[str, Any]) -> str:
     run, newest_run = state.get("run_id"), newest.get("run_id")
     if run and newest_run and run != newest_run:
-        return f"it is of run {run}, and the run that wrote here last is {newest_run} ({last.name})"
+        return f"it belongs to run {run}, but the last run to save here is {newest_run} ({last.name})"
     if _step(path) > _step(last):
-        return f"the run went back behind it: {last.name} was written later"
+        return f"the run was resumed from an earlier step: {last.name} was written later"
     return ""
 
 

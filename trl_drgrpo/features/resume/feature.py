@@ -50,7 +50,7 @@ class Resume(Feature):
         there is no run one starts, and the log says so."""
         checkpoint, self.run_id = self._agreed_start(resume_from_checkpoint or None)
         if checkpoint is None and resume_from_checkpoint:
-            logger.warning("No checkpoint in %s to resume from: starting anew.", self.trainer.args.output_dir)
+            logger.warning("No checkpoint in %s to resume from: starting from scratch.", self.trainer.args.output_dir)
         # The one that is resumed from holds its step already: written again, it would be gone if the run died then.
         self._checkpoints_of_this_run = frozenset([checkpoint.resolve()] if checkpoint else [])
         return str(checkpoint) if checkpoint else None
@@ -119,10 +119,10 @@ class Resume(Feature):
     def _what_is_saved(self) -> str:
         whole = [path for path in self._checkpoints_of_this_run if not why_incomplete(path, checksums=False)]
         if not whole:
-            return "No checkpoint of this run is saved. Make room, then start it again."
+            return "No checkpoint of this run is saved. Free disk space, then start it again."
         newest = max(whole, key=lambda path: path.stat().st_mtime_ns)
         return (
-            f"The run up to {newest} is saved. Make room, then go on with --resume_from_checkpoint {newest} "
+            f"The run up to {newest} is saved. Free disk space, then continue with --resume_from_checkpoint {newest} "
             f'(in Python trainer.train(resume_from_checkpoint="{newest}")).'
         )
 
@@ -152,7 +152,7 @@ class Resume(Feature):
 
     def on_checkpoint_loaded(self, checkpoint: Path) -> None:
         if not any(checkpoint.rglob("*optim*")):  # of transformers, FSDP or DeepSpeed
-            message = "%s holds no optimizer state (save_only_model): the optimizer begins anew, as in another run."
+            message = "%s holds no optimizer state (save_only_model): the optimizer starts from scratch."
             logger.warning(message, checkpoint)
         state = RunState.load(checkpoint)
         if state is None:
@@ -163,7 +163,7 @@ class Resume(Feature):
                 "loss_normalizer",
                 str(self.trainer.args.loss_normalizer),
                 f"{state.loss_normalizer}, with which the run in {checkpoint} was started",
-                "Another L is another step size in the middle of a run: leave loss_normalizer out, or start anew.",
+                "Changing L mid-run changes the step size: remove loss_normalizer, or start a new run.",
             )
         if state.loss_normalizer != self.trainer.loss_normalizer:
             message = "Keeping L = %d of the resumed run (max_completion_length is now %d)."
@@ -187,7 +187,7 @@ class Resume(Feature):
             args.step_baseline, self._keeps_old_credit = "deepseekmath", True
             logger.warning(
                 "This run began with trl-drgrpo 0.1.0 and keeps its credit, step_baseline='deepseekmath' (called "
-                "'pooled' then). The default is 'to_go' now, which is unbiased: a new run takes it."
+                "'pooled' then). The default is now 'to_go', which is unbiased: start a new run to use it."
             )
 
     def _say_what_changed(self, state: RunState, checkpoint: Path) -> None:
@@ -199,15 +199,15 @@ class Resume(Feature):
             if name in before and before[name] != value
         ]
         if changed:
-            message = "The objective is another one than in %s: %s. The run goes on with the new one."
+            message = "The objective differs from that of %s: %s. The run continues with the new one."
             logger.warning(message, checkpoint, "; ".join(changed))
 
     def _say_what_is_missing(self, checkpoint: Path) -> None:
         """A checkpoint of plain TRL, in a run that it began or, where another checkpoint is ours, has continued."""
         logger.warning(
-            "%s holds no Dr. GRPO state: going on with L = %d. Completions not trained on yet are generated anew, and "
-            "the optimizer's moments are those of that run: after another objective than Dr. GRPO its first hundreds "
-            "of steps are smaller here. A new run from its weights has no such moments.",
+            "%s holds no Dr. GRPO state: continuing with L = %d. Completions not trained on yet are generated again, "
+            "and the optimizer keeps its moments: after an objective other than Dr. GRPO, the first hundreds of steps "
+            "are smaller. To avoid this, start a new run from the weights.",
             checkpoint,
             self.trainer.loss_normalizer,
         )
@@ -223,7 +223,7 @@ class Resume(Feature):
             changed = [
                 f"{k} {state.geometry.get(k)} -> {v}" for k, v in geometry.items() if state.geometry.get(k) != v
             ]
-            message = "Batch geometry changed (%s): completions not trained on yet are generated anew."
+            message = "Batch sizes changed (%s): completions not trained on yet are generated again."
             logger.warning(message, ", ".join(changed))
             return
         self.trainer.micro_step = state.micro_step
@@ -233,9 +233,11 @@ class Resume(Feature):
         rollouts = load_rollouts(checkpoint, rank, device, state.files)
         # All ranks or none: one that generates alone waits forever.
         if not all(self.trainer.gathered([rollouts is not None])):
-            logger.warning("Completions not trained on yet are generated anew: the run goes on, but not bit for bit.")
+            logger.warning(
+                "Completions not trained on yet are generated again: the run continues, but not bit for bit."
+            )
         elif missing := self._needed_in_rollouts().difference(*(rollouts or [])):
-            message = "Completions not trained on yet hold no %s, which the run needs now: they are generated anew."
+            message = "Completions not trained on yet lack %s, which the run now needs: they are generated again."
             logger.warning(message, " and ".join(sorted(missing)))
         else:
             self.trainer.pending_rollouts = rollouts
@@ -262,7 +264,10 @@ class Resume(Feature):
     def _save_what_was_computed(self) -> None:
         """A checkpoint at the last finished optimizer step, for a run that is about to end with an error."""
         if self.trainer.accelerator.num_processes > 1:
-            logger.error("A reward function failed. With several processes no checkpoint is saved at this point.")
+            logger.error(
+                "A reward function failed. With several processes no checkpoint is saved at this point: resume from "
+                "the last one."
+            )
             return
         if self.trainer.state.global_step == 0:
             return

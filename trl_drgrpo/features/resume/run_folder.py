@@ -26,8 +26,8 @@ logger = logging.getLogger(__name__)
 
 _MARK = "training_args.bin"  # beside the weights that a trainer saved: others are a base model, and no run
 _WEIGHTS = ("model*.safetensors", "pytorch_model*.bin", "adapter_model.*")
-_GO_ON = "To go on with it: --resume_from_checkpoint true (in Python trainer.train(resume_from_checkpoint=True))."
-_NO_CHECKPOINT = "It left no checkpoint to resume from; to train on from its weights, name it as the model."
+_GO_ON = "To continue it: --resume_from_checkpoint true (in Python trainer.train(resume_from_checkpoint=True))."
+_NO_CHECKPOINT = "It left no checkpoint to resume from; to start from its weights, name it as the model."
 _WAYS_OUT = (
     "To replace it: --overwrite_output_dir true, which deletes its checkpoints and run log when training begins. Or "
     "choose another output_dir."
@@ -85,7 +85,7 @@ def _refuse_another_run(output_dir: Path) -> None:
     if found:
         first = _GO_ON if any(map(_was_completed, checkpoint_folders(output_dir))) else _NO_CHECKPOINT
         got = f"{output_dir}, which holds another run ({found})"
-        raise InputError("output_dir", got, "a folder without one", f"{first} {_WAYS_OUT}")
+        raise InputError("output_dir", got, "a folder without a run", f"{first} {_WAYS_OUT}")
 
 
 def _was_completed(checkpoint: Path) -> bool:

@@ -93,6 +93,6 @@ def cap_warning(drawn: Sequence[Draw], wanted: int, rounds: int) -> str:
         seen += f"{highest:.0%} of them at the highest."
     return (
         f"Sampling: {sum(draw.live for draw in generated)} of {wanted} groups carried a signal after the "
-        f"{wanted * rounds} prompts that max_sampling_rounds={rounds} allows; the step trains on those.{seen} Prompts "
-        "of another difficulty, or a larger num_generations, would help. Said once; sampling/capped_frac counts."
+        f"{wanted * rounds} prompts that max_sampling_rounds={rounds} allows; the step trains on those.{seen} Use "
+        "prompts of another difficulty, or raise num_generations. Shown once; sampling/capped_frac counts."
     )

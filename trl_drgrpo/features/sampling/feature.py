@@ -97,7 +97,7 @@ class PromptSampling(Feature):
             "max_sampling_rounds",
             f"{self.trainer.args.max_sampling_rounds} with {different} different prompts",
             f"at least {self._cap(wanted)} prompts",
-            f"A batch has {wanted} prompts and never takes one twice: at most {different // wanted} fit this dataset.",
+            f"A batch takes {wanted} prompts, none of them twice: set at most {different // wanted}, or add prompts.",
         )
 
     def _take_prior(self, path: Path) -> None:
@@ -312,7 +312,9 @@ class PromptSampling(Feature):
         if not self.is_on:
             return
         if not file.exists():
-            logger.warning("%s knows nothing of sampling: its estimates and its stream of prompts begin anew.", file)
+            logger.warning(
+                "%s holds no sampling state: pass rates and the stream of prompts start from scratch.", file
+            )
             return
         state = json.loads(file.read_text(encoding="utf-8"))
         self.stream.position, self.draws, self.live_share = state["position"], state["draws"], state["live_share"]

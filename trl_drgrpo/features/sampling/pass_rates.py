@@ -144,10 +144,12 @@ def write_pass_rates(path: Path, prompts: Iterable[Any], correct: Iterable[bool 
 def unknown_prompts(path: Path) -> InputError:
     """The error for a file of pass rates that knows none of the prompts."""
     remedy = (
-        "Keys are hashes of prompts as the model is given them: score completions of this dataset, with its "
+        "Prompts are matched by a hash of what the model sees: score completions of this dataset, with the same "
         "prompt_template and system_prompt."
     )
-    return InputError("prior_pass_rates", f"{path}, which knows none of the prompts", "the same prompts", remedy)
+    return InputError(
+        "prior_pass_rates", f"{path}, which has none of the prompts", "pass rates of the same prompts", remedy
+    )
 
 
 def _lines(path: Path) -> list[str]:

@@ -137,7 +137,7 @@ def check_output_dir(output_dir: Path) -> None:
     if taken and not _is_a_demos(output_dir):
         raise InputError(
             "output_dir",
-            f"'{output_dir}', which holds {', '.join(taken)} of another origin",
+            f"'{output_dir}', which holds {', '.join(taken)}, not written by a demo",
             "a new or empty folder, or an earlier demo's",
             "Nothing was changed there. Choose another folder.",
         )

@@ -117,7 +117,7 @@ def _with_signal(found: StopStates) -> np.ndarray:
     """Mask of the completions of prompts that have correct and incorrect ones."""
     names, numbers = np.unique(found.prompts, return_inverse=True)
     if len(names) == 1:
-        remedy = "The probe is judged on prompts that it has not seen: measure a data set, and more batches."
+        remedy = "The probe is evaluated on held-out prompts: measure a dataset, with more batches."
         raise InputError("prompts", "1", f"at least {FOLDS}", remedy)
     for name, count in (("correct", int(found.right.sum())), ("incorrect", int((~found.right).sum()))):
         if not count:

@@ -1,7 +1,7 @@
 r"""Effect of one update on the length of correct and incorrect answers, estimated without taking it.
 
 A step of unit length along the update direction `u` changes a quantity `f(theta)` by `u . grad f`, to first order.
-Both factors are sums over roll-outs of the policy as it is, `sum_i w_i grad log pi(o_i)`:
+Both factors are sums over rollouts of the policy as it is, `sum_i w_i grad log pi(o_i)`:
 
 - the update direction of an objective, with its token weights (`objectives.py`), divided by its own length, as
   gradient clipping or a normalizing optimizer does;
@@ -30,7 +30,7 @@ ScoreSums = Callable[[np.ndarray], np.ndarray]
 
 @dataclass(frozen=True)
 class Rollouts:
-    """One batch of roll-outs, reduced to the inputs of the weights.
+    """One batch of rollouts, reduced to the inputs of the weights.
 
     Args:
         rewards (`np.ndarray` of shape `(B,)`): Combined rewards, none missing.
@@ -123,7 +123,9 @@ def changes_per_step(directions: np.ndarray, gradients: np.ndarray) -> Changes:
     """
     batches = len(directions)
     if batches < 3:
-        raise InputError("batches", str(batches), "at least 3", "The standard error is that of a jackknife over them.")
+        raise InputError(
+            "batches", str(batches), "at least 3", "Raise it: the standard error is a jackknife over batches."
+        )
     norms = np.linalg.norm(directions, axis=2, keepdims=True)
     units = np.divide(directions, norms, out=np.zeros_like(directions), where=norms > 0)
     products = np.einsum("aon,bqn->aboq", units, gradients)  # (K, K, O, Q)

@@ -56,7 +56,7 @@ def verdict_reward(completions: Sequence[str], verdict: Sequence[bool], **kwargs
 
     Args:
         completions (`Sequence[str]`): B completions.
-        verdict (`Sequence[bool]`): The environment's verdicts, from the roll-out.
+        verdict (`Sequence[bool]`): The environment's verdicts, from the rollout.
     """
     return [float(right) for right in verdict]
 
@@ -64,7 +64,7 @@ def verdict_reward(completions: Sequence[str], verdict: Sequence[bool], **kwargs
 def guessing_rollout(
     seed: int, longest: int = MAX_COMMENT, honesty: float = 1.0
 ) -> Callable[[list[str], Any], dict[str, Any]]:
-    """The roll-out of the task, for `rollout_func` of any of the trainers.
+    """The rollout of the task, for `rollout_func` of any of the trainers.
 
     Args:
         seed (`int`): Of the environment's verdicts; the policy samples from torch's generator.

@@ -40,7 +40,7 @@ def measure_model(
             (`per_device_train_batch_size * steps_per_generation`), L, and what is correct (`correct_reward`,
             `correct_threshold`).
         batches (`int`): K, generation batches to sample, at least 3. Standard errors fall with `1 / sqrt(K)`.
-        on_batch (`Callable`, *optional*): Called with each batch's number and roll-outs, for progress.
+        on_batch (`Callable`, *optional*): Called with each batch's number and rollouts, for progress.
         states ([`StateCollector`], *optional*): Shown each batch.
 
     Returns:
@@ -148,7 +148,9 @@ def _flat(grads: Any, parameters: list[torch.nn.Parameter]) -> np.ndarray:
 
 def _check(trainer: DrGRPOTrainer, batches: int) -> None:
     if batches < 3:
-        raise InputError("batches", str(batches), "at least 3", "The standard error is that of a jackknife over them.")
+        raise InputError(
+            "batches", str(batches), "at least 3", "Raise it: the standard error is a jackknife over batches."
+        )
     if trainer.accelerator.num_processes > 1:
         got = f"{trainer.accelerator.num_processes} processes"
         raise InputError("launch", got, "one process", "Run the measurement without accelerate or torchrun.")

@@ -132,7 +132,7 @@ def length_drift(prompts: int, batches: int = 5000, seed: int = 0) -> dict[str, 
 
 
 def _gradient(objective: Objective, logits: np.ndarray, task: TabularTask, rng: np.random.Generator) -> np.ndarray:
-    """Ascent direction for the two logits from one batch of roll-outs."""
+    """Ascent direction for the two logits from one batch of rollouts."""
     rows = task.prompts * task.num_generations
     states = np.where(rng.random(rows) < task.right_probability, RIGHT, WRONG)
     stop = (1 / (1 + np.exp(-logits)))[states]

@@ -1,4 +1,4 @@
-"""Turns of the policy in a custom roll-out."""
+"""Turns of the policy in a custom rollout."""
 
 from collections.abc import Sequence
 from typing import Any

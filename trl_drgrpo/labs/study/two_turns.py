@@ -107,7 +107,7 @@ def _number(text: str) -> int | None:
 
 
 def rollout(seed: int) -> Callable[[list[str], Any], dict[str, Any]]:
-    """The roll-out of the task, for `rollout_func`.
+    """The rollout of the task, for `rollout_func`.
 
     Args:
         seed (`int`): Not read: the environment leaves nothing to chance, and the policy samples from torch's

@@ -184,7 +184,7 @@ class AsyncPerCompletion(PerCompletion):
         if self.on_error == "raise":
             if isinstance(error, RewardError):
                 raise error
-            got, remedy = f"{type(error).__name__}: {error}", 'Mend the function, or set on_error="unscorable".'
+            got, remedy = f"{type(error).__name__}: {error}", 'Fix the function, or set on_error="unscorable".'
             raise RewardError(f"reward function '{self.__name__}'", got, "a score", remedy) from error
         if not self._has_logged:
             self._has_logged = True
@@ -230,7 +230,9 @@ def check_takes(function: Callable, option: str, form: str, count: int, keywords
         signature.bind(*[None] * count, **{name: None for name in keywords if name in signature.parameters})
     except TypeError as error:
         got = f"{reward_name(function)}{signature} ({error})"
-        raise InputError(option, got, f"a function of the form {form}", "Use the adapter of its own form.") from error
+        raise InputError(
+            option, got, f"a function of the form {form}", "Use the adapter that matches its signature."
+        ) from error
 
 
 def loaded(function: Any, option: str, what: str = "a function, or the path of one") -> Any:

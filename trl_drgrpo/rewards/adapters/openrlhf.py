@@ -133,7 +133,7 @@ def to_openrlhf(reward: Callable, *, end_tokens: Sequence[str] = (), unscorable:
     """
     A reward function of TRL's form as OpenRLHF's.
 
-    Deprecated: goes away in 0.3, since what OpenRLHF calls takes three lines to write.
+    Deprecated: will be removed in 0.3, since what OpenRLHF calls takes three lines to write.
 
     Write `reward_func = to_openrlhf(reward, end_tokens=["<|im_end|>"])` in the file that the trainer's reward URL
     names. The label reaches the reward as `label`, `answer` and `solution`; the completion is the query without the

@@ -61,7 +61,9 @@ async def _awaited(result: Any) -> Any:
 
 def warn_of_removal(adapter: str, stack: str) -> None:
     """Says, to the caller of an adapter, that it goes away."""
-    message = f"{adapter} goes away in 0.3: what {stack} calls takes three lines to write (recipes/guides/rewards.md)."
+    message = (
+        f"{adapter} will be removed in 0.3. Write the three lines for {stack} yourself (recipes/guides/rewards.md)."
+    )
     warnings.warn(message, DeprecationWarning, stacklevel=3)
 
 

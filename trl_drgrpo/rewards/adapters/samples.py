@@ -76,12 +76,12 @@ class Place:
         for path in (self.path,) if self.path else self.usual:
             if path in names or path.split(".")[0] in names:
                 return path
-        wanted = repr(self.path) if self.path else f"one of {', '.join(self.usual)}"
+        wanted = f"the column {self.path!r}" if self.path else f"one of the columns {', '.join(self.usual)}"
         raise InputError(
             f"reward {reward}",
             f"a dataset with the columns {', '.join(names) or '(none)'}",
-            f"{self.what} in the column {wanted}",
-            f"Say where it stands with {self.option}=..., or rename the column.",
+            f"{self.what} in {wanted}",
+            f"Point {self.option}=... to it, or rename the column.",
         )
 
     def value(self, row: Mapping[str, Any], reward: str) -> Any:
@@ -99,7 +99,7 @@ class Place:
                     f"reward {reward}",
                     f"a {type(value).__name__} where {path!r} needs a mapping with {key!r}",
                     f"{self.what} under {path!r}",
-                    f"Say where it stands with {self.option}=....",
+                    f"Point {self.option}=... to it.",
                 )
             value = decoded(value.get(key)) if key != keys[-1] else value.get(key)
         return value

@@ -104,7 +104,7 @@ def to_swift(reward: Callable) -> type:
     """
     A reward function of TRL's form as a class for ms-swift's `orms`.
 
-    Deprecated: goes away in 0.3, since what ms-swift calls takes three lines to write.
+    Deprecated: will be removed in 0.3, since what ms-swift calls takes three lines to write.
 
     Write `orms["my_reward"] = to_swift(reward)` in an external plugin, and name `my_reward` in `reward_funcs`.
 

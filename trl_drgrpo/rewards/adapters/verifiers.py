@@ -119,7 +119,7 @@ def _refuse_group(function: Callable) -> None:
             "rubric",
             f"the function {reward_name(function)}, which takes {', '.join(named)}",
             "functions that score one completion",
-            "A batch need not hold whole groups in order: write it as a reward function of TRL's form.",
+            "A batch may split groups: write it as a reward function in TRL's form.",
         )
 
 
@@ -149,7 +149,7 @@ def to_verifiers(reward: Callable, *, unscorable: float = 0.0) -> Callable:
     """
     A reward function of TRL's form as a function for a verifiers `Rubric`.
 
-    Deprecated: goes away in 0.3, since what verifiers calls takes three lines to write.
+    Deprecated: will be removed in 0.3, since what verifiers calls takes three lines to write.
 
     The answer reaches the reward as `answer` and `solution`; the entries of `info` and the columns of the row reach it
     as its columns.

@@ -177,7 +177,7 @@ def to_verl(reward: Callable, *, batched: bool = False, unscorable: float = 0.0)
     """
     A reward function of TRL's form as verl's `compute_score`.
 
-    Deprecated: goes away in 0.3, since what verl calls takes three lines to write.
+    Deprecated: will be removed in 0.3, since what verl calls takes three lines to write.
 
     Write `compute_score = to_verl(reward)` in the file that `custom_reward_function.path` names. The entries of
     `extra_info` reach the reward as its columns, and the ground truth as `ground_truth`, `answer` and `solution`.

@@ -70,7 +70,10 @@ def weighted_sum(parts: Any, none: Literal["propagate", "skip"] = "propagate", n
     """
     if none not in ("propagate", "skip"):
         raise InputError(
-            "none", repr(none), "'propagate' or 'skip'", "'propagate' leaves such a row out of its group."
+            "none",
+            repr(none),
+            "'propagate' or 'skip'",
+            "'propagate' skips rows with None, 'skip' sums the other parts.",
         )
     return composed(_WeightedSum(_named_parts(parts), none == "skip"), name)
 
@@ -128,7 +131,7 @@ def clipped(reward: Any, low: float = 0.0, high: float = 1.0, name: str = "") ->
     """
     bounds = finite_number("low", low), finite_number("high", high)
     if not bounds[0] < bounds[1]:
-        raise InputError("high", repr(high), f"more than low={low!r}", "Exchange the bounds.")
+        raise InputError("high", repr(high), f"more than low={low!r}", "Swap the bounds.")
     rule = _Clipped(Part(reward, "reward"), *bounds)
     return composed(rule, name or f"clipped_{rule.parts[0].name}")
 

@@ -39,7 +39,7 @@ class Part:
             reward_func = resolve_reward(reward_func, field)
         if not callable(reward_func) or inspect.isclass(reward_func) or hasattr(reward_func, "state_dict"):
             got = repr(reward_func) if not callable(reward_func) else f"the class or model {reward_name(reward_func)}"
-            remedy = "A reward model stands beside it in reward_funcs instead."
+            remedy = "List a reward model in reward_funcs itself instead."
             raise InputError(field, got, "a reward function, an instance of one, or its name", remedy)
         self.reward_func = reward_func
         self.name = reward_name(reward_func)

@@ -102,7 +102,7 @@ def _read_options(task: str, config_class: type, options: dict[str, str]) -> dic
         config[key] = _read_value(f"reasoning_gym:{task}?{key}", text, 0 if key == "seed" else defaults[key])
     if not 0 < config["size"] <= TEST_SEED_DISTANCE:
         expected = f"a number of rows from 1 to {TEST_SEED_DISTANCE}"
-        remedy = "Beyond it the training rows would run into those of the test split."
+        remedy = "More rows would overlap with the test split."
         raise InputError(f"reasoning_gym:{task}?size", str(config["size"]), expected, remedy)
     return config
 
@@ -127,7 +127,7 @@ def _read_value(field: str, text: str, default: Any) -> Any:
 
 def _whole_number(key: str, text: str) -> int:
     if not text.isdigit():
-        raise InputError(f"reasoning_gym option {key}", repr(text), "a whole number", "0 leaves the split out.")
+        raise InputError(f"reasoning_gym option {key}", repr(text), "a whole number", "Set 0 for no test split.")
     return int(text)
 
 
@@ -149,7 +149,7 @@ def _entries(gym: Any, task: str, config: dict[str, Any]) -> list[dict[str, Any]
         reason = str(error) or type(error).__name__
         remedy = "Change the options after the `?`; the others keep the task's defaults."
         raise InputError(
-            f"reasoning_gym:{task}", f"options it refuses ({reason})", "options it takes", remedy
+            f"reasoning_gym:{task}", f"invalid options ({reason})", "options of the task", remedy
         ) from error
 
 

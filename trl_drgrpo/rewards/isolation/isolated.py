@@ -229,7 +229,7 @@ def _settled(
                 f"reward function '{name}'",
                 f"{failure.reason} at {where}",
                 "a number, or None for a completion it cannot score",
-                'Mend the function, or set on_error="unscorable" to go on without such completions.',
+                'Fix the function, or set on_error="unscorable" to go on without such completions.',
             ) from (WorkerTraceback(failure.traceback) if failure.traceback else None)
         if _is_first_failure(name):
             message = (

@@ -45,8 +45,8 @@ def pickled(worker_function: Any, name: str) -> bytes:
             f"reward function '{name}'",
             f"one that cannot be sent to a worker process ({type(error).__name__}: {error})",
             "a function that pickles with cloudpickle",
-            "Make clients, locks and files inside the function, or put it into a file of its own and name it as "
-            "`path/to/file.py:function`; or do without limits.",
+            "Create clients, locks and files inside the function, or move it to a file of its own and name it as "
+            "`path/to/file.py:function`, or run it without limits.",
         ) from error
 
 

@@ -43,7 +43,7 @@ def read_rows(path: str | Path, field: str = "data") -> list[Row]:
         rows = [row for part in parts for row in read_parquet(part, field)]
     elif not file.is_file():
         expected = f"a {', '.join(READERS)} file, or a folder of Parquet files"
-        raise InputError(field, f"{str(path)!r}, which is no file", expected, "Check the path.")
+        raise InputError(field, f"{str(path)!r}, which is not a file", expected, "Check the path.")
     elif file.suffix == ".parquet":
         rows = read_parquet(file, field)
     elif file.suffix == ".csv":
@@ -51,7 +51,7 @@ def read_rows(path: str | Path, field: str = "data") -> list[Row]:
     elif file.suffix in READERS:
         rows = read_json_lines(file, field)
     else:
-        remedy = "Rename the file by what it holds."
+        remedy = "Rename the file to match its format."
         raise InputError(field, f"{str(path)!r}", f"a file that ends in {', '.join(READERS)}", remedy)
     return _not_empty(rows, path, field)
 
@@ -73,7 +73,7 @@ def check_completions(rows: Iterable[Row]) -> None:
             if not _is_text(row[column]):
                 got = f"a {column} of type {type(row[column]).__name__}: {shortened(row[column])}"
                 expected = "a text, or a list of messages with role and content"
-                raise InputError(f"data, row {number}", got, expected, "Mend the row, or leave it out.")
+                raise InputError(f"data, row {number}", got, expected, "Fix the row, or drop it.")
 
 
 def renamed(rows: list[Row], renamings: Iterable[str]) -> list[Row]:
@@ -86,10 +86,10 @@ def renamed(rows: list[Row], renamings: Iterable[str]) -> list[Row]:
         names = {name for row in rows for name in row}
         if old not in names:
             expected = f"one of the columns {', '.join(sorted(names))} before the ="
-            raise InputError("columns", repr(renaming), expected, "The left name is the one in the file.")
+            raise InputError("columns", repr(renaming), expected, "Put the name in the file on the left.")
         if new in names:
             got = f"{renaming!r}, but there is a column {new} already"
-            raise InputError("columns", got, "a free name", f"Rename that one first: {new}=other.")
+            raise InputError("columns", got, "a new name", f"Rename that one first: {new}=other.")
         rows = [{new if name == old else name: value for name, value in row.items()} for row in rows]
     return rows
 
@@ -100,17 +100,17 @@ def with_columns_of(rows: list[Row], dataset: list[Row]) -> list[Row]:
     by_prompt: dict[str, Row] = {}
     for number, row in enumerate(dataset, start=1):
         if "prompt" not in row:
-            remedy = "Completions find their row by it."
+            remedy = "Add it: completions are matched to rows by their prompt."
             raise InputError(f"dataset, row {number}", f"the columns {', '.join(row)}", "a prompt", remedy)
         if by_prompt.setdefault(prompt_key(row["prompt"]), row) != row:
             got = f"the prompt of an earlier row with other columns: {shortened(row['prompt'])}"
-            raise InputError(f"dataset, row {number}", got, "different prompts", "Leave one of them out.")
+            raise InputError(f"dataset, row {number}", got, "different prompts", "Drop one of them.")
     joined = []
     for number, row in enumerate(rows, start=1):
         found = by_prompt.get(prompt_key(row.get("prompt")))
         if found is None:
             got = f"a prompt that the dataset does not have: {shortened(row.get('prompt'))}"
-            remedy = "Give the dataset of the run, with the same system prompt."
+            remedy = "Pass the dataset of the run, with the same system prompt."
             raise InputError(f"data, row {number}", got, "a prompt of --dataset", remedy)
         joined.append({**found, **row})
     return joined
@@ -121,7 +121,7 @@ def read_json_lines(path: str | Path, field: str = "data") -> list[Row]:
     object."""
     file = Path(path)
     if not file.is_file():
-        raise InputError(field, f"{str(path)!r}, which is no file", "a JSON Lines file", "Check the path.")
+        raise InputError(field, f"{str(path)!r}, which is not a file", "a JSON Lines file", "Check the path.")
     rows: list[Row] = []
     for number, line in enumerate(_text(file, field).split("\n"), start=1):
         if not line.strip():
@@ -129,8 +129,8 @@ def read_json_lines(path: str | Path, field: str = "data") -> list[Row]:
         try:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:
-            remedy = "Write one whole JSON object per line; a last line that breaks off is a file that was cut."
-            raise InputError(f"{file}, line {number}", f"no JSON ({error})", "a JSON object", remedy) from error
+            remedy = "Write one whole JSON object per line; a broken last line means that the file was truncated."
+            raise InputError(f"{file}, line {number}", f"invalid JSON ({error})", "a JSON object", remedy) from error
         if not isinstance(row, dict):
             remedy = "Write one JSON object per line."
             raise InputError(f"{file}, line {number}", type(row).__name__, "a JSON object", remedy)
@@ -140,7 +140,7 @@ def read_json_lines(path: str | Path, field: str = "data") -> list[Row]:
 
 def _not_empty(rows: list[Row], path: str | Path, field: str) -> list[Row]:
     if not rows:
-        raise InputError(field, f"{str(path)!r} without a row", "at least one row", "Check the file.")
+        raise InputError(field, f"{str(path)!r} without rows", "at least one row", "Check the file.")
     return rows
 
 
@@ -152,11 +152,13 @@ def _read_csv(file: Path, field: str) -> list[Row]:
         for row in reader:
             if None in row or None in row.values():
                 got = f"{'more' if None in row else 'fewer'} fields than the first line names"
-                raise InputError(f"{file}, line {reader.line_num}", got, "one field per column", "Mend the quotes.")
+                raise InputError(f"{file}, line {reader.line_num}", got, "one field per column", "Fix the quotes.")
             rows.append(dict(row))
     except csv.Error as error:
-        remedy = "Mend the line; a quote inside a field is doubled."
-        raise InputError(f"{file}, line {reader.reader.line_num}", f"no CSV ({error})", "a row", remedy) from error
+        remedy = "Fix the line; double a quote inside a field."
+        raise InputError(
+            f"{file}, line {reader.reader.line_num}", f"invalid CSV ({error})", "a row", remedy
+        ) from error
     return rows
 
 

@@ -20,7 +20,7 @@ from trl_drgrpo.rewards.contract import validate_rewards
 from trl_drgrpo.rewards.signatures import parameters
 
 Row = dict[str, Any]
-_OWN_COUNT = "counted as failed by the reward itself; it says why in the log above"
+_OWN_COUNT = "counted as failed by the reward itself; see the log above"
 
 
 @dataclass

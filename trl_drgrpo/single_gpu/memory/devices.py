@@ -77,9 +77,9 @@ def find_card(name: str) -> Card:
         return found[0]
     if found:
         remedy = f"Did you mean {' or '.join(card.name for card in found)}?"
-        raise InputError("--device", f"{name!r}, which several cards are called", "one of them", remedy)
+        raise InputError("--device", f"{name!r}, which matches several cards", "one of them", remedy)
     names = [card.name for card in CARDS]
-    otherwise = f"Known are {', '.join(names)}; for any other card give its --memory."
+    otherwise = f"Known cards: {', '.join(names)}. For another one pass --memory."
     near = did_you_mean(name.upper(), names, otherwise, most=2, cutoff=0.6)
     raise InputError("--device", shortened(name), "cuda, cpu, or the name of a card", near)
 

@@ -211,7 +211,7 @@ def _adapt(skeleton: Skeleton, adapter: Adapter) -> None:
             "lora_target_modules",
             repr(targets),
             f"names of layers of {skeleton.config.model_type}, or all-linear",
-            "Give all-linear for every linear layer but the head.",
+            "Use all-linear for every linear layer but the head.",
         )
     for name, module, columns, rows in chosen:
         wrapped = AdaptedLinear(
@@ -233,7 +233,7 @@ def _default_targets(model_type: str) -> str | tuple[str, ...]:
     from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as known
 
     if model_type not in known:
-        remedy = "PEFT has no default for it: give lora_target_modules, for example all-linear."
+        remedy = "PEFT has no default for it: set lora_target_modules, for example all-linear."
         raise InputError("lora_target_modules", f"none for {model_type}", "names of layers", remedy)
     found = known[model_type]
     return found if isinstance(found, str) else tuple(found)

@@ -106,7 +106,7 @@ def test_parameters_that_the_optimizer_does_not_hold(caplog):
     run.optimizer.param_groups[0]["params"] = [torch.nn.Parameter(torch.zeros(1))]
     for _ in range(3):
         run.step(1.0)
-    assert "does the optimizer hold these parameters?" in caplog.text
+    assert "check that the optimizer holds these parameters" in caplog.text
 
 
 @given(

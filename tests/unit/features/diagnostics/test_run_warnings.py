@@ -100,7 +100,9 @@ def test_former_causes_are_read_as_the_new_ones_and_said_by_the_configuration(ca
     assert caplog.text == ""
     setting = without_old_causes({"wrong_grow": {"steps": 50}, "kl": False})
     assert setting == {"incorrect_grow": {"steps": 50}, "kl": False}
-    assert caplog.messages == ["run_warnings: wrong_grow is called incorrect_grow now; the old name goes in 0.3."]
+    assert caplog.messages == [
+        "run_warnings: wrong_grow is now called incorrect_grow; the old name will be removed in 0.3."
+    ]
     assert without_old_causes(setting) == without_old_causes(json.dumps(setting)) == setting
     assert without_old_causes(True) is True
     assert len(caplog.messages) == 1

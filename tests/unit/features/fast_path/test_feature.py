@@ -51,7 +51,7 @@ REASONS = [
     ("args.top_entropy_quantile", 0.5, "top_entropy_quantile compares"),
     ("aux_loss_enabled", True, "the load-balancing loss is a mean"),
     ("model.active_peft_config", SimpleNamespace(is_prompt_learning=True), "virtual tokens"),
-    ("args.torch_compile", True, "torch.compile would compile each shape anew"),
+    ("args.torch_compile", True, "torch.compile would recompile for every shape"),
     ("model.config", rope("dynamic"), "rotary angles depend on the width"),
     ("own_losses", ["_compute_loss"], "SimpleNamespace has its own _compute_loss"),
 ]
@@ -68,7 +68,7 @@ def test_it_stands_aside_where_planning_would_not_be_exact_and_says_why(place, v
     assert not trainer.fast_path.plans
     with trainer.fast_path.around_train():
         pass
-    assert "Micro-batches stay as TRL makes them: " in caplog.text
+    assert "micro-batches stay as TRL makes them: " in caplog.text
     assert reason in caplog.text
 
 
@@ -128,7 +128,8 @@ def test_inputs_it_does_not_know_and_rows_without_a_prompt_stay_with_trl_and_are
     assert trainer.fast_path._can_be_planned([known])
     for _ in range(2):
         assert not trainer.fast_path._can_be_planned([{**known, "pixel_values": torch.ones(1)}])
-    assert [record.message for record in caplog.records] == ["Micro-batches with pixel_values stay as TRL makes them."]
+    said = "Micro-batches with pixel_values are not re-batched: they stay as TRL makes them."
+    assert [record.message for record in caplog.records] == [said]
     assert not trainer.fast_path._can_be_planned([{**known, "prompt_mask": torch.tensor([[1, 1], [0, 0]])}])
 
 
@@ -173,13 +174,13 @@ def test_in_lockstep_one_rank_without_a_prompt_leaves_scoring_to_trl_everywhere(
     assert trainer.fast_path._score_rollouts(trainer.model, rollouts([9, 3])) == "as TRL"
 
 
-@pytest.mark.parametrize("others", [[None], ["it refuses a block mask"]])
+@pytest.mark.parametrize("others", [[None], ["it fails with a block mask"]])
 def test_in_lockstep_all_ranks_share_prompts_or_none(others, trainer, monkeypatch, caplog):
     trainer.in_lockstep, trainer.gathered = True, lambda values: values + others
     trainer.accelerator.mixed_precision = "no"
     monkeypatch.setattr(feature, "why_not_shared", lambda *arguments: None)
     assert trainer.fast_path._can_share_prompts(trainer.model) is (others == [None])
-    assert ("it refuses a block mask" in caplog.text) is (others != [None])
+    assert ("it fails with a block mask" in caplog.text) is (others != [None])
 
 
 @pytest.mark.parametrize("switch", [None, "args.fast_generation"])

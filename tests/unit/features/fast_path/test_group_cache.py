@@ -20,11 +20,11 @@ SHARING = (
     "Llama Qwen2 Qwen3 Mistral Gemma Gemma2 Gemma3Text GPT2 Phi3 Cohere2 Olmo Glm4 Mixtral Qwen3Moe SmolLM3 OPT GptOss"
 )
 REFUSED = {
-    "DeepseekV3": "it works on keys or values behind the cache",
-    "DiffLlama": "it works on keys or values behind the cache",
-    "Llama4Text": "its attention is cut into chunks",
-    "Falcon": "its attention cannot be exchanged",
-    "Bloom": "it is not told positions",
+    "DeepseekV3": "it changes keys or values after the cache",
+    "DiffLlama": "it changes keys or values after the cache",
+    "Llama4Text": "its attention is chunked",
+    "Falcon": "its attention cannot be replaced",
+    "Bloom": "it gets no position_ids",
 }
 # Left padding, prompts shorter and longer than the windows, groups of different sizes, one prompt that is alone.
 PROMPTS = ["what is 1+2? tell me now"] * 4 + ["7*8="] * 3 + ["a"] + ["12345+67890="] * 2
@@ -87,7 +87,7 @@ def test_a_model_that_is_refused_goes_on_with_its_own_cache(tokenizer, family, c
         for _ in range(2):
             ours = generate(model, tokenizer, True, max_new_tokens=20)
     said = [record.getMessage() for record in caplog.records if "cache of their prompt" in record.getMessage()]
-    assert said == [f"Completions do not share the cache of their prompt: {REFUSED[family]}."]
+    assert said == [f"Completions of this model do not share the KV cache of their prompt: {REFUSED[family]}."]
     assert model.config._attn_implementation == attention
     assert torch.equal(ours, generate(model, tokenizer, False, max_new_tokens=20))
 
@@ -218,7 +218,7 @@ def test_too_little_memory_says_what_to_change(model, tokenizer, shared):
     hook.remove()
     said = str(raised.value)
     assert said.startswith(
-        "generation: got 6 completions of up to 40 tokens behind 1 prompts of up to 400 that do not fit"
+        "generation: got 6 completions of up to 40 tokens for 1 prompts of up to 400 that do not fit"
     )
     assert ("each prompt is held 6 times" in said) == (not shared)
     assert said.endswith("(Tried to allocate 2 GiB)")

@@ -231,7 +231,7 @@ def test_a_model_that_raises_is_left_alone(tokenizer):
         raise ValueError("no mask of four dimensions")
 
     reason = why_not_shared(tiny_model(tokenizer), refusing)
-    assert reason == "it refuses a block mask (ValueError: no mask of four dimensions)"
+    assert reason == "it fails with a block mask (ValueError: no mask of four dimensions)"
 
 
 @pytest.mark.parametrize(

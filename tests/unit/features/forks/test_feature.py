@@ -285,7 +285,7 @@ def test_the_state_is_kept_in_checkpoints(tmp_path, caplog):
     resumed.on_checkpoint_loaded(tmp_path)
     assert (resumed.batches, resumed.mean_length) == (1, 6.0)
     resumed.on_checkpoint_loaded(tmp_path / "elsewhere")
-    assert "lengths are learned anew" in caplog.text
+    assert "lengths are learned from scratch" in caplog.text
     off, _ = feature(forks=1)
     off.on_checkpoint_saved(tmp_path / "off")  # writes nothing: the folder is not there
     off.on_checkpoint_loaded(tmp_path)
@@ -298,4 +298,4 @@ def test_steps_that_end_by_what_follows_are_warned_of_once(caplog):
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             forks.complete(rows_of(PROMPTS, 4), 4, Backend([6] * 8))
-    assert caplog.text.count("ends a step depending on what follows it: forks are slightly biased then") == 1
+    assert caplog.text.count("ends a step depends on the text after it, which slightly biases forks") == 1

@@ -72,7 +72,7 @@ def test_a_complete_one(folder):
         (lambda f: (f / "trainer_state.json").write_text("{"), "trainer_state.json cannot be read"),
         (lambda f: (f / "trainer_state.json").write_text("[]"), "trainer_state.json holds no state"),
         (lambda f: (f / "trainer_state.json").unlink(), "it holds no trainer_state.json"),
-        (begin_checkpoint, "it was not written to its end: the run died while it was being saved"),
+        (begin_checkpoint, "it is incomplete: the run died while saving it"),
     ],
 )
 def test_a_damaged_one_is_refused_and_skipped(damage, reason, folder, caplog):
@@ -146,9 +146,21 @@ def written(output_dir, step, run_id=None, saved_at=None):
         ([(9, None, None), (10, None, None)], 10, ""),
         ([(1, "a", 10.0), (2, "a", 20.0)], 2, ""),
         ([(5, None, None), (6, "a", 10.0)], 6, ""),
-        ([(4, "a", 10.0), (5, "a", 20.0), (2, "b", 30.0)], 2, "it is of run a, and the run that wrote here last is b"),
-        ([(4, "a", 10.0), (8, "a", 20.0), (5, "a", 30.0)], 5, "the run went back behind it: checkpoint-5 was written"),
-        ([(8, None, None), (5, "a", 30.0)], 5, "the run went back behind it: checkpoint-5 was written later"),
+        (
+            [(4, "a", 10.0), (5, "a", 20.0), (2, "b", 30.0)],
+            2,
+            "it belongs to run a, but the last run to save here is b",
+        ),
+        (
+            [(4, "a", 10.0), (8, "a", 20.0), (5, "a", 30.0)],
+            5,
+            "the run was resumed from an earlier step: checkpoint-5 was written",
+        ),
+        (
+            [(8, None, None), (5, "a", 30.0)],
+            5,
+            "the run was resumed from an earlier step: checkpoint-5 was written later",
+        ),
     ],
     ids=["0.1.0", "one run", "begun by 0.1.0", "two runs", "went back", "went back behind 0.1.0"],
 )
@@ -167,7 +179,7 @@ def test_damage_leads_back_within_the_run_only(tmp_path, caplog):
     assert newest_complete_checkpoint(tmp_path) == tmp_path / "checkpoint-3"
     flip(tmp_path / "checkpoint-3" / "trainer_state.json")
     assert newest_complete_checkpoint(tmp_path) is None
-    assert "checkpoint-1 is skipped: it is of run a" in caplog.text
+    assert "checkpoint-1 is skipped: it belongs to run a" in caplog.text
 
 
 def test_a_checkpoint_of_plain_trl_on_top_of_ours_is_named(tmp_path, caplog):
@@ -175,8 +187,8 @@ def test_a_checkpoint_of_plain_trl_on_top_of_ours_is_named(tmp_path, caplog):
     (tmp_path / "checkpoint-2").mkdir()
     (tmp_path / "checkpoint-2" / "trainer_state.json").write_text("{}")
     assert newest_complete_checkpoint(tmp_path) == tmp_path / "checkpoint-1"
-    assert "plain TRL wrote it, and nothing says whether it is whole" in caplog.text
-    assert f"name it: resume_from_checkpoint={tmp_path / 'checkpoint-2'}" in caplog.text
+    assert "plain TRL wrote it, and it may be incomplete" in caplog.text
+    assert f"set resume_from_checkpoint={tmp_path / 'checkpoint-2'}" in caplog.text
 
 
 def test_the_time_of_writing_never_goes_back(tmp_path, monkeypatch):
@@ -275,7 +287,7 @@ def test_a_run_that_dies_while_saving_goes_on_from_a_complete_checkpoint(
     assert newest_complete_checkpoint(output) == output / expected
     assert (f"{output / 'checkpoint-2'} is skipped" in caplog.text) == (file != "rotation")
     if file != "rotation":
-        with pytest.raises(InputError, match="checkpoint-2, but it was not written to its end"):
+        with pytest.raises(InputError, match="checkpoint-2, but it is incomplete"):
             run().train(resume_from_checkpoint=str(output / "checkpoint-2"))
     resumed = run()
     resumed.train(resume_from_checkpoint=True)

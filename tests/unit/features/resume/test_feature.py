@@ -90,7 +90,7 @@ def test_a_run_begins_anew_and_says_so_where_there_is_nothing_to_resume(trainer,
     assert caplog.text == ""
     first = trainer.resume.run_id
     assert trainer.resume.checkpoint(True) is None
-    assert "to resume from: starting anew" in caplog.text
+    assert "to resume from: starting from scratch" in caplog.text
     assert len(first) == 12
     assert trainer.resume.run_id != first
 
@@ -208,7 +208,7 @@ def test_what_changed_is_said(trainer, saved, caplog):
         "holds no optimizer state",
         "Keeping L = 12 of the resumed run (max_completion_length is now 20)",
         "beta 0.0 -> 0.1; reward_funcs length -> none",
-        "Batch geometry changed (gradient_accumulation_steps 2 -> 4)",
+        "Batch sizes changed (gradient_accumulation_steps 2 -> 4)",
     ):
         assert message in caplog.text
     trainer.args.loss_normalizer = 20
@@ -234,7 +234,7 @@ def test_a_run_of_0_1_0_keeps_its_credit(given, kept, trainer, saved, caplog):
     trainer.step_scorer = object()
     trainer.resume.on_checkpoint_loaded(folder)
     assert trainer.args.step_baseline == kept
-    assert ("The default is 'to_go' now" in caplog.text) == (kept != given[1])
+    assert ("The default is now 'to_go'" in caplog.text) == (kept != given[1])
     again = saved(3)
     trainer.args.step_baseline = given[1]  # the same script, resumed once more
     trainer.resume.on_checkpoint_loaded(again)
@@ -247,7 +247,7 @@ def test_completions_that_lack_what_the_loss_reads_now_are_generated_anew(traine
     trainer.pending_rollouts, trainer.args.beta, trainer.args.use_vllm = None, 0.1, True
     trainer.resume.on_checkpoint_loaded(folder)
     assert trainer.pending_rollouts is None
-    assert "hold no importance_sampling_ratio and ref_per_token_logps, which the run needs now" in caplog.text
+    assert "lack importance_sampling_ratio and ref_per_token_logps, which the run now needs" in caplog.text
 
 
 def test_all_ranks_use_their_completions_or_none(trainer, saved, caplog):
@@ -256,7 +256,7 @@ def test_all_ranks_use_their_completions_or_none(trainer, saved, caplog):
     trainer.pending_rollouts, trainer.gathered = None, lambda values: [*values, False]
     trainer.resume.on_checkpoint_loaded(folder)
     assert trainer.pending_rollouts is None
-    assert "the run goes on, but not bit for bit" in caplog.text
+    assert "the run continues, but not bit for bit" in caplog.text
 
 
 def test_a_checkpoint_of_plain_trl_names_the_l_of_its_neighbors(trainer, saved, caplog):
@@ -265,7 +265,7 @@ def test_a_checkpoint_of_plain_trl_names_the_l_of_its_neighbors(trainer, saved, 
     (plain / STATE_FILE).unlink()
     trainer.loss_normalizer = 20
     trainer.resume.on_checkpoint_loaded(plain)
-    assert "holds no Dr. GRPO state: going on with L = 20" in caplog.text
+    assert "holds no Dr. GRPO state: continuing with L = 20" in caplog.text
     assert "were trained with L = 12. Set loss_normalizer=12 to keep it." in caplog.text
 
 

@@ -173,7 +173,7 @@ def test_a_used_folder(build, settings, caplog):
     assert first.run_id != first_id
     assert RunState.load(folder / "checkpoint-1").run_id == first.run_id
     assert newest_complete_checkpoint(folder) == folder / "checkpoint-1"
-    assert f"checkpoint-2 is skipped: it is of run {first_id}" in caplog.text
+    assert f"checkpoint-2 is skipped: it belongs to run {first_id}" in caplog.text
     assert [start["run_id"] for start in starts(folder)] == [first_id, first.run_id]
 
 

@@ -133,7 +133,7 @@ def test_a_stream_with_too_few_prompts_does_not_hang(monkeypatch):
     monkeypatch.setattr(prompt_stream, "_MOST_REPEATS", 50)
     data = Dataset.from_dict({"prompt": ["dead 0", "dead 1", "dead 2"]}).to_iterable_dataset()
     feature, _ = sampling(World(1), 0, 4, data=data)
-    with pytest.raises(InputError, match="max_sampling_rounds: got 5 with 3 different prompts.* at most 1 fit"):
+    with pytest.raises(InputError, match="max_sampling_rounds: got 5 with 3 different prompts.* set at most 1"):
         feature.collect([{"prompt": f"dead {i // GROUP}"} for i in range(4)], generate)
 
 

@@ -34,7 +34,7 @@ def trained(model_dir, tmp_path_factory):
 
 
 class Player:
-    """What a roll-out needs of a trainer."""
+    """What a rollout needs of a trainer."""
 
     def __init__(self, model_dir):
         from transformers import AutoModelForCausalLM, AutoTokenizer

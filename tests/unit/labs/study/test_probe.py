@@ -108,7 +108,7 @@ def test_of_a_lora_run_only_the_adapter_is_looked_at(build):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"top_p": 0.9}, "top_p: got 0.9; expected 1.0, sampling from the policy itself"),
+        ({"top_p": 0.9}, "top_p: got 0.9; expected 1.0, so that all tokens can be sampled"),
         ({"top_k": 20}, "top_k: got 20"),
         ({"min_p": 0.1}, "min_p: got 0.1"),
     ],

@@ -1,4 +1,4 @@
-"""Two turns: the roll-out with the environment between them, the judges, and demonstrations."""
+"""Two turns: the rollout with the environment between them, the judges, and demonstrations."""
 
 import pytest
 
@@ -22,7 +22,7 @@ def player(tmp_path_factory):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     class Player:
-        """What a roll-out needs of a trainer."""
+        """What a rollout needs of a trainer."""
 
         folder = warm_start(tmp_path_factory.mktemp("two_turns"), steps=3, batch_size=16)
         model = AutoModelForCausalLM.from_pretrained(folder)

@@ -463,7 +463,7 @@ def test_tests_that_check_nothing_or_belong_to_nobody_are_unscorable(tests, entr
 def test_the_helper_that_nobody_defines_is_named(caplog):
     reward = CodeReward(sandbox="none", name="helper_reward")
     assert reward(completions=[fenced(RIGHT)] * 2, tests=[["assert same(f(1), 1)"]] * 2) == [None, None]
-    assert caplog.text.count("the tests use f, same together, and nobody defines them") == 1
+    assert caplog.text.count("the tests use f, same together, all undefined") == 1
 
 
 @pytest.mark.parametrize(

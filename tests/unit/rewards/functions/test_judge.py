@@ -117,7 +117,7 @@ def test_what_may_pass_is_tried_again(server, replies, retries):
     ("reply", "attempts", "message"),
     [
         ((500, {}, b"oops"), 3, r"HTTP 500 \(oops\), 3 times"),
-        ((200, {}, b"<html>hello</html>"), 3, "a reply that is no JSON: <html>hello</html>, 3 times"),
+        ((200, {}, b"<html>hello</html>"), 3, "a reply that is not JSON: <html>hello</html>, 3 times"),
         (closes_within_the_body, 3, "RemoteProtocolError: .*, 3 times"),
         ((400, {}, b"context too long"), 1, r"HTTP 400 \(context too long\)"),
         ((200, {}, b"[]"), 1, r"a reply without a message: \[\]"),
@@ -227,7 +227,7 @@ def test_a_batch_ends_in_its_time_and_keeps_what_is_there(server):
     rewards, _ = score(judge(server, timeout=25.0, batch_timeout=1.0), ["hang", "fine"])
     assert rewards == [None, 1.0]
     assert time.monotonic() - begun < 15
-    with pytest.raises(RewardError, match="not done when the batch's 1 s were over"):
+    with pytest.raises(RewardError, match="not done within the batch's 1 s"):
         score(judge(server, timeout=25.0, batch_timeout=1.0, on_error="raise"), ["hang", "fine"])
 
 
@@ -380,11 +380,11 @@ def test_a_judge_travels_and_reads_the_key_where_it_arrives(server, monkeypatch)
         ({"base_url": "http://host:hunter2/v1"}, "base_url"),
         ({"base_url": None}, "base_url"),
         ({"api_key_env": "NO_SUCH_VARIABLE"}, "api_key_env: got NO_SUCH_VARIABLE, which is not set"),
-        ({"api_key_env": "KEY_OF_TWO_LINES"}, "which cannot stand in a header"),
+        ({"api_key_env": "KEY_OF_TWO_LINES"}, "which is not valid in an HTTP header"),
         ({"template": "Grade {prompt}"}, "template: got a template without {completion}"),
         ({"score_pattern": "("}, "score_pattern: got '\\(' "),
         ({"score_pattern": r"\d"}, "a pattern with a group"),
-        ({"score_pattern": r"(\d)", "score_key": "score"}, "score_key: got a key and a pattern"),
+        ({"score_pattern": r"(\d)", "score_key": "score"}, "score_key: got score_key and score_pattern"),
         ({"score_range": (10, 0)}, "score_range: got \\(10, 0\\)"),
         ({"score_range": 10}, "score_range: got 10; expected two finite numbers"),
         ({"price": (1, float("nan"))}, "price"),

@@ -124,7 +124,7 @@ class Forwards:
                 return self._first_group_step(ids, prefilled)
             except Refused as refusal:
                 _why_not[self._model] = str(refusal)
-                logger.warning("Completions do not share the cache of their prompt: %s.", refusal)
+                logger.warning("Completions of this model do not share the KV cache of their prompt: %s.", refusal)
                 self._group_attention.close()
                 self._groups = None
         prefilled.batch_select_indices(self._prompts)
@@ -134,9 +134,9 @@ class Forwards:
         tested = self._model in _why_not
         text = self._model.config.get_text_config(decoder=True)
         if getattr(text, "attention_chunk_size", None):  # held like a window, but its beginning jumps
-            raise Refused("its attention is cut into chunks")
+            raise Refused("its attention is chunked")
         if self._kwargs.get("position_ids") is None:
-            raise Refused("it is not told positions")
+            raise Refused("it gets no position_ids")
         rows, expected = (None, None) if tested else self._tested_rows(ids, prefilled)
         self._group_attention.enter_context(group_attention_in(self._model))
         try:
@@ -153,7 +153,7 @@ class Forwards:
             apart = (logits[rows].float() - expected).abs().max().item()
             scale = (expected - expected.mean(dim=1, keepdim=True)).abs().max().item()
             if not apart <= self._agreement() * scale:  # also when one of them is NaN
-                raise Refused(f"its logits differ by {apart:.1e}, of {scale:.1e}")
+                raise Refused(f"its logits differ by {apart:.1e} (scale {scale:.1e})")
             _why_not[self._model] = None
         if self._kept is not None:
             self._kept.add_prompts(self._groups, self._prompt_ids, self._mask)

@@ -30,14 +30,14 @@ def group_attention_in(model: Any) -> Iterator[None]:
     parts = {id(part.config): part.config for part in model.modules() if isinstance(part, PreTrainedModel)}
     before = {part._attn_implementation for part in parts.values()}
     if len(before) != 1:
-        raise Refused("its parts differ in their attention")
+        raise Refused("its parts use different attention")
     try:
         try:
             model.set_attn_implementation(NAME)
         except (ValueError, KeyError) as error:
-            raise Refused(f"its attention cannot be exchanged ({error})") from error
+            raise Refused(f"its attention cannot be replaced ({error})") from error
         if any(part._attn_implementation != NAME for part in parts.values()):  # some models only warn
-            raise Refused("its attention cannot be exchanged")
+            raise Refused("its attention cannot be replaced")
         yield
     finally:
         [own] = before
@@ -75,11 +75,11 @@ def group_attention(
     """
     layer = getattr(key, LAYER, None)
     if layer is None or getattr(value, LAYER, None) is not layer:
-        raise Refused("it works on keys or values behind the cache")
+        raise Refused("it changes keys or values after the cache")
     if attention_mask is not None or position_bias is not None:
-        raise Refused("it adds something of its own to scores")
+        raise Refused("it adds a mask or bias to attention scores")
     if dropout:
-        raise Refused("its attention drops weights at random")
+        raise Refused("its attention uses dropout")
     if sliding_window is not None and sliding_window != layer.window:
         raise Refused(f"it attends to a window of {sliding_window}, its cache holds {layer.window or 'everything'}")
     scaled = query * (query.size(-1) ** -0.5 if scaling is None else scaling)

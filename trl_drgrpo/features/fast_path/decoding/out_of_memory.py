@@ -21,7 +21,7 @@ def does_not_fit(error: Exception, input_ids: torch.Tensor, new: int, shares: bo
     ```python
     >>> prompts = torch.arange(8).repeat_interleave(8)[:, None].expand(64, 512)
     >>> print(does_not_fit(torch.OutOfMemoryError("Tried to allocate 2 GiB"), prompts, 128, shares=False))
-    generation: got 64 completions of up to 128 tokens behind 8 prompts of up to 512 that do not fit into memory; expected fewer or shorter ones. Set fast_generation=True and micro_batching="exact" (each prompt is held 8 times: 80% of the cache), lower per_device_train_batch_size or steps_per_generation (64 rows at once), or lower max_completion_length (128 tokens: 20% of the cache). (Tried to allocate 2 GiB)
+    generation: got 64 completions of up to 128 tokens for 8 prompts of up to 512 that do not fit into memory; expected fewer or shorter ones. Set fast_generation=True and micro_batching="exact" (each prompt is held 8 times: 80% of the cache), lower per_device_train_batch_size or steps_per_generation (64 rows at once), or lower max_completion_length (128 tokens: 20% of the cache). (Tried to allocate 2 GiB)
 
     ```
     """  # noqa: E501
@@ -40,7 +40,7 @@ def does_not_fit(error: Exception, input_ids: torch.Tensor, new: int, shares: bo
         remedies.insert(0 if share < 50 else 2, sharing)
     remedy = ", ".join(remedies[:-1]) + f", or {remedies[-1]}"
     return torch.OutOfMemoryError(
-        f"generation: got {rows:,} completions of up to {new:,} tokens behind {prompts:,} prompts of up to {columns:,}"
+        f"generation: got {rows:,} completions of up to {new:,} tokens for {prompts:,} prompts of up to {columns:,}"
         " that do not fit into memory; expected fewer or shorter ones. "
         f"{remedy[0].upper()}{remedy[1:]}. ({error})"
     )

@@ -1,6 +1,6 @@
 """Keys and values that one generation leaves for the next: rows that begin like an earlier one do not run that again.
 
-For roll-outs that fork: a continuation begins with its parent's prompt and some of its tokens. What is held belongs to
+For rollouts that fork: a continuation begins with its parent's prompt and some of its tokens. What is held belongs to
 one state of a model's weights; nothing here asks whether they have moved.
 """
 

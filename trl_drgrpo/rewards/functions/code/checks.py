@@ -73,7 +73,7 @@ def _count_assert(node, is_final):
     if isinstance(node.test, _ALWAYS_TRUE):
         raise ValueError(f"an assert that is always true: {ast.unparse(node)[:200]}")
     if isinstance(node.msg, ast.Constant) and not isinstance(node.msg.value, str):
-        raise ValueError(f"an assert with a value where its message is due: {ast.unparse(node)[:200]}")
+        raise ValueError(f"an assert with a value in place of its message: {ast.unparse(node)[:200]}")
     if not isinstance(node.test, ast.Constant) or not node.test.value:
         node.test = _call("__checked__", node.test, ast.Constant(is_final, **_PLACE))
 

@@ -86,11 +86,11 @@ def _calls_of_tests(body, defined, entry_point):
 
 def _check_is_run(node, run):
     if node.name not in run:
-        raise ValueError(f"{node.name} is never called, for its arguments are not known, or it asserts nothing")
+        raise ValueError(f"{node.name} is never called, as its arguments are unknown, or it asserts nothing")
     code = compile(ast.Module(body=[node], type_ignores=[]), "<tests>", "exec")
     own = next(inner for inner in code.co_consts if inspect.iscode(inner) and inner.co_name == node.name)
     if own.co_flags & (inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR):
-        raise ValueError(f"{node.name} is a generator or a coroutine: to call it is not to run it")
+        raise ValueError(f"{node.name} is a generator or a coroutine: calling it does not run it")
 
 
 def _methods(node):

@@ -55,11 +55,11 @@ def names_to_ask(split, namespace, entry_point, setup):
             namespace[name] = __import__(name)
         elif not hasattr(builtins, name) and not name.startswith("__"):
             raise ValueError(
-                f"the tests use {name!r}, which nobody defines and which is not what they test: define it in the "
+                f"the tests use {name!r}, which is neither defined nor what they test: define it in the "
                 "tests or in setup"
             )
     if not asked and not imported:
-        raise ValueError("the tests use nothing of the completion")
+        raise ValueError("the tests use nothing from the completion")
     if not entry_point:
         _check_told_apart(statements, set(asked))
     return asked
@@ -101,9 +101,9 @@ def _check_told_apart(statements, asked):
         if len(names) > 1:
             listed = ", ".join(sorted(names))
             raise ValueError(
-                f"the tests use {listed} together, and nobody defines them: which is tested and which is a helper is "
-                "not known; define the helper in the tests or in setup, or name what is tested in the column of "
-                f"entry_point ({listed!r} for all of them)"
+                f"the tests use {listed} together, all undefined, so it is unclear which of them is tested: define "
+                "helpers in the tests or in setup, or name what is tested in the column of entry_point "
+                f"({listed!r} for all of them)"
             )
 
 

@@ -108,7 +108,7 @@ class Sandbox:
                 got = str(getattr(self, field))
                 raise InputError(field, got, f"at least {least}", "The interpreter itself does not fit in less.")
         if self.python is not None and not os.access(self.python, os.X_OK):
-            raise InputError("python", repr(self.python), "an interpreter that can be run", "Name its full path.")
+            raise InputError("python", repr(self.python), "an executable Python", "Set its full path.")
 
     def check(self) -> None:
         """Build a sandbox once and look at it from inside, before training starts. Refuses where bubblewrap is missing
@@ -163,8 +163,8 @@ class Sandbox:
 def warn_unprotected() -> None:
     """Say that `sandbox="none"` is none."""
     warnings.warn(
-        'sandbox="none": code written by the model runs with your files, your network and your rights. '
-        "Use it only where the whole machine may be lost.",
+        'sandbox="none": code written by the model runs with your files, your network and your permissions. '
+        "Use it only on a machine that you can afford to lose.",
         RuntimeWarning,
         stacklevel=3,
     )
@@ -192,13 +192,13 @@ def _check_walls(sandbox: Sandbox) -> None:
             f"a bubblewrap that does not work here ({error})",
             "one that can create namespaces",
             "Allow unprivileged user namespaces (in a container: --privileged, or a seccomp profile that lets "
-            "`unshare` pass; on Ubuntu 24.04: `sysctl kernel.apparmor_restrict_unprivileged_userns=0`), or say "
+            "`unshare` pass; on Ubuntu 24.04: `sysctl kernel.apparmor_restrict_unprivileged_userns=0`), or set "
             'sandbox="none", which protects nothing.',
         ) from error
     holes = [name for name, reached in found.items() if reached]
     if holes:
         got = f"a sandbox from which these are in reach: {', '.join(holes)}"
-        raise InputError("sandbox", got, "nothing in reach", "Please report it with `uname -r` and `bwrap --version`.")
+        raise InputError("sandbox", got, "none of them", "Please report it with `uname -r` and `bwrap --version`.")
 
 
 def _private_places() -> list[str]:
@@ -217,7 +217,7 @@ def _bwrap() -> str:
             "sandbox",
             "no bubblewrap (`bwrap`) on this machine",
             "bubblewrap 0.8 or newer",
-            'Install it: `apt-get install bubblewrap`; or say sandbox="none", which protects nothing.',
+            'Install it: `apt-get install bubblewrap`; or set sandbox="none", which protects nothing.',
         )
     return path
 
@@ -264,8 +264,8 @@ def _interpreter_files(python: str) -> tuple[str, ...]:
 def _filter_pipe():
     machine = seccomp.machine()
     if machine is None:
-        got = "an architecture without a system call filter"
-        raise InputError("sandbox", got, "x86_64 or aarch64", "Score code on such a machine.")
+        got = "an architecture for which there is no system call filter"
+        raise InputError("sandbox", got, "x86_64 or aarch64", "Run code_reward on such a machine.")
     read_end, write_end = os.pipe()
     try:
         os.write(write_end, seccomp.filter_program(machine))  # far smaller than a pipe's buffer

@@ -109,7 +109,7 @@ class Judge:
             return []
         try:
             done, _ = await asyncio.wait(tasks, timeout=self.batch_timeout, return_when=asyncio.FIRST_EXCEPTION)
-            late = _Verdict(failure=f"not done when the batch's {self.batch_timeout:g} s were over")
+            late = _Verdict(failure=f"not done within the batch's {self.batch_timeout:g} s")
             for task in done:  # an error first, wherever it stands
                 task.result()
             verdicts = [task.result() if task in done else late for task in tasks]
@@ -135,9 +135,7 @@ class Judge:
             return _Verdict(failure=failure, reply=reply)
 
     def _as_reward_error(self, failure: str) -> RewardError:
-        remedy = (
-            "Check the address, the model's name and the key's variable; `trl-drgrpo score` tries it on a few rows."
-        )
+        remedy = "Check base_url, model and api_key_env; try it on a few rows with `trl-drgrpo score`."
         where = f"{failure} from {self.endpoint.base_url}"
         return RewardError(f"reward function '{self.__name__}'", where, "a score from the judge", remedy)
 

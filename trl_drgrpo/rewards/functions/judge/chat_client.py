@@ -101,7 +101,7 @@ class Endpoint:
             return None
         key = os.environ.get(self.api_key_env, "").strip()
         if not key or not (key.isascii() and key.isprintable()):
-            got = f"{self.api_key_env}, which {'cannot stand in a header' if key else 'is not set'}"
+            got = f"{self.api_key_env}, which {'is not valid in an HTTP header' if key else 'is not set'}"
             remedy = "Export the key under that name, or give api_key_env=None for a server that needs none."
             raise InputError("api_key_env", got, "the name of an environment variable with the API key", remedy)
         return key
@@ -153,7 +153,7 @@ class Session:
             body (`dict`): The JSON body: `model`, `messages`, sampling settings.
 
         Raises:
-            [`RequestFailed`]: Out of attempts or time, or a reply that more attempts would not mend.
+            [`RequestFailed`]: Out of attempts or time, or a reply that more attempts would not fix.
             [`EndpointRefused`]: 401, 403, 404 or a redirect.
         """
         return self._as_reply(await self.post("chat/completions", body))
@@ -196,7 +196,7 @@ class Session:
         try:
             return json.loads(body)
         except (ValueError, RecursionError):
-            raise _TryAgain(f"a reply that is no JSON: {self._quoted(body)}") from None
+            raise _TryAgain(f"a reply that is not JSON: {self._quoted(body)}") from None
 
     async def _read(self, response: Any) -> bytes:
         body = bytearray()

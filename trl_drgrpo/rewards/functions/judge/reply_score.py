@@ -39,19 +39,21 @@ class ScoreReader:
 
     def __init__(self, pattern: str | None, key: str | None, score_range: Any, normalize: bool):
         if pattern is not None and key is not None:
-            raise InputError("score_key", "a key and a pattern", "one of them", "Leave out score_pattern.")
+            raise InputError("score_key", "score_key and score_pattern", "only one of them", "Remove one.")
         regex = importlib.import_module("regex")
         try:
             self.pattern = regex.compile(pattern or _SCORE_PATTERN)
         except (regex.error, TypeError) as error:
-            remedy = "Its syntax is that of the regex library."
+            remedy = "Use the syntax of the regex library."
             raise InputError("score_pattern", f"{pattern!r} ({error})", "a pattern", remedy) from error
         if not self.pattern.groups:
-            raise InputError("score_pattern", repr(pattern), "a pattern with a group for the score", "Add brackets.")
+            raise InputError(
+                "score_pattern", repr(pattern), "a pattern with a group for the score", "Add parentheses."
+            )
         self.key, self.normalize = key, normalize
         self.low, self.high = number_pair("score_range", score_range)
         if not self.low < self.high:
-            raise InputError("score_range", repr(score_range), "the lower end first", "Exchange them.")
+            raise InputError("score_range", repr(score_range), "the lower end first", "Swap them.")
 
     def __call__(self, reply: str) -> float:
         """Raises `ValueError` naming the problem of the reply."""

@@ -116,7 +116,9 @@ class JudgeReward(Judge):
         self.read_score = ScoreReader(score_pattern, score_key, score_range, normalize)
         self.low, self.high = number_pair("score_range", score_range)
         if "{completion}" not in template:
-            raise InputError("template", "a template without {completion}", "one with it", "Say where it goes.")
+            raise InputError(
+                "template", "a template without {completion}", "one with it", "Add {completion} where the answer goes."
+            )
         self.template, self.system = template, system
         names = dict.fromkeys(_PLACEHOLDER.findall(template))
         self.columns = tuple(column for column in names if column not in _OWN_PLACEHOLDERS)

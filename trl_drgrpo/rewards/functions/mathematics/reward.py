@@ -71,12 +71,10 @@ class MathReward(SampleReward):
         name: str = "math_reward",
     ):
         if answer_format not in ANSWER_FORMATS:
-            remedy = did_you_mean(
-                answer_format, ANSWER_FORMATS, "Say where the answer stands in a completion.", form="{!r}"
-            )
+            remedy = did_you_mean(answer_format, ANSWER_FORMATS, "Set how completions state the answer.", form="{!r}")
             raise InputError("answer_format", repr(answer_format), f"one of {', '.join(ANSWER_FORMATS)}", remedy)
         if not isinstance(answer_column, str) or not answer_column.isidentifier() or answer_column in _TAKEN:
-            remedy = "Name the column that holds the gold answer; rename it where TRL uses that name itself."
+            remedy = "Name the column that holds the gold answer; rename it if TRL uses that name itself."
             raise InputError("answer_column", repr(answer_column), "the name of a dataset column", remedy)
         if think_opened not in ("auto", True):
             remedy = "True fits a chat template that opens <think> itself; 'auto' fits all others."

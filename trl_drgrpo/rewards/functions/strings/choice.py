@@ -54,7 +54,9 @@ class ChoiceReward(SampleReward):
             or not re.fullmatch(r"[A-Z]{2,26}", letters)
             or len(set(letters)) < len(letters)
         ):
-            raise InputError("letters", repr(letters), "different capital letters, as ABCD", "Name every choice once.")
+            raise InputError(
+                "letters", repr(letters), "different capital letters, such as ABCD", "Name every choice once."
+            )
         self.column, self.letters = column, letters
 
     def score(self, completion: str, **columns: Any) -> float | None:

@@ -63,7 +63,7 @@ class FormatReward(SampleReward):
         super().__init__(name, columns=("prompts",))
         for field, tag in (("think_tag", think_tag), ("answer_tag", answer_tag)):
             if tag is not None and not re.fullmatch(r"[A-Za-z][\w-]*", str(tag)):
-                raise InputError(field, repr(tag), "the name of a tag", "Give it without its brackets.")
+                raise InputError(field, repr(tag), "the name of a tag", "Write it without angle brackets.")
         if think_opened not in ("auto", True, False):
             expected = "'auto', True or False"
             raise InputError("think_opened", repr(think_opened), expected, "'auto' fits most templates.")
@@ -168,13 +168,13 @@ class RegexReward(SampleReward):
         for field, flag in (("whole", whole), ("ignore_case", ignore_case), ("dotall", dotall)):
             check_flag(field, flag)
         if not pattern:
-            raise InputError("pattern", repr(pattern), "a pattern that is not empty", "Every text has the empty one.")
+            raise InputError("pattern", repr(pattern), "a non-empty pattern", "An empty one matches every text.")
         regex = importlib.import_module("regex")
         flags = (regex.IGNORECASE if ignore_case else 0) | (regex.DOTALL if dotall else 0)
         try:
             self.pattern = regex.compile(pattern, flags)
         except (regex.error, TypeError, ValueError) as error:
-            remedy = "Its syntax is that of the regex library; in YAML put it in single quotes."
+            remedy = "Use the syntax of the regex library; in YAML put it in single quotes."
             raise InputError("pattern", f"{pattern!r} ({error})", "a pattern that compiles", remedy) from error
         refuse_outside("timeout", timeout, positive(remedy="1 second is ample for a sound pattern."))
         self.column, self.whole, self.ignore_case, self.timeout = column, whole, ignore_case, timeout

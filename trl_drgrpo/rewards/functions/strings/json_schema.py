@@ -63,7 +63,7 @@ class JsonSchemaReward(SampleReward):
         if column is not None:
             _import_jsonschema()  # that it is missing is known before the run
         if schema is not None and not isinstance(schema, (Mapping, bool)):
-            remedy = "Mend the schema; one schema per row is a `column`."
+            remedy = "Fix the schema, or set `column` for one schema per row."
             raise InputError("schema", shortened(schema), "a JSON Schema: a mapping, true or false", remedy)
         if schema is not None:
             _validator(schema)
@@ -137,7 +137,7 @@ def _validator(schema: Any) -> Any:
         kind.check_schema(schema)
     except jsonschema.SchemaError as error:
         where = "/".join(str(part) for part in error.absolute_path) or "its top level"
-        remedy = "Mend the schema."
+        remedy = "Fix the schema."
         raise InputError("schema", f"a schema with {error.message} at {where}", "a JSON Schema", remedy) from error
     return kind(schema, registry=importlib.import_module("jsonschema_specifications").REGISTRY)
 

@@ -157,8 +157,8 @@ class NumericReward(SampleReward):
         _one_of("where", where, _WHERE)
         _one_of("thousands", thousands, (",", ".", " ", "'", ""))
         for field, tolerance in (("abs_tol", abs_tol), ("rel_tol", rel_tol)):
-            if finite_number(field, tolerance, "a number from 0", "0 compares exactly.") < 0:
-                raise InputError(field, repr(tolerance), "a number from 0", "0 compares exactly.")
+            if finite_number(field, tolerance, "a number of at least 0", "0 compares exactly.") < 0:
+                raise InputError(field, repr(tolerance), "a number of at least 0", "0 compares exactly.")
         self.column, self.where, self.thousands = column, where, thousands
         self.abs_tol, self.rel_tol = float(abs_tol), float(rel_tol)
 

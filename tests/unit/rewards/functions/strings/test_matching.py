@@ -216,7 +216,7 @@ def test_they_travel_and_ask_for_their_column(reward):
     [
         (ExactMatchReward, {"where": "box"}, "where: got 'box'; expected one of 'answer', 'marked', 'whole'"),
         (ExactMatchReward, {"whitespace": "trim"}, "whitespace: got 'trim'"),
-        (NumericReward, {"abs_tol": -1}, "abs_tol: got -1; expected a number from 0"),
+        (NumericReward, {"abs_tol": -1}, "abs_tol: got -1; expected a number of at least 0"),
         (NumericReward, {"rel_tol": float("nan")}, "rel_tol: got nan"),
         (NumericReward, {"thousands": ";"}, "thousands: got ';'"),
     ],
