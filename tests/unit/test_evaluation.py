@@ -12,11 +12,12 @@ from evaluations import result, samples
 from huggingface_hub import ModelCard
 
 from trl_drgrpo.common.errors import InputError, RewardError
+from trl_drgrpo.common.rows import check_prompt_rows
 from trl_drgrpo.evaluation.card import public_name, put_into_card
 from trl_drgrpo.evaluation.estimates import Estimate, mean_over_prompts, pass_at_k
 from trl_drgrpo.evaluation.models import base_name, check_model, holds_model, is_adapter, weights_mark
 from trl_drgrpo.evaluation.results import judged, read_results, write_results
-from trl_drgrpo.evaluation.running import check_rows, sample_and_score, score_completions
+from trl_drgrpo.evaluation.running import KIND, sample_and_score, score_completions
 from trl_drgrpo.evaluation.sampling import Decoding, ModelSampler, check_context, server_sampler
 from trl_drgrpo.evaluation.table import headline, markdown, notes, plain_text, table
 from trl_drgrpo.features.fast_path.decoding import decoder
@@ -279,7 +280,7 @@ def test_rows_that_cannot_be_evaluated():
         ([{"prompt": "a"}, {"prompt": ""}], r"dataset_name, row 1 \(from 0\)"),
     ):
         with pytest.raises(InputError, match=message):
-            check_rows(rows)
+            check_prompt_rows(rows, "dataset_name", [KIND])
 
 
 # Models --------------------------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ ELSEWHERE = {  # test file -> package files
     "trainer/test_process_rewards.py": "process_rewards/rollouts",
     "trainer/test_resume.py": "features/resume/run_state",
     "trainer/test_trainer.py": "trainer config/preflight upstream/host upstream/private_state",
+    "unit/config/test_validation.py": "config/group_validation",
     "unit/cli/test_eval.py": (
         "cli/eval_inputs cli/kept_recipe cli/problems cli/progress_bar cli/run_keys report/evaluations"
     ),

@@ -4,7 +4,7 @@ import random
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from vllm_server import Refused, Server
 
@@ -103,6 +103,9 @@ def has_a(completions, **kwargs):
     with_prm=st.booleans(),
     separator=st.sampled_from(["\n", "tokens:3", "re:\\n(?=a)"]),
     seed=st.integers(0, 5),
+)
+@example(  # three newlines are a step of their own
+    strategy="best_of_n", longest=26, extra=74, width=1, children=1, with_prm=False, separator="tokens:3", seed=1
 )
 def test_counts_are_what_was_sampled_and_never_above_the_budget(
     tokenizer, strategy, longest, extra, width, children, with_prm, separator, seed

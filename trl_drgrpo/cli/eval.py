@@ -100,7 +100,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _prepared(args: argparse.Namespace, given: Given) -> "_Task":
-    from trl_drgrpo.evaluation.running import check_rows
+    from trl_drgrpo.common.rows import check_prompt_rows
+    from trl_drgrpo.evaluation.running import KIND
     from trl_drgrpo.rewards.contract import reward_name
     from trl_drgrpo.rewards.registry import resolve_reward
 
@@ -115,7 +116,7 @@ def _prepared(args: argparse.Namespace, given: Given) -> "_Task":
         limit=args.limit,
         **{key: given.values.get(key) for key in PROMPT_KEYS},
     )
-    check_rows(rows)
+    check_prompt_rows(rows, "dataset_name", [KIND])
     return _Task(args, given, rows, rewards, facts_of(args, given, split, rows), output_of(args, given))
 
 

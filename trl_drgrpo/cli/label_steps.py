@@ -14,7 +14,7 @@ from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.folders import check_writable
 from trl_drgrpo.common.hub_errors import check_local
 from trl_drgrpo.common.ranges import refuse_out_of_range, refuse_outside, whole
-from trl_drgrpo.common.rows import prompt_problem
+from trl_drgrpo.common.rows import check_prompt_rows
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,12 +72,7 @@ def run(args: argparse.Namespace) -> int:
     check_local("--model_name_or_path", args.model)
     rows = read_json_lines(args.data)  # before anything heavy is imported
     reward = resolve_reward(args.reward, "--reward_funcs")
-    for number, row in enumerate(rows):
-        if problem := prompt_problem(row.get("prompt")):
-            expected = "a non-empty string, or a list of messages with role and content"
-            raise InputError(
-                f"{args.data}, row {number} (from 0)", f"{problem} as the prompt", expected, "Fix the row."
-            )
+    check_prompt_rows(rows, str(args.data))
     check_columns(reward, [name for name in rows[0] if name not in ("steps", "labels", "values")], args.reward)
     check_ready(reward)
     labeled = _label(args, rows, reward)

@@ -21,6 +21,7 @@ from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.folders import check_writable
 from trl_drgrpo.common.hub_errors import check_local
 from trl_drgrpo.common.ranges import refuse_outside, whole
+from trl_drgrpo.common.rows import check_prompt_rows
 
 # Options that no row depends on.
 _NOT_IN_THE_ROWS = ("output", "sft_output", "command", "run")
@@ -78,14 +79,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Search, write and sum up."""
     settings = _settings(args)
-    from trl_drgrpo.search.collecting import check_rows, collect
-    from trl_drgrpo.search.dataset import sft_rows, summary
+    from trl_drgrpo.search.collecting import collect
+    from trl_drgrpo.search.dataset import OWN_COLUMNS, sft_rows, summary
     from trl_drgrpo.search.output import SearchFile, to_lines
 
     with console.stdout_to_stderr():
         verifier, prm = _rewards(args)
         rows = _rows(args, verifier, prm)
-        check_rows(rows)
+        check_prompt_rows(rows, "dataset_name", OWN_COLUMNS)
         facts = {name: value for name, value in vars(args).items() if name not in _NOT_IN_THE_ROWS}
         found = SearchFile(args.output, {**facts, "dataset_digest": digest(rows)}, settings["problems_at_once"])
         found.open(len(rows))

@@ -6,7 +6,7 @@ when it is read again.
 """
 
 import importlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -53,6 +53,28 @@ def check_prompt_values(dataset: Any, field: str, where: str = "") -> None:
         "a non-empty string, or a list of messages with role and content",
         'Drop such rows, or convert the column; a message is {"role": "user", "content": "..."}.',
     )
+
+
+def check_prompt_rows(rows: Sequence[Mapping[str, Any]], field: str, own_columns: Sequence[str] = ()) -> None:
+    """Refuse rows in memory that a command cannot sample from.
+
+    Args:
+        rows (`Sequence[Mapping]`): Rows with a `prompt`.
+        field (`str`): Flag or file that the rows come from.
+        own_columns (`Sequence[str]`): Columns that the command writes itself.
+
+    Raises:
+        `InputError`: No rows, a column of the command's, or a prompt that cannot be read.
+    """
+    if not rows:
+        raise InputError(field, "no rows", "at least one prompt", "Add prompts.")
+    if taken := [name for name in rows[0] if name in own_columns]:
+        remedy = f"Rename it, for example `--rename_columns {taken[0]}=given_{taken[0]}`: this command writes its own."
+        raise InputError(field, f"a column {taken[0]!r}", "a dataset without it", remedy)
+    for number, row in enumerate(rows):
+        if problem := prompt_problem(row.get("prompt")):
+            expected = "a non-empty string, or a list of messages with role and content"
+            raise InputError(f"{field}, row {number} (from 0)", f"{problem} as the prompt", expected, "Fix the row.")
 
 
 def prompt_problem(prompt: Any) -> str:

@@ -21,7 +21,8 @@ from typing import Any, Literal
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.secrets import is_saving, scrubbed
-from trl_drgrpo.config.validation import validate, validate_batch, validate_groups
+from trl_drgrpo.config.group_validation import validate_batch, validate_groups
+from trl_drgrpo.config.validation import validate
 from trl_drgrpo.features.diagnostics.run_warnings import without_old_causes
 from trl_drgrpo.objective.step_advantages import FORMER_STEP_BASELINES
 from trl_drgrpo.upstream.versions import require_supported_trl

@@ -9,8 +9,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from trl_drgrpo.common.errors import InputError, RewardError
-from trl_drgrpo.common.rows import prompt_problem
+from trl_drgrpo.common.errors import RewardError
 from trl_drgrpo.process_rewards.texts import prompt_ids
 from trl_drgrpo.rewards.scoring.table import RewardScores, score_rows
 from trl_drgrpo.search.continuations import Continuation, Request, Sampler
@@ -18,19 +17,6 @@ from trl_drgrpo.search.output import SearchFile
 
 KIND = "eval"
 Row = dict[str, Any]
-
-
-def check_rows(rows: Sequence[Mapping[str, Any]], field: str = "dataset_name") -> None:
-    """Refuses no rows, a prompt that cannot be read, and a column under the name that the samples use."""
-    if not rows:
-        raise InputError(field, "no rows", "at least one prompt", "Add prompts.")
-    if KIND in rows[0]:
-        remedy = f"Rename it: --rename_columns {KIND}=given_{KIND}."
-        raise InputError(field, f"a column {KIND!r}", "a dataset without it", remedy)
-    for number, row in enumerate(rows):
-        if problem := prompt_problem(row.get("prompt")):
-            expected = "a non-empty string, or a list of messages with role and content"
-            raise InputError(f"{field}, row {number} (from 0)", f"{problem} as the prompt", expected, "Fix the row.")
 
 
 def sample_and_score(

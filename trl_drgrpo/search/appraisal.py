@@ -76,8 +76,8 @@ class Appraiser:
             node.outcome, node.is_verified = reward, True
 
     def _score(self, prm: StepScorer, found: Found) -> None:
-        """Scores of the steps that were not seen yet; one without text (an end token alone) has none."""
-        paths = [(problem, node, [step for step in node.path() if step.text.strip()]) for problem, node in found]
+        """Scores of the steps that were not seen yet; those at the end without text have none."""
+        paths = [(problem, node, node.readable_path()) for problem, node in found]
         paths = [path for path in paths if path[2]]
         if not paths:
             return

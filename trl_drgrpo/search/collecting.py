@@ -8,8 +8,7 @@ with seeds of its own: a search that is taken up at a group's beginning ends wit
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any
 
-from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.common.rows import prompt_problem
+from trl_drgrpo.common.rows import check_prompt_rows
 from trl_drgrpo.search.appraisal import Appraiser
 from trl_drgrpo.search.beam import beam
 from trl_drgrpo.search.best_of_n import best_of_n
@@ -60,7 +59,7 @@ def collect(
     """
     chosen = SearchSettings(**settings)
     check_values(verifier, prm)
-    check_rows(rows)
+    check_prompt_rows(rows, "dataset_name", OWN_COLUMNS)
     from trl_drgrpo.process_rewards.loading import load_tokenizer
 
     tokenizer = load_tokenizer(model, tokenizer)
@@ -80,21 +79,6 @@ def collect(
         )
     appraiser = Appraiser(chosen, verifier, prm)
     return search_rows(rows, sampler, tokenizer, appraiser, chosen, first)
-
-
-def check_rows(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Refuses no rows, a row without a prompt that can be read, and columns under the names of what is written."""
-    if not rows:
-        raise InputError("dataset_name", "no rows", "at least one problem", "Add prompts.")
-    if taken := [name for name in rows[0] if name in OWN_COLUMNS]:
-        remedy = f"Rename it, for example `--rename_columns {taken[0]}=given_{taken[0]}`: the search writes its own."
-        raise InputError("dataset_name", f"a column {taken[0]!r}", "a dataset without it", remedy)
-    for number, row in enumerate(rows):
-        if problem := prompt_problem(row.get("prompt")):
-            expected = "a non-empty string, or a list of messages with role and content"
-            raise InputError(
-                f"dataset_name, row {number} (from 0)", f"{problem} as the prompt", expected, "Fix the row."
-            )
 
 
 def search_rows(

@@ -64,7 +64,7 @@ def rows_of(problem: Problem, appraiser: Appraiser) -> list[Row]:
     budget = problem.budget
     rows = []
     for number, leaf in enumerate(leaves):
-        steps = [step for step in leaf.path() if step.text.strip()]
+        steps = leaf.readable_path()
         scores = {} if appraiser.prm is None else {"prm_scores": [step.score for step in steps]}
         accepted = appraiser.accepted(leaf)
         rows.append(

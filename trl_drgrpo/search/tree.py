@@ -72,6 +72,13 @@ class Node:
             node = node.parent
         return nodes[::-1]
 
+    def readable_path(self) -> list["Node"]:
+        """The same, up to the last step with text: blank lines or an end token after it are no step."""
+        nodes = self.path()
+        while nodes and not nodes[-1].text.strip():
+            nodes.pop()
+        return nodes
+
     def back_up(self, value: float) -> None:
         """Count a value here and in every node above."""
         node: Node | None = self
