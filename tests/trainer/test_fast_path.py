@@ -313,7 +313,7 @@ def test_inputs_that_cannot_be_regrouped_stay_with_trl(settings, prompts, tokeni
     stock = weights(train(DrGRPOTrainer, DrGRPOConfig, upstream, prompts, tokenizer, reward))
     assert_same_weights(ours, stock)
     assert not any(Watching.plans_seen)
-    assert caplog.text.count("Micro-batches with anything_new stay as TRL makes them.") == 1
+    assert caplog.text.count("Micro-batches with anything_new are not re-batched: they stay as TRL makes them.") == 1
 
 
 # Subclasses, other models, other precisions

@@ -325,7 +325,7 @@ def test_contradictions_are_errors_before_a_model_loads(fields, arguments, messa
 
 def test_images_are_refused_before_a_model_loads(settings, prompts, reward):
     pictures = prompts.add_column("image", [None] * len(prompts))
-    with pytest.raises(InputError, match="^forks: got 2 with the column image; expected text only"):
+    with pytest.raises(InputError, match="^forks: got 2 with the column image; expected prompts without images"):
         DrGRPOTrainer("no/such-model", reward, DrGRPOConfig(**settings), pictures)
 
 

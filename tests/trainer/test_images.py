@@ -43,7 +43,10 @@ def test_a_run_on_images_is_trls_and_resumes_from_the_middle_of_a_generation(pro
     assert_same_weights(weights(ours), weights(stock))
     start = dict(tiny_vision_model(processor).named_parameters())
     assert max(float((weights(ours)[name] - start[name]).detach().abs().max()) for name in start) > 1e-3
-    assert "image_grid_thw, mm_token_type_ids, num_images, pixel_values stay as TRL makes them." in caplog.text
+    assert (
+        "image_grid_thw, mm_token_type_ids, num_images, pixel_values are not re-batched: they stay as TRL makes them."
+        in caplog.text
+    )
     assert sum("eval_reward" in entry for entry in ours.state.log_history) == 1
     checkpoint = str(tmp_path / "ours" / "checkpoint-1")
     resumed = trained(DrGRPOTrainer, DrGRPOConfig(**fields), processor, data, checkpoint, **arguments)
@@ -70,5 +73,5 @@ def test_without_images_the_same_model_is_trained_on_the_fast_path(processor, tm
 @pytest.mark.parametrize("field", ["dynamic_sampling", "curriculum"])
 def test_chosen_prompts_with_images_are_refused_before_anything_loads(field, tmp_path):
     args = DrGRPOConfig(**short_run(tmp_path), **{field: True})
-    with pytest.raises(InputError, match=f"^{field}: got True with the column image; expected text only"):
+    with pytest.raises(InputError, match=f"^{field}: got True with the column image; expected prompts without images"):
         DrGRPOTrainer("no/such-model", length_reward, args, pictures(8))
