@@ -485,9 +485,9 @@ def test_steps_are_what_was_joined(tokenizer, stretches, breaks, leading, traili
     tool=st.none() | st.integers(1, 5),
 )
 def test_the_tokens_before_a_step_determine_where_it_begins(tokenizer, text, spec, tool):
-    # a lone \r counts as a line break until a \n follows, in a token of its own
-    assume("\r" not in (text.replace("\r\n", "") if tokenizer is BYTES else text))
     ids = encode(tokenizer, text)
+    # a \r at the end of a token counts as a line break until a \n follows in the next one
+    assume(not any(decode(tokenizer, [token]).endswith("\r") for token in ids))
     mask = None if tool is None else [int(not tool <= token < 2 * tool) for token in range(len(ids))]
     segmenter = step_segmenter(spec)
     ends = segmenter(ids, tokenizer, mask).ends
