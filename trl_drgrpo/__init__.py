@@ -6,7 +6,6 @@ Importing this package is cheap: names resolve on first use, so `import trl_drgr
 from typing import TYPE_CHECKING
 
 from trl_drgrpo.common.lazy import attach
-from trl_drgrpo.common.moved import find_moved_modules
 from trl_drgrpo.upstream.quiet import drop_notices
 
 if TYPE_CHECKING:
@@ -26,6 +25,5 @@ if TYPE_CHECKING:
     from trl_drgrpo.upstream.batches import RolloutBatch as RolloutBatch
     from trl_drgrpo.upstream.seams import check_upstream as check_upstream
 
-find_moved_modules()
 drop_notices()
 attach(__name__)

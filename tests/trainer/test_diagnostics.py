@@ -19,7 +19,6 @@ from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
 from trl_drgrpo.cli import flags, values
 from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.features.diagnostics.feature import STATE_FILE
-from trl_drgrpo.features.diagnostics.renamed import OLD_NAMES
 from trl_drgrpo.features.diagnostics.run_warnings import DEFAULTS, RunWarnings
 from trl_drgrpo.features.diagnostics.snapshot import BatchSnapshot
 from trl_drgrpo.features.diagnostics.statistics import BUCKETS
@@ -97,8 +96,6 @@ def test_logged_metrics_are_those_of_the_recorded_rows(settings, prompts, tokeni
         if sum(gradient_weights):
             logged = {b: logs[f"difficulty/gradient_weight_frac/{b}"] for b in shares}
             assert logged == pytest.approx({b: part / sum(gradient_weights) for b, part in shares.items()})
-        assert all(logs[old] == logs[new] for new, old in OLD_NAMES.items() if new in logs)  # of 0.1, until 0.3
-        assert {old for new, old in OLD_NAMES.items() if new in logs} == set(OLD_NAMES.values()) & logs.keys()
         assert logs["time/generate_s"] > 0
         assert logs["time/train_s"] > 0
         seconds = sum(logs[f"time/{phase}_s"] for phase in ("generate", "score", "train"))
@@ -179,7 +176,7 @@ def test_evaluations(settings, prompts, tokenizer):
     evaluation = next(entry for entry in read(settings, "metrics.jsonl") if entry["mode"] == "eval")
     assert 0 <= evaluation["logs"]["eval_drgrpo/pass_rate"] <= 1
     assert "eval_completions/unique_frac" in evaluation["logs"]
-    of_training = ("gradient_weight", "mass_frac", "zero_signal", "time/")
+    of_training = ("gradient_weight", "zero_signal", "time/")
     assert not [name for name in evaluation["logs"] if any(word in name for word in of_training)]
     groups = [group for group in read(settings, "completions.jsonl") if group["mode"] == "eval"]
     assert [(group["step"], group["group"]) for group in groups] == [(2, 0), (2, 1)]  # of two batches

@@ -23,8 +23,6 @@ from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.secrets import is_saving, scrubbed
 from trl_drgrpo.config.group_validation import validate_batch, validate_groups
 from trl_drgrpo.config.validation import validate
-from trl_drgrpo.features.diagnostics.run_warnings import without_old_causes
-from trl_drgrpo.objective.step_advantages import FORMER_STEP_BASELINES
 from trl_drgrpo.upstream.versions import require_supported_trl
 
 require_supported_trl()
@@ -34,7 +32,6 @@ from trl import GRPOConfig  # noqa: E402
 
 logger = logging.getLogger(__name__)
 
-_FORMER_FIELDS = {"right_reward": "correct_reward", "right_threshold": "correct_threshold"}  # of release 0.1
 # Fields of TRL whose default is another one here.
 _OWN_DEFAULTS = ("loss_type", "scale_rewards", "use_bias_correction_kl", "vllm_importance_sampling_mode")
 
@@ -129,8 +126,6 @@ class DrGRPOConfig(GRPOConfig):
         correct_threshold (`float`, *optional*):
             A completion is correct if that reward is at least this. Without it only a reward that gives nothing but 0
             and 1 is read as incorrect and correct.
-        right_reward, right_threshold (`str`, `float`, *optional*):
-            Former names of the two above; will be removed in 0.3.
         run_log (`bool`, *optional*, defaults to `True`):
             Write metrics, warnings and recorded completions to `<output_dir>/_drgrpo`, for `trl-drgrpo report`.
         record_groups (`int`, *optional*, defaults to `4`):
@@ -326,12 +321,6 @@ class DrGRPOConfig(GRPOConfig):
             "gives only 0 and 1."
         },
     )
-    right_reward: str | None = field(
-        default=None, metadata={"help": "Former name of correct_reward; will be removed in 0.3."}
-    )
-    right_threshold: float | None = field(
-        default=None, metadata={"help": "Former name of correct_threshold; will be removed in 0.3."}
-    )
     run_log: bool = field(
         default=True,
         metadata={"help": "Write metrics, warnings and recorded completions to <output_dir>/_drgrpo for the report."},
@@ -367,9 +356,7 @@ class DrGRPOConfig(GRPOConfig):
             "help": "Step rewards credited to a token: 'return_to_go', 'immediate' or 'min_increments'.",
         },
     )
-    step_baseline: Literal[
-        "to_go", "deepseekmath", "per_completion", "pooled_others", "same_index", "none", "pooled", "leave_one_out"
-    ] = field(
+    step_baseline: Literal["to_go", "deepseekmath", "per_completion", "pooled_others", "same_index", "none"] = field(
         default="to_go",
         metadata={
             "help": "Baseline of a step in its group: 'to_go' and 'none' are unbiased.",
@@ -464,26 +451,18 @@ class DrGRPOConfig(GRPOConfig):
 
     def _spell_out(self) -> None:
         """The forms that scripts and command lines may use, in the one that the rest reads."""
-        for old, new in _FORMER_FIELDS.items():
-            if getattr(self, old) is not None:
-                logger.warning("%s is now called %s; the old name will be removed in 0.3.", old, new)
-                setattr(self, new, getattr(self, old))
-                setattr(self, old, None)
         if self.scale_rewards in (False, "False", "false"):
             self.scale_rewards = "none"
         if isinstance(self.step_separator, str):
             self.step_separator = [self.step_separator]
         if self.advantage_baseline == "rloo":
             self.advantage_baseline = "leave_one_out"
-        current: Any = FORMER_STEP_BASELINES.get(self.step_baseline, self.step_baseline)
-        self.step_baseline = current
         if self.step_credit == "min_to_go" and self.step_baseline == "to_go":
             self.step_baseline = "deepseekmath"  # its default in 0.1.0
         if isinstance(self.dynamic_sampling, str) and self.dynamic_sampling.lower() in ("true", "false"):
             self.dynamic_sampling = self.dynamic_sampling.lower() == "true"
         if isinstance(self.run_warnings, str) and self.run_warnings.lower() in ("true", "false"):
             self.run_warnings = self.run_warnings.lower() == "true"
-        self.run_warnings = without_old_causes(self.run_warnings)
 
     def _fall_back_to_cpu(self) -> None:
         """Without an accelerator: CPU and float32, so that a script written for a GPU starts on a laptop."""

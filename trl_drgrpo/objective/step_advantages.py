@@ -29,7 +29,6 @@ StepCredit = Literal["return_to_go", "immediate", "min_increments", "min_to_go"]
 StepBaseline = Literal["to_go", "deepseekmath", "per_completion", "pooled_others", "same_index", "none"]
 STEP_CREDITS: tuple[str, ...] = get_args(StepCredit)
 STEP_BASELINES: tuple[str, ...] = get_args(StepBaseline)
-FORMER_STEP_BASELINES = {"pooled": "deepseekmath", "leave_one_out": "pooled_others"}  # names of 0.1.0
 
 Ragged = Sequence[Sequence[float | None]]
 
@@ -137,7 +136,6 @@ def step_advantages(
 
     ```
     """
-    baseline = FORMER_STEP_BASELINES.get(baseline, baseline)  # type: ignore[assignment]
     check_choices(credit, baseline, deepseekmath_std)
     if num_generations < 1 or len(step_rewards) % num_generations != 0:
         raise InputError(

@@ -9,7 +9,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from trl_drgrpo.features.diagnostics.renamed import with_new_names
 from trl_drgrpo.report.derived import derived_metrics
 from trl_drgrpo.report.records import Logged, Run, mapping, number, whole
 from trl_drgrpo.report.saved_completions import SavedCompletions
@@ -74,7 +73,7 @@ def _logged(line: Any) -> Logged | None:
     step = whole(mapping(line).get("step"))
     if step is None:
         return None
-    metrics = with_new_names({str(name): number(value) for name, value in line.items() if name not in _NOT_METRICS})
+    metrics = {str(name): number(value) for name, value in line.items() if name not in _NOT_METRICS}
     return Logged(step, "eval" if any(name.startswith("eval_") for name in metrics) else "train", metrics)
 
 

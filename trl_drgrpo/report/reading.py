@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.features.diagnostics.renamed import with_new_names
 from trl_drgrpo.report.json_lines import JsonLines
 from trl_drgrpo.report.recorded import RecordedCompletions
 from trl_drgrpo.report.records import Logged, Run, Warned, mapping, number, text, whole
@@ -181,7 +180,7 @@ def _logged(lines: JsonLines, starts: Starts, notes: list[str]) -> list[Logged]:
             superseded += 1
         else:
             metrics = {str(name): number(value) for name, value in mapping(line.get("logs")).items()}
-            logged.append(Logged(step, text(line.get("mode", "train")), with_new_names(metrics), time))
+            logged.append(Logged(step, text(line.get("mode", "train")), metrics, time))
     _note_unreadable(lines.unreadable, lines.path.name, notes)
     if superseded:
         notes.append(f"{superseded} logged entries were done again after a crash, or are an earlier run's: left out.")

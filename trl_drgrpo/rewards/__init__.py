@@ -22,10 +22,6 @@ if TYPE_CHECKING:
     from trl_drgrpo.rewards.adapters import from_trl as from_trl
     from trl_drgrpo.rewards.adapters import from_verifiers as from_verifiers
     from trl_drgrpo.rewards.adapters import from_verl as from_verl
-    from trl_drgrpo.rewards.adapters import to_openrlhf as to_openrlhf
-    from trl_drgrpo.rewards.adapters import to_swift as to_swift
-    from trl_drgrpo.rewards.adapters import to_verifiers as to_verifiers
-    from trl_drgrpo.rewards.adapters import to_verl as to_verl
     from trl_drgrpo.rewards.columns import check_columns as check_columns
     from trl_drgrpo.rewards.composition import cached as cached
     from trl_drgrpo.rewards.composition import clipped as clipped

@@ -96,11 +96,7 @@ def test_the_words_of_a_range():
 def test_every_number_of_a_configuration_has_a_range():
     """A number that a newer TRL or transformers adds is to be thought about, too."""
     fields = {f.name: getattr(f.type, "__name__", str(f.type)) for f in dataclasses.fields(DrGRPOConfig)}
-    numbers = {
-        name
-        for name, kind in fields.items()
-        if name != "right_threshold" and {"int", "float"} & set(re.split(r"\s*\|\s*", kind))
-    }
+    numbers = {name for name, kind in fields.items() if {"int", "float"} & set(re.split(r"\s*\|\s*", kind))}
     assert {name for name in numbers - set(RANGES) if not name.startswith(OTHER_LOSSES)} == set()
     of_recipes = {"lora_r", "lora_alpha", "lora_dropout", "early_stopping_patience"}
     assert set(RANGES) - set(fields) == of_recipes

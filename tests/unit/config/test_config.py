@@ -8,7 +8,6 @@ from trl import GRPOConfig
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.config.validation import _choices
-from trl_drgrpo.objective.step_advantages import FORMER_STEP_BASELINES
 from trl_drgrpo.upstream.quiet import drop_notices
 
 no_accelerator = pytest.mark.skipif("__import__('torch').accelerator.is_available()", reason="has an accelerator")
@@ -249,29 +248,12 @@ def test_a_separator_that_was_not_chosen_is_the_turn_where_there_are_turns():
     assert config.separators(has_turns=True) == ["\n"]
 
 
-def test_former_names_are_read_as_the_new_ones_and_said(caplog):
-    config = DrGRPOConfig(use_cpu=True, right_reward="accuracy", right_threshold=0.5)
-    assert (config.correct_reward, config.correct_threshold) == ("accuracy", 0.5)
-    assert (config.right_reward, config.right_threshold) == (None, None)
-    assert [r.getMessage() for r in caplog.records if "will be removed in 0.3" in r.getMessage()] == [
-        "right_reward is now called correct_reward; the old name will be removed in 0.3.",
-        "right_threshold is now called correct_threshold; the old name will be removed in 0.3.",
-    ]
-
-
-def test_former_causes_of_warnings_are_read_as_the_new_ones(caplog):
-    config = DrGRPOConfig(use_cpu=True, run_warnings='{"all_wrong": false}')
-    assert config.run_warnings == {"all_incorrect": False}
-    config.check()
-    assert caplog.text.count("all_wrong is now called all_incorrect") == 1
-
-
 def test_rloo_is_leave_one_out():
     assert DrGRPOConfig(use_cpu=True, advantage_baseline="rloo").advantage_baseline == "leave_one_out"
 
 
 def test_choices_are_typed_as_they_are_checked():
-    former = {"advantage_baseline": {"rloo"}, "step_baseline": set(FORMER_STEP_BASELINES)}  # spelled out before
+    former = {"advantage_baseline": {"rloo"}}  # spelled out before
     typed = {f.name: set(get_args(f.type)) for f in dataclasses.fields(DrGRPOConfig) if get_origin(f.type) is Literal}
     assert len(typed) == 9
     for name, choices in typed.items():

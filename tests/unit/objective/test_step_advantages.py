@@ -170,9 +170,12 @@ def test_rows_without_steps_are_zero(num_generations):
         (lambda: step_advantages([[1.0]], 1, baseline="mean"), "baseline: got 'mean'"),
         (lambda: step_advantages([[1.0]], 1, "min_to_go", "same_index"), "baseline: got 'same_index' with"),
         (lambda: step_advantages([[1.0]], 1, "min_to_go"), "baseline: got 'to_go' with credit 'min_to_go'"),
-        (lambda: step_advantages([[1.0]], 1, "min_increments", "pooled"), "baseline: got 'deepseekmath' with credit"),
         (
-            lambda: step_advantages([[1.0]], 1, "min_to_go", "pooled", deepseekmath_std=True),
+            lambda: step_advantages([[1.0]], 1, "min_increments", "deepseekmath"),
+            "baseline: got 'deepseekmath' with credit",
+        ),
+        (
+            lambda: step_advantages([[1.0]], 1, "min_to_go", "deepseekmath", deepseekmath_std=True),
             "deepseekmath_std: got True with",
         ),
         (lambda: step_advantages([[1.0, 2.0]], 1, state_keys=[["a"]]), "state_keys: got 1 keys for 2 steps in row 0"),

@@ -8,7 +8,6 @@ import pytest
 from report_runs import START, about, group_line, write_lines, write_run_log
 
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.features.diagnostics.renamed import OLD_NAMES, with_old_names
 from trl_drgrpo.report.reading import read_run, read_runs
 
 
@@ -33,25 +32,6 @@ def test_a_whole_run(folder):
     assert sorted(group.step for group in groups.values()) == [5, 10, 15, 20]
     assert (run.completions.groups, run.completions.rows, run.completions.rows_are_exact) == (4, 32, True)
     assert run.notes == []
-
-
-def test_runs_of_0_1_read_as_those_of_today(folder, tmp_path):
-    """Old names become new ones, of two names for one value the new one stays; so they share curves and panels."""
-    path = folder / "_drgrpo" / "metrics.jsonl"
-    new = [json.loads(line) for line in path.read_text().splitlines()]
-    entries = {entry["step"]: entry["logs"] for entry in new if entry["mode"] == "train"}
-    assert entries[1].keys() & OLD_NAMES.keys()
-    for older in (True, False):
-        lines = [{**entry, "logs": with_old_names(entry["logs"])} for entry in new]
-        for line in lines if older else []:
-            line["logs"] = {name: value for name, value in line["logs"].items() if name not in OLD_NAMES}
-        write_lines(path, lines)
-        read = read_run(folder)
-        assert {entry.step: entry.metrics for entry in read.logged if entry.mode == "train"} == entries
-    last = with_old_names(entries[20])
-    state = {"global_step": 20, "max_steps": 20, "log_history": [{"step": 20, **last}]}
-    (tmp_path / "trainer_state.json").write_text(json.dumps(state))  # of a run without a run log
-    assert read_run(tmp_path).logged[0].metrics == entries[20]
 
 
 def test_correctness_without_a_threshold(folder):

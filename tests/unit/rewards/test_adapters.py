@@ -176,18 +176,11 @@ def test_batch_functions_are_called_once():
         (lambda: adapters.from_r1_zero("oat"), "grader: got 'oat'"),
         (lambda: adapters.from_reasoning_gym("chain_sums"), "task: got 'chain_sums'.* Did you mean chain_sum"),
         (lambda: adapters.from_reasoning_gym(7), "task: got 7"),
-        (lambda: adapters.to_verl(needs_tokens), "a reward that needs completion_ids; .* all that verl passes"),
-        (lambda: adapters.to_openrlhf(needs_tokens), "a reward that needs completion_ids"),
-        (lambda: adapters.to_verifiers(needs_tokens), "a reward that needs completion_ids"),
     ],
 )
 def test_options_that_do_not_fit(build, message):
     with pytest.raises(InputError, match=message):
         build()
-
-
-def needs_tokens(completion_ids, **kwargs):
-    return [float(len(ids)) for ids in completion_ids]
 
 
 # Failures ------------------------------------------------------------------------------------------------------------
@@ -294,16 +287,6 @@ def test_openrlhf_prompts_of_messages():
     assert adapted(label=[None], **conversation) == [1.0]
 
 
-def test_to_openrlhf_cuts_prompt_and_end_token():
-    def length(prompts, completions, answer, **kwargs):
-        return [float(len(c)) if a else None for c, a in zip(completions, answer, strict=True)]
-
-    reward_func = adapters.to_openrlhf(length, end_tokens=["<|im_end|>"], unscorable=-2.0)
-    output = reward_func(["p:abc<|im_end|>\n", "q:ab", "other"], ["p:", "q:", "zz"], ["x", "", "y"])
-    assert output["rewards"].tolist() == output["scores"].tolist() == [3.0, -2.0, 5.0]
-    assert output["rewards"].dtype == torch.float32
-
-
 # ms-swift ------------------------------------------------------------------------------------------------------------
 
 
@@ -339,15 +322,6 @@ def test_orm_classes_that_cannot_be_made():
         adapters.from_swift(Orm)
     with pytest.raises(InputError, match="none: AsyncOrm takes no args"):
         adapters.from_swift(AsyncOrm, args={"limit": 1})
-
-
-def test_to_swift_is_async_for_async_rewards():
-    async def later(completions, prompts, answer, **kwargs):
-        return [float(prompts[0][0]["content"] == "q" and a == "x") for a in answer]
-
-    made = adapters.to_swift(later)(args=None)
-    messages = [[{"role": "user", "content": "q"}, *message("a")]]
-    assert asyncio.run(made(["a"], messages=messages, answer=["x"], trainer_state=None)) == [1.0]
 
 
 # verifiers -----------------------------------------------------------------------------------------------------------
@@ -429,48 +403,3 @@ def test_plain_functions_keep_name_signature_and_async():
     with pytest.raises(InputError, match="a column 'answer'"):
         check_columns(adapted, ["prompt"], "later")
     assert adapters.from_trl("list_sum_reward", name="sums").__name__ == "sums"
-
-
-# There and back ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("batched", [True, False])
-def test_there_and_back_through_verl(batched):
-    def reward(prompts, completions, answer, level, **kwargs):
-        assert prompts[0] == "2+2="
-        return [float(c == a) * n if n else None for c, a, n in zip(completions, answer, level, strict=True)]
-
-    compute_score = adapters.to_verl(reward, batched=batched, unscorable=-1.0)
-    back = adapters.from_verl(compute_score)
-    infos = [{"question": "2+2=", "level": level} for level in (3, 3, 0)]
-    columns = {"data_source": ["s"] * 3, "extra_info": infos, **truths("4", "4", "4")}
-    assert back(completions=["4", "5", "4"], **columns) == [3.0, 0.0, -1.0]
-
-
-def test_to_verl_of_an_async_reward_is_async():
-    async def reward(completions, ground_truth, **kwargs):
-        return [float(c == g) for c, g in zip(completions, ground_truth, strict=True)]
-
-    compute_score = adapters.to_verl(reward)
-    assert inspect.iscoroutinefunction(compute_score)
-    assert asyncio.run(compute_score("s", "4", "4", None)) == 1.0
-    assert adapters.to_verl(reward, batched=True)(["s"] * 2, ["4", "5"], ["4", "4"]) == [1.0, 0.0]
-
-
-@pytest.mark.parametrize("stack", ["verl", "openrlhf", "swift", "verifiers"])
-def test_the_way_out_is_deprecated(stack):
-    with pytest.warns(
-        DeprecationWarning, match=f"^to_{stack} will be removed in 0.3. Write the three lines"
-    ) as caught:
-        getattr(adapters, f"to_{stack}")(equal)
-    assert caught[0].filename == __file__  # Python shows it to the one who calls
-
-
-def test_to_verifiers_scores_with_info_columns():
-    def reward(completions, solution, **kwargs):
-        return [None if c == "?" else float(c == s) for c, s in zip(completions, solution, strict=True)]
-
-    scored = adapters.to_verifiers(reward, unscorable=0.5)
-    assert scored.__name__ == "reward"
-    assert asyncio.run(scored(prompt="p", completion="4", answer="4", state={}, parser=None)) == 1.0
-    assert asyncio.run(scored(prompt="p", completion="?", answer="4", info='{"x": 1}')) == 0.5

@@ -18,7 +18,6 @@ from trl_drgrpo.features.diagnostics.correctness import CorrectnessRule
 from trl_drgrpo.features.diagnostics.first_loss import first_loss_remarks, is_first_loss
 from trl_drgrpo.features.diagnostics.group_records import group_records, recorded_groups, row_record
 from trl_drgrpo.features.diagnostics.phase_clock import GENERATE, SCORE, PhaseClock
-from trl_drgrpo.features.diagnostics.renamed import with_old_names
 from trl_drgrpo.features.diagnostics.run_facts import run_facts, start_facts
 from trl_drgrpo.features.diagnostics.run_log import RunLog
 from trl_drgrpo.features.diagnostics.run_warnings import RunWarnings, warning_thresholds
@@ -170,7 +169,7 @@ class Diagnostics(DescribingFeature):
                 groups = group_records(records, rows.num_generations, step, mode, first_group, batch.forks)
                 self.run_log.completions(groups)
                 self.newest_groups = groups
-        return with_old_names(batch_statistics(rows, trains))
+        return batch_statistics(rows, trains)
 
     def _groups_before(self, mode: str, step: int, groups: int) -> int:
         """Groups in earlier batches of the step: one that accumulates, and an evaluation, may generate several."""

@@ -11,7 +11,6 @@ from typing import Any
 
 from trl_drgrpo.common.errors import InputError, did_you_mean
 from trl_drgrpo.common.ranges import positive, share, whole
-from trl_drgrpo.features.diagnostics.renamed import OLD_CAUSES, with_new_causes
 from trl_drgrpo.features.diagnostics.watch import Metrics, Watch
 from trl_drgrpo.features.diagnostics.watches import WATCHES
 
@@ -47,7 +46,7 @@ def warning_thresholds(setting: Any) -> dict[str, dict[str, float]]:
     setting = _parsed(setting)
     if setting is False:
         return {}
-    chosen: dict[str, Any] = {} if setting is True else with_new_causes(setting)
+    chosen: dict[str, Any] = {} if setting is True else setting
     thresholds = {}
     for cause in chosen:
         _refuse_unknown(cause, DEFAULTS, "")
@@ -64,17 +63,6 @@ def warning_thresholds(setting: Any) -> dict[str, dict[str, float]]:
             _check_value(cause, name, value)
         thresholds[cause] = {**defaults, **overrides}
     return thresholds
-
-
-def without_old_causes(setting: Any) -> Any:
-    """`run_warnings` as configured, with the causes of today in the place of former ones, which are said."""
-    if isinstance(setting, str):
-        setting = _parsed(setting)
-    if not isinstance(setting, Mapping):
-        return setting
-    for old in OLD_CAUSES.keys() & setting.keys():
-        logger.warning("run_warnings: %s is now called %s; the old name will be removed in 0.3.", old, OLD_CAUSES[old])
-    return with_new_causes(setting)
 
 
 def _parsed(setting: Any) -> Any:
@@ -190,15 +178,12 @@ class RunWarnings:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned; causes that are watched anew start from nothing.
-
-        So do all where release 0.1.0 wrote the state: its readings were logs.
-        """
-        self.said = with_new_causes(state["said"])
-        self.step = state.get("step", 0)
-        self.signal_steps = state["signal_steps"] if "signal_steps" in state else state["logged_steps"]
+        """Restore what `state_dict` returned; causes that are watched anew start from nothing."""
+        self.said = state["said"]
+        self.step = state["step"]
+        self.signal_steps = state["signal_steps"]
         self.dead_steps = state["dead_steps"]
-        seen = with_new_causes(state.get("seen", {}))
+        seen = state["seen"]
         for watch in self._watches:
             if seen.get(watch.cause, {}).keys() == watch.seen.keys():
                 watch.seen = seen[watch.cause]

@@ -1,14 +1,14 @@
-"""Reward functions of the neighboring stacks as TRL's, in one call each; the other way round (deprecated) until 0.3.
+"""Reward functions of the neighboring stacks as TRL's, in one call each.
 
-| stack | in | out |
-|---|---|---|
-| TRL, open-r1 | [`from_trl`] | |
-| verl | [`from_verl`] | [`to_verl`] |
-| OpenRLHF | [`from_openrlhf`] | [`to_openrlhf`] |
-| ms-swift | [`from_swift`] | [`to_swift`] |
-| verifiers | [`from_verifiers`] | [`to_verifiers`] |
-| reasoning-gym | [`from_reasoning_gym`] | |
-| understand-r1-zero, oat | [`from_r1_zero`] | |
+| stack | adapter |
+|---|---|
+| TRL, open-r1 | [`from_trl`] |
+| verl | [`from_verl`] |
+| OpenRLHF | [`from_openrlhf`] |
+| ms-swift | [`from_swift`] |
+| verifiers | [`from_verifiers`] |
+| reasoning-gym | [`from_reasoning_gym`] |
+| understand-r1-zero, oat | [`from_r1_zero`] |
 
 None of these stacks needs to be installed: an adapter knows how the other side calls, not the other side's code.
 """
@@ -19,15 +19,11 @@ from trl_drgrpo.common.lazy import attach
 
 if TYPE_CHECKING:
     from trl_drgrpo.rewards.adapters.openrlhf import from_openrlhf as from_openrlhf
-    from trl_drgrpo.rewards.adapters.openrlhf import to_openrlhf as to_openrlhf
     from trl_drgrpo.rewards.adapters.r1_zero import from_r1_zero as from_r1_zero
     from trl_drgrpo.rewards.adapters.reasoning_gym import from_reasoning_gym as from_reasoning_gym
     from trl_drgrpo.rewards.adapters.swift import from_swift as from_swift
-    from trl_drgrpo.rewards.adapters.swift import to_swift as to_swift
     from trl_drgrpo.rewards.adapters.trl import from_trl as from_trl
     from trl_drgrpo.rewards.adapters.verifiers import from_verifiers as from_verifiers
-    from trl_drgrpo.rewards.adapters.verifiers import to_verifiers as to_verifiers
     from trl_drgrpo.rewards.adapters.verl import from_verl as from_verl
-    from trl_drgrpo.rewards.adapters.verl import to_verl as to_verl
 
 attach(__name__)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.rewards.adapters import foreign_calls, outward
+from trl_drgrpo.rewards.adapters import foreign_calls
 from trl_drgrpo.rewards.adapters.foreign_calls import Call, Convention
 from trl_drgrpo.rewards.adapters.samples import Place, Sample, read_samples
 from trl_drgrpo.rewards.contract import OnError, check_flag, innermost, log_mean, reward_name, validate_rewards
@@ -127,49 +127,3 @@ def rewards_in(result: Any) -> Any:
         return result
     rewards = result.get("rewards")
     return result.get("scores") if rewards is None else rewards
-
-
-def to_openrlhf(reward: Callable, *, end_tokens: Sequence[str] = (), unscorable: float = 0.0) -> Callable:
-    """
-    A reward function of TRL's form as OpenRLHF's.
-
-    Deprecated: will be removed in 0.3, since what OpenRLHF calls takes three lines to write.
-
-    Write `reward_func = to_openrlhf(reward, end_tokens=["<|im_end|>"])` in the file that the trainer's reward URL
-    names. The label reaches the reward as `label`, `answer` and `solution`; the completion is the query without the
-    prompt at its start (the whole query, where it does not start with it).
-
-    Args:
-        reward (`Callable`):
-            The reward function; sync or async.
-        end_tokens (`Sequence[str]`, *optional*):
-            Texts to cut from the end of completions: OpenRLHF decodes special tokens too.
-        unscorable (`float`, *optional*, defaults to 0.0):
-            Score in place of `None`, which OpenRLHF does not know.
-
-    Returns:
-        `Callable`: `reward_func(queries, prompts, labels, **kwargs)`, whose dict holds `rewards` and `scores`, float32
-        tensors of length `B`, and empty `extra_logs`.
-
-    Raises:
-        [`InputError`]: If the reward needs token ids, which OpenRLHF does not pass.
-    """
-    outward.warn_of_removal("to_openrlhf", "OpenRLHF")
-    outward.refuse_token_ids(reward, "OpenRLHF")
-
-    def reward_func(queries: Sequence[str], prompts: Sequence[str], labels: Sequence[Any], **kwargs: Any) -> dict:
-        import torch
-
-        texts = [_cut(query.removeprefix(prompt), end_tokens) for query, prompt in zip(queries, prompts, strict=True)]
-        columns: dict[str, list[Any]] = {key: list(labels) for key in ("label", "answer", "solution")}
-        scores = outward.score_now(reward, outward.call_keywords(reward, texts, list(prompts), columns))
-        rewards = torch.tensor([unscorable if score is None else score for score in scores], dtype=torch.float32)
-        return {"rewards": rewards, "scores": rewards.clone(), "extra_logs": {}}
-
-    return reward_func
-
-
-def _cut(text: str, end_tokens: Sequence[str]) -> str:
-    for token in end_tokens:
-        text = text.rstrip("\n").removesuffix(token) if text.rstrip("\n").endswith(token) else text
-    return text

@@ -12,7 +12,7 @@ from typing import Any
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.rewards import signatures
-from trl_drgrpo.rewards.adapters import foreign_calls, outward
+from trl_drgrpo.rewards.adapters import foreign_calls
 from trl_drgrpo.rewards.adapters.samples import NOT_COLUMNS, as_messages
 from trl_drgrpo.rewards.contract import innermost, reward_name
 from trl_drgrpo.rewards.text import completion_text
@@ -98,57 +98,3 @@ class _AsyncSwift(_Swift):
     async def __call__(self, completions: Sequence[Any], **kwargs: Any) -> Any:
         texts = [completion_text(completion) for completion in completions]
         return await self.orm(texts, **self.keywords(texts, kwargs))
-
-
-def to_swift(reward: Callable) -> type:
-    """
-    A reward function of TRL's form as a class for ms-swift's `orms`.
-
-    Deprecated: will be removed in 0.3, since what ms-swift calls takes three lines to write.
-
-    Write `orms["my_reward"] = to_swift(reward)` in an external plugin, and name `my_reward` in `reward_funcs`.
-
-    Args:
-        reward (`Callable`): The reward function; sync or async.
-
-    Returns:
-        `type`: Named like the reward, because ms-swift logs class names. Its instances are called as
-        `orm(completions, <columns>, **kwargs) -> list[float | None]`; `None` is left out of the sum there, too.
-    """
-    outward.warn_of_removal("to_swift", "ms-swift")
-
-    def keywords(completions: Sequence[Any], given: dict[str, Any]) -> dict[str, Any]:
-        messages = given.get("messages")
-        columns = {key: value for key, value in given.items() if key != "trainer_state" and _is_column(value)}
-        more = {
-            "trainer_state": given.get("trainer_state"),
-            "completion_ids": [_flat(ids) for ids in given.get("response_token_ids") or [[]] * len(completions)],
-        }
-        prompts = None if messages is None else [list(row[:-1]) for row in messages]
-        return outward.call_keywords(reward, list(completions), prompts, columns, **more)
-
-    class Reward:
-        def __init__(self, args: Any = None, **kwargs: Any):
-            self.args = args
-
-        def __call__(self, completions: Sequence[str], **kwargs: Any) -> list[float | None]:
-            return outward.score_now(reward, keywords(completions, kwargs))
-
-    class AsyncReward(Reward):
-        async def __call__(  # pyright: ignore[reportIncompatibleMethodOverride]
-            self, completions: Sequence[str], **kwargs: Any
-        ) -> list[float | None]:
-            return await outward.score_later(reward, keywords(completions, kwargs))
-
-    made = AsyncReward if inspect.iscoroutinefunction(innermost(reward)) else Reward
-    made.__name__ = made.__qualname__ = reward_name(reward)
-    return made
-
-
-def _is_column(value: Any) -> bool:
-    return isinstance(value, Sequence) and not isinstance(value, str)
-
-
-def _flat(ids: Any) -> list[int]:
-    """Token ids of a completion; over several turns ms-swift keeps one list per turn."""
-    return [token for turn in ids for token in turn] if ids and isinstance(ids[0], list) else list(ids or [])

@@ -12,7 +12,7 @@ from typing import Any
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.rewards import signatures
-from trl_drgrpo.rewards.adapters import foreign_calls, outward
+from trl_drgrpo.rewards.adapters import foreign_calls
 from trl_drgrpo.rewards.adapters.foreign_calls import Call, Convention
 from trl_drgrpo.rewards.adapters.samples import Sample, decoded
 from trl_drgrpo.rewards.contract import OnError, reward_name
@@ -143,38 +143,3 @@ class _Verifiers(Convention):
         state = {**row, **fields, "trajectory": []}
         position = next(i for i, known in enumerate(self.functions) if known is function)
         return (), signatures.select(function, {**row, **fields, "state": state, **self.objects[position]})
-
-
-def to_verifiers(reward: Callable, *, unscorable: float = 0.0) -> Callable:
-    """
-    A reward function of TRL's form as a function for a verifiers `Rubric`.
-
-    Deprecated: will be removed in 0.3, since what verifiers calls takes three lines to write.
-
-    The answer reaches the reward as `answer` and `solution`; the entries of `info` and the columns of the row reach it
-    as its columns.
-
-    Args:
-        reward (`Callable`): The reward function; sync or async.
-        unscorable (`float`, *optional*, defaults to 0.0): Score in place of `None`, which a rubric does not know.
-
-    Returns:
-        `Callable`: `async f(prompt, completion, answer="", info=None, **kwargs) -> float`, named like the reward.
-
-    Raises:
-        [`InputError`]: If the reward needs token ids, which a rubric does not pass.
-    """
-    outward.warn_of_removal("to_verifiers", "verifiers")
-    outward.refuse_token_ids(reward, "verifiers")
-
-    async def reward_func(prompt, completion, answer="", info=None, **kwargs) -> float:
-        entries = decoded(info)
-        row = {key: value for key, value in kwargs.items() if key not in ("state", "parser", "task")}
-        row |= entries if isinstance(entries, Mapping) else {}
-        columns = {key: [value] for key, value in {**row, "answer": answer, "solution": answer}.items()}
-        keywords = outward.call_keywords(reward, [completion], [prompt], columns)
-        score = (await outward.score_later(reward, keywords))[0]
-        return unscorable if score is None else score
-
-    reward_func.__name__ = reward_func.__qualname__ = reward_name(reward)
-    return reward_func

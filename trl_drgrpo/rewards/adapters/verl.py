@@ -11,7 +11,7 @@ from typing import Any
 
 from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.rewards import signatures
-from trl_drgrpo.rewards.adapters import foreign_calls, outward
+from trl_drgrpo.rewards.adapters import foreign_calls
 from trl_drgrpo.rewards.adapters.foreign_calls import Call, Convention
 from trl_drgrpo.rewards.adapters.samples import Place, Sample, decoded, read_samples
 from trl_drgrpo.rewards.contract import OnError, innermost, reward_name
@@ -171,57 +171,3 @@ class _AsyncBatch(_Batch):
         self, completions: Sequence[Any], prompts: Sequence[Any] | None = None, **kwargs: Any
     ) -> list[Any]:
         return self.results(await self.function(**self.keywords(completions, prompts, kwargs)))
-
-
-def to_verl(reward: Callable, *, batched: bool = False, unscorable: float = 0.0) -> Callable:
-    """
-    A reward function of TRL's form as verl's `compute_score`.
-
-    Deprecated: will be removed in 0.3, since what verl calls takes three lines to write.
-
-    Write `compute_score = to_verl(reward)` in the file that `custom_reward_function.path` names. The entries of
-    `extra_info` reach the reward as its columns, and the ground truth as `ground_truth`, `answer` and `solution`.
-
-    Args:
-        reward (`Callable`):
-            The reward function; sync or async.
-        batched (`bool`, *optional*, defaults to `False`):
-            Whether to return the form of verl's batch reward manager: plural names, a list of scores.
-        unscorable (`float`, *optional*, defaults to 0.0):
-            Score in place of `None`, which verl does not know.
-
-    Returns:
-        `Callable`: `compute_score(data_source, solution_str, ground_truth, extra_info=None, **kwargs) -> float`;
-        `async` if the reward is (in the batch form never).
-
-    Raises:
-        [`InputError`]: If the reward needs token ids, which verl does not pass.
-    """
-    outward.warn_of_removal("to_verl", "verl")
-    outward.refuse_token_ids(reward, "verl")
-
-    def keywords(sources: Sequence[Any], texts: Sequence[str], truths: Sequence[Any], extras: Sequence[Any] | None):
-        infos = [dict(extra or {}) for extra in (extras if extras is not None else [None] * len(texts))]
-        columns = {key: [info.get(key) for info in infos] for info in infos for key in info}
-        columns |= {key: list(truths) for key in ("ground_truth", "answer", "solution")}
-        prompts = [info.get("prompt") or info.get("question") or "" for info in infos]
-        return outward.call_keywords(reward, list(texts), prompts, {**columns, "data_source": list(sources)})
-
-    def scored(scores: list[float | None]) -> list[float]:
-        return [unscorable if score is None else score for score in scores]
-
-    def compute_scores(data_sources, solution_strs, ground_truths, extra_infos=None, **kwargs) -> list[float]:
-        return scored(outward.score_now(reward, keywords(data_sources, solution_strs, ground_truths, extra_infos)))
-
-    def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kwargs) -> float:
-        return scored(
-            outward.score_now(reward, keywords([data_source], [solution_str], [ground_truth], [extra_info]))
-        )[0]
-
-    async def compute_score_later(data_source, solution_str, ground_truth, extra_info=None, **kwargs) -> float:
-        given = keywords([data_source], [solution_str], [ground_truth], [extra_info])
-        return scored(await outward.score_later(reward, given))[0]
-
-    if batched:
-        return compute_scores
-    return compute_score_later if inspect.iscoroutinefunction(innermost(reward)) else compute_score

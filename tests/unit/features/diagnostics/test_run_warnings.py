@@ -7,7 +7,7 @@ import pytest
 from told import Told
 
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.features.diagnostics.run_warnings import DEFAULTS, warning_thresholds, without_old_causes
+from trl_drgrpo.features.diagnostics.run_warnings import DEFAULTS, warning_thresholds
 
 
 def test_each_cause_once_and_silenceable(caplog):
@@ -46,21 +46,6 @@ def test_a_run_that_starts_over_is_judged_by_its_own_steps():
     assert told.feed(after=39, completions__truncated_frac=[0.9]).causes == ["truncation"]
 
 
-def test_the_state_of_release_0_1_0_keeps_what_was_said():
-    state = {
-        "said": {"truncation": 7},
-        "logged_steps": 9,
-        "dead_steps": 8,
-        "history": {"dead_groups": [[0.9, 0.0, 0.0, 0.5]] * 19, "reward_failing": {"rewards/a/failed_frac": [0.2]}},
-    }
-    told = Told()
-    told.watched.load_state_dict(state)
-    told.feed(after=90, completions__truncated_frac=[0.9] * 40)
-    told.feed(after=130, drgrpo__zero_signal_frac=[1.0] * 19)
-    assert told.causes == []  # its readings may be means of several steps
-    assert told.feed(after=149, drgrpo__zero_signal_frac=[1.0]).finish().causes == ["dead_groups"]  # 1 of 9 was alive
-
-
 @pytest.mark.parametrize(
     ("setting", "words"),
     [
@@ -93,32 +78,3 @@ def test_settings():
     assert "kl" not in warning_thresholds('{"kl": false}')
     assert warning_thresholds({"kl": True})["kl"] == DEFAULTS["kl"]
     assert warning_thresholds({"kl": {"steps": 9}})["kl"] == {**DEFAULTS["kl"], "steps": 9}
-
-
-def test_former_causes_are_read_as_the_new_ones_and_said_by_the_configuration(caplog):
-    assert warning_thresholds({"all_wrong": False}) == warning_thresholds({"all_incorrect": False})
-    assert caplog.text == ""
-    setting = without_old_causes({"wrong_grow": {"steps": 50}, "kl": False})
-    assert setting == {"incorrect_grow": {"steps": 50}, "kl": False}
-    assert caplog.messages == [
-        "run_warnings: wrong_grow is now called incorrect_grow; the old name will be removed in 0.3."
-    ]
-    assert without_old_causes(setting) == without_old_causes(json.dumps(setting)) == setting
-    assert without_old_causes(True) is True
-    assert len(caplog.messages) == 1
-
-
-def test_a_state_with_former_causes_does_not_repeat_them():
-    told = Told().feed(drgrpo__pass_rate=[0.0] * 15)
-    state = told.watched.state_dict()
-    former = {"all_incorrect": "all_wrong"}
-    for key in ("said", "seen"):
-        state[key] = {former.get(cause, cause): value for cause, value in state[key].items()}
-    resumed = Told()
-    resumed.watched.load_state_dict(json.loads(json.dumps(state)))
-    assert resumed.feed(after=15, drgrpo__pass_rate=[0.0] * 5).causes == ["all_incorrect"]  # 15 + 5 steps
-    said = resumed.watched.state_dict()
-    said["said"] = {"all_wrong": 20}
-    again = Told()
-    again.watched.load_state_dict(said)
-    assert again.feed(after=20, drgrpo__pass_rate=[0.0] * 40).causes == []

@@ -105,16 +105,6 @@ def test_verl_function_by_its_file_in_killable_workers():
         assert reward(completions=["Answer: 7", "Answer: 8"], **rows(["7", "7"])) == [1.0, -1.0]
 
 
-def test_ours_under_verls_own_call(verl):
-    from verl.utils.import_utils import load_extern_object  # noqa: F401  (the package is the real one)
-
-    compute_score = adapters.to_verl(adapters.from_verl(verl.default_compute_score, answer_column="ground_truth"))
-    # as verl's naive reward manager calls it
-    call = {"data_source": "openai/gsm8k", "ground_truth": "72", "extra_info": {"index": 3, "num_turns": None}}
-    assert compute_score(solution_str="#### 72", **call) == 1.0
-    assert compute_score(solution_str="#### 7", **call) == 0.0
-
-
 # understand-r1-zero --------------------------------------------------------------------------------------------------
 
 
@@ -184,19 +174,6 @@ def test_orms_of_swift_that_read_training_arguments(orms):
     assert rewards == pytest.approx([2.0, 0.0])
 
 
-def test_ours_among_the_orms_of_swift(orms):
-    def length_reward(completions, completion_ids, answer, **kwargs):
-        return [len(ids) / 10 if answer == "x" else None for ids, answer in zip(completion_ids, answer, strict=True)]
-
-    orms.orms["ours"] = adapters.to_swift(length_reward)
-    reward = orms.orms["ours"](args=None)
-    # as `compute_rewards_per_func` calls it
-    given = {"trainer_state": None, "answer": ["x", "y"], "response_token_ids": [[[1, 2], [3]], [4]]}
-    given["messages"] = [[{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]] * 2
-    assert reward(["a", "a"], **given) == [0.3, None]
-    assert type(reward).__name__ == "length_reward"
-
-
 # verifiers -----------------------------------------------------------------------------------------------------------
 
 
@@ -246,17 +223,6 @@ def test_math_rubric_of_verifiers(vf):
     rewards = asyncio.run(reward(prompts=["q"] * 3, completions=messages, answer=HALVES))
     asyncio.run(rubric.teardown())
     assert rewards == [1.0, 0.0, 0.0]
-
-
-def test_ours_in_a_rubric(vf):
-    def column_reward(completions, answer, level, **kwargs):
-        return [float(c[-1]["content"] == a) * n for c, a, n in zip(completions, answer, level, strict=True)]
-
-    rubric = vf.Rubric([adapters.to_verifiers(column_reward)], [0.5])
-    state = states([[{"role": "assistant", "content": "4"}]], ["4"])[0] | {"info": {"level": 3}}
-    asyncio.run(rubric.score_rollout(state))
-    assert state["reward"] == 1.5
-    assert state["metrics"] == {"column_reward": 3.0}
 
 
 # reasoning-gym -------------------------------------------------------------------------------------------------------
