@@ -6,8 +6,8 @@
       - verl: my_rewards.py:compute_score                    # an adapter and its first argument
       - isolate: {reward: my_rewards.py:slow, timeout: 5}    # a name and its options
 
-One table says where each name lives; a new reward is one row. Nothing is imported before its name is asked for, so
-that a misspelled one fails at once.
+One table says where each name lives; a new reward is one row, and rooms above add theirs by [`register`]. Nothing is
+imported before its name is asked for, so that a misspelled one fails at once.
 """
 
 import importlib
@@ -47,9 +47,6 @@ REWARDS: dict[str, Entry] = {
     "get_soft_overlong_punishment": Entry("trl.rewards", None, "get_soft_overlong_punishment"),
     "get_repetition_penalty_reward": Entry("trl.rewards", None, "get_repetition_penalty_reward"),
     "get_cosine_scaled_reward": Entry("trl.rewards", None, "get_cosine_scaled_reward"),
-    # The demo's
-    "list_sum_reward": Entry("trl_drgrpo.labs.demo.task", "list_sum_reward"),
-    "list_sum_line_reward": Entry("trl_drgrpo.labs.demo.process", "line_reward"),
     # Ours
     "math_reward": Entry("trl_drgrpo.rewards.functions.mathematics", "math_reward", "MathReward"),
     "code_reward": Entry("trl_drgrpo.rewards.functions.code", "code_reward", "CodeReward"),
@@ -63,19 +60,6 @@ REWARDS: dict[str, Entry] = {
     "repetition_penalty": Entry("trl_drgrpo.rewards.functions.strings", None, "repetition_penalty"),
     "overlong_penalty": Entry("trl_drgrpo.rewards.functions.strings", None, "overlong_penalty"),
     "length_penalty": Entry("trl_drgrpo.rewards.functions.strings", None, "length_penalty"),
-    # Process rewards, for step_reward_funcs
-    "token_classification_prm": Entry("trl_drgrpo.process_rewards.named", None, "token_classification_prm"),
-    "math_shepherd_prm": Entry("trl_drgrpo.process_rewards.named", None, "math_shepherd_prm"),
-    "qwen_math_prm": Entry("trl_drgrpo.process_rewards.named", None, "qwen_math_prm"),
-    "chat_turn_prm": Entry("trl_drgrpo.process_rewards.named", None, "chat_turn_prm"),
-    "versa_prm": Entry("trl_drgrpo.process_rewards.named", None, "versa_prm"),
-    "math_psa_prm": Entry("trl_drgrpo.process_rewards.named", None, "math_psa_prm"),
-    "skywork_prm": Entry("trl_drgrpo.process_rewards.named", None, "skywork_prm"),
-    "reasonflux_prm": Entry("trl_drgrpo.process_rewards.named", None, "reasonflux_prm"),
-    "implicit_prm": Entry("trl_drgrpo.process_rewards.named", None, "implicit_prm"),
-    "prm": Entry("trl_drgrpo.process_rewards.named", None, "prm"),
-    "policy_log_ratio": Entry("trl_drgrpo.process_rewards", None, "PolicyLogRatio"),
-    "step_judge": Entry("trl_drgrpo.process_rewards", None, "StepJudge"),
     # Around other rewards
     "isolate": Entry("trl_drgrpo.rewards.isolation", None, "isolate"),
     "weighted_sum": Entry("trl_drgrpo.rewards.composition", None, "weighted_sum"),
@@ -92,6 +76,13 @@ REWARDS: dict[str, Entry] = {
     "reasoning_gym": Entry("trl_drgrpo.rewards", "reasoning_gym_reward", "from_reasoning_gym"),
     "r1_zero": Entry("trl_drgrpo.rewards.adapters", None, "from_r1_zero"),
 }
+
+
+def register(names: Mapping[str, Entry]) -> None:
+    """Add names of the rooms above this one: nothing down here names them."""
+    REWARDS.update(names)
+
+
 # Options that are a reward, and options that hold several, whichever name they belong to.
 _ONE, _SEVERAL = ("reward", "gate"), ("rewards", "parts")
 
