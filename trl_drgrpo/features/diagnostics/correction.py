@@ -9,9 +9,6 @@ import math
 import statistics
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from typing import Any, ClassVar
-
-from trl_drgrpo.features.diagnostics.watch import Watch
 
 QUARTERS = tuple(f"sampling/weight_q{q}_mean" for q in (1, 2, 3, 4))  # from the shortest rows to the longest
 
@@ -50,25 +47,3 @@ def weight_statistics(
     for name, wanted in (("correct", True), ("incorrect", False)):
         chosen[f"sampling/weight_{name}_mean"] = [i for i in known if correct is not None and correct[i] is wanted]
     return {name: statistics.fmean(weights[i] for i in rows) for name, rows in sorted(chosen.items()) if rows}
-
-
-class UnequalWeights(Watch):
-    """The correction for vLLM's probabilities weighs long rows otherwise than short ones."""
-
-    cause = "unequal_weights"
-    defaults: ClassVar = {"share": 0.1, "deviations": 6.0, "steps": 40}
-    metrics = (QUARTERS[0], QUARTERS[-1])
-    fewest = 10
-
-    def judge(self, series: list[tuple[Any, ...]]) -> str | None:
-        short, long = map(statistics.fmean, series)
-        gaps = [a - b for a, b in zip(*series, strict=True)]
-        error = statistics.pstdev(gaps) / math.sqrt(max(len(gaps) - 1, 1))
-        if abs(short - long) < max(self.thresholds["share"] * max(short, long), self.thresholds["deviations"] * error):
-            return None
-        return (
-            f"The correction for vLLM's probabilities weighs the longest quarter of the completions {long:.2f} and "
-            f"the shortest {short:.2f} (means over {self.span}): a length bias. Set "
-            "vllm_importance_sampling_mode='token_truncate'. If it is set, vLLM and the trainer disagree too much "
-            "(sampling/sampling_logp_difference): set the same dtype, vllm serve --logprobs-mode processed_logprobs."
-        )

@@ -5,12 +5,13 @@ something to warn of. Trends are compared in standard errors (`series.py`), so t
 trend; what the defaults cost in false alarms stands in `tests/unit/features/diagnostics/test_watches.py`.
 """
 
+import math
 import statistics
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from trl_drgrpo.features.diagnostics.collapse import AllIncorrect, AllTruncated, RewardCollapse
-from trl_drgrpo.features.diagnostics.correction import UnequalWeights
+from trl_drgrpo.features.diagnostics.correction import QUARTERS
 from trl_drgrpo.features.diagnostics.series import change, distance_from_usual, moved
 from trl_drgrpo.features.diagnostics.watch import Metrics, Watch, finite, mean_of, span_of
 
@@ -204,6 +205,28 @@ def looks_hacked(process: Sequence[float], outcome: Sequence[float], deviations:
         `bool`: `False` for fewer than 8 points.
     """
     return moved(process) > deviations and moved(outcome) < -deviations
+
+
+class UnequalWeights(Watch):
+    """The correction for vLLM's probabilities weighs long rows otherwise than short ones."""
+
+    cause = "unequal_weights"
+    defaults: ClassVar = {"share": 0.1, "deviations": 6.0, "steps": 40}
+    metrics = (QUARTERS[0], QUARTERS[-1])
+    fewest = 10
+
+    def judge(self, series: list[tuple[Any, ...]]) -> str | None:
+        short, long = map(statistics.fmean, series)
+        gaps = [a - b for a, b in zip(*series, strict=True)]
+        error = statistics.pstdev(gaps) / math.sqrt(max(len(gaps) - 1, 1))
+        if abs(short - long) < max(self.thresholds["share"] * max(short, long), self.thresholds["deviations"] * error):
+            return None
+        return (
+            f"The correction for vLLM's probabilities weighs the longest quarter of the completions {long:.2f} and "
+            f"the shortest {short:.2f} (means over {self.span}): a length bias. Set "
+            "vllm_importance_sampling_mode='token_truncate'. If it is set, vLLM and the trainer disagree too much "
+            "(sampling/sampling_logp_difference): set the same dtype, vllm serve --logprobs-mode processed_logprobs."
+        )
 
 
 class GradientStands(Watch):
