@@ -19,7 +19,7 @@ from trl_drgrpo.evaluation.models import base_name, check_model, holds_model, is
 from trl_drgrpo.evaluation.results import judged, read_results, write_results
 from trl_drgrpo.evaluation.running import KIND, sample_and_score, score_completions
 from trl_drgrpo.evaluation.sampling import Decoding, ModelSampler, check_context, server_sampler
-from trl_drgrpo.evaluation.table import headline, markdown, notes, plain_text, table
+from trl_drgrpo.evaluation.table import markdown, notes, plain_text, table, title
 from trl_drgrpo.features.fast_path.decoding import decoder
 from trl_drgrpo.search.continuations import Continuation, Request
 from trl_drgrpo.search.output import SearchFile
@@ -88,7 +88,7 @@ def test_the_table_says_all_of_it():
     assert rows[1][1].startswith("75.0% [")
     assert rows[1][4] == "100.0%"
     assert rows[2][1] == "+50.0 points"  # the same for both prompts
-    assert headline(content) == (
+    assert title(content) == (
         "gsm8k, split test: 2 prompts, 4 completions of each (temperature 1, at most 64 tokens, seed 0); correct by "
         "accuracy"
     )
@@ -97,8 +97,8 @@ def test_the_table_says_all_of_it():
     assert "| model: /home/me/model | 75.0% [" in markdown(content)
     how = {"prompt_template": "r1", "system_prompt": None}
     greedy = {**content, "prompt": how, "sampling": {**content["sampling"], "temperature": 0, "top_k": 5}}
-    assert "(greedy, top_k 5, at most" in headline(greedy)
-    assert headline(greedy).endswith("; prompt template r1")
+    assert "(greedy, top_k 5, at most" in title(greedy)
+    assert title(greedy).endswith("; prompt template r1")
 
 
 def test_a_card_states_the_newest_evaluations_and_no_path(tmp_path):

@@ -25,7 +25,7 @@ class DrGRPOScriptArguments(GRPOScriptArguments):
             What to train on, see [`trl_drgrpo.cli.data.load_data`]: a Hub id, a local folder or file,
             `reasoning_gym:<task>?size=..&seed=..` or `trl_drgrpo:list_sum`.
         reward_funcs (`list[str | dict]`, *optional*):
-            Reward functions, see [`trl_drgrpo.rewards.registry.resolve_reward`]: names, paths, or mappings with one
+            Reward functions, see [`~trl_drgrpo.rewards.resolve_reward`]: names, paths, or mappings with one
             key, a name, and its options.
         step_reward_funcs (`list[str | dict]`, *optional*):
             Step reward functions, named in the same way, and process reward models as mappings; `step_separator` and

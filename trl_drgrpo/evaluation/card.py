@@ -10,7 +10,7 @@ from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard
 
-from trl_drgrpo.evaluation.table import correct_by, headline, markdown_row, notes, table
+from trl_drgrpo.evaluation.table import correct_by, markdown_row, notes, table, title
 from trl_drgrpo.features.model_card.card_facts import is_hub_id
 from trl_drgrpo.features.model_card.markdown_text import plain
 
@@ -48,7 +48,7 @@ def _part(content: Mapping[str, Any]) -> str:
     lines = [markdown_row(head), "|" + "---|" * len(head)]
     lines += [markdown_row([plain(row[0]), *row[1:]]) for row in rows]
     said = [*notes(content), f"Measured with {content['made_by']}, {content['date']}."]
-    return "\n".join(["", plain(headline(content)), "", *lines, "", *(f"- {plain(each)}" for each in said), ""])
+    return "\n".join(["", plain(title(content)), "", *lines, "", *(f"- {plain(each)}" for each in said), ""])
 
 
 def _metadata(content: Mapping[str, Any]) -> list[EvalResult]:

@@ -6,7 +6,7 @@ from typing import Any
 _FEW_PROMPTS = 30
 
 
-def headline(content: Mapping[str, Any]) -> str:
+def title(content: Mapping[str, Any]) -> str:
     """Data and sampling in one line."""
     data, sampling = content["dataset"], content["sampling"]
     where = f"{data['name']}{', ' + data['config'] if data.get('config') else ''}, split {data['split']}"
@@ -92,11 +92,11 @@ def percent(estimate: Mapping[str, Any], signed: bool = False) -> str:
 
 
 def plain_text(content: Mapping[str, Any]) -> str:
-    """For a terminal: headline, table, notes."""
+    """For a terminal: title, table, notes."""
     head, rows = table(content)
     widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in (head, *rows)]
-    return "\n".join([headline(content), "", *map(str.rstrip, lines), "", *notes(content)]) + "\n"
+    return "\n".join([title(content), "", *map(str.rstrip, lines), "", *notes(content)]) + "\n"
 
 
 def markdown(content: Mapping[str, Any]) -> str:
@@ -104,7 +104,7 @@ def markdown(content: Mapping[str, Any]) -> str:
     head, rows = table(content)
     lines = [markdown_row(head), "|" + "---|" * len(head), *map(markdown_row, rows)]
     made = f"{content['made_by']}, {content['date']}: `{content['command']}`"
-    return "\n".join([headline(content), "", *lines, "", *(f"- {note}" for note in [*notes(content), made])]) + "\n"
+    return "\n".join([title(content), "", *lines, "", *(f"- {note}" for note in [*notes(content), made])]) + "\n"
 
 
 def markdown_row(cells: Sequence[str]) -> str:

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from trl_drgrpo.evaluation.results import FOLDER, read_results
-from trl_drgrpo.evaluation.table import headline, notes, table
+from trl_drgrpo.evaluation.table import notes, table, title
 from trl_drgrpo.report.reading import LOG_FOLDER
 
 
@@ -22,7 +22,7 @@ def evaluations_of(run_dir: str | Path) -> list[dict[str, Any]]:
     for content in read_results(Path(run_dir) / LOG_FOLDER / FOLDER):
         try:
             head, rows = table(content)
-            shown = {"title": headline(content), "head": head, "rows": rows, "notes": notes(content)}
+            shown = {"title": title(content), "head": head, "rows": rows, "notes": notes(content)}
             found.append({**shown, "date": content["date"]})
         except (KeyError, TypeError, ValueError, IndexError, AttributeError):
             continue  # somebody's edit: the others are shown

@@ -3,7 +3,7 @@
 Why: TRL's script finds four names and dotted paths. Here a name that does not resolve says which names come nearest,
 and a file path is accepted too (`my_rewards.py:score`).
 
-Names with options, and what other stacks call their rewards, are mappings: see [`trl_drgrpo.rewards.spec`].
+Names with options, and what other stacks call their rewards, are mappings: see [`resolve_mapping`].
 Nothing heavy is imported at module level; TRL's own rewards are imported when one of their names is asked for.
 """
 
@@ -51,8 +51,8 @@ def resolve_reward(spec: str | Mapping[str, Any], field: str = "reward_funcs") -
               `numeric_reward`, `choice_reward`, `json_schema_reward`;
             - a dotted path: `my_package.rewards.score` (the current directory is searched too);
             - a file and a function in it: `rewards/mine.py:score`;
-            - a mapping with one key, a name of [`trl_drgrpo.rewards.spec.REWARDS`] and its options, for example
-              `{"verl": {"function": "mine.py:compute_score"}}`, see [`trl_drgrpo.rewards.spec.resolve_mapping`]: most
+            - a mapping with one key, a name of [`REWARDS`] and its options, for example
+              `{"verl": {"function": "mine.py:compute_score"}}`, see [`resolve_mapping`]: most
               of the above, `judge_reward`, `regex_reward`, `repetition_penalty`, `overlong_penalty` and
               `length_penalty`, what is put around others (`isolate`, `weighted_sum`, `gated`, `clipped`, `cached`,
               `noted_if_not_binary`) and adapters (`trl`, `verl`, `openrlhf`, `swift`, `verifiers`, `r1_zero`).

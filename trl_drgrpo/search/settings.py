@@ -64,8 +64,8 @@ class SearchSettings:
         _check_choice("strategy", self.strategy, STRATEGIES)
         _check_choice("path_value", self.path_value, PATH_VALUES)
         check_on_error(self.on_reward_error)
-        for field in ("max_completion_length", "width", "children", "batch_size", "problems_at_once"):
-            refuse_outside(field, getattr(self, field), whole(1, remedy="Give a positive number."))
+        for name in ("max_completion_length", "width", "children", "batch_size", "problems_at_once"):
+            refuse_outside(name, getattr(self, name), whole(1, remedy="Give a positive number."))
         remedy = "It must cover at least one completion: raise it, or lower max_completion_length."
         refuse_outside("budget_tokens", self.budget_tokens, whole(self.max_completion_length, remedy=remedy))
         refuse_outside(
@@ -73,8 +73,8 @@ class SearchSettings:
         )
         refuse_outside("exploration", self.exploration, Range(0, remedy="0 follows the values alone."))
         refuse_outside("accept_above", self.accept_above, Range())
-        for field in ("top_p", "seed"):
-            refuse_outside(field, getattr(self, field), RANGES[field])
+        for name in ("top_p", "seed"):
+            refuse_outside(name, getattr(self, name), RANGES[name])
         if isinstance(self.segmenter().rule, Turns):
             expected = "a separator, 're:<pattern>' or 'tokens:<n>'"
             raise InputError(
