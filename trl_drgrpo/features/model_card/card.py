@@ -7,9 +7,6 @@ secrets or paths is taken out at the end.
 """
 
 import textwrap
-from collections.abc import Sequence
-from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +15,7 @@ from huggingface_hub import ModelCardData
 
 from trl_drgrpo.common.secrets import redacted
 from trl_drgrpo.features.model_card import card_facts
-from trl_drgrpo.features.model_card.markdown_text import code, fenced, plain
+from trl_drgrpo.features.model_card.markdown_text import plain, template
 from trl_drgrpo.features.model_card.objective import objective_of
 from trl_drgrpo.features.model_card.plots import draw_curves
 from trl_drgrpo.features.model_card.snippet import is_conversational, usage_snippet
@@ -93,7 +90,7 @@ def card_text(trainer: Any, model: Any, is_adapter: bool, folder: Path, dataset_
         "machine": [*card_facts.machine_rows(trainer), *card_facts.versions()],
         "citations": _citations(trainer),
     }
-    return _template().render(redacted(values, vars(args)))  # before Markdown's escapes take them apart
+    return template("card.md.jinja").render(redacted(values, vars(args)))  # before Markdown's escapes take them apart
 
 
 def _repair(data: ModelCardData, model: Any, is_adapter: bool, dataset_name: str | None) -> None:
@@ -145,22 +142,3 @@ def _snippet(trainer: Any, is_adapter: bool) -> str:
 def _citations(trainer: Any) -> list[str]:
     own = textwrap.dedent(trainer._paper["citation"])
     return [own, *([DEEPSEEKMATH] if trainer.step_scorer else []), TRL]
-
-
-@cache
-def _template() -> Any:
-    from jinja2 import Environment, StrictUndefined
-
-    environment = Environment(undefined=StrictUndefined, trim_blocks=False, keep_trailing_newline=True)
-    environment.filters.update(plain=plain, fenced=fenced, table=_table)
-    return environment.from_string(
-        files("trl_drgrpo.features.model_card").joinpath("card.md.jinja").read_text("utf-8")
-    )
-
-
-def _table(rows: Sequence[Sequence[Any]], header: Sequence[str] = ("", "")) -> str:
-    lines = [f"| {' | '.join(header)} |", f"|{'---|' * len(header)}"]
-    for name, *cells in rows:
-        first = code(name) if header[0] else plain(name)
-        lines.append(f"| {first} | {' | '.join(plain(cell) for cell in cells)} |")
-    return "\n".join(lines)

@@ -16,7 +16,7 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
 from trl_drgrpo.common.secrets import scrubbed
-from trl_drgrpo.features.model_card.markdown_text import is_local_path, without_paths
+from trl_drgrpo.features.model_card.markdown_text import is_local_path, lines_of, without_paths
 from trl_drgrpo.upstream.versions import installed_versions
 
 Rows = list[tuple[str, Any]]
@@ -101,38 +101,7 @@ def reward_rows(trainer: Any) -> list[tuple[str, str, str]]:
 
 
 def training_rows(trainer: Any) -> Rows:
-    """Optimizer, batch geometry, sampling, and how far the run came."""
-    args, state, seen = trainer.args, trainer.state, int(trainer.state.num_input_tokens_seen)
-    processes = trainer.accelerator.num_processes
-    rows_per_step = args.per_device_train_batch_size * args.gradient_accumulation_steps * processes
-    generated = args.generation_batch_size
-    rows: Rows = [
-        ("trained parameters", f"{sum(p.numel() for p in trainer.model.parameters() if p.requires_grad):,}"),
-        ("optimizer steps", f"{state.global_step:,} of {state.max_steps:,}"),
-        ("epochs", f"{state.epoch:.3g}" if state.epoch is not None else None),
-        ("prompt and completion tokens seen", f"{seen:,}" if seen else None),
-        *_optimizer_rows(trainer),
-        ("gradient norm clipped at", f"{args.max_grad_norm:g}" if args.max_grad_norm else None),
-        ("completions per prompt, G", args.num_generations),
-        (
-            "rows per optimizer step, B",
-            f"{rows_per_step:,} ({args.per_device_train_batch_size} per device x "
-            f"{args.gradient_accumulation_steps} accumulated x {processes} process{'es' * (processes > 1)})",
-        ),
-        ("prompts per optimizer step, P", f"{rows_per_step / args.num_generations:g}"),
-        ("rows per generation batch", f"{generated:,}"),
-        ("longest completion", f"{args.max_completion_length:,} tokens" if args.max_completion_length else "context"),
-        ("sampling", f"temperature {args.temperature:g}, top_p {args.top_p:g}, top_k {args.top_k}"),
-        ("generation", f"vLLM, {args.vllm_mode}" if args.use_vllm else "transformers"),
-        ("micro-batching", f"{args.micro_batching} (the same gradient up to rounding)"),
-        ("precision", "bfloat16" if args.bf16 else "float16" if args.fp16 else "as the model was loaded"),
-        ("seed", args.seed),
-    ]
-    return [(name, value) for name, value in rows if value is not None]
-
-
-def _optimizer_rows(trainer: Any) -> Rows:
-    """Optimizer and schedule: those that the trainer was given, else those of its arguments."""
+    """Optimizer, batch geometry, sampling, and how far the run came (`training.jinja`)."""
     args, (optimizer, scheduler) = trainer.args, trainer.given_optimizers
     rates, decay = f"{args.learning_rate:g}", f"{args.weight_decay:g}"
     kind = f"{_name(args.optim)}, betas {args.adam_beta1:g} and {args.adam_beta2:g}"
@@ -144,12 +113,21 @@ def _optimizer_rows(trainer: Any) -> Rows:
     schedule, warmup = _name(args.lr_scheduler_type), f"{args.get_warmup_steps(max(trainer.state.max_steps, 1))} steps"
     if scheduler is not None:
         schedule, warmup = f"{type(scheduler).__name__}, given to the trainer", None
-    return [
-        ("learning rate", f"{rates}, schedule {schedule}"),
-        ("warm-up", warmup),
-        ("optimizer", kind),
-        ("weight decay", decay),
-    ]
+    processes = trainer.accelerator.num_processes
+    lines = lines_of(
+        "training.jinja",
+        args=args,
+        state=trainer.state,
+        trained=sum(p.numel() for p in trainer.model.parameters() if p.requires_grad),
+        rows=args.per_device_train_batch_size * args.gradient_accumulation_steps * processes,
+        processes=processes,
+        rates=rates,
+        decay=decay,
+        optimizer=kind,
+        schedule=schedule,
+        warmup=warmup,
+    )
+    return [(name, value) for name, _, value in (line.partition(": ") for line in lines)]
 
 
 def adapter_rows(model: Any) -> Rows:

@@ -1,7 +1,10 @@
-"""Names that others chose, in Markdown: a pipe, a backtick or a tag in them must not break the card or act in it."""
+"""Markdown of the card: its templates, and names that others chose, whose pipes, backticks and tags must not act."""
 
 import html
 import re
+from collections.abc import Sequence
+from functools import cache
+from importlib.resources import files
 from typing import Any
 
 _SPECIAL = re.compile(r"([\\`*_\[\]|~$])")
@@ -58,3 +61,27 @@ def without_paths(values: Any) -> Any:
     if isinstance(values, (list, tuple)):
         return [without_paths(value) for value in values]
     return "(local path)" if is_local_path(values) else values
+
+
+def table(rows: Sequence[Sequence[Any]], header: Sequence[str] = ("", "")) -> str:
+    """Rows of texts as a table; under a header the first column is code."""
+    lines = [f"| {' | '.join(header)} |", f"|{'---|' * len(header)}"]
+    for name, *cells in rows:
+        first = code(name) if header[0] else plain(name)
+        lines.append(f"| {first} | {' | '.join(plain(cell) for cell in cells)} |")
+    return "\n".join(lines)
+
+
+@cache
+def template(name: str) -> Any:
+    """A template of this room; a name that it is not given is an error."""
+    from jinja2 import Environment, StrictUndefined
+
+    environment = Environment(undefined=StrictUndefined, trim_blocks=False, keep_trailing_newline=True)
+    environment.filters.update(plain=plain, fenced=fenced, table=table)
+    return environment.from_string(files("trl_drgrpo.features.model_card").joinpath(name).read_text("utf-8"))
+
+
+def lines_of(name: str, **values: Any) -> list[str]:
+    """The lines of a rendered template, without empty ones."""
+    return [line for line in template(name).render(values).splitlines() if line.strip()]

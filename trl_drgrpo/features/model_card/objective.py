@@ -1,4 +1,5 @@
-"""The objective of a run in the words of its card: the formula with the run's numbers, and every switch that is on.
+"""The objective of a run in the words of its card: the formula with the run's numbers, and every switch that is on
+(`objective.jinja`).
 
 Read off the configuration and the trainer, never off defaults: a card that says "Dr. GRPO" and no more cannot be
 compared with another. Symbols: `P G B T L`, `r_i`, `A_i`, `rho_it`.
@@ -7,6 +8,8 @@ compared with another. Symbols: `P G B T L`, `r_i`, `A_i`, `rho_it`.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from trl_drgrpo.features.model_card.markdown_text import lines_of
 
 
 @dataclass(frozen=True)
@@ -41,14 +44,15 @@ def objective_of(trainer: Any) -> Objective:
         *_advantages(args, has_steps),
         _weighted_sum("s_ik", trainer.step_scorer.names, trainer.step_scorer.weights) if has_steps else "",
     ]
-    notes = [
-        "Token losses are summed and divided by the constant B * L, never by a completion's length or a count of "
-        "tokens; advantages are not divided by a group's standard deviation.",
-        *_policy_notes(trainer, args),
-        *_kl_notes(trainer, args),
-        *(_step_notes(args, trainer.step_scorer.segmenter.name, trainer.turns.state_keys_of) if has_steps else []),
-        *_further_notes(trainer, args),
-    ]
+    notes = lines_of(
+        "objective.jinja",
+        args=args,
+        trainer=trainer,
+        on_policy=args.gradient_accumulation_steps % trainer.generate_every == 0,
+        rows=args.num_generations or 1,
+        reference=_reference(trainer),
+        segmenter=trainer.step_scorer.segmenter.name if has_steps else None,
+    )
     return Objective([line for line in formula if line], notes)
 
 
@@ -122,130 +126,9 @@ def _credit(args: Any) -> str:
     return f"({credit}) / group std" if args.deepseekmath_step_std else credit
 
 
-def _policy_notes(trainer: Any, args: Any) -> list[str]:
-    on_policy = args.gradient_accumulation_steps % trainer.generate_every == 0
-    notes = [
-        f"Passes over each generation batch: {args.num_iterations}; micro-batches in it: {args.steps_per_generation}; "
-        f"micro-batches per optimizer step: {args.gradient_accumulation_steps}. "
-        + ("So the ratio is 1 and clipping has no effect." if on_policy else "So the ratio moves away from 1.")
-    ]
-    if args.mask_truncated_completions:
-        notes.append("Completions cut off at the length limit are left out of the loss.")
-    else:
-        notes.append("Completions cut off at the length limit are trained on like the others.")
-    if args.scale_by_running_std:
-        notes.append(
-            "sigma_run is the standard deviation of all rewards seen so far, over all prompts; at the moment of this "
-            f"card {trainer.reward_scale.std:.4g}."
-        )
-    if args.forks > 1:
-        notes.append(_fork_note(args))
-    return [*notes, *_sampling_notes(args)]
-
-
-def _fork_note(args: Any) -> str:
-    where = {
-        "drawn": "a place drawn beforehand is reached",
-        "entropy": f"the mean entropy exceeds {args.fork_threshold} nats per token",
-        "doubt": f"1 - score exceeds {args.fork_threshold}",
-    }[args.fork_at]
-    rows, branches = args.num_generations or 1, args.forks
-    parents = rows // branches**args.fork_depth
-    again = "" if args.fork_depth == 1 else f", and the branches are cut again, {args.fork_depth} levels in all"
-    return (
-        f"Groups fork: {parents} completions are sampled per prompt; each is cut behind the first step in which "
-        f"{where} and goes on in {branches} branches{again}: {rows} rows. Siblings are the branches of one cut, or "
-        f"the {parents} parents of one prompt. A token before a cut is in every row that shares it, with one "
-        "advantage; a completion that could not be cut stands for all of its rows."
-    )
-
-
-def _sampling_notes(args: Any) -> list[str]:
-    notes = []
-    if args.dynamic_sampling == "dapo":
-        notes.append(
-            "Batches are filled with groups that carry a signal, and their mean is followed, as in DAPO: that is the "
-            "objective above times a factor that changes as the model learns."
-        )
-    elif args.dynamic_sampling:
-        notes.append(
-            "Batches are filled with groups that carry a signal; (K - 1) / (M - 1) on their advantages, for K groups "
-            "among M prompts drawn, keeps the objective."
-        )
-    if args.curriculum:
-        notes.append(
-            f"Prompts are kept with a probability q >= {args.curriculum_q_min:g} that grows with the standard "
-            "deviation of their reward; 1 / q on their advantages keeps the objective."
-        )
-    return notes
-
-
-def _kl_notes(trainer: Any, args: Any) -> list[str]:
-    if not args.beta:
-        return ["No KL term (beta = 0): nothing holds the policy to a reference."]
-    reference = "the starting weights, frozen"
-    if trainer.ref_model is None:
-        adapters = trainer.accelerator.unwrap_model(trainer.model).peft_config
-        reference = "the starting adapter, frozen" if "ref" in adapters else "the base model without the adapter"
-    note = f"KL weight beta = {args.beta:g}; the reference is {reference}; k3 = exp(ref - logp) - (ref - logp) - 1"
-    if args.use_bias_correction_kl:
-        note += ", multiplied by the importance ratio"
-    if args.beta_warmup_steps:
-        note += f"; beta rises linearly over the first {args.beta_warmup_steps} optimizer steps"
-    return [note + "."]
-
-
-def _step_notes(args: Any, segmenter: str, state_keys_of: Sequence[str] | None) -> list[str]:
-    if args.process_role == "baseline":
-        return [
-            f"Step scores are a baseline and are not paid: V_ik is the newest score before step k; steps are cut by "
-            f"{segmenter}; c is fitted by least squares on earlier batches and other groups."
-        ]
-    notes = [f"Process rewards s_ik per step; step credit {args.step_credit}; steps are cut by {segmenter}."]
-    if args.step_credit == "min_increments":
-        notes.append("m_ik is the smallest of s_i1 to s_ik, and m_i0 = 0.")
-    if args.step_credit != "min_to_go" and args.step_baseline != "to_go":
-        notes.append(f"Step baseline b: {args.step_baseline}.")
-    if state_keys_of:
-        notes.append(
-            "A turn that begins in a state which other rows of the group passed is compared with what those earned "
-            f"from there on (state_key of {', '.join(state_keys_of)})."
-        )
-    if args.deepseekmath_step_std:
-        notes.append("Step advantages are divided by the group's standard deviation, as in arXiv 2402.03300.")
-    return notes
-
-
-def _further_notes(trainer: Any, args: Any) -> list[str]:
-    """Other settings of TRL that change the objective."""
-    notes = []
-    if args.entropy_coef or args.use_adaptive_entropy:
-        adaptive = f", adapted towards {args.entropy_target} nats" if args.use_adaptive_entropy else ""
-        notes.append(
-            f"Entropy bonus with coefficient {args.entropy_coef:g}{adaptive}: minus that times the mean entropy of a "
-            "micro-batch's tokens, the one term that is divided by a count of tokens."
-        )
-    if args.top_entropy_quantile < 1:
-        share = f"{args.top_entropy_quantile:.0%}"
-        notes.append(f"Only the {share} of tokens with the highest entropy are in the policy term.")
-    if args.off_policy_mask_threshold is not None:
-        threshold = f"{args.off_policy_mask_threshold:g}"
-        notes.append(f"Completions with a negative advantage that are off-policy beyond {threshold} are masked.")
-    if trainer.aux_loss_enabled:
-        notes.append(f"Plus the router's load-balancing loss, weight {trainer.router_aux_loss_coef:g}.")
-    if args.use_vllm and args.vllm_importance_sampling_correction:
-        low, high = args.vllm_importance_sampling_clip_min, args.vllm_importance_sampling_clip_max
-        bounds = f"{'-inf' if low is None else f'{low:g}'} to {'inf' if high is None else f'{high:g}'}"
-        mode = args.vllm_importance_sampling_mode
-        notes.append(f"vLLM importance ratios ({mode}, {bounds}) weigh the policy term.")
-    if trainer.own_advantages:
-        notes.append(
-            f"Advantages are computed by the run's own {trainer.own_advantages}: the formulas of A_i and A_it above "
-            "may not hold."
-        )
-    if trainer.own_losses:
-        notes.append(
-            f"The trainer's class puts its own {' and '.join(trainer.own_losses)} in the place of TRL's: "
-            "the formula above may not hold."
-        )
-    return notes
+def _reference(trainer: Any) -> str:
+    """What the KL term holds the policy to."""
+    if not trainer.args.beta or trainer.ref_model is not None:
+        return "the starting weights, frozen"
+    adapters = trainer.accelerator.unwrap_model(trainer.model).peft_config
+    return "the starting adapter, frozen" if "ref" in adapters else "the base model without the adapter"
