@@ -166,7 +166,7 @@ class DrGRPOTrainer(HostTrainer):
     ):
         require_seams()
         args = dr_grpo_config(args, model)
-        self.turns = EnvironmentTurns(self, environment_factory)
+        self.turns = EnvironmentTurns(self, environment_factory, args.on_reward_error)
         outcome_funcs, given_step_funcs = _as_list(reward_funcs), _as_list(step_reward_funcs)
         step_reward_funcs = [*given_step_funcs, *self.turns.step_reward_funcs]
         check_inputs(
@@ -241,7 +241,7 @@ class DrGRPOTrainer(HostTrainer):
         for i in range(len(outcome_funcs), len(self.reward_funcs)):  # those that TRL added for environments
             name = self.reward_func_names[i]
             reward_func: Any = self.reward_funcs[i]
-            checked: Any = checked_reward(reward_func, args.on_reward_error, name)
+            checked: Any = checked_reward(reward_func, name=name)  # what fails there costs a row, see `turns`
             self.reward_funcs[i] = checked
         if self.use_vllm and not self.in_lockstep:
             sync_merged_layers(self.vllm_generation)
@@ -299,9 +299,10 @@ class DrGRPOTrainer(HostTrainer):
     # Asked of the sampling: it owns which prompts a generation batch takes
 
     def collecting(self, inputs: list[dict[str, Any]], generate: Callable[..., dict[str, Any]]) -> dict[str, Any]:
-        if not self.model.training or not self.sampling.is_on:
-            return generate(inputs)
-        return self.sampling.collect(inputs, generate)
+        with self.turns.guarding():
+            if not self.model.training or not self.sampling.is_on:
+                return generate(inputs)
+            return self.sampling.collect(inputs, generate)
 
     # Asked of the forks: they own how the rows of a group begin
 
@@ -320,6 +321,8 @@ class DrGRPOTrainer(HostTrainer):
 
     def on_rollouts(self, rollouts: dict[str, Any]) -> dict[str, Any]:
         """Replace the advantages of a scored generation batch by those of Dr. GRPO."""
+        steps = self._scored_steps(self.step_scorer, rollouts) if self.step_scorer else {}
+        self._batch.rewards_per_func[self.turns.failed_rows()] = torch.nan
         rewards = combine_rewards(self._batch.rewards_per_func, self.reward_weights)
         self._refuse_infinite(rewards, "weighted sum of the rewards")
         mask = rollouts["completion_mask"]
@@ -332,7 +335,7 @@ class DrGRPOTrainer(HostTrainer):
             own_rows=self.own_rows,
             training=self.model.training,
             forks=self._newest_forks(),
-            **(self._scored_steps(self.step_scorer, rollouts) if self.step_scorer else {}),
+            **steps,
         )
         advantages = self._advantages_given(batch)
         rollouts["advantages"] = advantages
@@ -461,10 +464,11 @@ class DrGRPOTrainer(HostTrainer):
         if self.args.step_baseline == "to_go" or self.args.process_role == "baseline":
             scorer.warn_of_looking_ahead(self._batch, tool_mask, self.text_tokenizer)
         self.log_batch(metrics, columns)
+        for row in self.turns.failures.rows:
+            steps.rewards[row][:] = [None] * len(steps.rewards[row])
         everywhere = self.gathered(list(zip(steps.rewards, steps.ends, strict=True)))  # a group may straddle ranks
         rewards, ends = ([list(row) for row in rows] for rows in zip(*everywhere, strict=True))
-        keys = self.turns.state_keys(steps)
-        state_keys = None if keys is None else self.gathered(keys)
+        state_keys = self.turns.state_keys(steps)
         return {"steps": steps, "step_rewards": rewards, "step_ends": ends, "state_keys": state_keys}
 
     def _refuse_infinite(self, rewards: torch.Tensor, field: str) -> None:

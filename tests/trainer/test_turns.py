@@ -12,7 +12,7 @@ from trl.chat_template_utils import qwen3_chat_template
 from walk import SAYS, Scripted, Walk
 
 from trl_drgrpo import DrGRPOConfig
-from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.labs.check.tiny import tiny_model, tiny_tokenizer
 from trl_drgrpo.process_rewards.steps import step_segmenter
 
@@ -297,3 +297,127 @@ def test_states_that_nothing_is_compared_by_are_told_once(tmp_path, caplog):
     trainer = build(tmp_path, environment_factory=Walk, step_baseline="none")
     assert caplog.text.count("Walk.state_key() is not used") == 1
     assert trainer.turns.state_keys_of is None
+
+
+# What fails
+
+
+class Fragile(Walk):
+    """Of each batch, row 1 fails in `breaks`, from the batch number `at` on."""
+
+    breaks, at, made = "", 0, 0
+
+    def __init__(self):
+        self.row, self.batches = type(self).made, -1
+        type(self).made += 1
+
+    def _may_break(self, name):
+        if (self.row, name) == (1, self.breaks) and self.batches >= self.at:
+            raise KeyError(name)
+
+    def reset(self, **kwargs):
+        self.batches += 1
+        self._may_break("reset")
+        super().reset(**kwargs)
+
+    def on_turn_begin(self):
+        self._may_break("on_turn_begin")
+        super().on_turn_begin()
+
+    def state_key(self):
+        self._may_break("state_key")
+        return super().state_key()
+
+    def get_turn_rewards(self):
+        self._may_break("get_turn_rewards")
+        return super().get_turn_rewards()
+
+    def get_reward(self):
+        self._may_break("get_reward")
+        return float(self.place)
+
+
+class FragileLater(Fragile):
+    async def get_turn_rewards(self):
+        return super().get_turn_rewards()
+
+    async def get_reward(self):
+        return super().get_reward()
+
+
+FAILURES = [
+    (Fragile, "reset"),
+    (Fragile, "on_turn_begin"),
+    (Fragile, "state_key"),
+    (Fragile, "get_turn_rewards"),
+    (Fragile, "get_reward"),
+    (FragileLater, "get_turn_rewards"),
+    (FragileLater, "get_reward"),
+]
+
+
+@pytest.mark.parametrize(("environment", "method"), FAILURES)
+def test_an_environment_that_fails_may_cost_its_row(environment, method, tmp_path, caplog):
+    broken = type("Broken", (environment,), {"breaks": method})
+    trainer = build(
+        tmp_path,
+        environment_factory=broken,
+        reward_funcs=number_of_answers,
+        step_reward_funcs=number_of_environments,
+        on_reward_error="unscorable",
+    )
+    trainer.train()
+    batch = trainer.credited
+    assert batch.rewards.isnan().tolist() == [False, True] + [False] * 6
+    assert batch.step_rewards[1] == batch.state_keys[1] == [None] * len(batch.step_rewards[1])
+    assert batch.step_rewards[4:] == [[r + 0.8 for r in row] for row in EARNED]
+    assert trainer.state.log_history[0]["rewards/Broken/failed_frac"] == 1 / 8
+    assert caplog.text.count("its row is left out of its group") == 1
+    assert f"Broken.{method}: got KeyError: '{method}' for row 1" in caplog.text
+    assert "reset" not in vars(broken)  # what was put there for the time of a batch
+
+
+def number_of_answers(completions, **kwargs):
+    return [float(len(messages)) for messages in completions]
+
+
+@pytest.mark.parametrize(("environment", "method"), FAILURES)
+def test_an_environment_that_fails_ends_the_run_with_a_checkpoint(environment, method, tmp_path):
+    broken = type("Broken", (environment,), {"breaks": method, "at": 1})
+    trainer = build(tmp_path, environment_factory=broken, max_steps=3)
+    with pytest.raises(RewardError, match=f"^Broken.{method}: got KeyError: '{method}' for row 1") as failure:
+        trainer.train()
+    assert isinstance(failure.value.__cause__, KeyError)
+    assert (tmp_path / "checkpoint-1" / "model.safetensors").exists()
+
+
+class Judges(Walk):
+    """Row 2 cannot be judged, row 3 has no number."""
+
+    def get_reward(self):
+        return {1: None, 4: float("nan")}.get(self.place, 1.0)
+
+
+def test_none_leaves_a_row_out_and_so_does_nan_with_a_word(tmp_path, caplog):
+    trainer = build(tmp_path, environment_factory=Judges)
+    trainer.train()
+    assert trainer.credited.rewards.isnan().tolist() == [False, False, True, True] * 2
+    assert caplog.text.count("Judges.get_reward: NaN counts as None") == 1
+    assert trainer.state.log_history[0]["process/state_matched_frac"] == 1.0
+
+
+class Verbose(Walk):
+    """No answer fits."""
+
+    def go(self, row: int, to: int) -> str:
+        return super().go(row, to) + "far away " * 100
+
+    go.__doc__ = Walk.go.__doc__
+
+
+def test_results_that_do_not_fit_are_not_taken_for_no_calls(tmp_path, caplog):
+    trainer = build(tmp_path, environment_factory=Verbose)
+    trainer.train()
+    assert {len(row) for row in trainer.credited.step_rewards} == {1}
+    assert "Tools were called, but no result fit: raise max_completion_length" in caplog.text
+    assert "No tool was called" not in caplog.text

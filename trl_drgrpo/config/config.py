@@ -57,7 +57,8 @@ class DrGRPOConfig(GRPOConfig):
             What a reward function that raises, or returns something else than one finite number or `None` per
             completion, does to the run. `"raise"`: the run saves a checkpoint and stops with one clear error.
             `"unscorable"`: the call's completions count as unscorable (advantage 0), the first traceback is logged,
-            and `rewards/<name>/failed_frac` counts. NaN and `None` always mean unscorable.
+            and `rewards/<name>/failed_frac` counts; an environment that fails costs its own row only. NaN and `None`
+            always mean unscorable.
         overwrite_output_dir (`bool`, *optional*, defaults to `False`):
             Train also where `output_dir` holds another run, which is refused otherwise. When training begins, with
             model and data loaded, the older run's checkpoints and run log are deleted; its saved model stays until

@@ -136,7 +136,7 @@ class StepScorer:
         """
         rows = zip(completion_ids, tool_masks, strict=True)
         steps = [self.segmenter(ids, tokenizer, mask) for ids, mask in rows]
-        self._warn_of_one_step(steps)
+        self._warn_of_one_step(steps, call.get("completions", ()))
         return self.score_steps(steps, completion_ids, log_metric, **call)
 
     def score_steps(
@@ -249,13 +249,18 @@ class StepScorer:
             logger.error("Step reward function '%s' failed; its steps count as unscorable.", name, exc_info=error)
         return rewards
 
-    def _warn_of_one_step(self, steps: list[Steps]) -> None:
+    def _warn_of_one_step(self, steps: list[Steps], completions: Sequence[Any]) -> None:
         share = one_step_frac(steps)
         if share == 1.0 and not self._has_warned_of_one_step:
             self._has_warned_of_one_step = True
             remedy = "If your completions have steps, pick the separator they use."
             if isinstance(self.segmenter.rule, Turns):
+                messages = [message for turns in completions for message in turns if isinstance(message, dict)]
                 remedy = "No tool was called; if steps are something else here, set step_separator."
+                if any(message.get("tool_calls") for message in messages):
+                    remedy = (
+                        "Tools were called, but no result fit: raise max_completion_length or shorten the results."
+                    )
             logger.warning(
                 "step_separator: %s found only one step in %.0f%% of the completions of a batch, so step rewards act "
                 "as outcome rewards. %s",

@@ -12,11 +12,18 @@ The model never sees these methods.
 """
 
 import asyncio
+import copy
 import inspect
-from collections.abc import Callable, Coroutine, Hashable, Sequence
+import logging
+from collections import Counter
+from collections.abc import Callable, Coroutine, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from trl_drgrpo.common.errors import InputError, RewardError, shortened
+from trl_drgrpo.rewards.contract import reward_number
+
+logger = logging.getLogger(__name__)
 
 TURN_METHODS = ("on_turn_begin", "state_key", "get_turn_rewards")
 
@@ -32,9 +39,96 @@ def check_turn_methods(environment_class: type) -> None:
         field = f"{environment_class.__name__}.{name}"
         if method is not None and not callable(method):
             raise InputError(field, type(method).__name__, "a method", "Define it with `def`, without arguments.")
+        if inspect.isfunction(method) and not _takes_only_self(method):
+            expected = f"a method without arguments: the name is one of {', '.join(TURN_METHODS)}"
+            remedy = "The trainer calls these and the model does not see them: give a tool another name."
+            raise InputError(field, f"{name}{inspect.signature(method)}", expected, remedy)
         if name != "get_turn_rewards" and inspect.iscoroutinefunction(method):
             remedy = "It is called between a tool and the model: use `def`. get_turn_rewards may be asynchronous."
             raise InputError(field, "an asynchronous method", "a plain one", remedy)
+
+
+def _takes_only_self(method: Callable) -> bool:
+    try:
+        inspect.signature(method).bind(None)
+    except TypeError:
+        return False
+    return True
+
+
+class Failures:
+    """What an environment that fails costs: the run, or its own row.
+
+    Args:
+        raises (`bool`): `True`: a failure is a [`RewardError`]. `False`: its row is left out of its group, and the
+            first traceback is logged.
+
+    Attributes:
+        rows (`set[int]`): Rows of the newest batch whose environment failed.
+    """
+
+    def __init__(self, raises: bool = True):
+        self.raises, self.rows, self._has_logged = raises, set[int](), False
+
+    @contextmanager
+    def guarding(
+        self, environment: Any, method: str, row: int | None, turn: int | None = None
+    ) -> Iterator[int | None]:
+        """Entered around a call of a method; where rows may be lost, the block just ends at its failure. Without a
+        row, as for a copy that the user made, errors pass.
+
+        Raises:
+            `RewardError`: Names class, method, row and turn.
+        """
+        try:
+            yield row
+        except (Exception, SystemExit) as error:  # a user's method: the run ends with a checkpoint, or goes on
+            if row is None:
+                raise
+            name, failure, cause = type(environment).__name__, error, error.__cause__
+            if not isinstance(error, RewardError):
+                got = f"{type(error).__name__}: {error} for row {row}" + ("" if turn is None else f", turn {turn}")
+                remedy = 'Fix the method (traceback above), or leave such rows out with on_reward_error="unscorable".'
+                failure, cause = RewardError(f"{name}.{method}", got, "no error", remedy), error
+            if self.raises:
+                raise failure from cause
+            self.rows.add(row)
+            if not self._has_logged:
+                self._has_logged = True
+                logger.error(
+                    "An environment failed; its row is left out of its group. Further failures are only counted in "
+                    "rewards/%s/failed_frac. Where the model's calls can cause them, catch them and pay the lowest "
+                    "reward: a failure that costs nothing is learned. %s",
+                    name,
+                    failure,
+                    exc_info=cause,
+                )
+
+
+def matched_frac(state_keys: Sequence[Sequence[Hashable | None]], num_generations: int) -> float | None:
+    """Share of the turns behind a row's first one that begin in a state which another row of the group passed.
+
+    Args:
+        state_keys (`B` lists of hashables): The state of each turn; `None` = unknown.
+        num_generations (`int`): Rows per group.
+
+    Returns:
+        `float`, or `None` where all rows have one turn.
+    """
+    matched: list[bool] = []
+    for start in range(0, len(state_keys), num_generations):
+        group = state_keys[start : start + num_generations]
+        rows_at = Counter(key for keys in group for key in set(keys) if key is not None)
+        matched += [rows_at[key] > 1 for keys in group for key in keys[1:]]
+    return sum(matched) / len(matched) if matched else None
+
+
+def _has_value(key: Any) -> bool:
+    """Whether a key can be hashed and equals its copy, as `object()` and tensors do not."""
+    try:
+        return copy.deepcopy(key) in {key}
+    except Exception:
+        return False
 
 
 class TurnRecord:
@@ -43,58 +137,48 @@ class TurnRecord:
     Args:
         environments (`list`): One per row.
         reads_states (`bool`): Whether `state_key` is asked.
+        failures ([`Failures`], *optional*): What a failing method costs; the run by default.
 
     Attributes:
         state_keys (`list[list[Hashable | None]]`): For each row the state that each turn began in; `None` = unknown.
     """
 
-    def __init__(self, environments: Sequence[Any], reads_states: bool):
+    def __init__(self, environments: Sequence[Any], reads_states: bool, failures: Failures | None = None):
         self.environments = environments
         self.reads_states = reads_states
+        self.failures = failures or Failures()
         self.state_keys: list[list[Hashable | None]] = [[] for _ in environments]
 
     def begin(self, rows: Sequence[int]) -> None:
         """A turn of some rows begins: their environments are told, and asked for their state.
 
         Raises:
-            `RewardError`: A method that fails, or a state that cannot be hashed; names the row and the turn.
+            `RewardError`: A method that fails, or a state that no other can equal; names the row and the turn.
         """
         for row in rows:
             self._ask(row, "on_turn_begin")
             key = self._ask(row, "state_key") if self.reads_states else None
-            try:
-                hash(key)
-            except TypeError:
-                raise self._error(
-                    row,
-                    "state_key",
-                    f"{type(key).__name__} {shortened(key)}",
-                    "something hashable",
-                    "Return a text, a number or a tuple of these.",
-                ) from None
+            if not _has_value(key):
+                got = f"{type(key).__name__} {shortened(key)} for row {row}, turn {len(self.state_keys[row])}"
+                name, remedy = type(self.environments[row]).__name__, "Return a text, a number or a tuple of these."
+                raise RewardError(f"{name}.state_key", got, "a hashable that equals its copy", remedy)
             self.state_keys[row].append(key)
 
     def states(self, turns: Sequence[int]) -> list[list[Hashable | None]]:
-        """The states of the turns that each row has.
+        """The states of the turns that each row has; of a row whose environment failed none is known.
 
         Args:
             turns (`B` ints): How many there are: an empty last turn, which begins and is cut off, is none.
         """
-        return [[*keys[:n], *[None] * (n - len(keys))] for keys, n in zip(self.state_keys, turns, strict=True)]
+        known = [[] if row in self.failures.rows else keys for row, keys in enumerate(self.state_keys)]
+        return [[*keys[:n], *[None] * (n - len(keys))] for keys, n in zip(known, turns, strict=True)]
 
     def _ask(self, row: int, name: str) -> Any:
         environment = self.environments[row]
-        if not hasattr(type(environment), name):
-            return None
-        try:
-            return getattr(environment, name)()
-        except Exception as error:  # a user's method: what was computed up to here is saved before the run ends
-            got = f"{type(error).__name__}: {error}"
-            raise self._error(row, name, got, "no error", "Fix the method (traceback above).") from error
-
-    def _error(self, row: int, name: str, got: str, expected: str, remedy: str) -> RewardError:
-        where = f"for row {row}, turn {len(self.state_keys[row])}"
-        return RewardError(f"{type(self.environments[row]).__name__}.{name}", f"{got} {where}", expected, remedy)
+        if hasattr(type(environment), name):
+            with self.failures.guarding(environment, name, row, len(self.state_keys[row])):
+                return getattr(environment, name)()
+        return None
 
 
 class TurnRewards:
@@ -104,6 +188,7 @@ class TurnRewards:
         environment_class (`type`): Has `get_turn_rewards`. Rows of other environments get `None`.
         begun (`Callable[[], list[int]]`): Number of turns begun per row of the newest batch.
         run_async (`Callable`): Runs a coroutine where the environment's own run.
+        failures ([`Failures`], *optional*): What a failing environment costs; the run by default.
     """
 
     def __init__(
@@ -111,36 +196,46 @@ class TurnRewards:
         environment_class: type,
         begun: Callable[[], list[int]],
         run_async: Callable[[Coroutine[Any, Any, Any]], Any],
+        failures: Failures | None = None,
     ):
+        self.failures = failures or Failures()
         self.environment_class, self.begun, self.run_async = environment_class, begun, run_async
         self.__name__ = environment_class.__name__
 
     def __call__(
         self, environments: Sequence[Any], steps: Sequence[Sequence[str]], **kwargs: Any
     ) -> list[list[float | None]]:
-        """One number per turn.
+        """One number per turn; `None` for all turns of a row where the method failed.
 
         Args:
             environments (`list`): One per row, each at the end of its rollout.
             steps (`B` lists of `K_i` texts): The turns.
 
         Raises:
-            `RewardError`: Not a list, or another number of rewards than of turns; names the row and both counts.
+            `RewardError`: The method failed; or gave no list, another number of rewards than of turns, or an infinite
+                one. Names the row.
         """
         rewards: list[list[float | None]] = [[None] * len(turns) for turns in steps]
-        rows = [i for i, each in enumerate(environments) if type(each) is self.environment_class]
-        outputs = [environments[i].get_turn_rewards() for i in rows]
-        if outputs and inspect.isawaitable(outputs[0]):
-            outputs = self.run_async(_all(outputs))
-        for i, output in zip(rows, outputs, strict=True):
-            rewards[i] = self._per_turn(output, i, len(steps[i]))
+        outputs: dict[int, Any] = {}
+        for i, each in enumerate(environments):
+            if type(each) is self.environment_class:
+                with self.failures.guarding(each, "get_turn_rewards", i):
+                    outputs[i] = each.get_turn_rewards()
+        if outputs and all(map(inspect.isawaitable, outputs.values())):
+            outputs = dict(zip(outputs, self.run_async(_all(outputs.values())), strict=True))
+        for i, output in outputs.items():
+            with self.failures.guarding(environments[i], "get_turn_rewards", i):
+                rewards[i] = self._per_turn(output, i, len(steps[i]))
         return rewards
 
     def _per_turn(self, output: Any, row: int, turns: int) -> list[float | None]:
+        if isinstance(output, BaseException):
+            raise output
         output = output.tolist() if hasattr(output, "tolist") else output
         field, expected = f"{self.__name__}.get_turn_rewards", f"{turns}, one per turn of the model"
         if not isinstance(output, (list, tuple)):
             raise RewardError(field, f"{type(output).__name__} for row {row}", f"a list of {expected}", "Return one.")
+        output = [reward_number(reward, field, f"for turn {k} of row {row}") for k, reward in enumerate(output)]
         if len(output) == turns + 1 == self.begun()[row] and turns:
             # The model had no room left for the turn that the last tool result began: what is paid there was earned
             # before.
@@ -150,11 +245,11 @@ class TurnRewards:
                 "Append a 0 to them in `on_turn_begin`, which is called once per turn, with or without tool calls."
             )
             raise RewardError(field, f"{len(output)} rewards for row {row}", expected, remedy)
-        return list(output)
+        return output
 
 
-async def _all(coroutines: Sequence[Any]) -> list[Any]:
-    return await asyncio.gather(*coroutines)
+async def _all(coroutines: Iterable[Any]) -> list[Any]:
+    return await asyncio.gather(*coroutines, return_exceptions=True)
 
 
 def _sum(rewards: Sequence[float | None]) -> float | None:

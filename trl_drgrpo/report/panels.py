@@ -200,7 +200,13 @@ def _reward_panels(metrics: Collection[str]) -> list[Panel]:
     )
     if len([name for name in names if name.startswith("rewards/")]) < 2:  # then it is the reward
         names = [name for name in names if not name.startswith("rewards/")]
-    return [_one(name.split("/", 1)[1].removesuffix("/mean"), "mean reward", name) for name in names]
+    titles = [name.split("/", 1)[1].removesuffix("/mean") for name in names]
+    return [
+        _one(f"{title}, steps", "mean step reward", name)
+        if name.startswith("process_")
+        else _one(title, "mean reward", name)
+        for title, name in zip(titles, names, strict=True)
+    ]
 
 
 def other_metrics(metrics: Collection[str], panels: Sequence[Panel]) -> list[str]:

@@ -170,7 +170,15 @@ def reward_number(reward: Any, field: str, where: str) -> float | None:
         number = math.inf
     if math.isinf(number):
         raise RewardError(field, f"{shortened(reward)} {where}", expected, "Clip it, or return None.")
-    return None if math.isnan(number) else number
+    if math.isnan(number):
+        _warn_of_nan(field)
+        return None
+    return number
+
+
+@functools.cache
+def _warn_of_nan(field: str) -> None:
+    logger.warning("%s: NaN counts as None, a reward that is unknown. Return None if that is meant.", field)
 
 
 def innermost(func: Callable) -> Callable:

@@ -4,17 +4,20 @@ TRL calls `environment_factory`, makes tools of the methods and runs the loop of
 may define on top is in `process_rewards/turns.py`.
 """
 
+import inspect
 import logging
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.process_rewards.calling import StepScores
 from trl_drgrpo.process_rewards.steps import StepSegmenter
 from trl_drgrpo.process_rewards.steps.rules import Turns
-from trl_drgrpo.process_rewards.turns import TurnRecord, TurnRewards, check_turn_methods
+from trl_drgrpo.process_rewards.turns import Failures, TurnRecord, TurnRewards, check_turn_methods, matched_frac
+from trl_drgrpo.rewards.contract import OnError, reward_number
 from trl_drgrpo.upstream.hooks import Feature
+from trl_drgrpo.upstream.swapping import swapped
 
 logger = logging.getLogger(__name__)
 
@@ -25,26 +28,30 @@ class EnvironmentTurns(Feature):
     Args:
         trainer ([`DrGRPOTrainer`]): The trainer it belongs to; not built yet.
         environment_factory (`Callable` or `dict`, *optional*): As the trainer was given it. Each factory is called
-            once; TRL's constructor, which calls it next, gets that instance.
+            twice; TRL, which calls it next, gets these instances.
+        on_error (`str`): `"unscorable"`: an environment that fails costs its row, not the run.
 
     Attributes:
         factory: What TRL is to be given in its place.
         step_reward_funcs (`list[TurnRewards]`): One per class of environment that rewards its turns.
         has_outcome (`bool`): Whether one of them has a `get_reward`.
         state_keys_of (`list[str]`, *optional*): Classes whose `state_key` is used.
+        failures ([`Failures`]): This rank's rows whose environment failed.
 
     Raises:
-        `InputError`: A factory that cannot be called, or a method that cannot be.
+        `InputError`: A factory that cannot be called, or shares its environments; a method that cannot be called.
     """
 
-    def __init__(self, trainer: Any, environment_factory: Any = None):
+    def __init__(self, trainer: Any, environment_factory: Any = None, on_error: OnError = "raise"):
         super().__init__(trainer)
+        self.failures = Failures(raises=on_error == "raise")
         self.factory, probes = _probed(environment_factory)
         self.classes = list(dict.fromkeys(type(probe) for probe in probes))
         for each in self.classes:
             check_turn_methods(each)
         self.step_reward_funcs = [
-            TurnRewards(each, self._begun, trainer.run_async) for each in self._that_define("get_turn_rewards")
+            TurnRewards(each, self._begun, trainer.run_async, self.failures)
+            for each in self._that_define("get_turn_rewards")
         ]
         self.has_outcome = bool(self._that_define("get_reward"))
         self.state_keys_of: list[str] | None = None
@@ -81,7 +88,8 @@ class EnvironmentTurns(Feature):
     def rolling_out(self) -> AbstractContextManager[Any]:
         """A batch begins, right after its environments were reset."""
         environments = self.trainer.environments
-        self._record = None if environments is None else TurnRecord(environments, self.state_keys_of is not None)
+        if environments is not None:
+            self._record = TurnRecord(environments, self.state_keys_of is not None, self.failures)
         return nullcontext()
 
     def on_turns_begin(self, rows: Sequence[int]) -> None:
@@ -89,10 +97,57 @@ class EnvironmentTurns(Feature):
             self._record.begin(rows)
 
     def state_keys(self, steps: StepScores) -> list[list[Any]] | None:
-        """The states of the newest batch (this rank's rows) that its turns begin in; `None` where none are used."""
+        """The states of the newest batch (all ranks' rows) that its turns begin in; `None` where none are used."""
         if self._record is None or self.state_keys_of is None:
             return None
-        return self._record.states([len(row) for row in steps.rewards])
+        keys = self.trainer.gathered(self._record.states([len(row) for row in steps.rewards]))
+        matched = matched_frac(keys, self.trainer.group_size)
+        self.trainer.log_batch({} if matched is None else {"process/state_matched_frac": [matched]}, {})
+        return keys
+
+    @contextmanager
+    def guarding(self) -> Iterator[None]:
+        """Inside, a `reset` or `get_reward` that fails costs what it shall. TRL calls them: they are swapped on the
+        class for the time of a batch."""
+        with ExitStack() as stack:
+            for each in self.classes:
+                names = [name for name in ("reset", "get_reward") if hasattr(each, name)]
+                stack.enter_context(swapped(each, **{name: self._guarded(each, name) for name in names}))
+            yield
+
+    def _guarded(self, environment_class: type, name: str) -> Callable[..., Any]:
+        original = inspect.getattr_static(environment_class, name)
+
+        def guarding(environment: Any) -> AbstractContextManager[int | None]:
+            row = next((i for i, each in enumerate(self.trainer.environments or ()) if each is environment), None)
+            if name == "reset" and row == 0:
+                self.failures.rows.clear()  # a batch begins
+            return self.failures.guarding(environment, name, row)
+
+        def checked(value: Any, row: int | None) -> Any:
+            field = f"{environment_class.__name__}.{name}"
+            return value if name == "reset" or row is None else reward_number(value, field, f"for row {row}")
+
+        async def later(environment: Any, /, *args: Any, **columns: Any) -> Any:
+            with guarding(environment) as row:
+                return checked(await original.__get__(environment)(*args, **columns), row)
+
+        def now(environment: Any, /, *args: Any, **columns: Any) -> Any:
+            with guarding(environment) as row:
+                return checked(original.__get__(environment)(*args, **columns), row)
+
+        return later if inspect.iscoroutinefunction(original) else now
+
+    def failed_rows(self) -> list[int]:
+        """Rows of all ranks' newest batch that an environment lost; their share is logged by class."""
+        if self.failures.raises or not self.classes:
+            return []
+        names = [type(each).__name__ for each in self.trainer.environments]
+        everywhere = self.trainer.gathered([(name, row in self.failures.rows) for row, name in enumerate(names)])
+        failed = {name: [is_lost for each, is_lost in everywhere if each == name] for name, _ in everywhere}
+        shares = {f"rewards/{name}/failed_frac": [sum(rows) / len(rows)] for name, rows in failed.items()}
+        self.trainer.log_batch(shares, {})
+        return [row for row, (_, is_lost) in enumerate(everywhere) if is_lost]
 
     def _begun(self) -> list[int]:
         return [len(keys) for keys in self._record.state_keys] if self._record else []
@@ -125,18 +180,32 @@ def _probed(environment_factory: Any) -> tuple[Any, list[Any]]:
         return None, []
     is_dict = isinstance(environment_factory, dict)
     factories = environment_factory if is_dict else {None: environment_factory}
-    probes = {}
+    handing, probes = {}, []
     for name, factory in factories.items():
         if not callable(factory):
             got = type(factory).__name__ + (f" for {name!r}" if is_dict else "")
             remedy = "Pass the class, or a function that makes one environment per rollout."
             raise InputError("environment_factory", got, "a class or a function", remedy)
-        probes[name] = factory()
-    handing = {name: _handing_out(probes[name], factory) for name, factory in factories.items()}
-    return (handing if is_dict else handing[None]), list(probes.values())
+        handing[name], probe = _handing_out(factory)
+        probes.append(probe)
+    return (handing if is_dict else handing[None]), probes
 
 
-def _handing_out(probe: Any, factory: Callable[[], Any]) -> Callable[[], Any]:
-    """A factory whose first product is there already."""
-    waiting = [probe]
-    return lambda: waiting.pop() if waiting else factory()
+def _handing_out(factory: Callable[[], Any]) -> tuple[Callable[[], Any], Any]:
+    """A factory whose first two products are there already, and the first: all are new ones of one class."""
+    made: list[Any] = []
+
+    def make() -> Any:
+        new = factory()
+        name = type(new).__name__
+        if any(new is each for each in made):
+            remedy = "Make one in each call: rows that share one would play each other's game."
+            raise InputError("environment_factory", f"the same {name} twice", "a new environment per call", remedy)
+        if made and type(new) is not type(made[0]):
+            got, remedy = f"{type(made[0]).__name__}, then {name}", "Pass a dict of factories: {name: factory}."
+            raise InputError("environment_factory", got, "environments of one class", remedy)
+        made.append(new)
+        return new
+
+    waiting = [make(), make()]
+    return (lambda: waiting.pop(0) if waiting else make()), made[0]

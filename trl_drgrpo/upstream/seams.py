@@ -73,6 +73,8 @@ SEAMS = (
             '_logs["advantages"].extend',
             "self._sync_tool_dicts.append(sync_tool_dict)",
             "self._async_tool_dicts.append(async_tool_dict)",
+            "self.environments.append(pool[index])",
+            "= environment.reset(**reset_kwargs)",
         ),
     ),
     Seam("_prepare_inputs", ("generation_batch",), ("self._step % generate_every", "self._buffered_inputs[")),

@@ -5,11 +5,12 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
 from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.process_rewards.calling import StepScorer
 from trl_drgrpo.process_rewards.steps import step_segmenter
-from trl_drgrpo.process_rewards.turns import TurnRecord, TurnRewards, check_turn_methods
+from trl_drgrpo.process_rewards.turns import Failures, TurnRecord, TurnRewards, check_turn_methods, matched_frac
 
 
 class Counts:
@@ -36,9 +37,9 @@ def changed(**methods):
     return type("Broken", (Counts,), methods)
 
 
-def rewarded(environments, turns, tokenizer, begun=None, on_error="raise", **call):
+def rewarded(environments, turns, tokenizer, begun=None, failures=None):
     """Rewards of environments that go through so many turns, or begin so many."""
-    record = TurnRecord(environments, reads_states=True)
+    record = TurnRecord(environments, reads_states=True, failures=failures)
     for row, count in enumerate(begun or turns):
         for _ in range(count):
             record.begin([row])
@@ -46,9 +47,10 @@ def rewarded(environments, turns, tokenizer, begun=None, on_error="raise", **cal
         next(type(e) for e in environments if not isinstance(e, Mute)),
         lambda: [len(keys) for keys in record.state_keys],
         asyncio.run,
+        failures,
     )
     masks = [([1, 0] * count)[:-1] for count in turns]
-    scorer = StepScorer([func], step_segmenter("turn"), None, on_error)
+    scorer = StepScorer([func], step_segmenter("turn"))
     ids = [[65] * len(mask) for mask in masks]
     scores = scorer.score(ids, masks, tokenizer, lambda name, value: None, environments=environments)
     return scores.rewards_per_func[0], record
@@ -75,7 +77,10 @@ def test_an_asynchronous_method_is_awaited(tokenizer):
     assert rewarded(environments, [2, 1], tokenizer)[0] == [[1.0, 2.0], [1.0]]
 
 
-@pytest.mark.parametrize(("paid", "expected"), [([1.0, 2.0, 4.0], [1.0, 6.0]), ([1.0, None, None], [1.0, None])])
+@pytest.mark.parametrize(
+    ("paid", "expected"),
+    [([1.0, 2.0, 4.0], [1.0, 6.0]), ([1.0, None, None], [1.0, None]), ([1.0, 2.0, float("nan")], [1.0, 2.0])],
+)
 def test_a_turn_without_room_pays_to_the_one_before(paid, expected, tokenizer):
     environment = changed(get_turn_rewards=lambda self: paid)()
     rewards, record = rewarded([environment], [2], tokenizer, begun=[3])
@@ -99,12 +104,23 @@ def test_a_turn_without_room_pays_to_the_one_before(paid, expected, tokenizer):
         ({"get_turn_rewards": lambda self: None}, "Broken.get_turn_rewards: got NoneType for row 1"),
         (
             {"get_turn_rewards": lambda self: [0.0, float("inf")]},
-            "step reward function 'Broken': got inf for step 1 of completion 1; expected a finite number",
+            "Broken.get_turn_rewards: got inf for turn 1 of row 1; expected a finite number",
         ),
-        ({"get_turn_rewards": lambda self: {}["x"]}, "step reward function 'Broken': got KeyError: 'x'; expected one"),
+        (
+            {"get_turn_rewards": lambda self: {}["x"]},
+            "Broken.get_turn_rewards: got KeyError: 'x' for row 1",
+        ),
+        (
+            {"state_key": lambda self: ("at", object())},
+            r"Broken.state_key: got tuple \('at', <object .* for row 1, turn 0; expected a hashable",
+        ),
+        (
+            {"state_key": lambda self: torch.zeros(2)},
+            "Broken.state_key: got Tensor .* for row 1, turn 0; expected a hashable that equals its copy",
+        ),
         (
             {"state_key": lambda self: [0]},
-            r"Broken.state_key: got list \[0\] for row 1, turn 0; expected something has",
+            r"Broken.state_key: got list \[0\] for row 1, turn 0; expected a hashable",
         ),
         ({"on_turn_begin": lambda self: 1 / 0}, "Broken.on_turn_begin: got ZeroDivisionError: .* for row 1, turn 0"),
     ],
@@ -114,10 +130,26 @@ def test_a_method_that_breaks_its_contract_is_one_line(methods, message, tokeniz
         rewarded([Mute(), changed(**methods)()], [1, 2], tokenizer)
 
 
-def test_a_failure_may_be_unscorable(tokenizer, caplog):
-    environment = changed(get_turn_rewards=lambda self: [0.0])()
-    assert rewarded([environment], [2], tokenizer, on_error="unscorable")[0] == [[None, None]]
-    assert "got 1 rewards for row 0" in caplog.text
+async def one_over_room(self):
+    return [1 / (2 - len(self.paid))]
+
+
+@pytest.mark.parametrize(
+    "get_turn_rewards", [lambda self: [1.0], lambda self: [1 / (2 - len(self.paid))], one_over_room]
+)
+def test_a_failure_may_cost_one_row(get_turn_rewards, tokenizer, caplog):
+    broken, failures = changed(get_turn_rewards=get_turn_rewards), Failures(raises=False)
+    rewards, record = rewarded([broken(), broken(), broken()], [1, 2, 1], tokenizer, failures=failures)
+    assert rewards == [[1.0], [None, None], [1.0]]
+    assert failures.rows == {1}
+    assert record.states([1, 2, 1])[1] == [None, None]
+    assert caplog.text.count("its row is left out of its group") == 1
+
+
+def test_states_match_over_the_rows_of_a_group():
+    keys = [["a", "b", "b"], ["a", "a", None], ["b"], ["b", "c"]]
+    assert matched_frac(keys, 2) == 1 / 5  # the "a" that row 1 comes back to; a row's own second visit is none
+    assert matched_frac([["a"], ["a"]], 2) is None
 
 
 def test_the_example_of_the_recipe_plays():
@@ -149,6 +181,12 @@ async def later(self):
         ({"state_key": later}, "Broken.state_key: got an asynchronous method; expected a plain one"),
         ({"on_turn_begin": later}, "Broken.on_turn_begin: got an asynchronous method"),
         ({"get_turn_rewards": [1.0]}, "Broken.get_turn_rewards: got list; expected a method"),
+        (
+            {"state_key": lambda self, row: row},
+            r"Broken.state_key: got state_key\(self, row\); expected a method without arguments: .* another name",
+        ),
+        ({"on_turn_begin": lambda self, to: to}, r"Broken.on_turn_begin: got on_turn_begin\(self, to\)"),
+        ({"get_turn_rewards": lambda self, to: to}, r"Broken.get_turn_rewards: got get_turn_rewards\(self, to\)"),
     ],
 )
 def test_a_method_that_cannot_be_called_is_refused(methods, message):

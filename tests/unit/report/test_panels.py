@@ -34,3 +34,12 @@ def test_sampling_is_drawn_where_it_was_logged():
     ]
     assert other_metrics(names, panels) == ["sampling/capped_frac"]
     assert not any("ampl" in panel.title for panel in panels_for({"reward"}))
+
+
+def test_steps_and_outcome_of_one_environment_have_two_titles():
+    panels = panels_for({"rewards/Walk/mean", "rewards/f/mean", "process_rewards/Walk/mean"})
+    assert [(panel.title, panel.unit) for panel in panels] == [
+        ("Walk, steps", "mean step reward"),
+        ("Walk", "mean reward"),
+        ("f", "mean reward"),
+    ]

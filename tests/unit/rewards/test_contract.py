@@ -30,6 +30,14 @@ def test_whatever_holds_numbers_is_accepted(output):
     assert validate_rewards(output, 2, "f") == [1.0, None]
 
 
+def test_nan_is_told_once_by_function(caplog):
+    for _ in range(2):
+        validate_rewards([float("nan"), None], 2, "gives NaN")
+    validate_rewards([None], 1, "gives None")
+    assert caplog.text.count("reward function 'gives NaN': NaN counts as None") == 1
+    assert "gives None" not in caplog.text
+
+
 @pytest.mark.parametrize(
     ("output", "message"),
     [

@@ -28,9 +28,9 @@ def test_a_factory_is_called_as_often_as_environments_are_needed():
         return made[-1]
 
     turns = EnvironmentTurns(TRAINER, {"a": factory, "b": Game})
-    assert len(made) == 1
-    assert [turns.factory["a"](), turns.factory["a"]()] == made
     assert len(made) == 2
+    assert [turns.factory["a"](), turns.factory["a"]()] == made
+    assert turns.factory["a"]() is made[2]
     assert [func.__name__ for func in turns.step_reward_funcs] == ["Rewarding"]
     assert turns.has_outcome
     assert not EnvironmentTurns(TRAINER, Rewarding).has_outcome
@@ -44,9 +44,15 @@ def test_without_environments_there_is_nothing():
     assert turns.state_keys(SimpleNamespace(rewards=[])) is None
 
 
+one = Game()
+mixed = iter([Game, Rewarding])
+
+
 @pytest.mark.parametrize(
     ("factory", "message"),
     [
+        (lambda: one, "environment_factory: got the same Game twice; expected a new environment per call"),
+        (lambda: next(mixed)(), "environment_factory: got Game, then Rewarding; expected environments of one class"),
         (Game(), "environment_factory: got Game; expected a class or a function"),
         ({"a": Game, "b": None}, "environment_factory: got NoneType for 'b'; expected a class or a function"),
     ],
