@@ -71,8 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Plan and print; 1 when nothing fits."""
-    from trl_drgrpo.single_gpu.memory.devices import find_card
-    from trl_drgrpo.single_gpu.memory.sizes import parse_margin, parse_memory
+    from trl_drgrpo.single_gpu.memory.amounts import find_card, parse_margin, parse_memory
 
     device, card = args.device.lower(), None
     if device not in ("cuda", "cpu"):
@@ -108,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
     if {"steps_per_generation", "generation_batch_size"} <= set(recipe):
         del recipe["steps_per_generation"]  # TRL takes one of them
     from trl_drgrpo.cli.plan_report import PlanReport
-    from trl_drgrpo.single_gpu.memory.host import host_phases
+    from trl_drgrpo.single_gpu.memory.estimate import host_phases
 
     report = PlanReport(name, card, memory, margin, proposal, host_phases(planner), recipe)
     if args.json:

@@ -6,9 +6,8 @@ from typing import Any
 
 import yaml
 
-from trl_drgrpo.single_gpu.memory.devices import Card
+from trl_drgrpo.single_gpu.memory.amounts import Card, readable
 from trl_drgrpo.single_gpu.memory.proposal import Proposal
-from trl_drgrpo.single_gpu.memory.sizes import readable
 
 Phases = Mapping[str, Mapping[str, int]]  # bytes, by phase and part
 

@@ -11,8 +11,7 @@ from typing import Any
 from huggingface_hub import EvalResult, ModelCard
 
 from trl_drgrpo.evaluation.table import correct_by, markdown_row, notes, table, title
-from trl_drgrpo.features.model_card.card_facts import is_hub_id
-from trl_drgrpo.features.model_card.markdown_text import plain
+from trl_drgrpo.features.model_card.card_facts import is_hub_id, plain
 
 MEASURED_WITH = "trl-drgrpo eval"
 _START, _END = "<!-- trl-drgrpo eval -->", "<!-- /trl-drgrpo eval -->"

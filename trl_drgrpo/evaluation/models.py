@@ -43,7 +43,7 @@ def check_model(field: str, name: str, base: str | None = None) -> None:
             raise InputError(field, got, "a model's folder", f"Name one of its checkpoints: {checkpoints[0]}.")
         check_local(field, name)
         return
-    from trl_drgrpo.single_gpu.adapter_folder import base_of
+    from trl_drgrpo.single_gpu.merging import base_of
 
     try:
         base_of(path, base)
@@ -66,7 +66,7 @@ def base_name(name: str, base: str | None = None) -> str | None:
     """Path or Hub id of the model under an adapter's folder; `None` for a whole model."""
     if not is_adapter(name):
         return None
-    from trl_drgrpo.single_gpu.adapter_folder import base_of
+    from trl_drgrpo.single_gpu.merging import base_of
 
     return base_of(Path(name).expanduser(), base)[0]
 
@@ -95,7 +95,7 @@ def load_model(name: str, loading: Loading) -> Any:
         options["quantization_config"] = _quantization(loading.bits, loading.dtype)
     if not is_adapter(name):
         return load(name, _CAUSAL, **options).eval()
-    from trl_drgrpo.single_gpu.adapter_folder import attach, base_of, fit_vocabulary
+    from trl_drgrpo.single_gpu.merging import attach, base_of, fit_vocabulary
 
     adapter = Path(name).expanduser()
     base, _ = base_of(adapter, loading.base)

@@ -14,15 +14,13 @@ from transformers import Gemma2Config, GPT2Config, LlamaConfig, Qwen2Config, Qwe
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.features.fast_path.planner import Budget, Row, plan_window
 from trl_drgrpo.single_gpu.memory import Adapter, Planner, Setup, estimate, parse_memory, passes
-from trl_drgrpo.single_gpu.memory.devices import CARDS, find_card
-from trl_drgrpo.single_gpu.memory.host import host_phases
-from trl_drgrpo.single_gpu.memory.ledger import Ledger
-from trl_drgrpo.single_gpu.memory.phases import Phases
+from trl_drgrpo.single_gpu.memory.amounts import CARDS, find_card, parse_margin, readable
+from trl_drgrpo.single_gpu.memory.estimate import host_phases
+from trl_drgrpo.single_gpu.memory.passes import Phases
 from trl_drgrpo.single_gpu.memory.setup import from_keys
 from trl_drgrpo.single_gpu.memory.shapes import Shape, _costs, _shape, scored_shapes, shares_prompts, trained_shapes
-from trl_drgrpo.single_gpu.memory.sizes import parse_margin, readable
 from trl_drgrpo.single_gpu.memory.skeleton import build
-from trl_drgrpo.single_gpu.memory.stand_ins import HEAD_TOKENS, HEAD_VOCABULARY, FourBitLinear, FusedHead
+from trl_drgrpo.single_gpu.memory.stand_ins import HEAD_TOKENS, HEAD_VOCABULARY, FourBitLinear, FusedHead, Ledger
 
 SMALL = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
 

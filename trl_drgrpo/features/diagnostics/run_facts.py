@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from trl_drgrpo.features.diagnostics.correctness import CorrectnessRule
+from trl_drgrpo.features.model_card.card import is_conversational
 from trl_drgrpo.features.model_card.objective import objective_of
-from trl_drgrpo.features.model_card.snippet import is_conversational
 from trl_drgrpo.process_rewards.steps.separators import configured_segmenter
 from trl_drgrpo.upstream.versions import LIBRARIES, installed_versions
 

@@ -1,24 +1,111 @@
-"""The model card: TRL's metadata, repaired, and a text that states what was really run.
+"""The model card: TRL's metadata, repaired, and a text that states what was really run, with curves and a snippet.
 
 TRL's card calls a model with a local base "a fine-tuned version of None", writes `licence: license`, and says nothing
 of objective, rewards or settings; PEFT's card names the base by its path on the machine and drops TRL's tags. Here
-`objective.py` and `card_facts.py` read the run, `card.md.jinja` lays it out, and what is left of
-secrets or paths is taken out at the end.
+`objective.py` and `card_facts.py` read the run, `card.md.jinja` lays it out, and what is left of secrets or paths is
+taken out at the end. Curves are drawn where matplotlib is installed (`trl-drgrpo[report]`) and two points exist.
 """
 
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 from huggingface_hub import ModelCardData
 
+from trl_drgrpo.common.drawing import new_figure, save_figure
 from trl_drgrpo.common.secrets import redacted
 from trl_drgrpo.features.model_card import card_facts
-from trl_drgrpo.features.model_card.markdown_text import plain, template
+from trl_drgrpo.features.model_card.card_facts import plain, template
 from trl_drgrpo.features.model_card.objective import objective_of
-from trl_drgrpo.features.model_card.plots import draw_curves
-from trl_drgrpo.features.model_card.snippet import is_conversational, usage_snippet
+
+Panels = Sequence[tuple[str, Sequence[str]]]  # title, and the metrics in it
+
+PANELS = (
+    ("mean reward", ("reward", "eval_reward")),
+    ("mean completion length (tokens)", ("completions/mean_length", "eval_completions/mean_length")),
+)
+
+
+def curves(history: list[dict[str, Any]], wanted: Panels = PANELS) -> dict[str, dict[str, list[tuple[int, float]]]]:
+    """The points `(step, value)` of each metric of each panel, without panels that have fewer than two points."""
+    panels: dict[str, dict[str, list[tuple[int, float]]]] = {}
+    logged = dict.fromkeys(name for entry in history for name in entry)
+    for title, stems in wanted:
+        names = [name for name in logged if name.partition(" (")[0] in stems]
+        lines = {name: [(entry["step"], entry[name]) for entry in history if name in entry] for name in names}
+        lines = {name: points for name, points in lines.items() if len(points) > 1}
+        if lines:
+            panels[title] = lines
+    return panels
+
+
+def draw_curves(history: list[dict[str, Any]], target: Path, wanted: Panels = PANELS) -> bool:
+    """Write the picture; returns whether there is one: not without matplotlib, nor without two points."""
+    panels = curves(history, wanted)
+    if not panels:
+        return False
+    try:
+        figure, drawn = new_figure(1, len(panels), 5.5 * len(panels), 3.5)
+    except ImportError:
+        return False
+    for axes, (title, lines) in zip(drawn, panels.items(), strict=True):
+        for name, points in lines.items():
+            label = name if len(lines) > 1 else None
+            axes.plot(*zip(*points, strict=True), label=label, marker="." if len(points) < 50 else None)
+        axes.set(xlabel="optimizer step", title=title)
+    save_figure(figure, target)
+    return True
+
+
+_FULL = """\
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model_id = {model_id!r}{where}
+tokenizer = AutoTokenizer.from_pretrained(model_id)
+model = AutoModelForCausalLM.from_pretrained(model_id, dtype="auto", device_map="auto")
+"""
+_ADAPTER = """\
+from peft import AutoPeftModelForCausalLM
+from transformers import AutoTokenizer
+
+model_id = {model_id!r}{where}
+tokenizer = AutoTokenizer.from_pretrained(model_id)
+model = AutoPeftModelForCausalLM.from_pretrained(model_id, dtype="auto", device_map="auto")  # loads the base, too
+"""
+_CHAT = """\
+messages = [{{"role": "user", "content": {prompt!r}}}]
+inputs = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+"""
+_TEXT = """\
+inputs = tokenizer({prompt!r}, return_tensors="pt")
+"""
+_GENERATE = """\
+inputs = inputs.to(model.device)
+output = model.generate(**inputs, max_new_tokens={length}, do_sample=True, temperature={temperature:g})
+print(tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
+"""
+
+
+def usage_snippet(
+    model_id: str | None, *, is_adapter: bool, is_chat: bool, length: int = 256, temperature: float = 1.0
+) -> str:
+    """Python that runs as it stands, from anywhere for a Hub id, else in the model's folder. `is_chat`: the run was
+    trained on conversations, so the chat template is due. `length`: tokens to generate at most."""
+    load = (_ADAPTER if is_adapter else _FULL).format(
+        model_id=model_id or ".", where="" if model_id else "  # the folder of this file"
+    )
+    prompt = (_CHAT if is_chat else _TEXT).format(prompt="What is 3 + 4?")
+    return load + prompt + _GENERATE.format(length=length, temperature=temperature)
+
+
+def is_conversational(dataset: Any) -> bool:
+    """Whether the prompts of a dataset are messages; `False` for a stream, which is not read for this."""
+    if not hasattr(dataset, "__len__") or len(dataset) == 0:
+        return False
+    return isinstance(dataset[0].get("prompt"), list)
+
 
 PICTURE = "card/curves.png"  # no underscore in front: transformers does not upload such files
 

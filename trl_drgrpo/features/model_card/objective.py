@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trl_drgrpo.features.model_card.markdown_text import lines_of
+from trl_drgrpo.features.model_card.card_facts import lines_of
 
 
 @dataclass(frozen=True)

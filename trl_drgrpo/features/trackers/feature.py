@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trl_drgrpo.features.diagnostics.run_log import FOLDER
-from trl_drgrpo.features.model_card.plots import draw_curves
+from trl_drgrpo.features.model_card.card import draw_curves
 from trl_drgrpo.upstream.description import DescribingFeature
 
 TRACKERS = ("wandb", "trackio")

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from trl_drgrpo.common.errors import InputError, PushError
-from trl_drgrpo.features.model_card.feature import ModelCard
+from trl_drgrpo.features.model_card.model_card import ModelCard
 from trl_drgrpo.upstream.description import DescriptionGuard
 
 
