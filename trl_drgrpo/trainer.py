@@ -47,7 +47,7 @@ from trl_drgrpo.process_rewards.steps import StepSegmenter
 from trl_drgrpo.process_rewards.steps.separators import configured_segmenter
 from trl_drgrpo.rewards.contract import RewardFunction, checked_reward, reward_name, without_frames
 from trl_drgrpo.single_gpu.adapters import choose_quantization, prepare_adapters
-from trl_drgrpo.single_gpu.memory.proposal import MemoryWatch
+from trl_drgrpo.single_gpu.memory.warning import MemoryWatch
 from trl_drgrpo.single_gpu.model_checks import check_model
 from trl_drgrpo.upstream.batches import (
     CreditedBatch,

@@ -31,7 +31,7 @@ BROKEN = {
     f"{ROOMS}.phase_clock.PhaseClock.phase": "The clock of the phases",
     f"{ROOMS}.phase_clock.PhaseClock.step_ends": "Diagnostics.on_step_end",
     f"{ROOMS}.progress.status_line": "ProgressCallback.on_log",
-    "trl_drgrpo.single_gpu.memory.proposal.device_memory": "MemoryWatch.on_train_begin",
+    "trl_drgrpo.single_gpu.memory.warning.device_memory": "MemoryWatch.on_train_begin",
     f"{ROOMS}.movement._sample": "MovementWatch.on_train_begin",
     f"{ROOMS}.movement.MovementWatch.add_to_log": "The numbers of a step",
     "trl_drgrpo.features.fast_path.metrics.WindowMetrics.add": "The metrics of the loss",

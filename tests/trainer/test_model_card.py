@@ -25,7 +25,7 @@ from trl_drgrpo.features.model_card.card_facts import code, fenced, plain, witho
 from trl_drgrpo.features.model_card.objective import objective_of
 from trl_drgrpo.labs.check.tiny import tiny_model
 from trl_drgrpo.process_rewards.steps import step_segmenter
-from trl_drgrpo.single_gpu.memory.proposal import setup_of
+from trl_drgrpo.single_gpu.memory.warning import setup_of
 from trl_drgrpo.upstream.host import swapped
 
 

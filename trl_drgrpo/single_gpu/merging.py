@@ -1,8 +1,13 @@
-"""An adapter's folder and the base model that it names, found, checked and loaded; and an adapter merged into its base.
+"""An adapter merged into its base model, and the proof on what was written that the result is the same model.
 
-What peft would pass over in silence is an error here: on a base with other layers than those of the training, some
-adapters stay empty, or some of their weights have no place. A merge is proven on what was written: the model that is
-loaded from there gives the adapter's logits.
+- The adapter's folder and the base that it names are found and checked first. What peft would pass over in silence is
+  an error: on a base with other layers than those of the training, some adapters stay empty, or have no place.
+- The base is loaded anew in float32, never in 4 bit: merging into quantized weights changes what the model generates.
+- What is compared is what counts: the folder that was written is loaded again, and its logits on fixed inputs are
+  held against those of base and adapter, unmerged.
+- Half precision rounds the sum of weight and update. The update of a short run may be smaller than that rounding; so
+  the adapter's own effect on the logits stands beside the difference, and a merge that loses much of it says so.
+- The model appears under its name when all of this is done; whatever fails leaves nothing behind.
 """
 
 import contextlib

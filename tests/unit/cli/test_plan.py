@@ -18,7 +18,7 @@ from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
 from trl_drgrpo.cli.flags import read_flags
 from trl_drgrpo.cli.main import main
 from trl_drgrpo.cli.recipe import read_recipe
-from trl_drgrpo.single_gpu.memory.proposal import MemoryWatch, setup_of
+from trl_drgrpo.single_gpu.memory.warning import MemoryWatch, setup_of
 
 ROOT = Path(__file__).parents[3]
 QWEN_7B = {
@@ -232,7 +232,7 @@ def test_a_flag_wins_over_the_preset_of_a_recipe(seven, tmp_path, capsys):
 def test_the_trainer_warns_when_the_plan_does_not_fit(
     settings, prompts, tokenizer, reward, caplog, monkeypatch, memory, count
 ):
-    monkeypatch.setattr("trl_drgrpo.single_gpu.memory.proposal.device_memory", lambda device: memory)
+    monkeypatch.setattr("trl_drgrpo.single_gpu.memory.warning.device_memory", lambda device: memory)
     with caplog.at_level(logging.WARNING, logger="trl_drgrpo"):
         trainer = train(DrGRPOTrainer, DrGRPOConfig, {**settings, "max_steps": 1}, prompts, tokenizer, reward)
     assert setup_of(trainer.args, trainer.model).batch == 4

@@ -1,7 +1,7 @@
-"""Facts for the card beside the objective, read off the trainer: data, rewards, settings, metrics, machine; and Markdown.
+"""Facts for the card beside the objective, read off the trainer (data, rewards, settings, metrics, machine), in Markdown.
 
-Nothing is guessed: what the run does not know is left out. Every function of facts returns rows (`name`, `value`) for a
-table. Names that others chose must not act in Markdown: their pipes, backticks and tags are escaped.
+Nothing is guessed: what the run does not know is left out. Every function of facts returns rows (`name`, `value`) for
+a table. Names that others chose must not act in Markdown: their pipes, backticks and tags are escaped.
 """
 
 import dataclasses
