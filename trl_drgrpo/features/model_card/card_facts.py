@@ -1,4 +1,4 @@
-"""Facts for the card beside the objective, read off the trainer (data, rewards, settings, metrics, machine), in Markdown.
+"""Facts for the card beside the objective, read off the trainer: data, rewards, settings, metrics; and their Markdown.
 
 Nothing is guessed: what the run does not know is left out. Every function of facts returns rows (`name`, `value`) for
 a table. Names that others chose must not act in Markdown: their pipes, backticks and tags are escaped.
