@@ -90,7 +90,8 @@ class TurnRecord:
             return getattr(environment, name)()
         except Exception as error:  # a user's method: what was computed up to here is saved before the run ends
             got = f"{type(error).__name__}: {error}"
-            raise self._error(row, name, got, "no error", "Fix the method (traceback above).") from error
+            failed = self._error(row, name, got, "no error", "Fix the method (traceback above).")
+            raise failed.caught_as(error) from error
 
     def _error(self, row: int, name: str, got: str, expected: str, remedy: str) -> RewardError:
         where = f"for row {row}, turn {len(self.state_keys[row])}"
