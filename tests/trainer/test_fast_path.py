@@ -353,7 +353,7 @@ def test_an_override_of_the_scoring_is_applied_once(micro_batching):
 def test_a_loss_of_ones_own_gets_the_micro_batches_of_trl(caplog):
     ours = gradients(OwnLoss, {})
     assert difference(ours, gradients(GRPOTrainer, {})) <= EXACT
-    assert "micro-batches stay as TRL makes them: RecordingTrainer has its own _compute_loss" in caplog.text
+    assert "micro-batches stay as TRL makes them: OwnLoss has its own _compute_loss" in caplog.text
 
 
 def with_auxiliary_loss(trainer_class):

@@ -10,6 +10,7 @@ from trl_drgrpo.common.errors import UpstreamError, did_you_mean
 
 TRL_SUPPORTED = ("1.16", "2")  # from, up to but not including: the range that pyproject.toml declares
 TRL_TESTED = ("1.16.0",)
+# Names that scripts and recipes for earlier releases of TRL and transformers hold, or other tools, and what to do.
 _RENAMED = {
     "evaluation_strategy": "eval_strategy",
     "no_cuda": "use_cpu",
@@ -32,18 +33,19 @@ _GONE = {
     "max_new_tokens": "Set max_completion_length.",
     "max_prompt_length": "Remove it: TRL no longer truncates prompts. Filter long ones out of the dataset.",
     "vllm_device": "Remove it: vllm_mode='colocate' shares the training devices, a server has its own.",
-    **dict.fromkeys(
-        ("fp16_backend", "fp16_opt_level", "half_precision_backend", "jit_mode_eval", "save_safetensors", "use_ipex")
-        + ("use_mps_device", "vllm_dtype", "vllm_enable_prefix_caching"),
-        "Remove it: there is nothing to choose any more.",
-    ),
-    **dict.fromkeys(
-        ("compute_environment", "deepspeed_config", "distributed_type", "downcast_bf16", "enable_cpu_affinity")
-        + ("gpu_ids", "machine_rank", "main_process_ip", "main_process_port", "main_training_function")
-        + ("mixed_precision", "num_machines", "num_processes", "rdzv_backend", "same_network"),
-        "It belongs to accelerate: accelerate launch --config_file accelerate.yaml -m trl_drgrpo.cli.main train ...",
-    ),
 }
+_WITHOUT_EFFECT = """
+    fp16_backend fp16_opt_level half_precision_backend jit_mode_eval save_safetensors use_ipex use_mps_device
+    vllm_dtype vllm_enable_prefix_caching
+"""
+_ACCELERATES = """
+    compute_environment deepspeed_config distributed_type downcast_bf16 enable_cpu_affinity gpu_ids machine_rank
+    main_process_ip main_process_port main_training_function mixed_precision num_machines num_processes rdzv_backend
+    same_network
+"""
+_LAUNCH = "It belongs to accelerate: accelerate launch --config_file <file> -m trl_drgrpo.cli.main train ..."
+_GONE |= dict.fromkeys(_WITHOUT_EFFECT.split(), "Remove it: there is nothing to choose any more.")
+_GONE |= dict.fromkeys(_ACCELERATES.split(), _LAUNCH)
 LIBRARIES = ("trl-drgrpo", "trl", "transformers", "torch")  # what any number of a run depends on
 
 
