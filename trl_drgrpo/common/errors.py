@@ -6,7 +6,6 @@ command line catches `InputError` alone and prints its single line without a tra
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
-from typing import Self
 
 
 def shortened(value: object, most: int = 60) -> str:
@@ -97,7 +96,7 @@ class RewardError(InputError):
     def __reduce__(self):
         return RewardError, (self.field, self.got, self.expected, self.remedy)
 
-    def caught_as(self, error: BaseException) -> Self:
+    def caught_as(self, error: BaseException) -> "RewardError":
         """The same error, which `except` also catches as the class of the error that a user's function raised, with
         that one's attributes; as it is where no class can be both, or Python treats the class in a way of its own."""
         kind = type(error)
