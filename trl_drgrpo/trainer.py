@@ -21,7 +21,7 @@ from trl import GRPOConfig
 
 from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.config.best_metric import with_best_metric
-from trl_drgrpo.config.config import DrGRPOConfig, dr_grpo_config
+from trl_drgrpo.config.config import DrGRPOConfig, dr_grpo_config, take_later_assignments
 from trl_drgrpo.config.preflight import check_inputs
 from trl_drgrpo.features.diagnostics.feature import Diagnostics
 from trl_drgrpo.features.diagnostics.movement import MovementWatch
@@ -165,7 +165,8 @@ class DrGRPOTrainer(HostTrainer):
         **parent_kwargs: Any,
     ):
         require_seams()
-        args = dr_grpo_config(args, model)
+        given, args = args, dr_grpo_config(args, model)
+        self._given_args = (given or args, dict(vars(given or args)))
         self.turns = EnvironmentTurns(self, environment_factory, args.on_reward_error)
         outcome_funcs, given_step_funcs = _as_list(reward_funcs), _as_list(step_reward_funcs)
         step_reward_funcs = [*given_step_funcs, *self.turns.step_reward_funcs]
@@ -269,6 +270,7 @@ class DrGRPOTrainer(HostTrainer):
         complete, or was changed since it was written, is an `InputError`. So is a configuration that contradicts
         Dr. GRPO by now, or a field that was assigned too late.
         """
+        take_later_assignments(self.args, *self._given_args)
         self.args.check()
         for name, (then, now) in self.changed_too_late().items():
             remedy = "The trainer has copied it: set it before, or build a new trainer."
@@ -439,9 +441,9 @@ class DrGRPOTrainer(HostTrainer):
             advantages = self.advantage_func(batch)
         except Exception as error:  # a user's function: what was computed up to here is saved before the run ends
             got = f"{type(error).__name__}: {error}"
-            raise RewardError(
-                "advantage_func", got, "a tensor of advantages", "Fix the function (traceback above)."
-            ) from error
+            remedy = "Fix the function (traceback above)."
+            failed = RewardError("advantage_func", got, "a tensor of advantages", remedy)
+            raise failed.caught_as(error) from error
         return checked_advantages(advantages, batch, "advantage_func")
 
     @property

@@ -207,7 +207,7 @@ def metrics(rng, step, steps, growth=0.0):
         "rewards/math_reward/mean": rate,
         "rewards/format_reward/mean": 1.0,
         "kl": 0.001 + 0.02 * t + 0.002 * rng.random(),
-        "entropy/with_signal": 1.2 - 0.7 * t + rng.gauss(0, 0.03) if rng.random() < 0.97 else None,
+        "entropy": 1.2 - 0.7 * t + rng.gauss(0, 0.03) if rng.random() < 0.97 else None,
         "completions/mean_length": (right + wrong) / 2,
         "completions/length_correct_mean": right,
         "completions/length_incorrect_mean": wrong,

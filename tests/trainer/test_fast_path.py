@@ -271,7 +271,7 @@ def test_metrics_over_all_rows_keep_their_meaning(settings, prompts, tokenizer):
     )
     assert any(entry["clip_ratio/region_mean"] > 0 for entry in upstream)
     for a, b in zip(ours, upstream, strict=True):
-        assert "entropy" not in a
+        assert 0 < a["entropy"] != b["entropy"]  # of the rows that are run
         for name in ("low_mean", "high_mean", "region_mean", "low_min", "high_max"):
             assert a[f"clip_ratio/{name}"] == pytest.approx(b[f"clip_ratio/{name}"], abs=1e-5), name
 
@@ -353,7 +353,27 @@ def test_an_override_of_the_scoring_is_applied_once(micro_batching):
 def test_a_loss_of_ones_own_gets_the_micro_batches_of_trl(caplog):
     ours = gradients(OwnLoss, {})
     assert difference(ours, gradients(GRPOTrainer, {})) <= EXACT
-    assert "micro-batches stay as TRL makes them: RecordingTrainer has its own _compute_loss" in caplog.text
+    assert "micro-batches stay as TRL makes them: OwnLoss has its own _compute_loss" in caplog.text
+
+
+def with_auxiliary_loss(trainer_class):
+    """A loss of one's own around TRL's, which expects rows in every micro-batch and logs what it adds."""
+
+    def compute_loss(self, model, inputs, *args, **kwargs):
+        loss = trainer_class.compute_loss(self, model, inputs, *args, **kwargs)
+        auxiliary = sum(p.square().mean() for p in model.parameters()) / len(inputs["completion_ids"])
+        return loss + auxiliary / self.current_gradient_accumulation_steps
+
+    return type("WithAuxiliary", (trainer_class,), {"compute_loss": compute_loss})
+
+
+def test_an_override_of_compute_loss_gets_the_micro_batches_of_trl():
+    settings = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 8, "steps_per_generation": 8}
+    ours, stock = with_auxiliary_loss(DrGRPOTrainer), with_auxiliary_loss(GRPOTrainer)
+    expected = record(
+        stock, GRPOConfig, lora=False, plain_head=True, reward=half_dead, **{**GEOMETRY, **settings, **STOCK}
+    )
+    assert difference(gradients(ours, settings), [step.gradients for step in expected.steps]) <= EXACT
 
 
 def test_a_reference_with_another_attention_is_tested_by_itself(settings, prompts, tokenizer, reward, saved_model):

@@ -113,6 +113,25 @@ def test_a_plain_grpo_config_is_read_as_dr_grpo(settings, prompts, tokenizer, re
     assert (trainer.loss_type, trainer.scale_rewards) == ("dr_grpo", "none")
 
 
+class NamedConfig(GRPOConfig):
+    def name_in_capitals(self):
+        return self.output_dir.upper()
+
+
+def test_what_is_assigned_to_a_plain_grpo_config_later_is_seen(settings, prompts, tokenizer, reward):
+    plain = NamedConfig(**settings, use_cpu=True, bf16=False)
+    trainer = DrGRPOTrainer(tiny_model(tokenizer), reward, plain, prompts, processing_class=tokenizer)
+    plain.max_steps = 1
+    trainer.train()
+    assert trainer.state.global_step == 1
+    trainer.save_model()  # pickles the arguments
+    kept = torch.load(Path(settings["output_dir"]) / "training_args.bin", weights_only=False)
+    assert kept.name_in_capitals() == plain.name_in_capitals()
+    plain.beta = 0.1
+    with pytest.raises(InputError, match="^beta: got 0.1, assigned after the trainer was built"):
+        trainer.train()
+
+
 def test_lora_trains_adapters_only_saves_and_loads(settings, prompts, tokenizer, reward, saved_model):
     lora = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
     trainer = train(DrGRPOTrainer, DrGRPOConfig, settings, prompts, tokenizer, reward, saved_model, peft_config=lora)
@@ -354,8 +373,8 @@ def test_what_is_assigned_after_the_constructor_is_refused_when_training_starts(
         tiny_model(tokenizer), reward, DrGRPOConfig(**settings), prompts, processing_class=tokenizer
     )
     late = {
-        "loss_type": ("dapo", "^loss_type: got 'dapo'; expected 'dr_grpo'"),
-        "scale_rewards": ("group", "^scale_rewards: got 'group'; expected 'none'"),
+        "loss_type": ("grpo", "^loss_type: got 'grpo'; expected 'dr_grpo'"),
+        "scale_rewards": ("batch", "^scale_rewards: got 'batch'; expected 'none'"),
         "beta": (0.1, "^beta: got 0.1, assigned after the trainer was built; expected 0.0, as when it was built"),
         "epsilon": (
             0.3,

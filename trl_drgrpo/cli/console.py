@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager
 from typing import Any, NoReturn
 
 from trl_drgrpo.common.errors import InputError, RewardError, did_you_mean
+from trl_drgrpo.upstream.versions import remedy_for_name
 
 EXIT_INPUT_ERROR = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
@@ -53,9 +54,8 @@ def refuse_unknown(unknown: list[str], parser: argparse.ArgumentParser) -> None:
     flags = [option for option in parser._option_string_actions if option.startswith("--")]
     first = next((token for token in unknown if token.startswith("-")), unknown[0])
     name = first.split("=", 1)[0]
-    spelled = name.replace("-", "_").replace("__", "--", 1)
     listing = "--help_all" if "--help_all" in flags else "--help"
-    remedy = did_you_mean(spelled, flags, f"`{parser.prog} {listing}` lists the flags.", cutoff=0.7)
+    remedy = remedy_for_name(name, flags, f"`{parser.prog} {listing}` lists the flags.")
     got = "an unknown flag" if name.startswith("-") else "a value without a flag"
     raise InputError(name, got, f"a flag of {parser.prog}", remedy)
 

@@ -14,17 +14,8 @@ import yaml
 from trl_drgrpo.cli import values
 from trl_drgrpo.cli.flags import Flag
 from trl_drgrpo.cli.strict_yaml import Loader, line_of, refuse_duplicates
-from trl_drgrpo.common.errors import InputError, did_you_mean
-
-# Keys that recipes for earlier releases hold, and where they went.
-_GONE = {
-    "max_prompt_length": "TRL no longer truncates prompts: filter long ones out of the dataset.",
-    "torch_dtype": "It is called dtype now.",
-    "warmup_ratio": "Set warmup_steps below 1: it is then a share of all steps.",
-    "per_gpu_train_batch_size": "It is called per_device_train_batch_size now.",
-    "answer_column": "Write rename_columns: [<column>=answer].",
-    "prompt_column": "Write rename_columns: [<column>=prompt].",
-}
+from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.upstream.versions import remedy_for_name
 
 
 @dataclass(frozen=True)
@@ -75,13 +66,10 @@ def _unknown_keys(unknown: list[tuple[str, int]], known: dict[str, Flag], path: 
     """The error for keys that do not exist, with the nearest one that does for each. `unknown`: keys and lines."""
     expected = f"one of the {len(known)} keys that `trl-drgrpo train --help_all` lists"
     (key, line), *others = unknown
-    also = [f"Line {number}, {other}, too: {_remedy(other, known)}" for other, number in others]
-    return InputError(key, f"an unknown key in {path}, line {line}", expected, " ".join([_remedy(key, known), *also]))
-
-
-def _remedy(key: str, known: dict[str, Flag]) -> str:
-    nearest = did_you_mean(key.lstrip("-").replace("-", "_"), known, "Remove it.", cutoff=0.7)
-    return _GONE.get(key, nearest)
+    also = [f"Line {number}, {other}, too: {remedy_for_name(other, known)}" for other, number in others]
+    return InputError(
+        key, f"an unknown key in {path}, line {line}", expected, " ".join([remedy_for_name(key, known), *also])
+    )
 
 
 def _read(path: str) -> str:

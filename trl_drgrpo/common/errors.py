@@ -4,7 +4,8 @@ Only the wording lives here. `InputError` is a `ValueError`, so code that catche
 command line catches `InputError` alone and prints its single line without a traceback.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 
 
 def shortened(value: object, most: int = 60) -> str:
@@ -64,7 +65,8 @@ class InputError(ValueError):
     """
 
     def __init__(self, field: str, got: str, expected: str, remedy: str):
-        super().__init__(f"{field}: got {got}; expected {expected}. {remedy}")
+        # by name: behind it may come a user's error, see `RewardError.caught_as`
+        ValueError.__init__(self, f"{field}: got {got}; expected {expected}. {remedy}")
         self.field, self.got, self.expected, self.remedy = field, got, expected, remedy
 
     def under(self, field: str) -> "InputError":
@@ -75,8 +77,45 @@ class InputError(ValueError):
         return type(self), (self.field, self.got, self.expected, self.remedy)  # errors travel between processes
 
 
+def in_one(errors: Sequence[InputError]) -> InputError:
+    """Several errors in one: the first, with the others behind its remedy."""
+    first, *others = errors
+    remedy = " ".join([first.remedy, *(f"Also {error}" for error in others)])
+    return type(first)(first.field, first.got, first.expected, remedy)
+
+
+class UnknownNameError(InputError, TypeError):
+    """An argument that does not exist; Python's own error for it is a `TypeError`."""
+
+
 class RewardError(InputError):
     """A reward function broke its contract: incorrect number of rewards, incorrect type, or an exception."""
+
+    __str__ = BaseException.__str__  # `KeyError` and others have one of their own
+
+    def __reduce__(self):
+        return RewardError, (self.field, self.got, self.expected, self.remedy)
+
+    def caught_as(self, error: BaseException) -> "RewardError":
+        """The same error, which `except` also catches as the class of the error that a user's function raised, with
+        that one's attributes; as it is where no class can be both, or Python treats the class in a way of its own."""
+        kind = type(error)
+        if not issubclass(kind, Exception) or issubclass(kind, _PYTHONS_OWN):
+            return self
+        try:
+            both = _caught_as(kind)(self.field, self.got, self.expected, self.remedy)
+        except Exception:  # layouts or metaclasses that conflict, a `__new__` that wants other arguments
+            return self
+        vars(both).update({**vars(error), **vars(self)})
+        return both
+
+
+_PYTHONS_OWN = (StopIteration, StopAsyncIteration, SyntaxError)  # a traceback shows no `str` of the last
+
+
+@cache
+def _caught_as(kind: type[Exception]) -> type[RewardError]:
+    return type(RewardError.__name__, (RewardError, kind), {"__module__": RewardError.__module__})
 
 
 class UnscorableError(ValueError):

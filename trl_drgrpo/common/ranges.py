@@ -150,6 +150,7 @@ RANGES: dict[str, Range] = {
     "num_train_epochs": positive(remedy="Training ends before its first step otherwise."),
     "max_steps": whole(1, also=(-1,), remedy="-1 trains for num_train_epochs."),
     "warmup_steps": Range(0, remedy=_STEPS),
+    "warmup_ratio": Range(0, 1, below=True, optional=True, remedy="It is a share of all steps: set warmup_steps."),
     # Batches and data
     "per_device_train_batch_size": whole(1),
     "per_device_eval_batch_size": whole(1),

@@ -16,14 +16,18 @@ Deltas from `GRPOConfig`:
 import copy
 import dataclasses
 import logging
+from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field
-from typing import Any, Literal
+from functools import cache
+from inspect import signature
+from typing import Any, Literal, Self
 
-from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.errors import InputError, UnknownNameError, in_one
+from trl_drgrpo.common.ranges import RANGES, refuse_outside
 from trl_drgrpo.common.secrets import is_saving, scrubbed
 from trl_drgrpo.config.group_validation import validate_batch, validate_groups
 from trl_drgrpo.config.validation import validate
-from trl_drgrpo.upstream.versions import require_supported_trl
+from trl_drgrpo.upstream.versions import remedy_for_name, require_supported_trl
 
 require_supported_trl()
 
@@ -34,6 +38,7 @@ logger = logging.getLogger(__name__)
 
 # Fields of TRL whose default is another one here.
 _OWN_DEFAULTS = ("loss_type", "scale_rewards", "use_bias_correction_kl", "vllm_importance_sampling_mode")
+_TRL_DEFAULTS = {each.name: each.default for each in dataclasses.fields(GRPOConfig)}
 
 
 @dataclass
@@ -127,6 +132,8 @@ class DrGRPOConfig(GRPOConfig):
         correct_threshold (`float`, *optional*):
             A completion is correct if that reward is at least this. Without it only a reward that gives nothing but 0
             and 1 is read as incorrect and correct.
+        warmup_ratio (`float`, *optional*):
+            Former name, in transformers, of a `warmup_steps` below 1: a share of all steps.
         run_log (`bool`, *optional*, defaults to `True`):
             Write metrics, warnings and recorded completions to `<output_dir>/_drgrpo`, for `trl-drgrpo report`.
         record_groups (`int`, *optional*, defaults to `4`):
@@ -322,6 +329,9 @@ class DrGRPOConfig(GRPOConfig):
             "gives only 0 and 1."
         },
     )
+    warmup_ratio: float | None = field(
+        default=None, metadata={"help": "Former name of a warmup_steps below 1: a share of all steps."}
+    )
     run_log: bool = field(
         default=True,
         metadata={"help": "Write metrics, warnings and recorded completions to <output_dir>/_drgrpo for the report."},
@@ -379,6 +389,15 @@ class DrGRPOConfig(GRPOConfig):
         },
     )
 
+    def __new__(cls, *args: Any, **fields: Any) -> Self:
+        """Names that do not exist, all in one error, where `__init__` would be a bare `TypeError` of the first."""
+        known = signature(cls.__init__).parameters
+        takes_any = any(each.kind is each.VAR_KEYWORD for each in known.values())  # a subclass may
+        if unknown := [name for name in fields if not (takes_any or name in known)]:
+            got, expected = "an unknown name", f"a field of {cls.__name__}"
+            raise in_one([UnknownNameError(each, got, expected, remedy_for_name(each, known)) for each in unknown])
+        return super().__new__(cls)
+
     def __post_init__(self):
         self._spell_out()
         validate(self)
@@ -405,7 +424,8 @@ class DrGRPOConfig(GRPOConfig):
     def from_grpo_config(cls, config: GRPOConfig) -> "DrGRPOConfig":
         """A plain `GRPOConfig` read as a Dr. GRPO run: what is at TRL's default takes ours, the rest stays.
 
-        A default that was written out cannot be told from one that was not: what changes is said in the log.
+        A default that was written out cannot be told from one that was not: what changes is said in the log. Fields
+        and methods of a subclass stay.
 
         Args:
             config ([`trl.GRPOConfig`]): The configuration of an existing script.
@@ -419,14 +439,13 @@ class DrGRPOConfig(GRPOConfig):
         if isinstance(config, cls):
             return config
         # The values went through __post_init__ already (batch geometry, devices), so they are taken over as they are.
-        converted = object.__new__(cls)
+        converted = _blank(cls, type(config))
         converted.__dict__.update(copy.copy(config.__dict__))
-        trl_default = {f.name: f.default for f in dataclasses.fields(GRPOConfig)}
         changed = []
         for own in dataclasses.fields(cls):
-            if own.name not in trl_default:
+            if own.name not in _TRL_DEFAULTS:
                 setattr(converted, own.name, own.default if own.default_factory is MISSING else own.default_factory())
-            elif own.name in _OWN_DEFAULTS and getattr(config, own.name) == trl_default[own.name]:
+            elif own.name in _OWN_DEFAULTS and getattr(config, own.name) == _TRL_DEFAULTS[own.name]:
                 changed.append(f"{own.name} {getattr(config, own.name)!r} -> {own.default!r}")
                 setattr(converted, own.name, own.default)
         logger.warning(
@@ -452,8 +471,16 @@ class DrGRPOConfig(GRPOConfig):
 
     def _spell_out(self) -> None:
         """The forms that scripts and command lines may use, in the one that the rest reads."""
-        if self.scale_rewards in (False, "False", "false"):
-            self.scale_rewards = "none"
+        if self.warmup_ratio is not None:
+            refuse_outside("warmup_ratio", self.warmup_ratio, RANGES["warmup_ratio"])
+            self.warmup_steps, self.warmup_ratio = self.warmup_steps or self.warmup_ratio, None
+        spoken = {"false": "none", "0": "none", "true": "group", "1": "group"}  # as TRL reads it
+        self.scale_rewards = spoken.get(str(self.scale_rewards).lower(), self.scale_rewards)
+        for name in ("loss_type", "scale_rewards"):
+            if getattr(self, name) == _TRL_DEFAULTS[name]:
+                own = getattr(DrGRPOConfig, name)
+                logger.warning("%s=%r is TRL's default and read as not chosen: %r.", name, _TRL_DEFAULTS[name], own)
+                setattr(self, name, own)
         if isinstance(self.step_separator, str):
             self.step_separator = [self.step_separator]
         if self.advantage_baseline == "rloo":
@@ -476,6 +503,30 @@ class DrGRPOConfig(GRPOConfig):
             self.tf32 = None
         elif self.use_cpu and self.bf16 is None:
             self.bf16 = False
+
+
+# `inspect.signature(DrGRPOConfig)` is that of its fields.
+setattr(DrGRPOConfig.__new__, "__wrapped__", DrGRPOConfig.__init__)  # noqa: B010  # a function takes any attribute
+
+
+@cache
+def _of_both(ours: type[DrGRPOConfig], users: type[GRPOConfig]) -> type[DrGRPOConfig]:
+    """A class with the fields and methods of both, ours before the user's."""
+    if issubclass(ours, users):
+        return ours
+    reduced = {"__reduce__": lambda self: (_blank, (ours, users), self.__getstate__())}  # no module has the class
+    return dataclass(type(users.__name__, (ours, users), reduced))
+
+
+def _blank(ours: type[DrGRPOConfig], users: type[GRPOConfig]) -> Any:
+    return object.__new__(_of_both(ours, users))
+
+
+def take_later_assignments(args: DrGRPOConfig, given: GRPOConfig, then: Mapping[str, Any]) -> None:
+    """Assign to a trainer's configuration what was assigned to the one it was `given`, which had the values `then`."""
+    for each in dataclasses.fields(given):
+        if (now := getattr(given, each.name)) is not then.get(each.name):
+            setattr(args, each.name, now)
 
 
 def dr_grpo_config(args: GRPOConfig | None, model: Any) -> DrGRPOConfig:

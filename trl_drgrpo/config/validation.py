@@ -8,7 +8,7 @@ objective.
 from collections.abc import Mapping
 from typing import Any
 
-from trl_drgrpo.common.errors import InputError, did_you_mean
+from trl_drgrpo.common.errors import InputError, did_you_mean, in_one
 from trl_drgrpo.common.ranges import Range, refuse_out_of_range
 from trl_drgrpo.config.group_validation import generation_rows, validate_forks
 from trl_drgrpo.features.diagnostics.run_warnings import warning_thresholds
@@ -28,9 +28,9 @@ _BIAS_OF_LOSS = {
     "grpo": "It divides each completion's loss by its own length: a long incorrect answer is punished less per token "
     "than a short one, so incorrect answers grow (length bias).",
     "bnpo": "It divides by the tokens of a micro-batch: the weight of a token depends on which rows share it.",
-    "dapo": "It divides by the tokens of the batch: the weight of a row depends on how long the others are.",
 }
 _ANOTHER_OBJECTIVE = "It is not the objective of Dr. GRPO."
+_REMOVE = "Remove it: Dr. GRPO sets it."
 
 
 def validate(config: Any) -> None:
@@ -47,37 +47,36 @@ def validate(config: Any) -> None:
 
 
 def _validate_objective(config: Any) -> None:
-    """Values under which the run would not be Dr. GRPO any more."""
+    """Values under which the run would not be Dr. GRPO any more, all in one error."""
+    found = []
     if config.loss_type != "dr_grpo":
         bias = _BIAS_OF_LOSS.get(config.loss_type, _ANOTHER_OBJECTIVE)
-        raise InputError(
-            "loss_type", repr(config.loss_type), "'dr_grpo'", f"{bias} Use trl.GRPOTrainer for that objective."
-        )
+        remedy = f"{_REMOVE} {bias} Use trl.GRPOTrainer for that objective."
+        remedy = did_you_mean(str(config.loss_type).lower(), ["dr_grpo"], remedy, cutoff=0.8, form="{!r}")
+        found.append(InputError("loss_type", repr(config.loss_type), "'dr_grpo'", remedy))
     if config.scale_rewards != "none":
-        raise InputError(
-            "scale_rewards",
-            repr(config.scale_rewards),
-            "'none' (or False)",
-            "Dividing by the standard deviation makes very easy and very hard prompts weigh more than the others "
-            "(difficulty bias). Use trl.GRPOTrainer for that, or scale_by_running_std=True for one scale over all "
-            "prompts.",
+        remedy = (
+            f"{_REMOVE} Dividing by the standard deviation makes very easy and very hard prompts weigh more than the "
+            "others (difficulty bias). Use trl.GRPOTrainer for that, or scale_by_running_std=True for one scale over "
+            "all prompts."
         )
+        found.append(InputError("scale_rewards", repr(config.scale_rewards), "'none' (or False)", remedy))
     if config.multi_objective_aggregation != "sum_then_normalize":
-        raise InputError(
-            "multi_objective_aggregation",
-            repr(config.multi_objective_aggregation),
-            "'sum_then_normalize' (here: a weighted sum, nothing is normalized)",
-            "Normalizing each reward divides by a group's standard deviation (difficulty bias). Use "
-            "trl.GRPOTrainer for that (GDPO).",
+        got = repr(config.multi_objective_aggregation)
+        expected = "'sum_then_normalize' (here: a weighted sum, nothing is normalized)"
+        remedy = (
+            f"{_REMOVE} Normalizing each reward divides by a group's standard deviation (difficulty bias). Use "
+            "trl.GRPOTrainer for that (GDPO)."
         )
+        found.append(InputError("multi_objective_aggregation", got, expected, remedy))
     if config.sync_ref_model:
-        raise InputError(
-            "sync_ref_model",
-            "True",
-            "False",
-            "Moving the reference towards the policy makes the KL term measure recent drift only: nothing holds "
-            "the run to the model it started from. Use trl.GRPOTrainer for that (TR-DPO).",
+        remedy = (
+            f"{_REMOVE} Moving the reference towards the policy makes the KL term measure recent drift only: nothing "
+            "holds the run to the model it started from. Use trl.GRPOTrainer for that (TR-DPO)."
         )
+        found.append(InputError("sync_ref_model", "True", "False", remedy))
+    if found:
+        raise in_one(found)
 
 
 _SWITCHES = (

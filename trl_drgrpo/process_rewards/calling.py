@@ -243,7 +243,7 @@ class StepScorer:
         if self.on_error == "raise":
             if isinstance(error, RewardError):
                 raise error from error.__cause__
-            raise _as_reward_error(name, error) from error
+            raise _as_reward_error(name, error).caught_as(error) from error
         if name not in self._logged_failures:
             self._logged_failures.add(name)
             logger.error("Step reward function '%s' failed; its steps count as unscorable.", name, exc_info=error)

@@ -134,12 +134,13 @@ class _Rule:
             try:
                 reward = self.func(prompt, texts[:step], texts[step], **values)
             except Exception as error:
-                raise RewardError(
+                failed = RewardError(
                     field,
                     f"{type(error).__name__}: {error} {where}",
                     "a number, or None for a step it cannot score",
                     'Fix the function (its traceback is above), or pass on_error="unscorable" to go on without it.',
-                ) from error
+                )
+                raise failed.caught_as(error) from error
             return reward_number(reward, field, where), False
         try:
             return reward_number(self.func(prompt, texts[:step], texts[step], **values), field, where), False

@@ -89,7 +89,7 @@ class Failures:
             if not isinstance(error, RewardError):
                 got = f"{type(error).__name__}: {error} for row {row}" + ("" if turn is None else f", turn {turn}")
                 remedy = 'Fix the method (traceback above), or leave such rows out with on_reward_error="unscorable".'
-                failure, cause = RewardError(f"{name}.{method}", got, "no error", remedy), error
+                failure, cause = RewardError(f"{name}.{method}", got, "no error", remedy).caught_as(error), error
             if self.raises:
                 raise failure from cause
             self.rows.add(row)

@@ -73,11 +73,7 @@ PANELS = (
         hint="Groups in which every reward is equal: they teach nothing.",
         share=True,
     ),
-    Panel(
-        "Entropy",
-        "nats per token",
-        (Line("all rows", ("entropy",)), Line("rows with a signal", ("entropy/with_signal",))),
-    ),
+    _one("Entropy", "nats per token", "entropy"),
     _one("KL to the reference", "nats per token", "kl"),
     _one("Gradient norm", "before clipping", "grad_norm"),
     _one("Truncated", "share of completions", "completions/truncated_frac", "completions/clipped_ratio", share=True),

@@ -194,12 +194,13 @@ def without_frames(error: RewardError) -> RewardError:
 
 
 def _by_name(reward_func: Callable, args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> dict[str, Any]:
-    """Keywords of a call made by hand: in the order of the function's parameters, or `(prompts, completions)`."""
+    """Keywords of a call made by hand: in the order of the function's parameters, or `(prompts, completions)`. TRL's
+    function for an environment's own reward needs `environments` alone."""
     by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     own = [parameter.name for parameter in parameters(reward_func) or () if parameter.kind in by_position]
     names = own if len(args) <= len(own) else ["prompts", "completions"]
     given = dict(zip(names, args, strict=False))
-    if len(args) > len(names) or given.keys() & kwargs or "completions" not in {**given, **kwargs}:
+    if len(args) > len(names) or given.keys() & kwargs or not {"completions", "environments"} & {*given, *kwargs}:
         got = f"a call with {len(args)} arguments by position and {', '.join(kwargs) or 'none'} by name"
         expected = "prompts, completions and columns, each once"
         raise InputError(f"reward function '{name}'", got, expected, "Pass them by name, as the trainer does.")
@@ -217,7 +218,8 @@ class _Guard:
         self.metric = f"rewards/{name}/failed_frac"
 
     def call(self, kwargs: dict[str, Any]) -> "_Call":
-        call = _Call(self, len(kwargs["completions"]), kwargs.get("log_metric"))
+        rows = kwargs["completions"] if "completions" in kwargs else kwargs["environments"]
+        call = _Call(self, len(rows), kwargs.get("log_metric"))
         if call.log_metric is not None:
             kwargs["log_metric"] = call.log
         return call
@@ -256,7 +258,7 @@ class _Call:
         if self.guard.raises:
             if isinstance(error, RewardError):
                 raise error from error.__cause__
-            raise self._as_reward_error(error) from error
+            raise self._as_reward_error(error).caught_as(error) from error
         if not self.guard.has_logged:
             self.guard.has_logged = True
             message = (

@@ -170,7 +170,7 @@ class HostTrainer(Hooks, PrivateState):
     @property
     def own_losses(self) -> list[str]:
         """Methods of TRL's loss that a subclass has put its own in the place of."""
-        names = ("_compute_loss", "_get_per_token_logps_and_entropies")
+        names = ("compute_loss", "_compute_loss", "_get_per_token_logps_and_entropies")
         return [name for name in names if getattr(type(self), name) is not getattr(HostTrainer, name)]
 
     def completion_log_probs(self, inputs: dict[str, Any], model: Any = None) -> torch.Tensor:

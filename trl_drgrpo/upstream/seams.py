@@ -142,18 +142,35 @@ def check_upstream(trainer_class: type = GRPOTrainer) -> list[SeamReport]:
 
 def require_seams() -> None:
     """Refuse to build a trainer on a TRL in which a seam has moved; names each and what it looks like now."""
-    moved = [f"{report.name}: {report.problem}" for report in check_upstream() if report.problem]
-    if moved:
-        raise UpstreamError(
-            f"trl {version('trl')}: {'; '.join(moved)}. This version of trl-drgrpo was tested with trl "
-            f"{', '.join(TRL_TESTED)}: install that one, or look for a newer trl-drgrpo."
-        )
+    moved = [report for report in check_upstream() if report.problem]
+    if not moved:
+        return
+    remedy = (
+        f"This version of trl-drgrpo was tested with trl {', '.join(TRL_TESTED)}: install that one, or look for a "
+        "newer trl-drgrpo."
+    )
+    if patches := sorted({module for report in moved if (module := _patched_by(report.name))}):
+        remedy = f"Do not import or call what patches TRL ({', '.join(patches)}), or keep trl.GRPOTrainer."
+    problems = "; ".join(f"{report.name}: {report.problem}" for report in moved)
+    raise UpstreamError(f"trl {version('trl')}: {problems}. {remedy}")
+
+
+def _patched_by(name: str, trainer_class: type = GRPOTrainer) -> str:
+    """The module that another package's method of this name comes from; empty for one of TRL or transformers."""
+    module = getattr(getattr(trainer_class, name, None), "__module__", None) or ""
+    return "" if module.partition(".")[0] in ("", "trl", "transformers") else module
 
 
 def _problem(seam: Seam, trainer_class: type) -> str:
     method = getattr(trainer_class, seam.name, None)
     if method is None:
         return f"GRPOTrainer.{seam.name} is gone"
+    change = _change(seam, method)
+    patch = _patched_by(seam.name, trainer_class)
+    return f"replaced by the module {patch}; it {change}" if change and patch else change
+
+
+def _change(seam: Seam, method: Callable) -> str:
     parameters = tuple(inspect.signature(method).parameters)[1:]
     if parameters[: len(seam.parameters)] != seam.parameters:
         return f"takes ({', '.join(parameters)}); expected ({', '.join(seam.parameters)})"
@@ -164,4 +181,7 @@ def _problem(seam: Seam, trainer_class: type) -> str:
 
 @cache  # Python tokenizes a method to find its end: 0.1 s for all of them, and every trainer asks
 def _source(method: Callable) -> str:
-    return inspect.getsource(method)
+    try:
+        return inspect.getsource(method)
+    except OSError:  # made by a program: another package's
+        return ""

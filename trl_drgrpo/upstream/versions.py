@@ -1,14 +1,51 @@
-"""Supported TRL versions and installed packages. Light to import: the check comes before TRL is loaded."""
+"""Supported TRL versions, installed packages, and names that TRL or transformers no longer know. Light to import:
+these are looked at before TRL is loaded."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from importlib.metadata import PackageNotFoundError, version
 
 from packaging.version import Version
 
-from trl_drgrpo.common.errors import UpstreamError
+from trl_drgrpo.common.errors import UpstreamError, did_you_mean
 
 TRL_SUPPORTED = ("1.16", "2")  # from, up to but not including: the range that pyproject.toml declares
 TRL_TESTED = ("1.16.0",)
+# Names that scripts and recipes for earlier releases of TRL and transformers hold, or other tools, and what to do.
+_RENAMED = {
+    "evaluation_strategy": "eval_strategy",
+    "no_cuda": "use_cpu",
+    "per_gpu_eval_batch_size": "per_device_eval_batch_size",
+    "per_gpu_train_batch_size": "per_device_train_batch_size",
+    "push_to_hub_model_id": "hub_model_id",
+    "push_to_hub_token": "hub_token",
+    "torch_dtype": "dtype",
+    "use_liger_loss": "use_liger_kernel",
+    "vllm_guided_decoding_regex": "vllm_structured_outputs_regex",
+    "vllm_max_model_len": "vllm_max_model_length",
+    "wandb_log_unique_prompts": "log_unique_prompts",
+}
+_GONE = {
+    "answer_column": "Write rename_columns: [<column>=answer].",
+    "prompt_column": "Write rename_columns: [<column>=prompt].",
+    "group_by_length": "Remove it: rows are batched by length here.",
+    "include_inputs_for_metrics": "Set include_for_metrics.",
+    "logging_dir": "Set the environment variable TENSORBOARD_LOGGING_DIR.",
+    "max_new_tokens": "Set max_completion_length.",
+    "max_prompt_length": "Remove it: TRL no longer truncates prompts. Filter long ones out of the dataset.",
+    "vllm_device": "Remove it: vllm_mode='colocate' shares the training devices, a server has its own.",
+}
+_WITHOUT_EFFECT = """
+    fp16_backend fp16_opt_level half_precision_backend jit_mode_eval save_safetensors use_ipex use_mps_device
+    vllm_dtype vllm_enable_prefix_caching
+"""
+_ACCELERATES = """
+    compute_environment deepspeed_config distributed_type downcast_bf16 enable_cpu_affinity gpu_ids machine_rank
+    main_process_ip main_process_port main_training_function mixed_precision num_machines num_processes rdzv_backend
+    same_network
+"""
+_LAUNCH = "It belongs to accelerate: accelerate launch --config_file <file> -m trl_drgrpo.cli.main train ..."
+_GONE |= dict.fromkeys(_WITHOUT_EFFECT.split(), "Remove it: there is nothing to choose any more.")
+_GONE |= dict.fromkeys(_ACCELERATES.split(), _LAUNCH)
 LIBRARIES = ("trl-drgrpo", "trl", "transformers", "torch")  # what any number of a run depends on
 
 
@@ -24,6 +61,24 @@ def installed_versions(packages: Sequence[str] = LIBRARIES) -> dict[str, str]:
 
                 versions[package] = __version__
     return versions
+
+
+def remedy_for_name(name: str, known: Collection[str], otherwise: str = "Remove it.") -> str:
+    """
+    What to do about a key, a flag (with its dashes) or an argument that does not exist. `known`: those that do.
+
+    Example:
+
+    ```python
+    >>> remedy_for_name("--per-gpu-train-batch-size", ["--per_device_train_batch_size"])
+    'It is called --per_device_train_batch_size now.'
+
+    ```
+    """
+    dashes, plain = "--" * name.startswith("--"), name.lstrip("-").replace("-", "_")
+    if (renamed := dashes + _RENAMED.get(plain, "")) in known:
+        return f"It is called {renamed} now."
+    return _GONE.get(plain) or did_you_mean(dashes + plain, known, otherwise, cutoff=0.7)
 
 
 def require_supported_trl(installed: str | None = None) -> None:

@@ -13,6 +13,8 @@ from trl_drgrpo.cli.main import main
     [
         (["train", "--scale_reward", "none"], "--scale_reward: got an unknown flag", "Did you mean --scale_rewards?"),
         (["train", "--scale-reward=none"], "--scale-reward: got an unknown flag", "Did you mean --scale_rewards?"),
+        (["train", "--max-prompt-length", "9"], "--max-prompt-length: got an unknown flag", "no longer truncates"),
+        (["train", "--no_cuda", "true"], "--no_cuda: got an unknown flag", "It is called --use_cpu now."),
         (["train", "--learning", "1"], "--learning: got an unknown flag", "Did you mean --learning_rate?"),
         (["train", "stray"], "stray: got a value without a flag", "lists the flags."),
         (["train", "--num_generations"], "--num_generations: got no value; expected one argument", "--help"),

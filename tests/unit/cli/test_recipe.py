@@ -70,7 +70,11 @@ def test_values(read, text, key, value):
         ("scale_reward: false", r"scale_reward: got an unknown key in .*, line 1; .*Did you mean scale_rewards\?"),
         ("beta: 0.1\nloss-normalizer: 5", r"loss-normalizer: .*line 2; .*Did you mean loss_normalizer\?"),
         ("max_prompt_length: 5", "max_prompt_length: .*TRL no longer truncates prompts"),
-        ("torch_dtype: float16", "torch_dtype: .*dtype"),
+        ("torch_dtype: float16", "torch_dtype: .*It is called dtype now"),
+        (
+            "num_processes: 2\nmixed_precision: bf16",
+            "num_processes: .*accelerate launch .* Line 2, mixed_precision, too",
+        ),
         ("qwertz: 5", r"qwertz: .*Remove it\."),
         ("beta: 0.0\nlearning_rate: 1.0\nbeta: 0.1", "beta: got the same key twice, in lines 1 and 3"),
         ("model_init_kwargs:\n  a: 1\n  a: 2", "a: got the same key twice, in lines 2 and 3"),

@@ -1,4 +1,6 @@
+import copy
 import dataclasses
+import pickle
 import warnings
 from typing import Literal, get_args, get_origin
 
@@ -34,12 +36,9 @@ def test_scaling_may_be_switched_off_in_trls_ways(value):
     ("field", "value", "bias"),
     [
         ("loss_type", "grpo", "length bias"),
-        ("loss_type", "dapo", "how long the others are"),
         ("loss_type", "bnpo", "which rows share it"),
         ("loss_type", "cispo", "not the objective of Dr. GRPO"),
-        ("scale_rewards", "group", "difficulty bias"),
         ("scale_rewards", "batch", "difficulty bias"),
-        ("scale_rewards", True, "difficulty bias"),
         ("multi_objective_aggregation", "normalize_then_sum", "difficulty bias"),
         ("sync_ref_model", True, "the model it started from"),
     ],
@@ -49,6 +48,63 @@ def test_another_objective_is_refused_with_its_bias_and_the_class_to_use(field, 
         DrGRPOConfig(**{field: value})
     assert bias in str(error.value)
     assert "trl.GRPOTrainer" in str(error.value)
+    assert ". Remove it: Dr. GRPO sets it. " in str(error.value)
+
+
+@pytest.mark.parametrize("scale_rewards", ["group", True, "True", "true"])
+def test_a_default_of_trl_that_is_written_out_was_not_chosen(scale_rewards, caplog):
+    config = DrGRPOConfig(use_cpu=True, loss_type="dapo", scale_rewards=scale_rewards)
+    assert (config.loss_type, config.scale_rewards) == ("dr_grpo", "none")
+    assert caplog.messages == [
+        "loss_type='dapo' is TRL's default and read as not chosen: 'dr_grpo'.",
+        "scale_rewards='group' is TRL's default and read as not chosen: 'none'.",
+    ]
+
+
+@pytest.mark.parametrize("way", [DrGRPOConfig, lambda **fields: DrGRPOConfig.from_grpo_config(GRPOConfig(**fields))])
+def test_all_contradictions_are_one_error_in_both_ways(way):
+    fields = {"loss_type": "grpo", "scale_rewards": "batch", "sync_ref_model": True, "beta": 0.1}
+    with pytest.raises(InputError, match=r"^loss_type: .*Also scale_rewards: got 'batch'.*Also sync_ref_model: got"):
+        way(use_cpu=True, bf16=False, **fields)
+    with pytest.raises(InputError, match="^scale_rewards: got 'batch'"):
+        way(use_cpu=True, bf16=False, loss_type="dapo", scale_rewards="batch")
+
+
+@pytest.mark.parametrize("spelled", ["dr-grpo", "drgrpo", "Dr_GRPO"])
+def test_the_losss_name_is_corrected(spelled):
+    with pytest.raises(InputError, match=r"Did you mean 'dr_grpo'\?$"):
+        DrGRPOConfig(loss_type=spelled)
+
+
+def test_names_that_are_gone_are_one_error_that_says_what_to_do():
+    with pytest.raises(InputError) as error:
+        DrGRPOConfig("out", max_prompt_length=5, no_cuda=True, num_generation=3, beta=0.1)
+    assert isinstance(error.value, TypeError)  # as which scripts for several versions of TRL catch it
+    parts = str(error.value).split(" Also ")
+    assert [part.partition(": ")[0] for part in parts] == ["max_prompt_length", "no_cuda", "num_generation"]
+    remedies = ("Filter long ones out of the dataset.", "It is called use_cpu now.", "Did you mean num_generations?")
+    assert [part.endswith(remedy) for part, remedy in zip(parts, remedies, strict=True)] == [True] * 3
+
+
+def test_fields_of_a_subclass_are_names():
+    class Own(DrGRPOConfig):
+        def __init__(self, *args, mine=1, **fields):
+            super().__init__(*args, **fields)
+            self.mine = mine
+
+    assert Own(use_cpu=True, mine=2).mine == 2
+    assert (
+        dataclasses.make_dataclass("Made", [("mine", int, 1)], bases=(DrGRPOConfig,))(use_cpu=True, mine=2).mine == 2
+    )
+
+
+def test_a_share_of_warmup_steps_keeps_its_former_name():
+    assert DrGRPOConfig(use_cpu=True, warmup_ratio=0.1).get_warmup_steps(50) == 5
+    assert (
+        DrGRPOConfig(use_cpu=True, warmup_ratio=0.1, warmup_steps=3).get_warmup_steps(50) == 3
+    )  # as transformers had it
+    with pytest.raises(InputError, match="^warmup_ratio: got 10; expected a finite number, at least 0 and below 1"):
+        DrGRPOConfig(use_cpu=True, warmup_ratio=10)
 
 
 @pytest.mark.parametrize(
@@ -92,8 +148,7 @@ def test_contradictions_are_errors_before_a_model_loads(fields, message):
     ("field", "value", "message"),
     [
         ("loss_type", "grpo", "loss_type: got 'grpo'"),
-        ("scale_rewards", "group", "scale_rewards: got 'group'"),
-        ("scale_rewards", True, "scale_rewards: got True"),
+        ("scale_rewards", "batch", "scale_rewards: got 'batch'"),
         ("multi_objective_aggregation", "normalize_then_sum", "multi_objective_aggregation: got"),
         ("sync_ref_model", True, "sync_ref_model: got True"),
         ("beta", -0.1, "beta: got -0.1"),
@@ -188,6 +243,17 @@ def test_an_explicit_choice_on_the_cpu_is_respected():
     assert DrGRPOConfig(use_cpu=True).bf16 is False
 
 
+@dataclasses.dataclass
+class WithMore(GRPOConfig):
+    extra: int = 3
+
+    def twice(self):
+        return 2 * self.extra
+
+    def to_dict(self):
+        return {**super().to_dict(), "more": "a text"}
+
+
 class TestFromGRPOConfig:
     plain = {"use_cpu": True, "bf16": False}  # noqa: RUF012
 
@@ -216,6 +282,14 @@ class TestFromGRPOConfig:
     def test_takes_one_of_ours_as_it_is(self):
         config = DrGRPOConfig(loss_normalizer=77)
         assert DrGRPOConfig.from_grpo_config(config) is config
+
+    def test_keeps_fields_and_methods_of_a_subclass(self):
+        config = DrGRPOConfig.from_grpo_config(WithMore(extra=5, loss_type="dapo", **self.plain))
+        assert isinstance(config, DrGRPOConfig)
+        assert (config.loss_type, config.loss_normalizer, config.twice()) == ("dr_grpo", None, 10)
+        assert (config.to_dict()["extra"], config.to_dict()["more"]) == (5, "a text")
+        for same in (pickle.loads(pickle.dumps(config)), copy.deepcopy(config)):  # `training_args.bin` is a pickle
+            assert (same, same.twice()) == (config, 10)
 
     def test_leaves_the_original_alone(self):
         original = GRPOConfig(**self.plain)

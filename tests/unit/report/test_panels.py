@@ -10,13 +10,6 @@ def test_weights_of_a_correction_are_drawn_by_length_and_by_correctness():
     assert [line.role for line in by_correctness.lines] == ["correct", "incorrect"]
 
 
-def test_entropies_over_different_rows_are_different_lines():
-    assert [line.label for line in panels_for({"entropy", "entropy/with_signal"})[0].lines] == [
-        "all rows",
-        "rows with a signal",
-    ]
-
-
 def test_forks_are_drawn_where_they_were_logged():
     names = {f"forks/{name}" for name in ("cut_frac", "cut_position", "sampled_token_frac", "live_frac")}
     panels = panels_for(names)

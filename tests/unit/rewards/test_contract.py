@@ -1,5 +1,7 @@
 import asyncio
 import functools
+import json
+import pickle
 import traceback
 
 import numpy as np
@@ -121,6 +123,47 @@ def test_an_exception_names_the_function_and_keeps_its_cause():
     ) as error:
         call(broken)
     assert isinstance(error.value.__cause__, ZeroDivisionError)
+
+
+class OwnError(ValueError):
+    def __init__(self, reason, code):
+        super().__init__(reason)
+        self.code = code
+
+
+@pytest.mark.parametrize(
+    "raised",
+    [OwnError("down", 503), KeyError("gold"), FileNotFoundError(2, "no file"), json.JSONDecodeError("bad", "x", 0)],
+)
+def test_an_exception_is_caught_as_itself_too(raised):
+    def broken(completions, **kwargs):
+        raise raised
+
+    with pytest.raises(type(raised)) as caught:
+        call(broken)
+    error = caught.value
+    assert isinstance(error, RewardError)
+    assert getattr(error, "code", None) == getattr(raised, "code", None)
+    assert str(error).startswith(f"reward function 'broken': got {type(raised).__name__}: ")
+    assert (str(pickle.loads(pickle.dumps(error))), error.under("f").field) == (str(error), "f")
+
+
+@pytest.mark.parametrize(
+    "raised", [ExceptionGroup("two", [ValueError()]), StopIteration(), SyntaxError("x"), SystemExit(1)]
+)
+def test_what_cannot_be_both_is_a_reward_error(raised):
+    def broken(completions, **kwargs):
+        raise raised
+
+    with pytest.raises(RewardError) as caught:
+        call(broken)
+    assert type(caught.value) is RewardError
+    assert caught.value.__cause__ is raised
+
+
+def test_the_reward_of_an_environment_is_called_by_hand_as_trls():
+    checked = checked_reward(lambda environments, **kwargs: [float(each) for each in environments], name="Game")
+    assert checked(environments=[1, 2]) == [1.0, 2.0]
 
 
 def test_those_who_opted_in_lose_the_call_and_not_the_run(caplog):

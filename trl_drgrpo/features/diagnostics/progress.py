@@ -1,8 +1,7 @@
-"""The progress of a run in one line: pass rate or reward, length, dead groups, tokens per second, time left.
+"""The progress of a run: one line per log, with reward, length, dead groups, loss, gradient norm and each reward.
 
-On a terminal it is a bar that is redrawn, elsewhere a plain line at most every few seconds, so that a log file stays
-readable. It reads the logged metrics only and takes the place of transformers' `ProgressCallback`, which prints every
-metric of every log.
+On a terminal a bar, redrawn below the lines, says the most important of it at any time. It reads the logged metrics
+only and takes the place of transformers' `ProgressCallback`, which prints every metric of every log.
 """
 
 import math
@@ -24,20 +23,20 @@ class ProgressCallback(DescribingCallback):
     """Shows the progress of a training run. [`DrGRPOTrainer`] adds it by itself where transformers would show its bar.
 
     `disable_tqdm=True` brings transformers' printed lines back; a notebook keeps its table. To change its options pass
-    one of your own, `callbacks=[ProgressCallback(every_seconds=60)]`; with `disable_tqdm=True` that shows plain lines
-    and no bar.
+    one of your own, `callbacks=[ProgressCallback(every_seconds=60)]`; with `disable_tqdm=True` that shows lines and no
+    bar.
 
     Args:
         console (`rich.console.Console`, *optional*): Console to use; standard error by default.
-        every_seconds (`float`, *optional*, defaults to `10.0`): Least time between two plain lines.
-        every_steps (`int`, *optional*): Plain lines every so many steps instead.
+        every_seconds (`float`, *optional*, defaults to `0.0`): Least time between two lines; 0: one for each log.
+        every_steps (`int`, *optional*): Lines every so many steps instead.
         clock (`Callable[[], float]`, *optional*): Seconds since some moment.
     """
 
     def __init__(
         self,
         console: Console | None = None,
-        every_seconds: float = 10.0,
+        every_seconds: float = 0.0,
         every_steps: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ):
@@ -71,18 +70,18 @@ class ProgressCallback(DescribingCallback):
         """Take the newest numbers and show them."""
         if not state.is_world_process_zero or not logs:
             return
-        if evaluation := status_line(
-            {name.removeprefix("eval_"): v for name, v in logs.items() if name[:5] == "eval_"}
-        ):
-            self._print(f"evaluation at step {state.global_step}  {evaluation}")
+        evaluation = {name.removeprefix("eval_"): v for name, v in logs.items() if name[:5] == "eval_"}
+        if line := status_line(evaluation, full=True):
+            self._print(f"evaluation at step {state.global_step}  {line}")
         if "reward" not in logs:  # that, or the summary at the end
             return
         self._status = status_line(logs)
         if self._bar is not None:
             self._bar.update(self._task, completed=state.global_step, status=self._line(state))
-        elif self._is_due(state):
+        if self._is_due(state):
             self._printed = self._clock()
-            self._print(f"step {state.global_step}/{state.max_steps}  {self._line(state)}")
+            left = "" if self._bar is not None else self._left(state)
+            self._print(f"step {state.global_step}/{state.max_steps}  {status_line(logs, full=True)}{left}")
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Stop the bar."""
@@ -105,11 +104,14 @@ class ProgressCallback(DescribingCallback):
         return self._clock() - self._printed >= self.every_seconds
 
     def _line(self, state: Any) -> str:
+        return f"{self._status}{self._left(state)}".lstrip()
+
+    def _left(self, state: Any) -> str:
         done = state.global_step - self._first_step
         left = state.max_steps - state.global_step
         if not done or left <= 0:
-            return self._status
-        return f"{self._status}  {spoken_time((self._clock() - self._began) / done * left)} left".lstrip()
+            return ""
+        return f"  {spoken_time((self._clock() - self._began) / done * left)} left"
 
 
 @contextmanager
@@ -136,25 +138,32 @@ def progress_by_default(trainer: Any) -> AbstractContextManager[None]:
     return show_progress(trainer) if shown == [TqdmCallback] else nullcontext()
 
 
-def status_line(logs: Mapping[str, Any]) -> str:
+def status_line(logs: Mapping[str, Any], full: bool = False) -> str:
     """
-    The numbers of a logged training step in one line, without those that were not logged.
+    The numbers of a logged training step in one line, without those that were not logged. `full`: also loss, gradient
+    norm and the mean of each reward function.
 
     Example:
 
     ```python
     >>> status_line({"reward": 0.5, "completions/mean_length": 41.2, "drgrpo/zero_signal_frac": 0.25})
     'reward 0.5  length 41  dead groups 25%'
+    >>> status_line({"reward": 0.5, "loss": 0.0123, "grad_norm": 0.25, "rewards/accuracy/mean": 0.5}, full=True)
+    'reward 0.5  loss 0.0123  grad_norm 0.25  accuracy 0.5'
 
     ```
     """
-    parts = (
+    parts = [
         ("pass rate {:.0%}", logs.get("drgrpo/pass_rate")),
-        ("reward {:.3g}", None if "drgrpo/pass_rate" in logs else logs.get("reward")),
+        ("reward {:.3g}", None if "drgrpo/pass_rate" in logs and not full else logs.get("reward")),
         ("length {:.0f}", logs.get("completions/mean_length")),
         ("dead groups {:.0%}", logs.get("drgrpo/zero_signal_frac")),
         ("{:,.0f} tokens/s", logs.get("time/tokens_per_s")),
-    )
+    ]
+    if full:
+        parts += [("loss {:.3g}", logs.get("loss")), ("grad_norm {:.3g}", logs.get("grad_norm"))]
+        means = [name for name in logs if name.startswith("rewards/") and name.endswith("/mean")]
+        parts += [(f"{name[8:-5]} {{:.3g}}", logs[name]) for name in means]
     return "  ".join(text.format(value) for text, value in parts if isinstance(value, int | float))
 
 

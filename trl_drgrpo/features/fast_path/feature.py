@@ -88,7 +88,7 @@ class FastPath(Feature):
     def around_train(self) -> Iterator[None]:
         if self.trainer.args.micro_batching == "exact" and (reason := self._why_not_planned()):
             logger.warning("micro_batching='exact' is off, micro-batches stay as TRL makes them: %s.", reason)
-        self._window_metrics = WindowMetrics(self.skips, self.trainer.importance_sampling_level == "sequence")
+        self._window_metrics = WindowMetrics(self.trainer.importance_sampling_level == "sequence")
         yield
 
     # Planning

@@ -7,8 +7,7 @@ over the window of an optimizer step and logged once, at its end.
 - `clip_ratio/*`: over all rows. A token without advantage is never counted as clipped, so rows that were left out add
   0 to the numerator and their tokens to the denominator.
 - `kl`: over all rows (none is left out with a KL term).
-- `entropy`: over the rows that were run. Where some can be left out it is logged as `entropy/with_signal`, always, so
-  that a curve does not change its meaning from step to step.
+- `entropy`: over the rows that were run.
 """
 
 import math
@@ -22,12 +21,10 @@ class WindowMetrics:
     """Collects what the micro-batches of one window log.
 
     Args:
-        skips (`bool`): Whether rows without signal are left out.
         clips_rows (`bool`): Whether importance ratios are per sequence, so that clip ratios count rows, not tokens.
     """
 
-    def __init__(self, skips: bool, clips_rows: bool):
-        self.skips = skips
+    def __init__(self, clips_rows: bool):
         self.clips_rows = clips_rows
         self._clear()
 
@@ -60,8 +57,7 @@ class WindowMetrics:
                 weight = window["rows"] if self._counts_rows(name) else window["loss_tokens"]
             elif not weight:
                 continue  # nothing was run, so there is no mean
-            logged = "entropy/with_signal" if name == "entropy" and self.skips else name
-            result[logged] = [total / max(weight, 1)]
+            result[name] = [total / max(weight, 1)]
         for name, value in self.extremes.items():
             extreme = _EXTREMES[name.rpartition("_")[2]]
             result[name] = [extreme(value, 0.0) if window["leaves_out"] else value]

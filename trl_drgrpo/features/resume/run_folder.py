@@ -26,11 +26,11 @@ logger = logging.getLogger(__name__)
 
 _MARK = "training_args.bin"  # beside the weights that a trainer saved: others are a base model, and no run
 _WEIGHTS = ("model*.safetensors", "pytorch_model*.bin", "adapter_model.*")
-_GO_ON = "To continue it: --resume_from_checkpoint true (in Python trainer.train(resume_from_checkpoint=True))."
+_GO_ON = "To continue it: trainer.train(resume_from_checkpoint=True), or --resume_from_checkpoint true."
 _NO_CHECKPOINT = "It left no checkpoint to resume from; to start from its weights, name it as the model."
-_WAYS_OUT = (
-    "To replace it: --overwrite_output_dir true, which deletes its checkpoints and run log when training begins. Or "
-    "choose another output_dir."
+_REPLACE = (
+    "To replace it: DrGRPOConfig(overwrite_output_dir=True), or --overwrite_output_dir true, which deletes its "
+    "checkpoints and run log when training begins."
 )
 
 
@@ -85,7 +85,9 @@ def _refuse_another_run(output_dir: Path) -> None:
     if found:
         first = _GO_ON if any(map(_was_completed, checkpoint_folders(output_dir))) else _NO_CHECKPOINT
         got = f"{output_dir}, which holds another run ({found})"
-        raise InputError("output_dir", got, "a folder without a run", f"{first} {_WAYS_OUT}")
+        raise InputError(
+            "output_dir", got, "a folder without a run", f"{_REPLACE} {first} Or choose another output_dir."
+        )
 
 
 def _was_completed(checkpoint: Path) -> bool:

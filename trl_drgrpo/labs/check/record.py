@@ -137,15 +137,14 @@ def record(
         rollouts.append(Rollouts(list(prompts), [tuple(ids) for ids in completion_ids], rewards, snapshot()))
         return rewards
 
-    class RecordingTrainer(trainer_class):
-        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-            loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-            recorded[-1].losses.append(loss.item())
-            rows = _rows(inputs)
-            recorded[-1].rows.extend((row, rollouts[-1]) for row in rows)
-            rollouts[-1].trained.update(rows)
-            rollouts[-1].micro_batches += 1
-            return loss
+    def recorded_loss(model, inputs, *args, **kwargs):
+        loss = compute_loss(model, inputs, *args, **kwargs)
+        recorded[-1].losses.append(loss.item())
+        rows = _rows(inputs)
+        recorded[-1].rows.extend((row, rollouts[-1]) for row in rows)
+        rollouts[-1].trained.update(rows)
+        rollouts[-1].micro_batches += 1
+        return loss
 
     class StepRecorder(TrainerCallback):
         def on_step_begin(self, args, state, control, **kwargs):
@@ -164,7 +163,7 @@ def record(
             model.save_pretrained(output_dir)  # the reference of a full fine-tuning run is loaded from disk
             model.config._name_or_path = output_dir
         args = config_class(output_dir=output_dir, **settings)
-        trainer = RecordingTrainer(
+        trainer = trainer_class(
             model=model,
             reward_funcs=recorded_reward,
             args=args,
@@ -180,6 +179,8 @@ def record(
             for served in (model.get_base_model() if lora else model, trainer.ref_model):
                 if served is not None:
                     use_plain_lm_head(served)
+        # on the instance: a subclass that overrides it gets TRL's micro-batches
+        compute_loss, trainer.compute_loss = trainer.compute_loss, recorded_loss
         trainer.train()
     return Recording(recorded, initial_weights, rollouts)
 

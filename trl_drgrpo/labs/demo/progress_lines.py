@@ -20,7 +20,7 @@ class CurvesCallback(ProgressCallback):
     """[`ProgressCallback`] that keeps the curves of a run.
 
     Args:
-        console (`rich.console.Console`): Console for progress: a bar on a terminal, else a line every 20 steps.
+        console (`rich.console.Console`): Console for progress: a line every 20 steps, with a bar on a terminal.
         process (`bool`): Whether the run has step rewards, so that their curves are there too.
 
     Attributes:

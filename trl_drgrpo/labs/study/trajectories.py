@@ -213,8 +213,7 @@ def run_arm(rung: Rung, arm: str, seed: int, model_dir: Path, output_dir: Path) 
     )
     with show_progress(trainer, ProgressCallback(every_steps=50)):
         trajectory.seconds = round(trainer.train().metrics["train_runtime"], 1)
-    names = ("entropy", "entropy/with_signal")
-    trajectory.entropy = [entry[n] for entry in trainer.state.log_history for n in names if n in entry]
+    trajectory.entropy = [entry["entropy"] for entry in trainer.state.log_history if "entropy" in entry]
     return trajectory
 
 

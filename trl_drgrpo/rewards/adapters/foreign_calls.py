@@ -185,7 +185,8 @@ class AsyncPerCompletion(PerCompletion):
             if isinstance(error, RewardError):
                 raise error
             got, remedy = f"{type(error).__name__}: {error}", 'Fix the function, or set on_error="unscorable".'
-            raise RewardError(f"reward function '{self.__name__}'", got, "a score", remedy) from error
+            failed = RewardError(f"reward function '{self.__name__}'", got, "a score", remedy)
+            raise failed.caught_as(error) from error
         if not self._has_logged:
             self._has_logged = True
             message = (

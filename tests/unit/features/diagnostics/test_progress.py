@@ -56,7 +56,7 @@ def test_the_line():
 def test_plain_lines_are_throttled_and_the_last_one_always_comes():
     lines = Run(every_seconds=10)().splitlines()
     assert [line.split()[1] for line in lines] == ["1/40", "11/40", "21/40", "31/40", "40/40"]
-    assert lines[1] == f"step 11/40  {status_line(LOGS)}  0:29 left"
+    assert lines[1] == f"step 11/40  {status_line(LOGS, full=True)}  0:29 left"
     assert "left" not in lines[-1]
 
 
@@ -71,16 +71,24 @@ def test_plain_lines_by_steps():
 
 def test_an_evaluation_has_its_own_line():
     lines = Run()({"eval_drgrpo/pass_rate": 0.25, "eval_reward": 0.3, "eval_completions/mean_length": 7}).splitlines()
-    assert lines[0] == "evaluation at step 1  pass rate 25%  length 7"
+    assert lines[0] == "evaluation at step 1  pass rate 25%  reward 0.3  length 7"
     assert len(lines) == 40
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_each_log_has_a_line_with_what_transformers_would_print(terminal):
+    rewards = {"rewards/accuracy/mean": 0.5, "rewards/accuracy/std": 0.1, "rewards/format/mean": 0.25}
+    shown = Run(terminal)({**LOGS, "loss": 0.0123, "grad_norm": 0.4567, **rewards})
+    numbers = "reward 0.6  length 412  dead groups 12%  12,346 tokens/s  loss 0.0123  grad_norm 0.457  accuracy 0.5"
+    assert [f"step {i}/40  pass rate 50%  {numbers}  format 0.25" in shown for i in range(1, 41)] == [True] * 40
 
 
 def test_a_bar_on_a_terminal_unless_disabled():
     shown = Run(terminal=True)()
     assert "40/40" in shown
     assert "pass rate 50%" in shown
-    assert "step 1/40" not in shown
-    assert "step 1/40" in Run(terminal=True, disable_tqdm=True)()
+    assert "training" in shown
+    assert "training" not in Run(terminal=True, disable_tqdm=True)()
 
 
 def test_only_the_main_process_and_only_training_logs():

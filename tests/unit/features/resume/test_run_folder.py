@@ -69,8 +69,9 @@ def test_a_folder_with_a_run_is_refused_with_the_ways_out(files, found, tmp_path
     assert run_in(tmp_path) == found
     with pytest.raises(InputError, match=f"^output_dir: got .*, which holds another run \\({found}\\)") as refused:
         choose_start(tmp_path, None, overwrite=False)
-    go_on = "--resume_from_checkpoint true" if "checkpoint" in found else "no checkpoint to resume from"
-    for way in (go_on, "--overwrite_output_dir true", "another output_dir"):
+    go_on = "resume_from_checkpoint=True), or --resume" if "checkpoint" in found else "no checkpoint to resume from"
+    replace = "To replace it: DrGRPOConfig(overwrite_output_dir=True), or --overwrite_output_dir true"
+    for way in (go_on, replace, "another output_dir"):
         assert way in refused.value.remedy
     assert choose_start(tmp_path, None, overwrite=True) is None
 
