@@ -28,6 +28,7 @@ GEOMETRY = {
 def trainer(tmp_path, monkeypatch):
     """One process that has trained two steps of two micro-batches, in a folder of its own."""
     monkeypatch.setattr(room, "objective_facts", lambda trainer: dict(trainer.objective))
+    monkeypatch.setattr(room, "resume_facts", lambda trainer: dict(trainer.settings))
     args = SimpleNamespace(
         output_dir=str(tmp_path),
         overwrite_output_dir=False,
@@ -46,6 +47,7 @@ def trainer(tmp_path, monkeypatch):
             process_index=0, num_processes=1, device=torch.device("cpu"), wait_for_everyone=lambda: None
         ),
         objective={"beta": 0.0, "reward_funcs": ["length"]},
+        settings={"optim": "adamw_torch", "learning_rate": 1e-2, "seed": 1},
         reward_scale=RunningRewardScale(),
         value_baseline=ValueBaseline(),
         step_scorer=None,
@@ -85,11 +87,16 @@ def saved(trainer):
 # Which checkpoint
 
 
+def start(resume, given):
+    with resume.started(given) as checkpoint:
+        return checkpoint
+
+
 def test_a_run_begins_anew_and_says_so_where_there_is_nothing_to_resume(trainer, caplog):
-    assert trainer.resume.checkpoint(None) is None
+    assert start(trainer.resume, None) is None
     assert caplog.text == ""
     first = trainer.resume.run_id
-    assert trainer.resume.checkpoint(True) is None
+    assert start(trainer.resume, True) is None
     assert "to resume from: starting from scratch" in caplog.text
     assert len(first) == 12
     assert trainer.resume.run_id != first
@@ -99,20 +106,20 @@ def test_true_takes_the_newest_complete_checkpoint(trainer, saved):
     whole = saved(1)
     (saved(2) / STATE_FILE).unlink()
     (Path(trainer.args.output_dir) / "checkpoint-2" / PART_FILE).touch()
-    assert Resume(trainer).checkpoint(True) == str(whole)
+    assert start(Resume(trainer), True) == str(whole)
 
 
 def test_another_run_in_the_folder_is_refused_until_it_may_be_overwritten(trainer, saved):
     folder = saved()
     begun = Resume(trainer)
     with pytest.raises(InputError, match=r"^output_dir: .*which holds another run \(checkpoint-2\)"):
-        begun.checkpoint(None)
+        start(begun, None)
     trainer.args.overwrite_output_dir = True
-    assert begun.checkpoint(None) is None
+    assert start(begun, None) is None
     begun.on_train_begin(trainer.args, None, None)
     assert not folder.exists()
     again = saved()  # of this trainer by now: a second call of train() deletes nothing
-    assert begun.checkpoint(None) is None
+    assert start(begun, None) is None
     begun.on_train_begin(trainer.args, None, None)
     assert again.exists()
 
@@ -120,11 +127,11 @@ def test_another_run_in_the_folder_is_refused_until_it_may_be_overwritten(traine
 def test_the_main_process_decides_for_all(trainer):
     trainer.is_world_process_zero = lambda: False
     trainer.gathered = lambda values: [(Path("there"), "of-the-first"), *values]
-    assert trainer.resume.checkpoint(True) == "there"
+    assert start(trainer.resume, True) == "there"
     assert trainer.resume.run_id == "of-the-first"
     trainer.gathered = lambda values: [(InputError("output_dir", "a", "b", "c"), ""), *values]
     with pytest.raises(InputError, match="^output_dir: got a"):
-        trainer.resume.checkpoint(True)
+        start(trainer.resume, True)
 
 
 # A reward that fails
