@@ -53,8 +53,8 @@ def test_one_process_writes_and_its_death_is_the_end_of_that(kind, tmp_path):
             with pytest.raises(InputError) as refused, sole_writer("output_dir", name, is_file=is_file):
                 pytest.fail("two at a time")
             assert str(refused.value) == (
-                f"output_dir: got {name}, to which process {holder.pid} on {socket.gethostname()} is writing; expected "
-                f"a {kind} to which no other process writes. Wait until it has ended, or choose another one."
+                f"output_dir: got {name}, to which process {holder.pid} on {socket.gethostname()} is writing; "
+                f"expected a {kind} to which no other process writes. Wait until it has ended, or choose another one."
             )
     finally:
         holder.kill()

@@ -330,7 +330,8 @@ class Resume(Feature):
             except DiskFullError as error:
                 logger.error("%s, and the run up to here cannot be saved. %s", why, error)
                 return
-        logger.error("%s. The run up to here is saved: resume from %s.", why, folder)
+        if self.trainer.is_world_process_zero():
+            logger.error("%s. The run up to here is saved: resume from %s.", why, folder)
 
 
 @functools.cache

@@ -1,13 +1,15 @@
 """The feature with a trainer that is a namespace: what it decides, restores and says."""
 
+import os
 import random
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from trl_drgrpo.common.errors import DiskFullError, InputError, RewardError
+from trl_drgrpo.common.errors import DiskFullError, InputError, RewardError, Terminated
 from trl_drgrpo.features.resume import feature as room
 from trl_drgrpo.features.resume.checkpoints import PART_FILE, STATE_FILE, TRAINER_STATE, finish_checkpoint, read_state
 from trl_drgrpo.features.resume.feature import Resume
@@ -185,6 +187,36 @@ def test_a_full_disk_hides_no_reward_error(trainer, caplog):
     trainer.save_checkpoint_now = full
     fail(trainer.resume)
     assert "the run up to here cannot be saved. No room." in caplog.text
+
+
+# SIGTERM
+
+
+def test_one_process_that_is_asked_to_end_ends_all(trainer):
+    trainer.accelerator.num_processes, trainer.gathered = 2, lambda values: [*values, False]
+    trainer.resume.on_step_begin(None, None, None)
+    trainer.gathered = lambda values: [*values, True]
+    with pytest.raises(Terminated):
+        trainer.resume.on_step_begin(None, None, None)
+    assert trainer.saved == [4]
+
+
+def test_the_signal_is_for_this_process_once_and_only_where_nobody_else_wants_it(trainer):
+    with trainer.resume.around_train():
+        child = os.fork()
+        if child == 0:
+            os._exit(signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL)
+        assert os.waitpid(child, 0)[1] == 0
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        with pytest.raises(Terminated):
+            trainer.resume.on_step_begin(None, None, None)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        with trainer.resume.around_train():
+            assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 # A checkpoint is loaded
