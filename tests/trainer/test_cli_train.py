@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from runs import written_elsewhere
 from safetensors.torch import load_file
 
 from trl_drgrpo.cli.kept_recipe import kept_recipe, was_trained_on_messages
@@ -148,15 +149,11 @@ def test_a_run_that_is_asked_to_end_saves_and_says_how_to_go_on(recipe, monkeypa
 
 
 def test_a_folder_to_which_another_process_writes(recipe, capsys):
-    source = "import sys; from pathlib import Path; from trl_drgrpo.common.folders import sole_writer\n"
-    source += "with sole_writer('', Path('out')): print(); sys.stdin.read()"
-    argv, pipes = recipe(), {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, "-c", source], **pipes) as holder:
-        holder.stdout.readline()
+    argv = recipe()
+    with written_elsewhere("out") as holder:
         assert main(argv) == 2
         error = capsys.readouterr().err
         assert main([*argv, "--dry_run"]) == 0  # it only reads
-        holder.stdin.close()
     assert error.startswith(f"error: output_dir: got out, to which process {holder.pid} on ")
     assert error.count("\n") == 1
 

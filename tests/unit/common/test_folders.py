@@ -1,11 +1,10 @@
 import errno
 import os
 import socket
-import subprocess
-import sys
 
 import filelock
 import pytest
+from runs import written_elsewhere
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.folders import check_writable, sole_writer
@@ -29,24 +28,10 @@ def test_a_file_in_the_way_and_a_system_that_refuses(tmp_path):
             check_writable("output_dir", "/proc/x")
 
 
-HOLDS = """
-import sys, time
-from pathlib import Path
-from trl_drgrpo.common.folders import sole_writer
-with sole_writer("output_dir", Path(sys.argv[1]), is_file=sys.argv[2] == "file"):
-    print("held", flush=True)
-    time.sleep(600)
-"""
-
-
 @pytest.mark.parametrize("kind", ["folder", "file"])
 def test_one_process_writes_and_its_death_is_the_end_of_that(kind, tmp_path):
     target, is_file = tmp_path / "new" / "target", kind == "file"
-    holder = subprocess.Popen(
-        [sys.executable, "-c", HOLDS, str(target), kind], stdout=subprocess.PIPE, text=True, env=os.environ
-    )
-    try:
-        assert holder.stdout.readline() == "held\n"
+    with written_elsewhere(target, is_file) as holder:
         link = tmp_path / "link"
         link.symlink_to(target.parent)
         for name in (target, link / "target"):
@@ -56,9 +41,6 @@ def test_one_process_writes_and_its_death_is_the_end_of_that(kind, tmp_path):
                 f"output_dir: got {name}, to which process {holder.pid} on {socket.gethostname()} is writing; "
                 f"expected a {kind} to which no other process writes. Wait until it has ended, or choose another one."
             )
-    finally:
-        holder.kill()
-        holder.communicate()
     for _ in range(2):  # one after the other, and one in the other
         with sole_writer("output_dir", target, is_file=is_file), sole_writer("output_dir", target, is_file=is_file):
             pass
