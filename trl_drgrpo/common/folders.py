@@ -47,6 +47,9 @@ def sole_writer(field: str, target: Path, *, is_file: bool = False) -> Iterator[
     from filelock import FileLock, Timeout
 
     real = Path(os.path.realpath(target.expanduser()))
+    kind = "file" if is_file else "folder"
+    if real.is_symlink():  # a loop
+        raise InputError(field, f"{target}, a link that leads nowhere", f"a {kind} to write to", "Choose another one.")
     path = real.with_name(f"{real.name}.lock") if is_file else real / "_drgrpo.lock"  # "_": is never uploaded
     lock = FileLock(path, blocking=False, is_singleton=True, fallback_to_soft=False)
     if lock.is_locked:  # by a block around this one
@@ -61,7 +64,7 @@ def sole_writer(field: str, target: Path, *, is_file: bool = False) -> Iterator[
         with contextlib.suppress(OSError):
             holder = path.read_text(encoding="utf-8")
         got = f"{target}, to which {holder or 'another process'} is writing"
-        expected = f"a {'file' if is_file else 'folder'} to which no other process writes"
+        expected = f"a {kind} to which no other process writes"
         raise InputError(field, got, expected, "Wait until it has ended, or choose another one.") from None
     except OSError as error:
         reason = error.strerror or type(error).__name__

@@ -23,6 +23,8 @@ def test_a_file_in_the_way_and_a_system_that_refuses(tmp_path):
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     with pytest.raises(InputError, match=r"^output_dir: got .*loop/x, but .*loop is a link that leads nowhere; exp"):
         check_writable("output_dir", str(tmp_path / "loop" / "x"))
+    with pytest.raises(InputError, match=r"^output: got .*loop, a link that leads nowhere; expected a file to write"):
+        sole_writer("output", tmp_path / "loop", is_file=True).__enter__()
     if os.path.isdir("/proc"):  # permission bits let root write there
         with pytest.raises(InputError, match=r"^output_dir: got /proc/x, which cannot be written to \("):
             check_writable("output_dir", "/proc/x")

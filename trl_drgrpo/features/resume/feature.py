@@ -64,7 +64,9 @@ class Resume(Feature):
         checkpoint, self.run_id = self._agreed_start(resume_from_checkpoint, alone)
         if checkpoint is None and resume_from_checkpoint:
             logger.warning("No checkpoint in %s to resume from: starting from scratch.", self.trainer.args.output_dir)
-        self._settings = resume_facts(self.trainer)
+        self._settings = self.trainer.describing.value(
+            "The record of the settings", lambda: resume_facts(self.trainer), otherwise={}
+        )
         if checkpoint and has_optimizer(checkpoint) and (state := RunState.load(checkpoint)):
             refuse_changes(state.settings or {}, self._settings, checkpoint)
         # The one that is resumed from holds its step already: written again, it would be gone if the run died then.

@@ -33,13 +33,10 @@ def resume_facts(trainer: Any) -> dict[str, Any]:
     """The settings of the table, as a checkpoint records them; JSON-ready."""
     args, optimizer = trainer.args, trainer.given_optimizers[0]
     facts = fields_of(args, (*ON_RESUME["kept"], *ON_RESUME["anew"]))
-    # Of one state, in two implementations:
-    facts["optim"] = type(optimizer).__name__ if optimizer else str(fields_of(args, ("optim",))["optim"])
-    facts["optim"] = facts["optim"].removesuffix("_fused")
+    optim = type(optimizer).__name__ if optimizer else str(getattr(args.optim, "value", args.optim))
+    facts["optim"] = optim.removesuffix("_fused")  # another implementation, the same state
     facts["adapter"] = adapter_facts(trainer.accelerator.unwrap_model(trainer.model))
-    facts["dataset"] = trainer.describing.value(
-        "The mark of the dataset", lambda: dataset_mark(trainer.train_dataset), otherwise=None
-    )
+    facts["dataset"] = dataset_mark(trainer.train_dataset)
     return json.loads(json.dumps(facts, default=str))
 
 
@@ -56,7 +53,8 @@ def dataset_mark(dataset: Any) -> str | None:
     """
     if not isinstance(dataset, Dataset):
         return None
-    rows = [dataset[i] for i in range(0, len(dataset), len(dataset) // _ROWS + 1)]
+    plain = dataset.with_format(None)  # a transform may draw random numbers
+    rows = [plain[i] for i in range(0, len(plain), len(plain) // _ROWS + 1)]
     text = json.dumps(rows, sort_keys=True, default=lambda value: type(value).__name__)
     columns = ", ".join(sorted(dataset.column_names))
     return f"{len(dataset)} rows of {columns} ({xxhash.xxh3_64(text.encode()).hexdigest()[:8]})"
@@ -64,10 +62,10 @@ def dataset_mark(dataset: Any) -> str | None:
 
 def refuse_changes(before: dict[str, Any], now: dict[str, Any], checkpoint: Path) -> None:
     """Refuses another optimizer: it cannot read the state."""
-    if before.get("optim", now["optim"]) != now["optim"]:
-        expected = f"{before['optim']}, whose state is in {checkpoint}"
+    was, optim = before.get("optim"), now.get("optim")
+    if was and optim and was != optim:
         remedy = "Keep it, or start a new run from the checkpoint's weights."
-        raise InputError("optim", str(now["optim"]), expected, remedy)
+        raise InputError("optim", optim, f"{was}, whose state is in {checkpoint}", remedy)
 
 
 def changes(before: dict[str, Any], now: dict[str, Any], has_optimizer: bool) -> tuple[list[str], list[str]]:

@@ -16,6 +16,7 @@ from trl_drgrpo.features.resume.feature import Resume
 from trl_drgrpo.features.resume.run_state import RunState
 from trl_drgrpo.objective.advantages import RunningRewardScale
 from trl_drgrpo.objective.value_baseline import ValueBaseline
+from trl_drgrpo.upstream.description import DescriptionGuard
 
 GEOMETRY = {
     "per_device_train_batch_size": 4,
@@ -60,6 +61,7 @@ def trainer(tmp_path, monkeypatch):
         epochs=[],
         saved=[],
         gathered=lambda values: values,
+        describing=DescriptionGuard(),
         is_world_process_zero=lambda: True,
     )
     trainer.advance_train_sampler = trainer.epochs.append
