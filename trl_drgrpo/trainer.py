@@ -264,8 +264,9 @@ class DrGRPOTrainer(HostTrainer):
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """As [`trl.GRPOTrainer.train`], with these differences.
 
-        A run begins only in a folder that holds no other one, unless `overwrite_output_dir` is set; when a reward
-        function fails, a checkpoint is saved before the error; `resume_from_checkpoint=True` takes the newest
+        A run begins only in a folder that holds no other one, unless `overwrite_output_dir` is set, and to which no
+        other process writes; when a reward function fails, a checkpoint is saved before the error; on SIGTERM, one is
+        saved after the optimizer step, and the process exits with 143; `resume_from_checkpoint=True` takes the newest
         complete checkpoint of the run that wrote last, or starts the run and says so; the path of one that is not
         complete, or was changed since it was written, is an `InputError`. So is a configuration that contradicts
         Dr. GRPO by now, or a field that was assigned too late.
@@ -277,9 +278,9 @@ class DrGRPOTrainer(HostTrainer):
             raise InputError(
                 name, f"{now!r}, assigned after the trainer was built", f"{then!r}, as when it was built", remedy
             )
-        checkpoint = self.resume.checkpoint(resume_from_checkpoint)
         try:
             with ExitStack() as running:
+                checkpoint = running.enter_context(self.resume.started(resume_from_checkpoint))
                 running.enter_context(progress_by_default(self))
                 for feature in self.features:
                     running.enter_context(feature.around_train())

@@ -50,6 +50,16 @@ def test_results_in_the_readme_are_those_of_the_evidence():
     assert [each for each in numbers if each not in PAGES["evidence.md"]] == []
 
 
+def test_the_table_of_what_a_resumed_run_keeps_is_the_one_that_it_goes_by():
+    from trl_drgrpo.features.resume.on_resume import ON_RESUME
+
+    rows = re.findall(r"^\| (kept|refused|anew)[^|]* \| (.*) \|$", PAGES["resume.md"], re.MULTILINE)
+    told = {
+        how: set(re.findall(r"`(\w+)`", settings)) - {"adamw_torch", "adamw_torch_fused"} for how, settings in rows
+    }
+    assert told == {how: set(settings) for how, settings in ON_RESUME.items()}
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_targets_commands_and_files_exist(page):
     from trl_drgrpo.cli.main import SUBCOMMANDS

@@ -1,5 +1,9 @@
 """Short training runs that several test files compare."""
 
+import subprocess
+import sys
+from contextlib import contextmanager
+
 import torch
 
 from trl_drgrpo.labs.check.tiny import tiny_model
@@ -49,3 +53,17 @@ def assert_same_weights(first, second):
     assert first.keys() == second.keys()
     different = [name for name in first if not torch.equal(first[name], second[name])]
     assert different == []
+
+
+@contextmanager
+def written_elsewhere(path, is_file=False):
+    """Inside the block another process, which it gives, writes to a folder or a file."""
+    source = "import sys; from pathlib import Path; from trl_drgrpo.common.folders import sole_writer\n"
+    source += f"with sole_writer('', Path({str(path)!r}), is_file={is_file}): print('held', flush=True), input()"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", source], text=True, **pipes) as process:
+        try:
+            assert process.stdout.readline() == "held\n"
+            yield process
+        finally:
+            process.kill()

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from runs import written_elsewhere
 from safetensors.torch import load_file
 
 from trl_drgrpo.cli.kept_recipe import kept_recipe, was_trained_on_messages
@@ -18,7 +19,7 @@ from trl_drgrpo.cli.main import main
 from trl_drgrpo.rewards import columns
 
 REWARD = """
-import pathlib
+import os, pathlib, signal
 def varied(completion_ids, **kwargs):
     here = pathlib.Path(__file__).parent
     (here / "keywords.txt").write_text(" ".join(sorted(["completion_ids", *kwargs])))
@@ -34,6 +35,12 @@ def interrupting(completions, trainer_state, **kwargs):
     if trainer_state.global_step == 1:
         raise KeyboardInterrupt
     return [float(i % 2) for i in range(len(completions))]
+def terminating(completions, trainer_state, **kwargs):
+    if trainer_state.global_step == 1:
+        os.kill(os.getpid(), signal.SIGTERM)
+    return [float(i % 2) for i in range(len(completions))]
+def nothing(completions, **kwargs):
+    return [None] * len(completions)
 def worse_and_worse(completions, trainer_state, **kwargs):
     return [i % 2 - float(trainer_state.global_step) for i in range(len(completions))]
 """
@@ -125,6 +132,38 @@ def test_an_interrupted_run_says_how_to_go_on(recipe, monkeypatch, capfd):
     safe, command, last = capfd.readouterr().err.splitlines()[-3:]
     assert (safe, last) == ("Saved: out/checkpoint-1. To continue:", "interrupted")
     assert command.split() == ["trl-drgrpo", *argv, "--resume_from_checkpoint", "out/checkpoint-1"]
+
+
+def test_a_run_that_is_asked_to_end_saves_and_says_how_to_go_on(recipe, monkeypatch, capfd):
+    argv = recipe(reward_funcs=["mine.py:terminating"], max_steps=4)
+    monkeypatch.setattr(sys, "argv", ["trl-drgrpo", *argv])
+    with pytest.raises(SystemExit) as ended:
+        main(argv)
+    assert ended.value.code == 143
+    out, err = capfd.readouterr()
+    safe, command = err.splitlines()[-2:]
+    assert (out, safe) == ("", "Saved: out/checkpoint-2. To continue:")
+    assert json.loads(Path("out/_drgrpo/run.json").read_text())["ended"]["how"] == "failed: Terminated"
+    assert main([*argv, *command.split()[-2:]]) == 0
+    assert yaml.safe_load(capfd.readouterr().out)["steps"] == 4
+
+
+def test_a_folder_to_which_another_process_writes(recipe, capsys):
+    argv = recipe()
+    with written_elsewhere("out") as holder:
+        assert main(argv) == 2
+        error = capsys.readouterr().err
+        assert main([*argv, "--dry_run"]) == 0  # it only reads
+    assert error.startswith(f"error: output_dir: got out, to which process {holder.pid} on ")
+    assert error.count("\n") == 1
+
+
+def test_a_reward_that_gives_nothing_ends_like_any_other(recipe, capfd):
+    assert main(recipe(reward_funcs=["mine.py:nothing"])) == 0
+    out, err = capfd.readouterr()
+    assert yaml.safe_load(out) == {"output_dir": "out", "steps": 2}
+    assert "Traceback" not in err
+    assert "Next:" in err
 
 
 def test_train_with_lora_evaluation_checkpoint_and_resume(recipe, capfd):

@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     from trl_drgrpo.cli import job as jobs
 
     jobs.check_given(given)
-    with console.stdout_to_stderr():
+    with jobs.run_folder(given, dry_run=True), console.stdout_to_stderr():  # it writes nothing
         job = jobs.prepare({**given, "report_to": "none"})
         if args.dry_run:
             from trl_drgrpo.cli import resolved

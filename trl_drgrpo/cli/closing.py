@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from trl_drgrpo.cli import console
+from trl_drgrpo.cli.job import logged_values
 from trl_drgrpo.common.hub_errors import UPLOAD_EXCLUDES
 from trl_drgrpo.features.diagnostics.progress import spoken_time
 from trl_drgrpo.features.resume.checkpoints import newest_complete_checkpoint
@@ -67,7 +68,7 @@ def closing(output_dir: str, logged: Sequence[Mapping[str, Any]], seconds: float
     """
     lines = [f"Trained in {spoken_time(seconds)}. Model: {output_dir}"]
     for key, name, form in _SHOWN:
-        values = [each[key] for each in logged if isinstance(each.get(key), int | float)]
+        values = logged_values(key, logged)
         if len(values) > 1:
             lines.append(f"  {name}: {form.format(values[0])} -> {form.format(values[-1])} (first and last logged)")
     folder = shlex.quote(output_dir)

@@ -30,6 +30,7 @@ from trl_drgrpo.cli.kept_recipe import run_folder
 from trl_drgrpo.cli.problems import digest, prompt_rows
 from trl_drgrpo.cli.progress_bar import progress_over
 from trl_drgrpo.cli.run_keys import DECODING_KEYS, MODEL_KEYS, PROMPT_KEYS, TEMPLATE_KEY, Given, add_keys
+from trl_drgrpo.common.folders import sole_writer
 from trl_drgrpo.common.version import __version__
 
 _DATA_KEYS = ("dataset_name", "dataset_config", "rename_columns", "reward_funcs")
@@ -145,13 +146,20 @@ class _Task:
 
     def sampled(self, name: str) -> Any:
         """The file of a model's samples, complete."""
-        from trl_drgrpo.evaluation.models import load_tokenizer
-        from trl_drgrpo.evaluation.running import KIND, sample_and_score
+        from trl_drgrpo.evaluation.running import KIND
         from trl_drgrpo.search.output import SearchFile
 
         group = max(1, self.args.batch_size // self.args.num_samples)
         depends = self._depends(name, group)
-        file = SearchFile(self.output / "samples" / f"{_slug(name)}-{digest(depends)}.jsonl", depends, group, KIND)
+        path = self.output / "samples" / f"{_slug(name)}-{digest(depends)}.jsonl"
+        with sole_writer("output_dir", path, is_file=True):
+            return self._completed(name, SearchFile(path, depends, group, KIND))
+
+    def _completed(self, name: str, file: Any) -> Any:
+        """The file with the samples that it lacks."""
+        from trl_drgrpo.evaluation.models import load_tokenizer
+        from trl_drgrpo.evaluation.running import sample_and_score
+
         file.open(len(self.rows))
         if file.done:
             console.log(f"{file.done} of {len(self.rows)} prompts of {name} are in {file.path} already.")

@@ -6,7 +6,9 @@ cheapest first.
 """
 
 import copy
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from trl_drgrpo.cli import console, data, flags
 from trl_drgrpo.cli.difficulty import check_difficulty, within_range
 from trl_drgrpo.cli.prompts import check_prompting, prompted
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.common.folders import check_writable
+from trl_drgrpo.common.folders import check_writable, sole_writer
 from trl_drgrpo.common.hub_errors import check_local
 from trl_drgrpo.common.ranges import refuse_out_of_range
 from trl_drgrpo.features.resume.checkpoints import checkpoint_folders
@@ -81,9 +83,17 @@ def check_given(given: dict[str, Any]) -> None:
     if weights is not None and len(weights) != len(rewards):
         expected = f"{len(rewards)}, one per reward"
         raise InputError("reward_weights", f"{len(weights)} weights", expected, "Give one number per reward.")
-    output_dir = given.get("output_dir") or "trainer_output"
-    check_writable("output_dir", output_dir)
-    _check_start(given, Path(output_dir))
+    check_writable("output_dir", given.get("output_dir") or "trainer_output")
+
+
+@contextmanager
+def run_folder(given: dict[str, Any], dry_run: bool) -> Iterator[None]:
+    """Inside the block the run's folder is this run's alone, unless it is a dry run, and a run may start there."""
+    output_dir = Path(given.get("output_dir") or "trainer_output")
+    writes = console.is_main_process() and not dry_run
+    with sole_writer("output_dir", output_dir) if writes else nullcontext():
+        _check_start(given, output_dir)
+        yield
 
 
 def model_path(name: str) -> str:
@@ -281,8 +291,14 @@ def train(job: Job, callbacks: Sequence[Any] = ()) -> tuple[dict[str, Any], list
         trainer.accelerator.print(f"Model pushed to https://huggingface.co/{trainer.hub_model_id}.")
     result = {"output_dir": job.training.output_dir, "steps": trainer.state.global_step}
     for key in ("reward", "eval_reward"):
-        if logged := [entry[key] for entry in trainer.state.log_history if key in entry]:
+        if logged := logged_values(key, trainer.state.log_history):
             result |= {f"{key}_first": round(logged[0], 4), f"{key}_last": round(logged[-1], 4)}
     if Version(transformers.__version__) >= Version("5.18.0"):
         trainer.end()  # finishes the trackers and destroys the process group
     return result, trainer.state.log_history
+
+
+def logged_values(key: str, logged: Sequence[Mapping[str, Any]]) -> list[float]:
+    """The numbers that were logged under a key; a step without any reward has logged `None` or NaN."""
+    values = [each.get(key) for each in logged]
+    return [value for value in values if isinstance(value, int | float) and math.isfinite(value)]

@@ -11,7 +11,7 @@ from typing import Any
 
 from trl_drgrpo.cli import console
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.common.folders import check_writable
+from trl_drgrpo.common.folders import check_writable, sole_writer
 from trl_drgrpo.common.hub_errors import check_local
 from trl_drgrpo.common.ranges import refuse_out_of_range, refuse_outside, whole
 from trl_drgrpo.common.rows import check_prompt_rows
@@ -75,7 +75,8 @@ def run(args: argparse.Namespace) -> int:
     check_prompt_rows(rows, str(args.data))
     check_columns(reward, [name for name in rows[0] if name not in ("steps", "labels", "values")], args.reward)
     check_ready(reward)
-    labeled = _label(args, rows, reward)
+    with sole_writer("output", Path(args.output), is_file=True):
+        labeled = _label(args, rows, reward)
     steps = [label for row in labeled for label in row["labels"] if label is not None]
     print(f"rows {len(labeled)}")
     print(f"steps {len(steps)}")

@@ -5,7 +5,7 @@ subcommand's parser; its `run(args) -> int` gives the exit code and raises [`Inp
 `--help` and `--version` import none of them.
 
 Exit codes: what the subcommand returns (0: done, 1: ran and found a problem), 2: bad input or no subcommand (its
-help goes to stderr), 130: Ctrl-C.
+help goes to stderr), 130: Ctrl-C, 143: SIGTERM.
 """
 
 import argparse

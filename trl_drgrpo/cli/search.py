@@ -18,7 +18,7 @@ from trl_drgrpo.cli.problems import digest, prompt_rows
 from trl_drgrpo.cli.progress_bar import progress_over
 from trl_drgrpo.cli.prompts import check_prompting
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.common.folders import check_writable
+from trl_drgrpo.common.folders import check_writable, sole_writer
 from trl_drgrpo.common.hub_errors import check_local
 from trl_drgrpo.common.ranges import refuse_outside, whole
 from trl_drgrpo.common.rows import check_prompt_rows
@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
     from trl_drgrpo.search.dataset import OWN_COLUMNS, sft_rows, summary
     from trl_drgrpo.search.output import SearchFile, to_lines
 
-    with console.stdout_to_stderr():
+    with sole_writer("output", Path(args.output), is_file=True), console.stdout_to_stderr():
         verifier, prm = _rewards(args)
         rows = _rows(args, verifier, prm)
         check_prompt_rows(rows, "dataset_name", OWN_COLUMNS)

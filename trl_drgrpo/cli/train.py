@@ -18,6 +18,7 @@ from typing import Any
 
 from trl_drgrpo.cli import console, recipe, values
 from trl_drgrpo.cli.flags import Flag, read_flags
+from trl_drgrpo.common.errors import Terminated
 
 # What `--help` shows; the rest, by the class that declares it, is behind `--help_all`.
 _USUAL = {
@@ -136,7 +137,7 @@ def run(args: argparse.Namespace) -> int:
     from trl_drgrpo.cli import job as jobs
 
     jobs.check_given(given)
-    with console.stdout_to_stderr():
+    with jobs.run_folder(given, args.dry_run), console.stdout_to_stderr():
         job = jobs.prepare(given)
         result = None if args.dry_run else _trained(job)
     from trl_drgrpo.cli import resolved
@@ -153,7 +154,7 @@ def _trained(job: Any) -> dict[str, Any]:
     began = time.monotonic()
     try:
         result, logged = jobs.train(job, [closing.KeepsRecipe(resolved.render(job))])
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, Terminated):
         closing.say_how_to_go_on(job.training.output_dir, sys.argv[1:], job.training.world_size)
         raise
     closing.say_what_next(result["output_dir"], logged, time.monotonic() - began, job.training.run_log)

@@ -5,10 +5,11 @@ Results go to standard output, one number per line; progress to standard error. 
 """
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 from trl_drgrpo.cli import console
-from trl_drgrpo.common.folders import check_writable
+from trl_drgrpo.common.folders import check_writable, sole_writer
 from trl_drgrpo.common.hub_errors import check_local
 from trl_drgrpo.common.ranges import refuse_out_of_range, refuse_outside, whole
 
@@ -77,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
         "bf16",
     )
     arguments: dict[str, Any] = {field: getattr(args, field) for field in fields}
-    with console.stdout_to_stderr():
+    with sole_writer("output_dir", Path(args.output_dir)), console.stdout_to_stderr():
         numbers = train_prm(
             args.model,
             rows,

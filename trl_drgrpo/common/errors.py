@@ -144,3 +144,10 @@ class PushError(RuntimeError):
 
 class DiskFullError(RuntimeError):
     """No room for a checkpoint or a model. The message says which file, what is safe, and how to go on."""
+
+
+class Terminated(SystemExit):
+    """The process was asked to end (SIGTERM), and a checkpoint is saved. Uncaught, it exits with 143, as in shells."""
+
+    def __init__(self) -> None:
+        super().__init__(143)

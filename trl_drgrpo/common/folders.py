@@ -1,21 +1,84 @@
-"""Whether a folder can be written to: tried, as permission bits say nothing about `/proc` or a full disk."""
+"""Whether a folder can be written to: tried, as permission bits say nothing about `/proc` or a full disk. And by whom:
+one run at a time."""
 
+import contextlib
+import logging
+import os
+import socket
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from trl_drgrpo.common.errors import InputError
+
+logger = logging.getLogger(__name__)
 
 
 def check_writable(field: str, name: str) -> None:
     """Refuses a folder that could not be made or written to; makes nothing that stays. `field` is for the message."""
     path = Path(name).expanduser().absolute()
     try:
-        existing = next(parent for parent in (path, *path.parents) if parent.exists())
+        existing = next(parent for parent in (path, *path.parents) if os.path.lexists(parent))
         if not existing.is_dir():
-            remedy = "Choose another one."
-            raise InputError(field, f"{name}, but {existing} is a file", "a folder to write to", remedy)
+            what = "a file" if existing.exists() else "a link that leads nowhere"
+            raise InputError(field, f"{name}, but {existing} is {what}", "a folder to write to", "Choose another one.")
         with tempfile.TemporaryDirectory(prefix=".trl-drgrpo-", dir=existing):
             pass
     except OSError as error:
         got = f"{name}, which cannot be written to ({error.strerror or type(error).__name__})"
         raise InputError(field, got, "a folder to write to", "Choose another one.") from error
+
+
+@contextlib.contextmanager
+def sole_writer(field: str, target: Path, *, is_file: bool = False) -> Iterator[None]:
+    """Inside the block no other process that asks so too writes to a folder, or to a file.
+
+    A lock of the operating system, which ends with its process; blocks of one thread may be nested. Leaves nothing
+    behind. Where the file system has no locks, the log says so, and the block runs without.
+
+    Args:
+        field (`str`): Input that names the target, for the message.
+        target (`Path`): Folder or file; need not exist.
+        is_file (`bool`, *optional*, defaults to `False`): Whether it is a file.
+
+    Raises:
+        [`InputError`]: Another process is writing there; the message has its id and host.
+    """
+    from filelock import FileLock, Timeout
+
+    real = Path(os.path.realpath(target.expanduser()))
+    kind = "file" if is_file else "folder"
+    if real.is_symlink():  # a loop
+        raise InputError(field, f"{target}, a link that leads nowhere", f"a {kind} to write to", "Choose another one.")
+    path = real.with_name(f"{real.name}.lock") if is_file else real / "_drgrpo.lock"  # "_": is never uploaded
+    lock = FileLock(path, blocking=False, is_singleton=True, fallback_to_soft=False)
+    if lock.is_locked:  # by a block around this one
+        yield
+        return
+    made = [folder for folder in path.parents if not os.path.exists(folder)]
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except Timeout:
+        holder = ""
+        with contextlib.suppress(OSError):
+            holder = path.read_text(encoding="utf-8")
+        got = f"{target}, to which {holder or 'another process'} is writing"
+        expected = f"a {kind} to which no other process writes"
+        raise InputError(field, got, expected, "Wait until it has ended, or choose another one.") from None
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        logger.warning("%s cannot be locked (%s): do not start a second run there.", target, reason)
+    try:
+        if lock.is_locked:
+            with contextlib.suppress(OSError):
+                path.write_text(f"process {os.getpid()} on {socket.gethostname()}", encoding="utf-8")
+        yield
+    finally:
+        if lock.is_locked:
+            with contextlib.suppress(OSError):
+                path.unlink()  # before the release: who waits for this file looks whether it is still there
+            lock.release()
+        for folder in made:
+            with contextlib.suppress(OSError):  # not empty
+                folder.rmdir()

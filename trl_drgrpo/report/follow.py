@@ -5,11 +5,12 @@ the page is served, to nobody but this machine: the server listens on the loopba
 name another host, as a foreign page's would whose name was bent to this address.
 """
 
+import sys
 import threading
 from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.report.contents import report_contents
@@ -86,6 +87,11 @@ class FollowServer(ThreadingHTTPServer):
             remedy = "Choose another one; 0 picks a free one."
             got = f"{port} ({getattr(error, 'strerror', None) or error})"
             raise InputError("port", got, "a free port, 0 to 65535", remedy) from error
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Nothing of a browser that went away."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
     @property
     def url(self) -> str:

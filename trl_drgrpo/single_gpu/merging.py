@@ -211,10 +211,10 @@ def merge_adapter(
 
     Memory: 4 bytes per parameter of the base; once more on disk while it writes.
     """
-    adapter, output = Path(adapter_dir).expanduser(), Path(output_dir).expanduser().resolve()
+    adapter, output = Path(adapter_dir).expanduser(), Path(os.path.realpath(Path(output_dir).expanduser()))
     if dtype is not None and dtype not in TOLERANCES:
         raise InputError("dtype", repr(dtype), f"one of {', '.join(TOLERANCES)}", "Leave it out for the base's own.")
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+    if os.path.lexists(output) and (not output.is_dir() or any(output.iterdir())):
         raise InputError("output", f"{output}, which exists", "a new folder", "Choose another name, or remove it.")
     if output.is_mount() or output == Path.cwd():
         remedy = f"Name a folder inside it, such as {output / 'merged'}."

@@ -1,7 +1,8 @@
 """One guard around everything that describes a run and takes no part in it.
 
 Model card, run log, statistics, warnings, progress, the memory plan: none of it may end a run or cost a save. What
-fails is left out, said once per place with its traceback, and counted. `KeyboardInterrupt` and `SystemExit` pass.
+fails is left out, said once per place (with its traceback, unless the system refused), and counted.
+`KeyboardInterrupt` and `SystemExit` pass.
 
 A guarded block holds work of one process only. Exchanges between ranks stay outside, and a rank whose block failed
 takes part in them with an empty value: one that left them out would let the others wait forever.
@@ -85,8 +86,10 @@ class DescriptionGuard:
         self.failures[place] = self.failures.get(place, 0) + 1
         if self.failures[place] > 1:
             return
-        message = "%s failed: the run goes on without it. Further failures there are counted in %s."
-        logger.warning(message, place, METRIC, exc_info=error)
+        is_of_system = isinstance(error, OSError)  # a full disk: its message says all, no line of code does
+        message = "%s failed%s: the run goes on without it. Further failures there are counted in %s."
+        reason = f" ({error})" if is_of_system else ""
+        logger.warning(message, place, reason, METRIC, exc_info=None if is_of_system else error)
         if self.tell is not None:
             self.tell(place, error)
 

@@ -1,9 +1,11 @@
 """The end of a training run: first and last numbers, the next commands, and the way on from an interruption."""
 
 import json
+import math
 from pathlib import Path
 
 from trl_drgrpo.cli import closing
+from trl_drgrpo.cli.job import logged_values
 from trl_drgrpo.cli.main import _parse
 
 
@@ -27,6 +29,13 @@ def test_a_finished_run_says_what_came_of_it_and_what_comes_next():
     for command in said[4:-1]:  # commands that there are
         _parse(command.replace("'runs/my run'", "run").split()[1:])
     assert "trl-drgrpo eval" not in closing.closing("runs/x", [], 1.0, run_log=False)
+
+
+def test_steps_without_any_reward_have_no_first_and_last():
+    logged = [{"reward": None}, {"reward": 0.5}, {"eval_reward": None}, {"reward": math.nan}, {"reward": 0.25}]
+    assert logged_values("reward", logged) == [0.5, 0.25]
+    assert "  reward in training: 0.5 -> 0.25 (first and last logged)" in closing.closing("runs/x", logged, 1.0, True)
+    assert "reward" not in closing.closing("runs/x", [{"reward": None}] * 2, 1.0, True)
 
 
 def test_an_interrupted_run_names_the_checkpoint_and_the_command(tmp_path):

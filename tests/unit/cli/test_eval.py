@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 from evaluations import result, samples
+from runs import written_elsewhere
 
 from trl_drgrpo.cli.kept_recipe import keep_recipe, kept_recipe, run_folder
 from trl_drgrpo.cli.main import main
@@ -142,6 +143,9 @@ def test_a_partial_reward_is_refused_early_and_the_samples_stay(folder, saved_mo
     assert "error: correct_threshold: got none for partly, which gave 0.25" in capsys.readouterr().err
     [file] = Path("eval_output/samples").glob("*.jsonl")
     assert len(read(file)) < PROBLEMS
+    with written_elsewhere(file, is_file=True) as other:
+        assert main([*argv, "--correct_threshold", "0.2"]) == 2
+        assert f"samples/{file.name}, to which process {other.pid} on " in capsys.readouterr().err
     assert main([*argv, "--correct_threshold", "0.2"]) == 0
     assert "100.0%" in capsys.readouterr().out
     Path("mine.py").write_text(REWARD.replace("0.25", "0.15"))  # another reward under the same name

@@ -1,9 +1,11 @@
 """`trl-drgrpo search` from end to end: what it writes, who reads it, how it goes on, what it refuses."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
+from runs import written_elsewhere
 
 from trl_drgrpo.cli.main import main
 from trl_drgrpo.labs.demo import MODEL_DIR
@@ -124,6 +126,12 @@ def test_the_same_command_gives_the_same_file_also_when_it_was_killed(found, tmp
             == " ".join(f"{name} {value}" for name, value in found[2].items()).split()
         )
         assert (f"{done} of 5 problems are in" in printed.err) == bool(done)
+
+
+def test_a_file_to_which_another_search_writes(tmp_path, capsys):
+    with written_elsewhere(tmp_path / "found.jsonl", is_file=True) as other:
+        assert search(tmp_path / "found.jsonl") == 2
+    assert re.fullmatch(f"error: output: got .*, to which process {other.pid} on .*\n", capsys.readouterr().err)
 
 
 def test_a_reward_that_fails_keeps_the_finished_problems(tmp_path, capsys, monkeypatch):

@@ -4,6 +4,7 @@ import http.client
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -66,6 +67,22 @@ def test_a_folder_that_is_gone(server, folder):
     status, text, _ = get(server)
     assert status == 503
     assert "got nothing there" in text
+
+
+def test_a_browser_that_goes_away_is_nothing_to_tell(server, capfd):
+    server.report.now = lambda: ('"1"', bytes(1 << 24))  # more than the buffers of a socket
+    handled = threading.Event()
+    server.shutdown_request = lambda request, close=server.shutdown_request: (close(request), handled.set())
+    with socket.create_connection(("127.0.0.1", server.server_port)) as browser:
+        browser.sendall(b"GET / HTTP/1.0\r\nHost: localhost\r\n\r\n")
+        browser.recv(1)
+    assert handled.wait(30)
+    assert capfd.readouterr().err == ""
+    try:
+        raise KeyError("a fault of ours")
+    except KeyError:
+        server.handle_error(None, ("127.0.0.1", 1))
+    assert "a fault of ours" in capfd.readouterr().err
 
 
 def test_bad_input(folder, server, capsys):

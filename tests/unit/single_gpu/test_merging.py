@@ -231,6 +231,8 @@ def test_bad_input_is_one_clear_error_and_leaves_nothing(base, adapter, tokenize
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
     assert f"output: got {tmp_path}/full, which exists" in refused(adapter, tmp_path / "full")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    assert f"output: got {tmp_path}/loop, which exists" in refused(adapter, tmp_path / "loop")
     assert "dtype: got 'int8'" in refused(adapter, dtype="int8")
     assert "a folder without config.json" in refused(adapter, base=str(tmp_path / "empty"))
     assert "base: got some/model, which is not in the local cache" in refused(adapter, base="some/model")

@@ -9,11 +9,12 @@ on, and nothing here ends a run (`upstream/description.py`).
 import json
 import logging
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trl_drgrpo.common.errors import DiskFullError
 from trl_drgrpo.features.diagnostics.correctness import CorrectnessRule
 from trl_drgrpo.features.diagnostics.first_loss import first_loss_remarks, is_first_loss
 from trl_drgrpo.features.diagnostics.group_records import group_records, recorded_groups, row_record
@@ -85,7 +86,12 @@ class Diagnostics(DescribingFeature):
         try:
             yield
         except BaseException as error:
-            self._end_run_log(f"failed: {type(error).__name__}")
+            how = f"failed: {type(error).__name__}"
+            if isinstance(error, DiskFullError) and self.run_log is not None:
+                with suppress(OSError):  # that error says it already
+                    self.run_log.end(self.trainer.state.global_step, how)
+            else:
+                self._end_run_log(how)
             raise
 
     # Phases
@@ -219,7 +225,7 @@ class Diagnostics(DescribingFeature):
                 self.run_log.warning(step, cause, message)
 
     def _record_failure(self, place: str, error: Exception) -> None:
-        message = f"{place} failed ({type(error).__name__}): the run goes on without it. The traceback is in the log."
+        message = f"{place} failed ({type(error).__name__}): the run goes on without it. The log says why."
         self._record_warning(self.trainer.state.global_step, "description", message)
 
     # Checkpoints

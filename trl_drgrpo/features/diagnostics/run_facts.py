@@ -95,12 +95,12 @@ def run_facts(trainer: Any, correctness: CorrectnessRule | None) -> dict[str, An
         "trainer": type(trainer).__name__,
         "max_steps": trainer.state.max_steps,
         "model": str(getattr(trainer.model.config, "_name_or_path", "")) or type(trainer.model).__name__,
-        "adapter": _adapter(trainer.accelerator.unwrap_model(trainer.model)),
+        "adapter": adapter_facts(trainer.accelerator.unwrap_model(trainer.model)),
         "dataset": trainer.dataset_name or _dataset_name(trainer.train_dataset),
         "prompts": "messages" if is_conversational(trainer.train_dataset) else "texts",
         "formula": objective_of(trainer).formula,
         "objective": _objective(trainer),
-        "settings": _fields(args, _SETTINGS),
+        "settings": fields_of(args, _SETTINGS),
         "rewards": {"names": list(trainer.reward_func_names), "weights": trainer.reward_weights.tolist()},
         "step_rewards": {"names": list(scorer.names), "weights": list(scorer.weights)} if scorer else None,
         "right": {"reward": correctness.name, "threshold": correctness.threshold} if correctness else None,
@@ -115,20 +115,20 @@ def objective_facts(trainer: Any) -> dict[str, Any]:
         **_objective(trainer),
         "rewards": _weighted(trainer.reward_func_names, trainer.reward_weights.tolist()),
         "step_rewards": _weighted(scorer.names, scorer.weights) if scorer else [],
-        **_fields(trainer.args, _SAMPLING),
+        **fields_of(trainer.args, _SAMPLING),
     }
 
 
 def _objective(trainer: Any) -> dict[str, Any]:
     args, scorer = trainer.args, trainer.step_scorer
-    objective = {"loss_normalizer": trainer.loss_normalizer} | _fields(args, _OBJECTIVE)
-    objective |= {name: value if args.use_vllm else None for name, value in _fields(args, _VLLM_OBJECTIVE).items()}
+    objective = {"loss_normalizer": trainer.loss_normalizer} | fields_of(args, _OBJECTIVE)
+    objective |= {name: value if args.use_vllm else None for name, value in fields_of(args, _VLLM_OBJECTIVE).items()}
     objective |= {name: getattr(args, name) if scorer else None for name in _STEP_OBJECTIVE}
     objective["step_separator"] = _separator(trainer) if scorer else None
     objective["state_keys"] = trainer.turns.state_keys_of
     objective["dynamic_sampling"] = "dapo" if args.dynamic_sampling == "dapo" else None  # True keeps the objective
     objective["advantages"] = trainer.own_advantages
-    return objective | _fields(args, _WEIGHTS)
+    return objective | fields_of(args, _WEIGHTS)
 
 
 def _separator(trainer: Any) -> list[str] | str:
@@ -142,8 +142,8 @@ def _weighted(names: Sequence[str], weights: Sequence[float]) -> list[str]:
     return [f"{weight:g} * {name}" for name, weight in zip(names, weights, strict=True)]
 
 
-def _fields(args: Any, names: tuple[str, ...]) -> dict[str, Any]:
-    """Those that this version has; enumerations by their value."""
+def fields_of(args: Any, names: tuple[str, ...]) -> dict[str, Any]:
+    """Arguments by name, those that this version has; enumerations by their value."""
     return {name: _plain(getattr(args, name)) for name in names if hasattr(args, name)}
 
 
@@ -152,7 +152,8 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, str | int | float | bool | list | dict) or value is None else str(value)
 
 
-def _adapter(model: Any) -> dict[str, Any] | None:
+def adapter_facts(model: Any) -> dict[str, Any] | None:
+    """Kind and sizes of a model's adapter; `None` where it has none."""
     config = getattr(model, "active_peft_config", None)
     if config is None:
         return None

@@ -26,7 +26,8 @@ logger = logging.getLogger(__name__)
 STATE_FILE = "drgrpo_state.json"
 PART_FILE = "drgrpo_state.part"
 TRAINER_STATE = "trainer_state.json"
-_NOT_LISTED = ("README.md", PART_FILE, STATE_FILE)  # the card may be edited
+# The card may be edited; the last is transformers' own mark while `enable_jit_checkpoint` saves.
+_NOT_LISTED = ("README.md", PART_FILE, STATE_FILE, "checkpoint-is-incomplete.txt")
 _NOT_NEEDED = "drgrpo_rollouts_"  # rollouts that cannot be read are generated anew
 _SUM = "xxh3_128"
 
@@ -130,6 +131,11 @@ def require_complete(checkpoint: Path, checksums: bool = True) -> None:
         remedy = "Name an older checkpoint-<step> folder, or set it to True for the newest complete one in output_dir."
         expected = "a complete checkpoint folder"
         raise InputError("resume_from_checkpoint", f"{checkpoint}, but {reason}", expected, remedy)
+
+
+def has_optimizer(checkpoint: Path) -> bool:
+    """Whether a checkpoint holds the state of an optimizer: of transformers, FSDP or DeepSpeed."""
+    return any(checkpoint.rglob("*optim*"))
 
 
 def checkpoint_folders(output_dir: Path) -> list[Path]:

@@ -4,17 +4,23 @@ What TRL and transformers restore is enough only between two generation batches 
 completions not trained on yet, the count of micro-batches, the prompt order of later epochs, L, the reward scale.
 """
 
+import functools
 import logging
+import os
+import signal
+import threading
 import uuid
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from trl_drgrpo.common.disk import room_needed
-from trl_drgrpo.common.errors import DiskFullError, InputError, RewardError
+from trl_drgrpo.common.errors import DiskFullError, InputError, RewardError, Terminated
+from trl_drgrpo.common.folders import sole_writer
 from trl_drgrpo.features.diagnostics.run_facts import objective_facts
-from trl_drgrpo.features.resume.checkpoints import begin_checkpoint, why_incomplete
+from trl_drgrpo.features.resume.checkpoints import begin_checkpoint, has_optimizer, why_incomplete
+from trl_drgrpo.features.resume.on_resume import changes, refuse_changes, resume_facts
 from trl_drgrpo.features.resume.run_folder import choose_start, delete_run
 from trl_drgrpo.features.resume.run_state import (
     RandomState,
@@ -40,27 +46,41 @@ class Resume(Feature):
         self.run_id = ""
         self._has_begun = False  # whether the files in the output folder are this trainer's
         self._checkpoints_of_this_run: frozenset[Path] = frozenset()
+        self._settings: dict[str, Any] = {}  # that a checkpoint records, see `on_resume.py`
         self._keeps_old_credit = False  # whether release 0.1.0 began the run, with step rewards
         self._micro_step = 0  # micro-batches processed when the newest step began or ended
         self._random_state: RandomState | None = None
+        self._is_terminated = False  # by SIGTERM: the optimizer step that is being made is the last one
 
-    def checkpoint(self, resume_from_checkpoint: str | bool | None) -> str | None:
+    @contextmanager
+    def started(self, resume_from_checkpoint: str | bool | None) -> Iterator[str | None]:
         """The checkpoint that `train()` shall resume from, the same on all ranks; an incomplete or changed one is
         refused, and so is a folder of another run. `True`: the newest complete one of the run that wrote last; where
-        there is no run one starts, and the log says so."""
-        checkpoint, self.run_id = self._agreed_start(resume_from_checkpoint or None)
+        there is no run one starts, and the log says so. Inside the block no other process writes to the folder."""
+        with ExitStack() as alone:
+            yield self._start(resume_from_checkpoint or None, alone)
+
+    def _start(self, resume_from_checkpoint: str | bool | None, alone: ExitStack) -> str | None:
+        checkpoint, self.run_id = self._agreed_start(resume_from_checkpoint, alone)
         if checkpoint is None and resume_from_checkpoint:
             logger.warning("No checkpoint in %s to resume from: starting from scratch.", self.trainer.args.output_dir)
+        self._settings = self.trainer.describing.value(
+            "The record of the settings", lambda: resume_facts(self.trainer), otherwise={}
+        )
+        if checkpoint and has_optimizer(checkpoint) and (state := RunState.load(checkpoint)):
+            refuse_changes(state.settings or {}, self._settings, checkpoint)
         # The one that is resumed from holds its step already: written again, it would be gone if the run died then.
         self._checkpoints_of_this_run = frozenset([checkpoint.resolve()] if checkpoint else [])
         return str(checkpoint) if checkpoint else None
 
-    def _agreed_start(self, resume: str | bool | None) -> tuple[Path | None, str]:
-        """Checkpoint to go on from, and the id of a run that begins anew: the main process decides for all."""
+    def _agreed_start(self, resume: str | bool | None, alone: ExitStack) -> tuple[Path | None, str]:
+        """Checkpoint to go on from, and the id of a run that begins anew: the main process decides for all, once
+        nobody else writes to the folder."""
         decision: Any = None
         if self.trainer.is_world_process_zero():
             output_dir, overwrite = Path(self.trainer.args.output_dir), self.trainer.args.overwrite_output_dir
             try:
+                alone.enter_context(sole_writer("output_dir", output_dir))
                 if self._has_begun:  # by an earlier call
                     decision = choose_start(output_dir, resume, overwrite=False) if resume else None
                 else:
@@ -74,12 +94,26 @@ class Resume(Feature):
 
     @contextmanager
     def around_train(self) -> Iterator[None]:
-        """Saves a checkpoint before the error of a reward function ends the run."""
+        """Saves a checkpoint before the error of a reward function, or SIGTERM, ends the run."""
+        self._is_terminated = False
+        # A handler of the user's own stays, and only the main thread may set one.
+        handles = threading.current_thread() is threading.main_thread()
+        handles = handles and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        if handles:
+            _children_end_on_sigterm()
+            signal.signal(signal.SIGTERM, self._on_sigterm)
         try:
             yield
         except RewardError:
             self._save_what_was_computed()
             raise
+        finally:
+            if handles:
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    def _on_sigterm(self, number: int, frame: Any) -> None:
+        self._is_terminated = True
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a second one ends the process at once
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Everything is loaded, and the first step comes next."""
@@ -89,8 +123,16 @@ class Resume(Feature):
 
     # The boundary between two optimizer steps, at which an interrupted one can be repeated as it would be.
 
-    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._note_boundary()
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if (self.trainer.state.epoch or 0) % 1:  # else noted before the data loader drew its seed, as it will again
+            self._note_boundary()
+        several = self.trainer.accelerator.num_processes > 1
+        if any(self.trainer.gathered([self._is_terminated])) if several else self._is_terminated:
+            self._save_step("SIGTERM")
+            raise Terminated
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._note_boundary()  # an evaluation that fails must not count as part of the step
@@ -145,13 +187,14 @@ class Resume(Feature):
                 has_rollouts=pending is not None,
                 run_id=self.run_id,
                 objective=objective_facts(self.trainer),
+                settings=self._settings,
                 value_baseline=self.trainer.value_baseline.state_dict(),
                 keeps_old_credit=self._keeps_old_credit,
             ).save(checkpoint)
         self._checkpoints_of_this_run |= {checkpoint.resolve()}
 
     def on_checkpoint_loaded(self, checkpoint: Path) -> None:
-        if not any(checkpoint.rglob("*optim*")):  # of transformers, FSDP or DeepSpeed
+        if not has_optimizer(checkpoint):
             message = "%s holds no optimizer state (save_only_model): the optimizer starts from scratch."
             logger.warning(message, checkpoint)
         state = RunState.load(checkpoint)
@@ -191,7 +234,7 @@ class Resume(Feature):
             )
 
     def _say_what_changed(self, state: RunState, checkpoint: Path) -> None:
-        """Another objective in the middle of a run is allowed, but never silent."""
+        """Other settings in the middle of a run are allowed, but never silent."""
         before = state.objective or {}  # release 0.1.0 noted none
         changed = [
             f"{name} {_in_words(before[name])} -> {_in_words(value)}"
@@ -201,6 +244,13 @@ class Resume(Feature):
         if changed:
             message = "The objective differs from that of %s: %s. The run continues with the new one."
             logger.warning(message, checkpoint, "; ".join(changed))
+        kept, anew = changes(state.settings or {}, self._settings, has_optimizer(checkpoint))
+        if anew:
+            message = "Settings differ from those of %s: %s. The run continues with the new ones."
+            logger.warning(message, checkpoint, "; ".join(anew))
+        if kept:
+            message = "Kept from the optimizer's state in %s: %s. To change them, start a new run from its weights."
+            logger.warning(message, checkpoint, "; ".join(kept))
 
     def _say_what_is_missing(self, checkpoint: Path) -> None:
         """A checkpoint of plain TRL, in a run that it began or, where another checkpoint is ours, has continued."""
@@ -269,6 +319,9 @@ class Resume(Feature):
                 "the last one."
             )
             return
+        self._save_step("A reward function failed")
+
+    def _save_step(self, why: str) -> None:
         if self.trainer.state.global_step == 0:
             return
         folder = self.trainer.checkpoint_folder()
@@ -277,9 +330,22 @@ class Resume(Feature):
             try:
                 self.trainer.save_checkpoint_now()
             except DiskFullError as error:
-                logger.error("A reward function failed, and the run up to here cannot be saved. %s", error)
+                logger.error("%s, and the run up to here cannot be saved. %s", why, error)
                 return
-        logger.error("A reward function failed. The run up to here is saved: resume from %s.", folder)
+        if self.trainer.is_world_process_zero():
+            logger.error("%s. The run up to here is saved: resume from %s.", why, folder)
+
+
+@functools.cache
+def _children_end_on_sigterm() -> None:
+    """Processes that are forked from now on do not inherit our handler: whoever started them may end them so."""
+
+    def forget() -> None:
+        if isinstance(getattr(signal.getsignal(signal.SIGTERM), "__self__", None), Resume):
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=forget)
 
 
 def _in_words(value: Any) -> str:

@@ -55,6 +55,7 @@ class RunState:
         run_id (`str`, *optional*): Of the run, the same from its beginning on.
         objective (`dict`, *optional*): What it optimizes, see
             [`objective_facts`].
+        settings (`dict`, *optional*): More that a resumed run compares, see [`resume_facts`].
         keeps_old_credit (`bool`): Whether release 0.1.0 began the run, and its default step credit goes on.
         files (`dict[str, dict]`): Size and checksum of the other files of the checkpoint, filled in by `save`.
         saved_at (`float`): Unix time, later than that of every checkpoint beside it; filled in by `save`.
@@ -68,6 +69,7 @@ class RunState:
     has_rollouts: bool = False
     run_id: str | None = None
     objective: dict[str, Any] | None = None
+    settings: dict[str, Any] | None = None
     value_baseline: dict[str, float] | None = None
     keeps_old_credit: bool = False
     files: dict[str, Any] = field(default_factory=dict, compare=False)

@@ -1,12 +1,13 @@
 """The feature with a trainer that is a namespace: what it hears, in which order, and what it writes."""
 
+import errno
 import json
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.errors import DiskFullError, InputError
 from trl_drgrpo.features.diagnostics import feature as room
 from trl_drgrpo.features.diagnostics.feature import STATE_FILE, Diagnostics
 from trl_drgrpo.features.diagnostics.run_log import COMPLETIONS, METRICS, RUN, WARNINGS
@@ -131,6 +132,22 @@ def test_a_run_that_fails_says_how_and_callbacks_share_one_count(trainer):
     assert callback.describing is trainer.describing
     run = json.loads((trainer.diagnostics.run_log.folder / RUN).read_text())
     assert run["ended"]["how"] == "failed: KeyboardInterrupt"
+
+
+def test_a_full_disk_is_said_once_and_without_lines_of_code(trainer, monkeypatch, caplog):
+    def full(*args, **kwargs):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    trainer.diagnostics.on_train_begin(trainer.args, trainer.state, None)
+    monkeypatch.setattr("trl_drgrpo.features.diagnostics.run_log._replace", full)
+    with pytest.raises(DiskFullError), trainer.diagnostics.around_train():
+        raise DiskFullError("disk full: a checkpoint could not be written.")
+    assert caplog.text == ""
+    monkeypatch.setattr("trl_drgrpo.features.diagnostics.run_log._append", full)
+    trainer.diagnostics.on_train_begin(trainer.args, trainer.state, None)
+    assert "The start of the run log failed (" in caplog.text
+    assert "No space left on device): the run log ends here" in caplog.text
+    assert "Traceback" not in caplog.text
 
 
 def test_what_was_seen_travels_with_checkpoints(trainer, tmp_path):

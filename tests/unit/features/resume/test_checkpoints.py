@@ -14,7 +14,7 @@ from runs import short_run
 from transformers.trainer_callback import TrainerState
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
-from trl_drgrpo.cli.job import check_given
+from trl_drgrpo.cli.job import run_folder
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.features.resume import checkpoints
 from trl_drgrpo.features.resume.checkpoints import (
@@ -82,7 +82,7 @@ def test_a_damaged_one_is_refused_and_skipped(damage, reason, folder, caplog):
     with pytest.raises(InputError, match=f"^resume_from_checkpoint: got .*checkpoint-3, but {reason}.*; expected"):
         require_complete(folder)
     with pytest.raises(InputError, match=reason):
-        check_given({"model_name_or_path": "a/b", "dataset_name": "a/b", "reward_funcs": ["x"]} | resume(folder))
+        run_folder(resume(folder), dry_run=True).__enter__()
     assert newest_complete_checkpoint(folder.parent) is None
     assert re.search(f"{folder} is skipped: {reason}", caplog.text)
 

@@ -1,19 +1,22 @@
 """The feature with a trainer that is a namespace: what it decides, restores and says."""
 
+import os
 import random
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from trl_drgrpo.common.errors import DiskFullError, InputError, RewardError
+from trl_drgrpo.common.errors import DiskFullError, InputError, RewardError, Terminated
 from trl_drgrpo.features.resume import feature as room
 from trl_drgrpo.features.resume.checkpoints import PART_FILE, STATE_FILE, TRAINER_STATE, finish_checkpoint, read_state
 from trl_drgrpo.features.resume.feature import Resume
 from trl_drgrpo.features.resume.run_state import RunState
 from trl_drgrpo.objective.advantages import RunningRewardScale
 from trl_drgrpo.objective.value_baseline import ValueBaseline
+from trl_drgrpo.upstream.description import DescriptionGuard
 
 GEOMETRY = {
     "per_device_train_batch_size": 4,
@@ -28,6 +31,7 @@ GEOMETRY = {
 def trainer(tmp_path, monkeypatch):
     """One process that has trained two steps of two micro-batches, in a folder of its own."""
     monkeypatch.setattr(room, "objective_facts", lambda trainer: dict(trainer.objective))
+    monkeypatch.setattr(room, "resume_facts", lambda trainer: dict(trainer.settings))
     args = SimpleNamespace(
         output_dir=str(tmp_path),
         overwrite_output_dir=False,
@@ -46,6 +50,7 @@ def trainer(tmp_path, monkeypatch):
             process_index=0, num_processes=1, device=torch.device("cpu"), wait_for_everyone=lambda: None
         ),
         objective={"beta": 0.0, "reward_funcs": ["length"]},
+        settings={"optim": "adamw_torch", "learning_rate": 1e-2, "seed": 1},
         reward_scale=RunningRewardScale(),
         value_baseline=ValueBaseline(),
         step_scorer=None,
@@ -56,6 +61,7 @@ def trainer(tmp_path, monkeypatch):
         epochs=[],
         saved=[],
         gathered=lambda values: values,
+        describing=DescriptionGuard(),
         is_world_process_zero=lambda: True,
     )
     trainer.advance_train_sampler = trainer.epochs.append
@@ -85,11 +91,16 @@ def saved(trainer):
 # Which checkpoint
 
 
+def start(resume, given):
+    with resume.started(given) as checkpoint:
+        return checkpoint
+
+
 def test_a_run_begins_anew_and_says_so_where_there_is_nothing_to_resume(trainer, caplog):
-    assert trainer.resume.checkpoint(None) is None
+    assert start(trainer.resume, None) is None
     assert caplog.text == ""
     first = trainer.resume.run_id
-    assert trainer.resume.checkpoint(True) is None
+    assert start(trainer.resume, True) is None
     assert "to resume from: starting from scratch" in caplog.text
     assert len(first) == 12
     assert trainer.resume.run_id != first
@@ -99,20 +110,20 @@ def test_true_takes_the_newest_complete_checkpoint(trainer, saved):
     whole = saved(1)
     (saved(2) / STATE_FILE).unlink()
     (Path(trainer.args.output_dir) / "checkpoint-2" / PART_FILE).touch()
-    assert Resume(trainer).checkpoint(True) == str(whole)
+    assert start(Resume(trainer), True) == str(whole)
 
 
 def test_another_run_in_the_folder_is_refused_until_it_may_be_overwritten(trainer, saved):
     folder = saved()
     begun = Resume(trainer)
     with pytest.raises(InputError, match=r"^output_dir: .*which holds another run \(checkpoint-2\)"):
-        begun.checkpoint(None)
+        start(begun, None)
     trainer.args.overwrite_output_dir = True
-    assert begun.checkpoint(None) is None
+    assert start(begun, None) is None
     begun.on_train_begin(trainer.args, None, None)
     assert not folder.exists()
     again = saved()  # of this trainer by now: a second call of train() deletes nothing
-    assert begun.checkpoint(None) is None
+    assert start(begun, None) is None
     begun.on_train_begin(trainer.args, None, None)
     assert again.exists()
 
@@ -120,11 +131,11 @@ def test_another_run_in_the_folder_is_refused_until_it_may_be_overwritten(traine
 def test_the_main_process_decides_for_all(trainer):
     trainer.is_world_process_zero = lambda: False
     trainer.gathered = lambda values: [(Path("there"), "of-the-first"), *values]
-    assert trainer.resume.checkpoint(True) == "there"
+    assert start(trainer.resume, True) == "there"
     assert trainer.resume.run_id == "of-the-first"
     trainer.gathered = lambda values: [(InputError("output_dir", "a", "b", "c"), ""), *values]
     with pytest.raises(InputError, match="^output_dir: got a"):
-        trainer.resume.checkpoint(True)
+        start(trainer.resume, True)
 
 
 # A reward that fails
@@ -178,6 +189,36 @@ def test_a_full_disk_hides_no_reward_error(trainer, caplog):
     trainer.save_checkpoint_now = full
     fail(trainer.resume)
     assert "the run up to here cannot be saved. No room." in caplog.text
+
+
+# SIGTERM
+
+
+def test_one_process_that_is_asked_to_end_ends_all(trainer):
+    trainer.accelerator.num_processes, trainer.gathered = 2, lambda values: [*values, False]
+    trainer.resume.on_step_begin(None, None, None)
+    trainer.gathered = lambda values: [*values, True]
+    with pytest.raises(Terminated):
+        trainer.resume.on_step_begin(None, None, None)
+    assert trainer.saved == [4]
+
+
+def test_the_signal_is_for_this_process_once_and_only_where_nobody_else_wants_it(trainer):
+    with trainer.resume.around_train():
+        child = os.fork()
+        if child == 0:
+            os._exit(signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL)
+        assert os.waitpid(child, 0)[1] == 0
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        with pytest.raises(Terminated):
+            trainer.resume.on_step_begin(None, None, None)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        with trainer.resume.around_train():
+            assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 # A checkpoint is loaded
