@@ -80,7 +80,7 @@ class RewardError(InputError):
 
 
 class UnscorableError(ValueError):
-    """A completion that nobody can score, for a reason in its row. The message says all: no traceback is shown."""
+    """A row that cannot be judged, whatever was written: its reward is `None`. The message says all: no traceback."""
 
 
 def speaks_for_itself(error: BaseException) -> bool:

@@ -58,6 +58,8 @@ class ImplicitRewardScorer(MarkerScorer):
     counts the first token of the next step to a step.
     """
 
+    is_causal = False  # the separator counts to the step before it, and is there only if a step follows
+
     def __init__(
         self,
         model: Any,
@@ -151,6 +153,7 @@ class PolicyLogRatio:
     """
 
     is_learned = True  # so the trainer says what it means to pay for its scores
+    is_causal = True  # of the tokens that were written, by causal models
 
     def __init__(self, beta: float = 0.05, *, cumulative: bool = False, name: str = "policy_log_ratio"):
         _check_beta(beta)
