@@ -110,8 +110,9 @@ class DrGRPOConfig(GRPOConfig):
             Completions that go on from each cut: with `2`, half of a group's `num_generations` are written from the
             prompt, each is cut behind a step, and another one is sampled from there. The branches of a cut are
             compared with each other, which says what the tokens behind it are worth; unbiased, if a cut depends on the
-            tokens before it alone, see [`fork_token_advantages`]. A group with an unscorable row trains nothing. It takes the place of `advantage_baseline`. `1`: no forks. A vLLM server needs
-            a context of prompt and twice `max_completion_length`: one limit holds for all branches of a batch.
+            tokens before it alone, see [`fork_token_advantages`]. A group with an unscorable row trains nothing. It
+            takes the place of `advantage_baseline`. `1`: no forks. A vLLM server needs a context of prompt and twice
+            `max_completion_length`: one limit holds for all branches of a batch.
         fork_depth (`int`, *optional*, defaults to `1`):
             How often a completion is cut. `num_generations` must be at least twice `forks ** fork_depth`, and a
             multiple of it.
@@ -160,7 +161,8 @@ class DrGRPOConfig(GRPOConfig):
             reward of the row, so nothing is gained by more steps); see [`step_advantages`].
         step_baseline (`str`, *optional*, defaults to `"to_go"`):
             What a step is compared with: `"to_go"` (what the other rows earn from the same step on) and `"none"` are
-            unbiased, if scores and ends of steps do not depend on later text. `"deepseekmath"`, `"pooled_others"`, `"per_completion"` and `"same_index"` are not.
+            unbiased, if scores and ends of steps do not depend on later text. `"deepseekmath"`, `"pooled_others"`,
+            `"per_completion"` and `"same_index"` are not.
         outcome_weight, process_weight (`float`, *optional*, default to `1.0`):
             `A_it = outcome_weight * A_i + process_weight * A_it(process)`. `to_go` compares with the *other* rows, so
             its scale is that of `advantage_baseline="leave_one_out"`: G / (G - 1) times the group mean's.
@@ -380,7 +382,7 @@ class DrGRPOConfig(GRPOConfig):
     ] = field(
         default="to_go",
         metadata={
-            "help": "Baseline of a step in its group: 'to_go' and 'none' are unbiased, if scores do not read later text.",
+            "help": "Baseline of a step in its group: 'to_go' and 'none' are unbiased, if scores read no later text.",
         },
     )
     outcome_weight: float = field(

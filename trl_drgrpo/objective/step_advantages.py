@@ -106,8 +106,8 @@ def step_advantages(
               position.
         baseline (`str`, *optional*, defaults to `"to_go"`): Over the group:
             - `"to_go"`: the mean of the *other* rows' credit from the same step on, 0 once they ended. Unbiased, if
-              each step's beginning is determined by the tokens before it. Without another row: advantage 0;
-            - `"none"`: 0. Unbiased, and noisy;
+              the tokens up to a step's end determine that end and the step's reward. Without another row: advantage 0;
+            - `"none"`: 0. Unbiased under the same condition, and noisy;
             - `"deepseekmath"`: the mean of all step rewards (arXiv 2402.03300, section 4.1.3), subtracted from each;
               biased: the decision to write another step gets no gradient;
             - `"pooled_others"`: the same over the other rows; biased in the same way;

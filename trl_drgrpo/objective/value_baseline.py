@@ -76,8 +76,8 @@ class ValueBaseline:
         """Subtract the fitted baseline from outcome advantages.
 
         Args:
-            outcome (`torch.Tensor` of shape `(B,)`): Outcome advantages; NaN for a row without an outcome, which is left
-                out of all means.
+            outcome (`torch.Tensor` of shape `(B,)`): Outcome advantages; NaN for a row without an outcome, in no
+                mean.
             step_values (`B` lists of `K_i` floats): As for [`value_differences`].
             step_ends (`B` lists of `K_i` ints): Inclusive last token of each step: tokens are the weights of the fit.
             num_generations (`int`): `G`.

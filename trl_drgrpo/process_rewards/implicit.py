@@ -188,7 +188,7 @@ class PolicyLogRatio:
             **kwargs: Other arguments of the trainer.
 
         Returns:
-            `list[list[float | None]]`: `K_i` numbers per row; `None` for rows whose tokens are masked.
+            `list[list[float | None]]`: `K_i` numbers per row; 0 for masked tokens.
 
         Raises:
             `InputError`: Without a trainer, or with images.
@@ -210,12 +210,10 @@ class PolicyLogRatio:
             model.train(was_training)
         mask = rollouts["completion_mask"]
         ratio = ((mine - reference) * mask * rollouts.get("tool_mask", 1)).cpu()  # (b, T)
-        scored = mask.any(dim=1).tolist()
         rewards: list[list[float | None]] = []
         for row, ends in enumerate(step_ends):
             widths = [end - before for before, end in pairwise([-1, *ends])]
-            own = _per_step(ratio[row, : sum(widths)], widths, self.beta, self.cumulative)
-            rewards.append(own if scored[row] else [None] * len(ends))
+            rewards.append(_per_step(ratio[row, : sum(widths)], widths, self.beta, self.cumulative))
         return rewards
 
     def _reference_model(self) -> Any:

@@ -1,10 +1,10 @@
 """Common steps of all process reward model (PRM) scorers: clean, encode, fit, batch, run, read off.
 
 A score depends on its own row only, and, where the scorer is causal, on nothing behind its step, for rows that fit:
-how much of the prompt a longer one keeps depends on all of its steps. Rows are sorted by length, padded on the right and masked, so neither the batch a
-row lands in nor its padding changes it beyond rounding. Too long rows lose tokens from the left of the prompt, never
-of the steps; where the steps alone do not fit, all of them get 0. Both are said once. A subclass decides how a row is
-written (`_encode`) and which number is read off the logits (`_read`).
+how much of the prompt a longer one keeps depends on all of its steps. Rows are sorted by length, padded on the right
+and masked, so neither the batch a row lands in nor its padding changes it beyond rounding. Too long rows lose tokens
+from the left of the prompt, never of the steps; where the steps alone do not fit, all of them get 0. Both are said
+once. A subclass decides how a row is written (`_encode`) and which number is read off the logits (`_read`).
 """
 
 import inspect

@@ -4,9 +4,10 @@ r"""A generative process reward model, or any chat model, that judges step by st
     Step 2: <critique> The step is \boxed{incorrect}
 
 Reward 1 for a correct step and 0 for an incorrect one. It is asked about every step, with the solution up to and
-including that step, so that no score depends on later text; `reads="solution"` asks once per completion instead. Such a
-judge stops at the first mistake: the steps behind it are not judged (`None`), as in the data that ThinkPRM was trained
-on. A reply that leaves an earlier step without a verdict is a failure, worth 0 and counted; without a reply it is `None`.
+including that step, so that no score depends on later text; `reads="solution"` asks once per completion instead. Such
+a judge stops at the first mistake: the steps behind it are not judged (`None`), as in the data that ThinkPRM was
+trained on. A reply that leaves an earlier step without a verdict is a failure, worth 0 and counted; without a reply it
+is `None`.
 
 Prompt and verdicts: arXiv 2504.16828 and its code, `launch/ThinkPRM-1.5B` behind vLLM for example. Differs in two
 points: a chat API does not let us begin the model's reply ("Let's verify step by step:"), and the last verdict on a
@@ -65,7 +66,7 @@ class StepJudge(Judge):
         name (`str`, *optional*, defaults to `"step_judge"`): Name in logs.
 
     Raises:
-        [`InputError`]: A template without `{problem}` or `{solution}`, another `reads`, or a setting that does not fit.
+        [`InputError`]: A template without `{problem}` or `{solution}`, an unknown `reads`, an unfit setting.
     """
 
     is_learned = True  # so the trainer says what it means to pay for its scores

@@ -37,7 +37,7 @@ class RewardFunction(Protocol):
     """A reward function as TRL calls it: by name, synchronous or asynchronous.
 
     `f(prompts=, completions=, completion_ids=, <dataset columns>, ...)` returns one number per completion, `None` for
-    one that cannot be scored. A function that takes only some of these, and `**kwargs`, is one.
+    one that cannot be judged, whatever was written. A function that takes only some of these, and `**kwargs`, is one.
     """
 
     def __call__(self, *args: Any, **kwargs: Any) -> Sequence[float | None] | Awaitable[Sequence[float | None]]: ...

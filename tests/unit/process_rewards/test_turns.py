@@ -114,6 +114,13 @@ def test_a_method_that_breaks_its_contract_is_one_line(methods, message, tokeniz
         rewarded([Mute(), changed(**methods)()], [1, 2], tokenizer)
 
 
+def test_the_environment_says_whether_a_turns_reward_knows_later_ones():
+    for said in (True, False):
+        environment_class = type("Says", (Counts,), {"is_causal": said})
+        assert TurnRewards(environment_class, list, asyncio.run).is_causal is said
+    assert TurnRewards(Counts, list, asyncio.run).is_causal is None
+
+
 def test_a_failure_may_be_unscorable(tokenizer, caplog):
     environment = changed(get_turn_rewards=lambda self: [0.0])()
     assert rewarded([environment], [2], tokenizer, on_error="unscorable")[0] == [[None, None]]

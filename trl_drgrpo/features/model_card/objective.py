@@ -130,8 +130,10 @@ def _policy_notes(trainer: Any, args: Any) -> list[str]:
         + ("So the ratio is 1 and clipping has no effect." if on_policy else "So the ratio moves away from 1.")
     ]
     if args.mask_truncated_completions:
-        notes.append("Completions cut off at the length limit stay in the group's mean and get no gradient: the objective is "
-            "E[(1-t) r + t J], with t = 1 for such a row and J the mean reward as it stands.")
+        notes.append(
+            "Completions cut off at the length limit stay in the group's mean and get no gradient: the objective is "
+            "E[(1-t) r + t J], with t = 1 for such a row and J the mean reward as it stands."
+        )
     else:
         notes.append("Completions cut off at the length limit are trained on like the others.")
     if args.scale_by_running_std:

@@ -123,9 +123,7 @@ def _value_baseline() -> Iterator[CreditCase]:
     fitted = fit(adversarial_value)
     yield line("V adversarial, c of the other group", [policy], fitted, outcome, group_sizes=(2,), prompts=2)
     mean = TrainerCredit(adversarial_value, fitted=0.75, process_role="baseline", advantage_baseline="group_mean")
-    yield line(
-        "V adversarial, group_mean, times G/(G-1)", [policy], mean, outcome, share=_with_own_row, prompts=1
-    )
+    yield line("V adversarial, group_mean, times G/(G-1)", [policy], mean, outcome, share=_with_own_row, prompts=1)
     known = fit(hindsight, fitted=0.75)
     yield line("V of later text", [policy], known, outcome, control=True, prompts=1)
     for name, value, is_causal in (("of the text so far", random_value, True), ("of later text", hindsight, False)):
@@ -221,15 +219,13 @@ def _unscorable() -> Iterator[CreditCase]:
     chance = 0.25
     short, turns = reasoning(max_steps=2).at_times_unscorable(chance), shared_states().at_times_unscorable(chance)
     alone = TrainerCredit(None, advantage_baseline="leave_one_out")
-    fitted = TrainerCredit(
-        adversarial_value, fitted=0.75, process_role="baseline", advantage_baseline="leave_one_out"
-    )
+    fitted = TrainerCredit(adversarial_value, fitted=0.75, process_role="baseline", advantage_baseline="leave_one_out")
     both = TrainerCredit(advantage_baseline="leave_one_out", outcome_weight=0.5, process_weight=0.25)
-    of_both, reward, steps = lambda row: 0.5 * row.outcome + 0.25 * total(row), if_scorable(outcome), if_scorable(total)
+    reward, steps = if_scorable(outcome), if_scorable(total)
     line = partial(_line, "unscorable by chance", share=lambda group_size: 1 - chance ** (group_size - 1))
     yield line("leave_one_out", [short], alone, reward)
     yield line("V adversarial as baseline", [short], fitted, reward, group_sizes=(3,), prompts=1)
-    yield line("to_go and leave_one_out", [short], both, if_scorable(of_both))
+    yield line("to_go and leave_one_out", [short], both, lambda row: 0.5 * reward(row) + 0.25 * steps(row))
     yield line("to_go with state keys", [turns], TrainerCredit(step_separator="turn"), steps)
     forked = partial(compare_forked, short, share=lambda group_size: (1 - chance) ** (group_size - 1))
     to_go = TrainerCredit(outcome_weight=0.0)

@@ -260,14 +260,12 @@ def _settled(
             counts = len(failures) * size, len(outcomes) * size
             due = "They get its lowest reward, or None where the row is to blame. Further failures are only counted."
             if failed is None:
-                due = f"They are left out of their groups. {FAILING_IS_FREE} A number for them: `lowest_reward`, `failed`."
+                due = f"They are left out of their groups. {FAILING_IS_FREE} Set `failed`, or `lowest_reward`."
             trace = failure.traceback and "\n" + failure.traceback
             logger.error(message, name, *counts, due, where, failure.reason, trace)
     if outcomes and on_error != "raise" and log_metric is not None:
         log_metric(f"rewards/{name}/failed_frac", len(failures) / len(outcomes))
-    return [
-        (None if outcome.of_row else failed) if isinstance(outcome, Failure) else outcome for outcome in outcomes
-    ]
+    return [(None if outcome.of_row else failed) if isinstance(outcome, Failure) else outcome for outcome in outcomes]
 
 
 def _is_first_failure(name: str) -> bool:

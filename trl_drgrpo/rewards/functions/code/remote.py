@@ -241,9 +241,7 @@ def _binary(operation):
                 "attributes, or define the class in setup"
             )
         if is_comparison and not _can_differ(other):
-            raise Undecided(
-                f"a test compares an object of the completion with a {type(other).__name__}, unknown here"
-            )
+            raise Undecided(f"a test compares an object of the completion with a {type(other).__name__}, unknown here")
         return NotImplemented
 
     method.__name__ = operation

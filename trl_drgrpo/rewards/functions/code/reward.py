@@ -23,8 +23,8 @@ What cannot be tested and is scored `None`: tests that pass objects of their own
 the completion; names and modules that the tests use and that are not there. What counts as failed: tests that compare
 or add objects of the completion's own class (its `__eq__` could say yes to everything) or of a library, which is
 counted in `rewards/<name>/failed_frac`; a test that used the completion and came to none of its asserts; an assert
-that fails, though an `except` of the test swallows it; an object where plain data is due; processes (`subprocess`, `multiprocessing`) and sockets in the code;
-packages that `python` does not have.
+that fails, though an `except` of the test swallows it; an object where plain data is due; processes (`subprocess`,
+`multiprocessing`) and sockets in the code; packages that `python` does not have.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,8 +1,8 @@
 r"""Puts many questions to a chat model and reads its replies: what the judge of answers and that of steps share.
 
 A reply that cannot be read, or a question that is refused, gets the lowest value there is: the completion can cause
-that. Without a reply (a server that is down or too slow) it is `None`. Both cost one sample and are counted. Tokens and
-retries go to the log.
+that. Without a reply (a server that is down or too slow) it is `None`. Both cost one sample and are counted. Tokens
+and retries go to the log.
 """
 
 import asyncio
