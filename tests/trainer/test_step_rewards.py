@@ -189,7 +189,7 @@ class TestInputsAreCheckedBeforeAModelLoads:
             later.is_causal = is_causal
             functions = {"step_reward_funcs": [partial(later)]}
             check_inputs(DrGRPOConfig(**{**settings, **fields}), [length_reward], prompts, **functions)
-            return caplog.text
+            return "".join(record.message for record in caplog.records if "preflight" in record.name)
 
         for fields in ({}, {"process_role": "baseline"}):
             assert check(True, **fields) == ""
@@ -198,7 +198,7 @@ class TestInputsAreCheckedBeforeAModelLoads:
         assert "The tokens of later steps are not credited with it" in check(False)
         with pytest.raises(InputError, match="^process_role: got 'baseline' with later, whose score"):
             check(False, process_role="baseline")
-        forked = {"forks": 2, "fork_at": "doubt", "fork_threshold": 0.5, "step_separator": ["a"]}
+        forked = {"forks": 2, "fork_at": "doubt", "fork_threshold": 0.5}
         with pytest.raises(InputError, match="^fork_at: got 'doubt' with later"):
             check(False, **forked)
 

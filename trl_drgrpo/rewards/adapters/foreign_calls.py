@@ -102,7 +102,8 @@ class PerCompletion:
         self.weights = [1.0] * len(self.functions) if weights is None else list(weights)
         self.columns, self.timeout = tuple(columns), timeout
         self.on_error: OnError = on_error
-        self.lowest_reward = declared(self.functions[0], "lowest_reward") if len(self.functions) == 1 else None
+        only = self.functions[0] if len(self.functions) == 1 else None
+        self.lowest_reward: float | None = declared(only, "lowest_reward")
         self.__signature__ = signature_of(columns)
         self._has_logged = False
 
@@ -172,7 +173,8 @@ class AsyncPerCompletion(PerCompletion):
             self._report(failures[0])
         if log_metric is not None and outcomes and self.on_error != "raise":
             log_metric(f"rewards/{self.__name__}/failed_frac", len(failures) / len(outcomes))
-        scores = [self.lowest_reward if isinstance(score, Exception) else score for score in outcomes]
+        least = self.lowest_reward
+        scores: list[float | None] = [least if isinstance(score, Exception) else score for score in outcomes]
         return self._added(scores, log_metric)
 
     async def _outcome(self, part: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float | Exception | None:
