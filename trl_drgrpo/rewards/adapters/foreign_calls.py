@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 
 import cloudpickle
 
-from trl_drgrpo.common.errors import InputError, RewardError
+from trl_drgrpo.common.errors import InputError, RewardError, UnscorableError
 from trl_drgrpo.rewards.adapters.samples import Sample, read_samples
 from trl_drgrpo.rewards.contract import (
     FAILING_IS_FREE,
@@ -174,7 +174,10 @@ class AsyncPerCompletion(PerCompletion):
         if log_metric is not None and outcomes and self.on_error != "raise":
             log_metric(f"rewards/{self.__name__}/failed_frac", len(failures) / len(outcomes))
         least = self.lowest_reward
-        scores: list[float | None] = [least if isinstance(score, Exception) else score for score in outcomes]
+        scores: list[float | None] = [
+            score if not isinstance(score, Exception) else None if isinstance(score, UnscorableError) else least
+            for score in outcomes
+        ]
         return self._added(scores, log_metric)
 
     async def _outcome(self, part: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float | Exception | None:
