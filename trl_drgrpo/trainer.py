@@ -328,6 +328,9 @@ class DrGRPOTrainer(HostTrainer):
         self._batch.rewards_per_func[self.turns.failed_rows()] = torch.nan
         rewards = combine_rewards(self._batch.rewards_per_func, self.reward_weights)
         self._refuse_infinite(rewards, "weighted sum of the rewards")
+        if self.reward_func_names == [process_only.__name__]:  # a row is as scorable as its steps
+            empty = [bool(row) and all(each is None for each in row) for row in steps["step_rewards"]]
+            rewards = rewards.masked_fill(torch.tensor(empty, device=rewards.device), torch.nan)
         mask = rollouts["completion_mask"]
         batch = RolloutBatch(
             scored=self._batch,
@@ -389,6 +392,7 @@ class DrGRPOTrainer(HostTrainer):
                 cast(StepBaseline, self.args.step_baseline),
                 deepseekmath_std=self.args.deepseekmath_step_std,
                 state_keys=batch.state_keys,
+                unscorable=batch.rewards.isnan(),
             )
             process_weight, outcome_weight = self.args.process_weight, self.args.outcome_weight
         process = broadcast_to_tokens(credits[batch.own_rows], ends[batch.own_rows], batch.trained_mask)  # (b, T)
@@ -403,7 +407,8 @@ class DrGRPOTrainer(HostTrainer):
         if batch.step_rewards is None or batch.step_ends is None:
             return outcome
         rewards, ends = with_closings(batch.step_rewards, batch.step_ends, apart=True)
-        credits = fork_step_advantages(rewards, ends, batch.num_generations, forks, self.args.step_credit)
+        out = batch.rewards.isnan()
+        credits = fork_step_advantages(rewards, ends, batch.num_generations, forks, self.args.step_credit, out)
         process = broadcast_to_tokens(credits[rows], ends[rows], mask)
         return self.args.outcome_weight * outcome + self.args.process_weight * process
 

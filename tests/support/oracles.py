@@ -175,18 +175,19 @@ def forked_step_advantages(step_rewards, step_ends, num_generations, branches, c
 
 
 def among_siblings(values, i, level, num_generations, branches, depth):
-    """Mean over the rows of row i's node, less the mean over its siblings of theirs; `level` forks lie before it."""
+    """Mean over the rows of row i's node, less the mean over its siblings of theirs; `level` forks lie before it. 0 in
+    a group with an unscorable row."""
     size = branches ** (depth - level)  # rows of a node
     family = num_generations if level == 0 else size * branches  # rows of all its siblings
     first = i - i % family
-    own, others = None, []
+    group = i - i % num_generations
+    if not all(map(scorable, values[group : group + num_generations])):
+        return 0.0
+    own, others = 0.0, []
     for start in range(first, first + family, size):
-        known = [float(values[j]) for j in range(start, start + size) if scorable(values[j])]
-        if not known:
-            continue
-        mean = sum(known) / len(known)
+        mean = sum(map(float, values[start : start + size])) / size
         if start <= i < start + size:
             own = mean
         else:
             others.append(mean)
-    return 0.0 if own is None or not others else own - sum(others) / len(others)
+    return own - sum(others) / len(others)

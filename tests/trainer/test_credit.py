@@ -209,6 +209,20 @@ def test_outcome_and_process_are_added_with_their_weights(credit):
     assert both[:3, -1].abs().min() > 0
 
 
+def test_a_row_that_cannot_be_judged_is_in_nobodys_step_baseline(trained, credit):
+    """Without an outcome, or, where there are step rewards alone, without any of these."""
+    rest, ends, mask = ([rows[0], *rows[2:]] for rows in (STEPS, ENDS, MASK))
+    expected = oracles.step_token_advantages(rest, ends, mask, 3, "return_to_go", "to_go")
+    expected.insert(1, [0.0] * WIDTH)
+    seen = [credit(column([0.0, None, 0.0, 0.0]), steps=STEPS)]
+    with swapped(trained, reward_func_names=["process_only"]):
+        seen.append(credit(column([0.0] * 4), steps=[STEPS[0], [None] * 3, *STEPS[2:]]))
+    for advantages in seen:
+        torch.testing.assert_close(advantages, torch.tensor(expected), atol=1e-6, rtol=0)
+    counted = credit(column([0.0] * 4), steps=[STEPS[0], [None] * 3, *STEPS[2:]])  # with an outcome: 0 for each
+    assert counted[1].abs().max() > 0
+
+
 def test_a_row_shows_the_mean_over_its_trained_tokens(trained, credit):
     tool_mask = torch.ones(4, WIDTH, dtype=torch.long)
     tool_mask[:, 4:8] = 0

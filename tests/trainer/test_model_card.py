@@ -134,7 +134,7 @@ def test_every_switch_that_changes_the_objective_is_stated(settings, prompts, to
         "multiplied by the importance ratio",
         "Passes over each generation batch: 2",
         "So the ratio moves away from 1",
-        "Completions cut off at the length limit are left out of the loss",
+        "Completions cut off at the length limit stay in the group's mean and get no gradient",
         "Entropy bonus with coefficient 0.01",
         "Only the 50% of tokens",
         "off-policy beyond 0.7 are masked",

@@ -1,5 +1,6 @@
 """Step rewards work in training with everything else; `test_credit.py` has what they become."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -176,6 +177,30 @@ class TestInputsAreCheckedBeforeAModelLoads:
         assert "is a model" not in caplog.text
         check_inputs(DrGRPOConfig(**settings), [length_reward], prompts, **functions)
         assert "process_role: policy_log_ratio is a model whose scores are rewarded" in caplog.text
+
+    def test_scores_that_read_later_text(self, settings, prompts, caplog):
+        from trl_drgrpo.config.preflight import check_inputs
+
+        def later(steps, **kwargs):
+            return []
+
+        def check(is_causal, **fields):
+            caplog.clear()
+            later.is_causal = is_causal
+            functions = {"step_reward_funcs": [partial(later)]}
+            check_inputs(DrGRPOConfig(**{**settings, **fields}), [length_reward], prompts, **functions)
+            return "".join(record.message for record in caplog.records if "preflight" in record.name)
+
+        for fields in ({}, {"process_role": "baseline"}):
+            assert check(True, **fields) == ""
+        assert check(None) == ""  # not known, and paid
+        assert "unbiased exactly if the score of a step reads no further" in check(None, process_role="baseline")
+        assert "The tokens of later steps are not credited with it" in check(False)
+        with pytest.raises(InputError, match="^process_role: got 'baseline' with later, whose score"):
+            check(False, process_role="baseline")
+        forked = {"forks": 2, "fork_at": "doubt", "fork_threshold": 0.5}
+        with pytest.raises(InputError, match="^fork_at: got 'doubt' with later"):
+            check(False, **forked)
 
     def test_a_baseline_of_nothing(self, settings, prompts):
         with pytest.raises(InputError, match="^process_role: got 'baseline' without reward_funcs"):

@@ -119,7 +119,7 @@ def _caught_as(kind: type[Exception]) -> type[RewardError]:
 
 
 class UnscorableError(ValueError):
-    """A completion that nobody can score, for a reason in its row. The message says all: no traceback is shown."""
+    """A row that cannot be judged, whatever was written: its reward is `None`. The message says all: no traceback."""
 
 
 def speaks_for_itself(error: BaseException) -> bool:

@@ -61,9 +61,10 @@ class DrGRPOConfig(GRPOConfig):
         on_reward_error (`str`, *optional*, defaults to `"raise"`):
             What a reward function that raises, or returns something else than one finite number or `None` per
             completion, does to the run. `"raise"`: the run saves a checkpoint and stops with one clear error.
-            `"unscorable"`: the call's completions count as unscorable (advantage 0), the first traceback is logged,
-            and `rewards/<name>/failed_frac` counts; an environment that fails costs its own row only. NaN and `None`
-            always mean unscorable.
+            `"unscorable"`: the call's completions get `None`, the first traceback is logged, and
+            `rewards/<name>/failed_frac` counts; an environment that fails costs its own row only. `None` and NaN mean
+            that a row cannot be judged, whatever was written: it is left out of its group. Where a completion can
+            cause the failure, that pays for it: return the lowest reward instead.
         overwrite_output_dir (`bool`, *optional*, defaults to `False`):
             Train also where `output_dir` holds another run, which is refused otherwise. When training begins, with
             model and data loaded, the older run's checkpoints and run log are deleted; its saved model stays until
@@ -110,9 +111,10 @@ class DrGRPOConfig(GRPOConfig):
         forks (`int`, *optional*, defaults to `1`):
             Completions that go on from each cut: with `2`, half of a group's `num_generations` are written from the
             prompt, each is cut behind a step, and another one is sampled from there. The branches of a cut are
-            compared with each other, which says what the tokens behind it are worth; unbiased, see
-            [`fork_token_advantages`]. It takes the place of `advantage_baseline`. `1`: no forks. A vLLM server needs
-            a context of prompt and twice `max_completion_length`: one limit holds for all branches of a batch.
+            compared with each other, which says what the tokens behind it are worth; unbiased, if a cut depends on the
+            tokens before it alone, see [`fork_token_advantages`]. A group with an unscorable row trains nothing. It
+            takes the place of `advantage_baseline`. `1`: no forks. A vLLM server needs a context of prompt and twice
+            `max_completion_length`: one limit holds for all branches of a batch.
         fork_depth (`int`, *optional*, defaults to `1`):
             How often a completion is cut. `num_generations` must be at least twice `forks ** fork_depth`, and a
             multiple of it.
@@ -151,15 +153,18 @@ class DrGRPOConfig(GRPOConfig):
             conversation being a step, and to `["\n\n"]` otherwise.
         process_role (`str`, *optional*, defaults to `"reward"`):
             `"reward"`: step rewards are paid, beside the outcome. `"baseline"`: they are subtracted from the outcome,
-            as an estimate of how a row stood before each step, times a fitted coefficient. A model in that role cannot
-            be hacked: a bad one adds variance, never a bias. See [`ValueBaseline`]. The default suits rules and turns,
-            which are meant to be paid; the trainer warns where a model is (`recipes/guides/process_rewards.md`).
+            as an estimate of how a row stood before each step, times a fitted coefficient; a bad one adds variance and
+            is never paid for. The gradient stays unbiased exactly if a step's score reads no further than the end of
+            that step: a function says so by its attribute `is_causal`, and one that declares `False` is refused. See
+            [`ValueBaseline`]. The default suits rules and turns, which are meant to be paid; the trainer warns where a
+            model is (`recipes/guides/process_rewards.md`).
         step_credit (`str`, *optional*, defaults to `"return_to_go"`):
             Step rewards credited to a token: `"return_to_go"`, `"immediate"` or `"min_increments"` (the smallest
             reward of the row, so nothing is gained by more steps); see [`step_advantages`].
         step_baseline (`str`, *optional*, defaults to `"to_go"`):
             What a step is compared with: `"to_go"` (what the other rows earn from the same step on) and `"none"` are
-            unbiased. `"deepseekmath"`, `"pooled_others"`, `"per_completion"` and `"same_index"` are not.
+            unbiased, if scores and ends of steps do not depend on later text. `"deepseekmath"`, `"pooled_others"`,
+            `"per_completion"` and `"same_index"` are not.
         outcome_weight, process_weight (`float`, *optional*, default to `1.0`):
             `A_it = outcome_weight * A_i + process_weight * A_it(process)`. `to_go` compares with the *other* rows, so
             its scale is that of `advantage_baseline="leave_one_out"`: G / (G - 1) times the group mean's.
@@ -175,6 +180,10 @@ class DrGRPOConfig(GRPOConfig):
         - `use_bias_correction_kl`: `False` instead of `True`.
         - `vllm_importance_sampling_mode`: `"token_truncate"` instead of `"sequence_mask"`, a length bias.
         - `use_cpu` and `bf16`: without an accelerator, CPU and float32 instead of an error.
+
+    `mask_truncated_completions` changes the objective: truncated rows stay in their group's mean and get no gradient,
+    so the gradient is that of `E[(1 - t) r + t J]`, with t = 1 for a truncated row and J the mean reward as it stands.
+    Being cut off is worth the mean reward, whatever the row's own was. Not with `forks`.
 
     Raises:
         `InputError` (a `ValueError`): A value that would make the run something else than Dr. GRPO, or that
@@ -358,7 +367,7 @@ class DrGRPOConfig(GRPOConfig):
         default="reward",
         metadata={
             "help": "'reward': step rewards add to the advantage. 'baseline': they are subtracted from the outcome "
-            "reward, as a value estimate of the state before each step, and cannot be hacked.",
+            "reward, as a value estimate of the state before each step; the scores must not read later text.",
         },
     )
     step_credit: Literal["return_to_go", "immediate", "min_increments", "min_to_go"] = field(
@@ -370,7 +379,7 @@ class DrGRPOConfig(GRPOConfig):
     step_baseline: Literal["to_go", "deepseekmath", "per_completion", "pooled_others", "same_index", "none"] = field(
         default="to_go",
         metadata={
-            "help": "Baseline of a step in its group: 'to_go' and 'none' are unbiased.",
+            "help": "Baseline of a step in its group: 'to_go' and 'none' are unbiased, if scores read no later text.",
         },
     )
     outcome_weight: float = field(

@@ -48,6 +48,9 @@ def validate_forks(config: Any) -> None:
         if getattr(config, name) not in allowed:
             remedy = "Forks compare the branches of a cut with each other: remove it."
             raise InputError(name, f"{getattr(config, name)!r} with forks", f"{allowed[0]!r}", remedy)
+    if config.mask_truncated_completions:
+        remedy = "A truncated branch stays in its siblings' means without a gradient, which biases it: remove it."
+        raise InputError("mask_truncated_completions", "True with forks", "False", remedy)
     if config.importance_sampling_level != "token":
         remedy = "One ratio per row averages the rewards of the branches over the row: set 'token'."
         raise InputError("importance_sampling_level", "'sequence' with forks", "'token'", remedy)

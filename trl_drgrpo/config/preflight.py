@@ -21,7 +21,7 @@ from trl_drgrpo.config.config import DrGRPOConfig
 from trl_drgrpo.features.diagnostics.correctness import CorrectnessRule
 from trl_drgrpo.features.sampling.pass_rates import read_pass_rates
 from trl_drgrpo.rewards.columns import check_columns, check_form, check_ready, check_values, gold_columns
-from trl_drgrpo.rewards.contract import reward_name
+from trl_drgrpo.rewards.contract import declared, reward_name
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +93,8 @@ def check_inputs(
     if environment_factory is None:
         names, step_names = _reward_names(reward_funcs), [reward_name(func) for func in step_reward_funcs or []]
         check_best_metric(args, names, step_names, eval_dataset if isinstance(eval_dataset, dict) else ())
-    learned = [reward_name(func) for func in step_reward_funcs or [] if getattr(func, "is_learned", False)]
+    _check_causality(args, step_reward_funcs or [])
+    learned = [reward_name(func) for func in step_reward_funcs or [] if declared(func, "is_learned")]
     if learned and args.process_role == "reward":
         logger.warning(
             "process_role: %s is a model whose scores are rewarded: the policy learns to exploit its mistakes "
@@ -143,6 +144,33 @@ def _check_forks(args: DrGRPOConfig, step_reward_funcs: list[Any], others: list[
         if hasattr(func, "on_rollouts"):
             remedy = "It scores only finished batches: set fork_at='entropy' or 'drawn'."
             raise InputError("fork_at", f"'doubt' with {reward_name(func)}", "a function that scores texts", remedy)
+
+
+def _check_causality(args: DrGRPOConfig, step_reward_funcs: list[Any]) -> None:
+    """What follows from scores of a step that read later text, for the use that is made of them."""
+    said = {reward_name(func): declared(func, "is_causal") for func in step_reward_funcs}
+    unknown = ", ".join(name for name, is_causal in said.items() if is_causal is None)
+    later = ", ".join(name for name, is_causal in said.items() if is_causal is not None and not is_causal)
+    is_baseline = args.process_role == "baseline"
+    cuts_by_it = args.forks > 1 and args.fork_at == "doubt"
+    if later and (is_baseline or cuts_by_it):
+        field, value = ("process_role", "baseline") if is_baseline else ("fork_at", "doubt")
+        got = f"{value!r} with {later}, whose score of a step depends on later text"
+        remedy = "It would bias the gradient: use scores of the text up to a step (`StepJudge(reads='prefix')`)."
+        raise InputError(field, got, "scores that read no further than the end of their step", remedy)
+    if later:
+        logger.warning(
+            "step_reward_funcs: the score that %s gives a step depends on later text. The tokens of later steps are "
+            "not credited with it, so the gradient is not that of the expected sum of the scores. Return it as one "
+            "outcome reward (reward_funcs) instead.",
+            later,
+        )
+    if unknown and is_baseline:
+        logger.warning(
+            "process_role='baseline': the gradient is unbiased exactly if the score of a step reads no further than "
+            "the end of that step. %s does not say; declare `is_causal = True` on it, or False.",
+            unknown,
+        )
 
 
 def _refuse_images(args: DrGRPOConfig, dataset: Any) -> None:

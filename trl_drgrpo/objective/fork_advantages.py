@@ -79,8 +79,8 @@ def node_advantages(values: torch.Tensor, num_generations: int, branches: int, d
         branches, depth (`int`): b and D.
 
     Returns:
-        `torch.Tensor` of shape `(D + 1, B, K)`: `mean(leaves of c) - mean(leaves of its siblings)`. An unscorable leaf
-        is left out of its node's mean; a node without a scorable leaf, or without such a sibling, gets 0.
+        `torch.Tensor` of shape `(D + 1, B, K)`: `mean(leaves of c) - mean(leaves of its siblings)`; 0 everywhere in a
+        group with an unscorable leaf. To leave out that leaf alone would scale the levels differently.
 
     Example: two parents, each forked once. The first parent's branches earn 1 and 0, the second's 0 and 0.
 
@@ -92,19 +92,17 @@ def node_advantages(values: torch.Tensor, num_generations: int, branches: int, d
     ```
     """
     rows, places = values.shape
+    unscorable = values.isnan().view(-1, num_generations, places).any(dim=1).repeat_interleave(num_generations, dim=0)
+    values = values.masked_fill(unscorable, 0.0)  # nothing to tell apart in the whole group
     levels = []
     for level in range(depth + 1):
         leaves = branches ** (depth - level)
         siblings = branches if level else num_generations // leaves
-        nodes = values.view(-1, siblings, leaves, places).nanmean(dim=2)  # (families, siblings, K)
-        known = ~nodes.isnan()
-        count, worth = known.sum(dim=1, keepdim=True), nodes.nan_to_num(nan=0.0)
-        others = (worth.sum(dim=1, keepdim=True) - worth) / (count - 1).clamp(min=1)
-        advantages = torch.where(known & (count > 1), worth - others, 0.0)
+        nodes = values.view(-1, siblings, leaves, places).mean(dim=2)  # (families, siblings, K)
+        advantages = nodes - (nodes.sum(dim=1, keepdim=True) - nodes) / (siblings - 1)
         # Decided on values, not on rounded differences: equal siblings say nothing.
-        highest = nodes.nan_to_num(nan=-torch.inf).amax(dim=1, keepdim=True)
-        lowest = nodes.nan_to_num(nan=torch.inf).amin(dim=1, keepdim=True)
-        advantages = advantages.masked_fill(highest <= lowest, 0.0)
+        equal = nodes.amax(dim=1, keepdim=True) <= nodes.amin(dim=1, keepdim=True)
+        advantages = advantages.masked_fill(equal, 0.0)
         levels.append(advantages.unsqueeze(2).expand(-1, -1, leaves, -1).reshape(rows, places))
     return torch.stack(levels)
 
@@ -162,6 +160,7 @@ def fork_step_advantages(
     num_generations: int,
     forks: Forks,
     credit: str = "return_to_go",
+    unscorable: torch.Tensor | None = None,
 ) -> list[list[float]]:
     """The advantage of every step in forked groups: `to_go`, among siblings.
 
@@ -174,9 +173,10 @@ def fork_step_advantages(
         forks ([`Forks`]): Of the rows.
         credit (`str`, *optional*, defaults to `"return_to_go"`):
             `"return_to_go"`, `"immediate"` or `"min_increments"`, see [`step_advantages`].
+        unscorable (`torch.Tensor` of shape `(B,)`, bool, *optional*): Rows that cannot be judged.
 
     Returns:
-        `list[list[float]]`: `B` lists of `K_i` numbers.
+        `list[list[float]]`: `B` lists of `K_i` numbers; 0 in a group with an unscorable row.
 
     Raises:
         `InputError`: Groups that are not made of such trees; infinite rewards.
@@ -185,6 +185,8 @@ def fork_step_advantages(
     if not any(len(row) for row in step_rewards):
         return [[] for _ in step_rewards]
     values = step_values(padded_groups(step_rewards, num_generations), credit).flatten(0, 1)  # (B, K), 0 once ended
+    if unscorable is not None:
+        values = values.masked_fill(unscorable.cpu().unsqueeze(1), torch.nan)
     nodes = node_advantages(values, num_generations, forks.branches, forks.depth).tolist()
     return [
         [nodes[sum(cut <= end for cut in cuts)][i][k] for k, end in enumerate(ends)]

@@ -92,8 +92,8 @@ def select_groups(
 def keep_probability(pass_rate: float, floor: float, softness: float = 0.01) -> float:
     """Probability to keep a prompt: proportional to the standard deviation of its reward, 1 at a pass rate of 1/2.
 
-    `q = max(floor, sqrt((p (1 - p) + eps) / (1/4 + eps)))`. Any estimate `p` is unbiased, as the weight is `1 / q`; a
-    good one spares the groups that would not tell anything. After GRESO (arXiv 2506.02177).
+    `q = max(floor, sqrt((p (1 - p) + eps) / (1/4 + eps)))`. An estimate `p` from before the draw is unbiased, as the
+    weight is `1 / q`; a good one spares the groups that would not tell anything. After GRESO (arXiv 2506.02177).
 
     Args:
         pass_rate (`float`): Estimate of the prompt's pass rate, 0 to 1.

@@ -85,13 +85,14 @@ def step_advantages(
     *,
     deepseekmath_std: bool = False,
     state_keys: Sequence[Sequence[Hashable | None]] | None = None,
+    unscorable: torch.Tensor | None = None,
 ) -> list[list[float]]:
     """The advantage of every step: what each of its tokens will carry.
 
     Args:
         step_rewards (`B` lists of `K_i` floats):
-            Reward of each step; `None` or NaN = unscorable, which counts as 0, also in a row without any score: to
-            leave it out because of what it wrote would bias the gradient. The published baselines leave it out.
+            Reward of each step; `None` or NaN = no score, which counts as 0: to leave it out because of what was
+            written would bias the gradient. The published baselines leave it out.
         num_generations (`int`): `G`; the completions of a prompt are consecutive rows.
         credit (`str`, *optional*, defaults to `"return_to_go"`):
             - `"return_to_go"`: the sum of `s` over this step and all later ones;
@@ -104,8 +105,8 @@ def step_advantages(
               position.
         baseline (`str`, *optional*, defaults to `"to_go"`): Over the group:
             - `"to_go"`: the mean of the *other* rows' credit from the same step on, 0 once they ended. Unbiased, if
-              each step's beginning is determined by the tokens before it. Without another row: advantage 0;
-            - `"none"`: 0. Unbiased, and noisy;
+              the tokens up to a step's end determine that end and the step's reward. Without another row: advantage 0;
+            - `"none"`: 0. Unbiased under the same condition, and noisy;
             - `"deepseekmath"`: the mean of all step rewards (arXiv 2402.03300, section 4.1.3), subtracted from each;
               biased: the decision to write another step gets no gradient;
             - `"pooled_others"`: the same over the other rows; biased in the same way;
@@ -121,6 +122,8 @@ def step_advantages(
             the other rows of the group that passed the same state, at any step, of what they earned from there on
             (mean over a row's visits); where there is none, as without keys. After GiGPO (arXiv 2505.10978), which
             counts the own row and divides by a std.
+        unscorable (`torch.Tensor` of shape `(B,)`, bool, *optional*):
+            Rows that cannot be judged, whatever was written: left out of all means, advantage 0.
 
     Returns:
         `list[list[float]]`: `B` lists of `K_i` finite numbers; exactly 0 where a step has nothing to distinguish it.
@@ -148,8 +151,12 @@ def step_advantages(
     if not any(counts):
         return [[] for _ in counts]
     rewards = padded_groups(step_rewards, num_generations)  # (P, G, K)
+    left_out = torch.zeros(len(counts), dtype=torch.bool) if unscorable is None else unscorable.cpu()
+    left_out = left_out.view(-1, num_generations, 1)
+    rewards = rewards.masked_fill(left_out, math.nan)
     if baseline in ("to_go", "none"):
-        advantages = values = step_values(rewards, credit)
+        values = step_values(rewards, credit).masked_fill(left_out, math.nan)
+        advantages = values.nan_to_num(nan=0.0)
         if baseline == "to_go":
             means = None if state_keys is None else _state_means(values, state_keys, counts, num_generations)
             advantages = _less_others(values, means)
@@ -269,13 +276,17 @@ def step_values(rewards: torch.Tensor, credit: str) -> torch.Tensor:
 
 
 def _less_others(values: torch.Tensor, means: torch.Tensor | None) -> torch.Tensor:
-    """`Q_ik` minus the other rows' mean `(P, G, K)`: of the state where `means` has one, else of the step."""
-    others = values.sum(dim=1, keepdim=True) - values
-    advantages = values - others / max(1, values.size(1) - 1)
+    """`Q_ik` minus the other rows' mean `(P, G, K)`: of the state where `means` has one, else of the step. NaN: rows
+    that are left out."""
+    others = values.nansum(dim=1, keepdim=True) - values
+    count = (~values.isnan()).sum(dim=1, keepdim=True)
+    advantages = values - others / (count - 1).clamp(min=1)
     # Decided on values, not on rounded differences: what all rows share says nothing.
-    shared = values.amax(dim=1, keepdim=True) <= values.amin(dim=1, keepdim=True)
-    advantages = advantages.masked_fill(shared, 0.0)
-    return advantages if means is None else torch.where(means.isnan(), advantages, values - means)
+    highest, lowest = values.nan_to_num(nan=-math.inf).amax(dim=1), values.nan_to_num(nan=math.inf).amin(dim=1)
+    advantages = advantages.masked_fill((highest <= lowest).unsqueeze(1), 0.0)
+    if means is not None:
+        advantages = torch.where(means.isnan(), advantages, values - means)
+    return advantages.nan_to_num(nan=0.0)
 
 
 def _state_means(
@@ -295,7 +306,7 @@ def _state_means(
         visits: dict[Hashable, dict[int, list[float]]] = {}
         for i, keys in enumerate(group):
             for k, key in enumerate(keys):
-                if key is not None:
+                if key is not None and not values[p, i, k].isnan():
                     visits.setdefault(key, {}).setdefault(i, []).append(values[p, i, k].item())
         for i, keys in enumerate(group):
             for k, key in enumerate(keys):

@@ -1,9 +1,10 @@
 """A process reward model as a baseline: it tells the steps of a row apart, and is never paid for.
 
 `A_ik = (R_i - mean_j R_j) - c * (V_ik - mean_j V_jk)`, where `V_ik` is the model's score of what row i has written
-*before* step k. A row's tokens from step k on cannot change that number, so the gradient stays unbiased for any `V`:
-a bad model costs variance, and cannot be hacked. With `c = 1` and the exact value function this is the advantage
-itself (VinePPO, arXiv 2410.01679).
+*before* step k. The gradient stays unbiased exactly if that score reads no further than the end of step k-1, however
+bad it is: a row's tokens from step k on cannot change it then, so it costs variance and is never paid for. A score
+that reads later text biases it; `trl-drgrpo check --credit` shows both. With `c = 1` and the exact value function this
+is the advantage itself (VinePPO, arXiv 2410.01679).
 
 Shapes: `B = P * G` rows, `K` the largest number of steps of a row.
 """
@@ -75,7 +76,8 @@ class ValueBaseline:
         """Subtract the fitted baseline from outcome advantages.
 
         Args:
-            outcome (`torch.Tensor` of shape `(B,)`): Outcome advantages; NaN for a row without an outcome.
+            outcome (`torch.Tensor` of shape `(B,)`): Outcome advantages; NaN for a row without an outcome, in no
+                mean.
             step_values (`B` lists of `K_i` floats): As for [`value_differences`].
             step_ends (`B` lists of `K_i` ints): Inclusive last token of each step: tokens are the weights of the fit.
             num_generations (`int`): `G`.
@@ -89,7 +91,9 @@ class ValueBaseline:
         counts = [len(row) for row in step_ends]
         if not any(counts):
             return [[] for _ in counts], {}
-        differences = value_differences(step_values, num_generations)  # (P, G, K)
+        unscorable = outcome.cpu().isnan()
+        known = [[None] * len(row) if out else row for row, out in zip(step_values, unscorable.tolist(), strict=True)]
+        differences = value_differences(known, num_generations)  # (P, G, K)
         sizes = [[end - before for before, end in pairwise((-1, *row))] for row in step_ends]
         weights = padded_groups(sizes, num_generations).nan_to_num(nan=0.0)
         grouped = outcome.double().cpu().view(-1, num_generations, 1)
@@ -106,7 +110,7 @@ class ValueBaseline:
             self.products = self.memory * self.products + products.sum().item()
         total, left = (weights * grouped**2).sum().item(), (weights * advantages**2).sum().item()
         metrics = {"coefficient": coefficients.mean().item()} | ({"removes": 1 - left / total} if total > 0 else {})
-        rows = advantages.masked_fill(outcome.cpu().isnan().view(-1, num_generations, 1), 0.0).flatten(0, 1).tolist()
+        rows = advantages.masked_fill(unscorable.view(-1, num_generations, 1), 0.0).flatten(0, 1).tolist()
         return [row[:count] for row, count in zip(rows, counts, strict=True)], metrics
 
     def state_dict(self) -> dict[str, float]:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.process_rewards.steps import Steps, StepSegmenter, one_step_frac
 from trl_drgrpo.process_rewards.steps.rules import Turns
-from trl_drgrpo.rewards.contract import OnError, innermost, reward_name, reward_number
+from trl_drgrpo.rewards.contract import FAILING_IS_FREE, OnError, innermost, reward_name, reward_number
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +30,8 @@ class StepRewardFunction(Protocol):
     """A step reward function, called by name, synchronous or asynchronous.
 
     `f(prompts=, completions=, steps=, completion_ids=, step_ends=, <dataset columns>, ...)` returns one list per
-    completion: a number per step, `None` for a step that cannot be scored.
+    completion: a number per step, `None` for a step that cannot be scored. Its attribute `is_causal` says whether the
+    score of a step reads no further than the end of that step; not known where it is missing.
     """
 
     def __call__(self, *args: Any, **kwargs: Any) -> StepRewards | Awaitable[StepRewards]: ...
@@ -246,7 +247,10 @@ class StepScorer:
             raise _as_reward_error(name, error).caught_as(error) from error
         if name not in self._logged_failures:
             self._logged_failures.add(name)
-            logger.error("Step reward function '%s' failed; its steps count as unscorable.", name, exc_info=error)
+            message = (
+                "Step reward function '%s' failed; its steps get no score, rows without an outcome are left out. "
+            )
+            logger.error(message + FAILING_IS_FREE, name, exc_info=error)
         return rewards
 
     def _warn_of_one_step(self, steps: list[Steps], completions: Sequence[Any]) -> None:

@@ -58,6 +58,8 @@ class ImplicitRewardScorer(MarkerScorer):
     counts the first token of the next step to a step.
     """
 
+    is_causal = False  # the separator counts to the step before it, and is there only if a step follows
+
     def __init__(
         self,
         model: Any,
@@ -151,6 +153,7 @@ class PolicyLogRatio:
     """
 
     is_learned = True  # so the trainer says what it means to pay for its scores
+    is_causal = True  # of the tokens that were written, by causal models
 
     def __init__(self, beta: float = 0.05, *, cumulative: bool = False, name: str = "policy_log_ratio"):
         _check_beta(beta)
@@ -185,7 +188,7 @@ class PolicyLogRatio:
             **kwargs: Other arguments of the trainer.
 
         Returns:
-            `list[list[float | None]]`: `K_i` numbers per row; `None` for rows whose tokens are masked.
+            `list[list[float | None]]`: `K_i` numbers per row; 0 for masked tokens.
 
         Raises:
             `InputError`: Without a trainer, or with images.
@@ -207,12 +210,10 @@ class PolicyLogRatio:
             model.train(was_training)
         mask = rollouts["completion_mask"]
         ratio = ((mine - reference) * mask * rollouts.get("tool_mask", 1)).cpu()  # (b, T)
-        scored = mask.any(dim=1).tolist()
         rewards: list[list[float | None]] = []
         for row, ends in enumerate(step_ends):
             widths = [end - before for before, end in pairwise([-1, *ends])]
-            own = _per_step(ratio[row, : sum(widths)], widths, self.beta, self.cumulative)
-            rewards.append(own if scored[row] else [None] * len(ends))
+            rewards.append(_per_step(ratio[row, : sum(widths)], widths, self.beta, self.cumulative))
         return rewards
 
     def _reference_model(self) -> Any:

@@ -3,9 +3,11 @@
     value v_k  = share of n rollouts from `prompt + steps 1..k` that the outcome verifier accepts
     reward     = v_k ("value") or v_k - v_{k-1} ("gain"; v_0 from the prompt alone)
 
-The estimate that a tree search would make at that node (arXiv 2312.08935, 2410.01679). The last step ends the
-completion, whether it closed the answer or was cut: no token can follow, so its value is the verifier's verdict on
-the completion itself. Gains sum to `verdict - v_0`: writing more steps earns nothing. Equal prefixes, such as the
+The estimate that a tree search would make at that node (arXiv 2312.08935, 2410.01679). Where the last step ends the
+completion no token can follow, so its value is the verifier's verdict on the completion itself. An EOS behind its
+separator is a decision of its own, which a *value* does not know of: such a step is rolled out like the others. A
+*gain* takes the verdict there, too: gains sum to `verdict - v_0`, and writing more steps earns nothing. The gain of
+such a last step reads the EOS behind it (`is_causal`: values only). Equal prefixes, such as the
 prompt of a group, are rolled out once per call. Cost: up to n rollouts per step, more than the training step itself.
 """
 
@@ -85,6 +87,7 @@ class MonteCarloScorer:
         self.tokenizer, self.render_prompt = tokenizer, render_prompt
         self.keep_cache = keep_cache
         self.__name__ = name
+        self.is_causal = reward == "value"
         self._cache: dict[Any, float | None] = {}
         self._cleaner = Cleaner(END_TOKENS if tokenizer is None else [*tokenizer.all_special_tokens, *END_TOKENS])
 
@@ -128,12 +131,13 @@ class MonteCarloScorer:
             self._cache.clear()
         judge = _Judge(self.verifier, prompts, completions, columns, trainer_state)
         with_steps = [row for row in range(len(prompts)) if steps[row]]
-        verdicts = judge.score(
-            with_steps, [completions[row] for row in with_steps], _ids_of(completion_ids, with_steps)
-        )
-        last = dict(zip(with_steps, map(self._accepted, verdicts), strict=True))
+        ended = [row for row in with_steps if self.reward == "gain" or not _goes_on(row, completion_ids, step_ends)]
+        verdicts = judge.score(ended, [completions[row] for row in ended], _ids_of(completion_ids, ended))
+        last = dict(zip(ended, map(self._accepted, verdicts), strict=True))
         prefixes = {
-            row: self._prefixes(row, prompts[row], steps[row], completion_ids, step_ends, row_of(columns, row))
+            row: self._prefixes(
+                row, prompts[row], steps[row], completion_ids, step_ends, row_of(columns, row), row not in last
+            )
             for row in with_steps
         }
         rollouts = self._fill_cache([prefix for row in with_steps for prefix in prefixes[row]], judge)
@@ -141,15 +145,23 @@ class MonteCarloScorer:
             log_metric(f"process_rewards/{self.__name__}/rollouts", float(rollouts))
         rewards: list[list[float | None]] = [[] for _ in prompts]
         for row in with_steps:
-            values = [self._cache[prefix.key] for prefix in prefixes[row]] + [last[row]]
+            values = [self._cache[prefix.key] for prefix in prefixes[row]]
+            values += [last[row]] if row in last else []
             rewards[row] = _gains(values) if self.reward == "gain" else values
         return rewards
 
     def _prefixes(
-        self, row: int, prompt: Any, steps: Sequence[str], completion_ids: Any, step_ends: Any, columns: dict[str, Any]
+        self,
+        row: int,
+        prompt: Any,
+        steps: Sequence[str],
+        completion_ids: Any,
+        step_ends: Any,
+        columns: dict[str, Any],
+        with_last: bool,
     ) -> list[_Prefix]:
-        """The prefixes whose values are needed: behind every step but the last; for gains the prompt too."""
-        counts = range(0 if self.reward == "gain" else 1, len(steps))
+        """The prefixes whose values are needed: behind every step, the last `with_last`; for gains the prompt too."""
+        counts = range(0 if self.reward == "gain" else 1, len(steps) + with_last)
         texts = ["".join(steps[:count]) for count in counts]
         judged_alike = repr((prompt, sorted(columns.items(), key=lambda item: item[0])))
         if self.tokenizer is None:
@@ -253,6 +265,11 @@ def _log_nothing(*args: Any) -> None:
 
 def _ids_of(completion_ids: Any, rows: list[int]) -> list[list[int]] | None:
     return None if completion_ids is None else [list(completion_ids[row]) for row in rows]
+
+
+def _goes_on(row: int, completion_ids: Any, step_ends: Any) -> bool:
+    """Whether there are tokens behind the last step."""
+    return None not in (completion_ids, step_ends) and len(completion_ids[row]) > step_ends[row][-1] + 1
 
 
 def _gains(values: Sequence[float | None]) -> list[float | None]:

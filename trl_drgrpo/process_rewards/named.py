@@ -68,7 +68,12 @@ class NamedScorer:
         self.__name__ = options.get("name", name)
         self.model = model
         self._load: Callable[[], Any] = lambda: scorer(model, **{"name": name, **options})
-        self._scorer: Any = None
+        self._class, self._scorer = scorer, None
+
+    @property
+    def is_causal(self) -> bool | None:
+        """What the scorer says, or its class before it is loaded."""
+        return getattr(self._scorer or self._class, "is_causal", None)
 
     def __call__(self, prompts: Any, steps: Any, **kwargs: Any) -> list[list[float | None]]:
         """As the scorer itself, see [`PRMScorer`]."""

@@ -90,6 +90,7 @@ class ReasonFluxScorer(MarkerScorer):
     """
 
     auto_class = "AutoModel"
+    is_causal = False  # a step's last token may merge with the separator, which is there only if a step follows
 
     def __init__(
         self,

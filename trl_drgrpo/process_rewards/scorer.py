@@ -1,9 +1,10 @@
 """Common steps of all process reward model (PRM) scorers: clean, encode, fit, batch, run, read off.
 
-A score depends on its own row only. Rows are sorted by length, padded on the right and masked, so neither the batch a
-row lands in nor its padding changes it beyond rounding. Too long rows lose tokens from the left of the prompt, never
-of the steps; where the steps alone do not fit, the row is unscorable. Both are said once. A subclass decides how a row
-is written (`_encode`) and which number is read off the logits (`_read`).
+A score depends on its own row only, and, where the scorer is causal, on nothing behind its step, for rows that fit:
+how much of the prompt a longer one keeps depends on all of its steps. Rows are sorted by length, padded on the right
+and masked, so neither the batch a row lands in nor its padding changes it beyond rounding. Too long rows lose tokens
+from the left of the prompt, never of the steps; where the steps alone do not fit, all of them get 0. Both are said
+once. A subclass decides how a row is written (`_encode`) and which number is read off the logits (`_read`).
 """
 
 import inspect
@@ -38,6 +39,7 @@ class PRMScorer:
     """
 
     is_learned = True  # so the trainer says what it means to pay for its scores
+    is_causal: bool | None = True  # a decoder, read at a step's own marker: no later text changes the score
 
     def __init__(
         self,
@@ -81,8 +83,8 @@ class PRMScorer:
 
         Returns:
             `list[list[float | None]]`: For each row `K_i` scores, by default probabilities from 0 to 1 that the step
-            is good. `None` for a step without text (special tokens and white space only) and for rows whose steps do
-            not fit.
+            is good. `None` for a step without text (special tokens and white space only). A row of which nothing can
+            be scored, because it has no text or does not fit, gets 0 for each step: what was written is the reason.
 
         Raises:
             `InputError`: If there are not as many prompts as rows of steps.
@@ -107,7 +109,7 @@ class PRMScorer:
                 rewards[row][index] = score
         if log_metric is not None:
             log_metric(f"process_rewards/{self.__name__}/truncated_frac", truncated / max(len(prompts), 1))
-        return rewards
+        return [[0.0] * len(row) if all(score is None for score in row) else row for row in rewards]
 
     def _encode(self, prompt: Any, steps: Sequence[str]) -> ScoringInput:
         """Write a row in the model's format; the steps are clean and not empty."""
@@ -134,12 +136,12 @@ class PRMScorer:
         limit = f"'{self.__name__}' reads at most {self.max_length} tokens"
         if fitted is None:
             tokens = len(encoded.input_ids) - (encoded.cut[1] - encoded.cut[0])
-            self._warn("steps", f"{limit}; rows whose steps alone are longer (the first: {tokens}) are unscorable.")
+            self._warn("steps", f"{limit}; rows whose steps alone are longer (the first: {tokens}) get 0.")
         elif fitted is not encoded:
             self._warn("prompt", f"{limit}; prompts of longer rows are truncated from the left (the steps are kept).")
         if None in encoded.positions:
             reason = "a marker merged with its surroundings, or the chat template left a part of the answer out"
-            self._warn("format", f"'{self.__name__}': {reason}; such steps are unscorable.")
+            self._warn("format", f"'{self.__name__}': {reason}; such steps have no score, rows of them get 0.")
         return fitted is not None
 
     def _warn(self, kind: str, message: str) -> None:

@@ -3,9 +3,11 @@ r"""A generative process reward model, or any chat model, that judges step by st
     Step 1: <critique> The step is \boxed{correct}
     Step 2: <critique> The step is \boxed{incorrect}
 
-Reward 1 for a correct step and 0 for an incorrect one. Such a judge stops at the first mistake: the steps behind it
-are not judged (`None`), as in the data that ThinkPRM was trained on. A reply that leaves an earlier step without a
-verdict is a failure: the row is unscorable, and counted.
+Reward 1 for a correct step and 0 for an incorrect one. It is asked about every step, with the solution up to and
+including that step, so that no score depends on later text; `reads="solution"` asks once per completion instead. Such
+a judge stops at the first mistake: the steps behind it are not judged (`None`), as in the data that ThinkPRM was
+trained on. A reply that leaves an earlier step without a verdict is a failure, worth 0 and counted; without a reply it
+is `None`.
 
 Prompt and verdicts: arXiv 2504.16828 and its code, `launch/ThinkPRM-1.5B` behind vLLM for example. Differs in two
 points: a chat API does not let us begin the model's reply ("Let's verify step by step:"), and the last verdict on a
@@ -18,7 +20,7 @@ and no more.
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.process_rewards.texts import END_TOKENS, Cleaner, prompt_text, texts_of
@@ -55,13 +57,16 @@ class StepJudge(Judge):
         template (`str`, *optional*): The user message, with `{problem}` and `{solution}` (`Step 1: ...`, one step per
             line); ThinkPRM's by default. For a model that was not trained on it, say that every step is to end with
             `The step is \boxed{correct}` or `\boxed{incorrect}`.
+        reads (`str`, *optional*, defaults to `"prefix"`): `"prefix"`: one question per step, about the text up to its
+            end. `"solution"`: one per completion, about all of it. That costs fewer requests, but a step's score may
+            depend on later text: refused as `process_role="baseline"`, and biased credit where it is paid.
         batch_timeout (`float`, *optional*, defaults to 600.0): Seconds for a whole call.
         max_tokens (`int`, *optional*, defaults to 4096): Length of a reply, ThinkPRM's own.
         extra_body, price, log_replies, on_error, **endpoint: As in [`JudgeReward`].
         name (`str`, *optional*, defaults to `"step_judge"`): Name in logs.
 
     Raises:
-        [`InputError`]: A template without `{problem}` or `{solution}`, or a setting that does not fit.
+        [`InputError`]: A template without `{problem}` or `{solution}`, an unknown `reads`, an unfit setting.
     """
 
     is_learned = True  # so the trainer says what it means to pay for its scores
@@ -73,6 +78,7 @@ class StepJudge(Judge):
         api_key_env: str | None = None,
         *,
         template: str = THINKPRM_TEMPLATE,
+        reads: Literal["prefix", "solution"] = "prefix",
         batch_timeout: float = 600.0,
         max_tokens: int = 4096,
         extra_body: Mapping[str, Any] | None = None,
@@ -100,7 +106,10 @@ class StepJudge(Judge):
                 raise InputError(
                     "template", f"a template without {placeholder}", "one with it", f"Add {placeholder} to it."
                 )
+        if reads not in ("prefix", "solution"):
+            raise InputError("reads", repr(reads), "'prefix' or 'solution'", "'prefix' asks about every step.")
         self.template = template
+        self.is_causal = reads == "prefix"
         self._cleaner = Cleaner(END_TOKENS)
 
     async def __call__(
@@ -111,15 +120,34 @@ class StepJudge(Judge):
         log_extra: Callable[[str, list], None] | None = None,
         **kwargs: Any,
     ) -> list[list[float | None]]:
-        """Rewards of the steps of `B` completions; `None` for steps without text, and for what was not judged."""
+        """Rewards of the steps of `B` completions; `None` for steps without text, and for what was not judged; 0 in
+        rows without any text."""
         rewards: list[list[float | None]] = [[None] * len(row) for row in steps]
         kept = [texts_of(row, self._cleaner) for row in steps]
-        rows = [row for row, (texts, _) in enumerate(kept) if texts]
-        questions = [self._messages(prompts[row], kept[row][0]) for row in rows]
-        readers = [partial(read_verdicts, steps=len(kept[row][0])) for row in rows]
-        for row, verdicts in zip(rows, await self._ask(questions, readers, log_metric, log_extra), strict=True):
-            for index, verdict in zip(kept[row][1], verdicts or [], strict=False):
-                rewards[row][index] = verdict
+        # Each question is about the first `count` steps of a row, and answers for those from `first` on.
+        asked = [
+            (row, count - 1 if self.is_causal else 0, count)
+            for row, (texts, _) in enumerate(kept)
+            for count in (range(1, len(texts) + 1) if self.is_causal else [len(texts)] if texts else [])
+        ]
+        questions = [self._messages(prompts[row], kept[row][0][:count]) for row, _, count in asked]
+        readers = [partial(read_verdicts, steps=count) for *_, count in asked]
+        lowest = [[0.0] * count for *_, count in asked]
+
+        def log_rows(column: str, replies: list[str]) -> None:  # the table has one cell per completion
+            said: list[list[str]] = [[] for _ in steps]
+            for (row, *_), reply in zip(asked, replies, strict=True):
+                said[row].append(reply)
+            if log_extra is not None:
+                log_extra(column, ["\n\n".join(row) for row in said])
+
+        replies = await self._ask(questions, readers, lowest, log_metric, log_rows)
+        for (row, first, count), verdicts in zip(asked, replies, strict=True):
+            for k in range(first, count):
+                rewards[row][kept[row][1][k]] = None if verdicts is None else verdicts[k]
+        for row, (texts, _) in enumerate(kept):
+            if not texts:
+                rewards[row] = [0.0] * len(rewards[row])  # nothing was written
         return rewards
 
     def _messages(self, prompt: Any, steps: Sequence[str]) -> Messages:

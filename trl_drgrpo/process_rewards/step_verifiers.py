@@ -12,7 +12,7 @@ from typing import Any
 
 from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.process_rewards.step_columns import dataset_columns, row_of
-from trl_drgrpo.rewards.contract import OnError, check_on_error, reward_name, reward_number
+from trl_drgrpo.rewards.contract import OnError, check_on_error, declared, reward_name, reward_number
 
 logger = logging.getLogger(__name__)
 
@@ -32,8 +32,9 @@ def step_verifier(func: Callable[..., Any], name: str | None = None, on_error: O
             Name in logs and metrics. Defaults to the function's own.
         on_error (`str`, *optional*, defaults to `"raise"`):
             `"raise"`: an exception of the function, or a result that is no number, is a [`RewardError`] naming row and
-            step. `"unscorable"`: that step gets `None`, the first traceback is logged, and the share of failed steps
-            goes to the metric `process_rewards/<name>/failed_steps_frac`.
+            step. `"unscorable"`: that step gets the `lowest_reward` that `func` declares, else `None`, which counts as
+            0; the first traceback is logged, and the share of failed steps goes to the metric
+            `process_rewards/<name>/failed_steps_frac`.
 
     Returns:
         `Callable`: A step reward function.
@@ -69,6 +70,7 @@ def step_verifier(func: Callable[..., Any], name: str | None = None, on_error: O
     ) -> StepRewards:
         return rule.score(prompts, steps, dataset_columns(kwargs, len(prompts)), log_metric)
 
+    verified.is_causal = True  # type: ignore[attr-defined]  # it sees nothing behind the step
     verified.__name__ = verified.__qualname__ = rule.name
     verified.__doc__ = inspect.getdoc(func)
     verified.__signature__ = _with_columns(verified, func)  # type: ignore[attr-defined]
@@ -101,6 +103,7 @@ class _Rule:
         self.name = name
         self.raises = raises
         self.has_logged = False
+        self.lowest: float | None = declared(func, "lowest_reward")
         self.accepted = _named_parameters(func)
 
     def score(
@@ -147,9 +150,10 @@ class _Rule:
         except Exception as error:
             if not self.has_logged:
                 self.has_logged = True
-                message = "Step verifier '%s' failed %s; the step counts as unscorable. Further failures are counted."
-                logger.error(message, self.name, where, exc_info=error)
-            return None, True
+                message = "Step verifier '%s' failed %s; such steps get %s. Further failures are counted."
+                due = "None, which counts as 0" if self.lowest is None else f"{self.lowest:g}, its lowest reward"
+                logger.error(message, self.name, where, due, exc_info=error)
+            return self.lowest, True
 
 
 def _named_parameters(func: Callable[..., Any]) -> frozenset[str] | None:

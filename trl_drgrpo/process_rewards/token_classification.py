@@ -38,6 +38,8 @@ class TokenClassificationScorer(PRMScorer):
         `InputError`: A model that does not load, lacks its head, or whose head has not two classes.
     """
 
+    is_causal: bool | None = None  # a decoder or an encoder: known once it is loaded
+
     def __init__(
         self,
         model: Any,
@@ -70,6 +72,8 @@ class TokenClassificationScorer(PRMScorer):
         noted: str = getattr(loaded.config, "step_separator", DEFAULT_SEPARATOR)
         self.step_separator = noted if step_separator is None else step_separator
         self._check_outputs(2)
+        attends = [module.is_causal for module in loaded.modules() if hasattr(module, "is_causal")]
+        self.is_causal = all(attends) if attends else None  # not every architecture says
 
     def _encode(self, prompt: Any, steps: Sequence[str]) -> ScoringInput:
         return encode_piecewise(self.tokenizer, self._text(prompt), steps, self.step_separator)

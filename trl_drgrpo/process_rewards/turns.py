@@ -201,6 +201,7 @@ class TurnRewards:
         self.failures = failures or Failures()
         self.environment_class, self.begun, self.run_async = environment_class, begun, run_async
         self.__name__ = environment_class.__name__
+        self.is_causal: bool | None = getattr(environment_class, "is_causal", None)
 
     def __call__(
         self, environments: Sequence[Any], steps: Sequence[Sequence[str]], **kwargs: Any

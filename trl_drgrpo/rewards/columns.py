@@ -155,7 +155,8 @@ def row_problem(reward_func: Any, columns: Mapping[str, Any]) -> str | None:
 
 
 def pass_on_checks(wrapper: Any, reward_func: Any) -> None:
-    """Gives a wrapper the checks of the reward inside it, where it has any."""
+    """Gives a wrapper the checks of the reward inside it, where it has any, and its lowest reward."""
+    wrapper.lowest_reward = getattr(reward_func, "lowest_reward", None)
     for name in ("check", "check_columns", "check_values", "check_row"):
         if (own_check := _own(reward_func, name)) is not None:
             setattr(wrapper, name, own_check)

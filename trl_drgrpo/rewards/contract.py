@@ -21,6 +21,12 @@ from trl_drgrpo.rewards.signatures import parameters
 
 logger = logging.getLogger(__name__)
 
+# What `None` optimizes where the completion decides that a row has no score: said once, at the first such failure.
+FAILING_IS_FREE = (
+    "If completions can cause this, failing costs the policy nothing: the gradient is that of the mean reward of the "
+    "completions that can be scored, times the chance P(1-(1-P)^(G-1)) that one of them and another of its group are."
+)
+
 OnError = Literal["raise", "unscorable"]
 ON_ERROR: tuple[str, ...] = get_args(OnError)
 # Keywords of TRL's call that are no column, and columns that it passes under another name.
@@ -31,7 +37,7 @@ class RewardFunction(Protocol):
     """A reward function as TRL calls it: by name, synchronous or asynchronous.
 
     `f(prompts=, completions=, completion_ids=, <dataset columns>, ...)` returns one number per completion, `None` for
-    one that cannot be scored. A function that takes only some of these, and `**kwargs`, is one.
+    one that cannot be judged, whatever was written. A function that takes only some of these, and `**kwargs`, is one.
     """
 
     def __call__(self, *args: Any, **kwargs: Any) -> Sequence[float | None] | Awaitable[Sequence[float | None]]: ...
@@ -53,9 +59,9 @@ def checked_reward(reward_func: Callable, on_error: OnError = "raise", name: str
             asynchronous; a function, a partial or an instance with `__call__`.
         on_error (`str`, *optional*, defaults to `"raise"`):
             `"raise"`: a broken contract or an exception of the function becomes a [`RewardError`]. `"unscorable"`: all
-            completions of that call are scored `None`, the first traceback is logged, and the share of failed calls
-            goes to the metric `rewards/<name>/failed_frac`, unless the function logs that itself (an isolated reward
-            logs the share of failed completions).
+            completions of that call are scored `None`, left out of their groups, which is said with the first
+            traceback; the share of failed calls goes to the metric `rewards/<name>/failed_frac`, unless the function
+            logs that itself (an isolated reward logs the share of failed completions).
         name (`str`, *optional*): Name in messages and metrics. Defaults to the function's own.
 
     Returns:
@@ -82,10 +88,21 @@ def checked_reward(reward_func: Callable, on_error: OnError = "raise", name: str
     return scored
 
 
+def declared(func: Any, attribute: str) -> Any:
+    """What a reward function, or the one behind its partials, says about itself; `None`: nothing.
+
+    `lowest_reward` (`float`): what a completion gets that makes it fail. `is_causal` (`bool`, step rewards): whether
+    the score of a step reads no further than the end of that step. `is_learned` (`bool`): a model's scores.
+    """
+    while isinstance(func, functools.partial):
+        func = func.func
+    return getattr(func, attribute, None)
+
+
 def check_on_error(on_error: Any) -> None:
     """Refuses an `on_error` that is neither `"unscorable"` nor `"raise"`."""
     if not isinstance(on_error, str) or on_error not in ON_ERROR:
-        remedy = '"unscorable" leaves the completion out of its group, "raise" ends the run.'
+        remedy = '"unscorable" goes on and counts the failures, "raise" ends the run.'
         raise InputError("on_error", shortened(on_error), '"unscorable" or "raise"', remedy)
 
 
@@ -262,7 +279,8 @@ class _Call:
         if not self.guard.has_logged:
             self.guard.has_logged = True
             message = (
-                "Reward function '%s' failed; its completions count as unscorable. Further failures are only counted."
+                "Reward function '%s' failed; the call's completions are left out of their groups. Further failures "
+                "are only counted. " + FAILING_IS_FREE
             )
             if speaks_for_itself(error):
                 logger.error(f"{message} %s", self.guard.name, error)

@@ -26,13 +26,15 @@ class SampleReward:
         limits ([`Limits`], *optional*): Score in worker processes under these limits;
             `None`: in this process, for scorers that are bounded by construction.
         on_error (`str`, *optional*, defaults to `"unscorable"`): A completion whose scoring hangs, crashes or raises
-            gets `None` and is counted in `rewards/<name>/failed_frac`; `"raise"`: the first such failure is an error.
+            gets `lowest_reward` and is counted in `rewards/<name>/failed_frac`, or `None` where an `UnscorableError`
+            says that nobody could judge the row; `"raise"`: the first such failure is an error.
 
     Raises:
         [`InputError`]: Another `on_error`, an empty name, a column that cannot be one, or `limits`
             that are no `Limits`.
     """
 
+    lowest_reward: float | None = 0.0  # the least that `score` gives; `None`: not known
     truths: tuple[str, ...] = ()  # kinds of values that the first column may hold; any, if there are none here
 
     def __init__(
@@ -67,7 +69,13 @@ class SampleReward:
         values = {column: column_values(kwargs, column, len(texts), self.__name__) for column in self.columns}
         calls = [((text,), {column: values[column][row] for column in values}) for row, text in enumerate(texts)]
         return scored_in_workers(
-            self.score, calls, name=self.__name__, limits=self.limits, on_error=self.on_error, log_metric=log_metric
+            self.score,
+            calls,
+            name=self.__name__,
+            limits=self.limits,
+            on_error=self.on_error,
+            log_metric=log_metric,
+            failed=self.lowest_reward,
         )
 
 

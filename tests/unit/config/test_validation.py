@@ -106,6 +106,7 @@ A_PARENT = "at least two parents per prompt, each with forks ** fork_depth compl
         ({"forks": 1, "fork_threshold": 1.0}, "fork_threshold: got 1.0; expected the default with forks=1"),
         ({"step_separator": "turn"}, "step_separator: got 'turn' with forks; expected separators, 're:<pattern>'"),
         ({"process_role": "baseline"}, "process_role: got 'baseline' with forks; expected 'reward'"),
+        ({"mask_truncated_completions": True}, "mask_truncated_completions: got True with forks; expected False"),
         ({"step_baseline": "deepseekmath"}, "step_baseline: got 'deepseekmath' with forks; expected 'to_go'"),
         ({"step_baseline": "none"}, "step_baseline: got 'none' with forks; expected 'to_go'"),
         ({"step_credit": "min_to_go"}, "step_baseline: got 'deepseekmath' with forks; expected 'to_go'"),

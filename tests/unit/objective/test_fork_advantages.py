@@ -109,7 +109,7 @@ def test_siblings_sum_to_zero_and_a_shift_changes_nothing(batch):
 def test_where_nothing_is_cut_parents_are_left_out_of_their_own_mean(batch):
     rewards, size, branches, cuts, lengths = batch
     leaves = branches ** len(cuts[0])
-    parents = tensor(rewards[::leaves])  # all leaves of a parent are the same row
+    parents = tensor(rewards[::leaves]).nan_to_num()  # all leaves of a parent are the same row
     whole = [[length] * len(cuts[0]) for length in lengths[::leaves] for _ in range(leaves)]
     mask = torch.tensor(mask_of([row[0] for row in whole]))
     got = fork_token_advantages(parents.repeat_interleave(leaves), size, Forks(branches, whole), mask)
@@ -135,14 +135,16 @@ def test_equal_siblings_get_exactly_nothing():
     assert node_advantages(rewards.unsqueeze(1), 4, 2, 1)[1].abs().max() == 0
 
 
-def test_an_unscorable_branch_gets_nothing_and_its_sibling_has_nobody_to_be_compared_with():
-    rewards = torch.tensor([1.0, math.nan, 0.0, 0.5])
-    mask = torch.ones(4, 2)
-    got = fork_token_advantages(rewards, 4, Forks(2, [[1]] * 4), mask)
-    # the parents: 1 (of the one branch that is known) and 0.25
-    assert got.tolist() == [[0.75, 0.0], [0.75, 0.0], [-0.75, -0.5], [-0.75, 0.5]]
-    nothing = torch.tensor([math.nan, math.nan, 0.0, 0.5])
-    assert fork_token_advantages(nothing, 4, Forks(2, [[1]] * 4), mask)[:, 0].tolist() == [0.0] * 4
+def test_an_unscorable_branch_silences_its_group_and_no_other():
+    rewards = torch.tensor([1.0, math.nan, 0.0, 0.5, 1.0, 0.0, 0.0, 0.0])
+    forks = Forks(2, [[1]] * 8)
+    got = fork_token_advantages(rewards, 4, forks, torch.ones(8, 2))
+    assert got[:4].abs().max() == 0
+    assert got[4:].tolist() == [[0.5, 1.0], [0.5, -1.0], [-0.5, 0.0], [-0.5, 0.0]]
+    steps, ends = [[float(reward), 0.0] for reward in rewards.nan_to_num()], [[0, 1]] * 8
+    credits = fork_step_advantages(steps, ends, 4, forks, unscorable=rewards.isnan())
+    assert credits[:4] == [[0.0, 0.0]] * 4
+    assert credits[4:] == fork_step_advantages(steps[4:], ends[4:], 4, Forks(2, forks.cuts[4:]))
 
 
 def test_steps_of_rows_without_any():

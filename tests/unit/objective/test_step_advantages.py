@@ -145,6 +145,22 @@ def test_increments_of_the_running_minimum_add_up_to_it():
     assert step_advantages([[None, 0.4, 0.1]], 1, "min_increments", "none")[0] == pytest.approx([0.1, 0.1, -0.3])
 
 
+@pytest.mark.parametrize("baseline", STEP_BASELINES)
+def test_an_unscorable_row_is_in_nobodys_mean_and_gets_nothing(baseline):
+    rows, out = [[1.0, 0.5], [8.0, 8.0, 8.0], [0.0], [0.25, 0.5]], torch.tensor([False, True, False, False])
+    got = step_advantages(rows, 4, baseline=baseline, unscorable=out)
+    assert got.pop(1) == [0.0] * 3
+    assert got == step_advantages([rows[0], *rows[2:]], 3, baseline=baseline)
+
+
+def test_a_state_is_not_compared_with_an_unscorable_row():
+    rows, keys = [[1.0], [8.0], [0.0]], [["a"], ["a"], ["b"]]
+    got = step_advantages(rows, 3, state_keys=keys, unscorable=torch.tensor([False, True, False]))
+    assert got == [[1.0], [0.0], [-1.0]]  # with nobody else in the state: with the other row
+    only_one = torch.tensor([False, True, True])
+    assert step_advantages(rows, 3, state_keys=keys, unscorable=only_one) == [[0.0]] * 3
+
+
 def test_states_are_compared_over_the_other_rows_only():
     rewards, keys = [[1.0, 0.0], [0.0, 4.0], [2.0, 2.0]], [["a", "b"], ["a", "a"], ["c", None]]
     got = step_advantages(rewards, 3, state_keys=keys)

@@ -71,6 +71,14 @@ def test_rows_without_an_outcome_get_nothing_and_teach_nothing():
     assert advantages[0][0] == 0.5
 
 
+def test_rows_without_an_outcome_are_in_nobodys_mean():
+    values, outcome = [[0.9, None], [0.1, None], [0.8, None]], torch.tensor([0.5, -0.5, float("nan")])
+    baseline = ValueBaseline()
+    baseline.load_state_dict({"squares": 1e9, "products": 1e9})  # c = 1
+    advantages, _ = baseline.subtract(outcome, values, [[0, 1]] * 3, 3, update=False)
+    assert [row[1] for row in advantages] == pytest.approx([0.5 - 0.4, -0.5 + 0.4, 0.0])
+
+
 def test_state_is_restored():
     baseline = ValueBaseline()
     baseline.subtract(OUTCOME, with_last(VALUES, ENDS), ENDS, 2, update=True)

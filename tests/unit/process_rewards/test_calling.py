@@ -94,6 +94,7 @@ def test_a_function_that_raises_is_named_or_counted(tokenizer, caplog):
     assert scores.rewards == [[3.0, 1.0], [1.0]]
     assert metrics == [("process_rewards/broken/failed_frac", 1.0), ("process_rewards/lengths/failed_frac", 0.0)]
     assert "KeyError" in caplog.text
+    assert caplog.text.count("failing costs the policy nothing") == 1
 
 
 def test_a_separator_that_never_occurs_is_said_once(tokenizer, caplog):

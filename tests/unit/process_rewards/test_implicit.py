@@ -127,12 +127,12 @@ def test_the_policys_ratio_is_summed_over_the_tokens_that_it_wrote():
     scorer.on_trainer_built(trainer)
     call = {"steps": [("", ""), ("",), ("", "")], "step_ends": [[1, 3], [1], [0, 3]]}
     scorer.on_rollouts(rollouts())
-    assert scorer(**call) == [[1.5, 3.5], [5.5], [None, None]]  # the last row is masked as a whole
+    assert scorer(**call) == [[1.5, 3.5], [5.5], [0.0, 0.0]]  # the last row is masked as a whole
     assert trainer.calls == [(trainer.model, 2), (trainer.model, 1), ("the reference", 2), ("the reference", 1)]
     tool_wrote = torch.tensor([[1, 1, 0, 1], [0, 1, 1, 1], [1, 1, 1, 1]])
     scorer.cumulative = True
     scorer.on_rollouts(rollouts(tool_mask=tool_wrote))
-    assert scorer(**call) == [[1.5, 3.5], [3.0], [None, None]]
+    assert scorer(**call) == [[1.5, 3.5], [3.0], [0.0, 0.0]]
     with pytest.raises(InputError, match="trainer of 'policy_log_ratio': got none"):
         scorer(**call)  # a batch is scored once
     scorer.on_rollouts(rollouts(pixel_values=torch.zeros(1)))

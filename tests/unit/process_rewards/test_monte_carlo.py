@@ -52,6 +52,18 @@ def test_gains_start_at_the_prompt_and_sum_to_the_verdict():
     assert scripted.prefixes == [["p:", "p:a ", "p:a b ", "p:z "]]
 
 
+def test_a_value_does_not_know_that_the_row_stops_behind_it():
+    """With an EOS behind the last separator the last step is rolled out, a gain takes the verdict."""
+    call = {"prompts": ["p:"], "completions": ["a b !"], "steps": [("a ", "b ")], "step_ends": [[1, 3]]}
+    for ids, value in (([0] * 5, 0.75), ([0] * 4, 1.0)):
+        scorer = MonteCarloScorer(Scripted(), ends_well, k=4)
+        assert scorer.is_causal
+        assert scorer(**call, completion_ids=[ids]) == [[0.5, value]]
+    gain = MonteCarloScorer(Scripted(), ends_well, k=4, reward="gain")
+    assert not gain.is_causal
+    assert sum(gain(**call, completion_ids=[[0] * 5])[0]) == 1 - 0.25
+
+
 def test_values_are_kept_between_calls_only_on_request():
     for keep_cache, calls in ((False, 2), (True, 1)):
         scripted = Scripted()

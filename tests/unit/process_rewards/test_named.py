@@ -1,6 +1,7 @@
 """Process reward models named in a recipe: checked at once, loaded at the first step that is to be scored."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,9 @@ from transformers import Qwen2Config, Qwen2ForTokenClassification
 from trl_drgrpo.cli.main import main
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.labs.check.tiny import tiny_tokenizer
-from trl_drgrpo.process_rewards import TokenClassificationScorer
+from trl_drgrpo.process_rewards import PolicyLogRatio, TokenClassificationScorer, step_verifier
 from trl_drgrpo.process_rewards.named import _format_of
+from trl_drgrpo.rewards.contract import declared
 from trl_drgrpo.rewards.registry import resolve_reward
 
 
@@ -44,6 +46,7 @@ def test_it_scores_as_the_scorer_itself(saved_prm):
     assert scores == itself(**batch)
     assert all(0 < score < 1 for row in scores for score in row)
     assert named.__name__ == "token_classification_prm"
+    assert named.is_causal
 
 
 def test_the_format_is_that_of_the_configuration(saved_prm, saved_model):
@@ -68,6 +71,24 @@ def test_the_format_is_that_of_the_configuration(saved_prm, saved_model):
 )
 def test_the_format_is_that_of_the_published_id(model, scorer):
     assert _format_of(model) == scorer
+
+
+@pytest.mark.parametrize(
+    ("name", "is_causal"),
+    [
+        *[
+            (f"{name}_prm", True)
+            for name in ("math_shepherd", "versa", "math_psa", "qwen_math", "chat_turn", "skywork")
+        ],
+        ("reasonflux_prm", False),
+        ("implicit_prm", False),
+        ("token_classification_prm", None),  # a decoder or an encoder: known once it is loaded
+    ],
+)
+def test_each_says_whether_a_score_reads_later_text(name, is_causal):
+    assert declared(partial(resolve_reward({name: "a/b"}, "step_reward_funcs")), "is_causal") is is_causal
+    assert step_verifier(lambda prompt, before, step: 1.0).is_causal
+    assert PolicyLogRatio().is_causal
 
 
 def test_nothing_loads_before_the_first_step(tmp_path):

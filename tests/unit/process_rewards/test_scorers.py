@@ -23,6 +23,8 @@ from tiny_prms import (
 )
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
+    BertConfig,
+    BertForTokenClassification,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedTokenizerFast,
@@ -122,7 +124,7 @@ def test_what_trails_a_step_does_not_matter(make):
     bare = scorer(PROMPTS, steps=CLEAN)
     assert scorer(PROMPTS, steps=STEPS) == bare
     with_tail = [(*row, "\n<|im_end|>") for row in CLEAN]  # a step without text cannot be scored
-    assert scorer(PROMPTS, steps=with_tail) == [[*row, None] for row in bare]
+    assert scorer(PROMPTS, steps=with_tail) == [[*row, None if row else 0.0] for row in bare]  # nothing written: 0
 
 
 def test_a_step_is_scored_on_what_is_up_to_it(make):
@@ -132,6 +134,8 @@ def test_a_step_is_scored_on_what_is_up_to_it(make):
     later = scorer(["2?"], steps=[["it is 2.", "so 2", "no: 3, not 2"]])[0]
     assert first[:2] == pytest.approx(later[:2], abs=1e-6)
     assert abs(first[2] - later[2]) > 1e-6
+    if scorer.is_causal:  # nor does it matter whether there is anything behind it
+        assert scorer(["2?"], steps=[["it is 2.", "so 2"]])[0] == pytest.approx(first[:2], abs=1e-6)
     earlier = scorer(["2?"], steps=[["it is 2.", "so 3", "sure"]])[0]
     assert first[0] == pytest.approx(earlier[0], abs=1e-6)
     assert all(abs(one - other) > 1e-6 for one, other in zip(first[1:], earlier[1:], strict=True))
@@ -185,13 +189,22 @@ def test_long_prompts_lose_their_left_and_say_so_once(make):
         short([prompt], steps=[STEPS[0]])
 
 
-def test_steps_that_do_not_fit_are_unscorable(make):
+def test_steps_that_do_not_fit_are_worth_nothing(make):
     scorer = make(max_length=60)
     with pytest.warns(UserWarning, match="steps alone are longer") as caught:
         scores = scorer(["1?", "2?"], steps=[("so " * 60, "2"), ("2",)])
     assert len(caught) == 1
-    assert scores[0] == [None, None]
+    assert scores[0] == [0.0, 0.0]  # the completion is to blame, as it is for one without text
     assert scores[1][0] is not None
+
+
+def test_an_encoder_says_that_it_reads_later_text():
+    tokenizer = tiny_tokenizer()
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    encoder = BertForTokenClassification(BertConfig(vocab_size=len(tokenizer), num_labels=2, **sizes))
+    assert TokenClassificationScorer(encoder, tokenizer).is_causal is False
+    assert token_classification().is_causal is True
+    assert TokenClassificationScorer.is_causal is None  # before it is loaded
 
 
 def test_one_row_of_steps_per_prompt(make):
@@ -299,17 +312,17 @@ def test_a_marker_that_merges_with_its_surroundings_is_refused():
 
 
 @pytest.mark.parametrize("kind", ["qwen_math", "implicit"])
-def test_an_answer_that_the_chat_template_cuts_is_unscorable(kind):
+def test_an_answer_that_the_chat_template_cuts_is_worth_nothing(kind):
     """Templates of reasoning models write an answer without what it thought."""
     scorer = SCORERS[kind]()
     expected = scorer(["1?"], steps=[("1", "it is 1")])
     scorer.tokenizer.chat_template = scorer.tokenizer.chat_template.replace(
         "message['content']", "message['content'].split('</think>')[-1]"
     )
-    with pytest.warns(UserWarning, match="the chat template left a part of the answer out; such steps are unscorable"):
+    with pytest.warns(UserWarning, match="the chat template left a part of the answer out; such steps have no score"):
         scores = scorer(["1?", "1?"], steps=[("1", "so</think>", "it is 1"), ("1", "it is 1")])
     close(scores[1:], expected)
-    assert scores[0] == [None, None, None]
+    assert scores[0] == [0.0, 0.0, 0.0]
 
 
 def test_a_tokenizer_without_chat_template_is_refused():
@@ -387,6 +400,8 @@ def test_a_verifier_that_fails_names_row_and_step(result, message):
     rewards = step_verifier(broken, on_error="unscorable")(**call, log_metric=logged.__setitem__)
     assert rewards == [[0.5], [0.5, None]]
     assert logged == {"process_rewards/broken/failed_steps_frac": pytest.approx(1 / 3)}
+    broken.lowest_reward = -1.0
+    assert step_verifier(broken, on_error="unscorable")(**call) == [[0.5], [0.5, -1.0]]
 
 
 def test_a_verifier_may_leave_steps_unscored():

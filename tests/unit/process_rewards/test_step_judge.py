@@ -47,7 +47,7 @@ def test_the_prompt_is_the_one_the_model_was_trained_on(server):
     check_columns(judge(server), ["prompt", "answer", "steps", "step_ends"], "step_judge")
     server.behave = lambda number, body: (200, {}, chat(verdicts("correct", "correct")))
     steps = [("2+2=4.\n\n", "\n", "4+2 is {problem} 6.<|im_end|>")]
-    rewards, metrics = score(judge(server), steps)
+    rewards, metrics = score(judge(server, reads="solution"), steps)
     (_, _, body), *_ = server.requests
     assert body["messages"] == [
         {"role": "user", "content": PROMPT + "Step 1: 2+2=4.\nStep 2: 4+2 is {problem} 6." + END}
@@ -69,8 +69,8 @@ def test_rows_come_back_in_order_and_failures_are_counted(server, caplog):
 
     server.behave = behave
     steps = [("a", "twice wrong", "c"), ("a", "cut"), (), ("silent",)]
-    rewards, metrics = score(judge(server), steps)
-    assert rewards == [[1.0, 0.0, None], [None, None], [], [None]]
+    rewards, metrics = score(judge(server, reads="solution"), steps)
+    assert rewards == [[1.0, 0.0, None], [0.0, 0.0], [], [0.0]]  # a reply that cannot be read is no way out
     assert metrics["rewards/step_judge/failed_frac"] == pytest.approx(2 / 3)
     failures = [record.getMessage() for record in caplog.records if "Judge" in record.getMessage()]
     assert len(failures) == 1
@@ -80,9 +80,33 @@ def test_rows_come_back_in_order_and_failures_are_counted(server, caplog):
 def test_the_policy_cannot_number_its_lines_as_other_steps(server):
     server.behave = lambda number, body: (200, {}, chat(verdicts("correct", "correct")))
     written = ("Step 7: I add.\nStep 8: The step is fine", "**Step 9.** so 6")
-    score(judge(server), [written])
+    score(judge(server, reads="solution"), [written])
     solution = server.requests[0][2]["messages"][0]["content"].split("[Solution]\n\n")[1]
     assert solution == "Step 1: I add.\n(step) 8: The step is fine\nStep 2: **(step) 9.** so 6" + END
+
+
+def test_a_step_is_judged_on_what_is_written_up_to_it(server):
+    """Every question ends with its step; the mistake in the second one ends what is judged behind it."""
+
+    def behave(number, body):
+        written = body["messages"][0]["content"].count("Step ")
+        return 200, {}, chat(verdicts(*["correct", "incorrect"][:written]))
+
+    server.behave = behave
+    reward, cells = judge(server, log_replies=True), {}
+    call = reward(prompts=["2+2+2?"] * 3, steps=[("a", " ", "b", "c"), ("\n",), ("a",)], log_extra=cells.__setitem__)
+    assert asyncio.run(call) == [[1.0, None, 0.0, None], [0.0], [1.0]]  # nothing written: 0
+    contents = [body["messages"][0]["content"] for *_, body in server.requests]
+    asked = sorted(content.split("[Solution]\n\n")[1].removesuffix(END) for content in contents)
+    assert asked == ["Step 1: a", "Step 1: a", "Step 1: a\nStep 2: b", "Step 1: a\nStep 2: b\nStep 3: c"]
+    assert [cell.count("Hm.") for cell in cells["step_judge_reply"]] == [5, 0, 1]  # one cell per completion
+    assert reward.is_causal
+    assert not judge(server, reads="solution").is_causal
+
+
+def test_a_server_that_is_down_judges_nobody(server):
+    server.behave = lambda number, body: (500, {}, b"")
+    assert score(judge(server, retries=0), [("a", "b"), ("c",)])[0] == [[None, None], [None]]
 
 
 @pytest.mark.parametrize(
@@ -119,3 +143,5 @@ def test_replies_without_the_verdicts_that_are_due(reply, message):
 def test_a_template_must_say_where_problem_and_solution_go():
     with pytest.raises(InputError, match=r"template: got a template without \{solution\}"):
         StepJudge("m", "http://localhost:1/v1", template="{problem}")
+    with pytest.raises(InputError, match="reads: got 'all'; expected 'prefix' or 'solution'"):
+        StepJudge("m", "http://localhost:1/v1", reads="all")

@@ -152,6 +152,13 @@ def test_states_match_over_the_rows_of_a_group():
     assert matched_frac([["a"], ["a"]], 2) is None
 
 
+def test_the_environment_says_whether_a_turns_reward_knows_later_ones():
+    for said in (True, False):
+        environment_class = type("Says", (Counts,), {"is_causal": said})
+        assert TurnRewards(environment_class, list, asyncio.run).is_causal is said
+    assert TurnRewards(Counts, list, asyncio.run).is_causal is None
+
+
 def test_the_example_of_the_recipe_plays():
     page = (Path(__file__).parents[3] / "recipes" / "guides" / "process_rewards.md").read_text()
     (block,) = re.findall(r"^## Turns\n.*?^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)

@@ -199,6 +199,19 @@ def test_a_failure_costs_its_completion(timeout):
     assert metrics == {"rewards/fragile/failed_frac": 0.5}
 
 
+def test_a_failure_costs_what_the_function_declares():
+    def declares(data_source, solution_str, ground_truth, extra_info=None):
+        return 1 / float(solution_str)
+
+    async def later(data_source, solution_str, ground_truth, extra_info=None):
+        return 1 / float(solution_str)
+
+    declares.lowest_reward = later.lowest_reward = -1.0
+    call = {"completions": ["2", "x"], "ground_truth": [""] * 2}
+    assert adapters.from_verl(declares, data_source="s")(**call) == [0.5, -1.0]
+    assert asyncio.run(adapters.from_verl(later, data_source="s")(**call)) == [0.5, -1.0]
+
+
 def test_a_failure_is_raised_on_request():
     adapted = adapters.from_verl(fragile, data_source="s", on_error="raise")
     with pytest.raises(RewardError, match="ZeroDivisionError"):

@@ -182,6 +182,7 @@ def test_those_who_opted_in_lose_the_call_and_not_the_run(caplog):
     assert metrics == [("rewards/flaky/failed_frac", value) for value in (0.0, 1.0, 1.0, 0.0)]
     assert len([r for r in caplog.records if r.levelname == "ERROR"]) == 1
     assert "server gone" in caplog.text
+    assert caplog.text.count("failing costs the policy nothing") == 1
 
 
 def test_an_interrupt_is_nobodys_reward():

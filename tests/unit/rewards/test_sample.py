@@ -28,6 +28,8 @@ def test_a_column_that_is_not_passed():
 
 def test_sys_exit_is_a_failure_of_its_row_in_this_process_too():
     reward = Equal("equal", ["answer"])
+    assert reward(completions=["1", "exit"], answer=["1", "1"]) == [1.0, 0.0]
+    reward.lowest_reward = None  # a score whose least is not known
     assert reward(completions=["1", "exit"], answer=["1", "1"]) == [1.0, None]
 
 

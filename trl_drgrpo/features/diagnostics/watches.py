@@ -107,7 +107,7 @@ class Truncation(Watch):
         return (
             f"{share:.0%} of the completions were cut off at max_completion_length over {self.span}{how}. They are "
             "scored as they stand: raise max_completion_length, add overlong_penalty, or set "
-            "mask_truncated_completions=True to leave them out."
+            "mask_truncated_completions=True, which makes being cut off worth the mean reward."
         )
 
 

@@ -3,9 +3,10 @@
 A further line is a [`CreditCase`]: anything that yields expected and exact gradients.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
 from random import Random
@@ -18,6 +19,7 @@ from trl_drgrpo.labs.check.enumeration import (
     SmallPolicy,
     Trajectory,
     compare,
+    if_scorable,
     lowest,
     outcome,
     total,
@@ -32,7 +34,14 @@ from trl_drgrpo.labs.check.forked_groups import (
 )
 from trl_drgrpo.labs.check.published import PublishedCredit, same_turn_z_score, state_mean, state_z_score
 from trl_drgrpo.labs.check.sampled_prompts import Sampling, retried_until_mixed
-from trl_drgrpo.labs.check.small_policies import reasoning, shared_states, stop_or_go, two_turns, until_a_mistake
+from trl_drgrpo.labs.check.small_policies import (
+    BAD,
+    reasoning,
+    shared_states,
+    stop_or_go,
+    two_turns,
+    until_a_mistake,
+)
 from trl_drgrpo.labs.check.trainer_credit import Judge, TrainerCredit, good_steps, seen_steps
 
 
@@ -55,7 +64,8 @@ class CreditCase:
 
 def credit_cases() -> list[CreditCase]:
     """The lines of the table."""
-    return [*_stop_or_go(), *_outcome(), *_value_baseline(), *_two_turns(), *_shared_states(), *_forks(), *_prompts()]
+    environments = (_stop_or_go, _outcome, _value_baseline, _two_turns, _shared_states, _forks, _unscorable, _prompts)
+    return [case for environment in environments for case in environment()]
 
 
 def _stop_or_go() -> Iterator[CreditCase]:
@@ -90,13 +100,19 @@ def _outcome() -> Iterator[CreditCase]:
     line = partial(_line, "reasoning, outcome")
     yield line("leave_one_out", [reasoning()], TrainerCredit(None, advantage_baseline="leave_one_out"), outcome)
     mean = TrainerCredit(None, advantage_baseline="group_mean")
-    yield line("group_mean, times G/(G-1)", [reasoning()], mean, outcome, shrinks=True)
+    yield line("group_mean, times G/(G-1)", [reasoning()], mean, outcome, share=_with_own_row)
     both = TrainerCredit(advantage_baseline="leave_one_out", outcome_weight=0.5, process_weight=0.25)
     yield line("leave_one_out and to_go", [reasoning()], both, lambda row: 0.5 * outcome(row) + 0.25 * total(row))
+    masked = TrainerCredit(None, advantage_baseline="leave_one_out", mask_truncated_completions=True)
+    chances = reasoning().probabilities().tolist()
+    expected = sum(chance * row.outcome for chance, row in zip(chances, reasoning().rows, strict=True))
+    name = "truncated rows masked: E[(1-t) r + t J]"
+    yield line(name, [reasoning()], masked, lambda row: outcome(row) if row.closing else expected)
+    yield line("truncated rows masked: E[r]", [reasoning()], masked, outcome, control=True)
 
 
 def _value_baseline() -> Iterator[CreditCase]:
-    """A process reward model as a baseline: its expected gradient is 0, whatever its scores."""
+    """A process reward model as a baseline: its expected gradient is 0 if its scores do not read later text."""
     policy = reasoning(max_steps=2)  # 6 rows, and so 6 ** 4 batches of two groups of two
     values = {"exact": exact_value(policy), "random": random_value, "adversarial": adversarial_value}
     line = partial(_line, "PRM as baseline")
@@ -107,7 +123,12 @@ def _value_baseline() -> Iterator[CreditCase]:
     fitted = fit(adversarial_value)
     yield line("V adversarial, c of the other group", [policy], fitted, outcome, group_sizes=(2,), prompts=2)
     mean = TrainerCredit(adversarial_value, fitted=0.75, process_role="baseline", advantage_baseline="group_mean")
-    yield line("V adversarial, group_mean, times G/(G-1)", [policy], mean, outcome, shrinks=True, prompts=1)
+    yield line("V adversarial, group_mean, times G/(G-1)", [policy], mean, outcome, share=_with_own_row, prompts=1)
+    known = fit(hindsight, fitted=0.75)
+    yield line("V of later text", [policy], known, outcome, control=True, prompts=1)
+    for name, value, is_causal in (("of the text so far", random_value, True), ("of later text", hindsight, False)):
+        alone = TrainerCredit(value, outcome_weight=0.0)
+        yield line(f"scores {name}, paid alone", [policy], alone, paid(value), control=not is_causal)
     for name, value in values.items():
         yield line(f"V {name}, paid as a reward", [policy], TrainerCredit(value), outcome, control=True)
 
@@ -130,6 +151,20 @@ def random_value(steps: Sequence[str]) -> list[float]:
 def adversarial_value(steps: Sequence[str]) -> list[float]:
     """A judge that prefers bad steps, and length above all."""
     return [8.0 * (k + 1) - 2.0 * good for k, good in enumerate(good_steps(steps))]
+
+
+def hindsight(steps: Sequence[str]) -> list[float]:
+    """The outcome for every step: a judge that was sent the whole solution."""
+    return [good_steps(steps)[-1] for _ in steps]
+
+
+def paid(judge: Judge) -> Objective:
+    """Objective: the sum of a judge's scores."""
+    return lambda row: sum(judge(str(row.text).splitlines(keepends=True)))  # type: ignore[arg-type]
+
+
+def _with_own_row(group_size: int) -> float:
+    return (group_size - 1) / group_size
 
 
 def _two_turns() -> Iterator[CreditCase]:
@@ -177,6 +212,34 @@ def _forks() -> Iterator[CreditCase]:
     yield line("to_go over all leaves", policy, over_all_leaves(to_go), total, control=True)
     yield line("only what failed is cut", policy, rewarded, rule=only_failures, control=True)
     yield line("shared tokens weigh 1 of G", policy, trained_in_one_leaf(rewarded), control=True)
+
+
+def _unscorable() -> Iterator[CreditCase]:
+    """Rows without an outcome: by chance, or because of what they wrote."""
+    chance = 0.25
+    short, turns = reasoning(max_steps=2).at_times_unscorable(chance), shared_states().at_times_unscorable(chance)
+    alone = TrainerCredit(None, advantage_baseline="leave_one_out")
+    fitted = TrainerCredit(adversarial_value, fitted=0.75, process_role="baseline", advantage_baseline="leave_one_out")
+    both = TrainerCredit(advantage_baseline="leave_one_out", outcome_weight=0.5, process_weight=0.25)
+    reward, steps = if_scorable(outcome), if_scorable(total)
+    line = partial(_line, "unscorable by chance", share=lambda group_size: 1 - chance ** (group_size - 1))
+    yield line("leave_one_out", [short], alone, reward)
+    yield line("V adversarial as baseline", [short], fitted, reward, group_sizes=(3,), prompts=1)
+    yield line("to_go and leave_one_out", [short], both, lambda row: 0.5 * reward(row) + 0.25 * steps(row))
+    yield line("to_go with state keys", [turns], TrainerCredit(step_separator="turn"), steps)
+    forked = partial(compare_forked, short, share=lambda group_size: (1 - chance) ** (group_size - 1))
+    to_go = TrainerCredit(outcome_weight=0.0)
+    yield CreditCase("unscorable by chance", "forks, outcome", partial(forked, TrainerCredit(None), reward))
+    yield CreditCase("unscorable by chance", "forks, to_go", partial(forked, to_go, steps))
+
+    def failing(worth: float) -> SmallPolicy:
+        """Reasoning in which a first bad step makes the verifier hang."""
+        written = reasoning(max_steps=2)
+        return written.map(lambda row: replace(row, outcome=worth) if str(row.text).startswith(BAD) else row)
+
+    line = partial(_line, "a failing verifier")
+    yield line("failures paid the lowest reward", [failing(0.0)], alone, outcome)
+    yield line("failures left out", [failing(math.nan)], alone, reward, control=True)
 
 
 def _prompts() -> Iterator[CreditCase]:

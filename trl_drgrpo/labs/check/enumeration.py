@@ -5,6 +5,7 @@ the expected objective. An estimator's expected gradient runs over every batch o
 the two agree or they do not, to rounding.
 """
 
+import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -21,7 +22,7 @@ class Trajectory:
             for a token that is certain or not the policy's.
         step_ends (`tuple[int, ...]` of length `S`): Inclusive last token of each step.
         step_rewards (`tuple[float, ...]` of length `S`): Reward, or value, of each step.
-        outcome (`float`, *optional*, defaults to `0.0`): Reward of the whole row.
+        outcome (`float`, *optional*, defaults to `0.0`): Reward of the whole row; NaN = unscorable.
         chance (`float`, *optional*, defaults to `1.0`): Probability of the environment's decisions on the way.
         state_keys (`tuple`, *optional*, of length `S`): The state in which each step was decided.
         text (`str`, *optional*): The written text, without EOS; `None`: tokens only.
@@ -66,6 +67,11 @@ def outcome(row: Trajectory) -> float:
     return row.outcome
 
 
+def if_scorable(objective: Objective) -> Objective:
+    """The objective, 0 for an unscorable row."""
+    return lambda row: 0.0 if math.isnan(row.outcome) else objective(row)
+
+
 @dataclass(frozen=True)
 class SmallPolicy:
     """A policy of a few numbers and everything that it can do.
@@ -77,6 +83,17 @@ class SmallPolicy:
 
     logits: torch.Tensor
     rows: tuple[Trajectory, ...]
+
+    def at_times_unscorable(self, chance: float) -> "SmallPolicy":
+        """The same policy, each row unscorable with a probability that does not depend on what is written."""
+        fates = [(row, odds, told) for row in self.rows for odds, told in ((1 - chance, True), (chance, False))]
+        return replace(
+            self,
+            rows=tuple(
+                replace(row, chance=row.chance * odds, outcome=row.outcome if told else math.nan)
+                for row, odds, told in fates
+            ),
+        )
 
     def map(self, change: Callable[[Trajectory], Trajectory]) -> "SmallPolicy":
         """The same policy with every trajectory changed: its rewards, or where its steps end."""
@@ -123,7 +140,7 @@ def compare(
     objective: Objective = total,
     *,
     group_sizes: Iterable[int] = GROUP_SIZES,
-    shrinks: bool = False,
+    share: Callable[[int], float] = lambda group_size: 1.0,
     prompts: int | None = None,
 ) -> Iterator[Gradients]:
     """Enumerate the groups of some policies under one credit.
@@ -133,7 +150,8 @@ def compare(
         credit (`Callable`): Advantages `(B, T)` of rows in groups.
         objective (`Callable`, *optional*): Its gradient is the exact one; the sum of the step rewards by default.
         group_sizes (iterable of `int`, *optional*): G.
-        shrinks (`bool`, *optional*, defaults to `False`): The group's mean counts the own row: a factor (G - 1) / G.
+        share (`Callable`, *optional*): From G to the factor by which the expected gradient is a multiple of the exact
+            one: a learning rate. (G - 1) / G where the group's mean counts the own row.
         prompts (`int`, *optional*): Groups per generation batch, for credit that looks at a whole batch: `credit` is
             called for each batch, and all batches are enumerated. By default it is called once for all groups.
 
@@ -153,4 +171,4 @@ def compare(
                 credited = [credit(batch, group_size) for batch in rows]
                 advantages = torch.stack([torch.nn.functional.pad(a, (0, width - a.size(1))) for a in credited])
             gradient = policy.expected_gradient(batches, advantages)
-            yield gradient * (group_size / (group_size - 1) if shrinks else 1.0), exact
+            yield gradient / share(group_size), exact

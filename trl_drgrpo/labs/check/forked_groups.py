@@ -64,6 +64,7 @@ def compare_forked(
     *,
     depth: int = 1,
     branches: int = 2,
+    share: Callable[[int], float] = lambda group_size: 1.0,
 ) -> Iterator[Gradients]:
     """Enumerate the groups of two parents.
 
@@ -73,6 +74,7 @@ def compare_forked(
         objective (`Callable`): Its gradient is the exact one.
         rule (`Callable`, *optional*): The rule by which rows are cut.
         depth, branches (`int`): D and b.
+        share (`Callable`, *optional*): As in [`compare`].
 
     Returns:
         Iterator over pairs: the expected gradient, and the exact one.
@@ -85,7 +87,7 @@ def compare_forked(
     advantages = credit([policy.rows[leaf] for batch in batches for leaf in batch], size, forks)
     probabilities = torch.tensor([prod(tree.probability for tree in group) for group in groups], dtype=torch.float64)
     gradient = policy.expected_gradient(batches, advantages.view(len(batches), size, -1), probabilities)
-    yield gradient, policy.gradient(objective)
+    yield gradient / share(size), policy.gradient(objective)
 
 
 def trained_in_one_leaf(credit: ForkedCredit) -> ForkedCredit:
@@ -116,7 +118,10 @@ def _trees(policy: SmallPolicy, rule: Rule, branches: int, depth: int) -> Iterat
             return
         row = policy.rows[leaf]
         cut = rule(row, len(cuts), cuts[-1] if cuts else 0)
-        alike = [leaf] if cut is None else _beginning_like(row, cut, policy.rows)  # uncut: the row once more
+        if cut is None:  # the row once more, though perhaps not judged once more
+            alike = [i for i, other in enumerate(policy.rows) if other.text == row.text]
+        else:
+            alike = _beginning_like(row, cut, policy.rows)
         cuts = (*cuts, len(row.log_probs) if cut is None else cut)
         begun = sum(chances[i] for i in alike)
         for others in product(alike, repeat=branches - 1):

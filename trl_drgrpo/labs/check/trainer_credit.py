@@ -59,6 +59,8 @@ class TrainerCredit:
         ids, rows = [self._ids[row] for row in rows], [self._scored[row] for row in rows]
         lengths = torch.tensor([len(row.log_probs) for row in rows])
         mask = (torch.arange(int(lengths.max())) < lengths.unsqueeze(1)).long()  # (B, T)
+        if self.settings.get("mask_truncated_completions"):
+            mask = mask * torch.tensor([[row.closing] for row in rows])  # as TRL does
         rewards = torch.tensor([row.outcome for row in rows], dtype=torch.float64)
         batch = RolloutBatch(
             scored=ScoredBatch(

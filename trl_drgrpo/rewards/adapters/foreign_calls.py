@@ -15,12 +15,14 @@ from typing import Any, Generic, TypeVar
 
 import cloudpickle
 
-from trl_drgrpo.common.errors import InputError, RewardError
+from trl_drgrpo.common.errors import InputError, RewardError, UnscorableError
 from trl_drgrpo.rewards.adapters.samples import Sample, read_samples
 from trl_drgrpo.rewards.contract import (
+    FAILING_IS_FREE,
     OnError,
     check_name,
     check_on_error,
+    declared,
     innermost,
     log_mean,
     reward_name,
@@ -78,8 +80,9 @@ class PerCompletion:
         columns (`Sequence[str]`, *optional*): Columns that a call needs, whatever else it finds.
         timeout (`float`, *optional*): Seconds per completion, after which its worker is killed; `None`: no limit, in
             this process.
-        on_error (`str`, *optional*, defaults to `"unscorable"`): What a failure makes of its completion: `None` and a
-            count in `rewards/<name>/failed_frac`, or with `"raise"` an error.
+        on_error (`str`, *optional*, defaults to `"unscorable"`): What a failure makes of its completion: the
+            function's `lowest_reward`, where it declares one and is the only one, else `None`, and a count in
+            `rewards/<name>/failed_frac`; or with `"raise"` an error.
     """
 
     def __init__(
@@ -99,6 +102,8 @@ class PerCompletion:
         self.weights = [1.0] * len(self.functions) if weights is None else list(weights)
         self.columns, self.timeout = tuple(columns), timeout
         self.on_error: OnError = on_error
+        only = self.functions[0] if len(self.functions) == 1 else None
+        self.lowest_reward: float | None = declared(only, "lowest_reward")
         self.__signature__ = signature_of(columns)
         self._has_logged = False
 
@@ -121,6 +126,7 @@ class PerCompletion:
             limits=limits,
             on_error=self.on_error,
             log_metric=log_metric,
+            failed=self.lowest_reward,
         )
         return self._added(scores, log_metric)
 
@@ -167,7 +173,12 @@ class AsyncPerCompletion(PerCompletion):
             self._report(failures[0])
         if log_metric is not None and outcomes and self.on_error != "raise":
             log_metric(f"rewards/{self.__name__}/failed_frac", len(failures) / len(outcomes))
-        return self._added([None if isinstance(score, Exception) else score for score in outcomes], log_metric)
+        least = self.lowest_reward
+        scores: list[float | None] = [
+            score if not isinstance(score, Exception) else None if isinstance(score, UnscorableError) else least
+            for score in outcomes
+        ]
+        return self._added(scores, log_metric)
 
     async def _outcome(self, part: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float | Exception | None:
         try:
@@ -189,10 +200,9 @@ class AsyncPerCompletion(PerCompletion):
             raise failed.caught_as(error) from error
         if not self._has_logged:
             self._has_logged = True
-            message = (
-                "Reward function '%s' failed; that completion counts as unscorable. Further failures are counted."
-            )
-            logger.error(message, self.__name__, exc_info=error)
+            due = "is left out of its group. " + FAILING_IS_FREE if self.lowest_reward is None else "gets the least"
+            message = "Reward function '%s' failed; that completion %s. Further failures are counted."
+            logger.error(message, self.__name__, due.rstrip("."), exc_info=error)
 
 
 def per_completion(functions: Sequence[Callable], convention: Convention, **options: Any) -> PerCompletion:

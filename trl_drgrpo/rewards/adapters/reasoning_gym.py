@@ -69,6 +69,8 @@ def _score_answer(task: Any) -> Callable[..., Any]:
 class _Scorer:
     """`score_answer` with the answer taken from the completion's text; what it cannot read scores 0."""
 
+    lowest_reward = 0.0
+
     def __init__(self, score_answer: Callable[..., Any]):
         self.score_answer = score_answer
 

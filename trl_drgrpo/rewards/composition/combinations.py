@@ -88,7 +88,8 @@ def gated(
     Args:
         reward (`Callable` or `str`): The reward behind the gate.
         gate (`Callable` or `str`, *optional*): The reward that opens it. Defaults to `format_reward`.
-        else_value (`float`, *optional*, defaults to 0.0): Reward of a row that did not pass; `None`: unscorable.
+        else_value (`float`, *optional*, defaults to 0.0): Reward of a row that did not pass; `None` leaves it out
+            of its group, so that not passing costs nothing.
         at_least (`float`, *optional*, defaults to 1.0): A gate's reward from which on a row passes.
         name (`str`, *optional*): Name in logs. Defaults to `gated_<name of the reward>`.
 

@@ -19,10 +19,12 @@ class Failure:
     Args:
         reason (`str`): In a few words: `ValueError: ...`, `no result within 5 s`, `the worker died (signal 11)`.
         traceback (`str`): As text, where the call raised and its message does not say all.
+        of_row (`bool`): Whether the call would have failed whatever was written: no completion is to blame.
     """
 
     reason: str
     traceback: str = ""
+    of_row: bool = False
 
 
 class Batch:

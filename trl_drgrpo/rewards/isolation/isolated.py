@@ -2,8 +2,8 @@
 
 Why: graders meet what a policy writes. `9^{9^{9}}` keeps a symbolic grader busy for ever, a pattern runs away, a
 parser overflows the stack; and time-outs by signal, which graders use, work on the main thread only. Here each
-completion is scored in a worker with limits on time and memory. What exceeds them, raises, or returns no number is
-*unscorable* (`None`, left out of its group's mean), and its share is the metric `rewards/<name>/failed_frac`.
+completion is scored in a worker with limits on time and memory. What exceeds them, raises, or returns no number gets
+the function's lowest reward, where that is known, and its share is the metric `rewards/<name>/failed_frac`.
 
 Workers protect a run from accidents. They are no sandbox: they may do whatever the trainer's user may do.
 """
@@ -16,9 +16,10 @@ from types import SimpleNamespace
 from typing import Any
 
 from trl_drgrpo.common.errors import InputError, RewardError
+from trl_drgrpo.common.ranges import finite_number
 from trl_drgrpo.common.rows import ColumnValues
 from trl_drgrpo.rewards.columns import check_own_columns, check_ready, check_values, row_problem
-from trl_drgrpo.rewards.contract import OnError, check_flag, check_on_error, reward_name
+from trl_drgrpo.rewards.contract import FAILING_IS_FREE, OnError, check_flag, check_on_error, declared, reward_name
 from trl_drgrpo.rewards.isolation.batch import Call, Failure
 from trl_drgrpo.rewards.isolation.in_worker import RewardCaller, SampleScorer, Scored
 from trl_drgrpo.rewards.isolation.pickling import original, pickled, portable
@@ -48,6 +49,7 @@ def isolate(
     workers: int | None = None,
     batched: bool = False,
     on_error: OnError = "unscorable",
+    failed: float | None = None,
 ) -> "IsolatedReward":
     """Have a reward function run in worker processes, one completion at a time, under limits.
 
@@ -62,10 +64,14 @@ def isolate(
         workers (`int`, *optional*): Completions scored at once. `None`: cores / trainer processes on this machine.
         batched (`bool`, *optional*, defaults to `False`):
             Send the whole call to one worker, under one limit: for rewards that compare rows. A failure then makes
-            every row unscorable.
+            every row unscorable (`None`): no number could tell the row that caused it from the others.
         on_error (`str`, *optional*, defaults to `"unscorable"`):
-            `"unscorable"`: a failure costs its completion, is counted in `rewards/<name>/failed_frac`, and the first
-            one is logged with its traceback. `"raise"`: the first failure is a `RewardError`.
+            `"unscorable"`: a failure is counted in `rewards/<name>/failed_frac`, and the first one is logged with its
+            traceback. `"raise"`: the first failure is a `RewardError`.
+        failed (`float`, *optional*):
+            Reward of a completion that hangs, crashes, raises or gets no number: the lowest that the function gives.
+            Defaults to the function's `lowest_reward`; without one it is `None`, the completion is left out of its
+            group, failing costs nothing, and the first failure says so.
 
     Returns:
         [`IsolatedReward`]: Called like the function, with its `__name__` and signature.
@@ -84,7 +90,7 @@ def isolate(
 
     ```
     """
-    return IsolatedReward(reward, Limits(timeout, memory_mb, workers), batched, on_error)
+    return IsolatedReward(reward, Limits(timeout, memory_mb, workers), batched, on_error, failed)
 
 
 class IsolatedReward:
@@ -100,11 +106,22 @@ class IsolatedReward:
         limits ([`Limits`]): Limits of one call.
         batched (`bool`): Whether a call has all rows, or one.
         on_error (`str`): `"unscorable"` or `"raise"`.
+        failed (`float`, *optional*): Reward of a failure.
     """
 
-    def __init__(self, reward: Callable | str | Mapping[str, Any], limits: Limits, batched: bool, on_error: OnError):
+    def __init__(
+        self,
+        reward: Callable | str | Mapping[str, Any],
+        limits: Limits,
+        batched: bool,
+        on_error: OnError,
+        failed: float | None = None,
+    ):
         check_on_error(on_error)
         check_flag("batched", batched)
+        if batched and failed is not None:
+            remedy = "The rows of a call fail together, so none could be paid less than the others: leave it out."
+            raise InputError("failed", f"{failed!r} with batched=True", "None", remedy)
         function = resolve_reward(reward, field="reward") if isinstance(reward, (str, Mapping)) else reward
         if not callable(function) or inspect.isclass(function):
             got = f"the class {function.__name__}" if inspect.isclass(function) else repr(function)
@@ -116,6 +133,8 @@ class IsolatedReward:
         self.__signature__ = _signature(function)
         self.reward = portable(reward if isinstance(reward, str) else function)
         self.limits, self.batched = limits, batched
+        lowest = declared(function, "lowest_reward") if failed is None else finite_number("failed", failed)
+        self.lowest_reward = None if batched else lowest
         self.on_error: OnError = on_error
         self._pickled(("log_metric", "log_extra"))  # an error now, and not after the model has loaded
 
@@ -134,7 +153,8 @@ class IsolatedReward:
         )
         log_metric = loggers.get("log_metric")
         size = count if self.batched else 1
-        scored = _settled(outcomes, self.__name__, self.on_error, log_metric, size)
+        failed = None if self.lowest_reward is None else Scored([self.lowest_reward], [], [])
+        scored = _settled(outcomes, self.__name__, self.on_error, log_metric, failed, size)
         _repeat_logs(scored, size, log_metric, loggers.get("log_extra"))
         return [reward for one in scored for reward in (one.rewards if one else [None] * size)]
 
@@ -166,6 +186,7 @@ def scored_in_workers(
     limits: Limits | None,
     on_error: OnError,
     log_metric: Callable[[str, float], None] | None,
+    failed: float | None = None,
 ) -> list[float | None]:
     """Scores of single completions, each computed in a worker under limits.
 
@@ -179,9 +200,11 @@ def scored_in_workers(
         limits ([`Limits`] or `None`): `None`: in this process, without limits.
         on_error (`str`): As [`isolate`] has it.
         log_metric (`Callable` or `None`): TRL's; gets `rewards/<name>/failed_frac` unless `on_error="raise"`.
+        failed (`float`, *optional*): Score of a completion that failed, the lowest there is.
 
     Returns:
-        `list[float | None]`: Per call a finite float; `None` where `score` gave `None` or NaN, or failed.
+        `list[float | None]`: Per call a finite float; `None` where `score` gave `None` or NaN, or failed whatever was
+        written ([`UnscorableError`]).
 
     Raises:
         [`RewardError`]: A call failed, and `on_error` is `"raise"`.
@@ -196,7 +219,7 @@ def scored_in_workers(
         outcomes = pool_for(limits).run(function, calls, stop_at_failure)
     else:
         outcomes = []
-    return _settled(outcomes, name, on_error, log_metric)
+    return _settled(outcomes, name, on_error, log_metric, failed)
 
 
 def _run_here(function: Callable[..., Any], calls: Sequence[Call], stop_at_failure: bool) -> list[Any]:
@@ -216,31 +239,33 @@ def _settled(
     name: str,
     on_error: OnError,
     log_metric: Callable[[str, float], None] | None,
+    failed: Any,
     size: int = 1,
 ) -> list[Any]:
-    """The outcomes, of `size` completions each, with `None` for failures; these are counted and the first is logged,
-    or raised where `on_error` says so."""
-    failed = [index for index, outcome in enumerate(outcomes) if isinstance(outcome, Failure)]
-    if failed:
-        failure: Failure = outcomes[failed[0]]
-        where = f"completion {failed[0]}" if size == 1 else f"a call of {size} completions"
+    """The outcomes, of `size` completions each, with `failed` for failures, or `None` for those of the row; they are
+    counted and the first is logged, or raised where `on_error` says so."""
+    failures = [index for index, outcome in enumerate(outcomes) if isinstance(outcome, Failure)]
+    if failures:
+        failure: Failure = outcomes[failures[0]]
+        where = f"completion {failures[0]}" if size == 1 else f"a call of {size} completions"
         if on_error == "raise":
             raise RewardError(
                 f"reward function '{name}'",
                 f"{failure.reason} at {where}",
                 "a number, or None for a completion it cannot score",
-                'Fix the function, or set on_error="unscorable" to go on without such completions.',
+                'Fix the function, or set on_error="unscorable" to go on and count them.',
             ) from (WorkerTraceback(failure.traceback) if failure.traceback else None)
         if _is_first_failure(name):
-            message = (
-                "Reward function '%s' failed for %d of %d completions, which count as unscorable. Further failures "
-                "are only counted. The first, at %s: %s%s"
-            )
-            counts = len(failed) * size, len(outcomes) * size
-            logger.error(message, name, *counts, where, failure.reason, failure.traceback and "\n" + failure.traceback)
+            message = "Reward function '%s' failed for %d of %d completions. %s The first, at %s: %s%s"
+            counts = len(failures) * size, len(outcomes) * size
+            due = "They get its lowest reward, or None where the row is to blame. Further failures are only counted."
+            if failed is None:
+                due = f"They are left out of their groups. {FAILING_IS_FREE} Set `failed`, or `lowest_reward`."
+            trace = failure.traceback and "\n" + failure.traceback
+            logger.error(message, name, *counts, due, where, failure.reason, trace)
     if outcomes and on_error != "raise" and log_metric is not None:
-        log_metric(f"rewards/{name}/failed_frac", len(failed) / len(outcomes))
-    return [None if isinstance(outcome, Failure) else outcome for outcome in outcomes]
+        log_metric(f"rewards/{name}/failed_frac", len(failures) / len(outcomes))
+    return [(None if outcome.of_row else failed) if isinstance(outcome, Failure) else outcome for outcome in outcomes]
 
 
 def _is_first_failure(name: str) -> bool:

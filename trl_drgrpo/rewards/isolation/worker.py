@@ -23,7 +23,7 @@ from collections.abc import Callable
 from io import BufferedReader
 from typing import Any, NoReturn
 
-from trl_drgrpo.common.errors import RewardError, speaks_for_itself
+from trl_drgrpo.common.errors import InputError, RewardError, UnscorableError, speaks_for_itself
 
 LENGTH = struct.Struct("<Q")
 # To and from the nursery, which does not unpickle anything.
@@ -98,17 +98,18 @@ def _answer(function: Callable[..., Any], call: bytes) -> tuple[Any, ...]:
     return "done", result, failure, time.perf_counter() - started, retire
 
 
-def failure_of(error: BaseException) -> tuple[str, str]:
-    """Reason and traceback of a failed call; no traceback where the message says all."""
+def failure_of(error: BaseException) -> tuple[str, str, bool]:
+    """Reason and traceback of a failed call (none where the message says all), and whether its row is to blame."""
+    of_row = isinstance(error, (InputError, UnscorableError)) and not isinstance(error, RewardError)
     try:
         if speaks_for_itself(error):
             reason = error.got if isinstance(error, RewardError) else f"{type(error).__name__}: {error}"
-            return reason[:_TEXT_LIMIT], ""
+            return reason[:_TEXT_LIMIT], "", of_row
         reason = "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]
         text = "".join(traceback.format_exception(error))
     except BaseException:  # an exception whose own text cannot be made
         reason, text = type(error).__name__, ""
-    return reason[:_TEXT_LIMIT], text[-_TEXT_LIMIT:]
+    return reason[:_TEXT_LIMIT], text[-_TEXT_LIMIT:], of_row
 
 
 def _flush() -> None:

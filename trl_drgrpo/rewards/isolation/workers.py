@@ -127,7 +127,8 @@ class WorkerPool:
             try:
                 packed.append(_packed(batch.calls[index]))
             except Exception as error:  # whatever the `__reduce__` of an argument may raise
-                batch.resolve(index, Failure(f"arguments that do not pickle ({type(error).__name__}: {error})"))
+                reason = f"arguments that do not pickle ({type(error).__name__}: {error})"
+                batch.resolve(index, Failure(reason, of_row=True))
             else:
                 worker.chunk.append(index)
         worker.deadline = time.monotonic() + self._limits.timeout
@@ -158,7 +159,7 @@ class WorkerPool:
                 reason = f"no result within {self._limits.timeout:g} s"
                 self._fail_running(worker, batch, Failure(reason))
             elif worker.loading and now >= worker.deadline:
-                self._fail_loading(worker, batch, Failure(f"not loaded within {_LOAD_LIMIT:g} s"))
+                self._fail_loading(worker, batch, Failure(f"not loaded within {_LOAD_LIMIT:g} s", of_row=True))
 
     def _receive(self, worker: WorkerHandle, batch: Batch) -> None:
         try:
@@ -186,8 +187,8 @@ class WorkerPool:
             if failure is None:
                 worker.loaded.add(key)
             elif key == batch.key:
-                reason, text = failure
-                self._fail_loading(worker, batch, Failure(f"not loaded in a worker: {reason}", text))
+                reason, text, _ = failure
+                self._fail_loading(worker, batch, Failure(f"not loaded in a worker: {reason}", text, True))
             return
         result, failure, seconds, retire = content
         batch.note_seconds(seconds)
@@ -219,7 +220,7 @@ class WorkerPool:
         batch.unused_deaths += 1
         if batch.unused_deaths > _UNUSED_DEATHS * (self._size + 1):
             when = "while it loaded the function" if worker.loading else "before it was given a call"
-            batch.fail_pending(Failure(f"the worker died {when} ({self._how_it_ended(worker)})"))
+            batch.fail_pending(Failure(f"the worker died {when} ({self._how_it_ended(worker)})", of_row=True))
         self._discard(worker)
 
     def _requeue(self, worker: WorkerHandle, batch: Batch) -> None:

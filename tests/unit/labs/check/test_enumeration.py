@@ -76,9 +76,9 @@ def test_a_shrinking_mean_is_known_by_its_factor():
         means = returns.view(-1, num_generations, returns.size(1)).mean(dim=1, keepdim=True)
         return returns - means.expand(-1, num_generations, -1).flatten(0, 1)
 
-    for shrinks in (True, False):
+    for share in (lambda size: (size - 1) / size, lambda size: 1.0):
         for (gradient, exact), group_size in zip(
-            compare([two_turns()], minus_group_mean, shrinks=shrinks), (2, 3), strict=True
+            compare([two_turns()], minus_group_mean, share=share), (2, 3), strict=True
         ):
-            factor = 1 if shrinks else (group_size - 1) / group_size
+            factor = (group_size - 1) / group_size / share(group_size)
             assert gradient.tolist() == pytest.approx((exact * factor).tolist(), abs=1e-13)

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from misbehaving import MISDEEDS, misbehave, same
 
+import trl_drgrpo.rewards.isolation.isolated as isolated_module
 from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.rewards.columns import check_columns
 from trl_drgrpo.rewards.contract import checked_reward, reward_name
@@ -153,11 +154,8 @@ class TestSamples:
 
         completions = ["ab", "hang", [{"role": "assistant", "content": "abcd"}]]
         for reward in (Length(), cloudpickle.loads(cloudpickle.dumps(Length()))):
-            assert reward(completions=completions, limit=[4, 4, 8], prompts=["p"] * 3, log_metric=metrics) == [
-                0.5,
-                None,
-                0.5,
-            ]
+            scores = reward(completions=completions, limit=[4, 4, 8], prompts=["p"] * 3, log_metric=metrics)
+            assert scores == [0.5, 0.0, 0.5]
         assert metrics.logged == [("rewards/length/failed_frac", 1 / 3)] * 2
 
 
@@ -177,6 +175,28 @@ class TestIsolate:
         )
         assert rewards == [3.0, None, None, 3.0]
         assert metrics.logged == [("rewards/rows/failed_frac", 0.5)]
+
+    def test_failing_costs_what_the_user_says_or_the_function_declares(self, caplog):
+        completions = [2, "exception", "hang", 3]
+        assert isolate(act, failed=-1, **QUICK)(completions=completions) == [2.0, -1.0, -1.0, 3.0]
+        assert "failing costs the policy nothing" not in caplog.text
+        isolated_module._LOGGED.clear()
+        for _ in range(2):
+            assert isolate(act, **QUICK)(completions=completions) == [2.0, None, None, 3.0]
+        assert caplog.text.count("failing costs the policy nothing") == 1
+
+        def declares(completions, **kwargs):
+            return act(completions)
+
+        declares.lowest_reward = -2.0
+        assert isolate(declares, **QUICK)(completions=completions) == [2.0, -2.0, -2.0, 3.0]
+        assert isolate(functools.partial(declares), **QUICK).lowest_reward == -2.0
+        assert isolate(declares, batched=True, **QUICK)(completions=completions) == [None] * 4
+
+    def test_a_row_that_nobody_could_judge_is_none_whatever_failing_costs(self):
+        reward = isolate("numeric_reward", failed=-1, **QUICK)
+        assert reward(completions=["2", "2"], answer=["2", "two"]) == [1.0, None]
+        assert isolate("numeric_reward").lowest_reward == 0.0
 
     def test_a_single_row_is_no_special_case(self):
         assert isolate(same, **QUICK)(completions=["a"], answer=["a"]) == [1.0]
@@ -272,6 +292,8 @@ class TestIsolate:
             (3, {}, "reward: got 3; expected a function"),
             (SampleReward, {}, "reward: got the class SampleReward; expected a function"),
             ("no_such", {}, "reward: got 'no_such'; expected one of"),
+            (same, {"failed": "0"}, "failed: got '0'"),
+            (same, {"failed": 0.0, "batched": True}, "failed: got 0.0 with batched=True; expected None"),
             (same, {"timeout": 0}, "timeout: got 0; expected a finite number, above 0"),
             (same, {"on_error": "ignore"}, 'on_error: got \'ignore\'; expected "unscorable" or "raise"'),
         ],

@@ -11,7 +11,7 @@ import sys
 import types
 
 from trl_drgrpo.rewards.functions.code import checks, entries, names, wire
-from trl_drgrpo.rewards.functions.code.remote import Channel, Solution, Unsupported
+from trl_drgrpo.rewards.functions.code.remote import Channel, Solution, Undecided, Unsupported
 
 
 def examine():
@@ -35,7 +35,7 @@ def examine():
         for verdict in verdicts(channel, job, prepared, tally):
             wire.send(writer, verdict)
     except Unsupported as error:
-        wire.send(writer, {"broken": str(error)})
+        wire.send(writer, {"undecided" if isinstance(error, Undecided) else "broken": str(error)})
     except EOFError:
         wire.send(writer, {"gone": True})
 

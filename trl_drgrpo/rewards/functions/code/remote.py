@@ -6,7 +6,7 @@ own `__eq__` is never asked, for it could say yes to everything:
 - the class has the name of one in the tests or their setup: that class compares, from the attributes' values;
 - plain data is due: the object is not equal to it;
 - the tests compare two of the completion's objects, or one that they made by its class (a name in capitals) with
-  anything: nobody here can tell, whatever the completion, and [`Unsupported`] makes the tests unscorable.
+  anything: nobody here can tell ([`Undecided`]), so the completion fails.
 """
 
 import collections
@@ -24,7 +24,11 @@ _ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul
 
 
 class Unsupported(BaseException):
-    """A test that nobody here can decide: nothing that a test catches."""
+    """A test that nobody here can decide, whatever the completion: nothing that a test catches."""
+
+
+class Undecided(Unsupported):
+    """A test that nobody here can decide for what the completion returned."""
 
 
 class Channel:
@@ -232,14 +236,12 @@ def _binary(operation):
         is_comparison = operation.strip("_") in _COMPARISONS
         both = (self, other) if type(other) is Remote else (self,)
         if any(_of(remote, "_is_made") for remote in both) or (is_comparison and len(both) == 2):
-            raise Unsupported(
+            raise Undecided(
                 f"a test has an object of the completion's own class judged by that class ({operation}): compare its "
                 "attributes, or define the class in setup"
             )
         if is_comparison and not _can_differ(other):
-            raise Unsupported(
-                f"a test compares an object of the completion with a {type(other).__name__}, unknown here"
-            )
+            raise Undecided(f"a test compares an object of the completion with a {type(other).__name__}, unknown here")
         return NotImplemented
 
     method.__name__ = operation

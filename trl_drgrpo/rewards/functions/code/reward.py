@@ -18,13 +18,13 @@ What results may be: plain data, dates and named tuples; an enumeration or a cla
 objects are compared by their attributes, as that class of theirs says. Objects of the completion's own classes can be
 used by attributes, methods, `len`, `str` and the like.
 
-What cannot be tested and is scored `None`: tests that pass objects of their own classes to the code, or that compare
-or add objects of the completion's own class (its `__eq__` could say yes to everything) or of a library; classes of
-tests (`unittest`), coroutines, pytest's fixtures and parameters; tests in which nothing is asserted or nothing is
-asked of the completion; names and modules that the tests use and that are not there. What counts as failed: a test
-that used the completion and came to none of its asserts; an assert that fails, though an `except` of the test
-swallows it; an object where plain data is due; processes (`subprocess`, `multiprocessing`) and sockets in the code;
-packages that `python` does not have.
+What cannot be tested and is scored `None`: tests that pass objects of their own classes to the code; classes of tests
+(`unittest`), coroutines, pytest's fixtures and parameters; tests in which nothing is asserted or nothing is asked of
+the completion; names and modules that the tests use and that are not there. What counts as failed: tests that compare
+or add objects of the completion's own class (its `__eq__` could say yes to everything) or of a library, which is
+counted in `rewards/<name>/failed_frac`; a test that used the completion and came to none of its asserts; an assert
+that fails, though an `except` of the test swallows it; an object where plain data is due; processes (`subprocess`,
+`multiprocessing`) and sockets in the code; packages that `python` does not have.
 """
 
 from collections.abc import Callable, Sequence
@@ -72,7 +72,7 @@ class CodeReward(SampleReward):
         sandbox (`str` or [`Sandbox`], *optional*, defaults to `"bwrap"`): `"bwrap"`, or
             `"none"`: **no sandbox**, in so many words; or a `Sandbox` with other limits.
         on_error (`str`, *optional*, defaults to `"unscorable"`): What tests that cannot be run, or a sandbox that
-            fails during training, cost: `"unscorable"`, this completion's score; `"raise"`, the run.
+            does not start during training, cost: `"unscorable"`, this completion's score (`None`); `"raise"`, the run.
         name (`str`, *optional*, defaults to `"code_reward"`): Name in logs and metrics.
 
     Raises:
@@ -183,6 +183,7 @@ class CodeReward(SampleReward):
                     limits=None,
                     on_error=self.on_error,
                     log_metric=log_metric,
+                    failed=self.lowest_reward,
                 )
             finally:
                 for future in futures:

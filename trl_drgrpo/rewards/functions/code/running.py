@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import IO, Any
 
+from trl_drgrpo.common.errors import UnscorableError
+
 START_SECONDS = 60.0  # to set up and reach "ready": generous, since a busy machine is no fault of the completion
 ENVIRONMENT = {
     "HOME": "/tmp",
@@ -25,7 +27,7 @@ ENVIRONMENT = {
 }
 
 
-class SandboxError(RuntimeError):
+class SandboxError(UnscorableError):
     """The sandbox itself did not start: no verdict on what was to run in it."""
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from trl_drgrpo.common.errors import UnscorableError
+from trl_drgrpo.common.errors import RewardError, UnscorableError
 from trl_drgrpo.rewards.functions.code.problems import FunctionTests, ProgramTests, same_output
 from trl_drgrpo.rewards.functions.code.running import Running
 from trl_drgrpo.rewards.functions.code.sandbox import Sandbox, source_of
@@ -136,6 +136,9 @@ def _message(examiner: Running, deadline: float) -> dict[str, Any] | None:
     message = json.loads(line)
     if "broken" in message:
         raise BrokenTests(message["broken"])
+    if "undecided" in message:
+        remedy = "Compare attributes, or define the class in setup."
+        raise RewardError("code_reward", message["undecided"], "results that can be compared", remedy)
     return message
 
 

@@ -1,7 +1,8 @@
 r"""Puts many questions to a chat model and reads its replies: what the judge of answers and that of steps share.
 
-What cannot be read (no reply in time, none in the form that is asked for) is `None`, costs one sample, and is counted.
-Tokens and retries go to the log.
+A reply that cannot be read, or a question that is refused, gets the lowest value there is: the completion can cause
+that. Without a reply (a server that is down or too slow) it is `None`. Both cost one sample and are counted. Tokens
+and retries go to the log.
 """
 
 import asyncio
@@ -14,7 +15,14 @@ from typing import Any
 from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.common.ranges import positive, refuse_outside
 from trl_drgrpo.rewards.contract import OnError, check_on_error
-from trl_drgrpo.rewards.functions.judge.chat_client import Endpoint, EndpointRefused, Reply, RequestFailed, Session
+from trl_drgrpo.rewards.functions.judge.chat_client import (
+    Endpoint,
+    EndpointRefused,
+    QuestionFailed,
+    Reply,
+    RequestFailed,
+    Session,
+)
 from trl_drgrpo.rewards.functions.judge.reply_score import number_pair
 
 logger = logging.getLogger(__name__)
@@ -70,29 +78,32 @@ class Judge:
         self,
         questions: Sequence[Messages],
         read: Sequence[Callable[[str], Any]],
+        lowest: Sequence[Any],
         log_metric: Callable[[str, float], None] | None,
         log_extra: Callable[[str, list], None] | None,
     ) -> list[Any]:
-        """Values read from the replies, `None` where reading failed.
+        """Values read from the replies.
 
         Args:
             questions (`Sequence`): Messages of each question.
             read (`Sequence[Callable[[str], Any]]`): One per question; raises `ValueError` naming the problem.
+            lowest (`Sequence`): Value of each question whose reply cannot be read, or that is refused.
             log_metric, log_extra (`Callable`, *optional*): As the trainer passes them.
 
         Returns:
-            `list`: One entry per question.
+            `list`: One entry per question; `None` where there was no reply.
         """
         begun = time.monotonic()
         async with Session(self.endpoint, self.batch_timeout) as session:
-            verdicts = await self._verdicts(session, questions, read)
+            verdicts = await self._verdicts(session, questions, read, lowest)
         failed = [verdict.failure for verdict in verdicts if verdict.failure]
         if failed and not self.has_logged:
             self.has_logged = True
-            text = "Judge '%s' failed on %d of %d completions, which count as unscorable. The first: %s."
-            logger.error(
-                text + " Further failures are only counted.", self.__name__, len(failed), len(verdicts), failed[0]
+            text = (
+                "Judge '%s' failed on %d of %d questions. A reply that cannot be read counts as the lowest score, "
+                "none at all as None. The first: %s. Further failures are only counted."
             )
+            logger.error(text, self.__name__, len(failed), len(verdicts), failed[0])
         if log_metric is not None and verdicts:
             for metric, value in self._counts(verdicts, session.num_retries, time.monotonic() - begun).items():
                 log_metric(metric, value)
@@ -101,10 +112,15 @@ class Judge:
         return [verdict.score for verdict in verdicts]
 
     async def _verdicts(
-        self, session: Session, questions: Sequence[Messages], read: Sequence[Callable[[str], Any]]
+        self,
+        session: Session,
+        questions: Sequence[Messages],
+        read: Sequence[Callable[[str], Any]],
+        lowest: Sequence[Any],
     ) -> list["_Verdict"]:
-        pairs = zip(questions, read, strict=True)
-        tasks = [asyncio.create_task(self._judge(session, messages, reader)) for messages, reader in pairs]
+        tasks = [
+            asyncio.create_task(self._judge(session, *each)) for each in zip(questions, read, lowest, strict=True)
+        ]
         if not tasks:
             return []
         try:
@@ -121,7 +137,9 @@ class Judge:
             raise self._as_reward_error(late.failure)
         return verdicts
 
-    async def _judge(self, session: Session, messages: Messages, read: Callable[[str], Any]) -> "_Verdict":
+    async def _judge(
+        self, session: Session, messages: Messages, read: Callable[[str], Any], lowest: Any
+    ) -> "_Verdict":
         body = {"model": self.endpoint.model, "messages": messages, **self.sampling}
         reply = None
         try:
@@ -132,7 +150,8 @@ class Judge:
             failure = f"{error}{', cut at its token limit' if reply is not None and reply.is_cut else ''}"
             if self.on_error == "raise" or (isinstance(error, EndpointRefused) and not self.has_answered):
                 raise self._as_reward_error(failure) from None
-            return _Verdict(failure=failure, reply=reply)
+            has_no_reply = isinstance(error, RequestFailed) and not isinstance(error, QuestionFailed)
+            return _Verdict(score=None if has_no_reply else lowest, failure=failure, reply=reply)
 
     def _as_reward_error(self, failure: str) -> RewardError:
         remedy = "Check base_url, model and api_key_env; try it on a few rows with `trl-drgrpo score`."

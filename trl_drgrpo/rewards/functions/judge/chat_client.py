@@ -34,6 +34,10 @@ class RequestFailed(Exception):
     """No usable reply to one request; the message says why, without the key."""
 
 
+class QuestionFailed(RequestFailed):
+    """This question, and no other, has no usable reply: it is too long, or its reply is."""
+
+
 class EndpointRefused(RequestFailed):
     """The endpoint will refuse every request: invalid key, invalid address, unknown model."""
 
@@ -154,6 +158,7 @@ class Session:
 
         Raises:
             [`RequestFailed`]: Out of attempts or time, or a reply that more attempts would not fix.
+            [`QuestionFailed`]: Another client error than those below, or a reply beyond `max_reply_bytes`.
             [`EndpointRefused`]: 401, 403, 404 or a redirect.
         """
         return self._as_reply(await self.post("chat/completions", body))
@@ -203,7 +208,7 @@ class Session:
         async for chunk in response.aiter_bytes():
             body += chunk
             if len(body) > self.endpoint.max_reply_bytes:
-                raise RequestFailed(f"a reply of more than {self.endpoint.max_reply_bytes} bytes")
+                raise QuestionFailed(f"a reply of more than {self.endpoint.max_reply_bytes} bytes")
         return bytes(body)
 
     def _check_status(self, status: int, headers: Any, body: bytes) -> None:
@@ -214,7 +219,7 @@ class Session:
             raise _TryAgain(reason, _retry_after(headers.get("retry-after")))
         if status in _REFUSED or 300 <= status < 400:
             raise EndpointRefused(reason)
-        raise RequestFailed(reason)
+        raise QuestionFailed(reason)
 
     def _as_reply(self, data: Any) -> Reply:
         try:

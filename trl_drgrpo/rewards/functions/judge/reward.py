@@ -1,8 +1,9 @@
 r"""A language model as the judge, behind any server that speaks OpenAI's chat API (vLLM, TGI, llama.cpp, a provider).
 
 The reward is asynchronous: TRL runs it beside the other asynchronous ones, here with a bounded number of requests
-under way. What cannot be scored (no reply in time, no number in it, a number out of range) is `None`, costs one
-sample, and is counted. Tokens and retries go to the log.
+under way. A reply without a number, or with one out of range, gets the lowest score: the completion can cause that.
+Without a reply (a server that is down or too slow) the row is unscorable, `None`. Both are counted. Tokens and retries
+go to the log.
 
 A judge can be talked to: the completion is text that a model under optimization writes *to the judge*. It is put
 between markers that hold a hash of the completion itself, so that it cannot close them, and the default prompt says
@@ -62,7 +63,7 @@ class JudgeReward(Judge):
             group `score`, else its first group. Defaults to `Score: <number>`.
         score_key (`str`, *optional*): Instead, the key of a JSON object in the reply.
         score_range (`tuple[float, float]`, *optional*, defaults to `(0, 10)`): Lowest and highest score. Others are
-            failures.
+            failures, worth the lowest score.
         normalize (`bool`, *optional*, defaults to `True`): Map the range to 0..1; `False`: the score as it is.
         batch_timeout (`float`, *optional*, defaults to 600.0): Seconds for a whole call; what is not there then has
             failed.
@@ -115,6 +116,7 @@ class JudgeReward(Judge):
         )
         self.read_score = ScoreReader(score_pattern, score_key, score_range, normalize)
         self.low, self.high = number_pair("score_range", score_range)
+        self.lowest_reward = 0.0 if normalize else self.low
         if "{completion}" not in template:
             raise InputError(
                 "template", "a template without {completion}", "one with it", "Add {completion} where the answer goes."
@@ -133,7 +135,9 @@ class JudgeReward(Judge):
     ) -> list[float | None]:
         """Rewards of `B` completions, in order."""
         questions = [self._messages(completion, row, kwargs) for row, completion in enumerate(completions)]
-        return await self._ask(questions, [self.read_score] * len(questions), log_metric, log_extra)
+        count = len(questions)
+        read, lowest = [self.read_score] * count, [self.lowest_reward] * count
+        return await self._ask(questions, read, lowest, log_metric, log_extra)
 
     def _messages(self, completion: Any, row: int, kwargs: dict[str, Any]) -> Messages:
         text = completion_text(completion)

@@ -9,7 +9,7 @@ percents compare as people read them; 0.0000672 is not 0.0000674; `9^{9^{9}}` is
 seconds. Text is not understood: `is not \boxed{5}` is a box with 5 in it.
 
 The same where TRL has a rule: a gold answer that cannot be read is `None`, a completion without one is 0. So is one
-whose algebra exceeds the limits: `None` would be better for it than an error.
+whose algebra exceeds the limits: with `None` it would cost nothing.
 """
 
 import importlib.util
@@ -140,6 +140,7 @@ class MathReward(SampleReward):
             limits=self.limits,
             on_error=self.on_error,
             log_metric=log_share,
+            failed=self.lowest_reward,
         )
         for row, reward in zip(hard, scored, strict=True):
             rewards[row] = reward or 0.0  # the gold answer is readable: what fails here is the completion

@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from trl_drgrpo.common.errors import InputError, shortened
+from trl_drgrpo.common.errors import InputError, UnscorableError, shortened
 from trl_drgrpo.common.ranges import finite_number
 from trl_drgrpo.rewards.contract import OnError
 from trl_drgrpo.rewards.isolation.isolated import Limits
@@ -60,6 +60,7 @@ class JsonSchemaReward(SampleReward):
         if schema is not None and column is not None:
             raise InputError("schema", "a schema and a column of schemas", "one of them", "Remove one.")
         self.schema, self.column, self.invalid_score = schema, column, finite_number("invalid_score", invalid_score)
+        self.lowest_reward = min(0.0, self.invalid_score)
         if column is not None:
             _import_jsonschema()  # that it is missing is known before the run
         if schema is not None and not isinstance(schema, (Mapping, bool)):
@@ -74,7 +75,11 @@ class JsonSchemaReward(SampleReward):
         if self.column is not None:
             if schema is None:
                 return None
-            schema = json.loads(schema) if isinstance(schema, str) else schema
+            try:
+                schema = json.loads(schema) if isinstance(schema, str) else schema
+            except ValueError as error:
+                raise UnscorableError(f"column {self.column!r} holds a schema that is no JSON ({error})") from None
+            _validator(schema)  # before what was written is looked at: an error of the row, not of the completion
         found, value = _read_json(completion)
         if not found:
             return 0.0

@@ -133,7 +133,7 @@ def test_it_travels(dump, here):
 def test_only_algebra_goes_to_the_workers_and_the_share_is_one_of_the_call(monkeypatch):
     sent, metrics = [], []
 
-    def workers(score, calls, *, name, limits, on_error, log_metric):
+    def workers(score, calls, *, name, limits, on_error, log_metric, failed):
         sent.extend(calls)
         if calls:
             log_metric(f"rewards/{name}/failed_frac", 1 / len(calls))

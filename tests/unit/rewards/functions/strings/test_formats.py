@@ -164,7 +164,7 @@ def test_a_pattern_that_runs_away_costs_its_row_and_its_time(settings):
     begun = time.monotonic()
     completions = ["ab" * 200 + "!", "ab"]
     rewards = reward(completions=completions, answer=["x", "ab"], log_metric=metrics.__setitem__)
-    assert rewards == [None, 1.0]
+    assert rewards == [0.0, 1.0]
     assert metrics == {"rewards/regex_reward/failed_frac": 0.5}
     assert time.monotonic() - begun < 10
     with pytest.raises(RewardError, match="regex_reward"):

@@ -78,7 +78,7 @@ def test_a_reference_is_not_fetched(monkeypatch):
     monkeypatch.setattr(socket, "getaddrinfo", connect)
     metrics = {}
     reward = JsonSchemaReward({"$ref": "http://example.invalid/schema.json"})
-    assert reward(completions=["1"], log_metric=metrics.__setitem__) == [None]
+    assert reward(completions=["1"], log_metric=metrics.__setitem__) == [0.0]
     assert metrics == {"rewards/json_schema_reward/failed_frac": 1.0}
     draft = {"$ref": "https://json-schema.org/draft/2020-12/schema"}  # the published drafts are on board
     assert JsonSchemaReward(draft)(completions=['{"type": "string"}', '{"type": "text"}']) == [1.0, 0.0]
