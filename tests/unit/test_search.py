@@ -345,7 +345,8 @@ def test_a_model_samples_steps_up_to_their_end(model, tokenizer):
         if looks_ahead:
             assert any(each.sampled > len(each.token_ids) for each in ended)
         else:
-            assert all(each.sampled == len(each.token_ids) == 3 for each in ended)
+            assert all(each.sampled == len(each.token_ids) >= 3 for each in ended)  # more inside a character
+            assert any(len(each.token_ids) == 3 for each in ended)
 
 
 def test_a_loaded_model_is_searched(model, tokenizer):

@@ -68,7 +68,7 @@ class StepEnd:
         self.segmenter, self.tokenizer = segmenter, tokenizer
         lasts = {each[-1] for each in segmenter.rule.separators} if isinstance(segmenter.rule, Separators) else set()
         # Of a single token decoders drop a space: a separator that ends in one is looked for behind every token.
-        self._closing = lasts | {"\r", REPLACEMENT} if lasts and " " not in lasts else None
+        self._closing = lasts | {REPLACEMENT} if lasts and " " not in lasts else None
         self._can_close: dict[int, bool] = {}
         self._letter = next(i for i in range(len(tokenizer)) if tokenizer.decode([i]).isalnum())
 
@@ -90,8 +90,7 @@ class StepEnd:
         ids = list(token_ids)
         if not any(map(self._may_close, ids[-new:])):
             return None
-        # One more token: the last step is never complete. No line break goes on with a letter; a rule that looks ahead
-        # gets something that was written.
+        # One more token: the last step is never complete. A rule that looks ahead gets something that was written.
         following = self._letter if self.segmenter.rule.by_prefix else ids[0]
         end = self.segmenter([*ids, following], self.tokenizer).ends[0] + 1
         return end if end <= len(ids) else None

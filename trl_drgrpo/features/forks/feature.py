@@ -21,7 +21,6 @@ import torch
 from trl_drgrpo.features.forks.cuts import boundaries, cut_behind, drawn_places, first_above, step_means
 from trl_drgrpo.objective.fork_advantages import Forks
 from trl_drgrpo.process_rewards.steps import StepSegmenter
-from trl_drgrpo.process_rewards.steps.alignment import CONTEXT, REPLACEMENT
 from trl_drgrpo.upstream.batches import CreditedBatch, ScoredBatch
 from trl_drgrpo.upstream.hooks import Completions, Feature, Generate
 
@@ -116,8 +115,7 @@ class ForkedRollouts(Feature):
         args, tokenizer = self.trainer.args, self.trainer.text_tokenizer
         ends = [self.segmenter(ids, tokenizer).ends for ids in completions]
         self._warn_of_looking_ahead(completions)
-        found = [boundaries(row, len(ids)) for row, ids in zip(ends, completions, strict=True)]
-        places = [[at for at in row if self._is_whole(ids[:at])] for row, ids in zip(found, completions, strict=True)]
+        places = [boundaries(row, len(ids)) for row, ids in zip(ends, completions, strict=True)]
         if args.fork_at == "drawn":
             parent = args.forks**level  # rows of one parent, so far
             first = self.trainer.accelerator.process_index * len(prompts) // parent
@@ -137,12 +135,6 @@ class ForkedRollouts(Feature):
             of_step = {last + 1: value for last, value in zip(end, measure, strict=True)}
             result.append(first_above(row, [of_step[at] for at in row], args.fork_threshold, cut))
         return result
-
-    def _is_whole(self, prefix: list[int]) -> bool:
-        """Whether a prefix ends with a character: bytes of one may become another, or a step's middle, with the next
-        token."""
-        text = self.trainer.text_tokenizer.decode(prefix[-CONTEXT:], clean_up_tokenization_spaces=False)
-        return not text.endswith(REPLACEMENT)
 
     def _seed(self, parent: int) -> str:
         return f"{self.trainer.args.seed} fork {self.batches} {parent}"

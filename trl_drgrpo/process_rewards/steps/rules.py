@@ -19,7 +19,7 @@ from typing import Protocol
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.process_rewards.steps.alignment import Alignment
 
-LINE_BREAK = r"(?:\r\n|(?<!\r)\n|\r(?!\n))"  # one line break, whatever system wrote it; never half of "\r\n"
+LINE_BREAK = r"\r?\n"  # a lone "\r" is none: whether it is one would depend on the next token
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Separators(TextRule):
     """One or several strings; the first one to be complete ends the step.
 
     Args:
-        separators (sequence of `str`): Not empty. `"\\n"` in them also stands for `"\\r\\n"` and `"\\r"`.
+        separators (sequence of `str`): Not empty. `"\\n"` in them also stands for `"\\r\\n"`.
 
     Example:
 
@@ -111,7 +111,7 @@ class Separators(TextRule):
     by_prefix = True
 
     def __init__(self, separators: Sequence[str]):
-        normal = [re.sub(r"\r\n?", "\n", separator) for separator in separators]
+        normal = [separator.replace("\r\n", "\n") for separator in separators]
         self.separators = sorted(set(normal), key=lambda separator: (len(separator), separator))
         self.patterns = [re.compile(LINE_BREAK.join(map(re.escape, each.split("\n")))) for each in self.separators]
 

@@ -59,8 +59,9 @@ class StepSegmenter:
             tool_mask (`list[int]` of length `T`, *optional*): 1 on the model's tokens, 0 on tool results.
 
         Returns:
-            [`Steps`]: A partition of the completion, its closing left out. Texts include special tokens
-            (`decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)`). No tokens, no steps.
+            [`Steps`]: A partition of the completion, its closing left out. Texts include special tokens and are
+            those of `decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)` where the bytes are
+            UTF-8. No tokens, no steps.
 
         Raises:
             `InputError`: `tool_mask` has another length than the completion or other values than 0 and 1, or a

@@ -32,8 +32,8 @@ def step_segmenter(spec: StepSpec, field: str = "step_separator") -> StepSegment
 
     Args:
         spec (`str`, `int`, sequence of `str`, `re.Pattern`, callable or [`StepSegmenter`]):
-            - a separator, or several of which the first to be complete ends the step. `"\\n"` also matches `"\\r\\n"`
-              and `"\\r"`. A separator of escapes alone (a backslash and an n, as a shell passes them on) means the
+            - a separator, or several of which the first to be complete ends the step. `"\\n"` also matches
+              `"\\r\\n"`. A separator of escapes alone (a backslash and an n, as a shell passes them on) means the
               line breaks and tabs it spells;
             - `"re:<pattern>"` or a compiled pattern, used as it is;
             - `"tokens:<n>"` or `n`: a fixed number of the model's tokens;

@@ -46,8 +46,8 @@ class PairsOfTokens:
         return self.ahead
 
 
-def feature(ranks=1, rank=0, others=(), scores=None, entropies=None, broken=(), **fields):
-    """`others`: what the other ranks say, call by call. `broken`: tokens that end within a character."""
+def feature(ranks=1, rank=0, others=(), scores=None, entropies=None, **fields):
+    """`others`: what the other ranks say, call by call."""
     args = {"forks": 2, "fork_depth": 1, "fork_at": "drawn", "fork_threshold": None, "seed": 0}
     others, metrics = list(others), {}
     trainer = SimpleNamespace(
@@ -55,7 +55,6 @@ def feature(ranks=1, rank=0, others=(), scores=None, entropies=None, broken=(), 
         accelerator=SimpleNamespace(num_processes=ranks, process_index=rank),
         text_tokenizer=SimpleNamespace(
             batch_decode=lambda rows, **_: [" ".join(map(str, row)) for row in rows],
-            decode=lambda ids, **_: "\ufffd" if ids and ids[-1] in broken else "x",
         ),
         gathered=lambda own: own + (others.pop(0) if others else []),
         keeping_prefixes=nullcontext,
@@ -98,15 +97,6 @@ def test_a_row_that_cannot_be_cut_stands_there_for_its_leaves():
     assert [len(row) for row in completions] == [2, 2, 6, 7, 1, 1, 0, 0]
     assert forks.newest.cuts == [[2], [2], [2], [2], [1], [1], [0], [0]]
     assert forks.newest.copies([len(row) for row in completions]) == [False, True, False, False] + [False, True] * 2
-
-
-@pytest.mark.parametrize("rule", [{}, {"fork_at": "entropy", "fork_threshold": 0.5}])
-def test_nothing_is_cut_within_a_character(rule):
-    """The next token may end it: whether a step ends there is not known yet."""
-    entropies = lambda prompts, completions: [[1.0] * len(ids) for ids in completions]  # noqa: E731
-    forks, _ = feature(entropies=entropies, broken=[1001], **rule)
-    forks.complete(rows_of(PROMPTS, 4), 4, Backend([6] * 4))
-    assert forks.newest.cuts == [[4], [4]] + [[2]] * 6
 
 
 def test_where_nothing_can_be_cut_nothing_more_is_asked_for():

@@ -18,7 +18,7 @@ from trl_drgrpo.rewards.functions.mathematics.answer_reading import Answer, read
 from trl_drgrpo.rewards.functions.mathematics.brackets import bracketed, collection, is_relation, matrix
 from trl_drgrpo.rewards.functions.mathematics.formulas import for_algebra, same_formula
 from trl_drgrpo.rewards.functions.mathematics.guards import MAX_CHARS, is_cheap, is_well_formed
-from trl_drgrpo.rewards.functions.mathematics.latex import tidy
+from trl_drgrpo.rewards.functions.mathematics.latex import letters, tidy
 from trl_drgrpo.rewards.functions.mathematics.quantities import exact_number, is_near, numbers_equal, percent_equal
 from trl_drgrpo.rewards.functions.mathematics.relations import (
     CALL,
@@ -36,6 +36,8 @@ from trl_drgrpo.rewards.functions.mathematics.units import PERCENT, letter_unit,
 
 _BASED = re.compile(r"([\dA-Za-z]+)_\{?(?:\\text\{[a-z]+\}|\d+)\}?")
 _WORD = re.compile(r"[A-Za-z](?:[A-Za-z' ]|-(?=[A-Za-z]{3})){3,}|(?i:yes|no)|\([A-Z]\)|[A-Z]")
+_VECTOR = re.compile(r"\\(?:vec|mathbf|boldsymbol)(?:\s*\{\s*([a-zA-Z])\s*\}|\s+([a-zA-Z])(?![a-zA-Z]))")
+_RATIO = re.compile(r"(\d+) ?: ?(\d+)")
 _MAX_ENTRIES = 30  # of a set; in a longer one only spelling is compared
 
 
@@ -65,6 +67,8 @@ def equivalent(gold: str, answer: str, deep: bool = True) -> bool | None:
         return letter == _words(tidy(gold))
     if not is_well_formed(answer):
         return False
+    if _VECTOR.search(gold):  # an arrow, bold or a plain letter
+        gold, answer = (_VECTOR.sub(r"\\text{\1\2}", text) for text in (gold, answer))
     one, other = tidy(union(gold)), tidy(union(answer))
     return _same(one, other, deep) if len(other) <= 2 * MAX_CHARS else one == other
 
@@ -95,7 +99,7 @@ def _same(gold: str, answer: str, deep: bool) -> bool | None:
         return False if are_names and a.number and b.number else same_formula(a.equation, b.equation, deep)
     if a.number and b.number:
         return _same_numbers(a, b)
-    if _same_with_letter(a, b) or _same_with_letter(b, a):
+    if _same_with_letter(a, b) or _same_with_letter(b, a) or _is_ratio(a, b):
         return True
     if PERCENT in (a.unit, b.unit) and a.unit != b.unit:
         return False
@@ -109,6 +113,8 @@ def _same(gold: str, answer: str, deep: bool) -> bool | None:
         return verdict
     if a.number and not a.unit and (quantity := letter_unit(b.text)):
         return _same_numbers(a, read(quantity[0]))  # only in answers: a gold `12 m` may be a product
+    if (constant := _constant(a.text)) and _constant(b.text):  # of integration, C or c
+        return same_formula(a.text, b.text[:-1] + constant, deep)
     if is_relation(a.text) != is_relation(b.text):
         return _relation_against_other(a, b, deep)
     return same_formula(a.text, b.text, deep)
@@ -132,6 +138,18 @@ def _same_with_letter(with_unit: Answer, bare: Answer) -> bool:
     r"""`12 \text{ m}` against `12 m`, the same with the unit set as a variable."""
     quantity = letter_unit(bare.text) if with_unit.unit and not bare.unit else None
     return bool(quantity) and quantity[1] == with_unit.unit and _same_numbers(with_unit, read(quantity[0]))
+
+
+def _is_ratio(gold: Answer, answer: Answer) -> bool:
+    """Whether the answer is a fraction as a ratio, `5:3`, in lowest terms. A gold `5:03` is a time."""
+    ratio = _RATIO.fullmatch(answer.text)
+    return bool(ratio and gold.number and (int(ratio[1]), int(ratio[2])) == gold.number.value.as_integer_ratio())
+
+
+def _constant(text: str) -> str | None:
+    """The last letter of `x^2+C`, if it occurs once and there are others."""
+    others = letters(text[:-1])
+    return text[-1] if re.search(r"\+ ?[cC]$", text) and others and not others & {"c", "C"} else None
 
 
 def _same_as_claimed(gold: str, claim: Approximation, deep: bool) -> bool | None:
@@ -232,7 +250,7 @@ def _same_collections(gold: str, answer: str, deep: bool) -> Any:
         return _all_same(names or one.items, others or other.items, deep)
     if kinds <= {"", "{}"} or kinds == {"U"}:
         return _same_in_any_order(one.items, other.items, deep)
-    if kinds == {"", "()"} or len(kinds) == 1:
+    if (one.brackets, other.brackets) == ("", "()") or len(kinds) == 1:  # 2, 3 is no point (2, 3)
         return _all_same(one.items, other.items, deep)
     return False
 

@@ -17,6 +17,14 @@ _FRACTION = re.compile(rf"(-?)(?:\\frac\{{(-?{DECIMAL})\}}\{{(-?{DECIMAL})\}}|\(
 _REPEATING = re.compile(r"(-?)(\d*)\.(\d*)\\overline\{(\d+)\}")
 _SCIENTIFIC = re.compile(rf"(?:(-?{DECIMAL}) ?(?:\\cdot|x) ?|(-?))10\^\{{?(-?\d+)\}}?|(-?{DECIMAL})[eE]([+-]?\d+)")
 
+_WORDS_TEXT = """
+zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen
+eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety
+"""
+_WORDS = _WORDS_TEXT.split()
+IN_WORDS = {word: place if place < 20 else 10 * (place - 18) for place, word in enumerate(_WORDS)}
+IN_WORDS |= {f"{ten}-{one}": IN_WORDS[ten] + IN_WORDS[one] for ten in _WORDS[20:] for one in _WORDS[1:10]}
+
 
 class Number(NamedTuple):
     """An exact value, and how it was written.
@@ -33,8 +41,8 @@ class Number(NamedTuple):
 
 def exact_number(text: str) -> Number | None:
     r"""
-    The value of a tidied integer, decimal (repeating too), fraction, mixed number or power of ten, without a unit;
-    `None` for anything else.
+    The value of a tidied integer (in words too, below 100), decimal (repeating too), fraction, mixed number or power
+    of ten, without a unit; `None` for anything else.
 
     Example:
 
@@ -44,6 +52,8 @@ def exact_number(text: str) -> Number | None:
 
     ```
     """
+    if (in_words := IN_WORDS.get(text.lower())) is not None:
+        return Number(Fraction(in_words))
     if _GROUPED.fullmatch(text):
         text = text.replace(",", "").replace(" ", "")
     if _PLAIN.fullmatch(text):

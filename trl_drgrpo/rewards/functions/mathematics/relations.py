@@ -1,7 +1,7 @@
 r"""Answers that are written with `=`, `<` or a letter in front: chains, named tuples, inequalities, choices.
 
 All of it rewrites spelling, so that the comparison meets one form: `x = 2 + 3 = 5` is `x = 5` if its links agree,
-`(x, y) = (1, 2)` is `x=1, y=2`, `-1 < x < 3` is `(-1,3)`, `x < -1 \text{ or } x > 1` is a union of intervals.
+`(x, y) = (1, 2)` is `(x=1, y=2)`, `-1 < x < 3` is `(-1,3)`, `x < -1 \text{ or } x > 1` is a union of intervals.
 """
 
 import re
@@ -60,14 +60,14 @@ def chain(text: str) -> Chain | None:
 
 
 def spread(text: str) -> str:
-    """`(x,y)=(1,2)` as `x=1,y=2`; anything else as it is."""
+    """`(x,y)=(1,2)` as `(x=1,y=2)`; anything else as it is."""
     left, equals, right = text.partition("=")
     names, values = bracketed(left.strip()), bracketed(right.strip())
     if not equals or not names or not values or names.brackets != "()" or values.brackets != "()":
         return text
     if len(names.items) != len(values.items) or not all(re.fullmatch(_VARIABLE, name) for name in names.items):
         return text
-    return ",".join(f"{name}={value}" for name, value in zip(names.items, values.items, strict=True))
+    return f"({','.join(f'{name}={value}' for name, value in zip(names.items, values.items, strict=True))})"
 
 
 def by_name(items: tuple[str, ...]) -> tuple[str, ...] | None:

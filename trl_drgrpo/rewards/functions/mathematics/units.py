@@ -8,7 +8,7 @@ spelling. One that is missing on either side is forgiven, two different ones are
 import re
 from collections import Counter
 
-from trl_drgrpo.rewards.functions.mathematics.quantities import DECIMAL, exact_number
+from trl_drgrpo.rewards.functions.mathematics.quantities import DECIMAL, IN_WORDS, exact_number
 
 PERCENT = "%"
 _PREFIXES = {"p": "pico", "n": "nano", "µ": "micro", "m": "milli", "c": "centi", "d": "deci", "": ""}
@@ -48,11 +48,9 @@ _SCALES = {"dozen": 12, "hundred": 100, "thousand": 10**3, "million": 10**6, "bi
 # Words after a number that change it.
 _NO_UNIT_TEXT = """
 or and to than not no is maybe perhaps plus minus negative half halves third thirds fourth fourths fifth fifths
-sixth sixths eighth eighths tenth tenths hundredth hundredths thousandth thousandths factorial wrong zero one
-two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen
-nineteen twenty thirty forty fifty sixty seventy eighty ninety
+sixth sixths eighth eighths tenth tenths hundredth hundredths thousandth thousandths factorial wrong
 """
-_NO_UNIT = frozenset(_NO_UNIT_TEXT.split())
+_NO_UNIT = {*_NO_UNIT_TEXT.split(), *IN_WORDS}
 _FILLERS = {"of", "the", "a", "an", "in", "each", "total", "about", "approximately"}
 _MAX_WORDS = 6
 
@@ -244,9 +242,10 @@ def _singular(noun: str) -> str:
 def units_agree(a: str, b: str) -> bool:
     """Whether two units can be meant alike: equal, one missing, or with nouns of which one is more detailed.
 
-    Measures (`cm`, `cm^2`, `dollar`, `%`) have to be equal; `apple` and `red apple` agree, `apple` and `pear` do not.
+    Measures (`cm`, `cm^2`, `dollar`, `%`) have to be equal; `apple` and `red apple` agree, `apple` and `pear` do not;
+    `degree` agrees with `degree C`.
     """
-    if not a or not b or a == b:
+    if not a or not b or a == b or {"degree"} < {a, b} <= {"degree", "degree C", "degree F"}:
         return True
     measures_a, measures_b = ({word for word in unit.split() if _is_measure(word)} for unit in (a, b))
     nouns_a, nouns_b = {*a.split()} - measures_a, {*b.split()} - measures_b

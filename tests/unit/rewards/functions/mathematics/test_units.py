@@ -104,7 +104,9 @@ def test_letters_with_a_space_are_a_unit_where_that_is_known_already():
         ("mg", "Mg", False),
         ("kg apple", "kg", True),
         ("kg apple", "apple", False),
-        ("degree C", "degree", False),
+        ("degree C", "degree", True),
+        ("degree C", "degree F", False),
+        ("degree K", "degree", False),
     ],
 )
 def test_measures_have_to_be_equal_and_nouns_may_be_left_out(a, b, due):
