@@ -45,6 +45,9 @@ def did_you_mean(
     return f"Did you mean {' or '.join(map(form.format, near))}?" if near else otherwise
 
 
+_LONGEST = 500
+
+
 class InputError(ValueError):
     """Something the user gave does not fit.
 
@@ -64,6 +67,7 @@ class InputError(ValueError):
     """
 
     def __init__(self, field: str, got: str, expected: str, remedy: str):
+        got = got if len(got) <= _LONGEST else got[:_LONGEST] + "..."  # a model's name of 5,000 characters
         super().__init__(f"{field}: got {got}; expected {expected}. {remedy}")
         self.field, self.got, self.expected, self.remedy = field, got, expected, remedy
 

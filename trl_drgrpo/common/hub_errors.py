@@ -19,14 +19,15 @@ def check_local(field: str, name: str) -> None:
     name that could be a Hub id passes."""
     path = Path(name).expanduser()
     expected = "a model's folder or Hub id"
-    if path.is_file():
+    is_folder = os.path.isdir(path)  # unlike Path.is_dir false, and no error, for a name that is too long
+    if os.path.isfile(path):
         raise InputError(field, f"{name}, a file", expected, "Name the folder that save_pretrained wrote.")
-    if path.is_dir() and not (path / "config.json").is_file():
+    if is_folder and not (path / "config.json").is_file():
         remedy = "Name the folder that save_pretrained wrote."
         if (path / "adapter_config.json").is_file():
             remedy = "It holds an adapter: name its base model, or merge the two first (`trl-drgrpo merge`)."
         raise InputError(field, f"{name}, a folder without config.json", expected, remedy)
-    if not path.is_dir() and (path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1):
+    if not is_folder and (path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1):
         remedy = (
             "Check the path."
             if path.is_absolute()

@@ -22,6 +22,7 @@ from typing import Any, Literal
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.secrets import is_saving, scrubbed
 from trl_drgrpo.config.group_validation import validate_batch, validate_groups
+from trl_drgrpo.config.kinds import read_mappings, refused
 from trl_drgrpo.config.validation import validate
 from trl_drgrpo.features.diagnostics.run_warnings import without_old_causes
 from trl_drgrpo.objective.step_advantages import FORMER_STEP_BASELINES
@@ -398,7 +399,10 @@ class DrGRPOConfig(GRPOConfig):
         if self.step_credit == "min_to_go":
             logger.warning("step_credit='min_to_go' is biased and will be removed in 0.3. Use 'min_increments'.")
         self._fall_back_to_cpu()
-        super().__post_init__()
+        try:
+            super().__post_init__()
+        except (ValueError, TypeError, NotImplementedError) as error:
+            raise refused(error, vars(self), type(self).__name__) from error
 
     def check(self) -> None:
         """Refuse what the constructor refuses, in a configuration whose fields were assigned to since.
@@ -464,6 +468,7 @@ class DrGRPOConfig(GRPOConfig):
 
     def _spell_out(self) -> None:
         """The forms that scripts and command lines may use, in the one that the rest reads."""
+        read_mappings(self)
         for old, new in _FORMER_FIELDS.items():
             if getattr(self, old) is not None:
                 logger.warning("%s is now called %s; the old name will be removed in 0.3.", old, new)

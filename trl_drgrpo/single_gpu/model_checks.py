@@ -126,7 +126,7 @@ def context_length(config: PreTrainedConfig) -> int | None:
 def _without_weights(config: PreTrainedConfig, init: Mapping[str, Any], peft_config: Any) -> nn.Module | None:
     """The model on the meta device, where somebody needs it; `None` where only loading would tell."""
     targets = getattr(peft_config, "target_modules", None)
-    is_named = targets is not None and targets != _ALL_LINEAR
+    is_named = targets is not None and targets != _ALL_LINEAR or bool(getattr(peft_config, "modules_to_save", None))
     model_class = getattr(transformers, (config.architectures or [""])[0], None)
     if model_class is None or not (is_named or init.get("attn_implementation")):
         return None
@@ -144,12 +144,19 @@ def _without_weights(config: PreTrainedConfig, init: Mapping[str, Any], peft_con
 
 
 def _check_targets(config: Any, model: nn.Module) -> None:
-    """`target_modules` of which no layer has the name; PEFT passes over single ones, and so does this."""
+    """`target_modules` of which no layer has the name (PEFT passes over single ones, and so does this), and a name in
+    `modules_to_save` that no module has, which PEFT ignores."""
+    modules = [name for name, _ in model.named_modules()]
+    for kept in getattr(config, "modules_to_save", None) or ():
+        if not any(f".{name}".endswith(f".{kept}") for name in modules):
+            known = sorted({name.rpartition(".")[2] for name in modules if name})
+            remedy = did_you_mean(kept, known, "Name a module, or remove it.", cutoff=0.6)
+            got = f"{kept!r}, which no module of {type(model).__name__} is called"
+            raise InputError("peft_config.modules_to_save (lora_modules_to_save)", got, "names of modules", remedy)
     targets = getattr(config, "target_modules", None)
     if not targets or targets == _ALL_LINEAR or getattr(config, "target_parameters", None):
         return
-    names = [name for name, _ in model.named_modules()]
-    if any(check_target_module_exists(config, name) for name in names):
+    if any(check_target_module_exists(config, name) for name in modules):
         return
     layers = sorted({name.rpartition(".")[2] for name, each in model.named_modules() if isinstance(each, nn.Linear)})
     given = [targets] if isinstance(targets, str) else sorted(targets)
