@@ -19,7 +19,7 @@ from datasets import Dataset, DatasetDict, IterableDataset, IterableDatasetDict
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin, TrainerCallback
 from trl import GRPOConfig
 
-from trl_drgrpo.common.errors import InputError, RewardError
+from trl_drgrpo.common.errors import InputError, RewardError, told
 from trl_drgrpo.config.best_metric import with_best_metric
 from trl_drgrpo.config.config import DrGRPOConfig, dr_grpo_config
 from trl_drgrpo.config.preflight import check_inputs
@@ -435,7 +435,7 @@ class DrGRPOTrainer(HostTrainer):
         try:
             advantages = self.advantage_func(batch)
         except Exception as error:  # a user's function: what was computed up to here is saved before the run ends
-            got = f"{type(error).__name__}: {error}"
+            got = told(error)
             raise RewardError(
                 "advantage_func", got, "a tensor of advantages", "Fix the function (traceback above)."
             ) from error

@@ -207,7 +207,12 @@ def is_hub_id(source: str) -> bool:
 def _is_local(source: str) -> bool:
     """Whether the name is that of a file or folder: one that exists, or one that cannot be a Hub id."""
     path = Path(source).expanduser()
-    return os.path.exists(path) or path.suffix in FILE_TYPES or source.startswith((".", "/", "~")) or source.count("/") > 1
+    return (
+        os.path.exists(path)
+        or path.suffix in FILE_TYPES
+        or source.startswith((".", "/", "~"))
+        or source.count("/") > 1
+    )
 
 
 def _load_local(source: str, name: str | None, streaming: bool) -> Any:

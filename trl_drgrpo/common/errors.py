@@ -92,6 +92,14 @@ def speaks_for_itself(error: BaseException) -> bool:
     return isinstance(error, (InputError, UnscorableError)) and error.__cause__ is None
 
 
+def told(error: BaseException) -> str:
+    """An exception as `ValueError: its text`, also where making that text raises."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:
+        return f"{type(error).__name__} (whose text cannot be made)"
+
+
 def causes(error: BaseException | None) -> Iterator[BaseException]:
     """The error and what it was raised from, outermost first."""
     while error is not None:

@@ -41,6 +41,7 @@ _TAKEN: dict[str, tuple[str, ...]] = {
         *("conversation", "tools", "chat_template", "add_generation_prompt", "tokenize", "return_dict"),
         *("return_tensors", "continue_final_message"),
     ),
+    "gradient_accumulation_kwargs": ("num_steps",),
     "generation_kwargs": ("num_return_sequences", "return_dict_in_generate"),
 }
 
@@ -83,6 +84,13 @@ def check_keys(config: Any) -> None:
         given = getattr(config, name)
         if isinstance(given, Mapping) and given:
             _check_mapping(name, given, known_keys(config))
+    nested = getattr(config.accelerator_config, "gradient_accumulation_kwargs", None)
+    if isinstance(config.accelerator_config, Mapping):
+        nested = config.accelerator_config.get("gradient_accumulation_kwargs")
+    if nested:
+        from accelerate.utils import GradientAccumulationPlugin
+
+        _check_mapping("gradient_accumulation_kwargs", nested, _hints(GradientAccumulationPlugin))
     with refused_values("generation_kwargs", config.generation_kwargs):
         _sampling(config)
     with refused_values("lr_scheduler_type, lr_scheduler_kwargs", config.lr_scheduler_kwargs):
@@ -120,7 +128,9 @@ def refused_values(field: str, value: Any) -> Iterator[None]:
     except InputError:
         raise
     except (ValueError, TypeError, AttributeError, ArithmeticError) as error:
-        raise InputError(field, shortened(value), "values that fit", f"{type(error).__name__}: {error!s:.300}.") from error
+        raise InputError(
+            field, shortened(value), "values that fit", f"{type(error).__name__}: {error!s:.300}."
+        ) from error
 
 
 def refused(error: Exception, fields: Mapping[str, Any], owner: str) -> InputError:
@@ -168,7 +178,7 @@ def _fits(kind: Any, value: Any) -> bool:
     return isinstance(origin, type) and isinstance(value, numbers.get(origin, origin)) and not isinstance(value, bool)
 
 
-# Who reads the mappings -----------------------------------------------------------------------------------------------
+# Who reads the mappings ----------------------------------------------------------------------------------------------
 
 
 def _accelerator_keys(config: Any) -> Mapping[str, Any]:

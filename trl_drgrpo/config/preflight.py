@@ -86,7 +86,7 @@ def check_inputs(
         read_pass_rates(Path(args.prior_pass_rates).expanduser())
     _check_trackers(args.report_to)
     problem = optimizer_of(args, args.optim_args)
-    if isinstance(problem, ImportError) or isinstance(problem, ValueError) and "a model" not in str(problem):
+    if isinstance(problem, ImportError) or (isinstance(problem, ValueError) and "a model" not in str(problem)):
         raise InputError("optim", str(args.optim.value), "an optimizer that is installed", f"{problem!s:.300}.")
     for func in step_reward_funcs or []:
         _refuse_bare_rule(func)

@@ -41,11 +41,11 @@ def validate(config: Any) -> None:
     check_kinds(config)
     _validate_objective(config)
     _validate_values(config)
-    check_keys(config)
     _validate_fields(config)
     _validate_credit(config)
     _validate_sampling(config)
     validate_forks(config)
+    check_keys(config)
     if config.use_vllm and config.vllm_importance_sampling_correction:
         _validate_correction(config)
 

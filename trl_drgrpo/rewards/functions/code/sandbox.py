@@ -7,8 +7,8 @@ processes, no sockets), under resource limits; one kill ends everything in it. N
 
 What holds: the code cannot read or change a file of the host, reach a network, see or signal a process, or outlive
 its run. Memory is bounded by `memory_mb` (one process) plus `disk_mb`, and plus about 4 MiB of the kernel's for 4,096
-files: where `unshare` and `mount` work, else a warning says that files are not counted. What does not: the kernel is shared, so a hole
-in it is a hole here; processor time up to the time limit, and timing, are not hidden.
+files: where `unshare` and `mount` work, else a warning says that files are not counted. What does not: the kernel is
+shared, so a hole in it is a hole here; processor time up to the time limit, and timing, are not hidden.
 
 `kind="none"` is no sandbox: the same program with resource limits, an empty environment and a temporary directory, but
 with the caller's files, network and processes in reach. It is for machines that are a sandbox themselves.
