@@ -87,7 +87,12 @@ def check_inputs(
     _check_trackers(args.report_to)
     problem = optimizer_of(args, args.optim_args)
     if isinstance(problem, ImportError) or (isinstance(problem, ValueError) and "a model" not in str(problem)):
-        raise InputError("optim", str(args.optim.value), "an optimizer that is installed", f"{problem!s:.300}.")
+        raise InputError(
+            "optim",
+            str(getattr(args.optim, "value", args.optim)),
+            "an optimizer that is installed",
+            f"{problem!s:.300}.",
+        )
     for func in step_reward_funcs or []:
         _refuse_bare_rule(func)
     for func in [*reward_funcs, *(step_reward_funcs or [])]:
