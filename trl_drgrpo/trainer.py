@@ -19,7 +19,7 @@ from datasets import Dataset, DatasetDict, IterableDataset, IterableDatasetDict
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin, TrainerCallback
 from trl import GRPOConfig
 
-from trl_drgrpo.common.errors import InputError, RewardError
+from trl_drgrpo.common.errors import InputError, RewardError, told
 from trl_drgrpo.config.best_metric import with_best_metric
 from trl_drgrpo.config.config import DrGRPOConfig, dr_grpo_config, take_later_assignments
 from trl_drgrpo.config.preflight import check_inputs
@@ -446,9 +446,8 @@ class DrGRPOTrainer(HostTrainer):
         try:
             advantages = self.advantage_func(batch)
         except Exception as error:  # a user's function: what was computed up to here is saved before the run ends
-            got = f"{type(error).__name__}: {error}"
             remedy = "Fix the function (traceback above)."
-            failed = RewardError("advantage_func", got, "a tensor of advantages", remedy)
+            failed = RewardError("advantage_func", told(error), "a tensor of advantages", remedy)
             raise failed.caught_as(error) from error
         return checked_advantages(advantages, batch, "advantage_func")
 

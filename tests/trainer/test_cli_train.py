@@ -337,7 +337,9 @@ def test_the_flags_mean_what_they_mean_to_trl(recipe):
     from trl_drgrpo.cli.train import read_given
 
     argv = [
-        *recipe(dataset_name="data", lr_scheduler_kwargs={"num_cycles": 2}, eval_strategy="no"),
+        *recipe(
+            dataset_name="data", lr_scheduler_type="cosine", lr_scheduler_kwargs={"num_cycles": 2}, eval_strategy="no"
+        ),
         *["--use_peft", "--no_shuffle_dataset", "--learning-rate", "1e-4", "--dtype", "bfloat16"],
         *["--lora_target_modules", "q_proj", "v_proj", "--num_generations_eval", "none", "--reward_weights", "1"],
         *["--pad_to_multiple_of", "4", "--model_init_kwargs", '{"use_cache": false}', "--vllm_mode=server"],
@@ -400,7 +402,7 @@ def test_the_flags_mean_what_they_mean_to_trl(recipe):
             {"reward_funcs": ["list_sum_reward"], "dataset_name": "gaps.jsonl"},
             "reward list_sum_reward: got null in 1 of 8 rows of the column 'answer', first in row 5 (from 0)",
         ),
-        ({"load_in_4bit": True, "load_in_8bit": True}, "configuration: got values that ModelConfig refuses"),
+        ({"load_in_4bit": True, "load_in_8bit": True}, "load_in_8bit: got True; expected a value that fits"),
         ({"resume_from_checkpoint": "nowhere"}, "resume_from_checkpoint: got nowhere, but it does not exist"),
         ({"dataset_name": None, "datasets": [{"path": "some/name"}]}, "datasets: got a mixture of some/name"),
     ],

@@ -5,6 +5,7 @@ generated on the spot. Local and generated data need no network, also with `HF_H
 here, before a model loads: `prompt` must exist, and be text or messages in every row.
 """
 
+import glob
 import importlib
 import os
 from collections.abc import Callable, Mapping
@@ -75,7 +76,7 @@ def take_split(splits: Mapping[Any, AnyDataset], split: str, source: str) -> Any
     if split not in splits:
         found = ", ".join(map(str, splits)) or "none"
         remedy = "Name one of them as dataset_train_split or dataset_test_split"
-        if _is_local(source) and Path(source).expanduser().is_file():
+        if _is_local(source) and os.path.isfile(Path(source).expanduser()):
             remedy += "; for two splits put train.jsonl and test.jsonl into one folder and name the folder"
         elif source.startswith("reasoning_gym:") and split == "test":
             remedy = "A test split needs test_size above 0 and questions that are not among the training questions"
@@ -190,7 +191,7 @@ def check_source(source: str) -> None:
     if source.startswith(_GENERATED) or is_hub_id(source):
         return
     path = Path(source).expanduser()
-    if not path.exists():
+    if not os.path.exists(path):  # unlike Path.exists false, and no error, for a name that is too long
         remedy = f"Relative paths start at the current directory, {os.getcwd()}."
         raise InputError("dataset_name", f"{source}, which does not exist", "an existing file or folder", remedy)
     if path.is_file() and path.suffix not in FILE_TYPES:
@@ -206,7 +207,12 @@ def is_hub_id(source: str) -> bool:
 def _is_local(source: str) -> bool:
     """Whether the name is that of a file or folder: one that exists, or one that cannot be a Hub id."""
     path = Path(source).expanduser()
-    return path.exists() or path.suffix in FILE_TYPES or source.startswith((".", "/", "~")) or source.count("/") > 1
+    return (
+        os.path.exists(path)
+        or path.suffix in FILE_TYPES
+        or source.startswith((".", "/", "~"))
+        or source.count("/") > 1
+    )
 
 
 def _load_local(source: str, name: str | None, streaming: bool) -> Any:
@@ -214,8 +220,8 @@ def _load_local(source: str, name: str | None, streaming: bool) -> Any:
     import datasets
 
     path = Path(source).expanduser()
-    if path.is_file():
-        return _load(FILE_TYPES[path.suffix], None, streaming, source, data_files=str(path))
+    if path.is_file():  # its name is no pattern: a[1].jsonl is no a1.jsonl
+        return _load(FILE_TYPES[path.suffix], None, streaming, source, data_files=glob.escape(str(path)))
     if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
         loaded = datasets.load_from_disk(str(path))
         splits: Any = loaded if isinstance(loaded, datasets.DatasetDict) else datasets.DatasetDict({"train": loaded})

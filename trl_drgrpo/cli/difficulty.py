@@ -4,6 +4,7 @@ Plain filtering, for those who want it. What is left out is no part of the objec
 learns of it meanwhile is not seen; `curriculum` spares the same generations and weights the rest so that it stays.
 """
 
+import os
 from collections.abc import Mapping
 from itertools import compress
 from pathlib import Path
@@ -24,7 +25,7 @@ def check_difficulty(given: Mapping[str, Any]) -> None:
         [`InputError`]: Not two rising pass rates, or no file of pass rates.
     """
     path, limits = given.get("prior_pass_rates"), given.get(FIELD)
-    if path is not None and not Path(path).expanduser().is_file():
+    if path is not None and not os.path.isfile(Path(path).expanduser()):
         remedy = "Write it with `trl-drgrpo score --pass_rates`."
         raise InputError("prior_pass_rates", f"{path}, which is not a file", "a file of pass rates", remedy)
     if limits is None:

@@ -51,6 +51,7 @@ def run(args: argparse.Namespace) -> int:
     given, columns = _checked(args)
     from trl_drgrpo.evaluation import models
     from trl_drgrpo.evaluation.sampling import ModelSampler
+    from trl_drgrpo.single_gpu.model_checks import context_length
 
     prompts = _prompts(args.prompt)
     with console.stdout_to_stderr():
@@ -58,7 +59,9 @@ def run(args: argparse.Namespace) -> int:
         loading = given.loading(args.base)
         tokenizer = models.load_tokenizer(given.model, loading)
         chat = _is_chat(args, given, tokenizer)
-        _dataset_of(given, columns, "a prompt", chat)  # whatever does not fit, before the weights load
+        context = context_length(models.load_config(given.model, loading))
+        for text in args.prompt or ["a prompt"]:  # whatever does not fit, before the weights load
+            _prefix(_dataset_of(given, columns, text, chat), tokenizer, given, context)
         console.log(f"Loading {given.values['model_name_or_path']}")
         model = models.load_model(given.model, loading)
         sampler = ModelSampler(model, tokenizer, given.decoding(), args.num_samples)
@@ -66,7 +69,8 @@ def run(args: argparse.Namespace) -> int:
     for number, text in enumerate(prompts):
         with console.stdout_to_stderr():
             row = _dataset_of(given, columns, text, chat)
-            answers = _answers(row, sampler, tokenizer, rewards, args, given, number)
+            prefix = _prefix(row, tokenizer, given, context)
+            answers = _answers(row, prefix, sampler, tokenizer, rewards, args, given, number)
         for answer, said in answers:
             print("\n" * began + answer)  # an empty line in between
             began = True
@@ -166,8 +170,20 @@ def _dataset_of(given: Given, columns: dict[str, Any], text: str, chat: bool) ->
     return row
 
 
+def _prefix(row: dict[str, Any], tokenizer: Any, given: Given, context: int | None) -> tuple[int, ...]:
+    """The tokens of a prompt; refuses those that leave no room in the model's context."""
+    from trl_drgrpo.process_rewards.texts import prompt_ids
+
+    prefix = tuple(prompt_ids(row["prompt"], tokenizer, given.template()))
+    if context is not None and len(prefix) >= context:
+        expected = f"fewer than the model's context of {context}"
+        raise InputError("prompt", f"{len(prefix)} tokens", expected, "Shorten it.")
+    return prefix
+
+
 def _answers(
     row: dict[str, Any],
+    prefix: tuple[int, ...],
     sampler: Any,
     tokenizer: Any,
     rewards: dict[str, Callable],
@@ -179,13 +195,11 @@ def _answers(
     import secrets
 
     from trl_drgrpo.evaluation.running import completion_of, score_completions
-    from trl_drgrpo.process_rewards.texts import prompt_ids
     from trl_drgrpo.rewards.text import completion_text
     from trl_drgrpo.search.continuations import Request
 
     seed = secrets.randbits(31) if args.seed is None else args.seed + number
     length = given.decoding().max_completion_length
-    prefix = tuple(prompt_ids(row["prompt"], tokenizer, given.template()))
     request = Request(prefix, args.num_samples, length, True, seed)
     (found,) = sampler([request])
     sampled = [

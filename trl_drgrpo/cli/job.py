@@ -148,9 +148,13 @@ def prepare(given: dict[str, Any]) -> Job:
     check_inputs(job.training, job.reward_funcs, job.train_dataset, step_reward_funcs=job.step_reward_funcs)
     from trl import get_peft_config, get_quantization_config  # pyright: ignore[reportPrivateImportUsage]
 
+    from trl_drgrpo.config.kinds import refused
     from trl_drgrpo.single_gpu.model_checks import check_model
 
-    quantization_config, peft_config = get_quantization_config(job.model), get_peft_config(job.model)
+    try:
+        quantization_config, peft_config = get_quantization_config(job.model), get_peft_config(job.model)
+    except (ValueError, ImportError) as error:
+        raise refused(error, vars(job.model), "ModelConfig") from error
     check_model(job.training, job.model.model_name_or_path, job.reward_funcs, quantization_config, peft_config)
     return job
 
@@ -159,13 +163,14 @@ def _build(name: str, given: dict[str, Any]) -> Any:
     known = flags.dataclass_flags(name)
     # A copy, because the dataclasses change lists and mappings in place.
     values = copy.deepcopy({key: value for key, value in given.items() if key in known})
+    from trl_drgrpo.config.kinds import refused
+
     try:
         return flags.import_dataclass(name)(**values)
     except InputError:
         raise
     except (ValueError, ImportError, NotImplementedError, OSError) as error:
-        remedy = f"{str(error).rstrip('.')}."
-        raise InputError("configuration", f"values that {name} refuses", "values that fit together", remedy) from error
+        raise refused(error, values, name) from error
 
 
 def _check_early_stopping(job: Job) -> None:

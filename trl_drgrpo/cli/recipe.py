@@ -74,8 +74,8 @@ def _unknown_keys(unknown: list[tuple[str, int]], known: dict[str, Flag], path: 
 
 def _read(path: str) -> str:
     file = Path(path).expanduser()
-    if not file.is_file():
-        got = f"{path}, a directory" if file.is_dir() else f"{path}, which does not exist"
+    if not os.path.isfile(file):
+        got = f"{path}, a directory" if os.path.isdir(file) else f"{path}, which does not exist"
         remedy = f"Relative paths start at the current directory, {os.getcwd()}."
         raise InputError("--config", got, "the path of a YAML recipe", remedy)
     try:

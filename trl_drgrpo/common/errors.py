@@ -46,6 +46,9 @@ def did_you_mean(
     return f"Did you mean {' or '.join(map(form.format, near))}?" if near else otherwise
 
 
+_LONGEST = 500
+
+
 class InputError(ValueError):
     """Something the user gave does not fit.
 
@@ -65,6 +68,7 @@ class InputError(ValueError):
     """
 
     def __init__(self, field: str, got: str, expected: str, remedy: str):
+        got = got if len(got) <= _LONGEST else got[:_LONGEST] + "..."  # a model's name of 5,000 characters
         # by name: behind it may come a user's error, see `RewardError.caught_as`
         ValueError.__init__(self, f"{field}: got {got}; expected {expected}. {remedy}")
         self.field, self.got, self.expected, self.remedy = field, got, expected, remedy
@@ -125,6 +129,14 @@ class UnscorableError(ValueError):
 def speaks_for_itself(error: BaseException) -> bool:
     """Whether the message of an error says all there is, so that a traceback through this package would be noise."""
     return isinstance(error, (InputError, UnscorableError)) and error.__cause__ is None
+
+
+def told(error: BaseException) -> str:
+    """An exception as `ValueError: its text`, also where making that text raises."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:
+        return f"{type(error).__name__} (whose text cannot be made)"
 
 
 def causes(error: BaseException | None) -> Iterator[BaseException]:

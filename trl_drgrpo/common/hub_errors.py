@@ -1,5 +1,6 @@
 """Failures to load from the Hugging Face Hub: one reason in one line, without the client's log of its retries."""
 
+import json
 import logging
 import os
 from collections.abc import Iterator
@@ -19,20 +20,42 @@ def check_local(field: str, name: str) -> None:
     name that could be a Hub id passes."""
     path = Path(name).expanduser()
     expected = "a model's folder or Hub id"
-    if path.is_file():
+    is_folder = os.path.isdir(path)  # unlike Path.is_dir false, and no error, for a name that is too long
+    if os.path.isfile(path):
         raise InputError(field, f"{name}, a file", expected, "Name the folder that save_pretrained wrote.")
-    if path.is_dir() and not (path / "config.json").is_file():
+    if is_folder and not (path / "config.json").is_file():
         remedy = "Name the folder that save_pretrained wrote."
         if (path / "adapter_config.json").is_file():
             remedy = "It holds an adapter: name its base model, or merge the two first (`trl-drgrpo merge`)."
         raise InputError(field, f"{name}, a folder without config.json", expected, remedy)
-    if not path.is_dir() and (path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1):
+    if is_folder:
+        check_weights(field, path)
+    if not is_folder and (path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1):
         remedy = (
             "Check the path."
             if path.is_absolute()
             else f"Relative paths start at the current directory, {os.getcwd()}."
         )
         raise InputError(field, f"{name}, which does not exist", expected, remedy)
+
+
+def check_weights(field: str, folder: Path) -> None:
+    """Refuses a folder with a safetensors file that is shorter than its header says: a copy that was cut off, which
+    ends in a traceback when it is loaded. Reads the headers only."""
+    for file in sorted(folder.glob("*.safetensors")):
+        size = file.stat().st_size
+        try:
+            with file.open("rb") as stream:
+                header = stream.read(8)
+                length = int.from_bytes(header, "little")
+                tensors = json.loads(stream.read(length)) if len(header) == 8 and length <= size else {}
+            tensors.pop("__metadata__", None)
+            due = 8 + length + max((each["data_offsets"][1] for each in tensors.values()), default=0)
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+            due = None
+        if due != size:
+            got = f"{file} of {size} bytes" + (f", {due} by its header" if due else ", without a whole header")
+            raise InputError(field, got, "a whole safetensors file", "Copy or download it again: it was cut off.")
 
 
 @contextmanager

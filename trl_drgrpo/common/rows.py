@@ -29,7 +29,7 @@ class ColumnValues:
         kind (`str`): `"text"`, `"number"`, `"boolean"`, `"list"`, `"mapping"`, `"null"` (nothing else in it) or
             `"other"` (several kinds, or one that is none of these).
         rows (`int`): Rows that were looked at.
-        nulls (`int`): Number of nulls.
+        nulls (`int`): Number of nulls, and of lists without a value.
         first_null (`int`, *optional*): Position of the first of those.
     """
 
@@ -186,8 +186,15 @@ def _size(kind: Any) -> int:
 
 def _of_arrow(column: Any) -> ColumnValues:
     pc: Any = importlib.import_module("pyarrow.compute")
+    kind = _kind_of_arrow(column.type)
+    if kind == "list":  # an empty one, or one of nulls alone, holds as little as a null
+        column = column.combine_chunks()
+        held = pc.list_parent_indices(column).filter(pc.is_valid(pc.list_flatten(column))).unique()
+        nulls = len(column) - len(held)
+        first = next(row for row, found in enumerate([*held.to_pylist(), -1]) if row != found) if nulls else None
+        return ColumnValues(kind, len(column), nulls, first)
     first = pc.index(pc.is_null(column), True).as_py() if column.null_count else None
-    return ColumnValues(_kind_of_arrow(column.type), len(column), column.null_count, first)
+    return ColumnValues(kind, len(column), column.null_count, first)
 
 
 def _concatenated(columns: list[Any]) -> Any:
@@ -212,11 +219,15 @@ def _kind_of_arrow(kind: Any) -> str:
 
 def _of_objects(values: list[Any]) -> ColumnValues:
     kinds = {_kind_of_object(value) for value in values}
-    nulls = [i for i, value in enumerate(values) if value is None]
+    nulls = [i for i, value in enumerate(values) if value is None or _is_empty(value)]
     named = kinds - {"null"} or {"null"}
     return ColumnValues(
         named.pop() if len(named) == 1 else "other", len(values), len(nulls), nulls[0] if nulls else None
     )
+
+
+def _is_empty(value: Any) -> bool:
+    return isinstance(value, list) and all(each is None for each in value)
 
 
 def _kind_of_object(value: Any) -> str:

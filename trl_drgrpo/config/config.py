@@ -26,6 +26,7 @@ from trl_drgrpo.common.errors import InputError, UnknownNameError, in_one
 from trl_drgrpo.common.ranges import RANGES, refuse_outside
 from trl_drgrpo.common.secrets import is_saving, scrubbed
 from trl_drgrpo.config.group_validation import validate_batch, validate_groups
+from trl_drgrpo.config.kinds import read_mappings, refused
 from trl_drgrpo.config.validation import validate
 from trl_drgrpo.upstream.versions import remedy_for_name, require_supported_trl
 
@@ -414,7 +415,10 @@ class DrGRPOConfig(GRPOConfig):
         if self.step_credit == "min_to_go":
             logger.warning("step_credit='min_to_go' is biased and will be removed in 0.3. Use 'min_increments'.")
         self._fall_back_to_cpu()
-        super().__post_init__()
+        try:
+            super().__post_init__()
+        except (ValueError, TypeError, NotImplementedError) as error:
+            raise refused(error, vars(self), type(self).__name__) from error
 
     def check(self) -> None:
         """Refuse what the constructor refuses, in a configuration whose fields were assigned to since.
@@ -480,6 +484,7 @@ class DrGRPOConfig(GRPOConfig):
 
     def _spell_out(self) -> None:
         """The forms that scripts and command lines may use, in the one that the rest reads."""
+        read_mappings(self)
         if self.warmup_ratio is not None:
             refuse_outside("warmup_ratio", self.warmup_ratio, RANGES["warmup_ratio"])
             self.warmup_steps, self.warmup_ratio = self.warmup_steps or self.warmup_ratio, None

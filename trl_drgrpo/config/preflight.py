@@ -18,6 +18,7 @@ from trl_drgrpo.common.folders import check_writable
 from trl_drgrpo.common.rows import check_prompt_values, column_values
 from trl_drgrpo.config.best_metric import check_best_metric
 from trl_drgrpo.config.config import DrGRPOConfig
+from trl_drgrpo.config.kinds import optimizer_of
 from trl_drgrpo.features.diagnostics.correctness import CorrectnessRule
 from trl_drgrpo.features.sampling.pass_rates import read_pass_rates
 from trl_drgrpo.rewards.columns import check_columns, check_form, check_ready, check_values, gold_columns
@@ -84,6 +85,14 @@ def check_inputs(
     if args.prior_pass_rates is not None:
         read_pass_rates(Path(args.prior_pass_rates).expanduser())
     _check_trackers(args.report_to)
+    problem = optimizer_of(args, args.optim_args)
+    if isinstance(problem, ImportError) or (isinstance(problem, ValueError) and "a model" not in str(problem)):
+        raise InputError(
+            "optim",
+            str(getattr(args.optim, "value", args.optim)),
+            "an optimizer that is installed",
+            f"{problem!s:.300}.",
+        )
     for func in step_reward_funcs or []:
         _refuse_bare_rule(func)
     for func in [*reward_funcs, *(step_reward_funcs or [])]:

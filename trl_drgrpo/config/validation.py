@@ -6,11 +6,13 @@ objective.
 """
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
-from trl_drgrpo.common.errors import InputError, did_you_mean, in_one
+from trl_drgrpo.common.errors import InputError, did_you_mean, in_one, shortened
 from trl_drgrpo.common.ranges import Range, refuse_out_of_range
 from trl_drgrpo.config.group_validation import generation_rows, validate_forks
+from trl_drgrpo.config.kinds import check_keys, check_kinds
 from trl_drgrpo.features.diagnostics.run_warnings import warning_thresholds
 from trl_drgrpo.features.forks.cuts import FORK_AT
 from trl_drgrpo.objective.advantages import ADVANTAGE_BASELINES
@@ -36,12 +38,14 @@ _REMOVE = "Remove it: Dr. GRPO sets it."
 def validate(config: Any) -> None:
     """Raise on what makes a run something else than Dr. GRPO, and on values that do not fit each other. `config` has
     `scale_rewards` as TRL's string and `step_separator` as a list."""
+    check_kinds(config)
     _validate_objective(config)
     _validate_values(config)
     _validate_fields(config)
     _validate_credit(config)
     _validate_sampling(config)
     validate_forks(config)
+    check_keys(config)
     if config.use_vllm and config.vllm_importance_sampling_correction:
         _validate_correction(config)
 
@@ -79,18 +83,6 @@ def _validate_objective(config: Any) -> None:
         raise in_one(found)
 
 
-_SWITCHES = (
-    "scale_by_running_std",
-    "deepseekmath_step_std",
-    "use_bias_correction_kl",
-    "sync_ref_model",
-    "share_prompts",
-    "fast_generation",
-    "run_log",
-    "curriculum",
-)
-
-
 def _validate_values(config: Any) -> None:
     """Types and ranges that would otherwise fail deep inside, or train something nobody asked for."""
     refuse_out_of_range(_as_zero(vars(config), config.use_vllm))
@@ -103,19 +95,12 @@ def _validate_values(config: Any) -> None:
         weights = getattr(config, name)
         if weights is not None and not (isinstance(weights, (list, tuple)) and all(map(Range().allows, weights))):
             raise InputError(name, repr(weights), "a list of finite numbers", "Give one number per function.")
-    for name in _SWITCHES:
-        if not isinstance(getattr(config, name), bool):
-            raise InputError(
-                name,
-                repr(getattr(config, name)),
-                "True or False",
-                "Use True or False: a string such as 'false' would count as true.",
-            )
-    for name, allowed in _choices().items():
+    listed = {field.name: field.metadata["choices"] for field in fields(config) if field.metadata.get("choices")}
+    for name, allowed in {**listed, **_choices()}.items():
         value = getattr(config, name)
-        if value not in allowed:
+        if value not in allowed and value is not None and not isinstance(value, bool):
             remedy = did_you_mean(value, allowed, "Pick one of them.", cutoff=0.6, form="{!r}")
-            raise InputError(name, repr(value), f"one of {', '.join(allowed)}", remedy)
+            raise InputError(name, shortened(value), f"one of {', '.join(allowed)}", remedy)
 
 
 def _as_zero(values: Mapping[str, Any], use_vllm: bool) -> Mapping[str, Any]:
@@ -125,6 +110,8 @@ def _as_zero(values: Mapping[str, Any], use_vllm: bool) -> Mapping[str, Any]:
 
 def _choices() -> dict[str, tuple[str, ...]]:
     """The values of fields that take one of a few texts. What transformers names itself is asked there."""
+    from accelerate.utils import DynamoBackend
+    from transformers.generation.configuration_utils import ALL_CACHE_IMPLEMENTATIONS
     from transformers.trainer_utils import HubStrategy, IntervalStrategy, SaveStrategy, SchedulerType
     from transformers.training_args import OptimizerNames, trainer_log_levels
 
@@ -149,6 +136,10 @@ def _choices() -> dict[str, tuple[str, ...]]:
         "log_level": tuple(trainer_log_levels),
         "log_level_replica": tuple(trainer_log_levels),
         "vllm_mode": ("server", "colocate"),
+        "cache_implementation": (*ALL_CACHE_IMPLEMENTATIONS, "paged"),
+        "include_num_input_tokens_seen": ("all", "non_padding", "no"),
+        "torch_compile_backend": tuple(backend.value.lower() for backend in DynamoBackend),
+        "torch_compile_mode": ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"),
         "vllm_importance_sampling_mode": SAMPLING_CORRECTIONS,
         **{name: tuple(str(member.value) for member in values) for name, values in enumerations.items()},
     }
@@ -157,9 +148,6 @@ def _choices() -> dict[str, tuple[str, ...]]:
 def _validate_fields(config: Any) -> None:
     """Our own fields, and values that do not fit each other."""
     warning_thresholds(config.run_warnings)
-    if config.correct_reward is not None and not isinstance(config.correct_reward, str):
-        remedy = "Leave it out for the first reward."
-        raise InputError("correct_reward", repr(config.correct_reward), "a reward function's name", remedy)
     if config.logging_strategy == "steps" and config.logging_steps == 0:
         remedy = "Set logging_strategy='no' to turn logging off."
         raise InputError("logging_steps", "0", "a number above 0 with logging_strategy 'steps'", remedy)
@@ -188,9 +176,6 @@ def _validate_fields(config: Any) -> None:
 def _validate_credit(config: Any) -> None:
     """Process rewards: the choices must fit each other, and the separator must be one."""
     if config.step_separator is not None:
-        if not isinstance(config.step_separator, (list, tuple)):
-            got = repr(config.step_separator)
-            raise InputError("step_separator", got, "a list of separators", "Leave it out for the default.")
         configured_segmenter(config.step_separator)
     check_choices(config.step_credit, config.step_baseline, config.deepseekmath_step_std, prefix="step_")
     if config.process_role == "baseline":

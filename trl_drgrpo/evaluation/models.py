@@ -7,7 +7,7 @@ from typing import Any
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.extras import require_for_quantization
-from trl_drgrpo.common.hub_errors import check_local
+from trl_drgrpo.common.hub_errors import check_local, check_weights, hub_errors
 from trl_drgrpo.features.resume.checkpoints import checkpoint_folders
 from trl_drgrpo.upstream.quiet import brief_bars
 
@@ -45,6 +45,7 @@ def check_model(field: str, name: str, base: str | None = None) -> None:
         return
     from trl_drgrpo.single_gpu.merging import base_of
 
+    check_weights(field, path)
     try:
         base_of(path, base)
     except InputError as error:
@@ -69,6 +70,15 @@ def base_name(name: str, base: str | None = None) -> str | None:
     from trl_drgrpo.single_gpu.merging import base_of
 
     return base_of(Path(name).expanduser(), base)[0]
+
+
+def load_config(name: str, loading: Loading) -> Any:
+    """The configuration of a model, or of an adapter's base; no weights."""
+    from transformers import AutoConfig
+
+    name = base_name(name, loading.base) or name
+    with hub_errors("model", name, "a folder or Hub id of a model"):
+        return AutoConfig.from_pretrained(name, trust_remote_code=loading.trust_remote_code)
 
 
 def load_tokenizer(name: str, loading: Loading) -> Any:

@@ -122,7 +122,9 @@ def check_context(model: Any, lengths: Sequence[int], decoding: Decoding) -> Non
         lengths (`Sequence[int]`): Tokens of each prompt.
         decoding ([`Decoding`]): Length limits of completions.
     """
-    context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    from trl_drgrpo.single_gpu.model_checks import context_length
+
+    context = context_length(model.config)
     row = max(range(len(lengths)), key=lengths.__getitem__)
     most = decoding.max_completion_length
     if context is not None and lengths[row] + most > context:

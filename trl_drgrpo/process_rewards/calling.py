@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from trl_drgrpo.common.errors import InputError, RewardError
+from trl_drgrpo.common.errors import InputError, RewardError, told
 from trl_drgrpo.process_rewards.steps import Steps, StepSegmenter, one_step_frac
 from trl_drgrpo.process_rewards.steps.rules import Turns
 from trl_drgrpo.rewards.contract import FAILING_IS_FREE, OnError, innermost, reward_name, reward_number
@@ -358,7 +358,7 @@ async def _gather(calls: list[Any]) -> list[Any]:
 def _as_reward_error(name: str, error: Exception) -> RewardError:
     return RewardError(
         f"step reward function '{name}'",
-        f"{type(error).__name__}: {error}",
+        told(error),
         "one list of rewards per completion",
         'Fix the function (its traceback is above), or set on_reward_error="unscorable" to go on without it.',
     )

@@ -14,7 +14,7 @@ from typing import Any
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.report.json_lines import JsonLines
 from trl_drgrpo.report.recorded import RecordedCompletions
-from trl_drgrpo.report.records import Logged, Run, Warned, mapping, number, text, whole
+from trl_drgrpo.report.records import Logged, Run, Warned, listed, mapping, number, text, whole
 from trl_drgrpo.report.starts import Starts
 
 LOG_FOLDER, FORMAT = "_drgrpo", 1
@@ -65,7 +65,7 @@ def read_run_log(log: Path) -> Run:
     """Reads the folder `<output_dir>/_drgrpo` that `DrGRPOTrainer` writes. Refuses a `run.json` of another format."""
     notes: list[str] = []
     about = _about(log / "run.json", notes)
-    entries = [mapping(start) for start in about.get("starts") or [] if isinstance(start, dict)]
+    entries = [mapping(start) for start in listed(about.get("starts")) if isinstance(start, dict)]
     starts = Starts([(number(entry.get("time")) or 0.0, whole(entry.get("step")) or 0) for entry in entries])
     output_dir = log.resolve().parent
     run = Run(
@@ -73,7 +73,7 @@ def read_run_log(log: Path) -> Run:
         path=str(log.parent),
         kind="trl-drgrpo",
         facts=_facts(about, entries, starts.began),
-        formula=[text(line) for line in about.get("formula") or [] if isinstance(line, str)],
+        formula=[text(line) for line in listed(about.get("formula")) if isinstance(line, str)],
         objective=dict(mapping(about.get("objective"))),
         settings=dict(mapping(about.get("settings"))),
         right=dict(mapping(about.get("right"))) or None,

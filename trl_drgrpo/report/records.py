@@ -5,8 +5,8 @@ is `None`, what is no text becomes one, and the rest of the report need not ask 
 """
 
 import json
-import math
 import statistics
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -176,15 +176,15 @@ class Run:
 
 
 def number(value: Any) -> float | None:
-    """A finite number as it is, anything else as `None`."""
+    """A finite number as it is, anything else as `None`; a whole number that no float holds is none."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
-    return value if math.isfinite(value) else None
+    return value if -sys.float_info.max <= value <= sys.float_info.max else None
 
 
 def whole(value: Any) -> int | None:
-    """An integer as it is, anything else as `None`."""
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+    """An integer of at most 64 bits as it is, anything else as `None`."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63 else None
 
 
 def text(value: Any) -> str:
@@ -195,6 +195,11 @@ def text(value: Any) -> str:
 def flag(value: Any) -> bool | None:
     """True or false as they are, anything else as `None`."""
     return value if isinstance(value, bool) else None
+
+
+def listed(value: Any) -> list[Any]:
+    """A list as it is, anything else as an empty one."""
+    return value if isinstance(value, list) else []
 
 
 def mapping(value: Any) -> Mapping[str, Any]:

@@ -14,7 +14,7 @@ import numbers
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Literal, Protocol, get_args
 
-from trl_drgrpo.common.errors import InputError, RewardError, shortened, speaks_for_itself
+from trl_drgrpo.common.errors import InputError, RewardError, shortened, speaks_for_itself, told
 from trl_drgrpo.rewards.columns import PER_CALL, pass_on_checks
 from trl_drgrpo.rewards.foreign import adapter_hint
 from trl_drgrpo.rewards.signatures import parameters
@@ -294,7 +294,7 @@ class _Call:
         remedy = 'Fix the function (its traceback is above), or set on_reward_error="unscorable" to go on without it.'
         return RewardError(
             f"reward function '{self.guard.name}'",
-            f"{type(error).__name__}: {error}",
+            told(error),
             "a list of rewards",
             (self.guard.hint if isinstance(error, TypeError) else "") or remedy,
         )

@@ -75,7 +75,7 @@ def module_from_file(spec: str, path: str) -> ModuleType:
     """Runs a file as a module of its own name, once per process; its directory is not put on the search path. `spec`:
     what the user wrote, for the message. An error of the file is the cause of the `InputError`."""
     file = Path(path).expanduser()
-    if not file.is_file():
+    if not os.path.isfile(file):  # false for a name that is too long, too
         raise InputError("reward_funcs", f"{spec!r}, a file that does not exist", "`path/to/file.py:function`", _cwd())
     name = f"{FILE_PREFIX}{file.stem}_{zlib.crc32(str(file.resolve()).encode()):08x}"
     if name in sys.modules:

@@ -10,6 +10,7 @@ import inspect
 import re
 from collections.abc import Mapping
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,9 +19,9 @@ from peft.tuners.tuners_utils import check_target_module_exists
 from torch import nn
 from transformers import AttentionInterface, AutoConfig, PreTrainedConfig, PreTrainedModel
 
-from trl_drgrpo.common.errors import InputError, did_you_mean
+from trl_drgrpo.common.errors import InputError, did_you_mean, shortened
 from trl_drgrpo.common.extras import require_package
-from trl_drgrpo.common.hub_errors import hub_errors
+from trl_drgrpo.common.hub_errors import check_weights, hub_errors
 from trl_drgrpo.single_gpu.adapters import HEAD, check_adapter
 from trl_drgrpo.upstream.weight_sync import refuse_unsendable
 
@@ -51,6 +52,7 @@ def check_model(args: Any, model: Any, reward_funcs: list[Any], quantization_con
     check_adapter(model, peft_config, quantization_config, init)
     config = getattr(model, "config", None)
     if isinstance(model, str):
+        check_weights("model", Path(model))
         config = _checked_config(model, {"trust_remote_code": args.trust_remote_code, **init})
     for reward in reward_funcs:
         if isinstance(reward, str):
@@ -70,6 +72,12 @@ def _checked_config(name: str, init: dict[str, Any]) -> Any:
     known = set(inspect.signature(PreTrainedModel.from_pretrained).parameters)
     known |= set(re.findall(r"[\"'](\w+)[\"']", inspect.getsource(PreTrainedModel.from_pretrained)))
     _check_attention(init.get("attn_implementation"))
+    for key in ("dtype", "torch_dtype"):
+        given = init.get(key)
+        dtype = getattr(torch, given, None) if isinstance(given, str) else given
+        if given not in (None, "auto") and not isinstance(dtype, (torch.dtype, dict)):
+            remedy = "For example bfloat16."
+            raise InputError(f"model_init_kwargs: {key}", shortened(given), "a dtype of torch, or auto", remedy)
     source = init.get("config") or name
     # What the configuration is loaded with, or holds itself; the rest is for the weights.
     loading = ("revision", "trust_remote_code", "cache_dir", "token", "subfolder", "local_files_only")
@@ -127,6 +135,7 @@ def _without_weights(config: PreTrainedConfig, init: Mapping[str, Any], peft_con
     """The model on the meta device, where somebody needs it; `None` where only loading would tell."""
     targets = getattr(peft_config, "target_modules", None)
     is_named = targets is not None and targets != _ALL_LINEAR
+    is_named = is_named or any(getattr(peft_config, name, None) for name in ("modules_to_save", "target_parameters"))
     model_class = getattr(transformers, (config.architectures or [""])[0], None)
     if model_class is None or not (is_named or init.get("attn_implementation")):
         return None
@@ -144,12 +153,25 @@ def _without_weights(config: PreTrainedConfig, init: Mapping[str, Any], peft_con
 
 
 def _check_targets(config: Any, model: nn.Module) -> None:
-    """`target_modules` of which no layer has the name; PEFT passes over single ones, and so does this."""
+    """`target_modules` of which no layer has the name (PEFT passes over single ones, and so does this), and a name in
+    `modules_to_save` that no module has, which PEFT ignores."""
+    modules = [name for name, _ in model.named_modules()]
+    parameters = [name for name, _ in model.named_parameters()]
+    for target in getattr(config, "target_parameters", None) or ():
+        if not any(f".{name}".endswith(f".{target}") for name in parameters):
+            got = f"{target!r}, which no parameter of {type(model).__name__} is called"
+            remedy = did_you_mean(target, parameters, "Name a parameter, or remove it.")
+            raise InputError("peft_config.target_parameters (lora_target_parameters)", got, "parameters", remedy)
+    for kept in getattr(config, "modules_to_save", None) or ():
+        if not any(f".{name}".endswith(f".{kept}") for name in modules):
+            known = sorted({name.rpartition(".")[2] for name in modules if name})
+            remedy = did_you_mean(kept, known, "Name a module, or remove it.", cutoff=0.6)
+            got = f"{kept!r}, which no module of {type(model).__name__} is called"
+            raise InputError("peft_config.modules_to_save (lora_modules_to_save)", got, "names of modules", remedy)
     targets = getattr(config, "target_modules", None)
     if not targets or targets == _ALL_LINEAR or getattr(config, "target_parameters", None):
         return
-    names = [name for name, _ in model.named_modules()]
-    if any(check_target_module_exists(config, name) for name in names):
+    if any(check_target_module_exists(config, name) for name in modules):
         return
     layers = sorted({name.rpartition(".")[2] for name, each in model.named_modules() if isinstance(each, nn.Linear)})
     given = [targets] if isinstance(targets, str) else sorted(targets)

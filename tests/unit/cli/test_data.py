@@ -185,3 +185,8 @@ def test_what_counts_as_a_hub_id(tmp_path, monkeypatch):
     for source in ("local", "./org/name", "org/name.jsonl", "/a", "reasoning_gym:x", "trl_drgrpo:list_sum"):
         assert not is_hub_id(source)
     check_source("org/name")  # nothing to say about it without the network
+
+
+def test_a_files_name_is_no_pattern(tmp_path):
+    write_rows(tmp_path / "a[1].jsonl")
+    assert len(load_data(str(tmp_path / "a[1].jsonl"), split="train")) == len(ROWS)

@@ -134,3 +134,9 @@ def test_a_column_is_text_unless_it_is_json():
     assert generate._column("answer=5") == ("answer", "5")
     assert generate._column('choices=["a", "b=c"]') == ("choices", ["a", "b=c"])
     assert generate._column("f=x=y") == ("f", "x=y")
+
+
+def test_a_prompt_beyond_the_context_is_refused(asked, saved_model, capsys):
+    assert main(["generate", "--model", str(saved_model), "[1,2]" * 50_000]) == 2
+    assert "expected fewer than the model's context of" in capsys.readouterr().err
+    assert not asked

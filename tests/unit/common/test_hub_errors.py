@@ -5,7 +5,9 @@ import re
 from types import SimpleNamespace
 
 import pytest
+import torch
 from huggingface_hub import errors
+from safetensors.torch import save_file
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.hub_errors import check_local, hub_errors, quiet_retries
@@ -88,3 +90,25 @@ def test_local_names(tmp_path, monkeypatch):
     }.items():
         with pytest.raises(InputError, match=f"^model: got .*{message}"):
             check_local("model", name)
+
+
+def test_weights_that_were_cut_off_are_refused(tmp_path):
+    save_file({"a": torch.zeros(100)}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text("{}")
+    check_local("model", str(tmp_path))
+    whole = (tmp_path / "model.safetensors").read_bytes()
+    for kept, message in (
+        (-10, "by its header; expected a whole"),
+        (20, "72 by its header"),
+        (3, "a whole safe"),
+    ):
+        (tmp_path / "model.safetensors").write_bytes(whole[:kept])
+        with pytest.raises(InputError, match=message):
+            check_local("model", str(tmp_path))
+
+
+def test_a_name_that_is_too_long_for_a_path_is_a_name():
+    check_local("model", "m" * 5000)
+    with pytest.raises(InputError, match="expected a model's folder or Hub id") as error:
+        check_local("model", "/" + "m" * 5000)
+    assert len(str(error.value)) < 700

@@ -113,3 +113,13 @@ def test_a_transform_of_the_users_is_not_run():
     dataset.set_transform(lambda batch: pytest.fail("was run"))
     check_prompt_values(dataset, "prompt")
     assert column_values(dataset, ["prompt"]) == {}
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_list_without_a_value_counts_as_null(is_stream):
+    rows = [["1"], ["2", None], [], None, [None], ["3"]]
+    dataset = Dataset.from_dict({"prompt": ["p"] * 6, "answer": rows})
+    found = column_values(dataset.to_iterable_dataset() if is_stream else dataset, ["answer"])["answer"]
+    assert (found.kind, found.rows, found.nulls, found.first_null) == ("list", 6, 3, 2)
+    whole = Dataset.from_dict({"prompt": ["p"] * 2, "answer": [["1"], ["2"]]})
+    assert column_values(whole, ["answer"])["answer"].first_null is None

@@ -124,7 +124,7 @@ def test_a_share_of_warmup_steps_keeps_its_former_name():
         ({"reward_weights": 1.0}, "reward_weights: got 1.0"),
         ({"step_reward_weights": "ab"}, "step_reward_weights: got 'ab'"),
         ({"scale_by_running_std": "false"}, "scale_by_running_std: got 'false'; expected True or False"),
-        ({"step_separator": 3}, "step_separator: got 3; expected a list of separators"),
+        ({"step_separator": 3}, "step_separator: got 3; expected a list or None"),
         ({"loss_normalizer": True}, "loss_normalizer: got True"),
         ({"max_completion_length": None}, "loss_normalizer: got None together with max_completion_length=None"),
         ({"max_completion_length": -1}, "max_completion_length: got -1"),

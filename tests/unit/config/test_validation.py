@@ -22,6 +22,73 @@ from trl_drgrpo.config.validation import validate
         ({"optim": "adamw"}, "optim: got 'adamw'; expected one of adamw_torch, "),
         ({"eval_strategy": "step"}, "eval_strategy: got 'step'; expected one of no, steps, epoch. Did you mean"),
         ({"importance_sampling_level": "row"}, "importance_sampling_level: got 'row'; expected one of token, seq"),
+        ({"chat_template_kwargs": -1}, "chat_template_kwargs: got -1; expected a mapping"),
+        (
+            {"chat_template_kwargs": {"tokenize": False}},
+            "chat_template_kwargs: tokenize: got a key that TRL sets itself",
+        ),
+        ({"generation_kwargs": "abc"}, "generation_kwargs: got 'abc'; expected a mapping or None"),
+        (
+            {"generation_kwargs": '{"temprature": 1}'},
+            "generation_kwargs: temprature: got an unknown key; expected a key",
+        ),
+        ({"generation_kwargs": {"num_beams": "x"}}, "generation_kwargs: num_beams: got 'x'; expected a whole number"),
+        ({"generation_kwargs": {1: 2}}, "generation_kwargs: 1: got a key of type int; expected text"),
+        ({"generation_kwargs": {"suppress_tokens": 5}}, "generation_kwargs: suppress_tokens: got 5; expected a list"),
+        ({"cache_implementation": "false"}, "cache_implementation: got 'false'; expected one of static, "),
+        ({"accelerator_config": {"foo": 1}}, "accelerator_config: foo: got an unknown key; expected a key of accel"),
+        ({"accelerator_config": {"split_batches": 3}}, "accelerator_config: split_batches: got 3; expected True or"),
+        (
+            {"accelerator_config": {"gradient_accumulation_kwargs": {"num_steps": 4}}},
+            "gradient_accumulation_kwargs: num_steps: got a key that TRL sets itself",
+        ),
+        ({"model_init_kwargs": float("nan")}, "model_init_kwargs: got nan; expected a mapping"),
+        ({"lr_scheduler_kwargs": {"foo": 1}}, "lr_scheduler_kwargs: foo: got an unknown key"),
+        (
+            {"lr_scheduler_type": "polynomial", "lr_scheduler_kwargs": {"powr": 2}},
+            "lr_scheduler_kwargs: powr: got an unknown key; expected a key of lr_scheduler_kwargs. Did you mean po",
+        ),
+        (
+            {"lr_scheduler_type": "cosine_with_min_lr"},
+            "lr_scheduler_type, lr_scheduler_kwargs: got None; expected values that fit. ValueError: One of min_lr",
+        ),
+        (
+            {"optim_args": "foo=1"},
+            "optim_args: got the key 'foo'; expected a key that adamw_torch_fused reads. Remove",
+        ),
+        (
+            {"optim": "sgd", "optim_args": "momentun=0.9"},
+            "optim_args: got the key 'momentun'; expected a key that sgd reads. Did you mean momentum?",
+        ),
+        (
+            {"optim": "sgd", "optim_args": "momentum=x"},
+            "optim_args: got 'momentum=x'; expected values that fit. could",
+        ),
+        ({"optim_args": "foo"}, "optim_args: got 'foo'; expected key=value"),
+        (
+            {"gradient_checkpointing_kwargs": {"use_reentrent": True}},
+            "gradient_checkpointing_kwargs: use_reentrent: got",
+        ),
+        ({"bf16_full_eval": "no"}, "bf16_full_eval: got 'no'; expected True or False"),
+        ({"ddp_backend": "foo"}, "ddp_backend: got 'foo'; expected one of nccl, gloo"),
+        (
+            {"fp16": True, "bf16": True, "use_cpu": True},
+            "fp16: got True; expected a value that fits the others. At most",
+        ),
+        (
+            {"dataloader_prefetch_factor": 2},
+            "dataloader_prefetch_factor: got 2; expected a value that fits the others",
+        ),
+        ({"load_best_model_at_end": True}, "load_best_model_at_end: got True; expected a value that fits the others"),
+        (
+            {"save_steps": 1.5},
+            "save_steps: got 1.5; expected a value that fits the others. --save_steps must be an int",
+        ),
+        ({"debug": "foo"}, "debug: got 'foo'; expected a value that fits the others"),
+        (
+            {"eval_strategy": "steps", "per_device_eval_batch_size": 3},
+            "per_device_eval_batch_size: got 3; expected a value that fits the others",
+        ),
         ({"logging_steps": 0}, "logging_steps: got 0; expected a number above 0 with logging_strategy 'steps'"),
         (
             {"use_vllm": True, "vllm_max_model_length": 256, "max_completion_length": 256},
@@ -42,6 +109,9 @@ def test_a_configuration_refuses_them(fields, message):
         {"use_vllm": True, "top_k": -1},
         {"logging_strategy": "no", "logging_steps": 0},
         {"eval_strategy": "steps", "lr_scheduler_type": "cosine", "save_strategy": "epoch", "pad_to_multiple_of": 8},
+        {"optim": "sgd", "optim_args": "momentum=0.9", "generation_kwargs": {"no_repeat_ngram_size": 3}},
+        {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": '{"min_lr": 1e-8}'},
+        {"accelerator_config": {"even_batches": False}, "gradient_checkpointing_kwargs": {"use_reentrant": False}},
         {"logging_steps": 10.0, "save_steps": 0.5, "max_steps": 20},
     ],
 )
@@ -62,7 +132,8 @@ FORKED = {"forks": 2, "num_generations": 8}
         {"forks": 4},
         {"fork_at": "entropy", "fork_threshold": 1.5},
         {"fork_at": "doubt", "fork_threshold": 0},
-        {"generation_kwargs": {"min_new_tokens": 0, "presence_penalty": 0.0, "suppress_tokens": [1]}},
+        {"generation_kwargs": {"min_new_tokens": 0, "suppress_tokens": [1]}},
+        {"generation_kwargs": {"presence_penalty": 0.0}, "use_vllm": True},
         {"step_separator": ["turn", "\n"]},
         {"step_credit": "min_increments"},
     ],

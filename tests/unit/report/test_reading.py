@@ -142,6 +142,19 @@ def test_values_of_other_types_are_survived(folder):
     assert run.logged[0].metrics == {"reward": None, "kl": None}
 
 
+def test_numbers_beyond_every_type_and_lists_that_are_none(folder):
+    log = folder / "_drgrpo"
+    settings = json.loads((log / "run.json").read_text())
+    (log / "run.json").write_text(json.dumps({**settings, "formula": 5, "starts": 7}))
+    with (log / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 10**400, "logs": {"reward": 1}}) + "\n")
+        file.write(json.dumps({"step": 1, "time": 10**400, "logs": {"reward": 10**400}}) + "\n")
+    run = read_run(folder)
+    assert run.formula == []
+    assert any("metrics.jsonl: 1 unreadable line" in note for note in run.notes)
+    assert any(entry.metrics == {"reward": None} for entry in run.logged)
+
+
 def test_another_format_is_refused(folder):
     (folder / "_drgrpo" / "run.json").write_text(json.dumps(about(format=2)))
     with pytest.raises(InputError, match="got format 2; expected format 1. Another version"):

@@ -236,3 +236,15 @@ def test_sys_exit_is_the_failure_of_the_reward_that_calls_it():
     assert call(exits, on_error="unscorable") == [None, None]
     with pytest.raises(RewardError, match="reward function 'exits': got SystemExit: 0"):
         call(exits)
+
+
+def test_an_exception_without_a_text_is_told_by_its_type():
+    class Mute(Exception):
+        def __str__(self):
+            raise ValueError("no text")
+
+    def broken(completions, **kwargs):
+        raise Mute
+
+    with pytest.raises(RewardError, match="Mute"):
+        checked_reward(broken)(completions=["a"], prompts=["p"])

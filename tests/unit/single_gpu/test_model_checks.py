@@ -22,8 +22,8 @@ def check(model, init=None, peft_config=None, rewards=(), **changes):
     check_model(SimpleNamespace(model_init_kwargs=init, **settings), model, list(rewards), None, peft_config)
 
 
-def adapter(targets):
-    return LoraConfig(target_modules=targets, task_type="CAUSAL_LM")
+def adapter(targets, **options):
+    return LoraConfig(target_modules=targets, task_type="CAUSAL_LM", **options)
 
 
 @pytest.mark.parametrize(
@@ -41,6 +41,15 @@ def adapter(targets):
             "target_modules .*got q_prj, matching no layer .*Did you mean q_proj?",
         ),
         ({"peft_config": adapter(r".*\.q_prj")}, "matching no layer of Qwen2ForCausalLM"),
+        (
+            {"peft_config": adapter("all-linear", modules_to_save=["lm_heda"])},
+            "lora_modules_to_save.*: got 'lm_heda', .*Did you mean lm_head?",
+        ),
+        (
+            {"peft_config": adapter(["q_proj"], target_parameters=["foo"])},
+            "lora_target_parameters.*: got 'foo', which no parameter",
+        ),
+        ({"init": {"dtype": "float7"}}, "model_init_kwargs: dtype: got 'float7'; expected a dtype of torch"),
         ({"rewards": ["some/reward"]}, "reward_funcs: got some/reward, which is not in the local cache"),
     ],
 )
@@ -61,7 +70,7 @@ def test_what_the_configuration_knows(saved_model, options, message):
         {"max_completion_length": None},
         {"peft_config": adapter(["q_proj", "not_in_this_model"])},
         {"peft_config": adapter(r".*\.(q|v)_proj")},
-        {"peft_config": adapter("all-linear")},
+        {"peft_config": adapter("all-linear", modules_to_save=["lm_head"])},
         {"peft_config": adapter(None)},
     ],
 )

@@ -82,7 +82,7 @@ def file_marks(checkpoint: Path) -> dict[str, dict[str, Any]]:
 def why_incomplete(checkpoint: Path, checksums: bool = True) -> str:
     """Reason why a folder is no complete checkpoint, of this package or of plain TRL; empty when it is one.
     `checksums`: read every file and compare its checksum, else only sizes."""
-    if not checkpoint.is_dir():
+    if not os.path.isdir(checkpoint):
         return "it does not exist"
     if (checkpoint / PART_FILE).exists():
         return "it is incomplete: the run died while saving it"

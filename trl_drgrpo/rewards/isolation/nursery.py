@@ -28,6 +28,7 @@ from trl_drgrpo.rewards.isolation.worker import COMMAND, ENDED, serve
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _PARENT_CHECK = 1.0  # seconds; a forked child of the trainer may hold the control socket open after its death
+_PRINTS = 10_000_000  # bytes of standard output and error that workers may pass on
 _FAREWELL = 3.0  # seconds for killed processes to go
 
 
@@ -58,6 +59,9 @@ class Nursery:
         self.parent = parent
         self.numbers: dict[int, int] = {}  # of the workers, by pid
         self.wakeup, self.alarm = os.pipe()
+        self.prints, self.printing = os.pipe()  # of all workers
+        self.passed_on = 0
+        os.set_blocking(self.prints, False)
         os.set_blocking(self.alarm, False)
         os.set_blocking(self.wakeup, False)
         signal.set_wakeup_fd(self.alarm, warn_on_full_buffer=False)
@@ -67,7 +71,9 @@ class Nursery:
         """Until the trainer is gone; then ends all workers."""
         try:
             while os.getppid() == self.parent:
-                ready, _, _ = select.select([self.control, self.wakeup], [], [], _PARENT_CHECK)
+                ready, _, _ = select.select([self.control, self.wakeup, self.prints], [], [], _PARENT_CHECK)
+                if self.prints in ready:
+                    self._pass_on()
                 if self.wakeup in ready:
                     with contextlib.suppress(BlockingIOError):
                         os.read(self.wakeup, 4096)
@@ -76,6 +82,16 @@ class Nursery:
                     break
         finally:
             self._end()
+
+    def _pass_on(self) -> None:
+        """What workers print, to standard error: no result of the trainer. Beyond a limit it is dropped, not kept."""
+        with contextlib.suppress(OSError):  # nothing there, or nobody to read it
+            text = os.read(self.prints, 1 << 16)
+            if self.passed_on < _PRINTS:
+                os.write(2, text)
+                self.passed_on += len(text)
+                if self.passed_on >= _PRINTS:
+                    os.write(2, b"\n[prints of reward functions in workers: 10 MB shown, the rest is dropped]\n")
 
     def _obey(self) -> bool:
         try:
@@ -117,8 +133,10 @@ class Nursery:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self.control.close()
-        os.close(self.wakeup)
-        os.close(self.alarm)
+        for stream in (1, 2):
+            os.dup2(self.printing, stream)
+        for own in (self.wakeup, self.alarm, self.prints, self.printing):
+            os.close(own)
         os.set_inheritable(channel, False)
         if memory_mb:
             _limit_memory(memory_mb * 2**20)
@@ -144,6 +162,10 @@ class Nursery:
         return (pid, status) if pid else None
 
     def _end(self) -> None:
+        for _ in range(2 * _PRINTS >> 16):
+            if not select.select([self.prints], [], [], 0)[0]:
+                break
+            self._pass_on()
         deadline = time.monotonic() + _FAREWELL
         while time.monotonic() < deadline and (left := _children() | self.numbers.keys()):
             for pid in left:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from trl_drgrpo.common.errors import InputError, speaks_for_itself
+from trl_drgrpo.common.errors import InputError, speaks_for_itself, told
 from trl_drgrpo.rewards.columns import row_problem
 from trl_drgrpo.rewards.contract import validate_rewards
 from trl_drgrpo.rewards.signatures import parameters
@@ -134,7 +134,7 @@ def score_rows(
             if isinstance(error, InputError) and type(error) is InputError:
                 raise
             rewards = [None] * len(batch)
-            reason = f"{type(error).__name__}: {error}"
+            reason = told(error)
             scores.failures |= dict.fromkeys(range(start, start + len(batch)), reason)
             if not speaks_for_itself(error):
                 scores.traceback = scores.traceback or traceback.format_exc()

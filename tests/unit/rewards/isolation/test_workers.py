@@ -277,11 +277,23 @@ def test_a_function_that_returns_twice_answers_once(new_pool):
 
 
 def test_prints_go_to_stderr_and_disturb_nothing(new_pool, capfd):
-    assert new_pool().run(cloudpickle.dumps(lambda _: noise()), calls(*range(6))) == [1.0] * 6
+    pool = new_pool()
+    assert pool.run(cloudpickle.dumps(lambda _: noise()), calls(*range(6))) == [1.0] * 6
+    pool.close()
     printed = capfd.readouterr()
     assert printed.out == ""
     assert printed.err.count("noise by descriptor") == 6
     assert printed.err.count("noise by print") == 6
+
+
+def test_prints_are_passed_on_up_to_a_limit(new_pool, capfd):
+    pool = new_pool(timeout=60)
+    talk = cloudpickle.dumps(lambda _: sys.stdout.write("x" * 5_000_000))
+    assert pool.run(talk, calls(*range(6))) == [5_000_000] * 6
+    pool.close()
+    printed = capfd.readouterr().err
+    assert 10_000_000 <= len(printed) < 10_200_000
+    assert printed.count("the rest is dropped") == 1
 
 
 @pytest.mark.parametrize("end", ["hang", "segmentation fault", "close"])

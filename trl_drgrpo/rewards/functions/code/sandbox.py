@@ -6,8 +6,9 @@ The code runs under another user id where the caller is root, behind the system 
 processes, no sockets), under resource limits; one kill ends everything in it. Nothing is shared between two runs.
 
 What holds: the code cannot read or change a file of the host, reach a network, see or signal a process, or outlive
-its run. Memory is bounded by `memory_mb` (one process) plus `disk_mb`. What does not: the kernel is shared, so a hole
-in it is a hole here; processor time up to the time limit, and timing, are not hidden.
+its run. Memory is bounded by `memory_mb` (one process) plus `disk_mb`, and plus about 4 MiB of the kernel's for 4,096
+files: where `unshare` and `mount` work, else a warning says that files are not counted. What does not: the kernel is
+shared, so a hole in it is a hole here; processor time up to the time limit, and timing, are not hidden.
 
 `kind="none"` is no sandbox: the same program with resource limits, an empty environment and a temporary directory, but
 with the caller's files, network and processes in reach. It is for machines that are a sandbox themselves.
@@ -16,6 +17,7 @@ with the caller's files, network and processes in reach. It is for machines that
 import contextlib
 import functools
 import json
+import logging
 import math
 import os
 import secrets
@@ -32,6 +34,9 @@ from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.rewards.functions.code import seccomp
 from trl_drgrpo.rewards.functions.code.running import ENVIRONMENT, START_SECONDS, Running, SandboxError
 
+logger = logging.getLogger(__name__)
+
+_FILES = 4096  # in /tmp: an empty one takes no byte of its size, but about a KiB of the kernel's memory
 _SYSTEM_LIBRARIES = ("/usr/lib", "/usr/lib64", "/lib", "/lib64", "/etc/ld.so.cache")
 # argv: limits, [[module name, source], ...], function to call. Modules arrive as text, so that no file of the package
 # has to be visible inside.
@@ -151,8 +156,11 @@ class Sandbox:
         if self.kind == "none":
             return Running.start(command, stdin, stdout, pass_fds, own_directory=True)
         with _filter_pipe() as filter_fd:
-            options = ["--seccomp", str(filter_fd), *_walls(self._python(), self.disk_mb << 20)]
-            return Running.start([_bwrap(), *options, *command], stdin, stdout, [*pass_fds, filter_fd])
+            room = _room(_bwrap(), self.disk_mb << 20)
+            own = ["--perms", "1777", "--size", str(self.disk_mb << 20), "--tmpfs", "/tmp"]
+            tmp = ["--bind", _ROOM, "/tmp"] if room else own
+            options = ["--seccomp", str(filter_fd), *_walls(self._python(), tmp)]
+            return Running.start([*room, _bwrap(), *options, *command], stdin, stdout, [*pass_fds, filter_fd])
 
     def _python(self) -> str:
         if self.python is not None:
@@ -222,8 +230,28 @@ def _bwrap() -> str:
     return path
 
 
-def _walls(python: str, disk_bytes: int) -> list[str]:
-    """Arguments of bubblewrap; the order counts, and the root is closed for writing last."""
+_ROOM = "/sys"  # a folder of every Linux that bubblewrap does not read
+
+
+@functools.lru_cache
+def _room(bwrap: str, disk_bytes: int) -> tuple[str, ...]:
+    """What goes before bubblewrap: a namespace with a file system for /tmp that has so many bytes and so many files,
+    which bubblewrap itself cannot limit. Empty, with a warning, where that cannot be had."""
+    unshare, mount = shutil.which("unshare"), shutil.which("mount")
+    own_user = () if _is_host_root() else ("--user", "--map-root-user")
+    options = f"size={disk_bytes},nr_inodes={_FILES},mode=1777"
+    script = f'"{mount}" -t tmpfs -o {options} tmpfs {_ROOM} && exec "$@"'
+    room = (str(unshare), "--mount", *own_user, "/bin/sh", "-c", script, "sh")
+    attempt = [*room, bwrap, "--ro-bind", "/", "/", "--bind", _ROOM, "/tmp", *(["--unshare-user"] if own_user else [])]
+    if unshare and mount and not subprocess.run([*attempt, "/bin/sh", "-c", ":"], capture_output=True).returncode:
+        return room
+    logger.warning("sandbox: the number of files in its /tmp is not limited: `unshare` and `mount` do not work here.")
+    return ()
+
+
+def _walls(python: str, tmp: Sequence[str]) -> list[str]:
+    """Arguments of bubblewrap, `tmp` those that make its /tmp; the order counts, and the root is closed for writing
+    last."""
     options = ["--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
     options += ["--die-with-parent", "--new-session", "--hostname", "sandbox", "--cap-drop", "ALL", "--clearenv"]
     if _is_host_root():  # to become another user, whose limits the kernel enforces, once inside
@@ -234,7 +262,7 @@ def _walls(python: str, disk_bytes: int) -> list[str]:
         options += ["--setenv", name, value]
     shown = (*_SYSTEM_LIBRARIES, *_interpreter_files(python))
     devices = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
-    options += ["--perms", "1777", "--size", str(disk_bytes), "--tmpfs", "/tmp"]
+    options += tmp
     folders = {str(parent) for place in (*shown, *devices) for parent in Path(place).parents}
     for folder in sorted(folders - {"/", "/tmp"}):
         options += ["--perms", "0755", "--dir", folder]  # else bubblewrap makes them for its own user alone

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
-from trl_drgrpo.common.errors import InputError, UnscorableError
+from trl_drgrpo.common.errors import InputError, UnscorableError, shortened
 from trl_drgrpo.common.ranges import finite_number
 from trl_drgrpo.rewards.contract import OnError, check_flag
 from trl_drgrpo.rewards.sample import SampleReward, why_unreadable
@@ -73,7 +73,7 @@ class ExactMatchReward(SampleReward):
     ```
     """
 
-    truths = ("text", "number", "boolean", "list", "mapping")
+    truths = ("text", "number", "boolean", "list")
 
     def __init__(
         self,
@@ -97,6 +97,8 @@ class ExactMatchReward(SampleReward):
         truths = _alternatives(columns[self.column])
         if not truths:
             return None
+        if wrong := [truth for truth in truths if isinstance(truth, (dict, list, tuple))]:
+            raise UnscorableError(f"{self.column} is {shortened(wrong[0])}, which is no text")
         answer = answer_text(completion, self.where)
         if answer is None:
             return 0.0
@@ -233,7 +235,7 @@ class NumericReward(SampleReward):
 def _alternatives(truth: Any) -> Sequence[Any]:
     if truth is None:
         return ()
-    return truth if isinstance(truth, (list, tuple)) else (truth,)
+    return [each for each in truth if each is not None] if isinstance(truth, (list, tuple)) else (truth,)
 
 
 def _quotient(number: tuple[Decimal, Decimal]) -> float:

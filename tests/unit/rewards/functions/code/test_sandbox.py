@@ -305,6 +305,38 @@ except OSError as error:
     assert run("print(os.listdir('/tmp'))")[0] == "[]\n"
 
 
+EMPTY_FILES = """
+made = 0
+try:
+    while made < 20_000:
+        open(f"/tmp/{made}", "w").close()
+        made += 1
+except OSError:
+    pass
+print(made)
+"""
+
+
+@needs_bwrap
+def test_empty_files_are_counted():
+    assert 4000 < int(run(EMPTY_FILES)[0]) < 4096
+    links = EMPTY_FILES.replace('open(f"/tmp/{made}", "w").close()', 'os.link("/tmp/file", f"/tmp/{made}")')
+    assert 4000 < int(run("open('/tmp/file', 'w').close()" + links)[0]) < 4096
+
+
+@needs_bwrap
+def test_where_files_cannot_be_counted_that_is_said(monkeypatch, caplog):
+    which = sandbox_module.shutil.which
+    monkeypatch.setattr(sandbox_module.shutil, "which", lambda name: None if name == "unshare" else which(name))
+    sandbox_module._room.cache_clear()
+    try:
+        assert int(run(EMPTY_FILES)[0]) == 20_000
+        assert run("print(1)") == ("1\n", "end")
+    finally:
+        sandbox_module._room.cache_clear()
+    assert caplog.text.count("number of files in its /tmp is not limited") == 1
+
+
 @needs_bwrap
 @pytest.mark.parametrize(
     "crash",

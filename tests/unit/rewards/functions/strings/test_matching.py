@@ -224,3 +224,9 @@ def test_they_travel_and_ask_for_their_column(reward):
 def test_settings_that_do_not_fit(kind, settings, message):
     with pytest.raises(InputError, match=message):
         kind(**settings)
+
+
+def test_a_list_of_truths_may_hold_no_null_and_no_mapping():
+    assert exact_match_reward(completions=["None", "a"], answer=[["a", None], ["a", None]]) == [0.0, 1.0]
+    assert exact_match_reward(completions=["a", "a"], answer=[[None], []]) == [None, None]
+    assert exact_match_reward(completions=["{'a': 1}", "['a']"], answer=[{"a": 1}, [["a"]]]) == [None, None]

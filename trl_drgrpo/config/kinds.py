@@ -1,0 +1,292 @@
+"""What kind of value each field takes, and which keys its mappings: what nobody would refuse before the model loads.
+
+transformers and TRL look at few of these when a configuration is built. The rest fails in the middle of a run, or, a
+misspelled key of `generation_kwargs` for one, changes nothing without a word. The kinds are those of the fields'
+annotations; the keys are those that the installed library takes, so no list here can grow old.
+"""
+
+import dataclasses
+import functools
+import inspect
+import json
+import os
+import re
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from trl_drgrpo.common.errors import InputError, did_you_mean, shortened
+from trl_drgrpo.common.ranges import RANGES
+
+_WORDS = {bool: "True or False", int: "a whole number", float: "a number", str: "text", dict: "a mapping"}
+_WORDS |= {list: "a list", type(None): "None"}
+# What a recipe can write; objects of other classes are judged by whoever takes them.
+_PLAIN = (bool, int, float, str, list, tuple, dict, type(None))
+# Documented to take more than their annotation says.
+_ALSO: dict[str, tuple[type, ...]] = {
+    "fsdp": (bool, list),
+    "resume_from_checkpoint": (bool,),
+    "scale_rewards": (bool,),
+    "include_num_input_tokens_seen": (bool,),
+    "debug": (list, type(None)),
+}
+_FILES = ("accelerator_config", "fsdp_config", "deepspeed")  # mappings that may be written as the path of a JSON file
+_JUDGED = ("dynamic_sampling", "run_warnings", "reward_weights", "step_reward_weights")  # by checks of their own
+
+# Keys that TRL sets itself: a second value is an error in the middle of the run, or another shape of batch.
+_TAKEN: dict[str, tuple[str, ...]] = {
+    "chat_template_kwargs": (
+        *("conversation", "tools", "chat_template", "add_generation_prompt", "tokenize", "return_dict"),
+        *("return_tensors", "continue_final_message"),
+    ),
+    "gradient_accumulation_kwargs": ("num_steps",),
+    "generation_kwargs": ("num_return_sequences", "return_dict_in_generate"),
+}
+
+
+def read_mappings(config: Any) -> None:
+    """Replaces mappings that were written as JSON text, as a command line does, by the mappings."""
+    for name, hint in _hints(type(config)).items():
+        value = getattr(config, name)
+        if dict in _members(hint) and isinstance(value, str) and value.lstrip().startswith("{"):
+            try:
+                setattr(config, name, json.loads(value))
+            except ValueError as error:
+                raise InputError(name, shortened(value), "a JSON mapping", f"It is not valid JSON: {error}.") from None
+
+
+def check_kinds(config: Any) -> None:
+    """Refuses a value of another kind than its field takes. `config` has been through [`read_mappings`].
+
+    Raises:
+        `InputError`: The first field whose value does not fit.
+    """
+    for name, hint in _hints(type(config)).items():
+        if name in RANGES or name in _JUDGED:
+            continue
+        value, members = getattr(config, name), _members(hint)
+        if dict in members and isinstance(value, str):
+            if name in _FILES and (name == "deepspeed" or os.path.isfile(value)):
+                continue
+            members = tuple(member for member in members if member is not str)
+        _check_kind(name, value, members, _ALSO.get(name, ()))
+
+
+def check_keys(config: Any) -> None:
+    """Refuses a key of a mapping that nobody would read, and a value that its reader would refuse in the run.
+
+    Raises:
+        `InputError`: Names the field, the key, and the nearest one that is known.
+    """
+    for name, known_keys in _KEYS.items():
+        given = getattr(config, name)
+        if isinstance(given, Mapping) and given:
+            _check_mapping(name, given, known_keys(config))
+    nested = getattr(config.accelerator_config, "gradient_accumulation_kwargs", None)
+    if isinstance(config.accelerator_config, Mapping):
+        nested = config.accelerator_config.get("gradient_accumulation_kwargs")
+    if nested:
+        from accelerate.utils import GradientAccumulationPlugin
+
+        _check_mapping("gradient_accumulation_kwargs", nested, _hints(GradientAccumulationPlugin))
+    with refused_values("generation_kwargs", config.generation_kwargs):
+        _sampling(config)
+    with refused_values("lr_scheduler_type, lr_scheduler_kwargs", config.lr_scheduler_kwargs):
+        _schedule(config)
+    _check_optimizer(config)
+
+
+def _check_mapping(name: str, given: Mapping[Any, Any], known: Mapping[str, Any] | None) -> None:
+    for key, value in given.items():
+        field = f"{name}: {key}"
+        if key in _TAKEN.get(name, ()):
+            raise InputError(field, "a key that TRL sets itself", "another one", "Remove it.")
+        if not isinstance(key, str):
+            raise InputError(field, f"a key of type {type(key).__name__}", "text", "Put it in quotes.")
+        if known is None:
+            continue
+        if key not in known:
+            remedy = did_you_mean(key, known, f"It takes {', '.join(known) or 'none'}.", cutoff=0.6)
+            raise InputError(field, "an unknown key", f"a key of {name}", f"{remedy:.300}")
+        _check_kind(field, value, _members(known[key]))
+
+
+def _check_kind(field: str, value: Any, members: tuple[Any, ...], also: tuple[Any, ...] = ()) -> None:
+    if not any(_fits(member, value) for member in (*members, *also)):
+        words = dict.fromkeys(_WORDS.get(typing.get_origin(member) or member, "") for member in members)
+        expected = " or ".join(filter(None, words))
+        raise InputError(field, shortened(value), expected, "Leave it out for the default.")
+
+
+@contextmanager
+def refused_values(field: str, value: Any) -> Iterator[None]:
+    """Makes one `InputError` of what a library says about the values of a field."""
+    try:
+        yield
+    except InputError:
+        raise
+    except (ValueError, TypeError, AttributeError, ArithmeticError) as error:
+        raise InputError(
+            field, shortened(value), "values that fit", f"{type(error).__name__}: {error!s:.300}."
+        ) from error
+
+
+def refused(error: Exception, fields: Mapping[str, Any], owner: str) -> InputError:
+    """The refusal of a whole configuration, said of the field that its message names."""
+    told = " ".join(str(error).split()).rstrip(".")
+    named = next((word for word in re.findall(r"\w+", told) if word in fields), None)
+    for words, field in _UNNAMED.items():
+        named = field if words in told else named
+    if named is None:
+        return InputError("configuration", f"values that {owner} refuses", "values that fit together", f"{told}.")
+    return InputError(named, shortened(fields[named]), "a value that fits the others", f"{told}.")
+
+
+_UNNAMED = {
+    "global eval batch size": "per_device_eval_batch_size",
+    "8 bit and 4 bit": "load_in_8bit",
+    "valid DebugOption": "debug",
+    "Invalid task type": "lora_task_type",
+    "strategy IntervalStrategy.STEPS requires": "eval_steps",
+}
+
+
+@functools.cache
+def _hints(config_class: type) -> dict[str, Any]:
+    hints = typing.get_type_hints(config_class)
+    return {field.name: hints[field.name] for field in dataclasses.fields(config_class)}
+
+
+def _members(hint: Any) -> tuple[Any, ...]:
+    """The alternatives of an annotation, mappings without the types of their keys and values."""
+    members = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+    return tuple(dict if typing.get_origin(member) is dict else member for member in members)
+
+
+def _fits(kind: Any, value: Any) -> bool:
+    origin = typing.get_origin(kind) or kind
+    if kind is Any or origin is typing.Literal or type(value) not in _PLAIN:
+        return True
+    if origin is list:
+        items = typing.get_args(kind) or (Any,)
+        return isinstance(value, (list, tuple)) and all(_fits(items[0], item) for item in value)
+    if origin is bool:
+        return isinstance(value, bool)
+    numbers = {int: int, float: (int, float)}
+    return isinstance(origin, type) and isinstance(value, numbers.get(origin, origin)) and not isinstance(value, bool)
+
+
+# Who reads the mappings ----------------------------------------------------------------------------------------------
+
+
+def _accelerator_keys(config: Any) -> Mapping[str, Any]:
+    from transformers.trainer_pt_utils import AcceleratorConfig
+
+    return _hints(AcceleratorConfig)
+
+
+def _batching_keys(config: Any) -> Mapping[str, Any]:
+    from transformers import ContinuousBatchingConfig
+
+    return _hints(ContinuousBatchingConfig)
+
+
+def _checkpointing_keys(config: Any) -> Mapping[str, Any]:
+    from torch.utils.checkpoint import checkpoint
+
+    named = [p.name for p in inspect.signature(checkpoint).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    return {**dict.fromkeys(named, Any), "use_reentrant": bool | None, "preserve_rng_state": bool}
+
+
+def _sampling_keys(config: Any) -> Mapping[str, Any] | None:
+    """The fields of `GenerationConfig`, of the kinds that its documentation gives: it looks at few of them itself."""
+    if config.use_vllm:  # its own parameters, and it refuses others itself
+        return None
+    from transformers import GenerationConfig
+
+    kinds = {"bool": bool, "int": int, "float": float, "str": str, "list[int]": list[int]}
+    kinds["Union[int, list[int]]"] = int | list[int]
+    documented = re.findall(r"(\w+) \(`([^`]+)`", GenerationConfig.__doc__ or "")
+    known = dict.fromkeys((key for key in GenerationConfig().__dict__ if not key.startswith("_")), Any)
+    return known | {key: kinds[kind] | None for key, kind in documented if kind in kinds}
+
+
+def _schedule_keys(config: Any) -> Mapping[str, Any]:
+    from torch.optim.lr_scheduler import ReduceLROnPlateau
+    from transformers import SchedulerType
+    from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION
+
+    kind = SchedulerType(config.lr_scheduler_type)
+    schedule: Any = ReduceLROnPlateau if kind == "reduce_lr_on_plateau" else TYPE_TO_SCHEDULER_FUNCTION[kind]
+    parameters = inspect.signature(schedule).parameters
+    set_by_trainer = ("optimizer", "num_warmup_steps", "num_training_steps", "last_epoch")
+    return {name: Any for name in parameters if name not in set_by_trainer}
+
+
+_KEYS: dict[str, Callable[[Any], Mapping[str, Any] | None]] = {
+    "accelerator_config": _accelerator_keys,
+    "chat_template_kwargs": lambda config: None,  # a template may read any
+    "generation_kwargs": _sampling_keys,
+    "gradient_checkpointing_kwargs": _checkpointing_keys,
+    "lr_scheduler_kwargs": _schedule_keys,
+    "transformers_continuous_batching_config": _batching_keys,
+}
+
+
+def _sampling(config: Any) -> None:
+    if config.generation_kwargs and not config.use_vllm:
+        from transformers import GenerationConfig
+
+        GenerationConfig(**{"do_sample": True, **config.generation_kwargs})
+
+
+def _schedule(config: Any) -> None:
+    """Builds the scheduler of the run around one number: what it refuses, it refuses here."""
+    if config.lr_scheduler_type in ("greedy", "linear", "constant") or not config.learning_rate:
+        return
+    import torch
+    from transformers import get_scheduler
+
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=config.learning_rate)
+    steps = config.max_steps if config.max_steps > 0 else 1000
+    schedule: Any = get_scheduler(config.lr_scheduler_type, optimizer, 0, steps, config.lr_scheduler_kwargs)
+    for rate in getattr(schedule, "lr_lambdas", ()):
+        for step in (0, steps // 2, steps - 1):
+            rate(step)
+
+
+def _check_optimizer(config: Any) -> None:
+    """`optim_args` as the optimizer of the run reads them: a key that changes nothing, whatever its value, is none."""
+    if not config.optim_args:
+        return
+    pairs = [pair.split("=") for pair in config.optim_args.replace(" ", "").split(",")]
+    if not all(len(pair) == 2 and all(pair) for pair in pairs):
+        remedy = "For example momentum=0.9."
+        raise InputError("optim_args", repr(config.optim_args), "key=value, several joined by commas", remedy)
+    plain = optimizer_of(config, None)
+    if isinstance(plain, Exception):  # it needs the model, or a package: `check_inputs` says so
+        return
+    optimizer = str(getattr(config.optim, "value", config.optim))
+    for key, _ in pairs:
+        if optimizer_of(config, f"{key}=?") == plain:
+            parameters = inspect.signature(plain[0]).parameters
+            read = [name for name in parameters if optimizer_of(config, f"{name}=?") != plain]
+            remedy = did_you_mean(key, read, "Remove it.", cutoff=0.6)
+            raise InputError("optim_args", f"the key {key!r}", f"a key that {optimizer} reads", remedy)
+    if isinstance(problem := optimizer_of(config, config.optim_args), Exception):
+        raise InputError("optim_args", repr(config.optim_args), "values that fit", f"{problem!s:.200}.")
+
+
+def optimizer_of(config: Any, arguments: str | None) -> Any:
+    """Class and keywords of the optimizer of a run with these `optim_args`, or the error that transformers raises."""
+    from transformers import Trainer
+    from transformers.training_args import OptimizerNames
+
+    args: Any = types.SimpleNamespace(**vars(config))
+    args.optim, args.optim_args = OptimizerNames(config.optim), arguments
+    try:
+        return Trainer.get_optimizer_cls_and_kwargs(args)
+    except Exception as error:
+        return error
