@@ -89,7 +89,7 @@ def test_the_weights_are_on_the_advantages(settings, data, tokenizer):
     assert all(any(torch.isclose(value, other) for other in plain) for value in values)
 
 
-def test_no_prompt_twice_in_a_batch(settings, data, tokenizer):
+def test_no_row_twice_in_a_batch(settings, data, tokenizer):
     trainer = run(
         {**settings, "max_steps": 3}, data, tokenizer, reward=lambda completions, **_: [0.0] * len(completions)
     )
@@ -114,7 +114,7 @@ def test_a_resumed_run_ends_like_an_uninterrupted_one(iterations, saved, setting
     whole = run(settings, data, tokenizer)
     folder = f"{settings['output_dir']}/checkpoint-{saved}"
     state = json.loads((Path(folder) / STATE_FILE).read_text())
-    assert state["position"] > 0
+    assert state["batches"] > 0
     assert state["pass_rates"]["counts"]
     resumed = Spy(
         whole.model.__class__(whole.model.config),
@@ -126,7 +126,7 @@ def test_a_resumed_run_ends_like_an_uninterrupted_one(iterations, saved, setting
     resumed.train(resume_from_checkpoint=folder)
     assert_same_weights(weights(resumed), weights(whole))
     assert resumed.rounds == whole.rounds[len(whole.rounds) - len(resumed.rounds) :]
-    assert resumed.sampling.draws == whole.sampling.draws
+    assert resumed.sampling.batches == whole.sampling.batches
 
 
 def test_a_stream_is_drawn_from_too(settings, data, tokenizer):
@@ -170,11 +170,11 @@ def test_a_curriculum_keeps_what_is_uncertain(settings, data, tokenizer, tmp_pat
 def test_evaluation_is_untouched(settings, data, tokenizer):
     settings |= {"num_generations_eval": 2, "per_device_eval_batch_size": 4}
     trainer = run({**settings, "max_steps": 1}, data, tokenizer, eval_dataset=data.select(range(4)))
-    before, rounds = len(trainer.rounds), trainer.sampling.draws
+    before, rounds = len(trainer.rounds), trainer.sampling.batches
     metrics = trainer.evaluate()
     assert "eval_reward" in metrics
     assert len(trainer.rounds) - before == 2  # 8 rows in batches of 4, nothing more
-    assert trainer.sampling.draws == rounds
+    assert trainer.sampling.batches == rounds
 
 
 def test_off_it_changes_nothing(tmp_path, data, tokenizer):
@@ -204,7 +204,7 @@ def test_contradictions_are_refused(fields, message, settings):
 
 
 def test_too_few_prompts_for_the_rounds(settings, data, tokenizer):
-    with pytest.raises(InputError, match="max_sampling_rounds: got 10 with 9 different prompts.* set at most 4"):
+    with pytest.raises(InputError, match="max_sampling_rounds: got 10 with 9 rows of training data.* set at most 4"):
         run(settings, data.select(range(9)), tokenizer)
 
 
