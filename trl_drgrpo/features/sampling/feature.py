@@ -1,8 +1,9 @@
 """Selection of training prompts: dynamic sampling and curriculum, both unbiased (`objective/group_selection.py`).
 
 A generation batch draws rows of the training set (`prompt_stream.py`) until K groups are selected. They are generated
-in rounds: a round is as large as the running share of selected groups says that the missing ones need. All processes take the same decisions; completions of the selected groups are
-exchanged, so that each process ends up with its share of the batch.
+in rounds: a round is as large as the running share of selected groups says that the missing ones need. All processes
+take the same decisions; completions of the selected groups are exchanged, so that each process ends up with its share
+of the batch.
 """
 
 import copy

@@ -27,7 +27,7 @@ class PromptStream:
         dataset (`Dataset` or `IterableDataset`): The training set.
         seed (`int`): Of the run.
         shuffle (`bool`): Whether each pass has a new order. Without it rows come in the dataset's order.
-        whole_rows (`bool`, *optional*, defaults to `False`): Whether examples with the same prompt have another [`key`]
+        whole_rows (`bool`, *optional*, defaults to `False`): Whether examples with the same prompt have different keys
             if another column differs.
 
     Attributes:
