@@ -282,17 +282,40 @@ def _cut(
     widths = np.array([lengths[i] for i in order], dtype=np.float64)
     count = len(order)
     fits = np.minimum(budget.tokens // np.maximum(widths, 1), max(budget.pairs, 1) // np.maximum(widths, 1) ** 2)
-    fits = np.maximum(fits, 1).astype(np.int64)  # packs that fit beside each other, the first as wide as this one
+    fits = np.clip(fits, 1, count).astype(np.int64)  # packs that fit beside each other, the first as wide as this one
     pairs = np.cumsum([0.0, *(pack_pairs(rows, packs[i]) for i in order)]) if costs.apart else None
     slots = min(slots or count, count)
-    # Where many packs fit, a cut some further on costs about the same: of large windows cuts are tried in steps of a
-    # share of what fits. Where slots are tight the steps may take one too many: then every cut is tried.
+    ends = _cheapest_ends(widths, fits, pairs, costs)
+    if len(ends) - 1 <= slots:
+        return [[packs[i] for i in order[start:end]] for start, end in itertools.pairwise(ends)]
+    # Slots are short, so micro-batches are large, and a cut some packs further on costs about the same: of large
+    # windows cuts are tried in steps of a share of what fits. The steps may take one slot too many: then every cut is.
     steps = next((n for n in (count, 256, 64) if _work(_edges(fits, n), fits, slots) < MOST_WORK), 12)
     for fineness in (steps, count):
         ends = _cheapest_edges(_edges(fits, fineness), widths, fits, pairs, slots, costs)
         if ends is not None:
             return [[packs[i] for i in order[start:end]] for start, end in itertools.pairwise(ends)]
     return None
+
+
+def _cheapest_ends(widths: np.ndarray, fits: np.ndarray, pairs: np.ndarray | None, costs: Costs) -> list[int]:
+    """Where micro-batches end, the first number being 0, at the least cost with as many of them as it takes."""
+    count = len(widths)
+    of_pack = widths if pairs is not None else widths + costs.pair * widths**2
+    shared = np.zeros(count + 1) if pairs is None else costs.pair * pairs
+    begins, _ = _begins(np.arange(count + 1), fits)
+    before = np.zeros(count)  # least cost up to a pack, less what later ones of its micro-batch add
+    total, start = 0.0, np.zeros(count + 1, dtype=np.int64)
+    for end in range(1, count + 1):
+        before[end - 1] = total - (end - 1) * of_pack[end - 1] - shared[end - 1]
+        options = before[begins[end] : end] + end * of_pack[begins[end] : end]
+        best = int(options.argmin())
+        start[end] = begins[end] + best
+        total = float(options[best] + shared[end] + costs.forward)
+    ends = [count]
+    while ends[-1]:
+        ends.append(int(start[ends[-1]]))
+    return ends[::-1]
 
 
 def _edges(fits: np.ndarray, fineness: int) -> np.ndarray:

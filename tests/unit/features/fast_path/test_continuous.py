@@ -8,6 +8,11 @@ from transformers import ContinuousBatchingConfig, GenerationConfig
 from trl_drgrpo.features.fast_path.decoding.continuous import forked_prefill
 
 
+# Below transformers 5.18 a page is called a block.
+PAGE = "page_size" if hasattr(ContinuousBatchingConfig(), "page_size") else "block_size"
+ROOM = {PAGE: 16, "num_blocks": 64, "max_batch_tokens": 256}
+
+
 @pytest.fixture(scope="module")
 def qwen(tokenizer):
     return tiny("Qwen3", tokenizer).eval()
@@ -15,7 +20,7 @@ def qwen(tokenizer):
 
 def generate(model, inputs, forks, **settings):
     """Completions in order, and how many tokens were run."""
-    small = ContinuousBatchingConfig(page_size=16, num_blocks=64, max_batch_tokens=256)
+    small = ContinuousBatchingConfig(**ROOM)
     config = GenerationConfig(**{"max_new_tokens": 8, "pad_token_id": 257, "eos_token_id": 256, **settings})
     sizes = []
     hook = model.model.register_forward_pre_hook(

