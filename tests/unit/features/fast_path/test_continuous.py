@@ -7,7 +7,6 @@ from transformers import ContinuousBatchingConfig, GenerationConfig
 
 from trl_drgrpo.features.fast_path.decoding.continuous import forked_prefill
 
-
 # Below transformers 5.18 a page is called a block.
 PAGE = "page_size" if hasattr(ContinuousBatchingConfig(), "page_size") else "block_size"
 ROOM = {PAGE: 16, "num_blocks": 64, "max_batch_tokens": 256}
