@@ -202,6 +202,7 @@ class DrGRPOTrainer(HostTrainer):
         self.advantage_func = advantage_func
         check_model(args, model, outcome_funcs, quantization_config, peft_config)
         self.reward_scale, self.value_baseline = RunningRewardScale(), ValueBaseline()
+        self._batch_rewards: list[torch.Tensor] = []  # of all ranks, by round of the batch at hand
         self.given_optimizers = optimizers  # where not made from the arguments
         # The config has made sure that one of the two is set.
         self.loss_normalizer = int(args.loss_normalizer or args.max_completion_length or 0)
@@ -303,9 +304,15 @@ class DrGRPOTrainer(HostTrainer):
 
     def collecting(self, inputs: list[dict[str, Any]], generate: Callable[..., dict[str, Any]]) -> dict[str, Any]:
         with self.turns.guarding():
-            if not self.model.training or not self.sampling.is_on:
+            if not self.model.training:
                 return generate(inputs)
-            return self.sampling.collect(inputs, generate)
+            # The rounds of a batch are credited alike: what is learned from them is for the next batch.
+            self._batch_rewards, self.forks.batch_lengths = [], []
+            rollouts = self.sampling.collect(inputs, generate) if self.sampling.is_on else generate(inputs)
+        for rewards in self._batch_rewards:
+            self.reward_scale.update(rewards)
+        self.forks.learn_lengths()
+        return rollouts
 
     # Asked of the forks: they own how the rows of a group begin
 
@@ -413,14 +420,13 @@ class DrGRPOTrainer(HostTrainer):
         return self.args.outcome_weight * outcome + self.args.process_weight * process
 
     def _reward_scale(self, batch: RolloutBatch) -> float:
-        """Divisor of the outcome advantages: of earlier batches, since one that this batch had changed would bias
-        it."""
+        """Divisor of the outcome advantages: of earlier batches, 1 in the first, since one that this batch had changed
+        would bias it."""
         if not self.args.scale_by_running_std:
             return 1.0
-        scale = self.reward_scale.std if self.reward_scale.count else None
         if batch.training:
-            self.reward_scale.update(batch.rewards)
-        return scale or self.reward_scale.std
+            self._batch_rewards.append(batch.rewards)
+        return self.reward_scale.std
 
     def _newest_forks(self) -> Forks | None:
         """Forks of all ranks' rows in the newest batch."""

@@ -23,7 +23,8 @@ LATENT = {
 MORE = {  # what a family needs besides
     "GptOss": WINDOWS,
     "Gemma3Text": WINDOWS,
-    "Gemma2": {**WINDOWS, "attn_logit_softcapping": 2.0},
+    # eager: below transformers 5.18 the default for Gemma 2 is sdpa, which leaves out the softcap
+    "Gemma2": {**WINDOWS, "attn_logit_softcapping": 2.0, "attn_implementation": "eager"},
     "Cohere2": WINDOWS,
     "Mistral": {"sliding_window": 16},
     "Phi3": {"sliding_window": None},

@@ -11,7 +11,8 @@ from transformers import ContinuousBatchingConfig
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
 
 PROMPTS = ["1+2=", "7*8=", "12345+67890="]
-SMALL = {"page_size": 16, "num_blocks": 64, "max_batch_tokens": 256}
+PAGE = "page_size" if hasattr(ContinuousBatchingConfig(), "page_size") else "block_size"  # below transformers 5.18
+SMALL = {PAGE: 16, "num_blocks": 64, "max_batch_tokens": 256}
 
 
 def one_dead_group(prompts, completion_ids, **kwargs):

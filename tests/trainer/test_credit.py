@@ -4,7 +4,6 @@ One run of one step is shared. Batches given by hand then go through the hooks o
 """
 
 import contextlib
-import copy
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -138,27 +137,28 @@ def test_advantages_are_those_of_the_oracle(baseline, credit):
     assert credit(column(rewards), advantage_baseline=baseline).tolist() == pytest.approx(expected)
 
 
-def test_the_running_scale_is_one_number_for_all_and_learns_from_training_only(trained, credit):
+def test_the_running_scale_is_of_whole_earlier_batches_of_training(trained, credit):
     rewards = [3.0, 0.0, 1.0, 5.0, 2.0, 2.0, 0.0, 9.0]
+    rounds = [rewards, [10.0 * reward for reward in rewards]]
+    plain = torch.stack([credit(column(each)) for each in rounds])
+    std = torch.tensor(rounds).std().item()  # of a batch's two rounds
+
+    def batch(_):
+        return {"advantages": torch.stack([credit(column(each)) for each in rounds])}
+
     logs = {}
     with swapped(trained, reward_scale=RunningRewardScale()), swapped(trained.args, scale_by_running_std=True):
-        scaled = credit(column(rewards))
-        std = torch.tensor(rewards).std().item()
-        plain = credit(column(rewards), scale_by_running_std=False)
-        torch.testing.assert_close(scaled * std, plain)  # the first batch: by its own
-        other = [10.0 * reward for reward in rewards]
-        with swapped(trained, reward_scale=copy.deepcopy(trained.reward_scale)):
-            # later ones by the batches before them, which this batch cannot change
-            torch.testing.assert_close(credit(column(other)) * std, 10.0 * plain)
-            assert trained.reward_scale.count == 16
+        torch.testing.assert_close(trained.collecting([], batch)["advantages"], plain)  # the first: by 1
         trained.add_to_log(logs)
         assert logs["drgrpo/reward_scale"] == pytest.approx(std)
         trained.model.eval()
         try:
-            torch.testing.assert_close(credit(column(rewards)), scaled)
+            torch.testing.assert_close(trained.collecting([], batch)["advantages"] * std, plain)
         finally:
             trained.model.train()
-        assert trained.reward_scale.count == 8
+        assert trained.reward_scale.count == 16
+        torch.testing.assert_close(trained.collecting([], batch)["advantages"] * std, plain)  # both rounds alike
+        assert trained.reward_scale.count == 32
 
 
 @pytest.mark.parametrize("value", [1e39, -1e39])

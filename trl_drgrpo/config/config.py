@@ -55,8 +55,9 @@ class DrGRPOConfig(GRPOConfig):
         advantage_baseline (`str`, *optional*, defaults to `"group_mean"`):
             `"group_mean"` (the paper) or `"leave_one_out"`, also called `"rloo"`; see [`group_advantages`].
         scale_by_running_std (`bool`, *optional*, defaults to `False`):
-            Divide advantages by the standard deviation of all rewards seen so far, over all prompts: one number for
-            the whole batch, never a group's own std, so it does not bring back the difficulty bias.
+            Divide advantages by the standard deviation of all rewards of earlier batches, over all prompts; the first
+            batch by 1. One number for the whole batch, never a group's own std, so it does not bring back the
+            difficulty bias.
         beta_warmup_steps (`int`, *optional*, defaults to `0`):
             Raise the KL weight linearly over this many optimizer steps: `beta * min(1, (step + 1) / steps)`.
         on_reward_error (`str`, *optional*, defaults to `"raise"`):
@@ -234,9 +235,7 @@ class DrGRPOConfig(GRPOConfig):
     )
     scale_by_running_std: bool = field(
         default=False,
-        metadata={
-            "help": "Divide advantages by the std of all rewards seen so far, over all prompts (not per group)."
-        },
+        metadata={"help": "Divide advantages by the std of all rewards of earlier batches, over all prompts."},
     )
     beta_warmup_steps: int = field(
         default=0,

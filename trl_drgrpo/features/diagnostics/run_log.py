@@ -5,11 +5,14 @@ A folder `_drgrpo` in the output folder (the underscore keeps it out of `push_to
 infinity are written as null. A resumed run appends: every line carries its time, and `starts` in `run.json` the times
 and steps at which the run began or began again, so that a reader can tell what was lost with a crash and done again.
 
+`completions.jsonl` keeps to a number of bytes: older steps are thinned, the older the more.
+
 When a file cannot be written, that is one error, and the log ends: nothing comes behind a line that may be cut short.
 """
 
 import json
 import math
+import re
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,6 +21,7 @@ from typing import Any
 FOLDER = "_drgrpo"
 RUN, METRICS, COMPLETIONS, WARNINGS = "run.json", "metrics.jsonl", "completions.jsonl", "warnings.jsonl"
 FORMAT = 1
+COMPLETIONS_BYTES = 256 * 2**20  # above this, older steps are thinned
 
 
 class RunLog:
@@ -63,8 +67,10 @@ class RunLog:
         self._append(METRICS, [{"step": step, "epoch": epoch, "mode": mode, "logs": numbers}])
 
     def completions(self, groups: Sequence[dict[str, Any]]) -> None:
-        """Append recorded groups (see [`group_records`])."""
+        """Append recorded groups (see [`group_records`]), and thin the older ones where the file has grown too
+        large."""
         self._append(COMPLETIONS, groups)
+        self._write(lambda: _thin(self.folder / COMPLETIONS, COMPLETIONS_BYTES))
 
     def warning(self, step: int, cause: str, message: str) -> None:
         """Append a warning: `cause` is its name, `message` what was logged."""
@@ -139,6 +145,28 @@ def _replace(path: Path, text: str) -> None:
     part = path.with_suffix(".part")
     part.write_text(text, encoding="utf-8")
     part.replace(path)
+
+
+def _thin(path: Path, most: int) -> None:
+    """Leaves out every second step of the older half of a file's steps where it has more than so many bytes. The file
+    is whole at any time."""
+    if not path.exists() or path.stat().st_size <= most:
+        return
+    with path.open("rb") as file:
+        steps = sorted({step for line in file if (step := _step_of(line)) is not None})
+    dropped = set(steps[1 : len(steps) // 2 : 2])
+    if not dropped:
+        return
+    part = path.with_suffix(".part")
+    with path.open("rb") as file, part.open("wb") as kept:
+        kept.writelines(line for line in file if _step_of(line) not in dropped)
+    part.replace(path)
+
+
+def _step_of(line: bytes) -> int | None:
+    """The step that a line begins with; `None` of one that is damaged."""
+    match = re.match(rb'\{"step": (\d+),', line)
+    return int(match[1]) if match else None
 
 
 def _end_last_line(path: Path) -> None:

@@ -48,7 +48,8 @@ class ForkedRollouts(Feature):
         self.segmenter = segmenter
         self.newest: Forks | None = None
         self.batches = 0  # forked so far, rounds of dynamic sampling counted: the position of the random choices
-        self.mean_length: float | None = None  # of completions, in tokens; newer batches weigh more
+        self.mean_length: float | None = None  # of completions of earlier batches, in tokens; newer ones weigh more
+        self.batch_lengths: list[int] = []  # of the parents of all ranks, over the rounds of the batch at hand
         self._noted: dict[str, float] = {}
         self._was_asked_to_look = False
 
@@ -205,7 +206,7 @@ class ForkedRollouts(Feature):
     # What is said and kept
 
     def _note(self, parents: list[int], sampled: int, completions: list[list[int]]) -> None:
-        """Keep what the metrics are made of, and learn how long completions are."""
+        """Keep what the metrics are made of, and how long completions are."""
         forks = self.newest
         assert forks is not None
         cut = [row[0] / len(ids) for row, ids in zip(forks.cuts, completions, strict=True) if row[0] < len(ids)]
@@ -215,10 +216,15 @@ class ForkedRollouts(Feature):
         }
         if cut:
             self._noted["forks/cut_position"] = sum(cut) / len(cut)
-        everywhere = self.trainer.gathered(list(parents))
-        mean = sum(everywhere) / len(everywhere)
-        self.mean_length = mean if self.mean_length is None else 0.8 * self.mean_length + 0.2 * mean
+        self.batch_lengths += self.trainer.gathered(list(parents))
         self.batches += 1
+
+    def learn_lengths(self) -> None:
+        """Take in the completion lengths of a whole batch: a mean that moved between its rounds would bias it."""
+        if self.batch_lengths:
+            mean = sum(self.batch_lengths) / len(self.batch_lengths)
+            self.mean_length = mean if self.mean_length is None else 0.8 * self.mean_length + 0.2 * mean
+            self.batch_lengths = []
 
     def on_credit(self, batch: CreditedBatch) -> None:
         """Log the forks of a batch."""

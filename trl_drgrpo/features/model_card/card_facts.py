@@ -308,7 +308,8 @@ def machine_rows(trainer: Any) -> Rows:
 
 def versions() -> Rows:
     """The packages that the result depends on, as far as installed."""
-    return [("Python", platform.python_version()), *installed_versions(_PACKAGES).items()]
+    found = installed_versions(_PACKAGES) | {"torch": torch.__version__}  # with its build, which metadata may not name
+    return [("Python", platform.python_version()), *found.items()]
 
 
 def _name(value: Any) -> str:

@@ -1,9 +1,9 @@
 """Selection of training prompts: dynamic sampling and curriculum, both unbiased (`objective/group_selection.py`).
 
-A generation batch takes the prompts of the dataloader first, then those of a stream of its own, in a fixed order,
-until K groups are selected. They are generated in rounds: a round is as large as the running share of selected groups
-says that the missing ones need. All processes take the same decisions; completions of the selected groups are
-exchanged, so that each process ends up with its share of the batch.
+A generation batch draws rows of the training set (`prompt_stream.py`) until K groups are selected. They are generated
+in rounds: a round is as large as the running share of selected groups says that the missing ones need. All processes
+take the same decisions; completions of the selected groups are exchanged, so that each process ends up with its share
+of the batch.
 """
 
 import copy
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from datasets import Dataset
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.features.diagnostics.correctness import CorrectnessRule
@@ -37,7 +38,7 @@ class PromptSampling(Feature):
     """Fills generation batches with groups that carry a signal, and prefers prompts that are likely to.
 
     Attributes:
-        stream ([`PromptStream`]): Prompts beyond the dataloader's.
+        stream ([`PromptStream`]): The rows that batches draw.
         pass_rates ([`PassRates`]): Estimates by prompt.
     """
 
@@ -53,7 +54,7 @@ class PromptSampling(Feature):
         super().__init__(trainer)
         self.pass_rates = PassRates()
         self.live_share: float | None = None  # of the generated groups, the newest the heaviest
-        self.draws = 0  # over the whole run: the position of the random choices
+        self.batches = 0  # that are complete: the position of the random choices
         self._credited: CreditedBatch | None = None
         self._rule: CorrectnessRule | None = None
         self._has_warned = False
@@ -85,20 +86,15 @@ class PromptSampling(Feature):
             self._take_prior(Path(args.prior_pass_rates).expanduser())
 
     def _check_prompts(self) -> None:
-        """Refuses a dataset that cannot fill a batch without taking a prompt twice."""
-        cap = self._cap(self._wanted())
-        different = self.stream.count_different(cap)
-        if different is not None and different < cap:
-            raise self._too_few(different)
-
-    def _too_few(self, different: int) -> InputError:
-        wanted = self._wanted()
-        return InputError(
-            "max_sampling_rounds",
-            f"{self.trainer.args.max_sampling_rounds} with {different} different prompts",
-            f"at least {self._cap(wanted)} prompts",
-            f"A batch takes {wanted} prompts, none of them twice: set at most {different // wanted}, or add prompts.",
-        )
+        """Refuses a dataset that cannot fill a batch without taking a row twice."""
+        wanted, dataset = self._wanted(), self.stream.dataset
+        if isinstance(dataset, Dataset) and len(dataset) < self._cap(wanted):
+            raise InputError(
+                "max_sampling_rounds",
+                f"{self.trainer.args.max_sampling_rounds} with {len(dataset)} rows of training data",
+                f"at least {self._cap(wanted)} rows",
+                f"A batch takes {wanted} rows, none of them twice: set at most {len(dataset) // wanted}, or add rows.",
+            )
 
     def _take_prior(self, path: Path) -> None:
         """Take in pass rates from before the run, if they are of these prompts."""
@@ -134,7 +130,8 @@ class PromptSampling(Feature):
         """A generation batch of K groups.
 
         Args:
-            inputs (`list[dict]` of length `b`): This rank's rows from the dataloader, each prompt G times in a row.
+            inputs (`list[dict]` of length `b`): This rank's rows from the dataloader, each prompt G times in a row. Of
+                a stored dataset only their number counts.
             generate (`Callable`): Makes completions, rewards and advantages for rows of this rank.
 
         Returns:
@@ -143,7 +140,7 @@ class PromptSampling(Feature):
         args, size = self.trainer.args, self.trainer.num_generations
         examples = self.trainer.gathered(list(inputs))[::size] if self._ranks > 1 else inputs[::size]
         wanted, cap = len(examples), self._cap(len(examples))
-        prompts = self._prompts(examples)
+        prompts = self.stream.batch(self.batches, examples)
         drawn: list[Draw] = []
         rounds: list[dict[str, Any]] = []
         while (missing := wanted - sum(map(self._is_selected, drawn))) > 0 and len(drawn) < cap:
@@ -159,14 +156,9 @@ class PromptSampling(Feature):
             [draw.probability for draw in drawn],
             mean_over_live=args.dynamic_sampling == "dapo",
         )
+        self.batches += 1
         self._log(drawn, selection, len(rounds), wanted)
         return self._batch(rounds, drawn, selection, len(inputs))
-
-    def _prompts(self, examples: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], str]]:
-        """These, then the stream's, each prompt once."""
-        seen: set[str] = set()
-        yield from self.stream.different(examples, seen)
-        raise self._too_few(len(seen))
 
     @property
     def _ranks(self) -> int:
@@ -187,14 +179,15 @@ class PromptSampling(Feature):
         """Draw until enough prompts are kept for a round, or the cap is reached."""
         args, fresh = self.trainer.args, []
         while len(fresh) < groups and len(drawn) < cap:
-            example, key = next(prompts)
-            draw = Draw(example, key)
+            example = next(prompts, None)
+            if example is None:
+                raise InputError("train_dataset", "a stream that has ended", "one that can be read again", "Check it.")
+            draw = Draw(example, self.stream.key(example))
             if args.curriculum:
-                draw.estimate = self.pass_rates.estimate(key)
+                draw.estimate = self.pass_rates.estimate(draw.key)
                 draw.probability = keep_probability(draw.estimate, args.curriculum_q_min)
-            if random.Random(f"{args.seed} {self.draws}").random() < draw.probability:
+            if random.Random(f"{args.seed} {self.batches} {len(drawn)}").random() < draw.probability:
                 fresh.append(draw)
-            self.draws += 1
             drawn.append(draw)
         return fresh
 
@@ -300,7 +293,7 @@ class PromptSampling(Feature):
         if self.is_on and self.trainer.args.should_save:
             state = {
                 "position": self.stream.position,
-                "draws": self.draws,
+                "batches": self.batches,
                 "live_share": self.live_share,
                 "pass_rates": self.pass_rates.state_dict(),
             }
@@ -317,5 +310,5 @@ class PromptSampling(Feature):
             )
             return
         state = json.loads(file.read_text(encoding="utf-8"))
-        self.stream.position, self.draws, self.live_share = state["position"], state["draws"], state["live_share"]
+        self.stream.position, self.batches, self.live_share = state["position"], state["batches"], state["live_share"]
         self.pass_rates.load_state_dict(state["pass_rates"])

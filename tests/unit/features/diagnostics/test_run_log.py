@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from trl_drgrpo.features.diagnostics import run_log
 from trl_drgrpo.features.diagnostics.run_log import RunLog, to_json
 
 
@@ -96,3 +97,25 @@ def test_json_is_strict_and_readable():
     assert to_json([1.5, math.inf, {"a": (math.nan,)}]) == '[1.5, null, {"a": [null]}]'
     assert to_json("</script> é") == '"</script> é"'
     to_json("lone \udc80").encode("utf-8")
+
+
+def test_older_completions_are_thinned_to_a_number_of_bytes(log, tmp_path, monkeypatch):
+    monkeypatch.setattr(run_log, "COMPLETIONS_BYTES", 4000)
+    file = log.folder / "completions.jsonl"
+    log.start(0, {}, {})
+    for step in range(1, 101):
+        if step == 60:  # killed within a line and while thinning; resumed
+            file.write_bytes(file.read_bytes()[:-20])
+            file.with_suffix(".part").write_text("half a file")
+            log = RunLog(tmp_path, itertools.count(1000.0).__next__)
+            log.start(59, {}, {})
+        log.completions([{"step": step, "mode": "train", "group": group, "prompt": "x" * 40} for group in range(2)])
+        assert file.stat().st_size <= 4000
+    groups = [json.loads(line) for line in file.read_text().splitlines() if line.endswith("}")]
+    steps = sorted({entry["step"] for entry in groups})
+    assert all(sum(entry["step"] == step for entry in groups) == 2 for step in steps if step != 59)
+    assert steps[0] == 1
+    assert steps[-8:] == list(range(93, 101))  # the newest are whole
+    gaps = [b - a for a, b in itertools.pairwise(steps)]
+    assert max(gaps[: len(gaps) // 2]) > max(gaps[-8:]) == 1  # the older, the thinner
+    assert not file.with_suffix(".part").exists()

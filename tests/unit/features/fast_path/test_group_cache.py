@@ -8,7 +8,7 @@ from functools import partialmethod
 import pytest
 import torch
 from tiny_families import tiny
-from transformers import DynamicCache, GenerationConfig
+from transformers import DynamicCache, Gemma2PreTrainedModel, GenerationConfig
 
 from trl_drgrpo.features.fast_path.decoding import forwards
 from trl_drgrpo.features.fast_path.decoding.decoder import shared_prefill
@@ -90,6 +90,17 @@ def test_a_model_that_is_refused_goes_on_with_its_own_cache(tokenizer, family, c
     assert said == [f"Completions of this model do not share the KV cache of their prompt: {REFUSED[family]}."]
     assert model.config._attn_implementation == attention
     assert torch.equal(ours, generate(model, tokenizer, False, max_new_tokens=20))
+
+
+def test_a_softcap_that_the_model_leaves_out_is_refused(tokenizer):
+    """Below transformers 5.18 Gemma 2 runs with sdpa, which has no softcap: with groups its logits would be others."""
+    if not Gemma2PreTrainedModel._supports_sdpa:
+        pytest.skip("Gemma 2 has no sdpa here")
+    model = tiny("Gemma2", tokenizer).eval()
+    model.set_attn_implementation("sdpa")
+    ours = generate(model, tokenizer, True, max_new_tokens=5)
+    assert "its logits differ" in why_not(model)
+    assert torch.equal(ours, generate(model, tokenizer, False, max_new_tokens=5))
 
 
 def _window_off_by_three(self, visible):

@@ -1,10 +1,12 @@
 import itertools
+import random
 from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trl_drgrpo.features.fast_path import planner
 from trl_drgrpo.features.fast_path.blocks import KEY_COST
 from trl_drgrpo.features.fast_path.planner import (
     EVENNESS,
@@ -79,6 +81,29 @@ def test_no_contiguous_cut_is_cheaper(batch):
         assert best == float("inf")
         return
     assert sum(processed_tokens(chosen, b, Costs()) + Costs().forward for b in plan) == best
+
+
+@pytest.mark.parametrize("slots", [40, None])
+def test_trying_fewer_cuts_costs_next_to_nothing(slots, monkeypatch):
+    chance = random.Random(0)
+    rows = [Row(i, 20, int(chance.lognormvariate(5, 0.8))) for i in range(320)]
+    budget, each = Budget(8, max(20 + row.completion_length for row in rows)), Costs(pair=1e-4)
+
+    def cost(plan):
+        assert sorted(i for batch in plan for (i,) in batch) == list(range(320))
+        assert len(plan) <= (slots or 320)
+        widths = [(len(batch), max(pack_length(rows, pack) for pack in batch)) for batch in plan]
+        return sum(n * (width + each.pair * width**2) + each.forward for n, width in widths)
+
+    every = cost(plan_window(rows, slots, budget, each))
+    monkeypatch.setattr(planner, "MOST_WORK", 0)
+    assert every <= cost(plan_window(rows, slots, budget, each)) < 1.01 * every
+
+
+def test_every_cut_is_tried_where_fewer_do_not_fit(monkeypatch):
+    monkeypatch.setattr(planner, "MOST_WORK", 0)  # steps of two, in micro-batches of 25
+    plan = plan_window([Row(i, 10, 11) for i in range(50)], 2, Budget(25, 20))
+    assert [len(batch) for batch in plan] == [25, 25]
 
 
 def test_nothing_live_is_an_empty_plan():

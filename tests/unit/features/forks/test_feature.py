@@ -186,6 +186,7 @@ def test_the_next_batch_draws_other_places_within_the_mean_length():
     for _ in range(6):
         forks.complete(rows_of(PROMPTS, 4), 4, Backend([100] * 8))
         seen |= {cut for (cut,) in forks.newest.cuts}
+        forks.learn_lengths()
     assert forks.mean_length == pytest.approx(100.0)
     assert len(seen) > 10
     assert max(seen) <= 102  # the step that the place lies in ends behind it
@@ -198,6 +199,7 @@ def test_processes_ask_for_as_many_branches():
     starts, _, limits = few.calls[1]
     assert len(starts) == len(limits) == 2  # one of which nobody takes
     assert [len(row) for row in completions] == [6, 7, 1, 1]
+    forks.learn_lengths()
     assert forks.mean_length == pytest.approx((6 + 1 + 9 + 9) / 4)
     forks, _ = feature(ranks=2, others=[[1]])
     completions, _ = forks.complete(rows_of(PROMPTS[:1], 4), 4, most)
@@ -269,6 +271,7 @@ def test_what_is_logged():
 def test_the_state_is_kept_in_checkpoints(tmp_path, caplog):
     forks, _ = feature()
     forks.complete(rows_of(PROMPTS, 4), 4, Backend([6] * 8))
+    forks.learn_lengths()
     forks.on_checkpoint_saved(tmp_path)
     assert json.loads((tmp_path / STATE_FILE).read_text()) == {"batches": 1, "mean_length": 6.0}
     resumed, _ = feature()

@@ -1,5 +1,6 @@
 """Order, identity and end of the prompts beyond the dataloader's."""
 
+from collections import Counter
 from itertools import islice
 
 import pytest
@@ -11,69 +12,75 @@ from trl_drgrpo.features.sampling.prompt_stream import PromptStream
 DATA = Dataset.from_dict({"prompt": list("abcdef"), "answer": [1, 2, 3, 4, 5, 6]})
 
 
-def prompts(stream, count):
-    return [example["prompt"] for example in islice(stream, count)]
+def prompts(stream, number, first="ab"):
+    return "".join(example["prompt"] for example in islice(stream.batch(number, [{"prompt": p} for p in first]), 6))
 
 
-def sources():
-    return {"stored": DATA, "streamed": DATA.to_iterable_dataset()}.items()
+def test_a_batch_begins_with_those_of_a_pass_and_has_every_row_once():
+    stream = PromptStream(DATA, 0, True)
+    seen = [prompts(stream, number) for number in range(9)]
+    assert all(sorted(each) == list("abcdef") for each in seen)
+    passes = ["".join(each[:2] for each in seen[start : start + 3]) for start in (0, 3, 6)]
+    assert all(sorted(each) == list("abcdef") for each in passes)
+    assert len(set(passes)) == 3
+    assert len({each[2:] for each in seen}) > 6  # not the rest of a pass
+    assert seen == [prompts(PromptStream(DATA, 0, True), number) for number in range(9)]
+    assert seen != [prompts(PromptStream(DATA, 1, True), number) for number in range(9)]
 
 
-@pytest.mark.parametrize(("name", "data"), sources())
-def test_each_pass_has_every_example_in_an_order_of_its_own(name, data):
-    seen = prompts(PromptStream(data, seed=0, shuffle=True), 12)
-    assert sorted(seen[:6]) == sorted(seen[6:]) == list("abcdef")
-    assert seen[:6] != seen[6:]
-    assert prompts(PromptStream(data, 1, True), 12) != seen
-    assert prompts(PromptStream(data, 0, False), 8) == list("abcdefab")
+def test_without_shuffling_rows_come_in_order():
+    assert [prompts(PromptStream(DATA, 0, False), n) for n in range(4)] == ["abcdef", "cdefab", "efabcd", "abcdef"]
+
+
+def test_a_pass_leaves_out_what_is_less_than_a_batch():
+    assert [prompts(PromptStream(DATA, 0, False), n, "abcd")[:4] for n in range(2)] == ["abcd", "abcd"]
+
+
+def test_the_rows_of_a_batch_may_be_in_any_order():
+    """2,000 batches at each place of a pass: every order of three rows as often as the others."""
+    data = Dataset.from_dict({"prompt": ["a", "a", "b"], "answer": [1, 2, 3]})  # two rows with one prompt
+    stream = PromptStream(data, 0, True)
+    for place in range(3):
+        orders = Counter(tuple(r["answer"] for r in stream.batch(3 * n + place, [{}])) for n in range(2000))
+        assert len(orders) == 6
+        assert max(abs(count - 2000 / 6) for count in orders.values()) < 4 * (2000 / 6) ** 0.5
 
 
 @pytest.mark.parametrize("position", [0, 4, 6, 9])
-@pytest.mark.parametrize(("name", "data"), sources())
-def test_a_position_is_gone_on_from(name, data, position):
-    whole = prompts(PromptStream(data, 0, True), 15)
-    stream = PromptStream(data, 0, True)
-    next(stream)
+def test_a_position_of_a_stream_is_gone_on_from(position):
+    def rest(stream, count):
+        return "".join(example["prompt"] for example in islice(stream.batch(0, [{"prompt": "-"}]), count + 1))
+
+    whole = rest(PromptStream(DATA.to_iterable_dataset(), 0, True), 15)
+    assert whole[0] == "-"
+    assert sorted(whole[1:7]) == sorted(whole[7:13]) == list("abcdef")
+    assert whole[1:7] != whole[7:13]
+    stream = PromptStream(DATA.to_iterable_dataset(), 0, True)
+    rest(stream, 1)
     stream.position = position
-    assert prompts(stream, 15 - position) == whole[position:]
+    assert rest(stream, 15 - position)[1:] == whole[1 + position :]
     assert stream.position == 15
 
 
 def test_an_empty_stream_ends():
-    assert prompts(PromptStream(DATA.to_iterable_dataset().filter(lambda row: False), 0, True), 3) == []
-
-
-def test_each_prompt_once():
-    seen: set[str] = set()
-    different = PromptStream(DATA, 0, False).different([{"prompt": "c"}, {"prompt": "c"}], seen)
-    assert [example["prompt"] for example, _ in islice(different, 6)] == list("cabdef")
-    assert len(seen) == 6
-
-
-def test_a_stream_that_brings_nothing_new_ends(monkeypatch):
-    monkeypatch.setattr(prompt_stream, "_MOST_REPEATS", 20)
-    stream = PromptStream(DATA.to_iterable_dataset(), 0, True)
-    assert len(list(stream.different([], set()))) == 6
+    assert prompts(PromptStream(DATA.to_iterable_dataset().filter(lambda row: False), 0, True), 0) == "ab"
 
 
 def test_rows_of_an_environment_differ_by_any_column():
     data = Dataset.from_dict({"prompt": ["play"] * 3, "secret": ["x", "y", "x"]})
-    assert PromptStream(data, 0, True).count_different(3) == 1
-    assert PromptStream(data, 0, True, whole_rows=True).count_different(3) == 2
+    for whole_rows, different in ((False, 1), (True, 2)):
+        assert len({PromptStream(data, 0, True, whole_rows).key(row) for row in data}) == different
     without = data.remove_columns("prompt")
-    assert PromptStream(without, 0, True, whole_rows=True).count_different(3) == 2
+    assert len({PromptStream(without, 0, True, whole_rows=True).key(row) for row in without}) == 2
 
 
 def test_no_more_is_read_than_has_to_be(monkeypatch):
     read = []
     monkeypatch.setattr(PromptStream, "key", lambda self, example: read.append(example) or example["prompt"])
     stream = PromptStream(DATA, 0, True)
-    assert stream.count_different(2) == 2
-    assert len(read) == 2
     monkeypatch.setattr(prompt_stream, "_LOOKED_UP", 2)
     assert stream.count_known({"a"}) == (1, 2)  # a and d
-    assert len(read) == 4
+    assert len(read) == 2
     assert stream.count_known({"b"}) == (1, 6)
     assert stream.count_known({"z"}) == (0, 6)
     assert PromptStream(DATA.to_iterable_dataset(), 0, True).count_known({"a"}) is None
-    assert PromptStream(DATA.to_iterable_dataset(), 0, True).count_different(2) is None

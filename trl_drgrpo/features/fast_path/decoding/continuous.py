@@ -6,6 +6,7 @@ there by itself.
 """
 
 import copy
+import inspect
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +18,8 @@ from trl_drgrpo.upstream.swapping import swapped
 ON_A_CPU = (
     "transformers_continuous_batching_config: got no num_blocks on a CPU; expected the size of the cache. "
     "transformers would fill half of the machine's memory with it before the first token. Set "
-    "num_blocks=512, page_size=32 and max_batch_tokens=512 (16,384 tokens in the cache), or "
+    "num_blocks=512, page_size=32 (block_size below transformers 5.18) and max_batch_tokens=512 (16,384 tokens in the "
+    "cache), or "
     "use_transformers_continuous_batching=False, which is faster on a CPU."
 )
 
@@ -27,9 +29,21 @@ def takes_the_machine(device: str, config: Any) -> bool:
     return device == "cpu" and config.num_blocks is None
 
 
+def returns_forks(model: Any) -> bool:
+    """Whether `generate_batch` returns the completions of forks: transformers 5.17 drops all but the first."""
+    try:
+        return "__child#" in inspect.getsource(type(model).generate_batch)
+    except (OSError, TypeError):
+        return False
+
+
 @contextmanager
 def forked_prefill(model: Any) -> Iterator[None]:
-    """Inside the block, `model.generate_batch` prefills each prompt once. Results come in the order of the inputs."""
+    """Inside the block, `model.generate_batch` prefills each prompt once, where transformers can. Results are in the
+    order of the inputs."""
+    if not returns_forks(model):
+        yield
+        return
     generate_batch = model.generate_batch
 
     def forking(inputs: list[list[int]], *args: Any, generation_config: Any = None, **kwargs: Any) -> Any:
