@@ -350,7 +350,7 @@ class Quantized:
 def test_options_of_any_type_are_stated_and_end_no_run(tmp_path):
     # a card is written with every checkpoint: what YAML cannot hold would end the run there
     options = {"dtype": torch.float32, "cache_dir": tmp_path, "config": Quantized(), "max_memory": {0: "2GiB"}}
-    generation = {"sequence_bias": {(10,): -1.0}, "bad": {3}}
+    generation = {"sequence_bias": {(10,): -1.0}, "suppress_tokens": (3,)}
     args = DrGRPOConfig("out", report_to="none", model_init_kwargs=options, generation_kwargs=generation)
     shown = yaml.safe_load(yaml.safe_dump(card_facts.changed_settings(args)))
     config = {"load_in_4bit": True, "dtype": "torch.bfloat16"}
@@ -360,7 +360,7 @@ def test_options_of_any_type_are_stated_and_end_no_run(tmp_path):
         "config": config,
         "max_memory": {0: "2GiB"},
     }
-    assert shown["generation_kwargs"] == {"sequence_bias": {"(10,)": -1.0}, "bad": [3]}
+    assert shown["generation_kwargs"] == {"sequence_bias": {"(10,)": -1.0}, "suppress_tokens": [3]}
 
 
 def test_what_was_given_instead_of_settings_is_what_the_card_states(settings, prompts, tokenizer, reward):
