@@ -26,7 +26,6 @@ MOVED = {
     "seams": "upstream.seams",
     "step_credit": "objective.step_advantages",
     "steps": "process_rewards.steps",
-    "study": "labs.study",
 }
 _PACKAGE = __name__.partition(".")[0]
 

@@ -25,15 +25,6 @@ MOVED_IN_DOCS = {
     "rewards.mathematics": "MathReward math_reward",
     "step_credit": "STEP_BASELINES STEP_CREDITS step_advantages",
     "steps": "step_segmenter",
-    "study": "tabular_report trajectory_report",
-    "study.counterfactual": "counterfactual_weights",
-    "study.group": "ExampleGroup",
-    "study.group_figure": "draw_groups show_group_widget",
-    "study.intervals": "interval",
-    "study.objectives": "OBJECTIVES gradient_mass",
-    "study.rungs": "ARITHMETIC GUESSING",
-    "study.tabular": "TabularTask length_scores",
-    "study.trajectories": "ends",
 }
 STILL_THERE = {
     "cli.demo": "stay_offline_and_quiet",
