@@ -23,7 +23,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 import two_turns
-from frame import Results, Row, Run, Study, compared, interval, main, mean, paired, table
+from frame import Results, Row, Run, Study, compared, interval, main, mean, paired, rows_of, table
 from small_models import Moments, gradient_of, groups_of, log_probs_of, small_trainer
 from transformers import TrainerCallback
 
@@ -37,12 +37,7 @@ from trl_drgrpo.process_rewards import TokenClassificationScorer, train_prm
 StepRewards = Callable[..., list[list[float | None]]]
 OUTCOME = "outcome"
 STEP_TO_COME = 0.8  # the probability that any step to come is correct
-SIGNALS = {
-    "rule": "faithful rule",
-    "prm": "trained PRM",
-    "shuffled": "shuffled PRM",
-    "adversarial": "adversarial PRM",
-}
+SIGNALS = {"rule": "faithful rule", "prm": "trained PRM", "shuffled": "shuffled PRM", "adversarial": "adversarial PRM"}
 USES: dict[str, tuple[str, dict[str, Any]]] = {  # and the fields of the configuration
     "deepseekmath": ("reward, `deepseekmath`", {"step_credit": "return_to_go", "step_baseline": "deepseekmath"}),
     "to_go": ("reward, `to_go`", {"step_credit": "return_to_go", "step_baseline": "to_go"}),
@@ -135,7 +130,8 @@ SETTINGS: dict[str, Any] = {
     "long_sums": {"tokens": 60_000, "prompts": 4, **_SIZES, "prm_rows": 4_000},
     "two_turns": {"tokens": 20_000, "prompts": 8, **_SIZES, "prm_rows": 10_000},
 }
-_QUICK = {"tokens": 250, "prompts": 2, "num_generations": 4, "learning_rate": 3e-3, "prm_rows": 32, "batches": 2}
+_SMALL = {"tokens": 250, "prompts": 2, "num_generations": 4, "learning_rate": 3e-3, "prm_rows": 32, "batches": 2}
+QUICK = dict.fromkeys(SETTINGS, _SMALL)
 
 
 # Signals ------------------------------------------------------------------------------------------------------------
@@ -345,11 +341,8 @@ def mean_pass_rate(run: Row, first: float = 0.0) -> float:
 
 def rates(results: Results, name: str, first: float) -> dict[str, list[float]]:
     """Mean pass rates of each arm of a task, by seed."""
-    arms: dict[str, list[float]] = {arm: [] for arm in LABELS}
-    for run in sorted(results["runs"], key=lambda run: run["seed"]):
-        if run["task"] == name:
-            arms[run["arm"]].append(mean_pass_rate(run, first))
-    return arms
+    runs = {arm: rows_of(results, task=name, arm=arm) for arm in LABELS}
+    return {arm: [mean_pass_rate(run, first) for run in own] for arm, own in runs.items()}
 
 
 def report(results: Results) -> list[str]:
@@ -358,7 +351,7 @@ def report(results: Results) -> list[str]:
 
 def title(name: str, results: Results) -> str:
     """The line above a table."""
-    seeds = len({run["seed"] for run in results["runs"] if run["task"] == name})
+    seeds = len(rows_of(results, task=name, arm=OUTCOME))
     tokens = results["settings"][name]["tokens"] // 1000
     return f"{TASKS[name].title}, {tokens} thousand tokens a run, {seeds} seeds, mean and 95% interval:"
 
@@ -367,7 +360,7 @@ def rates_table(name: str, results: Results) -> str:
     """A row per arm: pass rates, in points over the outcome alone too, and the gradient's variance over that of the
     outcome alone, ± standard error, with the coefficient c as it is fitted and with half of it."""
     head = ["pass rate", "whole run, %", "minus outcome only", "last quarter, %", "minus outcome only"]
-    (start,) = (start for start in results["starts"] if start["task"] == name)
+    (start,) = rows_of(results, "starts", task=name)
     both, rows = [rates(results, name, first) for first in (0.0, LAST)], []
     for arm, label in LABELS.items():
         cells = [label]
@@ -381,7 +374,7 @@ def rates_table(name: str, results: Results) -> str:
             else ["", ""]
         )
         rows.append([*cells, *(["1", ""] if arm == OUTCOME else ratios)])
-    first = mean([100 * run["pass_rate"][0] for run in results["runs"] if run["task"] == name], 1)
+    first = mean([100 * run["pass_rate"][0] for run in rows_of(results, task=name)], 1)
     lines = table([*head, "gradient variance", "with half of c"], rows).split("\n")
     lines.insert(2, f"| first step | {first} |{' |' * 5}")
     return "\n".join(lines)
@@ -411,17 +404,8 @@ def draw(results: Results) -> Any:
     return figure
 
 
-STUDY = Study(
-    name="credit",
-    page="process_rewards",
-    seeds=5,
-    settings=SETTINGS,
-    quick=dict.fromkeys(SETTINGS, _QUICK),
-    measure=measure,
-    report=report,
-    draw=draw,
-    conclude=conclude,
-)
+STUDY = Study("credit", "process_rewards", 5, SETTINGS, QUICK, measure, report, draw, conclude)
+
 
 if __name__ == "__main__":
     main(STUDY)

@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from frame import Results, Row, Run, Study, compared, interval, main, mean, paired, table
+from frame import Results, Row, Run, Study, compared, interval, main, mean, paired, rows_of, table
 from small_models import Evaluations, height, mean_height, pass_rate, small_trainer
 from transformers import AutoModelForCausalLM
 
@@ -115,8 +115,7 @@ def measure(run: Run) -> None:
 
 def by_arm(results: Results, start: str) -> dict[str, list[Row]]:
     """The runs of each arm from a start, ordered by seed."""
-    runs = sorted((run for run in results["runs"] if run["start"] == start), key=lambda run: run["seed"])
-    return {arm: [run for run in runs if run["arm"] == arm] for arm in ARMS}
+    return {arm: rows_of(results, start=start, arm=arm) for arm in ARMS}
 
 
 def scores(results: Results, start: str) -> dict[str, dict[str, list[float]]]:
@@ -201,24 +200,10 @@ def draw(results: Results) -> Any:
     return figure
 
 
-STUDY = Study(
-    name="signal",
-    page="signal",
-    seeds=5,
-    settings=SETTINGS,
-    quick={
-        "starts": {name: {**start, **_QUICK_START} for name, start in SETTINGS["starts"].items()},
-        "prompts": 2,
-        "num_generations": 4,
-        "different_prompts": 40,
-        "held_out": 8,
-        "evaluations": 2,
-    },
-    measure=measure,
-    report=report,
-    draw=draw,
-    conclude=conclude,
-)
+QUICK = {"prompts": 2, "num_generations": 4, "different_prompts": 40, "held_out": 8, "evaluations": 2}
+QUICK |= {"starts": {name: {**start, **_QUICK_START} for name, start in SETTINGS["starts"].items()}}
+STUDY = Study("signal", "signal", 5, SETTINGS, QUICK, measure, report, draw, conclude)
+
 
 if __name__ == "__main__":
     main(STUDY)

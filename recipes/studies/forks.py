@@ -14,22 +14,14 @@ from dataclasses import replace
 from functools import partial
 from itertools import islice, product
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
 import torch
-from frame import Interval, Results, Row, Run, Study, compared, interval, main, mean, table
+from frame import Interval, Results, Row, Run, Study, compared, interval, main, mean, rows_of, table
 from credit import OUTCOME, TASKS, trainer_of
-from small_models import (
-    Evaluations,
-    Moments,
-    gradient_of,
-    groups_of,
-    height,
-    log_probs_of,
-    mean_height,
-    pass_rate,
-)
+from small_models import Evaluations, Moments, gradient_of, groups_of, height, log_probs_of, mean_height, pass_rate
 
 from trl_drgrpo.common.drawing import COLORS, new_figure
 from trl_drgrpo.features.forks.cuts import step_means
@@ -178,7 +170,9 @@ def agreement(results: Results, seeds: Sequence[int], folder: Path) -> list[Row]
             for forks in FORKS
         }
         flat = means[FLAT].mean(dim=0)
-        variance = interval(row["variance"] for row in measured(results, stage, FLAT, rewards)).mean
+        variance = fmean(
+            row["variance"] for row in rows_of(results, "gradients", stage=stage, forks=FLAT, rewards=rewards)
+        )
         square = float(flat @ flat) - variance / groups  # the mean's own noise taken out
         for forks in FORKS:
             own = means[forks].mean(dim=0)
@@ -206,17 +200,10 @@ def label(forks: str) -> str:
     return "flat" if forks == FLAT else ", ".join(f"`{name}: {value}`" for name, value in FORKS[forks].items())
 
 
-def measured(results: Results, stage: str, forks: str, rewards: str) -> list[Row]:
-    """Gradients of an arm, ordered by seed."""
-    key = (stage, forks, rewards)
-    rows = [row for row in results["gradients"] if (row["stage"], row["forks"], row["rewards"]) == key]
-    return sorted(rows, key=lambda row: row["seed"])
-
-
 def over_flat(results: Results, stage: str, forks: str, rewards: str, tokens: str = "tokens") -> Interval:
     """Variance times tokens (those sampled, or `all_tokens`) over that of flat groups: the ratio of the means over
     seeds, with a jackknife's interval."""
-    rows = measured(results, stage, forks, rewards), measured(results, stage, FLAT, rewards)
+    rows = (rows_of(results, "gradients", stage=stage, forks=each, rewards=rewards) for each in (forks, FLAT))
     own, flat = (np.array([row["variance"] * row[tokens] for row in each]) for each in rows)
     left_out = (own.sum() - own) / (flat.sum() - flat)
     return interval((len(own) * own.sum() / flat.sum() - (len(own) - 1) * left_out).tolist())
@@ -243,11 +230,11 @@ def variance_table(results: Results, stage: str) -> str:
     head += ["over flat, all rows' tokens", "along", "cosine"]
     rows = []
     for rewards, forks in product(REWARDS, FORKS):
-        seeds, key = measured(results, stage, forks, rewards), (stage, forks, rewards)
-        (agreed,) = (a for a in results["agreement"] if (a["stage"], a["forks"], a["rewards"]) == key)
+        key = {"stage": stage, "forks": forks, "rewards": rewards}
+        seeds, (agreed,) = (rows_of(results, part, **key) for part in ("gradients", "agreement"))
         square = 1000 * (agreed["square"] or float("nan"))
         needed = interval(row["variance"] * row["tokens"] / square for row in seeds)
-        ratios = [over_flat(results, *key, tokens).text(2) for tokens in ("tokens", "all_tokens")]
+        ratios = [over_flat(results, stage, forks, rewards, tokens).text(2) for tokens in ("tokens", "all_tokens")]
         ratios += [interval(agreed["scale"]).text(2), f"{agreed['cosine']:.2f}"]
         cells = [REWARDS[rewards], label(forks), mean(row["tokens"] for row in seeds), str(needed)]
         rows.append([*cells, *(["1"] * 4 if forks == FLAT else ratios)])
@@ -262,7 +249,7 @@ def learning_table(results: Results) -> str:
     head += [name for over in measures for name in (f"pass rate, {over}", "minus flat")]
     rows = []
     for forks, rewards in LEARNING:
-        runs, flat = runs_of(results, forks, rewards), runs_of(results, FLAT, rewards)
+        runs, flat = (rows_of(results, forks=each, rewards=rewards) for each in (forks, FLAT))
         cells = [REWARDS[rewards], label(forks), mean(run["steps"] for run in runs)]
         cells.append(mean(100 * sum(run["cut"]) / len(run["cut"]) for run in runs))
         for rate in measures.values():
@@ -271,12 +258,6 @@ def learning_table(results: Results) -> str:
             cells += [str(interval(own)), "" if forks == FLAT else differences.text(signed=True)]
         rows.append(cells)
     return table(head, rows)
-
-
-def runs_of(results: Results, forks: str, rewards: str) -> list[Row]:
-    """Runs of an arm, ordered by seed."""
-    runs = [run for run in results["runs"] if (run["forks"], run["rewards"]) == (forks, rewards)]
-    return sorted(runs, key=lambda run: run["seed"])
 
 
 def conclude(results: Results) -> str:
@@ -304,24 +285,16 @@ def draw(results: Results) -> Any:
     left.set(xlabel="gradient variance x sampled tokens, over flat groups")
     grid = [results["settings"]["tokens"] * part / 12 for part in range(13)]
     for (forks, rewards), color in zip(LEARNING, COLORS, strict=False):
-        rates = [interval(height(run, x) for run in runs_of(results, forks, rewards)).mean for x in grid]
+        rates = [fmean(height(run, x) for run in rows_of(results, forks=forks, rewards=rewards)) for x in grid]
         name, dash = f"{label(forks).replace('`', '')}, {REWARDS[rewards]}", "-" if rewards == OUTCOME else "--"
         right.plot([x / 1000 for x in grid], rates, dash, color=color, label=name)
     right.set(xlabel="thousand sampled tokens", ylabel="held-out pass rate")
     return figure
 
 
-STUDY = Study(
-    name="forks",
-    page="forks",
-    seeds=5,
-    settings=SETTINGS,
-    quick={"prompts": 2, "batches": 1, "tokens": 1_000, "held_out": 8, "warm_start": 2},
-    measure=measure,
-    report=report,
-    draw=draw,
-    conclude=conclude,
-)
+QUICK = {"prompts": 2, "batches": 1, "tokens": 1_000, "held_out": 8, "warm_start": 2}
+STUDY = Study("forks", "forks", 5, SETTINGS, QUICK, measure, report, draw, conclude)
+
 
 if __name__ == "__main__":
     main(STUDY)

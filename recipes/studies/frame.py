@@ -177,6 +177,12 @@ def main(study: Study) -> None:
         print('no picture, matplotlib is missing: pip install "trl-drgrpo[report]"', file=sys.stderr)
 
 
+def rows_of(results: Results, part: str = "runs", **key: Any) -> list[Row]:
+    """The rows of a part with these values, by seed."""
+    rows = [row for row in results[part] if all(row[name] == value for name, value in key.items())]
+    return sorted(rows, key=lambda row: row.get("seed", 0))
+
+
 # Intervals, sentences, tables ---------------------------------------------------------------------------------------
 
 # Student's t, 97.5% quantile, by degrees of freedom; above the last one the normal's 1.96 is near enough.

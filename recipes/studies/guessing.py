@@ -113,7 +113,7 @@ TASK = Task(
     environment_tokens=FEEDBACK_TOKENS,
     fixed_tokens=1,  # the guess
 )
-STUDY = study("guessing", TASK, seeds=5, file="length_bias_guessing")
+STUDY = study("length_bias_guessing", TASK, seeds=5)
 
 if __name__ == "__main__":
     main(STUDY)

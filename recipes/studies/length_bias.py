@@ -18,7 +18,7 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
-from frame import Interval, Results, Row, Run, Study, compared, interval, known, mean, paired, table
+from frame import Interval, Results, Row, Run, Study, compared, interval, known, mean, paired, rows_of, table
 from small_models import small_trainer
 from trl import GRPOConfig, GRPOTrainer
 
@@ -99,18 +99,10 @@ class Task:
         return small_trainer(model, folder, rewards, self.make_prompts(size, seed), trainer_seed, *sizes, **fields)
 
 
-def study(name: str, task: Task, seeds: int, file: str = "", **settings: Any) -> Study:
+def study(name: str, task: Task, seeds: int, **settings: Any) -> Study:
     """The study of a task; `settings` differ from [`SETTINGS`]."""
-    return Study(
-        name=file or name,
-        page="evidence",
-        seeds=seeds,
-        settings={**SETTINGS, **settings},
-        quick=QUICK,
-        measure=partial(measure, task),
-        report=partial(report, task),
-        draw=draw,
-    )
+    settings = {**SETTINGS, **settings}
+    return Study(name, "evidence", seeds, settings, QUICK, partial(measure, task), partial(report, task), draw)
 
 
 def measure(task: Task, run: Run) -> None:
@@ -193,8 +185,7 @@ def tokens_until(run: Row, rate: float) -> int | None:
 
 def by_arm(results: Results) -> dict[str, list[Row]]:
     """The runs of each arm, in the order of [`ARMS`], by seed."""
-    arms = {arm: [run for run in results["runs"] if run["arm"] == arm] for arm in ARMS}
-    return {arm: sorted(runs, key=lambda run: run["seed"]) for arm, runs in arms.items() if runs}
+    return {arm: rows for arm in ARMS if (rows := rows_of(results, arm=arm))}
 
 
 def minus_reference(results: Results, arm: str, measure: Callable[[Row], float]) -> Interval:

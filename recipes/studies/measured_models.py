@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import arithmetic
 import guessing
-from frame import Results, Row, Run, in_processes
+from frame import Row, Run, in_processes
 from small_models import small_trainer
 
 from trl_drgrpo.labs.demo import long_sums
@@ -114,11 +114,6 @@ def measure_all(measure: Callable[..., list[Row]], run: Run) -> None:
     starts = dict.fromkeys(MODELS[name].start for name in models)
     list(in_processes(start_of, [(start, run.folder) for start in starts], run.jobs))
     run.each("runs", ("seed", "model"), [(seed, name) for seed in run.seeds for name in models], measure)
-
-
-def runs_of(results: Results, name: str) -> list[Row]:
-    """The measurements of a model, one per seed."""
-    return [run for run in results["runs"] if run["model"] == name]
 
 
 def mean_of(runs: Sequence[Row], key: str) -> float:

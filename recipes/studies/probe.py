@@ -24,8 +24,8 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 import numpy as np
-from frame import Results, Row, Study, interval, main, table
-from measured_models import MODELS, mean_of, measure_all, runs_of, trainer_of
+from frame import Results, Row, Study, interval, main, rows_of, table
+from measured_models import MODELS, mean_of, measure_all, trainer_of
 
 from trl_drgrpo.common.drawing import COLORS, new_figure
 from trl_drgrpo.labs.check.bias import GAP, Estimate, measure_model
@@ -119,7 +119,9 @@ def correlation(results: Results, predictor: str, natural: bool = False) -> Rank
     not constructed."""
     names = [name for name in results["settings"]["models"] if not (natural and MODELS[name].constructed)]
     keys = (predictor, "gap")
-    return rank_correlation(*([fmean(_first(run[k]) for run in runs_of(results, n)) for n in names] for k in keys))
+    return rank_correlation(
+        *([fmean(_first(run[k]) for run in rows_of(results, model=n)) for n in names] for k in keys)
+    )
 
 
 def _first(value: Any) -> float:
@@ -130,7 +132,7 @@ def report(results: Results) -> list[str]:
     head = ["model", "correct, %", "incorrect / correct, tokens", "AUC, state", "AUC, position", "open stops"]
     rows = []
     for name in results["settings"]["models"]:
-        runs = runs_of(results, name)
+        runs = rows_of(results, model=name)
         cells = [MODELS[name].title, f"{100 * mean_of(runs, 'pass_rate'):.0f}"]
         cells.append(f"{mean_of(runs, 'length_wrong'):.1f} / {mean_of(runs, 'length_right'):.1f}")
         cells += [interval(run[key][0] for run in runs).text(3) for key in ("states", "position")]
@@ -167,7 +169,7 @@ def draw(results: Results) -> Any:
     """The effect over the AUC, a point per model with its interval over seeds."""
     figure, (axes,) = new_figure(1, 1, 7.5, 4.2)
     for number, name in enumerate(results["settings"]["models"], start=1):
-        x, y = (interval(run[key][0] for run in runs_of(results, name)) for key in ("states", "gap"))
+        x, y = (interval(run[key][0] for run in rows_of(results, model=name)) for key in ("states", "gap"))
         color = COLORS[1] if MODELS[name].constructed else COLORS[0]
         axes.errorbar(x.mean, y.mean, y.half_width, x.half_width, "o", color=color, markersize=5, linewidth=0.8)
         axes.annotate(str(number), (x.mean, y.mean), (4, 4), textcoords="offset points", fontsize=8)
@@ -178,16 +180,9 @@ def draw(results: Results) -> Any:
     return figure
 
 
-STUDY = Study(
-    name="probe",
-    page="evidence",
-    seeds=3,
-    settings=SETTINGS,
-    quick={"models": ("sums_3", "sums_demo"), "prompts": 8, "num_generations": 2, "batches": 3},
-    measure=partial(measure_all, measure_one),
-    report=report,
-    draw=draw,
-)
+QUICK = {"models": ("sums_3", "sums_demo"), "prompts": 8, "num_generations": 2, "batches": 3}
+STUDY = Study("probe", "evidence", 3, SETTINGS, QUICK, partial(measure_all, measure_one), report, draw)
+
 
 if __name__ == "__main__":
     main(STUDY)

@@ -15,9 +15,10 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 from random import Random
+from statistics import fmean
 from typing import Any
 
-from frame import Results, Row, Run, Study, compared, interval, main, mean, paired, table
+from frame import Results, Row, Run, Study, compared, interval, main, mean, paired, rows_of, table
 from credit import shuffled
 
 from trl_drgrpo.common.drawing import new_figure
@@ -98,7 +99,7 @@ def measure(run: Run) -> None:
 
 def values_of(results: Results, arm: str, budget: int, key: str, scale: float = 100.0) -> list[float]:
     """A number of an arm with a budget, by seed."""
-    return [scale * run[key] for run in results["runs"] if (run["arm"], run["budget"]) == (arm, budget)]
+    return [scale * run[key] for run in rows_of(results, arm=arm, budget=budget)]
 
 
 def report(results: Results) -> list[str]:
@@ -128,29 +129,18 @@ def draw(results: Results) -> Any:
     figure, panels = new_figure(1, len(STRATEGIES), 11, 3.6, sharey=True)
     for panel, strategy in zip(panels, STRATEGIES, strict=True):
         for values, label in VALUES.items():
-            x, y = (
-                [interval(values_of(results, f"{strategy}/{values}", budget, key, scale)).mean for budget in budgets]
-                for key, scale, budgets in (
-                    ("tokens", 1.0, results["settings"]["budgets"]),
-                    ("selected", 100.0, results["settings"]["budgets"]),
-                )
-            )
+            numbers = [(f"{strategy}/{values}", budget) for budget in results["settings"]["budgets"]]
+            x = [fmean(values_of(results, *each, "tokens", 1.0)) for each in numbers]
+            y = [fmean(values_of(results, *each, "selected")) for each in numbers]
             panel.plot(x, y, "o-", label=label)
         panel.set(title=strategy, xlabel="sampled tokens per problem")
     panels[0].set(ylabel="correct, selected completion (%)")
     return figure
 
 
-STUDY = Study(
-    name="search",
-    page="search",
-    seeds=5,
-    settings=SETTINGS,
-    quick={"budgets": (30, 60), "problems": 2, "max_completion_length": 24, "warm_start": 2},
-    measure=measure,
-    report=report,
-    draw=draw,
-)
+QUICK = {"budgets": (60,), "problems": 2, "max_completion_length": 24, "warm_start": 2}
+STUDY = Study("search", "search", 5, SETTINGS, QUICK, measure, report, draw)
+
 
 if __name__ == "__main__":
     main(STUDY)

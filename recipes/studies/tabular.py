@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from frame import Results, Row, Run, Study, interval, main, paired, table
+from frame import Results, Row, Run, Study, interval, main, paired, rows_of, table
 from length_bias import sentence
 
 from trl_drgrpo.common.drawing import COLORS, ROLES, new_figure
@@ -112,7 +112,7 @@ def draw(results: Results) -> Any:
     figure, axes = new_figure(1, 3, 12, 3.8)
     for panel, arm in zip(axes, ("grpo", "dr_grpo"), strict=False):
         for side, role in (("wrong", "incorrect"), ("right", "correct")):
-            for number, run in enumerate(run for run in results["runs"] if run["arm"] == arm):
+            for number, run in enumerate(rows_of(results, arm=arm)):
                 steps = [_STRIDE * i for i in range(len(run[side]))]
                 label = None if number or panel is not axes[0] else f"{role} answers"
                 panel.plot(steps, run[side], color=ROLES[role], alpha=0.6, linewidth=1.2, label=label)
@@ -128,7 +128,7 @@ def draw(results: Results) -> Any:
 
 
 def _ends(results: Results, arm: str, side: str) -> list[float]:
-    return [run[f"{side}_end"] for run in results["runs"] if run["arm"] == arm]
+    return [run[f"{side}_end"] for run in rows_of(results, arm=arm)]
 
 
 def _pulls(group: int) -> dict[bool, list[float]]:
@@ -137,16 +137,8 @@ def _pulls(group: int) -> dict[bool, list[float]]:
     return {std: [value / values[group // 2] for value in values] for std, values in weights.items()}
 
 
-STUDY = Study(
-    name="length_bias_tabular",
-    page="evidence",
-    seeds=5,
-    settings=SETTINGS,
-    quick={"steps": 40},
-    measure=measure,
-    report=report,
-    draw=draw,
-)
+STUDY = Study("length_bias_tabular", "evidence", 5, SETTINGS, {"steps": 40}, measure, report, draw)
+
 
 if __name__ == "__main__":
     main(STUDY)

@@ -23,8 +23,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from frame import Results, Row, Study, interval, main, table
-from measured_models import COMMENTS, MODELS, mean_of, measure_all, runs_of, trainer_of
+from frame import Results, Row, Study, interval, main, rows_of, table
+from measured_models import COMMENTS, MODELS, mean_of, measure_all, trainer_of
 from small_models import Moments, gradient_of, log_probs_of
 
 from trl_drgrpo.common.drawing import COLORS, new_figure
@@ -140,7 +140,7 @@ def noise_table(results: Results, with_std: bool) -> str:
     head = [f"{'with' if with_std else 'without'} std", "tokens", "correct, %", *_LABELS.values()]
     rows = []
     for name in results["settings"]["models"]:
-        runs, (row, constant) = runs_of(results, name), (DIVISORS[key][with_std] for key in ("row", "constant"))
+        runs, (row, constant) = rows_of(results, model=name), (DIVISORS[key][with_std] for key in ("row", "constant"))
         cells = [MODELS[name].title, f"{mean_of(runs, 'length'):.1f}", f"{100 * mean_of(runs, 'pass_rate'):.0f}"]
         cells += [_cell([run["noise"][pair[with_std]] for run in runs], 1) for pair in DIVISORS.values()]
         rows.append([*cells, _cell([_ratio(run["noise"][constant], run["noise"][row]) for run in runs], 2)])
@@ -154,7 +154,7 @@ def shape_table(results: Results) -> str:
     head += [f"alignment, {divisor}" for divisor in ("mean per row", "batch's tokens")]
     rows = []
     for name in results["settings"]["models"]:
-        runs = runs_of(results, name)
+        runs = rows_of(results, model=name)
         cells = [MODELS[name].title, f"{mean_of(runs, 'spread'):.2f}", _cell([run["exponent"] for run in runs], 2)]
         cells += [_cell([100 * run["shares"][key][-1] for run in runs], 0) for key in ("row", "constant")]
         cells += [_cell([run["alignment"][DIVISORS[key][0]] for run in runs], 2) for key in ("row", "batch")]
@@ -165,7 +165,7 @@ def shape_table(results: Results) -> str:
 def sentence(results: Results) -> str:
     """Growth of the noise with the length, from the shortest to the longest completions of the constructed models."""
     names = [name for name in results["settings"]["models"] if MODELS[name].constructed]
-    first, last = runs_of(results, names[0]), runs_of(results, names[-1])
+    first, last = rows_of(results, model=names[0]), rows_of(results, model=names[-1])
     grown = {
         divisor: _cell([_ratio(b["noise"][key], a["noise"][key]) for a, b in zip(first, last, strict=True)], 2)
         for divisor, (key, _) in DIVISORS.items()
@@ -193,8 +193,8 @@ def draw(results: Results) -> Any:
     for axes, (constructed, title) in zip(panels, kinds.items(), strict=True):
         names = [name for name in results["settings"]["models"] if MODELS[name].constructed == constructed]
         for color, (divisor, (key, _)) in zip(COLORS, DIVISORS.items(), strict=False):
-            x = [mean_of(runs_of(results, name), "length") for name in names]
-            noise = [[run["noise"][key] for run in runs_of(results, name)] for name in names]
+            x = [mean_of(rows_of(results, model=name), "length") for name in names]
+            noise = [[run["noise"][key] for run in rows_of(results, model=name)] for name in names]
             y = [interval(value for value in values if value is not None) for values in noise]
             means, spread = [each.mean for each in y], [each.half_width for each in y]
             axes.errorbar(x, means, spread, fmt="o-", color=color, markersize=4, label=_LABELS[divisor])
@@ -203,16 +203,9 @@ def draw(results: Results) -> Any:
     return figure
 
 
-STUDY = Study(
-    name="variance",
-    page="evidence",
-    seeds=3,
-    settings=SETTINGS,
-    quick={"models": ("even_4", "sums_3"), "prompts": 2, "num_generations": 4, "batches": 4, "single_batches": 1},
-    measure=partial(measure_all, measure_one),
-    report=report,
-    draw=draw,
-)
+QUICK = {"models": ("even_4", "sums_3"), "prompts": 2, "num_generations": 4, "batches": 4, "single_batches": 1}
+STUDY = Study("variance", "evidence", 3, SETTINGS, QUICK, partial(measure_all, measure_one), report, draw)
+
 
 if __name__ == "__main__":
     main(STUDY)

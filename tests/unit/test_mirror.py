@@ -31,21 +31,7 @@ ELSEWHERE = {  # test file -> package files
     "unit/cli/test_score.py": "cli/score_report",
     "unit/features/diagnostics/test_watches.py": "features/diagnostics/watch",
     "unit/features/fast_path/test_packing.py": "features/fast_path/sharing",
-    "unit/labs/study/test_credit.py": (
-        "labs/study/credit_arms labs/study/credit_report labs/study/credit_runs labs/study/credit_study "
-        "labs/study/credit_tasks labs/study/credit_variance"
-    ),
-    "unit/labs/study/test_forks.py": "labs/study/forks_report labs/study/forks_runs",
-    "unit/labs/study/test_guessing.py": "labs/study/turn_sampling",
-    "unit/labs/study/test_probe.py": "labs/study/generation_batches",
-    "unit/labs/study/test_probe_study.py": "labs/study/measured_models labs/study/probe_report",
-    "unit/labs/study/test_resumable.py": "labs/study/markdown",
-    "unit/labs/study/test_search.py": "labs/study/search_arms labs/study/search_report",
-    "unit/labs/study/test_signal.py": "labs/study/signal_arms labs/study/signal_report labs/study/signal_runs",
-    "unit/labs/study/test_tabular.py": "cli/study labs/study/intervals labs/study/tables labs/study/tabular_report",
-    "unit/labs/study/test_trajectories.py": ("labs/study/results_file labs/study/rungs labs/study/trajectory_report"),
     "unit/labs/test_check.py": "cli/check",
-    "unit/labs/study/test_variance_study.py": "labs/study/variance_report",
     "unit/process_rewards/test_scorers.py": (
         "process_rewards/step_columns process_rewards/encoding process_rewards/loading "
         "process_rewards/marker process_rewards/qwen2_prm process_rewards/step_verifiers "
