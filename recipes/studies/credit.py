@@ -241,7 +241,7 @@ def make_start(settings: dict[str, Any], folder: Path, name: str) -> list[Row]:
         "disable_tqdm": True,
         "logging_strategy": "no",
     }
-    rows, held_out = task.labeled_rows(sizes["prm_rows"], 0), task.labeled_rows(300, 1)
+    rows, held_out = task.labeled_rows(sizes["prm_rows"], 0), task.labeled_rows(min(300, sizes["prm_rows"]), 1)
     quality = train_prm(str(model), rows, place / "prm", eval_rows=held_out, arguments=arguments)
     return [{"task": name, "prm": quality, "variance": variance(sizes, folder, name)}]
 

@@ -211,10 +211,12 @@ def interval(values: Iterable[float]) -> Interval:
     '2.0 ± 2.5'
     """
     values = list(values)
-    if len(values) < 2:
-        return Interval(statistics.fmean(values), math.inf)
-    quantile = _T_975[len(values) - 2] if len(values) - 2 < len(_T_975) else 1.96
-    return Interval(statistics.fmean(values), quantile * statistics.stdev(values) / math.sqrt(len(values)))
+    center, freedom = statistics.fmean(values), len(values) - 1
+    if freedom == 0:
+        return Interval(center, math.inf)
+    quantile = _T_975[freedom - 1] if freedom <= len(_T_975) else 1.96
+    variance = math.fsum((value - center) ** 2 for value in values) / freedom
+    return Interval(center, quantile * math.sqrt(variance / len(values)))
 
 
 def mean(values: Iterable[float | None], decimals: int = 0) -> str:
