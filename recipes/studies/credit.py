@@ -58,7 +58,7 @@ class Task(NamedTuple):
 
     Args:
         title (`str`): In tables.
-        warm_start (`Callable`): `f(folder)` makes the model.
+        warm_start (`Callable`): `f(folder, steps)` makes the model.
         make_prompts (`Callable`): `f(size, seed)` -> dataset.
         outcome (`Callable`): Reward function, 1 for a correct answer, else 0.
         rule (`Callable`): Step reward function, 1 for a correct step, else 0.
@@ -71,7 +71,7 @@ class Task(NamedTuple):
     """
 
     title: str
-    warm_start: Callable[[Path], Path]
+    warm_start: Callable[..., Path]
     make_prompts: Callable[[int, int], Any]
     outcome: Callable[..., list[float]]
     rule: StepRewards
@@ -130,7 +130,15 @@ SETTINGS: dict[str, Any] = {
     "long_sums": {"tokens": 60_000, "prompts": 4, **_SIZES, "prm_rows": 4_000},
     "two_turns": {"tokens": 20_000, "prompts": 8, **_SIZES, "prm_rows": 10_000},
 }
-_SMALL = {"tokens": 250, "prompts": 2, "num_generations": 4, "learning_rate": 3e-3, "prm_rows": 32, "batches": 2}
+_SMALL = {
+    "tokens": 250,
+    "prompts": 2,
+    "num_generations": 4,
+    "learning_rate": 3e-3,
+    "prm_rows": 32,
+    "batches": 2,
+    "warm_start": 4,
+}
 QUICK = dict.fromkeys(SETTINGS, _SMALL)
 
 
@@ -233,7 +241,7 @@ def load_prm(name: str, folder: Path) -> StepRewards:
 def make_start(settings: dict[str, Any], folder: Path, name: str) -> list[Row]:
     """Makes the model and the process reward model of a task, and measures the variance: `prm` is its quality."""
     task, sizes, place = TASKS[name], settings[name], folder / name
-    model = task.warm_start(place / "model")
+    model = task.warm_start(place / "model", steps=sizes.get("warm_start", 200))
     arguments = {
         "learning_rate": 1e-3,
         "per_device_train_batch_size": 16,

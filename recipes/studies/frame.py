@@ -165,9 +165,10 @@ def main(study: Study) -> None:
     if args.seeds < 2:
         parser.error(f"--seeds: got {args.seeds}; expected at least 2. An interval needs more than one run.")
     prepare()
-    run = Run(
-        study, range(args.seeds), args.output_dir, {**study.settings, **(study.quick if args.quick else {})}, args.jobs
-    )
+    folder, settings = args.output_dir, study.settings
+    if args.quick:  # its models are not those of the study
+        folder, settings = folder / "quick", {**settings, **study.quick}
+    run = Run(study, range(args.seeds), folder, settings, args.jobs)
     study.measure(run)
     run.keep(f"numbers: {run.output}")
     print("\n\n".join(filter(None, [*study.report(run.results), study.conclude(run.results)])))

@@ -263,11 +263,6 @@ class Moments:
         count = len(self.squares)
         return (sum(self.squares) - float(self.sum @ self.sum) / count) / (count - 1)
 
-    @property
-    def squared_mean(self) -> float:
-        """Unbiased squared length of the expected vector: that of the mean, less its noise."""
-        return float(self.mean @ self.mean) - self.variance / len(self.squares)
-
     def over(self, other: "Moments") -> dict[str, float]:
         """Ratio of the variances, with the jackknife's standard error (of the mean squares: the means are small)."""
         own, reference, count = np.array(self.squares), np.array(other.squares), len(self.squares)

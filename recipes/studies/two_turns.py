@@ -123,6 +123,6 @@ def demonstrate(rng: random.Random) -> Parts:
     return [(prompt, False), (answer + "\n", True), (term, False), (second + IM_END, True)]
 
 
-def start(folder: Path, steps: int = 200) -> Path:
+def start(folder: Path, steps: int) -> Path:
     """The demo's model, warm-started on games."""
     return warm_start(folder, demonstrate, steps, demos_model=True)

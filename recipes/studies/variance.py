@@ -15,7 +15,7 @@ the same completions. Measures, all free of scale, since divisors have different
 Rule: divisors differ if the interval of the ratio of their noise over seeds leaves out 1.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from frame import Results, Row, Study, interval, main, rows_of, table
 from measured_models import COMMENTS, MODELS, mean_of, measure_all, trainer_of
-from small_models import Moments, gradient_of, log_probs_of
+from small_models import gradient_of, log_probs_of
 
 from trl_drgrpo.common.drawing import COLORS, new_figure
 from trl_drgrpo.labs.check.bias import OBJECTIVES, REFERENCE, Objective, sampled_batches, score_sums
@@ -52,7 +52,8 @@ def measure_one(settings: dict[str, Any], folder: Path, seed: int, name: str) ->
     """The quantities of a model with one seed."""
     trainer, size = trainer_of(name, seed, folder, settings), settings["num_generations"]
     trainer.model.train()
-    gradients, lengths, rewards, squares = Gradients(list(FAMILY)), [], [], []
+    batches: dict[str, list[torch.Tensor]] = {key: [] for key in FAMILY}
+    lengths, rewards, squares = [], [], []
     for number, (batch, inputs) in enumerate(islice(sampled_batches(trainer), settings["batches"])):
         mask = batch.trained_mask
         lengths.append(mask.sum(dim=1).clamp(min=1).numpy())
@@ -63,11 +64,13 @@ def measure_one(settings: dict[str, Any], folder: Path, seed: int, name: str) ->
         vectors = dict(zip(DIFFERENT, sums, strict=True))
         for same, other in zip(DIVISORS["batch"], DIVISORS["constant"], strict=True):
             vectors[same] = vectors[other] * len(mask) * trainer.loss_normalizer / float(lengths[-1].sum())
-        gradients.add(vectors)
+        for key, vector in vectors.items():
+            batches[key].append(vector.double())
         for row in range(len(mask)) if number < settings["single_batches"] else ():
             rows = slice(row, row + 1)
             gradient = gradient_of(trainer, (log_probs_of(trainer, inputs, rows) * mask[rows]).sum())
             squares.append(float(gradient @ gradient))
+    gradients = {key: torch.stack(vectors) for key, vectors in batches.items()}  # (K, n) each
     every, squared = np.concatenate(lengths), np.array(squares)
     some = every[: len(squared)]
     advantages = FAMILY[REFERENCE].advantages(np.concatenate(rewards)[: len(squared)], size)
@@ -77,42 +80,29 @@ def measure_one(settings: dict[str, Any], folder: Path, seed: int, name: str) ->
         "pass_rate": round(float(np.concatenate(rewards).mean()), 4),
         "length": round(float(every.mean()), 2),
         "spread": round(float(every.std() / every.mean()), 3),
-        "noise": {key: _rounded(gradients.noise(key, settings["prompts"])) for key in FAMILY},
-        "alignment": {key: _rounded(gradients.alignment(key, REFERENCE)) for key in FAMILY},
+        "noise": {key: _rounded(noise_of(each, settings["prompts"])) for key, each in gradients.items()},
+        "alignment": {key: _rounded(alignment_of(each, gradients[REFERENCE])) for key, each in gradients.items()},
         "exponent": _rounded(exponent(some, squared)),
     }
     parts = {"row": (advantages / some) ** 2 * squared, "constant": advantages**2 * squared}
     return [row | {"shares": {key: shares(some, part) for key, part in parts.items()}}]
 
 
-class Gradients:
-    """Gradients of independent batches under several objectives, as moments."""
+def product_of(a: torch.Tensor, b: torch.Tensor) -> float:
+    """Product of two expected gradients, from products of different batches, `(K, n)` each."""
+    return float(a.sum(dim=0) @ b.sum(dim=0) - (a * b).sum()) / (len(a) * (len(a) - 1))
 
-    def __init__(self, names: Sequence[str]):
-        self.moments = {name: Moments() for name in names}
-        self.products = dict.fromkeys(((a, b) for a in names for b in names), 0.0)
 
-    def add(self, vectors: Mapping[str, torch.Tensor]) -> None:
-        """The gradient of one batch under each objective, `(n,)`."""
-        for name, moments in self.moments.items():
-            moments.add(vectors[name])
-        for first, second in self.products:
-            self.products[first, second] += float(vectors[first] @ vectors[second])
+def noise_of(gradients: torch.Tensor, groups: int) -> float:
+    """Groups until signal and noise are equal; NaN where no mean is told from 0. `groups`: of a batch."""
+    signal = product_of(gradients, gradients)
+    return groups * (float((gradients**2).sum()) / len(gradients) / signal - 1) if signal > 0 else float("nan")
 
-    def noise(self, name: str, groups: int) -> float:
-        """Groups until signal and noise are equal; NaN where no mean is told from 0. `groups`: of a batch."""
-        moments = self.moments[name]
-        return groups * moments.variance / moments.squared_mean if moments.squared_mean > 0 else float("nan")
 
-    def alignment(self, first: str, second: str) -> float:
-        """Cosine of two expected gradients, from products of different batches; NaN where one is not told from 0."""
-        own, other = self._product(first, first), self._product(second, second)
-        return self._product(first, second) / (own * other) ** 0.5 if min(own, other) > 0 else float("nan")
-
-    def _product(self, first: str, second: str) -> float:
-        one, other = self.moments[first], self.moments[second]
-        count = len(one.squares)
-        return (float(one.sum @ other.sum) - self.products[first, second]) / (count * (count - 1))
+def alignment_of(a: torch.Tensor, b: torch.Tensor) -> float:
+    """Cosine of two expected gradients; NaN where one is not told from 0."""
+    own, other = product_of(a, a), product_of(b, b)
+    return product_of(a, b) / (own * other) ** 0.5 if min(own, other) > 0 else float("nan")
 
 
 def exponent(lengths: np.ndarray, squares: np.ndarray) -> float:
