@@ -52,7 +52,7 @@ def why_dr_grpo(variables: dict[str, Any]) -> None:
     from trl import GRPOConfig, GRPOTrainer
 
     from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
-    from trl_drgrpo.labs.study.objectives import OBJECTIVES
+    from trl_drgrpo.labs.check.bias import OBJECTIVES
 
     n = SimpleNamespace(**variables)
     assert n.specified == -0.015625
@@ -91,13 +91,12 @@ def why_dr_grpo(variables: dict[str, Any]) -> None:
             assert incorrect_single < -8 * noise
             assert abs(correct) < n.many["grpo"][0] / 45
             assert abs(incorrect) < -n.many["grpo"][1] / 45
-    for name, found in n.study["objectives"].items():
-        if OBJECTIVES[name].divisor == "row":
-            assert min(found["length_wrong_end"]) > 40
-            assert max(found["length_right_end"]) < 2
+    for run in n.runs:
+        if OBJECTIVES[run["arm"]].divisor == "row":
+            assert run["wrong_end"] > 40
+            assert run["right_end"] < 2
         else:  # the walk, from 8.5 tokens
-            assert min(found["length_wrong_end"] + found["length_right_end"]) > 3
-            assert max(found["length_wrong_end"] + found["length_right_end"]) < 20
+            assert 3 < min(run["wrong_end"], run["right_end"]) <= max(run["wrong_end"], run["right_end"]) < 20
 
 
 def logged_loss(trainer_class: Any, config_class: Any, **objective: Any) -> float:

@@ -72,7 +72,7 @@ def test_what_is_read_leaves_plotting_and_assertions_to_others(path):
 
 def test_the_group_widget_needs_no_kernel():
     [widget] = [
-        cell for cell in code_cells(read(FOLDER / "02_why_dr_grpo.ipynb")) if "show_group_widget()" in cell.source
+        cell for cell in code_cells(read(FOLDER / "02_why_dr_grpo.ipynb")) if "group_widget_html()" in cell.source
     ]
     html = "".join(output.data["text/html"] for output in widget.outputs)
     assert "mountGroupWidget" in html

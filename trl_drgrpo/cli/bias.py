@@ -64,33 +64,33 @@ def run(args: argparse.Namespace) -> int:
 
 def _measured(trainer: Any, batches: int, probe: bool, as_json: bool) -> tuple[str, InputError | None]:
     """Printed text, with the reason if a requested probe is missing."""
-    from trl_drgrpo.labs.study import tables
-    from trl_drgrpo.labs.study.probe import look_at_model, measure_model, too_large
-    from trl_drgrpo.labs.study.stop_states import StateCollector
+    from trl_drgrpo.labs.check import bias
+    from trl_drgrpo.labs.check.probe import StateCollector, probe_table
 
     seen = []
 
-    def said(number: int, rollouts: Any) -> None:
+    def said(number: int, rollouts: Any, tokens: Any, mask: Any) -> None:
         seen.append(rollouts)
+        if states:
+            states.add(tokens, mask, rollouts.right)
         console.log(
             f"batch {number + 1}/{batches}: {len(rollouts.lengths)} completions, {rollouts.right.mean():.0%} correct"
         )
 
     states, changes = StateCollector(trainer) if probe else None, None
-    excess = too_large(trainer, batches) if states else None
+    excess = bias.too_large(trainer, batches) if states else None
     if states and excess:
         console.log(f"no gradients are taken: {excess}")
-        look_at_model(trainer, batches, said, states)
+        bias.look_at_model(trainer, batches, said)
     else:
-        changes = measure_model(trainer, batches, said, states)
+        changes = bias.measure_model(trainer, batches, said)
     scores, unfitted = _probed(states) if states else (None, None)
-    pushed = tables.pushes(seen)
+    pushed = bias.pushes(seen)
     if as_json:
-        found = {**(tables.changes_as_dict(changes) if changes else {}), "stop_push": tables.pushes_as_dict(pushed)}
-        found |= {"probe": tables.probe_as_dict(scores)} if scores else {}
-        return json.dumps(found, indent=1) + "\n", unfitted
-    parts = [tables.changes_table(changes)] if changes else []
-    parts += [tables.push_table(pushed), *([tables.probe_table(scores)] if scores else [])]
+        found = {**(vars(changes) if changes else {}), "stop_push": pushed, **({"probe": scores} if scores else {})}
+        return json.dumps(bias.plain(found), indent=1) + "\n", unfitted
+    parts = [bias.changes_table(changes)] if changes else []
+    parts += [bias.push_table(pushed), *([probe_table(scores)] if scores else [])]
     return "\n\n".join(parts) + "\n", unfitted
 
 

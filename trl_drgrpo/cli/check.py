@@ -27,8 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the check and print what it found; 1 when a seam has moved or a number differs."""
     os.environ["HF_HUB_OFFLINE"] = "1"  # nothing here needs the network, and TRL would report the run
-    from trl_drgrpo.labs.provenance import provenance
     from trl_drgrpo.upstream.seams import check_upstream
+    from trl_drgrpo.upstream.versions import provenance
 
     flags = "".join(f" --{name}" for name in ("full", "credit", "json") if getattr(args, name))
     seams = check_upstream()

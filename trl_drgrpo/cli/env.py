@@ -36,8 +36,7 @@ def run(args: argparse.Namespace) -> int:
 def facts() -> dict[str, str]:
     """The printed facts, by name."""
     from trl_drgrpo.common.version import __version__
-    from trl_drgrpo.labs.provenance import commit
-    from trl_drgrpo.upstream.versions import TRL_SUPPORTED
+    from trl_drgrpo.upstream.versions import TRL_SUPPORTED, commit
 
     hash_ = commit()
     found = {

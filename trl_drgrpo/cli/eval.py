@@ -226,7 +226,7 @@ class _Task:
         """The result. `models`: name and samples by role."""
         from trl_drgrpo.evaluation import results
         from trl_drgrpo.evaluation.models import weights_mark
-        from trl_drgrpo.labs.provenance import provenance
+        from trl_drgrpo.upstream.versions import provenance
 
         correct = {role: self.judged(rows) for role, (_, rows) in models.items()}
         found = []

@@ -28,7 +28,6 @@ SUBCOMMANDS = {
     "label-steps": "label the steps of a model's completions by rollouts and a verifier",
     "search": "search trajectories with a verifier or a process reward model, as data for supervised training",
     "bias": "measure what one update of each objective would do to the length of answers",
-    "study": "measure the two biases of GRPO, and what dynamic sampling and a curriculum gain",
     "merge": "merge a LoRA adapter into its base model, in full precision",
     "report": "write one page about runs: curves, completions with their advantages, warnings, differences",
     "plan": "predict the peak memory of a run, and propose settings that fit a device",

@@ -1,8 +1,17 @@
-"""Supported TRL versions, installed packages, and names that TRL or transformers no longer know. Light to import:
-these are looked at before TRL is loaded."""
+"""Supported TRL versions, installed packages, names that TRL or transformers no longer know, and the provenance of
+measured numbers.
 
+Light to import: these are looked at before TRL is loaded.
+"""
+
+import os
+import platform
+import subprocess
 from collections.abc import Collection, Sequence
+from datetime import date
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
 
 from packaging.version import Version
 
@@ -90,3 +99,34 @@ def require_supported_trl(installed: str | None = None) -> None:
             f"trl: got {installed}; expected >={lowest},<{too_high}. Install a supported one: "
             f"pip install 'trl>={lowest},<{too_high}'."
         )
+
+
+def provenance(command: str) -> dict[str, Any]:
+    """Provenance of measured numbers, to be kept in their files.
+
+    Args:
+        command (`str`): The command that makes them.
+
+    Returns:
+        `dict`: `command`, `date` (ISO, local), `commit` (`None` outside a checkout), `host` and `versions`.
+    """
+    return {
+        "command": command,
+        "date": date.today().isoformat(),
+        "commit": commit(),
+        "host": f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPU cores",
+        "versions": installed_versions(),
+    }
+
+
+def commit() -> str | None:
+    """Commit of this package's checkout, with a `+` where files differ from it; `None` for an installed package, also
+    one whose environment lies in a checkout of something else."""
+    if not (Path(__file__).parents[2] / ".git").exists():
+        return None
+    command = ["git", "describe", "--always", "--dirty=+", "--exclude=*"]
+    try:
+        done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):  # no git, or one that hangs: the numbers are worth more
+        return None
+    return done.stdout.strip() or None

@@ -3,9 +3,9 @@
 import chromium
 import numpy as np
 import pytest
+from figures import relative_token_weights
 
-from trl_drgrpo.labs.study.group import relative_token_weights
-from trl_drgrpo.labs.study.objectives import OBJECTIVES
+from trl_drgrpo.labs.check.bias import OBJECTIVES
 from trl_drgrpo.report.group_widget import group_widget_html
 
 pytestmark = pytest.mark.needs_program(chromium.NEEDED, missing=not chromium.is_installed())

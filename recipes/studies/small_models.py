@@ -1,0 +1,271 @@
+"""What the studies of a language model share: trainers, warm starts, turns, evaluations and gradients.
+
+Every model is a Qwen2 of 145 thousand parameters with the demo's tokenizer, a token per character, unless a study says
+otherwise. It is warm-started on demonstrations until it plays the game of the study.
+"""
+
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import frame  # noqa: F401 (first: it sets the environment)
+import numpy as np
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PrinterCallback,
+    Qwen2ForCausalLM,
+    TrainerCallback,
+    set_seed,
+)
+
+from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
+from trl_drgrpo.labs.demo.build import MODEL_DIR, build_config, imitate, pad_rows, save
+from trl_drgrpo.labs.demo.evaluate import evaluate
+from trl_drgrpo.labs.demo.tokenizer import build_tokenizer
+from trl_drgrpo.upstream.batch_rows import token_batch
+
+SMALL_RUN: dict[str, Any] = {  # small, on the CPU, seen by the study alone
+    "lr_scheduler_type": "constant",
+    "gradient_checkpointing": False,
+    "use_cpu": True,
+    "bf16": False,
+    "logging_steps": 1,
+    "save_strategy": "no",
+    "report_to": "none",
+    "disable_tqdm": True,
+}
+Parts = list[tuple[str, bool]]  # text, and whether it is to be learned
+
+
+def small_trainer(
+    model_dir: Path,
+    output_dir: Path,
+    rewards: Any,
+    data: Any,
+    seed: int,
+    prompts: int,
+    num_generations: int,
+    classes: tuple[type, type] = (DrGRPOTrainer, DrGRPOConfig),
+    **fields: Any,
+) -> Any:
+    """A trainer of a small model.
+
+    Args:
+        model_dir, output_dir (`Path`): The model to start from; the trainer's folder, in which nothing is saved.
+        rewards, data: Reward functions and training dataset.
+        seed (`int`): Of the trainer.
+        prompts, num_generations (`int`): P and G of a step.
+        classes (`tuple[type, type]`, *optional*): Trainer and configuration.
+        **fields: Of the configuration; `rollout_func` and `step_reward_funcs` go to the trainer.
+    """
+    trainer_class, config_class = classes
+    own = {key: fields.pop(key) for key in ("rollout_func", "step_reward_funcs") if key in fields}
+    silent = {"run_log": False, "run_warnings": False} if config_class is DrGRPOConfig else {}
+    args = config_class(
+        output_dir=str(output_dir),
+        per_device_train_batch_size=prompts * num_generations,
+        num_generations=num_generations,
+        seed=seed,
+        **{**SMALL_RUN, **silent, **fields},
+    )
+    trainer = trainer_class(
+        model=AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32),
+        reward_funcs=rewards,
+        args=args,
+        train_dataset=data,
+        processing_class=AutoTokenizer.from_pretrained(model_dir),
+        **own,
+    )
+    trainer.remove_callback(PrinterCallback)
+    return trainer
+
+
+def warm_start(
+    folder: Path,
+    demonstrate: Callable[[random.Random], Parts],
+    steps: int,
+    demos_model: bool = False,
+    finish: Callable[[Any], None] = lambda model: None,
+    seed: int = 0,
+) -> Path:
+    """Train a model on demonstrations and save it, unless it is there; returns the folder.
+
+    Args:
+        folder (`Path`): For model and tokenizer.
+        demonstrate (`Callable`): Draws a demonstration; texts that are not to be learned are prompts and environments.
+        steps (`int`): Optimizer steps of 128 rows.
+        demos_model (`bool`, *optional*): Start from the demo's model and not from scratch.
+        finish (`Callable`, *optional*): Changes the trained model.
+        seed (`int`, *optional*, defaults to `0`): Of the demonstrations.
+    """
+    if (folder / "model.safetensors").is_file():
+        return folder
+    set_seed(0)
+    tokenizer = build_tokenizer()
+    if demos_model:
+        model = AutoModelForCausalLM.from_pretrained(MODEL_DIR, dtype=torch.float32)
+    else:
+        model = Qwen2ForCausalLM(build_config(tokenizer))
+    rng = random.Random(seed)
+    batches = (
+        pad_rows([token_row(tokenizer, demonstrate(rng)) for _ in range(128)], tokenizer.pad_token_id)
+        for _ in range(steps)
+    )
+    imitate(model, batches, steps, lr=2e-3 if demos_model else 3e-3)
+    finish(model)
+    save(model, tokenizer, folder, f"recipes/studies, {steps} steps of 128 rows")
+    return folder
+
+
+def token_row(tokenizer: Any, parts: Parts) -> tuple[list[int], list[int]]:
+    """Ids of a demonstration, and for each 1 where it is to be learned."""
+    ids = [(tokenizer(text)["input_ids"], int(learned)) for text, learned in parts]
+    return [i for part, _ in ids for i in part], [learned for part, learned in ids for _ in part]
+
+
+def sample_turn(trainer: Any, rows: Sequence[list[int]], tokens: int, stops: str = "") -> list[list[int]]:
+    """At most `tokens` new ids behind each row, sampled at temperature 1 from the whole distribution.
+
+    Args:
+        trainer: Owns `model` and `processing_class`.
+        rows (`Sequence[list[int]]`): Token ids so far.
+        tokens (`int`): Of a turn at most.
+        stops (`str`, *optional*): Characters that end a turn, each the last one of it, beside the end of the text.
+    """
+    model, tokenizer = trainer.model, trainer.processing_class
+    ends = [*tokenizer(stops)["input_ids"], tokenizer.eos_token_id]
+    pad, width = tokenizer.pad_token_id, max(map(len, rows))
+    ids = torch.tensor([[pad] * (width - len(row)) + row for row in rows])
+    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
+    config = GenerationConfig(
+        max_new_tokens=tokens, do_sample=True, temperature=1.0, top_k=0, top_p=1.0, eos_token_id=ends, pad_token_id=pad
+    )
+    with torch.no_grad():
+        generated = model.generate(input_ids=ids, attention_mask=mask, generation_config=config)
+    new = generated[:, width:].tolist()
+    return [next((row[: i + 1] for i, token in enumerate(row) if token in ends), row) for row in new]
+
+
+# Runs that end at the same tokens -----------------------------------------------------------------------------------
+
+
+def pass_rate(model: Any, problems: Sequence[Any], longest: int) -> float:
+    """Share of sums that the model solves, sampled at temperature 1."""
+    tokenizer = AutoTokenizer.from_pretrained(model.name_or_path)
+    found = evaluate(model, tokenizer, problems, sample=True, batch_size=len(problems), max_new_tokens=longest)
+    return round(found.accuracy, 4)
+
+
+class Evaluations(TrainerCallback):
+    """Evaluates at equal distances in tokens, and ends the run at the last one.
+
+    Args:
+        run (`dict`): Gets a list entry per evaluation: `tokens` sampled so far, `pass_rate` and `seconds`, CPU time of
+            the process so far, evaluations left out. The first one, before training, is there.
+        tokens, evaluations (`int`): Of the run.
+        measure (`Callable`): From the model to its pass rate.
+        sampled (`Callable`, *optional*): From the logs of a step to its tokens; without it, who sees them counts them
+            in `written`.
+    """
+
+    def __init__(
+        self,
+        run: dict[str, Any],
+        tokens: int,
+        evaluations: int,
+        measure: Callable[[Any], float],
+        sampled: Callable[[dict[str, float], int], float] = lambda logs, rows: 0.0,
+    ):
+        self.run, self.distance, self.tokens = run, tokens / evaluations, tokens
+        self.measure, self.sampled, self.written, self.begun = measure, sampled, 0.0, 0.0
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.begun = time.process_time()
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        if not logs or "completions/mean_length" not in logs:
+            return
+        self.written += self.sampled(logs, args.per_device_train_batch_size)
+        if self.written >= self.distance * len(self.run["tokens"]) or self.written >= self.tokens:
+            now = time.process_time()
+            self.run["tokens"].append(round(self.written))
+            self.run["seconds"].append(round(now - self.begun, 2))
+            self.run["pass_rate"].append(self.measure(kwargs["model"]))
+            self.begun += time.process_time() - now
+        control.should_training_stop = self.written >= self.tokens
+
+
+def height(run: dict[str, Any], at: float, x: str = "tokens") -> float:
+    """The pass rate of a run when so many tokens were sampled (or `seconds` passed), on the line between evaluations.
+
+    >>> height({"tokens": [0, 10, 30], "pass_rate": [0.0, 1.0, 0.0]}, 20)
+    0.5
+    """
+    return float(np.interp(at, run[x], run["pass_rate"]))
+
+
+def mean_height(run: dict[str, Any], end: float) -> float:
+    """Mean pass rate over the first tokens: the area below the curve, as a height.
+
+    >>> mean_height({"tokens": [0, 10, 30], "pass_rate": [0.0, 1.0, 0.0]}, 20)
+    0.625
+    """
+    points = [*(x for x in run["tokens"] if x < end), end]
+    heights = [height(run, x) for x in points]
+    area = sum((points[i + 1] - points[i]) * (heights[i] + heights[i + 1]) / 2 for i in range(len(points) - 1))
+    return area / end
+
+
+# Gradients ----------------------------------------------------------------------------------------------------------
+
+
+def log_probs_of(trainer: DrGRPOTrainer, rollouts: dict[str, Any], rows: slice) -> torch.Tensor:
+    """Log-probabilities `(b, T)` of the completions of some rows of `sampled_batches`, with gradient."""
+    some = {key: rollouts[key][rows] for key in ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")}
+    return trainer.score_tokens(trainer.model, token_batch(some))[0]
+
+
+def gradient_of(trainer: DrGRPOTrainer, objective: torch.Tensor) -> torch.Tensor:
+    """The gradient of a scalar over the trainable parameters as one vector; its graph is kept."""
+    parameters = [p for p in trainer.model.parameters() if p.requires_grad]
+    return torch.cat([g.flatten() for g in torch.autograd.grad(objective, parameters, retain_graph=True)])
+
+
+def groups_of(rows: int, num_generations: int) -> Iterator[slice]:
+    """The rows of each group."""
+    return (slice(first, first + num_generations) for first in range(0, rows, num_generations))
+
+
+class Moments:
+    """Squared lengths of independent vectors, and their mean."""
+
+    def __init__(self) -> None:
+        self.squares: list[float] = []
+        self.sum: Any = 0.0
+
+    def add(self, vector: torch.Tensor) -> None:
+        self.squares.append(float(vector @ vector))
+        self.sum = self.sum + vector
+
+    @property
+    def mean(self) -> torch.Tensor:
+        """Mean of the vectors."""
+        return self.sum / len(self.squares)
+
+    @property
+    def variance(self) -> float:
+        """Trace of the covariance."""
+        count = len(self.squares)
+        return (sum(self.squares) - float(self.sum @ self.sum) / count) / (count - 1)
+
+    def over(self, other: "Moments") -> dict[str, float]:
+        """Ratio of the variances, with the jackknife's standard error (of the mean squares: the means are small)."""
+        own, reference, count = np.array(self.squares), np.array(other.squares), len(self.squares)
+        without = (own.sum() - own) / (reference.sum() - reference)
+        squared = (count - 1) / count * ((without - without.mean()) ** 2).sum()
+        return {"ratio": float(np.divide(self.variance, other.variance)), "standard_error": float(squared**0.5)}
