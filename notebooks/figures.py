@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from trl_drgrpo.check.bias import OBJECTIVES
 from trl_drgrpo.common.drawing import COLORS, ROLES, new_figure
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.labs.check.bias import OBJECTIVES
 from trl_drgrpo.report.records import Group, Run
 
 sys.path.append(str(Path(__file__).parents[1] / "recipes/studies"))

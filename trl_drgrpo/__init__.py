@@ -6,7 +6,7 @@ Importing this package is cheap: names resolve on first use, so `import trl_drgr
 from typing import TYPE_CHECKING
 
 from trl_drgrpo.common.lazy import attach
-from trl_drgrpo.rewards.spec import Entry, register
+from trl_drgrpo.rewards.recipe_rewards import Entry, register
 from trl_drgrpo.upstream.quiet import drop_notices
 
 if TYPE_CHECKING:
@@ -36,8 +36,8 @@ register(
     | {
         "policy_log_ratio": Entry(f"{__name__}.process_rewards", None, "PolicyLogRatio"),
         "step_judge": Entry(f"{__name__}.process_rewards", None, "StepJudge"),
-        "list_sum_reward": Entry(f"{__name__}.labs.demo.task", "list_sum_reward"),
-        "list_sum_line_reward": Entry(f"{__name__}.labs.demo.process", "line_reward"),
+        "list_sum_reward": Entry(f"{__name__}.demo.task", "list_sum_reward"),
+        "list_sum_line_reward": Entry(f"{__name__}.demo.task", "line_reward"),
     }
 )
 drop_notices()

@@ -2,7 +2,7 @@
 
 1. reward functions, checked (`rewards/contract.py`), are called by TRL: `on_rewards` keeps what they gave;
 2. `compute_advantages`: `r_i - baseline` (`objective/advantages.py`), with step rewards also `A_it`
-   (`process_rewards/calling.py`, `objective/step_advantages.py`);
+   (`process_rewards/scoring.py`, `objective/step_advantages.py`);
 3. `features/fast_path/` plans the micro-batches of each optimizer step: same gradient, less work;
 4. `loss_constants`: TRL's loss divides by `B * L` and weighs KL by `beta` (`objective/loss.py` is its specification);
 5. the optimizer step is TRL's. `upstream/host.py` has the hooks; `features/` plug into them.
@@ -20,18 +20,17 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixi
 from trl import GRPOConfig
 
 from trl_drgrpo.common.errors import InputError, RewardError, told
-from trl_drgrpo.config.best_metric import with_best_metric
-from trl_drgrpo.config.config import DrGRPOConfig, dr_grpo_config, take_later_assignments
+from trl_drgrpo.config.config import DrGRPOConfig, dr_grpo_config, take_later_assignments, with_best_metric
 from trl_drgrpo.config.preflight import check_inputs
-from trl_drgrpo.features.diagnostics.feature import Diagnostics
+from trl_drgrpo.features.diagnostics.diagnostics import Diagnostics
 from trl_drgrpo.features.diagnostics.movement import MovementWatch
 from trl_drgrpo.features.diagnostics.progress import progress_by_default
-from trl_drgrpo.features.fast_path.feature import FastPath
-from trl_drgrpo.features.forks.feature import ForkedRollouts
+from trl_drgrpo.features.fast_path.fast_path import FastPath
+from trl_drgrpo.features.forks import ForkedRollouts
 from trl_drgrpo.features.model_card.model_card import ModelCard
-from trl_drgrpo.features.resume.feature import Resume
-from trl_drgrpo.features.sampling.feature import PromptSampling
-from trl_drgrpo.features.trackers.feature import Trackers
+from trl_drgrpo.features.resume.resume import Resume
+from trl_drgrpo.features.sampling.prompt_sampling import PromptSampling
+from trl_drgrpo.features.trackers import Trackers
 from trl_drgrpo.objective.advantages import AdvantageBaseline, RunningRewardScale, combine_rewards, group_advantages
 from trl_drgrpo.objective.fork_advantages import Forks, fork_step_advantages, fork_token_advantages
 from trl_drgrpo.objective.step_advantages import (
@@ -42,7 +41,7 @@ from trl_drgrpo.objective.step_advantages import (
     with_closings,
 )
 from trl_drgrpo.objective.value_baseline import ValueBaseline
-from trl_drgrpo.process_rewards.calling import StepRewardFunction, StepScorer, process_only
+from trl_drgrpo.process_rewards.scoring import StepRewardFunction, StepScorer, process_only
 from trl_drgrpo.process_rewards.steps import StepSegmenter
 from trl_drgrpo.process_rewards.steps.separators import configured_segmenter
 from trl_drgrpo.rewards.contract import RewardFunction, checked_reward, reward_name, without_frames

@@ -30,8 +30,8 @@ from length_bias import Task, study
 from small_models import token_row
 from transformers import Qwen2Config, Qwen2ForCausalLM, set_seed
 
-from trl_drgrpo.labs.demo.build import imitate, pad_rows, save
-from trl_drgrpo.labs.demo.tokenizer import build_tokenizer
+from trl_drgrpo.demo.build import imitate, pad_rows, save
+from trl_drgrpo.demo.task import build_tokenizer
 from trl_drgrpo.rewards.functions.reasoning_gym import make_splits, reasoning_gym_reward
 
 MAX_COMPLETION = 128  # tokens; one demonstration in 20 is longer

@@ -8,7 +8,7 @@ reward with `to_go`, and a baseline. As a baseline a signal has to estimate the 
 the scores are multiplied up to each step, with `STEP_TO_COME` for every step that is still due: after an incorrect
 step the value stays 0, after each correct one it rises.
 
-Tasks: long list sums (`trl_drgrpo.labs.demo.long_sums`) and two turns with an environment (`two_turns.py`). Measures:
+Tasks: long list sums (`trl_drgrpo.demo.build`) and two turns with an environment (`two_turns.py`). Measures:
 the pass rate of the training completions, and, where the gradient has the same expectation, its variance per token
 generated at the start, on the same completions. Rule: an arm differs from the outcome alone if the interval of the
 differences, seed by seed, leaves out 0.
@@ -27,11 +27,10 @@ from frame import Results, Row, Run, Study, compared, interval, main, mean, pair
 from small_models import Moments, gradient_of, groups_of, log_probs_of, small_trainer
 from transformers import TrainerCallback
 
+from trl_drgrpo.check.bias import sampled_batches
 from trl_drgrpo.common.drawing import COLORS, new_figure
-from trl_drgrpo.labs.check.bias import sampled_batches
-from trl_drgrpo.labs.demo import long_sums
-from trl_drgrpo.labs.demo.process import line_reward
-from trl_drgrpo.labs.demo.task import check_steps, list_sum_reward, numbers_of, prompt_of
+from trl_drgrpo.demo import long_sums
+from trl_drgrpo.demo.task import check_steps, line_reward, list_sum_reward, numbers_of, prompt_of
 from trl_drgrpo.process_rewards import TokenClassificationScorer, train_prm
 
 StepRewards = Callable[..., list[list[float | None]]]

@@ -23,12 +23,12 @@ from frame import Interval, Results, Row, Run, Study, compared, interval, main, 
 from credit import OUTCOME, TASKS, trainer_of
 from small_models import Evaluations, Moments, gradient_of, groups_of, height, log_probs_of, mean_height, pass_rate
 
+from trl_drgrpo.check.bias import sampled_batches
 from trl_drgrpo.common.drawing import COLORS, new_figure
-from trl_drgrpo.features.forks.cuts import step_means
-from trl_drgrpo.labs.check.bias import sampled_batches
-from trl_drgrpo.labs.demo.long_sums import GAP_PROBABILITY, MAX_COMPLETION, make_long_problems, warm_start
+from trl_drgrpo.demo.build import GAP_PROBABILITY, MAX_COMPLETION, make_long_problems, warm_start
+from trl_drgrpo.features.forks import step_means
 from trl_drgrpo.objective.fork_advantages import Forks
-from trl_drgrpo.upstream.swapping import swapped
+from trl_drgrpo.upstream.private_state import swapped
 
 FLAT, STEPS = "flat", "rule/to_go"  # STEPS: rewards of `credit.py`, the outcome is paid beside them
 FORKS: dict[str, dict[str, Any]] = {  # and the fields of the configuration

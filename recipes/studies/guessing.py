@@ -27,7 +27,7 @@ from datasets import Dataset
 from length_bias import Task, study
 from small_models import Parts, sample_turn, warm_start
 
-from trl_drgrpo.labs.demo.tokenizer import IM_END
+from trl_drgrpo.demo.task import IM_END
 
 RIGHT_PROBABILITY = 0.4
 START_LENGTH = 8.5  # mean of the comment's geometric length, its end token included

@@ -17,9 +17,9 @@ import guessing
 from frame import Row, Run, in_processes
 from small_models import small_trainer
 
-from trl_drgrpo.labs.demo import long_sums
-from trl_drgrpo.labs.demo.build import MODEL_DIR
-from trl_drgrpo.labs.demo.task import list_sum_reward, make_dataset
+from trl_drgrpo.demo import long_sums
+from trl_drgrpo.demo.build import MODEL_DIR
+from trl_drgrpo.demo.task import list_sum_reward, make_dataset
 
 COMMENTS = (4, 8, 16, 32)  # mean tokens; at most four times as many
 

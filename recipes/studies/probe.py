@@ -4,8 +4,8 @@ Question: the update of a group cancels where correct and incorrect answers shar
 lengths apart the more, the better the policy knows that it is incorrect?
 
 Arms: nine small models (`measured_models.py`). Measure: the AUC of a linear probe for correctness on stopping states
-(`trl_drgrpo.labs.check.probe`), and the effect of GRPO's update on the gap between incorrect and correct lengths,
-minus that of Dr. GRPO's, to first order, in tokens per update of unit length (`trl_drgrpo.labs.check.bias`). Rule,
+(`trl_drgrpo.check.probe`), and the effect of GRPO's update on the gap between incorrect and correct lengths,
+minus that of Dr. GRPO's, to first order, in tokens per update of unit length (`trl_drgrpo.check.bias`). Rule,
 declared before the first number was seen: a positive rank correlation across models, its 95% interval above 0; also
 over the models that were not made for the effect. As a share of the largest change of the gap that an update of this
 length can make (`steepest`) the effect could not be given.
@@ -27,9 +27,9 @@ import numpy as np
 from frame import Results, Row, Study, interval, main, rows_of, table
 from measured_models import MODELS, mean_of, measure_all, trainer_of
 
+from trl_drgrpo.check.bias import GAP, Estimate, measure_model
+from trl_drgrpo.check.probe import StateCollector
 from trl_drgrpo.common.drawing import COLORS, new_figure
-from trl_drgrpo.labs.check.bias import GAP, Estimate, measure_model
-from trl_drgrpo.labs.check.probe import StateCollector
 
 _GUESSING = ("guess_coin", "guess_three_in_four", "guess", "guess_one_letter")
 SETTINGS: dict[str, Any] = {

@@ -22,12 +22,11 @@ from frame import Results, Row, Run, Study, compared, interval, main, mean, pair
 from credit import shuffled
 
 from trl_drgrpo.common.drawing import new_figure
-from trl_drgrpo.labs.demo.long_sums import make_long_dataset, warm_start
-from trl_drgrpo.labs.demo.process import line_is_right, line_reward
-from trl_drgrpo.labs.demo.task import list_sum_reward
-from trl_drgrpo.process_rewards.step_verifiers import step_verifier
+from trl_drgrpo.demo.build import make_long_dataset, warm_start
+from trl_drgrpo.demo.task import line_is_right, line_reward, list_sum_reward
+from trl_drgrpo.process_rewards.verifiers import step_verifier
 from trl_drgrpo.search import collect
-from trl_drgrpo.search.dataset import summary
+from trl_drgrpo.search.collecting import summary
 
 VALUES = {"verifier": "verdicts", "good": "faithful PRM", "mediocre": "mediocre PRM", "shuffled": "shuffled PRM"}
 STRATEGIES = ("best_of_n", "beam", "puct")

@@ -24,10 +24,10 @@ from transformers import (
 )
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
-from trl_drgrpo.labs.demo.build import MODEL_DIR, build_config, imitate, pad_rows, save
-from trl_drgrpo.labs.demo.evaluate import evaluate
-from trl_drgrpo.labs.demo.tokenizer import build_tokenizer
-from trl_drgrpo.upstream.batch_rows import token_batch
+from trl_drgrpo.demo.build import MODEL_DIR, build_config, imitate, pad_rows, save
+from trl_drgrpo.demo.result import evaluate
+from trl_drgrpo.demo.task import build_tokenizer
+from trl_drgrpo.upstream.batches import token_batch
 
 SMALL_RUN: dict[str, Any] = {  # small, on the CPU, seen by the study alone
     "lr_scheduler_type": "constant",

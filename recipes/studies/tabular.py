@@ -22,8 +22,8 @@ import numpy as np
 from frame import Results, Row, Run, Study, interval, main, paired, rows_of, table
 from length_bias import sentence
 
+from trl_drgrpo.check.bias import OBJECTIVES, gradient_weight
 from trl_drgrpo.common.drawing import COLORS, ROLES, new_figure
-from trl_drgrpo.labs.check.bias import OBJECTIVES, gradient_weight
 
 SETTINGS: dict[str, Any] = {
     "prompts": 16,

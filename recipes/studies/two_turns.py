@@ -21,8 +21,8 @@ from frame import Row
 from datasets import Dataset
 from small_models import Parts, sample_turn, warm_start
 
-from trl_drgrpo.labs.demo.long_sums import add_with_gaps
-from trl_drgrpo.labs.demo.tokenizer import IM_END
+from trl_drgrpo.demo.build import add_with_gaps
+from trl_drgrpo.demo.task import IM_END
 
 TURN_TOKENS = 4  # of a turn at most: three digits and its end
 MAX_COMPLETION = 2 * TURN_TOKENS + 3

@@ -27,9 +27,9 @@ from frame import Results, Row, Study, interval, main, rows_of, table
 from measured_models import COMMENTS, MODELS, mean_of, measure_all, trainer_of
 from small_models import gradient_of, log_probs_of
 
+from trl_drgrpo.check.bias import OBJECTIVES, REFERENCE, Objective, sampled_batches, score_sums
 from trl_drgrpo.common.drawing import COLORS, new_figure
-from trl_drgrpo.labs.check.bias import OBJECTIVES, REFERENCE, Objective, sampled_batches, score_sums
-from trl_drgrpo.upstream.batch_rows import token_batch
+from trl_drgrpo.upstream.batches import token_batch
 
 SETTINGS: dict[str, Any] = {
     "models": (*(f"even_{n}" for n in COMMENTS), "sums_3", "sums_6", "long_sums_high"),

@@ -36,8 +36,8 @@ from datasets import Dataset
 from length_bias import Task, study
 from small_models import Parts, sample_turn, warm_start
 
+from trl_drgrpo.demo.task import IM_END
 from trl_drgrpo.features.fast_path.decoding.decoder import shared_prefill
-from trl_drgrpo.labs.demo.tokenizer import IM_END
 
 DIGITS = 4  # of a prompt, and numbers of a check
 PASSING = 4  # of the numbers modulo 11, those that pass

@@ -20,7 +20,7 @@ from tiny_bases import save_base
 from transformers.utils import logging
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer, lora_preset
-from trl_drgrpo.labs.check.tiny import tiny_tokenizer
+from trl_drgrpo.check.tiny import tiny_tokenizer
 
 STEPS = 20
 

@@ -26,9 +26,9 @@ from transformers import PrinterCallback
 from transformers.trainer_callback import ProgressCallback
 
 from trl_drgrpo import DrGRPOTrainer
-from trl_drgrpo.labs.demo.build import MODEL_DIR
-from trl_drgrpo.labs.demo.run import training_arguments
-from trl_drgrpo.labs.demo.task import list_sum_reward, make_dataset
+from trl_drgrpo.demo.build import MODEL_DIR
+from trl_drgrpo.demo.run import training_arguments
+from trl_drgrpo.demo.task import list_sum_reward, make_dataset
 
 HOOKS = ("on_credit", "on_log", "on_train_begin", "on_train_end", "on_step_end")
 

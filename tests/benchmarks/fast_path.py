@@ -36,7 +36,7 @@ from transformers import PrinterCallback, Qwen2Config, Qwen2ForCausalLM, Trainer
 from trl import GRPOConfig, GRPOTrainer
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
-from trl_drgrpo.labs.check.tiny import tiny_tokenizer
+from trl_drgrpo.check.tiny import tiny_tokenizer
 
 KINDS = {
     "ours": (DrGRPOTrainer, DrGRPOConfig, {}),

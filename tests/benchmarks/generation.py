@@ -26,8 +26,8 @@ import transformers
 from fast_path import build_model
 from transformers import ContinuousBatchingConfig, GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 
-from trl_drgrpo.features.fast_path.decoding.continuous import forked_prefill
 from trl_drgrpo.features.fast_path.decoding.decoder import shared_prefill
+from trl_drgrpo.features.fast_path.decoding.forwards import forked_prefill
 
 GROUP = 8
 TABLES = ["prompts", "ends", "long", "long-ends", "continuous"]

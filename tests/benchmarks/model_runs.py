@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PrinterCallba
 from trl import GRPOConfig, GRPOTrainer
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
-from trl_drgrpo.labs.check.tiny import tiny_tokenizer
+from trl_drgrpo.check.tiny import tiny_tokenizer
 from trl_drgrpo.single_gpu.memory import Planner
 from trl_drgrpo.single_gpu.memory.setup import from_keys
 

@@ -36,10 +36,9 @@ from datasets.utils import disable_progress_bars
 from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback
 
 from trl_drgrpo import DrGRPOTrainer, step_advantages
-from trl_drgrpo.labs.demo.build import MODEL_DIR
-from trl_drgrpo.labs.demo.process import PROCESS_SETTINGS, line_reward
-from trl_drgrpo.labs.demo.run import training_arguments
-from trl_drgrpo.labs.demo.task import list_sum_reward, make_dataset
+from trl_drgrpo.demo.build import MODEL_DIR
+from trl_drgrpo.demo.run import training_arguments
+from trl_drgrpo.demo.task import PROCESS_SETTINGS, line_reward, list_sum_reward, make_dataset
 from trl_drgrpo.process_rewards.steps import StepSegmenter
 from trl_drgrpo.upstream.versions import installed_versions
 

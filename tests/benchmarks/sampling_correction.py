@@ -22,10 +22,10 @@ import torch
 from datasets import Dataset
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
+from trl_drgrpo.check.tiny import tiny_model, tiny_tokenizer
 from trl_drgrpo.config.validation import SAMPLING_CORRECTIONS
-from trl_drgrpo.features.diagnostics.correction import QUARTERS
-from trl_drgrpo.labs.check.tiny import tiny_model, tiny_tokenizer
-from trl_drgrpo.upstream.swapping import swapped
+from trl_drgrpo.features.diagnostics.statistics import QUARTERS
+from trl_drgrpo.upstream.private_state import swapped
 
 LENGTHS = (128, 512, 1024, 2048)
 SIGMAS = (0.02, 0.05)

@@ -26,7 +26,7 @@ from transformers import PrinterCallback, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
-from trl_drgrpo.labs.check.tiny import tiny_tokenizer
+from trl_drgrpo.check.tiny import tiny_tokenizer
 
 PROMPTS, DEAD = 4, 1
 

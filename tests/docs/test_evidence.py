@@ -22,7 +22,7 @@ import variance
 import verify
 from frame import interval
 
-from trl_drgrpo.labs.check.bias import OBJECTIVES
+from trl_drgrpo.check.bias import OBJECTIVES
 
 ROOT = Path(__file__).parents[2]
 RECIPES = ROOT / "recipes"

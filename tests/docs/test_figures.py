@@ -16,9 +16,9 @@ from figures import (
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trl_drgrpo.check.bias import OBJECTIVES
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.features.diagnostics.statistics import STD_FLOOR
-from trl_drgrpo.labs.check.bias import OBJECTIVES
 from trl_drgrpo.report.reading import read_run
 
 pytest.importorskip("matplotlib")

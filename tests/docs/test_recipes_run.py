@@ -11,10 +11,10 @@ from accelerate.commands.config.config_args import load_config_from_file
 from bubblewrap import needs_bwrap
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2ForTokenClassification
 
+from trl_drgrpo.check.tiny import tiny_tokenizer
 from trl_drgrpo.cli.flags import read_flags
 from trl_drgrpo.cli.main import main
 from trl_drgrpo.cli.recipe import read_recipe
-from trl_drgrpo.labs.check.tiny import tiny_tokenizer
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))

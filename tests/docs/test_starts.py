@@ -10,7 +10,7 @@ import pytest
 from transformers import Qwen2Config, Qwen2ForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from trl_drgrpo.labs.check.tiny import tiny_tokenizer
+from trl_drgrpo.check.tiny import tiny_tokenizer
 
 ROOT = Path(__file__).parents[2]
 SCRIPT, DOCKERFILE = ROOT / "recipes" / "quickstart.py", ROOT / "recipes" / "Dockerfile"

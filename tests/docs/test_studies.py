@@ -28,11 +28,8 @@ from small_models import Moments, token_row
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trl_drgrpo.common.drawing import save_figure
-from trl_drgrpo.labs.demo.build import MODEL_DIR
-from trl_drgrpo.labs.demo.long_sums import make_long_problems
-from trl_drgrpo.labs.demo.process import line_reward
-from trl_drgrpo.labs.demo.task import prompt_of
-from trl_drgrpo.labs.demo.tokenizer import IM_END, build_tokenizer
+from trl_drgrpo.demo.build import MODEL_DIR, make_long_problems
+from trl_drgrpo.demo.task import IM_END, build_tokenizer, line_reward, prompt_of
 from trl_drgrpo.objective.fork_advantages import Forks
 from trl_drgrpo.process_rewards.steps import step_segmenter
 

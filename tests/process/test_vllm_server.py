@@ -21,8 +21,8 @@ from vllm_server import MODEL_ID, Server
 from vllm_stub import Engine
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
-from trl_drgrpo.labs.check.record import build_policy, record
-from trl_drgrpo.labs.check.tiny import tiny_model
+from trl_drgrpo.check.parity import build_policy, record
+from trl_drgrpo.check.tiny import tiny_model
 from trl_drgrpo.process_rewards import MonteCarloScorer, TrainerRollouts
 
 GAP = "sampling/sampling_logp_difference/max"

@@ -21,10 +21,9 @@ from trl.chat_template_utils import qwen3_chat_template
 from walk import Scripted, Walk
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
+from trl_drgrpo.check.parity import DEFAULTS, use_plain_lm_head
+from trl_drgrpo.check.tiny import in_double_precision, tiny_model, tiny_tokenizer
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.labs.check.plain_head import use_plain_lm_head
-from trl_drgrpo.labs.check.record import DEFAULTS
-from trl_drgrpo.labs.check.tiny import in_double_precision, tiny_model, tiny_tokenizer
 
 DEEPSPEED = {
     "ACCELERATE_USE_DEEPSPEED": "true",

@@ -5,8 +5,8 @@ import math
 from trl import GRPOConfig, GRPOTrainer
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
+from trl_drgrpo.check.parity import DEFAULTS, record
 from trl_drgrpo.features.fast_path.window import PLAN
-from trl_drgrpo.labs.check.record import DEFAULTS, record
 
 STOCK = {"loss_type": "dr_grpo", "scale_rewards": "none"}
 EXACT = 1e-12  # relative, float64

@@ -22,7 +22,7 @@ import transformers.modeling_utils
 from datasets import Dataset
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
-from trl_drgrpo.labs.check.tiny import tiny_model, tiny_tokenizer
+from trl_drgrpo.check.tiny import tiny_model, tiny_tokenizer
 
 torch.set_num_threads(1)
 TOKENIZER = tiny_tokenizer()

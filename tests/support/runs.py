@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import torch
 
-from trl_drgrpo.labs.check.tiny import tiny_model
+from trl_drgrpo.check.tiny import tiny_model
 
 
 def length_reward(completion_ids, **kwargs):
@@ -58,7 +58,7 @@ def assert_same_weights(first, second):
 @contextmanager
 def written_elsewhere(path, is_file=False):
     """Inside the block another process, which it gives, writes to a folder or a file."""
-    source = "import sys; from pathlib import Path; from trl_drgrpo.common.folders import sole_writer\n"
+    source = "import sys; from pathlib import Path; from trl_drgrpo.common.disk import sole_writer\n"
     source += f"with sole_writer('', Path({str(path)!r}), is_file={is_file}): print('held', flush=True), input()"
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-c", source], text=True, **pipes) as process:

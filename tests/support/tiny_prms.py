@@ -12,7 +12,7 @@ from transformers import (
     Qwen2ForTokenClassification,
 )
 
-from trl_drgrpo.labs.check.tiny import CHAT_TEMPLATE, tiny_tokenizer
+from trl_drgrpo.check.tiny import CHAT_TEMPLATE, tiny_tokenizer
 from trl_drgrpo.process_rewards import (
     ChatTurnScorer,
     ImplicitRewardScorer,
@@ -24,7 +24,7 @@ from trl_drgrpo.process_rewards import (
     TokenClassificationScorer,
     VersaScorer,
 )
-from trl_drgrpo.process_rewards.qwen2_prm import Qwen2ForPrmModel, Qwen2ForProcessRewardModel
+from trl_drgrpo.process_rewards.formats import Qwen2ForPrmModel, Qwen2ForProcessRewardModel
 
 PROMPTS = ["3+8=?", "What is the sum of 5, 11 and 7? Think it over.", "1+1=?", "7+7=?"]
 STEPS = [

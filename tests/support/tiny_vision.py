@@ -6,7 +6,7 @@ from PIL import Image as Picture
 from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration, Qwen2VLProcessor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from trl_drgrpo.labs.check.tiny import tiny_tokenizer
+from trl_drgrpo.check.tiny import tiny_tokenizer
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"

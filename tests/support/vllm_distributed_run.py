@@ -10,9 +10,8 @@ from datasets import Dataset
 from vllm_server import Server
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
-from trl_drgrpo.labs.check.plain_head import use_plain_lm_head
-from trl_drgrpo.labs.check.record import DEFAULTS
-from trl_drgrpo.labs.check.tiny import in_double_precision, tiny_model, tiny_tokenizer
+from trl_drgrpo.check.parity import DEFAULTS, use_plain_lm_head
+from trl_drgrpo.check.tiny import in_double_precision, tiny_model, tiny_tokenizer
 
 
 def reward(completion_ids, **kwargs):

@@ -8,8 +8,8 @@ from safetensors.torch import load_file
 from transformers import EarlyStoppingCallback
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
+from trl_drgrpo.check.tiny import tiny_model
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.labs.check.tiny import tiny_model
 
 LEVELS = (0.0, 1.0, 3.0, 2.0, 2.0, 2.0, 2.0)  # of the reward, by the optimizer steps done
 

@@ -14,8 +14,8 @@ import yaml
 from runs import written_elsewhere
 from safetensors.torch import load_file
 
-from trl_drgrpo.cli.kept_recipe import kept_recipe, was_trained_on_messages
 from trl_drgrpo.cli.main import main
+from trl_drgrpo.cli.train import kept_recipe, was_trained_on_messages
 from trl_drgrpo.rewards import columns
 
 REWARD = """

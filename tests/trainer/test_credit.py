@@ -17,10 +17,10 @@ from trl_drgrpo.common.errors import RewardError
 from trl_drgrpo.objective.advantages import RunningRewardScale
 from trl_drgrpo.objective.step_advantages import STEP_BASELINES
 from trl_drgrpo.objective.value_baseline import ValueBaseline, value_differences
-from trl_drgrpo.process_rewards.calling import StepScorer
+from trl_drgrpo.process_rewards.scoring import StepScorer
 from trl_drgrpo.process_rewards.steps import step_segmenter
 from trl_drgrpo.upstream.batches import ScoredBatch
-from trl_drgrpo.upstream.swapping import swapped
+from trl_drgrpo.upstream.private_state import swapped
 
 NAN = float("nan")
 WIDTH = 12

@@ -9,8 +9,8 @@ from runs import short_run
 from transformers import AutoModelForCausalLM, TrainerCallback
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer, ProgressCallback
+from trl_drgrpo.check.tiny import tiny_model
 from trl_drgrpo.features.resume.checkpoints import newest_complete_checkpoint
-from trl_drgrpo.labs.check.tiny import tiny_model
 from trl_drgrpo.report.reading import read_run
 from trl_drgrpo.upstream.description import METRIC, DescribingCallback, DescriptionGuard
 
@@ -34,8 +34,8 @@ BROKEN = {
     "trl_drgrpo.single_gpu.memory.warning.device_memory": "MemoryWatch.on_train_begin",
     f"{ROOMS}.movement._sample": "MovementWatch.on_train_begin",
     f"{ROOMS}.movement.MovementWatch.add_to_log": "The numbers of a step",
-    "trl_drgrpo.features.fast_path.metrics.WindowMetrics.add": "The metrics of the loss",
-    "trl_drgrpo.features.fast_path.feature.FastPath._plan_metrics": "The metrics of the plan",
+    "trl_drgrpo.features.fast_path.window.WindowMetrics.add": "The metrics of the loss",
+    "trl_drgrpo.features.fast_path.fast_path.FastPath._plan_metrics": "The metrics of the plan",
     f"{ROOMS}.feature.step_statistics": "The statistics of the steps",
     "pandas.DataFrame.to_parquet": "The table of completions",
 }

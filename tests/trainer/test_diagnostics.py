@@ -16,13 +16,13 @@ from runs import assert_same_weights, train, weights
 from transformers import HfArgumentParser, TrainerCallback
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
+from trl_drgrpo.check.tiny import tiny_model
 from trl_drgrpo.cli import flags, values
 from trl_drgrpo.common.errors import InputError, RewardError
-from trl_drgrpo.features.diagnostics.feature import STATE_FILE
+from trl_drgrpo.features.diagnostics.diagnostics import STATE_FILE
 from trl_drgrpo.features.diagnostics.run_warnings import DEFAULTS, RunWarnings
 from trl_drgrpo.features.diagnostics.snapshot import BatchSnapshot
 from trl_drgrpo.features.diagnostics.statistics import BUCKETS
-from trl_drgrpo.labs.check.tiny import tiny_model
 from trl_drgrpo.process_rewards.steps import step_segmenter
 from trl_drgrpo.report.contents import report_contents
 from trl_drgrpo.report.reading import read_run

@@ -11,11 +11,11 @@ from transformers import AutoModelForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
+from trl_drgrpo.check.parity import LONG_PROMPTS, PROMPTS, completion_reward, record
+from trl_drgrpo.check.tiny import tiny_model
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.features.fast_path import blocks, tree_mask
-from trl_drgrpo.features.fast_path.feature import FastPath
-from trl_drgrpo.labs.check.record import LONG_PROMPTS, PROMPTS, completion_reward, record
-from trl_drgrpo.labs.check.tiny import tiny_model
+from trl_drgrpo.features.fast_path import tree_mask
+from trl_drgrpo.features.fast_path.fast_path import FastPath
 
 
 @pytest.fixture(autouse=True)
@@ -28,10 +28,10 @@ def blocks_cut(monkeypatch):
     """How many blocks each pack was cut into, where they cost nothing but their pairs."""
     found = []
     for cost in ("KEY_COST", "BLOCK_COST"):
-        monkeypatch.setattr(blocks, cost, 0)
+        monkeypatch.setattr(tree_mask, cost, 0)
 
     def cut(ends):
-        found.append(blocks.cut_into_blocks(ends))
+        found.append(tree_mask.cut_into_blocks(ends))
         return found[-1]
 
     monkeypatch.setattr(tree_mask, "cut_into_blocks", cut)

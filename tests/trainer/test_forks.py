@@ -14,10 +14,10 @@ from peft import LoraConfig
 from runs import assert_same_weights, short_run, train, weights
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
+from trl_drgrpo.check.parity import build_policy, record
+from trl_drgrpo.check.tiny import tiny_model
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.features.forks.feature import STATE_FILE
-from trl_drgrpo.labs.check.record import build_policy, record
-from trl_drgrpo.labs.check.tiny import tiny_model
+from trl_drgrpo.features.forks import STATE_FILE
 from trl_drgrpo.process_rewards.steps import step_segmenter
 from trl_drgrpo.upstream.private_state import PrivateState
 

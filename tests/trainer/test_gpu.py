@@ -7,8 +7,8 @@ from runs import train, weights
 from transformers import BitsAndBytesConfig, GenerationConfig
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
+from trl_drgrpo.check.tiny import tiny_model
 from trl_drgrpo.features.fast_path.decoding.decoder import shared_prefill
-from trl_drgrpo.labs.check.tiny import tiny_model
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
 

@@ -18,10 +18,10 @@ from peft import AutoPeftModelForCausalLM, LoraConfig
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
+from trl_drgrpo.check.tiny import tiny_model
 from trl_drgrpo.cli.main import main
 from trl_drgrpo.common.errors import InputError, PushError
 from trl_drgrpo.features.resume.checkpoints import why_incomplete
-from trl_drgrpo.labs.check.tiny import tiny_model
 
 TOKEN = "hf_PlantedTokenThatMustNotLeak0123"
 

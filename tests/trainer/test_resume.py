@@ -12,6 +12,7 @@ import torch
 from runs import short_run
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
+from trl_drgrpo.check.tiny import tiny_model
 from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.features.resume.checkpoints import (
     STATE_FILE,
@@ -20,8 +21,7 @@ from trl_drgrpo.features.resume.checkpoints import (
     newest_complete_checkpoint,
     read_state,
 )
-from trl_drgrpo.features.resume.run_state import RunState, load_rollouts, newest_loss_normalizer, save_rollouts
-from trl_drgrpo.labs.check.tiny import tiny_model
+from trl_drgrpo.features.resume.resume_state import RunState, load_rollouts, newest_loss_normalizer, save_rollouts
 
 
 def build(settings, prompts, tokenizer, reward, **arguments):

@@ -11,8 +11,8 @@ from runs import assert_same_weights, short_run, tiny_model, train, weights
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.features.sampling.feature import STATE_FILE
-from trl_drgrpo.rewards.text import prompt_key
+from trl_drgrpo.features.sampling.prompt_sampling import STATE_FILE
+from trl_drgrpo.rewards.sample import prompt_key
 
 PROMPTS = [f"prompt {i}: {'dead' if i % 3 == 0 else 'live'}" for i in range(60)]
 

@@ -9,8 +9,8 @@ from peft import LoraConfig
 from runs import assert_same_weights, length_reward, train, weights
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
+from trl_drgrpo.check.tiny import tiny_model
 from trl_drgrpo.common.errors import InputError, RewardError
-from trl_drgrpo.labs.check.tiny import tiny_model
 
 
 def parity(steps, step_ends, completion_ids, **kwargs):

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 from trl.chat_template_utils import qwen3_chat_template
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
-from trl_drgrpo.labs.check.tiny import tiny_model, tiny_tokenizer
+from trl_drgrpo.check.tiny import tiny_model, tiny_tokenizer
 
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 3, "b": 4}}\n</tool_call><|im_end|>'
 

@@ -13,9 +13,9 @@ from transformers import AutoModelForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
+from trl_drgrpo.check.tiny import tiny_model
 from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.features.resume.checkpoints import STATE_FILE
-from trl_drgrpo.labs.check.tiny import tiny_model
 from trl_drgrpo.upstream.private_state import PrivateState
 
 STOCK = {"loss_type": "dr_grpo", "scale_rewards": "none", "use_cpu": True, "bf16": False}

@@ -12,8 +12,8 @@ from trl.chat_template_utils import qwen3_chat_template
 from walk import SAYS, Scripted, Walk
 
 from trl_drgrpo import DrGRPOConfig
+from trl_drgrpo.check.tiny import tiny_model, tiny_tokenizer
 from trl_drgrpo.common.errors import InputError, RewardError
-from trl_drgrpo.labs.check.tiny import tiny_model, tiny_tokenizer
 from trl_drgrpo.process_rewards.steps import step_segmenter
 
 # What the rows of `SAYS` earn, turn by turn.

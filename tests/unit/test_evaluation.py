@@ -13,16 +13,21 @@ from huggingface_hub import ModelCard
 
 from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.common.rows import check_prompt_rows
-from trl_drgrpo.evaluation.card import public_name, put_into_card
-from trl_drgrpo.evaluation.estimates import Estimate, mean_over_prompts, pass_at_k
 from trl_drgrpo.evaluation.models import base_name, check_model, holds_model, is_adapter, weights_mark
-from trl_drgrpo.evaluation.results import judged, read_results, write_results
-from trl_drgrpo.evaluation.running import KIND, sample_and_score, score_completions
-from trl_drgrpo.evaluation.sampling import Decoding, ModelSampler, check_context, server_sampler
-from trl_drgrpo.evaluation.table import markdown, notes, plain_text, table, title
+from trl_drgrpo.evaluation.results import Estimate, judged, mean_over_prompts, pass_at_k, read_results, write_results
+from trl_drgrpo.evaluation.running import (
+    KIND,
+    Decoding,
+    ModelSampler,
+    check_context,
+    sample_and_score,
+    score_completions,
+    server_sampler,
+)
+from trl_drgrpo.evaluation.table import markdown, notes, plain_text, public_name, put_into_card, table, title
 from trl_drgrpo.features.fast_path.decoding import decoder
-from trl_drgrpo.search.continuations import Continuation, Request
-from trl_drgrpo.search.output import SearchFile
+from trl_drgrpo.search.collecting import SearchFile
+from trl_drgrpo.search.sampling import Continuation, Request
 
 
 @pytest.mark.parametrize(

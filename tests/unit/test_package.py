@@ -52,7 +52,7 @@ def test_every_public_name_of_the_rewards_resolves_and_is_documented(room):
 
 def test_the_rewards_offer_what_their_rooms_offer_and_the_recipes_name():
     from trl_drgrpo import rewards
-    from trl_drgrpo.rewards.spec import REWARDS
+    from trl_drgrpo.rewards.recipe_rewards import REWARDS
 
     for name in rewards.__all__:
         homes = [importlib.import_module(f"trl_drgrpo.rewards.{room}") for room in ROOM_NAMES]
@@ -152,7 +152,7 @@ def test_the_wheel_works_outside_the_checkout(tmp_path):
     wheel = next(tmp_path.glob("*.whl"))
     names = zipfile.ZipFile(wheel).namelist()
     assert "trl_drgrpo/py.typed" in names
-    assert "trl_drgrpo/labs/demo/list_sum_model/model.safetensors" in names
+    assert "trl_drgrpo/demo/list_sum_model/model.safetensors" in names
     assert not [name for name in names if name.startswith(("tests/", "recipes/"))]
 
     # An environment of its own that sees the installed libraries but not the checkout.

@@ -9,19 +9,14 @@ from hypothesis import strategies as st
 from vllm_server import Refused, Server
 
 from trl_drgrpo.common.errors import InputError, RewardError
-from trl_drgrpo.process_rewards.step_verifiers import step_verifier
 from trl_drgrpo.process_rewards.steps import step_segmenter
+from trl_drgrpo.process_rewards.verifiers import step_verifier
 from trl_drgrpo.search import collect
-from trl_drgrpo.search.appraisal import Appraiser
-from trl_drgrpo.search.budget import Budget
-from trl_drgrpo.search.collecting import search_rows
-from trl_drgrpo.search.continuations import Continuation, Request, StepEnd
-from trl_drgrpo.search.dataset import sft_rows, summary
-from trl_drgrpo.search.puct import score, select
-from trl_drgrpo.search.sampling import TransformersSampler
-from trl_drgrpo.search.server import ServerSampler
-from trl_drgrpo.search.settings import STRATEGIES, SearchSettings
-from trl_drgrpo.search.tree import Node
+from trl_drgrpo.search.collecting import search_rows, sft_rows, summary
+from trl_drgrpo.search.problem import STRATEGIES, Budget, Node, SearchSettings
+from trl_drgrpo.search.sampling import Continuation, Request, ServerSampler, StepEnd, TransformersSampler
+from trl_drgrpo.search.strategies import score, select
+from trl_drgrpo.search.values import Appraiser
 
 
 class Stub:

@@ -51,9 +51,7 @@ def run(args: argparse.Namespace) -> int:
     with jobs.run_folder(given, dry_run=True), console.stdout_to_stderr():  # it writes nothing
         job = jobs.prepare({**given, "report_to": "none"})
         if args.dry_run:
-            from trl_drgrpo.cli import resolved
-
-            text, unfitted = resolved.render(job), None
+            text, unfitted = train.render(job), None
         else:
             text, unfitted = _measured(jobs.build_trainer(job), args.batches, args.probe, args.json)
     console.print_result(text)
@@ -64,8 +62,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _measured(trainer: Any, batches: int, probe: bool, as_json: bool) -> tuple[str, InputError | None]:
     """Printed text, with the reason if a requested probe is missing."""
-    from trl_drgrpo.labs.check import bias
-    from trl_drgrpo.labs.check.probe import StateCollector, probe_table
+    from trl_drgrpo.check import bias
+    from trl_drgrpo.check.probe import StateCollector, probe_table
 
     seen = []
 

@@ -88,7 +88,7 @@ def _quiet_on_one_thread() -> Iterator[None]:
 
 
 def _run_matrix(args: argparse.Namespace) -> list[Any]:
-    from trl_drgrpo.labs.check.parity import CaseResult, run_check
+    from trl_drgrpo.check.parity import CaseResult, run_check
 
     if args.json:
         return run_check(args.full)
@@ -109,7 +109,7 @@ def _run_matrix(args: argparse.Namespace) -> list[Any]:
 
 
 def _run_credit(args: argparse.Namespace) -> list[Any]:
-    from trl_drgrpo.labs.check.credit import CreditResult, run_credit_check
+    from trl_drgrpo.check.credit import CreditResult, run_credit_check
 
     if args.json:
         return run_credit_check()

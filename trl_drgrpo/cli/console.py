@@ -9,10 +9,13 @@ import contextlib
 import os
 import re
 import sys
+import time
 import traceback
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NoReturn
 
+from trl_drgrpo.cli import console
 from trl_drgrpo.common.errors import InputError, RewardError, did_you_mean
 from trl_drgrpo.upstream.versions import remedy_for_name
 
@@ -101,3 +104,34 @@ def log(message: str) -> None:
 
 def _first_of_machine() -> bool:
     return os.environ.get("LOCAL_RANK", "0") == "0"
+
+
+@contextmanager
+def progress_over(total: int, done: int, doing: str, noun: str) -> Iterator[Any]:
+    """Inside the block a call `show(status)` says that one more is done.
+
+    Args:
+        total (`int`): Problems.
+        done (`int`): Those that were done before.
+        doing (`str`): For the bar: `"searching"`.
+        noun (`str`): For the lines: `"problems"`.
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    stderr = Console(file=sys.stderr)
+    columns = (TextColumn(doing), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[status]}"))
+    bar = Progress(*columns, TimeRemainingColumn(), console=stderr, disable=not stderr.is_terminal)
+    task = bar.add_task(doing, total=total, completed=done, status="")
+    printed = time.monotonic()
+
+    def show(status: str) -> None:
+        nonlocal done, printed
+        done += 1
+        bar.update(task, advance=1, status=status)
+        if not stderr.is_terminal and time.monotonic() - printed > 10:
+            printed = time.monotonic()
+            console.log(f"{done} of {total} {noun}, {status}")
+
+    with bar:
+        yield show

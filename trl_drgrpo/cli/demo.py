@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 EXIT_LEARNED, EXIT_NOT_LEARNED, EXIT_INTERRUPTED = 0, 1, 130
-# Keys of `labs.demo.compare.STOCK_OBJECTIVES`, here because `--help` loads no TRL.
+# Keys of `demo.compare.STOCK_OBJECTIVES`, here because `--help` loads no TRL.
 OBJECTIVES = ("trl_default_dapo", "trl_grpo", "trl_dr_grpo_std_on", "trl_dr_grpo_no_std")
 
 
@@ -51,9 +51,8 @@ def run(args: argparse.Namespace) -> int:
         stay_offline_and_quiet()
         from rich.console import Console
 
-        from trl_drgrpo.labs.demo.demo_report import print_report
-        from trl_drgrpo.labs.demo.result import REQUIRED_GAIN_POINTS
-        from trl_drgrpo.labs.demo.run import run_demo
+        from trl_drgrpo.demo.result import REQUIRED_GAIN_POINTS, print_report
+        from trl_drgrpo.demo.run import run_demo
 
         results, progress = Console(), Console(stderr=True)
         progress.print("loading libraries and model ...")

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from trl_drgrpo.cli import console
-from trl_drgrpo.cli.kept_recipe import was_trained_on_messages
-from trl_drgrpo.cli.prompts import check_prompting, prompted
+from trl_drgrpo.cli.data import check_prompting, prompted
 from trl_drgrpo.cli.run_keys import DECODING_KEYS, MODEL_KEYS, PROMPT_KEYS, TEMPLATE_KEY, Given, add_keys, read_given
+from trl_drgrpo.cli.train import was_trained_on_messages
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.ranges import RANGES, refuse_outside, whole
 
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     """Load and answer."""
     given, columns = _checked(args)
     from trl_drgrpo.evaluation import models
-    from trl_drgrpo.evaluation.sampling import ModelSampler
+    from trl_drgrpo.evaluation.running import ModelSampler
     from trl_drgrpo.single_gpu.model_checks import context_length
 
     prompts = _prompts(args.prompt)
@@ -135,7 +135,7 @@ def _rewards(args: argparse.Namespace, given: Given, columns: dict[str, Any]) ->
     """The rewards that can score an answer: those that were named, or with columns those of the recipe."""
     from trl_drgrpo.rewards.columns import check_columns, check_ready
     from trl_drgrpo.rewards.contract import reward_name
-    from trl_drgrpo.rewards.registry import resolve_reward
+    from trl_drgrpo.rewards.recipe_rewards import resolve_reward
 
     if not (columns or hasattr(args, "reward_funcs")):
         return {}
@@ -195,8 +195,8 @@ def _answers(
     import secrets
 
     from trl_drgrpo.evaluation.running import completion_of, score_completions
-    from trl_drgrpo.rewards.text import completion_text
-    from trl_drgrpo.search.continuations import Request
+    from trl_drgrpo.rewards.sample import completion_text
+    from trl_drgrpo.search.sampling import Request
 
     seed = secrets.randbits(31) if args.seed is None else args.seed + number
     length = given.decoding().max_completion_length

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from trl_drgrpo.cli import console
+from trl_drgrpo.common.disk import check_writable, sole_writer
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.common.folders import check_writable, sole_writer
 from trl_drgrpo.common.hub_errors import check_local
 from trl_drgrpo.common.ranges import refuse_out_of_range, refuse_outside, whole
 from trl_drgrpo.common.rows import check_prompt_rows
@@ -60,8 +60,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Label and write."""
     from trl_drgrpo.rewards.columns import check_columns, check_ready
-    from trl_drgrpo.rewards.registry import resolve_reward
-    from trl_drgrpo.rewards.scoring.saved import read_json_lines
+    from trl_drgrpo.rewards.recipe_rewards import resolve_reward
+    from trl_drgrpo.rewards.scoring import read_json_lines
 
     refuse_out_of_range(vars(args))
     for field in ("rollouts", "completions", "max_new_tokens", "batch_size"):
@@ -88,9 +88,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _label(args: argparse.Namespace, rows: list[dict[str, Any]], reward: Any) -> list[dict[str, Any]]:
     """Rows as they are written, each as soon as it is there."""
-    from trl_drgrpo.process_rewards.labeling import label_steps
-    from trl_drgrpo.process_rewards.loading import load_model, load_tokenizer
-    from trl_drgrpo.process_rewards.rollouts import TransformersRollouts
+    from trl_drgrpo.process_rewards.monte_carlo import TransformersRollouts, label_steps
+    from trl_drgrpo.process_rewards.scorer import load_model, load_tokenizer
 
     tokenizer = load_tokenizer(args.model, None)
     generate = TransformersRollouts(

@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
         report = merge_adapter(
             args.adapter, args.output, base=args.base, dtype=args.dtype, trust_remote_code=args.trust_remote_code
         )
-    from trl_drgrpo.cli import resolved
+    from trl_drgrpo.cli import train
 
-    console.print_result(resolved.dump(dataclasses.asdict(report)))
+    console.print_result(train.dump(dataclasses.asdict(report)))
     return 0

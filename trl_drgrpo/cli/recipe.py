@@ -13,7 +13,7 @@ import yaml
 
 from trl_drgrpo.cli import values
 from trl_drgrpo.cli.flags import Flag
-from trl_drgrpo.cli.strict_yaml import Loader, line_of, refuse_duplicates
+from trl_drgrpo.cli.values import Loader, line_of, refuse_duplicates
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.upstream.versions import remedy_for_name
 

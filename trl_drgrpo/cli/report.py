@@ -55,7 +55,7 @@ def _follow(args: argparse.Namespace) -> int:
             raise InputError(
                 name, repr(value), "nothing with --follow", "Remove it: the page is served, no file is written."
             )
-    from trl_drgrpo.report.follow import FollowedReport, FollowServer
+    from trl_drgrpo.report.write import FollowedReport, FollowServer
 
     with FollowServer(FollowedReport(args.run_dirs, args.max_groups), args.port or 0) as server:
         print_result(f"{server.url}\n")

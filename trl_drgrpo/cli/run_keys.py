@@ -14,10 +14,10 @@ from typing import Any
 from trl_drgrpo.cli import recipe, train, values
 from trl_drgrpo.cli.flags import read_flags
 from trl_drgrpo.cli.job import model_path
-from trl_drgrpo.cli.kept_recipe import kept_recipe
+from trl_drgrpo.cli.train import kept_recipe
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.evaluation.models import Loading, holds_model
-from trl_drgrpo.evaluation.sampling import Decoding
+from trl_drgrpo.evaluation.running import Decoding
 
 MODEL_KEYS = ("dtype", "trust_remote_code", "load_in_4bit", "load_in_8bit")
 PROMPT_KEYS = ("prompt_template", "system_prompt")

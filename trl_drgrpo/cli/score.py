@@ -1,20 +1,113 @@
-"""`trl-drgrpo score`: run reward functions over saved completions, before a run or on those that a run has logged.
-
-The table goes to standard output; progress, tracebacks and what rewards print go to standard error. Exit codes: 0
-done, 1 a reward failed on some row, 2 bad input.
-"""
+"""The two forms in which `trl-drgrpo score` prints its results: tables for humans, JSON for programs."""
 
 import argparse
 import json
 import os
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 from trl_drgrpo.cli import console
-from trl_drgrpo.cli.score_report import LOGGED, print_json, print_tables
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.ranges import Range, refuse_outside, whole
+
+LOGGED = "logged "  # in front of the name of a reward whose value is in the file
+
+
+def print_json(scores: list[Any], unscored: dict[str, list], pairs: list[Any], show: int) -> None:
+    """Prints the results as JSON, with the `show` slowest rows."""
+    report = {
+        "rewards": {
+            each.name: {
+                **each.summary(),
+                "slowest": [{"row": row + 1, "seconds": each.seconds[row]} for row in each.slowest(show)],
+                "failures": [{"row": row + 1, "reason": reason} for row, reason in sorted(each.failures.items())],
+                "unscored": [
+                    {
+                        "row": one.row + 1,
+                        "reason": one.reason,
+                        "columns": {k: _gold(v) for k, v in one.columns.items()},
+                    }
+                    for one in unscored[each.name]
+                ],
+            }
+            for each in scores
+        },
+        "disagreements": [
+            {"first": pair.first, "second": pair.second, "count": len(pair.rows), "rows": [r + 1 for r in pair.rows]}
+            for pair in pairs
+        ],
+    }
+    json.dump(report, sys.stdout, indent=2)
+    print()
+
+
+def print_tables(
+    scores: list[Any], unscored: dict[str, list], pairs: list[Any], rows: list, logged: dict[str, list], show: int
+) -> None:
+    """Prints the results as tables of `show` rows. `logged`: values that the file had already, by reward."""
+    width = max(len("reward"), *(len(each.name) for each in scores))
+    print(
+        f"{'reward':{width}} {'rows':>6} {'mean':>8} {'std':>8} {'None':>7} {'failed':>6} {'ms/row':>9} {'slowest':>9}"
+    )
+    for each in scores:
+        found = each.summary()
+        print(
+            f"{each.name:{width}} {found['rows']:6} {_number(found['mean'])} {_number(found['std'])} "
+            f"{found['none_frac']:7.1%} {found['failed']:6} {1e3 * found['seconds_mean']:9.2f} "
+            f"{1e3 * found['seconds_max']:9.2f}"
+        )
+    for each in scores:
+        for metric, value in each.summary()["metrics"].items():
+            if not metric.endswith("/failed_frac"):  # has a column of its own
+                print(f"  {metric} {value:g}")
+    for each in scores:
+        if each.failures:
+            print(f"\n{each.name} failed on {len(each.failures)} rows")
+        for row, reason in sorted(each.failures.items())[:show]:
+            print(f"  row {row + 1}: {_line(reason)}")
+        if missing := unscored[each.name]:
+            print(f"\n{each.name} gave None to {len(missing)} of {len(rows)} rows, with these gold values:")
+        for one in missing[:show]:
+            golds = ", ".join(f"{column} {_gold(value)}" for column, value in one.columns.items())
+            print(f"  row {one.row + 1}: {golds or 'no column'}{f' ({_line(one.reason)})' if one.reason else ''}")
+        if show:
+            slowest = ", ".join(f"{row + 1} ({1e3 * each.seconds[row]:.1f} ms)" for row in each.slowest(show))
+            print(f"\n{each.name}, slowest rows: {slowest}")
+    values = {each.name: each.rewards for each in scores} | {LOGGED + name: given for name, given in logged.items()}
+    for pair in pairs:
+        print(f"\n{pair.first} and {pair.second} differ on {len(pair.rows)} of {len(rows)} rows")
+        for row in pair.rows[:show]:
+            one, two = values[pair.first][row], values[pair.second][row]
+            print(f"  row {row + 1}: {_value(one)} and {_value(two)}: {_ending(rows[row])}")
+
+
+def _number(value: float | None) -> str:
+    return f"{'-':>8}" if value is None else f"{value:8.4f}"
+
+
+def _value(value: float | None) -> str:
+    return "None" if value is None else f"{value:g}"
+
+
+def _line(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= 200 else text[:197] + "..."
+
+
+def _gold(value: Any) -> str:
+    """A gold answer, tests or the like, as one short line."""
+    text = " ".join(value.split()) if isinstance(value, str) and value.strip() else repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _ending(row: dict[str, Any]) -> str:
+    """The end of a completion, where its answer is, as one line."""
+    from trl_drgrpo.rewards.sample import completion_text
+
+    text = " ".join(completion_text(row["completion"])[-400:].split())
+    return text if len(text) <= 100 else "..." + text[-97:]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -77,8 +170,8 @@ def run(args: argparse.Namespace) -> int:
         raise InputError("correct_threshold", str(args.correct_threshold), "none without --pass_rates", remedy)
     from trl_drgrpo.cli.values import reward_spec
     from trl_drgrpo.rewards.contract import reward_name
-    from trl_drgrpo.rewards.registry import resolve_reward
-    from trl_drgrpo.rewards.scoring.table import disagreements, score_rows, unscored_rows
+    from trl_drgrpo.rewards.recipe_rewards import resolve_reward
+    from trl_drgrpo.rewards.scoring import disagreements, score_rows, unscored_rows
 
     outputs = {name: path for name in ("output", "pass_rates") if (path := getattr(args, name)) is not None}
     for field, path in outputs.items():
@@ -125,7 +218,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _read(args: argparse.Namespace) -> list[dict[str, Any]]:
-    from trl_drgrpo.rewards.scoring.saved import check_completions, read_rows, renamed, with_columns_of
+    from trl_drgrpo.rewards.scoring import check_completions, read_rows, renamed, with_columns_of
 
     rows = read_rows(args.data)[: args.limit]
     if args.dataset:
@@ -138,7 +231,7 @@ def _read(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 def _split_logged(rows: list[dict[str, Any]], names: list[str]) -> tuple[list[dict[str, Any]], dict[str, list]]:
     """The rows without the columns of TRL's table that are none of the dataset, and the rewards logged in it."""
-    from trl_drgrpo.rewards.scoring.saved import TABLE_COLUMNS
+    from trl_drgrpo.rewards.scoring import TABLE_COLUMNS
 
     if not all(column in rows[0] for column in TABLE_COLUMNS):
         return rows, {}
@@ -154,8 +247,8 @@ def _split_logged(rows: list[dict[str, Any]], names: list[str]) -> tuple[list[di
 def _tokenized(args: argparse.Namespace, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     if args.tokenizer is None:
         return rows
-    from trl_drgrpo.process_rewards.loading import load_tokenizer
-    from trl_drgrpo.rewards.text import completion_text
+    from trl_drgrpo.process_rewards.scorer import load_tokenizer
+    from trl_drgrpo.rewards.sample import completion_text
 
     tokenizer = load_tokenizer(args.tokenizer, None)
     texts = [completion_text(row["completion"]) for row in rows]

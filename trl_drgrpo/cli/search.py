@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from trl_drgrpo.cli import console, data
+from trl_drgrpo.cli.console import progress_over
+from trl_drgrpo.cli.data import check_prompting, digest, prompt_rows
 from trl_drgrpo.cli.job import model_path
-from trl_drgrpo.cli.problems import digest, prompt_rows
-from trl_drgrpo.cli.progress_bar import progress_over
-from trl_drgrpo.cli.prompts import check_prompting
+from trl_drgrpo.common.disk import check_writable, sole_writer
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.common.folders import check_writable, sole_writer
 from trl_drgrpo.common.hub_errors import check_local
 from trl_drgrpo.common.ranges import refuse_outside, whole
 from trl_drgrpo.common.rows import check_prompt_rows
@@ -79,9 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Search, write and sum up."""
     settings = _settings(args)
-    from trl_drgrpo.search.collecting import collect
-    from trl_drgrpo.search.dataset import OWN_COLUMNS, sft_rows, summary
-    from trl_drgrpo.search.output import SearchFile, to_lines
+    from trl_drgrpo.search.collecting import OWN_COLUMNS, SearchFile, collect, sft_rows, summary, to_lines
 
     with sole_writer("output", Path(args.output), is_file=True), console.stdout_to_stderr():
         verifier, prm = _rewards(args)
@@ -116,7 +113,7 @@ def _settings(args: argparse.Namespace) -> dict[str, Any]:
     """The fields of the search, checked before anything heavy is imported."""
     from dataclasses import fields
 
-    from trl_drgrpo.search.settings import SearchSettings, check_values
+    from trl_drgrpo.search.problem import SearchSettings, check_values
 
     refuse_outside("limit", args.limit, whole(1, optional=True, remedy="Leave it out for all prompts."))
     settings = {field.name: getattr(args, field.name) for field in fields(SearchSettings)}
@@ -147,7 +144,7 @@ def _check_sft_output(args: argparse.Namespace) -> None:
 
 def _rewards(args: argparse.Namespace) -> tuple[Any, Any]:
     from trl_drgrpo.cli.values import reward_spec
-    from trl_drgrpo.rewards.registry import resolve_reward
+    from trl_drgrpo.rewards.recipe_rewards import resolve_reward
 
     def resolved(spec: Any, field: str) -> Any:
         return None if spec is None else resolve_reward(reward_spec(spec, field), field)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trl_drgrpo.cli import console
-from trl_drgrpo.common.folders import check_writable, sole_writer
+from trl_drgrpo.common.disk import check_writable, sole_writer
 from trl_drgrpo.common.hub_errors import check_local
 from trl_drgrpo.common.ranges import refuse_out_of_range, refuse_outside, whole
 
@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Train, save and print the numbers."""
-    from trl_drgrpo.process_rewards.stepwise_data import read_labeled_steps
+    from trl_drgrpo.process_rewards.training import read_labeled_steps
 
     refuse_out_of_range(vars(args))
     refuse_outside("max_length", args.max_length, whole(1, remedy="Give a positive number of tokens."))

@@ -1,23 +1,54 @@
-"""From what a recipe or a flag says to the value a field wants, by the field's annotation.
+"""YAML that is read strictly: no key twice, and the floats of YAML 1.2.
 
-Deltas from TRL's parser: an invalid type fails whether it comes from YAML or from a flag (TRL checks YAML strings
-only, so `use_peft: 3` passes; `parse_dict` checks nothing), a single value for a list becomes a list of one (TRL takes
-`reward_funcs: accuracy_reward` letter by letter), a text field gets the text as written (`eval_strategy: no` is not
-`False`), and an error names file and line before TRL is imported, which takes seconds.
+`yaml.safe_load` lets the last of two equal keys win in silence and reads `1e-6` as text.
 """
 
 import ast
 import contextlib
 import json
+import re
 from typing import Any
 
 import yaml
 
 from trl_drgrpo.cli import flags
 from trl_drgrpo.cli.flags import Flag
-from trl_drgrpo.cli.strict_yaml import Loader
 from trl_drgrpo.common.errors import InputError, did_you_mean
-from trl_drgrpo.rewards.spec import check_spec
+from trl_drgrpo.rewards.recipe_rewards import check_spec
+
+
+class Loader(yaml.SafeLoader):
+    """`SafeLoader` that refuses a key given twice and knows the floats of YAML 1.2 (`1e-6`)."""
+
+    def construct_mapping(self, node, deep=False):
+        refuse_duplicates(node)
+        return super().construct_mapping(node, deep)
+
+
+Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
+)
+
+
+def refuse_duplicates(node: yaml.MappingNode) -> None:
+    """Refuses a mapping with a key twice; names the key and both lines."""
+    seen: dict[str, int] = {}
+    for key, _ in node.value:
+        if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
+            if key.value in seen:
+                raise InputError(
+                    key.value,
+                    f"the same key twice, in lines {seen[key.value]} and {line_of(key)} of the recipe",
+                    "every key once",
+                    "Remove one of them: YAML would silently take the last.",
+                )
+            seen[key.value] = line_of(key)
+
+
+def line_of(node: yaml.Node) -> int:
+    """Line of a node, counted from 1."""
+    return node.start_mark.line + 1
+
 
 # Text fields of TRL and transformers that are documented to take a boolean too.
 _TEXT_OR_BOOLEAN = ("scale_rewards", "resume_from_checkpoint")

@@ -1,7 +1,14 @@
-"""One clear error where a disk is full: Python, torch and safetensors each say it in another way, or not at all."""
+"""Disks and folders: one clear error where a disk is full, and whether a folder can be written to.
 
+Python, torch and safetensors each say it in their own way when a disk is full; here it is one error. Whether a folder
+can be written to is tried, as permission bits say nothing about a full or read-only disk."""
+
+import contextlib
 import errno
+import logging
+import os
 import shutil
+import socket
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,7 +16,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from trl_drgrpo.common.errors import DiskFullError, causes
+from trl_drgrpo.common.errors import DiskFullError, InputError, causes
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _PROBE = 1 << 20  # bytes
@@ -58,3 +65,76 @@ def _file_of(error: BaseException, folder: Path) -> str:
         return f"the weights in {folder}"
     files = [path for path in folder.rglob("*") if path.is_file()]
     return str(max(files, key=lambda path: path.stat().st_mtime_ns, default=folder))
+
+
+logger = logging.getLogger(__name__)
+
+
+def check_writable(field: str, name: str) -> None:
+    """Refuses a folder that could not be made or written to; makes nothing that stays. `field` is for the message."""
+    path = Path(name).expanduser().absolute()
+    try:
+        existing = next(parent for parent in (path, *path.parents) if os.path.lexists(parent))
+        if not existing.is_dir():
+            what = "a file" if existing.exists() else "a link that leads nowhere"
+            raise InputError(field, f"{name}, but {existing} is {what}", "a folder to write to", "Choose another one.")
+        with tempfile.TemporaryDirectory(prefix=".trl-drgrpo-", dir=existing):
+            pass
+    except OSError as error:
+        got = f"{name}, which cannot be written to ({error.strerror or type(error).__name__})"
+        raise InputError(field, got, "a folder to write to", "Choose another one.") from error
+
+
+@contextlib.contextmanager
+def sole_writer(field: str, target: Path, *, is_file: bool = False) -> Iterator[None]:
+    """Inside the block no other process that asks so too writes to a folder, or to a file.
+
+    A lock of the operating system, which ends with its process; blocks of one thread may be nested. Leaves nothing
+    behind. Where the file system has no locks, the log says so, and the block runs without.
+
+    Args:
+        field (`str`): Input that names the target, for the message.
+        target (`Path`): Folder or file; need not exist.
+        is_file (`bool`, *optional*, defaults to `False`): Whether it is a file.
+
+    Raises:
+        [`InputError`]: Another process is writing there; the message has its id and host.
+    """
+    from filelock import FileLock, Timeout
+
+    real = Path(os.path.realpath(target.expanduser()))
+    kind = "file" if is_file else "folder"
+    if real.is_symlink():  # a loop
+        raise InputError(field, f"{target}, a link that leads nowhere", f"a {kind} to write to", "Choose another one.")
+    path = real.with_name(f"{real.name}.lock") if is_file else real / "_drgrpo.lock"  # "_": is never uploaded
+    lock = FileLock(path, blocking=False, is_singleton=True, fallback_to_soft=False)
+    if lock.is_locked:  # by a block around this one
+        yield
+        return
+    made = [folder for folder in path.parents if not os.path.exists(folder)]
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except Timeout:
+        holder = ""
+        with contextlib.suppress(OSError):
+            holder = path.read_text(encoding="utf-8")
+        got = f"{target}, to which {holder or 'another process'} is writing"
+        expected = f"a {kind} to which no other process writes"
+        raise InputError(field, got, expected, "Wait until it has ended, or choose another one.") from None
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        logger.warning("%s cannot be locked (%s): do not start a second run there.", target, reason)
+    try:
+        if lock.is_locked:
+            with contextlib.suppress(OSError):
+                path.write_text(f"process {os.getpid()} on {socket.gethostname()}", encoding="utf-8")
+        yield
+    finally:
+        if lock.is_locked:
+            with contextlib.suppress(OSError):
+                path.unlink()  # before the release: who waits for this file looks whether it is still there
+            lock.release()
+        for folder in made:
+            with contextlib.suppress(OSError):  # not empty
+                folder.rmdir()

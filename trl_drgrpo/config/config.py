@@ -1,39 +1,89 @@
-"""`DrGRPOConfig`: TRL's `GRPOConfig` with the switches of Dr. GRPO set, and whatever would undo them refused.
+"""`metric_for_best_model`: the metric of an evaluation that says which checkpoint is the best.
 
-Deltas from `GRPOConfig`:
-
-- `loss_type="dr_grpo"` and `scale_rewards="none"`: the objective needs *both* (TRL's `loss_type="dr_grpo"` alone still
-  divides advantages by the group's std);
-- `use_bias_correction_kl=False`: the KL term is k3 as published, not k3 times the importance ratio (no effect at the
-  default `beta=0.0`);
-- `vllm_importance_sampling_mode="token_truncate"`: what corrects for vLLM's probabilities weighs long rows like short
-  ones (no effect without vLLM);
-- a few new fields, all of them off or equal to TRL's behavior by default;
-- contradictions are errors here, before a model loads;
-- on a machine without an accelerator it selects CPU and float32 by itself, where TRL raises.
+transformers finds out that there is no such metric when the first evaluation is over, with a `KeyError`. A metric that
+is nearly one of those that every evaluation has is a misspelling, and refused before a model loads; any other may be
+one that a reward function logs itself.
 """
 
 import copy
 import dataclasses
 import logging
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field
+from difflib import get_close_matches
 from functools import cache
 from inspect import signature
 from typing import Any, Literal, Self
 
+import torch  # the version is judged before anything heavy loads
+from trl import GRPOConfig
+
 from trl_drgrpo.common.errors import InputError, UnknownNameError, in_one
 from trl_drgrpo.common.ranges import RANGES, refuse_outside
 from trl_drgrpo.common.secrets import is_saving, scrubbed
-from trl_drgrpo.config.group_validation import validate_batch, validate_groups
 from trl_drgrpo.config.kinds import read_mappings, refused
-from trl_drgrpo.config.validation import validate
+from trl_drgrpo.config.validation import validate, validate_batch, validate_groups
 from trl_drgrpo.upstream.versions import remedy_for_name, require_supported_trl
+
+_PREFIX = "eval_"
+_EVERY_RUN = ("loss", "reward", "reward_std", "frac_reward_zero_std", "drgrpo/pass_rate", "drgrpo/reward_min")
+_EVERY_REWARD = ("mean", "std", "failed_frac")
+_MISSPELLED = 0.8  # similarity from which on it is one
+
+
+def check_best_metric(
+    args: Any, reward_names: Sequence[str], step_reward_names: Sequence[str] = (), datasets: Iterable[str] = ()
+) -> None:
+    """Refuse a misspelled metric before a model loads.
+
+    Args:
+        args ([`DrGRPOConfig`]): `metric_for_best_model` may be left out, and goes with or without `eval_`.
+        reward_names, step_reward_names (`Sequence[str]`): The reward functions, and the step reward functions.
+        datasets (`Iterable[str]`, *optional*): Names of the evaluation sets, where there are several.
+
+    Raises:
+        `InputError`: Names the metric that was probably meant.
+    """
+    if args.metric_for_best_model is None:
+        return
+    named = [*(f"rewards/{name}" for name in reward_names), *(f"process_rewards/{name}" for name in step_reward_names)]
+    known = [*_EVERY_RUN, *(f"{name}/{kind}" for name in named for kind in _EVERY_REWARD)]
+    known += [f"{dataset}_loss" for dataset in datasets]
+    wanted = args.metric_for_best_model.removeprefix(_PREFIX)
+    unfinished = [f"{wanted}/mean"] if f"{wanted}/mean" in known else []
+    near = unfinished or get_close_matches(wanted, known, n=1, cutoff=_MISSPELLED)
+    if near and wanted not in known:
+        remedy = f"Did you mean {_PREFIX}{near[0]}?"
+        raise InputError("metric_for_best_model", args.metric_for_best_model, "a metric of the evaluations", remedy)
+
+
+def with_best_metric(args: Any, metrics: dict[str, Any]) -> dict[str, Any]:
+    """The metrics of an evaluation in training, with a value for `metric_for_best_model`.
+
+    Args:
+        args ([`DrGRPOConfig`]): As above.
+        metrics (`dict[str, Any]`): Metrics of the evaluation. `None`, where no completion had a reward, becomes the
+            worst value there is: no checkpoint is the best by it.
+
+    Raises:
+        `InputError`: The evaluation has no such metric; names the nearest ones.
+    """
+    if args.metric_for_best_model is None:
+        return metrics
+    name = _PREFIX + args.metric_for_best_model.removeprefix(_PREFIX)
+    if name not in metrics:
+        near = get_close_matches(name, metrics, n=3, cutoff=0.0)
+        remedy = "Resume from the newest checkpoint with a metric that the evaluations have."
+        expected = f"a metric of the evaluations, such as {', '.join(near)}"
+        raise InputError("metric_for_best_model", args.metric_for_best_model, expected, remedy)
+    if metrics[name] is None:
+        return {**metrics, name: -math.inf if args.greater_is_better else math.inf}
+    return metrics
+
 
 require_supported_trl()
 
-import torch  # noqa: E402  # the version is judged before anything heavy loads
-from trl import GRPOConfig  # noqa: E402
 
 logger = logging.getLogger(__name__)
 

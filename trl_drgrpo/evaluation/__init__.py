@@ -12,6 +12,6 @@ from typing import TYPE_CHECKING
 from trl_drgrpo.common.lazy import attach
 
 if TYPE_CHECKING:
-    from trl_drgrpo.evaluation.estimates import pass_at_k as pass_at_k
+    from trl_drgrpo.evaluation.results import pass_at_k as pass_at_k
 
 attach(__name__)

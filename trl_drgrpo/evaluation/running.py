@@ -1,19 +1,161 @@
-"""The loop: prompts in, scored samples out, written as they come.
+"""Completions of prompts, several of each: from a model in memory, whose prompts are run once per group, or a server.
 
-A row of the samples' file is a completion: the dataset's columns, `completion`, and under `eval` the problem, the
-number of the sample, its rewards, its tokens and how it ended. `trl-drgrpo score` reads the file. Each group of
-problems has seeds of its own, so that an evaluation that goes on ends with the same samples.
+Both are samplers as those of a search (`search/sampling.py`), asked for whole completions.
 """
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from trl_drgrpo.common.errors import RewardError
+from trl_drgrpo.common.errors import InputError, RewardError
+from trl_drgrpo.common.ranges import RANGES, Range, refuse_outside, whole
 from trl_drgrpo.process_rewards.texts import prompt_ids
-from trl_drgrpo.rewards.scoring.table import RewardScores, score_rows
-from trl_drgrpo.search.continuations import Continuation, Request, Sampler
-from trl_drgrpo.search.output import SearchFile
+from trl_drgrpo.rewards.scoring import RewardScores, score_rows
+from trl_drgrpo.search.collecting import SearchFile
+from trl_drgrpo.search.sampling import Continuation, Request, Sampler
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """Sampling settings; names and meanings as in the training configuration.
+
+    Args:
+        max_completion_length (`int`): A completion is cut here.
+        temperature (`float`, *optional*, defaults to `1.0`): 0 takes the likeliest token.
+        top_p, top_k, min_p, repetition_penalty: As in `DrGRPOConfig`; off by default.
+
+    Raises:
+        `InputError`: A number outside its range.
+    """
+
+    max_completion_length: int = 256
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float = 1.0
+
+    def __post_init__(self):
+        refuse_outside("temperature", self.temperature, Range(0, remedy="0 takes the likeliest token."))
+        refuse_outside("max_completion_length", self.max_completion_length, whole(1, remedy="Give tokens."))
+        for field in ("top_p", "top_k", "min_p", "repetition_penalty"):
+            refuse_outside(field, getattr(self, field), RANGES[field])
+
+    def for_transformers(self) -> dict[str, Any]:
+        """Fields of a generation configuration, each one stated: a missing field would be the model's own."""
+        common = {"max_new_tokens": self.max_completion_length, "repetition_penalty": self.repetition_penalty}
+        if self.temperature == 0:
+            return {**common, "do_sample": False}
+        filters = {"top_p": self.top_p, "top_k": self.top_k or 0, "min_p": self.min_p}
+        return {**common, "do_sample": True, "temperature": self.temperature, **filters}
+
+    def for_vllm(self) -> dict[str, Any]:
+        """Fields of a request beside temperature and top_p."""
+        fields = {"top_k": self.top_k or 0, "min_p": self.min_p or 0.0, "repetition_penalty": self.repetition_penalty}
+        off = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+        return {name: value for name, value in fields.items() if value != off[name]}
+
+
+class ModelSampler:
+    """Samples whole completions from a model in memory; the same requests and batch size give the same ones.
+
+    Args:
+        model (`PreTrainedModel` or `PeftModel`): A causal language model in evaluation mode.
+        tokenizer (`PreTrainedTokenizerBase`): Its tokenizer.
+        decoding ([`Decoding`]): How.
+        batch_size (`int`): Completions per call of `model.generate`.
+    """
+
+    def __init__(self, model: Any, tokenizer: Any, decoding: Decoding, batch_size: int):
+        from transformers import GenerationConfig
+
+        from trl_drgrpo.search.sampling import end_tokens
+
+        self.model, self.batch_size = model, batch_size
+        self.ends = end_tokens(model, tokenizer)
+        pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+        self.pad = 0 if pad is None else pad
+        ends = sorted(self.ends) or None
+        self.config = GenerationConfig(**decoding.for_transformers(), pad_token_id=self.pad, eos_token_id=ends)
+
+    def __call__(self, requests: Sequence[Request]) -> list[list[Continuation]]:
+        """Sample, seeded by the first request; completions of one prompt share its forward pass where they can."""
+        import torch
+
+        jobs = [i for i, request in enumerate(requests) for _ in range(request.count)]
+        found: list[list[Continuation]] = [[] for _ in requests]
+        devices = [self.model.device] if self.model.device.type == "cuda" else []
+        with torch.random.fork_rng(devices=devices), torch.no_grad():
+            torch.manual_seed(requests[0].seed)
+            for start in range(0, len(jobs), self.batch_size):
+                batch = jobs[start : start + self.batch_size]
+                for i, each in zip(batch, self._completed([requests[i].prefix for i in batch]), strict=True):
+                    found[i].append(each)
+        return found
+
+    def _completed(self, prefixes: Sequence[Sequence[int]]) -> Iterator[Continuation]:
+        import torch
+
+        from trl_drgrpo.features.fast_path.decoding.decoder import shared_prefill
+
+        width = max(map(len, prefixes))
+        input_ids = torch.tensor([[self.pad] * (width - len(row)) + list(row) for row in prefixes])  # (B, L)
+        mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in prefixes])
+        device = self.model.device
+        try:
+            with shared_prefill(self.model):
+                output = self.model.generate(
+                    input_ids=input_ids.to(device), attention_mask=mask.to(device), generation_config=self.config
+                )  # (B, L + T)
+        except torch.OutOfMemoryError as error:
+            got = f"{len(prefixes)} completions at a time, which do not fit into the memory of {device}"
+            remedy = "Lower it, or max_completion_length; the samples so far are kept."
+            raise InputError("batch_size", got, "as many as fit", remedy) from error
+        for row in output[:, width:].tolist():
+            end = next((place for place, token in enumerate(row) if token in self.ends), None)
+            kept = row if end is None else row[: end + 1]
+            yield Continuation(tuple(kept), len(kept), "length" if end is None else "stop")
+
+
+def check_context(model: Any, lengths: Sequence[int], decoding: Decoding) -> None:
+    """Refuses prompts behind which a completion has no room in the model's context.
+
+    Args:
+        model (`PreTrainedModel`): Its configuration says how long the context is; one that does not passes.
+        lengths (`Sequence[int]`): Tokens of each prompt.
+        decoding ([`Decoding`]): Length limits of completions.
+    """
+    from trl_drgrpo.single_gpu.model_checks import context_length
+
+    context = context_length(model.config)
+    row = max(range(len(lengths)), key=lengths.__getitem__)
+    most = decoding.max_completion_length
+    if context is not None and lengths[row] + most > context:
+        got = f"{most} after a prompt of {lengths[row]} tokens, row {row} (from 0)"
+        remedy = "Lower it, or drop such prompts."
+        raise InputError(
+            "max_completion_length", got, f"at most {context} tokens together, the model's context", remedy
+        )
+
+
+def server_sampler(url: str, model: str, tokenizer: Any, decoding: Decoding, concurrency: int) -> Sampler:
+    """Samples from a vLLM server that serves `model` under this name."""
+    from trl_drgrpo.process_rewards.steps import step_segmenter
+    from trl_drgrpo.search.sampling import ServerSampler
+
+    sampler = ServerSampler(
+        url,
+        model,
+        tokenizer,
+        step_segmenter("\n"),
+        temperature=decoding.temperature,
+        top_p=decoding.top_p,
+        concurrency=concurrency,
+    )
+    sampler.sampling |= decoding.for_vllm()
+    return sampler
+
 
 KIND = "eval"
 Row = dict[str, Any]

@@ -14,25 +14,25 @@ from typing import TYPE_CHECKING
 from trl_drgrpo.common.lazy import attach
 
 if TYPE_CHECKING:
-    from trl_drgrpo.process_rewards.calling import StepRewardFunction as StepRewardFunction
+    from trl_drgrpo.process_rewards.formats import ChatTurnScorer as ChatTurnScorer
+    from trl_drgrpo.process_rewards.formats import MathPSAScorer as MathPSAScorer
+    from trl_drgrpo.process_rewards.formats import MathShepherdScorer as MathShepherdScorer
+    from trl_drgrpo.process_rewards.formats import QwenMathScorer as QwenMathScorer
+    from trl_drgrpo.process_rewards.formats import ReasonFluxScorer as ReasonFluxScorer
+    from trl_drgrpo.process_rewards.formats import SkyworkScorer as SkyworkScorer
+    from trl_drgrpo.process_rewards.formats import TokenClassificationScorer as TokenClassificationScorer
+    from trl_drgrpo.process_rewards.formats import VersaScorer as VersaScorer
     from trl_drgrpo.process_rewards.implicit import ImplicitRewardScorer as ImplicitRewardScorer
     from trl_drgrpo.process_rewards.implicit import PolicyLogRatio as PolicyLogRatio
-    from trl_drgrpo.process_rewards.labeling import label_steps as label_steps
-    from trl_drgrpo.process_rewards.marker import ChatTurnScorer as ChatTurnScorer
-    from trl_drgrpo.process_rewards.marker import MathShepherdScorer as MathShepherdScorer
-    from trl_drgrpo.process_rewards.marker import QwenMathScorer as QwenMathScorer
     from trl_drgrpo.process_rewards.monte_carlo import MonteCarloScorer as MonteCarloScorer
-    from trl_drgrpo.process_rewards.newline_marker import MathPSAScorer as MathPSAScorer
-    from trl_drgrpo.process_rewards.newline_marker import VersaScorer as VersaScorer
-    from trl_drgrpo.process_rewards.rollouts import TrainerRollouts as TrainerRollouts
-    from trl_drgrpo.process_rewards.rollouts import TransformersRollouts as TransformersRollouts
-    from trl_drgrpo.process_rewards.scalar_head import ReasonFluxScorer as ReasonFluxScorer
-    from trl_drgrpo.process_rewards.scalar_head import SkyworkScorer as SkyworkScorer
-    from trl_drgrpo.process_rewards.step_judge import StepJudge as StepJudge
-    from trl_drgrpo.process_rewards.step_verifiers import step_verifier as step_verifier
-    from trl_drgrpo.process_rewards.stepwise_data import convert_math_shepherd as convert_math_shepherd
-    from trl_drgrpo.process_rewards.stepwise_data import convert_prm800k as convert_prm800k
-    from trl_drgrpo.process_rewards.token_classification import TokenClassificationScorer as TokenClassificationScorer
+    from trl_drgrpo.process_rewards.monte_carlo import TrainerRollouts as TrainerRollouts
+    from trl_drgrpo.process_rewards.monte_carlo import TransformersRollouts as TransformersRollouts
+    from trl_drgrpo.process_rewards.monte_carlo import label_steps as label_steps
+    from trl_drgrpo.process_rewards.scoring import StepRewardFunction as StepRewardFunction
+    from trl_drgrpo.process_rewards.training import convert_math_shepherd as convert_math_shepherd
+    from trl_drgrpo.process_rewards.training import convert_prm800k as convert_prm800k
     from trl_drgrpo.process_rewards.training import train_prm as train_prm
+    from trl_drgrpo.process_rewards.verifiers import StepJudge as StepJudge
+    from trl_drgrpo.process_rewards.verifiers import step_verifier as step_verifier
 
 attach(__name__)

@@ -21,11 +21,9 @@ from typing import Any
 import torch
 
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.process_rewards.encoding import ScoringInput, encode_boundaries
-from trl_drgrpo.process_rewards.loading import load_tokenizer
-from trl_drgrpo.process_rewards.marker import MarkerScorer, marked_prompt
-from trl_drgrpo.process_rewards.scorer import longest_input
-from trl_drgrpo.process_rewards.texts import STEP
+from trl_drgrpo.process_rewards.formats import MarkerScorer, marked_prompt
+from trl_drgrpo.process_rewards.scorer import load_tokenizer, longest_input
+from trl_drgrpo.process_rewards.texts import STEP, ScoringInput, encode_boundaries
 
 
 class ImplicitRewardScorer(MarkerScorer):

@@ -1,26 +1,199 @@
-"""Monte-Carlo process rewards: the value of a prefix is how often the policy is correct from there.
+"""Rollouts: continuations of a prefix, sampled in batches.
 
-    value v_k  = share of n rollouts from `prompt + steps 1..k` that the outcome verifier accepts
-    reward     = v_k ("value") or v_k - v_{k-1} ("gain"; v_0 from the prompt alone)
-
-The estimate that a tree search would make at that node (arXiv 2312.08935, 2410.01679). Where the last step ends the
-completion no token can follow, so its value is the verifier's verdict on the completion itself. An EOS behind its
-separator is a decision of its own, which a *value* does not know of: such a step is rolled out like the others. A
-*gain* takes the verdict there, too: gains sum to `verdict - v_0`, and writing more steps earns nothing. The gain of
-such a last step reads the EOS behind it (`is_causal`: values only). Equal prefixes, such as the
-prompt of a group, are rolled out once per call. Cost: up to n rollouts per step, more than the training step itself.
+Monte-Carlo values take any callable `generate(prefixes, k) -> list[list[str]]`. Here are the two that need no writing:
+`TransformersRollouts` for a model in memory, and `TrainerRollouts` for the policy in training, sampled the way its
+trainer samples completions (vLLM, DeepSpeed, FSDP included). Prefixes are texts or, exact to the token, lists of
+token ids.
 """
 
 import inspect
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
 
+import torch
+
 from trl_drgrpo.common.errors import InputError, RewardError
-from trl_drgrpo.process_rewards.step_columns import dataset_columns, row_of
-from trl_drgrpo.process_rewards.texts import END_TOKENS, Cleaner, prompt_ids
+from trl_drgrpo.process_rewards.scoring import dataset_columns, row_of
+from trl_drgrpo.process_rewards.texts import END_TOKENS, Cleaner, prompt_ids, split_into_steps
 from trl_drgrpo.rewards.contract import checked_reward, reward_name
+
+Prefixes = Sequence[str] | Sequence[Sequence[int]]
+
+
+class TrainerRollouts:
+    """Samples continuations from a trainer's policy, with the trainer's own backend and sampling settings.
+
+    The trainer does not exist yet when its step reward functions are built; it introduces itself to the scorer:
+
+    ```python
+    scorer = MonteCarloScorer(TrainerRollouts(), verifier, tokenizer=tokenizer)
+    trainer = DrGRPOTrainer(..., step_reward_funcs=scorer)
+    ```
+
+    Continuations have up to `max_completion_length` tokens, whatever the prefix has already. Sampling draws from the
+    global random state, as the trainer's own does. All processes make the same number of calls to the backend.
+
+    Args:
+        trainer (`DrGRPOTrainer`, *optional*): The trainer; by default the one that the scorer is given to.
+        batch_size (`int`, *optional*, defaults to `32`): Continuations per call of the backend and process; at least
+            the `k` of one prefix. Raise it for vLLM, which schedules by itself.
+    """
+
+    collective = True
+
+    def __init__(self, trainer: Any = None, *, batch_size: int = 32):
+        if batch_size < 1:
+            raise InputError("batch_size", str(batch_size), "at least 1", "Give a positive number.")
+        self.trainer, self.batch_size = trainer, batch_size
+
+    def __call__(self, prefixes: Sequence[Sequence[int]], k: int) -> list[list[str]]:
+        """Sample.
+
+        Args:
+            prefixes (`N` lists of token ids): What is continued; rendered prompt and the completion so far.
+            k (`int`): Continuations per prefix.
+
+        Returns:
+            `list[list[str]]`: `N` lists of `k` continuations, without special tokens and without their prefix.
+
+        Raises:
+            `InputError`: Without a trainer, or with prefixes that are texts.
+        """
+        trainer = self.trainer
+        if trainer is None:
+            remedy = "Pass the scorer to the trainer itself, or set `rollouts.trainer = trainer`."
+            raise InputError("TrainerRollouts.trainer", "none", "the trainer whose policy is sampled", remedy)
+        if any(isinstance(prefix, str) for prefix in prefixes):
+            remedy = "Pass the policy's `tokenizer` to the Monte-Carlo scorer."
+            raise InputError("prefixes", "texts", "lists of token ids", remedy)
+        tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
+        per_call = max(1, self.batch_size // k)
+        order = sorted(range(len(prefixes)), key=lambda i: len(prefixes[i]))  # rows of like length share a call
+        calls = torch.tensor(math.ceil(len(prefixes) / per_call), device=trainer.accelerator.device)
+        texts: list[list[str]] = [[] for _ in prefixes]
+        for call in range(int(trainer.accelerator.gather(calls).max())):
+            batch = order[call * per_call : (call + 1) * per_call]
+            rows = [list(prefixes[i]) for i in batch]
+            if trainer.accelerator.num_processes > 1:  # the backend wants as many rows from every process
+                rows += [rows[-1] if rows else [tokenizer.eos_token_id]] * (per_call - len(rows))
+            sampled = trainer.sample_completions([row for row in rows for _ in range(k)], num_generations=k)
+            decoded = tokenizer.batch_decode(sampled, skip_special_tokens=True)
+            for position, i in enumerate(batch):
+                texts[i] = decoded[position * k : (position + 1) * k]
+        return texts
+
+
+class TransformersRollouts:
+    """Samples continuations; the same seed, prefixes and calls give the same texts.
+
+    Args:
+        model (`PreTrainedModel`): A causal language model; put into evaluation mode for the call and back after it.
+        tokenizer (`PreTrainedTokenizerBase`): Its tokenizer.
+        max_new_tokens (`int`, *optional*, defaults to `256`): Continuations are cut here.
+        temperature (`float`, *optional*, defaults to `1.0`): Sampling temperature, > 0.
+        top_p (`float`, *optional*, defaults to `1.0`): Nucleus of the sampling; 1.0 = the whole distribution.
+        batch_size (`int`, *optional*, defaults to `32`): Continuations per call of `model.generate`.
+        seed (`int`, *optional*, defaults to `0`): Every call is seeded with `seed` plus the number of calls before.
+            The global random state is put back afterwards.
+        skip_special_tokens (`bool`, *optional*, defaults to `True`): Leave special tokens out of the texts.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        *,
+        max_new_tokens: int = 256,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        batch_size: int = 32,
+        seed: int = 0,
+        skip_special_tokens: bool = True,
+    ):
+        for field, value in (("max_new_tokens", max_new_tokens), ("batch_size", batch_size)):
+            if value < 1:
+                raise InputError(field, str(value), "at least 1", "Give a positive number.")
+        if temperature <= 0:
+            remedy = "Greedy rollouts are all the same: raise it."
+            raise InputError("temperature", str(temperature), "more than 0", remedy)
+        self.model, self.tokenizer = model, tokenizer
+        self.max_new_tokens, self.batch_size = max_new_tokens, batch_size
+        self.seed, self.calls = seed, 0
+        self.skip_special_tokens = skip_special_tokens
+        self.decoding = {"do_sample": True, "temperature": temperature, "top_p": top_p, "top_k": 0}
+
+    def __call__(self, prefixes: Prefixes, k: int) -> list[list[str]]:
+        """Sample.
+
+        Args:
+            prefixes (`N` texts or lists of token ids): What is continued. A text is tokenized with the tokenizer's own
+                special tokens; render chat prompts beforehand.
+            k (`int`): Continuations per prefix.
+
+        Returns:
+            `list[list[str]]`: `N` lists of `k` continuations, without their prefix.
+        """
+        encoded = [
+            list(self.tokenizer(prefix)["input_ids"]) if isinstance(prefix, str) else list(prefix)
+            for prefix in prefixes
+        ]
+        jobs = [i for i in range(len(encoded)) for _ in range(k)]
+        jobs.sort(key=lambda i: len(encoded[i]))  # rows of like length share a batch; stable
+        texts: list[list[str]] = [[] for _ in encoded]
+        was_training = self.model.training
+        self.model.eval()
+        try:
+            self._sample(encoded, jobs, texts)
+        finally:
+            self.model.train(was_training)
+        self.calls += 1
+        return texts
+
+    def _sample(self, encoded: list[list[int]], jobs: list[int], texts: list[list[str]]) -> None:
+        """One continuation per job, added to the texts of its prefix."""
+        devices = [self.model.device] if self.model.device.type == "cuda" else []
+        with torch.random.fork_rng(devices=devices), torch.no_grad():
+            torch.manual_seed(self.seed + self.calls)
+            for start in range(0, len(jobs), self.batch_size):
+                batch = jobs[start : start + self.batch_size]
+                for i, text in zip(batch, self._continue([encoded[i] for i in batch]), strict=True):
+                    texts[i].append(text)
+
+    def _continue(self, prefixes: list[list[int]]) -> list[str]:
+        """One continuation per prefix."""
+        output = continued(self.model, self.tokenizer, prefixes, max_new_tokens=self.max_new_tokens, **self.decoding)
+        return self.tokenizer.batch_decode(output, skip_special_tokens=self.skip_special_tokens)
+
+
+def continued(model: Any, tokenizer: Any, prefixes: Sequence[Sequence[int]], **generation: Any) -> torch.Tensor:
+    """One continuation per prefix, which are padded on the left for the call.
+
+    Args:
+        model (`PreTrainedModel`): A causal language model.
+        tokenizer (`PreTrainedTokenizerBase`): Its tokenizer.
+        prefixes (`B` lists of token ids): What is continued.
+        **generation: For `model.generate`.
+
+    Returns:
+        `torch.Tensor` `(B, T)`: The new tokens, padded on the right behind those that end a continuation.
+    """
+    width = max(map(len, prefixes))
+    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+    input_ids = torch.full((len(prefixes), width), pad)  # (B, S)
+    attention_mask = torch.zeros_like(input_ids)
+    for i, prefix in enumerate(prefixes):
+        input_ids[i, width - len(prefix) :] = torch.tensor(prefix)
+        attention_mask[i, width - len(prefix) :] = 1
+    output = model.generate(
+        input_ids=input_ids.to(model.device),
+        attention_mask=attention_mask.to(model.device),
+        pad_token_id=pad,
+        **generation,
+    )
+    return output[:, width:]
 
 
 @dataclass(frozen=True)
@@ -275,3 +448,102 @@ def _goes_on(row: int, completion_ids: Any, step_ends: Any) -> bool:
 def _gains(values: Sequence[float | None]) -> list[float | None]:
     """`v_k - v_{k-1}`; `None` where either is."""
     return [None if v is None or u is None else v - u for u, v in pairwise(values)]
+
+
+_OURS = ("steps", "labels", "values", "completions")
+
+
+def label_steps(
+    rows: Sequence[Mapping[str, Any]],
+    generate: Callable[..., list[list[str]]],
+    verifier: Callable[..., Any],
+    tokenizer: Any,
+    *,
+    rollouts: int = 8,
+    completions: int = 1,
+    separator: str = "\n",
+    chunk_size: int = 32,
+) -> Iterator[dict[str, Any]]:
+    """Label the steps of completions by rollouts.
+
+    Args:
+        rows (`Sequence[Mapping]`): Dataset rows with `prompt` (text or messages); further columns go to the verifier.
+            A row that has `steps` is labeled as it is, the others are completed by the model.
+        generate (`Callable`): As for [`MonteCarloScorer`]; it is given token ids.
+        verifier (`Callable`): Outcome reward function with TRL's signature.
+        tokenizer (`PreTrainedTokenizerBase`): The model's.
+        rollouts (`int`, *optional*, defaults to `8`): Per prefix.
+        completions (`int`, *optional*, defaults to `1`): Sampled per prompt.
+        separator (`str`, *optional*, defaults to a line break): A step ends behind it.
+        chunk_size (`int`, *optional*, defaults to `32`): Completions that are rolled out together.
+
+    Yields:
+        `dict`: The row's columns with `steps` (texts without separator), `labels` (`bool`: value > 0; `None` where
+        the verifier could score nothing) and `values` (`float`, 0 to 1). The last value is the verdict on the
+        completion. Completions without text are left out.
+
+    Raises:
+        `InputError`: A row without `prompt`, an empty separator.
+        `RewardError`: A verifier that fails.
+    """
+    if not separator:
+        raise InputError("separator", "an empty string", "at least one character", "Set the text that ends a step.")
+    for index, row in enumerate(rows):
+        if "prompt" not in row:
+            remedy = "Rename the column that holds it."
+            raise InputError(f"row {index}", f"the columns {sorted(row)}", "a column 'prompt'", remedy)
+    scorer = MonteCarloScorer(generate, verifier, k=rollouts, tokenizer=tokenizer)
+    for start in range(0, len(rows), chunk_size):
+        chunk = _completed(rows[start : start + chunk_size], generate, tokenizer, completions, separator)
+        for (row, steps), values in zip(chunk, _values(chunk, scorer, tokenizer), strict=True):
+            texts = [step.removesuffix(separator) for step in steps]
+            labels = [None if value is None else value > 0 for value in values]
+            yield {**_columns(row), "prompt": row["prompt"], "steps": texts, "labels": labels, "values": values}
+
+
+_Completed = list[tuple[Mapping[str, Any], list[str]]]
+
+
+def _completed(
+    rows: Sequence[Mapping[str, Any]],
+    generate: Callable[..., list[list[str]]],
+    tokenizer: Any,
+    completions: int,
+    separator: str,
+) -> _Completed:
+    """Rows with the steps of a completion: those they came with, or sampled ones."""
+    pairs: _Completed = []
+    bare = [row for row in rows if "steps" not in row]
+    sampled = iter(generate([prompt_ids(row["prompt"], tokenizer) for row in bare], completions) if bare else [])
+    for row in rows:
+        if "steps" in row:
+            steps = [str(step).removesuffix(separator) for step in row["steps"]]
+            pairs.append((row, [step + separator for step in steps[:-1]] + steps[-1:]))
+        else:
+            pairs += [(row, split_into_steps(text, separator)) for text in next(sampled)]
+    return [(row, steps) for row, steps in pairs if steps]
+
+
+def _values(chunk: _Completed, scorer: MonteCarloScorer, tokenizer: Any) -> list[list[float | None]]:
+    """The value behind every step; ids and ends are those of the steps tokenized one by one."""
+    ids = [[tokenizer(step, add_special_tokens=False)["input_ids"] for step in steps] for _, steps in chunk]
+    ends = [[sum(len(step) for step in row[: k + 1]) - 1 for k in range(len(row))] for row in ids]
+    texts = ["".join(steps) for _, steps in chunk]
+    names = sorted({name for row, _ in chunk for name in _columns(row)})
+    columns: dict[str, Any] = {name: [row.get(name) for row, _ in chunk] for name in names}
+    return scorer(
+        prompts=[row["prompt"] for row, _ in chunk],
+        completions=[
+            text if isinstance(row["prompt"], str) else [{"role": "assistant", "content": text}]
+            for (row, _), text in zip(chunk, texts, strict=True)
+        ],
+        steps=[steps for _, steps in chunk],
+        completion_ids=[[token for step in row for token in step] for row in ids],
+        step_ends=ends,
+        **columns,
+    )
+
+
+def _columns(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The columns that are handed to the verifier and kept."""
+    return {name: value for name, value in row.items() if name not in _OURS and name != "prompt"}

@@ -128,7 +128,7 @@ def _format_of(model: str) -> str:
             return scorer
     if (path / "reward_head.pt").is_file():
         return "ReasonFluxScorer"
-    loading = importlib.import_module("trl_drgrpo.process_rewards.loading")
+    loading = importlib.import_module("trl_drgrpo.process_rewards.scorer")
     with hub_errors("model", model, "a folder or the id of a process reward model on the Hub"):
         stated = loading.architecture(model)
     if stated.endswith("ForTokenClassification"):

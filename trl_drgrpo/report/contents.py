@@ -1,24 +1,94 @@
-"""Everything a report shows, as one dictionary: what `--format json` writes and the other formats draw.
+"""Texts of a run without the folders of the machine it ran on: a report is made to be passed on."""
 
-Curves, samples and differences are computed here and nowhere else, so that the formats cannot disagree.
-"""
-
+import re
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 from trl_drgrpo.common.version import __version__
+from trl_drgrpo.evaluation.results import FOLDER, read_results
+from trl_drgrpo.evaluation.table import notes, table, title
 from trl_drgrpo.features.diagnostics.statistics import BUCKETS
-from trl_drgrpo.report.curves import Curve, axes_of, curves_of, ends_of, known_points, mean, rounded
-from trl_drgrpo.report.evaluations import evaluations_of
-from trl_drgrpo.report.group_json import group_json
-from trl_drgrpo.report.headline import headline
+from trl_drgrpo.report.curves import (
+    Curve,
+    PushRow,
+    axes_of,
+    curves_of,
+    ends_of,
+    headline,
+    known_points,
+    mean,
+    push_note,
+    push_rows,
+    rounded,
+)
+from trl_drgrpo.report.groups import group_json, sample_groups
 from trl_drgrpo.report.panels import BY_DIFFICULTY, Panel, difficulty_metric, other_metrics, panels_for
-from trl_drgrpo.report.push import PushRow, push_note, push_rows
+from trl_drgrpo.report.reading import LOG_FOLDER
 from trl_drgrpo.report.records import Run, number
-from trl_drgrpo.report.sampling import sample_groups
-from trl_drgrpo.report.shareable import shareable, without_folders
+
+# From `/`, `~/`, `C:\` or `file://` on, at least one folder, then the name that stays.
+_FOLDERS = re.compile(
+    r"(?<![\w.:/\\<~])(?:file://)?(?:~|[A-Za-z]:)?(?:[/\\][^\s/\\'\"`,;:()\[\]{}<>|]+)+[/\\](?=[\w.-]*\w)"
+)
+_A_PATH = re.compile(r"(?:file://)?(?:~|[A-Za-z]:)?[/\\]")
+
+
+def without_folders(value: Any) -> Any:
+    r"""
+    A value with the absolute paths in its texts, also inside lists and dictionaries, cut to their last part.
+
+    Example:
+
+    ```python
+    >>> without_folders({"model": "/home/me/runs/a-1", "of": ["Qwen/Qwen3-0.6B", "cannot write /data/x.json: full"]})
+    {'model': 'a-1', 'of': ['Qwen/Qwen3-0.6B', 'cannot write x.json: full']}
+    >>> without_folders("https://host/a/b and/or 1 / 2")
+    'https://host/a/b and/or 1 / 2'
+
+    ```
+    """
+    if isinstance(value, str):
+        if _A_PATH.match(value) and "\n" not in value and ": " not in value:  # a path as a whole may hold spaces
+            return re.split(r"[/\\]", value.rstrip("/\\"))[-1] or value
+        return _FOLDERS.sub("", value)
+    if isinstance(value, dict):
+        return {name: without_folders(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [without_folders(part) for part in value]
+    return value
+
+
+def shareable(run: Run) -> Run:
+    """The run with facts, objective, settings, warnings and notes that name no folder of a machine. Prompts and
+    completions are what the model read and wrote: they stay."""
+    warnings = [replace(warning, message=without_folders(warning.message)) for warning in run.warnings]
+    names = ("facts", "formula", "objective", "settings", "right", "notes", "status")
+    return replace(run, warnings=warnings, **{name: without_folders(getattr(run, name)) for name in names})
+
+
+def evaluations_of(run_dir: str | Path) -> list[dict[str, Any]]:
+    """The evaluations of a run, the oldest first.
+
+    Args:
+        run_dir (`str` or `Path`): Its output folder.
+
+    Returns:
+        `list[dict]`: `title`, `head`, `rows` (cells as text), `notes` and `date` of each; unreadable files
+        are left out.
+    """
+    found = []
+    for content in read_results(Path(run_dir) / LOG_FOLDER / FOLDER):
+        try:
+            head, rows = table(content)
+            shown = {"title": title(content), "head": head, "rows": rows, "notes": notes(content)}
+            found.append({**shown, "date": content["date"]})
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError):
+            continue  # somebody's edit: the others are shown
+    return found
+
 
 FORMAT = 3
 COMPLETION_BYTES = 3_200_000  # of the page's five megabytes

@@ -12,7 +12,10 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any
 
-from trl_drgrpo.report.records import Logged
+import numpy as np
+
+from trl_drgrpo.features.diagnostics.statistics import Push, decision_scores, stop_push
+from trl_drgrpo.report.records import Group, Logged, Row, Run
 
 _HOLE = 8  # times the usual distance of two logged steps
 _ONCE = ("train_", "total_flos")  # written at the end of a run: no curves
@@ -148,3 +151,136 @@ def mean(values: Sequence[float | None]) -> float | None:
 def rounded(value: float | None, digits: int = 5) -> float | None:
     """A number with that many significant digits."""
     return None if value is None else float(f"{value:.{digits}g}")
+
+
+@dataclass(frozen=True)
+class _Number:
+    """A number of the first screen. `metrics`: the first one that is there counts; `is_mean`: over the whole run,
+    in seconds, instead of first and last value; `complement`: 1 minus the metric."""
+
+    name: str
+    metrics: tuple[str, ...]
+    unit: str = ""
+    share: bool = False
+    is_mean: bool = False
+    complement: bool = False
+
+
+_SECONDS = ("time/generate_s", "time/score_s", "time/train_s")  # per step
+_PASS_RATE = _Number("Pass rate", ("drgrpo/pass_rate",), share=True)
+_REWARD = _Number("Reward", ("reward",))
+_NUMBERS = (
+    _Number("Mean length", ("completions/mean_length",), "tokens"),
+    _Number("Live groups", ("drgrpo/zero_signal_frac", "frac_reward_zero_std"), share=True, complement=True),
+    _Number("Speed", ("time/tokens_per_s",), "tokens/s", is_mean=True),
+)
+
+
+def headline(run: Run, curves: dict[str, Curve]) -> list[dict[str, Any]]:
+    """
+    Pass rate (without one: reward), mean length, live groups, speed and warnings of a run.
+
+    Args:
+        run ([`Run`]): The run.
+        curves (`dict[str, Curve]`): Of the run, not thinned.
+
+    Returns:
+        `list[dict]`: Per number `name`, `unit`, `share`, `steps` (first and last one that it is from), `first` and
+        `last` (values logged at these steps; `first` is `None` for a mean over all of them) and `last_tenth` (mean of
+        the last tenth of the values). `last` is `None` where nothing was logged or recorded.
+    """
+    first = _PASS_RATE if any(name in curves for name in _PASS_RATE.metrics) else _REWARD
+    warned = None if run.kind == "trl" else len(run.warnings)
+    warnings = {"name": "Warnings", "unit": "", "share": False, "steps": [], "first": None, "last": warned}
+    return [*(_value(number, curves) for number in (first, *_NUMBERS)), {**warnings, "last_tenth": None}]
+
+
+def _value(number: _Number, curves: dict[str, Curve]) -> dict[str, Any]:
+    curve = next((curves[name] for name in number.metrics if name in curves), None)
+    value: dict[str, Any] = {"name": number.name, "unit": number.unit, "share": number.share}
+    if curve is None:
+        return {**value, "steps": [], "first": None, "last": None, "last_tenth": None}
+    points = known_points(curve)
+    steps, values = [points[0][0], points[-1][0]], [value for _, value in points]
+    if number.is_mean:
+        return {**value, "steps": steps, "first": None, "last": rounded(_over_time(curve, curves)), "last_tenth": None}
+    shown = (values[0], values[-1], ends_of(curve).last)
+    first, last, tenth = (rounded(1 - each if number.complement else each) for each in shown)
+    return {**value, "steps": steps, "first": first, "last": last, "last_tenth": tenth}
+
+
+def _over_time(rates: Curve, curves: dict[str, Curve]) -> float | None:
+    """What was done in all steps over the seconds that they took: a mean of rates would count short steps like long
+    ones."""
+    seconds: dict[int, float] = defaultdict(float)
+    for name in _SECONDS:
+        for step, value in known_points(curves[name]) if name in curves else []:
+            seconds[step] += value
+    # A logged value is of all steps since the one before.
+    steps = zip(rates.values, pairwise([0, *rates.steps]), strict=True)
+    spans = [(rate, seconds[step] * (step - before)) for rate, (before, step) in steps if rate is not None]
+    total = sum(span for _, span in spans)
+    return sum(rate * span for rate, span in spans) / total if total else None
+
+
+_FEWEST = 8  # groups with a signal that an interval is worth
+
+
+@dataclass(frozen=True)
+class PushRow:
+    """Input of a push from one row: its place, length, whether it ended by itself, correctness, advantage."""
+
+    step: int
+    length: int
+    stopped: bool
+    correct: bool
+    advantage: float
+
+
+def push_rows(group: Group) -> list[PushRow]:
+    """The rows of a training group that all say whether they are correct and were cut off; none of another group."""
+    if group.mode != "train" or not all(_is_known(row) for row in group.rows):
+        return []
+    return [
+        PushRow(group.step, row.length or 0, not row.truncated, bool(row.right), row.advantage or 0.0)
+        for row in group.rows
+    ]
+
+
+def push_note(groups: Sequence[Sequence[PushRow]]) -> str | None:
+    """Push of correct and of incorrect completions, under the weights of the run and under a mean per row.
+
+    Args:
+        groups (`Sequence[Sequence[PushRow]]`): Of recorded groups (`push_rows`).
+
+    Returns:
+        `str` or `None`: One sentence with 95% intervals; `None` where too little is recorded.
+    """
+    rows = [(number, row) for number, group in enumerate(groups) for row in group]
+    if not rows:
+        return None
+    number, step = np.array([number for number, _ in rows]), np.array([row.step for _, row in rows])
+    lengths = np.array([row.length for _, row in rows])
+    scores = decision_scores(lengths, np.array([row.stopped for _, row in rows]), number, step)
+    correct = np.array([row.correct for _, row in rows])
+    advantages = np.array([row.advantage for _, row in rows])
+    pushes = {
+        name: (stop_push(weights, scores, ~correct, number), stop_push(weights, scores, correct, number))
+        for name, weights in (("this run's weights", advantages), ("a mean per row (GRPO)", advantages / lengths))
+    }
+    if min(push.groups for pair in pushes.values() for push in pair) < _FEWEST:
+        return None
+    said = [f"incorrect {_said(a)}, correct {_said(b)} under {name}" for name, (a, b) in pushes.items()]
+    groups_seen = next(iter(pushes.values()))[0].groups
+    return f"Push to go on instead of stopping, {groups_seen} recorded groups with a signal, ± 95%: {'; '.join(said)}."
+
+
+def _is_known(row: Row) -> bool:
+    """Whether a row has all that a push needs, and one advantage for all of its tokens: with credit per step or forks
+    one number says too little."""
+    is_judged = row.right is not None and row.truncated is not None and bool(row.length)
+    return is_judged and row.advantage is not None and len({s.advantage for s in row.spans if not s.masked}) < 2
+
+
+def _said(push: Push) -> str:
+    return f"{push.value:+.3f} ± {1.96 * push.standard_error:.3f}"

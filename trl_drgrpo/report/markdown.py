@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from trl_drgrpo.report.page import amount, shown
-from trl_drgrpo.report.visible_text import visible
+from trl_drgrpo.report.page import amount, shown, visible
 
 _COMPLETION_CHARACTERS = 300
 

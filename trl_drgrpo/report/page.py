@@ -1,17 +1,53 @@
-"""The report as one HTML page that needs nothing else, and lets nothing else in.
-
-Styles, scripts and data are part of the page. Its content security policy allows exactly the style and the script that
-stand in it, by their hashes, and no connection to anywhere. Texts of a run reach the page as escaped text or as JSON.
-"""
+"""Data inside a page: JSON that cannot end the script element it stands in, whatever a completion holds."""
 
 import base64
 import hashlib
+import json
+import re
 from datetime import UTC, datetime
 from importlib.resources import files
 from typing import Any
 
-from trl_drgrpo.report.embedding import embedded
-from trl_drgrpo.report.visible_text import visible
+# `<` opens tags and comments; direction marks would turn the source around; surrogates have no UTF-8; and so on.
+_ESCAPED = re.compile("[<>&\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ufff9-\uffff\ud800-\udfff]")
+
+
+def embedded(value: Any) -> str:
+    r"""
+    A value as JSON, encodable as UTF-8, that may stand in a `<script type="application/json">` element.
+
+    Example:
+
+    ```python
+    >>> print(embedded({"text": "</script>"}))
+    {"text":"\u003c/script\u003e"}
+
+    ```
+    """
+    plain = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return _ESCAPED.sub(lambda match: f"\\u{ord(match[0]):04x}", plain)
+
+
+# Control characters but tab and line break, direction marks, line separators, byte order mark, surrogates, ...
+_UNSEEN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\uffff\ud800-\udfff]"
+)
+
+
+def visible(text: object) -> str:
+    r"""
+    The text with a code in the place of every character that cannot be seen.
+
+    Example:
+
+    ```python
+    >>> visible("a\x1b[31mb\u202e")
+    'a⟨U+001B⟩[31mb⟨U+202E⟩'
+
+    ```
+    """
+    return _UNSEEN.sub(lambda match: f"⟨U+{ord(match[0]):04X}⟩", str(text))
+
 
 _STYLES = ("uplot/uPlot.min.css", "page.css", "completions.css", "tree.css", "group_widget.css")
 _SCRIPTS = (

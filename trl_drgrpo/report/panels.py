@@ -3,8 +3,7 @@
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from trl_drgrpo.features.diagnostics.correction import QUARTERS
-from trl_drgrpo.features.diagnostics.statistics import BUCKETS
+from trl_drgrpo.features.diagnostics.statistics import BUCKETS, QUARTERS
 
 BY_DIFFICULTY = ("difficulty/", "sampling/keep_probability/")  # not curves over the steps: one chart of their own
 

@@ -12,10 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.report.json_lines import JsonLines
-from trl_drgrpo.report.recorded import RecordedCompletions
-from trl_drgrpo.report.records import Logged, Run, Warned, listed, mapping, number, text, whole
-from trl_drgrpo.report.starts import Starts
+from trl_drgrpo.report.completions import RecordedCompletions
+from trl_drgrpo.report.records import JsonLines, Logged, Run, Starts, Warned, listed, mapping, number, text, whole
 
 LOG_FOLDER, FORMAT = "_drgrpo", 1
 

@@ -7,8 +7,9 @@ is `None`, what is no text becomes one, and the rest of the report need not ask 
 import json
 import statistics
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 from trl_drgrpo.features.diagnostics.statistics import grpo_zscores
@@ -223,3 +224,86 @@ def finish_group(group: Group) -> Group:
         for row, zscore in zip(scored, grpo_zscores(rewards), strict=True):
             row.zscore = zscore
     return group
+
+
+class JsonLines:
+    """The JSON objects of a file, one per line.
+
+    Args:
+        path (`Path`): The file; one that is missing has no lines.
+
+    Attributes:
+        unreadable (`int`): Lines that were no JSON object, so far.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.unreadable = 0
+
+    def raw(self) -> Iterator[tuple[int, bytes]]:
+        """Offset in the file and bytes of every line that is not empty."""
+        if not self.path.is_file():
+            return
+        offset = 0
+        with self.path.open("rb") as file:
+            for line in file:
+                if line.strip():
+                    yield offset, line
+                offset += len(line)
+
+    def parse(self, line: bytes) -> dict[str, Any] | None:
+        """The object of a line; `None`, and counted, if it is none."""
+        try:
+            value = json.loads(line.decode("utf-8", errors="replace"))
+        except (ValueError, RecursionError):
+            value = None
+        if isinstance(value, dict):
+            return value
+        self.unreadable += 1
+        return None
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for _, line in self.raw():
+            if (value := self.parse(line)) is not None:
+                yield value
+
+
+class Starts:
+    """The starts of a run.
+
+    A line belongs to the last start at or before its time. If a later start began at a smaller step, the line's work
+    was lost with the crash and done again: it is superseded. A later start at step 0 supersedes everything.
+
+    Args:
+        starts (`Sequence[tuple[float, int]]`): Unix time and global step of every start.
+
+    Example:
+
+    ```python
+    >>> starts = Starts([(100.0, 0), (200.0, 4)])
+    >>> [starts.superseded(step=6, time=150.0), starts.superseded(4, 150.0), starts.superseded(6, 250.0)]
+    [True, False, False]
+
+    ```
+    """
+
+    def __init__(self, starts: Sequence[tuple[float, int]]):
+        self._starts = sorted(starts)
+        anew = [position for position, (_, step) in enumerate(self._starts) if step == 0]
+        self._of_this_run = self._starts[anew[-1] :] if anew else self._starts
+
+    @property
+    def began(self) -> float | None:
+        """Unix time at which the run was started, for the last time from step 0."""
+        return self._of_this_run[0][0] if self._of_this_run else None
+
+    @property
+    def resumed_at(self) -> list[int]:
+        """Steps at which the run went on, in the order of time."""
+        return [step for _, step in self._of_this_run[1:]]
+
+    def superseded(self, step: int, time: float | None) -> bool:
+        """Whether a later start did the line of this step again. A line without a Unix time is kept."""
+        if time is None:
+            return False
+        return any(start > time and (began < step or began == 0) for start, began in self._starts)

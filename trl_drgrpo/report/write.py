@@ -2,12 +2,16 @@
 
 import json
 import os
+import sys
+import threading
 from collections.abc import Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.report.contents import report_contents
+from trl_drgrpo.report.page import html_page
 from trl_drgrpo.report.reading import LOG_FOLDER, read_runs
 
 ReportFormat = Literal["html", "md", "json", "png"]
@@ -87,3 +91,118 @@ def _write(contents: dict[str, Any], path: Path, format: str) -> None:
     partial = path.with_name(f".{path.name}.{os.getpid()}")  # a page that is open is replaced whole
     partial.write_bytes(written.encode("utf-8", errors="backslashreplace"))
     partial.replace(path)
+
+
+HOST = "127.0.0.1"
+
+
+class FollowedReport:
+    """The page over some runs as they are now.
+
+    Args:
+        run_dirs (`Sequence[str | Path]`): Output folders of runs.
+        max_groups (`int`, *optional*): Show at most so many groups of completions per run.
+
+    Raises:
+        [`InputError`]: A folder is no run.
+    """
+
+    def __init__(self, run_dirs: Sequence[str | Path], max_groups: int | None = None):
+        self._folders = [Path(folder) for folder in run_dirs]
+        self._max_groups = max_groups
+        self._lock = threading.Lock()
+        self._version, self._page = "", b""
+        self.now()
+
+    def now(self) -> tuple[str, bytes]:
+        """Version and page. Two versions are the same if no file of the runs has changed."""
+        with self._lock:
+            version = f'"{hash(tuple(self._files())):x}"'
+            if version != self._version:
+                page = html_page(report_contents(read_runs(self._folders), self._max_groups), version)
+                self._version, self._page = version, page.encode("utf-8", errors="backslashreplace")
+            return self._version, self._page
+
+    def _files(self) -> list[tuple[str, int, int]]:
+        """Name, size and time of what a report is made from."""
+        patterns = (
+            "*.json*",
+            f"{LOG_FOLDER}/*.json*",
+            f"{LOG_FOLDER}/evaluations/*.json",
+            "checkpoint-*/trainer_state.json",
+            "completions/*.parquet",
+        )
+        found = []
+        for path in (path for folder in self._folders for pattern in patterns for path in folder.glob(pattern)):
+            try:
+                state = path.stat()
+            except OSError:  # deleted just now
+                continue
+            found.append((str(path), state.st_size, state.st_mtime_ns))
+        return sorted(found)
+
+
+class FollowServer(ThreadingHTTPServer):
+    """Serves a followed report on the loopback address.
+
+    Args:
+        report ([`FollowedReport`]): The page.
+        port (`int`, *optional*, defaults to `0`): Of this machine; 0: a free one.
+
+    Raises:
+        [`InputError`]: The port cannot be used.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, report: FollowedReport, port: int = 0):
+        self.report = report
+        try:
+            super().__init__((HOST, port), _Handler)
+        except (OSError, OverflowError) as error:
+            remedy = "Choose another one; 0 picks a free one."
+            got = f"{port} ({getattr(error, 'strerror', None) or error})"
+            raise InputError("port", got, "a free port, 0 to 65535", remedy) from error
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Nothing of a browser that went away."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
+    @property
+    def url(self) -> str:
+        """Address of the page."""
+        return f"http://{HOST}:{self.server_port}/"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        server = cast(FollowServer, self.server)
+        host = self.headers.get("Host", "").rsplit(":", 1)[0]  # any port: `ssh -L` forwards from another one
+        if host not in (HOST, "localhost"):
+            self._answer(403, b"Only this machine is served.")
+        elif self.path.split("?")[0] != "/":
+            self._answer(404, b"There is only one page, /.")
+        else:
+            try:
+                version, page = server.report.now()
+            except InputError as error:  # the folder was deleted or replaced meanwhile
+                self._answer(503, str(error).encode("utf-8", errors="backslashreplace"))
+                return
+            fresh = self.headers.get("If-None-Match") != version
+            self._answer(200 if fresh else 304, page if fresh else b"", version)
+
+    def _answer(self, status: int, body: bytes, version: str | None = None) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", f"text/{'html' if status == 200 else 'plain'}; charset=utf-8")
+        if status != 304:
+            self.send_header("Content-Length", str(len(body)))
+        self.send_header("Cache-Control", "no-store")
+        self.send_header("X-Content-Type-Options", "nosniff")
+        if version is not None:
+            self.send_header("ETag", version)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Says nothing: a page that asks every few seconds would fill the terminal."""

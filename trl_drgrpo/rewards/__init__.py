@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from trl_drgrpo.rewards.adapters import from_verifiers as from_verifiers
     from trl_drgrpo.rewards.adapters import from_verl as from_verl
     from trl_drgrpo.rewards.columns import check_columns as check_columns
-    from trl_drgrpo.rewards.composition import cached as cached
-    from trl_drgrpo.rewards.composition import clipped as clipped
-    from trl_drgrpo.rewards.composition import gated as gated
-    from trl_drgrpo.rewards.composition import noted_if_not_binary as noted_if_not_binary
-    from trl_drgrpo.rewards.composition import weighted_sum as weighted_sum
+    from trl_drgrpo.rewards.combine import cached as cached
+    from trl_drgrpo.rewards.combine import clipped as clipped
+    from trl_drgrpo.rewards.combine import gated as gated
+    from trl_drgrpo.rewards.combine import noted_if_not_binary as noted_if_not_binary
+    from trl_drgrpo.rewards.combine import weighted_sum as weighted_sum
     from trl_drgrpo.rewards.contract import RewardFunction as RewardFunction
     from trl_drgrpo.rewards.contract import checked_reward as checked_reward
     from trl_drgrpo.rewards.functions.code import CodeReward as CodeReward
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from trl_drgrpo.rewards.functions.strings import repetition_penalty as repetition_penalty
     from trl_drgrpo.rewards.isolation import Limits as Limits
     from trl_drgrpo.rewards.isolation import isolate as isolate
-    from trl_drgrpo.rewards.registry import resolve_reward as resolve_reward
+    from trl_drgrpo.rewards.recipe_rewards import resolve_reward as resolve_reward
     from trl_drgrpo.rewards.sample import SampleReward as SampleReward
 
 attach(__name__)

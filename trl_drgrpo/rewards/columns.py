@@ -15,11 +15,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
-from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.common.extras import require_package
+from trl_drgrpo.common.errors import InputError, require_package
 from trl_drgrpo.common.rows import ColumnValues
-from trl_drgrpo.rewards.foreign import adapter_hint
-from trl_drgrpo.rewards.signatures import is_required, parameters, required
+from trl_drgrpo.rewards.signatures import adapter_hint, is_required, parameters, required
 
 # What TRL passes to every reward function (`GRPOTrainer._calculate_rewards`), next to the dataset's columns; the first
 # three once per call, the others as one value per completion.

@@ -16,8 +16,7 @@ from typing import Any, Literal, Protocol, get_args
 
 from trl_drgrpo.common.errors import InputError, RewardError, shortened, speaks_for_itself, told
 from trl_drgrpo.rewards.columns import PER_CALL, pass_on_checks
-from trl_drgrpo.rewards.foreign import adapter_hint
-from trl_drgrpo.rewards.signatures import parameters
+from trl_drgrpo.rewards.signatures import adapter_hint, parameters
 
 logger = logging.getLogger(__name__)
 

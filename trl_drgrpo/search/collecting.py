@@ -1,22 +1,240 @@
-"""Problems in, rows out: several problems are searched side by side, so that they share forward passes.
+"""From trees to rows: one per finished completion, and from those the rows for supervised fine-tuning.
 
-A strategy is a generator: it yields the branches that it wants sampled and gets back the node where each continuation
-ends, valued. It knows no model, no tokenizer and no reward. Problems go through in groups of a fixed size, each group
-with seeds of its own: a search that is taken up at a group's beginning ends with the same rows.
+| key | what |
+|---|---|
+| `prompt`, the dataset's columns | as they were, `completion` left out |
+| `completion` | text, or one message of the assistant: what `trl-drgrpo score` reads |
+| `steps`, `labels` | texts, and whether any correct completion goes through the step: what `train-prm` reads |
+| `values`, `visits` | mean of the values backed up through each step, and their number |
+| `prm_scores` | of the process reward model, where there is one |
+| `outcome`, `correct` | the verifier's reward, and whether it is above `accept_above` |
+| `selected` | whether the search would answer with this completion |
+| `finish_reason` | `stop` or `length` |
+| `search` | the problem, this row and the number of its rows, and the tokens that the problem took |
+
+`labels` are the estimate of Math-Shepherd (arXiv 2312.08935) over all finished completions of the tree: true, if at
+least one correct one goes through the step; false, if there are only incorrect ones; null without a verdict.
 """
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from trl_drgrpo.common.errors import InputError, shortened
 from trl_drgrpo.common.rows import check_prompt_rows
-from trl_drgrpo.search.appraisal import Appraiser
-from trl_drgrpo.search.beam import beam
-from trl_drgrpo.search.best_of_n import best_of_n
-from trl_drgrpo.search.dataset import OWN_COLUMNS, Row, rows_of
-from trl_drgrpo.search.problem import Branch, Problem
-from trl_drgrpo.search.puct import puct
-from trl_drgrpo.search.settings import SearchSettings, check_values
-from trl_drgrpo.search.tree import Node
+from trl_drgrpo.search.problem import Branch, Node, Problem, SearchSettings, check_values
+from trl_drgrpo.search.strategies import beam, best_of_n, puct
+from trl_drgrpo.search.values import Appraiser
+
+Row = dict[str, Any]
+OWN_COLUMNS = (
+    *(
+        "steps",
+        "labels",
+        "values",
+        "visits",
+        "prm_scores",
+        "outcome",
+        "correct",
+        "selected",
+        "finish_reason",
+        "search",
+    ),
+)
+
+
+def rows_of(problem: Problem, appraiser: Appraiser) -> list[Row]:
+    """The rows of a problem whose search has ended, at least one.
+
+    Args:
+        problem ([`Problem`]): After its search.
+        appraiser ([`Appraiser`]): Of the search.
+
+    Returns:
+        `list[dict]`: One per finished completion, none twice, in the order of the tree. The one whose path has the
+        highest value is selected; of equals the one that was sampled more often, then the first.
+    """
+    leaves = list(problem.root.leaves())
+    through: Counter[int] = Counter()
+    correct: Counter[int] = Counter()
+    for leaf in leaves:
+        if (accepted := appraiser.accepted(leaf)) is not None:
+            for step in leaf.path():
+                through[id(step)] += 1
+                correct[id(step)] += int(accepted)
+    selected = max(leaves, key=lambda leaf: _rank(appraiser.value(leaf), leaf))
+    budget = problem.budget
+    rows = []
+    for number, leaf in enumerate(leaves):
+        steps = leaf.readable_path()
+        scores = {} if appraiser.prm is None else {"prm_scores": [step.score for step in steps]}
+        accepted = appraiser.accepted(leaf)
+        rows.append(
+            {
+                "prompt": problem.prompt,
+                **problem.columns,
+                "completion": problem.completion(leaf),
+                "steps": [step.text for step in steps],
+                "labels": [correct[id(step)] > 0 if through[id(step)] else None for step in steps],
+                "values": [step.mean for step in steps],
+                "visits": [step.visits for step in steps],
+                **scores,
+                "outcome": leaf.outcome,
+                "correct": None if accepted is None else bool(accepted),
+                "selected": leaf is selected,
+                "finish_reason": leaf.finish,
+                "search": {
+                    "problem": problem.index,
+                    "row": number,
+                    "rows": len(leaves),
+                    "sampled_tokens": budget.sampled_tokens,
+                    "kept_tokens": budget.kept_tokens,
+                    "prompt_tokens": budget.prompt_tokens,
+                },
+            }
+        )
+    return rows
+
+
+def _rank(value: float | None, leaf: Node) -> tuple[float, int]:
+    return (float("-inf") if value is None else value, leaf.samples)
+
+
+def sft_rows(rows: Iterable[Mapping[str, Any]]) -> list[Row]:
+    """Correct completions for TRL's SFT trainer, which would take `labels` for labels of tokens.
+
+    Args:
+        rows (iterable of rows): Of [`rows_of`].
+
+    Returns:
+        `list[dict]`: `prompt` and `completion` of those that are correct and ended by themselves.
+    """
+    kept = (row for row in rows if row["correct"] and row["finish_reason"] == "stop")
+    return [{"prompt": row["prompt"], "completion": row["completion"]} for row in kept]
+
+
+def summary(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """Numbers of a whole search.
+
+    Args:
+        rows (iterable of rows): Of all problems.
+
+    Returns:
+        `dict[str, float]`: Counts of problems, completions and tokens; `tokens_per_problem`; and, where a verifier
+        gave verdicts, `pass_rate_selected` (share of problems whose selected completion is correct) and
+        `pass_rate_any` (with a correct one).
+    """
+    rows = list(rows)
+    problems = {row["search"]["problem"]: row["search"] for row in rows}
+    any_correct = {row["search"]["problem"] for row in rows if row["correct"]}
+    numbers: dict[str, float] = {"problems": len(problems), "completions": len(rows)}
+    for name in ("sampled_tokens", "kept_tokens", "prompt_tokens"):
+        numbers[name] = sum(counts[name] for counts in problems.values())
+    numbers["tokens_per_problem"] = numbers["sampled_tokens"] / max(len(problems), 1)
+    if any(row["correct"] is not None for row in rows):
+        numbers["pass_rate_selected"] = sum(bool(r["correct"]) for r in rows if r["selected"]) / len(problems)
+        numbers["pass_rate_any"] = len(any_correct) / len(problems)
+    return numbers
+
+
+class SearchFile:
+    """Rows of a search, or of an evaluation, on disk.
+
+    Args:
+        path (`str` or `Path`): JSON Lines file.
+        facts (`Mapping[str, Any]`): What the rows depend on: settings, model, data; values that JSON knows.
+        group (`int`): Problems of a group.
+        kind (`str`, *optional*, defaults to `"search"`): Key of a row under which its `problem`, its number (`row`)
+            and the number of the problem's rows (`rows`) are, and of the file beside it.
+
+    Raises:
+        `InputError`: The file is one of another command, or no file can be written there.
+    """
+
+    def __init__(self, path: str | Path, facts: Mapping[str, Any], group: int, kind: str = "search"):
+        self.path, self.group, self.kind = Path(path), group, kind
+        if self.path.is_dir():
+            raise InputError("output", f"{self.path}, a folder", "a JSON Lines file to write", "Name a file in it.")
+        self.facts = json.loads(json.dumps(facts))
+        self.facts_path = self.path.with_suffix(f".{kind}.json")
+        self.rows: list[Row] = []
+        self._check()
+
+    @property
+    def done(self) -> int:
+        """Problems whose rows are in the file."""
+        return self.rows[-1][self.kind]["problem"] + 1 if self.rows else 0
+
+    @property
+    def _expected(self) -> str:
+        return f"a new file, or one of the same {self.kind}"
+
+    def _check(self) -> None:
+        if not self.path.exists():
+            return
+        try:
+            before = json.loads(self.facts_path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            got = f"{self.path}, which exists and was not written by this command"
+            raise InputError("output", got, self._expected, "Name another file.") from None
+        for name in {**before, **self.facts}:
+            if before.get(name) != self.facts.get(name):
+                old, new = shortened(before.get(name)), shortened(self.facts.get(name))
+                got = f"{self.path}, written with {name} {old}, not {new}"
+                remedy = "Run the same command to continue, name another file, or delete this one."
+                raise InputError("output", got, self._expected, remedy)
+
+    def open(self, total: int) -> None:
+        """Read what is there, cut off what is no whole group, and note the facts.
+
+        Args:
+            total (`int`): Problems of the whole search.
+        """
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        content = self.path.read_bytes() if self.path.exists() else b""
+        pending: list[Row] = []
+        kept = position = 0
+        for line in content.splitlines(keepends=True):
+            position += len(line)
+            row = _read(line)
+            if row is None:
+                break
+            pending.append(row)
+            counts = row[self.kind]
+            is_last_row, number = counts["row"] + 1 == counts["rows"], counts["problem"] + 1
+            if is_last_row and (number % self.group == 0 or number == total):
+                self.rows += pending
+                pending, kept = [], position
+        if kept < len(content):
+            os.truncate(self.path, kept)
+        partial = self.facts_path.with_suffix(".partial")
+        partial.write_text(json.dumps(self.facts, indent=1) + "\n", encoding="utf-8")
+        os.replace(partial, self.facts_path)
+        self.path.touch()
+
+    def append(self, rows: Iterable[Row]) -> None:
+        """Write the rows of a problem."""
+        rows = list(rows)
+        with self.path.open("a", encoding="utf-8", newline="\n") as file:
+            file.write(to_lines(rows))
+        self.rows += rows
+
+
+def to_lines(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows as JSON Lines."""
+    return "".join(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows)
+
+
+def _read(line: bytes) -> Row | None:
+    """A line of the file; None for one that was torn off."""
+    try:
+        return json.loads(line) if line.endswith(b"\n") else None
+    except ValueError:
+        return None
+
 
 Searching = Generator[list[Branch], "list[Node | None]", None]
 _STRATEGIES: dict[str, Callable[[Problem], Searching]] = {"best_of_n": best_of_n, "beam": beam, "puct": puct}
@@ -47,11 +265,11 @@ def collect(
         prm (`Callable`, *optional*): Step reward function. Its scores are the values, from 0 to 1 as a rule.
         vllm_server_base_url (`str`, *optional*): Address of a vLLM server that samples.
         first (`int`, *optional*, defaults to `0`): Row to begin with, a multiple of `problems_at_once`.
-        **settings: Fields of [`SearchSettings`][trl_drgrpo.search.settings.SearchSettings]; `strategy` and
+        **settings: Fields of [`SearchSettings`][trl_drgrpo.search.problem.SearchSettings]; `strategy` and
             `budget_tokens` have no default.
 
     Yields:
-        `list[dict]`: The rows of one problem after another, as `trl_drgrpo.search.dataset` describes them.
+        `list[dict]`: The rows of one problem after another, as `trl_drgrpo.search.collecting` describes them.
 
     Raises:
         `InputError`: A setting out of range, no source of values, rows that do not fit.
@@ -60,19 +278,19 @@ def collect(
     chosen = SearchSettings(**settings)
     check_values(verifier, prm)
     check_prompt_rows(rows, "dataset_name", OWN_COLUMNS)
-    from trl_drgrpo.process_rewards.loading import load_tokenizer
+    from trl_drgrpo.process_rewards.scorer import load_tokenizer
 
     tokenizer = load_tokenizer(model, tokenizer)
     segmenter = chosen.segmenter()
     sampling: dict[str, Any] = {"temperature": chosen.temperature, "top_p": chosen.top_p}
     if vllm_server_base_url is None:
-        from trl_drgrpo.process_rewards.loading import load_model
+        from trl_drgrpo.process_rewards.scorer import load_model
         from trl_drgrpo.search.sampling import TransformersSampler
 
         loaded = load_model(model, "AutoModelForCausalLM")
         sampler: Any = TransformersSampler(loaded, tokenizer, segmenter, batch_size=chosen.batch_size, **sampling)
     else:
-        from trl_drgrpo.search.server import ServerSampler
+        from trl_drgrpo.search.sampling import ServerSampler
 
         sampler = ServerSampler(
             vllm_server_base_url, str(model), tokenizer, segmenter, concurrency=chosen.batch_size, **sampling

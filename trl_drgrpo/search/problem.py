@@ -1,16 +1,266 @@
-"""A problem under way: its tree, its budget, and what a strategy asks for."""
+"""The tree of a problem: a node per step, plain objects that know their parent.
+
+Equal texts under one node are one node: their samples and visits add up, and the tokens of the first stay. A reader
+sees no difference between two tokenizations of a step, so they are not two ideas.
+"""
 
 import random
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
 
-from trl_drgrpo.process_rewards.steps import StepSegmenter
+from trl_drgrpo.common.errors import InputError, did_you_mean
+from trl_drgrpo.common.ranges import RANGES, Range, positive, refuse_outside, whole
+from trl_drgrpo.process_rewards.steps import StepSegmenter, step_segmenter
+from trl_drgrpo.process_rewards.steps.rules import Turns
 from trl_drgrpo.process_rewards.texts import END_TOKENS, Cleaner, prompt_ids
-from trl_drgrpo.search.budget import Budget
-from trl_drgrpo.search.continuations import Continuation, Request
-from trl_drgrpo.search.settings import SearchSettings
-from trl_drgrpo.search.tree import Node
+from trl_drgrpo.rewards.contract import OnError, check_on_error
+from trl_drgrpo.search.sampling import Continuation, Request
+
+
+@dataclass(eq=False, slots=True)
+class Node:
+    """A step, or the root, which is the prompt.
+
+    Args:
+        token_ids (`tuple[int, ...]`): The step's tokens, an end token included.
+        raw (`str`): Its text with special tokens, as process rewards get it.
+        text (`str`): Its text without them.
+        finish (`str`): Why nothing follows: `"stop"` (end token) or `"length"`; empty where something may.
+        parent ([`Node`], *optional*): None for the root.
+        num_tokens (`int`): Tokens of the completion up to and including this step.
+        samples (`int`): Times that this step was sampled from its parent.
+        visits (`int`): Values that were backed up through the node.
+        total (`float`): Their sum.
+        score (`float`, *optional*): Of the process reward model; None where it gave none.
+        outcome (`float`, *optional*): The verifier's reward of the finished completion.
+        is_scored (`bool`): Whether the process reward model has seen it.
+        is_verified (`bool`): Whether the verifier has.
+        is_expanded (`bool`): Whether it was continued in full; PUCT's.
+        is_closed (`bool`): Whether nothing below it is left to expand; PUCT's.
+        children (`list[Node]`): In the order in which they were sampled first.
+    """
+
+    token_ids: tuple[int, ...] = ()
+    raw: str = ""
+    text: str = ""
+    finish: str = ""
+    parent: "Node | None" = None
+    num_tokens: int = 0
+    samples: int = 0
+    visits: int = 0
+    total: float = 0.0
+    score: float | None = None
+    outcome: float | None = None
+    is_scored: bool = False
+    is_verified: bool = False
+    is_expanded: bool = False
+    is_closed: bool = False
+    children: list["Node"] = field(default_factory=list)
+
+    @property
+    def mean(self) -> float | None:
+        """Mean of the values backed up; None before the first."""
+        return self.total / self.visits if self.visits else None
+
+    def add(self, token_ids: tuple[int, ...], raw: str, text: str, finish: str) -> "tuple[Node, bool]":
+        """The child with this step, and whether it is new."""
+        for child in self.children:
+            if (child.text, child.finish) == (text, finish):
+                child.samples += 1
+                return child, False
+        child = Node(token_ids, raw, text, finish, self, self.num_tokens + len(token_ids), samples=1)
+        self.children.append(child)
+        return child, True
+
+    def path(self) -> list["Node"]:
+        """The steps from the first one to this one; empty for the root."""
+        nodes: list[Node] = []
+        node: Node | None = self
+        while node is not None and node.parent is not None:
+            nodes.append(node)
+            node = node.parent
+        return nodes[::-1]
+
+    def readable_path(self) -> list["Node"]:
+        """The same, up to the last step with text: blank lines or an end token after it are no step."""
+        nodes = self.path()
+        while nodes and not nodes[-1].text.strip():
+            nodes.pop()
+        return nodes
+
+    def back_up(self, value: float) -> None:
+        """Count a value here and in every node above."""
+        node: Node | None = self
+        while node is not None:
+            node.visits += 1
+            node.total += value
+            node = node.parent
+
+    def leaves(self) -> Iterator["Node"]:
+        """Finished completions below, in the order in which their branches were sampled first."""
+        stack: list[Node] = [self]
+        while stack:
+            node = stack.pop()
+            if node.finish:
+                yield node
+            stack.extend(reversed(node.children))
+
+
+Strategy = Literal["best_of_n", "beam", "puct"]
+PathValue = Literal["min", "product", "last"]
+STRATEGIES: tuple[str, ...] = get_args(Strategy)
+PATH_VALUES: tuple[str, ...] = get_args(PathValue)
+
+
+@dataclass(frozen=True)
+class SearchSettings:
+    """Settings of a search.
+
+    Args:
+        strategy (`str`): `"best_of_n"`, `"beam"` or `"puct"`.
+        budget_tokens (`int`): Tokens that may be sampled for a problem, at least `max_completion_length`. Every
+            sampled token counts, in rollouts and in steps that are thrown away too; prompts do not.
+        max_completion_length (`int`, *optional*, defaults to `512`): A completion is cut here.
+        width (`int`, *optional*, defaults to `4`): Steps that beam search keeps.
+        children (`int`, *optional*, defaults to `4`): Continuations that are sampled from a step: one step each with a
+            process reward model, to the end without one. From the prompt beam search samples `width` times as many.
+        step_separator (`str`, `list[str]`, ...): As in `DrGRPOConfig`; a line break by default. `"turn"` is refused.
+        path_value (`str`, *optional*, defaults to `"min"`): Value of a path by its step scores: the smallest, their
+            `"product"`, or the `"last"`.
+        exploration (`float`, *optional*, defaults to `1.0`): `c` in PUCT's formula.
+        accept_above (`float`, *optional*, defaults to `0.5`): A completion is correct if its reward is larger.
+        temperature (`float`, *optional*, defaults to `1.0`): Of the sampling, more than 0.
+        top_p (`float`, *optional*, defaults to `1.0`): Nucleus of the sampling.
+        seed (`int`, *optional*, defaults to `0`): Of the sampling.
+        batch_size (`int`, *optional*, defaults to `32`): Continuations per forward pass, or requests under way at a
+            server.
+        problems_at_once (`int`, *optional*, defaults to `8`): Problems whose continuations share forward passes.
+        on_reward_error (`str`, *optional*, defaults to `"raise"`): As in `DrGRPOConfig`.
+
+    Raises:
+        `InputError`: A setting out of its range.
+    """
+
+    strategy: Strategy
+    budget_tokens: int
+    max_completion_length: int = 512
+    width: int = 4
+    children: int = 4
+    step_separator: Any = "\n"
+    path_value: PathValue = "min"
+    exploration: float = 1.0
+    accept_above: float = 0.5
+    temperature: float = 1.0
+    top_p: float = 1.0
+    seed: int = 0
+    batch_size: int = 32
+    problems_at_once: int = 8
+    on_reward_error: OnError = "raise"
+
+    def __post_init__(self):
+        _check_choice("strategy", self.strategy, STRATEGIES)
+        _check_choice("path_value", self.path_value, PATH_VALUES)
+        check_on_error(self.on_reward_error)
+        for name in ("max_completion_length", "width", "children", "batch_size", "problems_at_once"):
+            refuse_outside(name, getattr(self, name), whole(1, remedy="Give a positive number."))
+        remedy = "It must cover at least one completion: raise it, or lower max_completion_length."
+        refuse_outside("budget_tokens", self.budget_tokens, whole(self.max_completion_length, remedy=remedy))
+        refuse_outside(
+            "temperature", self.temperature, positive(remedy="Greedy decoding gives a single answer: raise it.")
+        )
+        refuse_outside("exploration", self.exploration, Range(0, remedy="0 follows the values alone."))
+        refuse_outside("accept_above", self.accept_above, Range())
+        for name in ("top_p", "seed"):
+            refuse_outside(name, getattr(self, name), RANGES[name])
+        if isinstance(self.segmenter().rule, Turns):
+            expected = "a separator, 're:<pattern>' or 'tokens:<n>'"
+            raise InputError(
+                "step_separator", "'turn'", expected, "A search has no environment, so no turns: set a separator."
+            )
+
+    def segmenter(self) -> StepSegmenter:
+        """The segmenter that cuts completions into steps."""
+        return step_segmenter(self.step_separator)
+
+
+def check_values(verifier: Any, prm: Any) -> None:
+    """Refuses a search with neither a verifier nor a process reward model."""
+    if verifier is None and prm is None:
+        expected = "a verifier (reward_funcs), a process reward model (prm), or both"
+        raise InputError("reward_funcs", "none, and no prm", expected, "Add one: its values guide the search.")
+
+
+def _check_choice(field: str, value: Any, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        remedy = did_you_mean(value, choices, "Choose one of them.")
+        raise InputError(field, repr(value), f"one of {', '.join(choices)}", remedy)
+
+
+@dataclass
+class Budget:
+    """Tokens of one problem.
+
+    Args:
+        limit (`int`): Tokens that may be sampled.
+        longest (`int`): Tokens of the longest completion, at most `limit`.
+        sampled_tokens (`int`): Tokens sampled so far.
+        kept_tokens (`int`): Those that are part of the tree. The rest was sampled twice (equal steps are merged),
+            behind the end of a step, or cut short.
+        prompt_tokens (`int`): Tokens of the prefixes that were continued, once per continuation.
+        has_finished (`bool`): Whether a completion is finished, so that nothing is kept back.
+    """
+
+    limit: int
+    longest: int
+    sampled_tokens: int = 0
+    kept_tokens: int = 0
+    prompt_tokens: int = 0
+    has_finished: bool = False
+
+    @property
+    def left(self) -> int:
+        """Tokens that are not sampled yet."""
+        return self.limit - self.sampled_tokens
+
+    def whole(self, wanted: Sequence[int], rooms: Sequence[int]) -> list[tuple[int, int]]:
+        """Plans continuations to the end: their number in each place, and the limit of their length.
+
+        Args:
+            wanted (`Sequence[int]`): Continuations that are asked for, by place.
+            rooms (`Sequence[int]`): Tokens that a completion has room for there.
+
+        Returns:
+            `list[tuple[int, int]]`: Number and limit, by place.
+
+        Example:
+
+        ```python
+        >>> Budget(limit=25, longest=10).whole([2, 2], [10, 4])
+        [(2, 10), (1, 4)]
+
+        ```
+        """
+        left, paid = self.left, []
+        for count, room in zip(wanted, rooms, strict=True):
+            paid.append((min(count, left // room), room))
+            left -= paid[-1][0] * room
+        return paid
+
+    def steps(self, wanted: Sequence[int], rooms: Sequence[int]) -> list[tuple[int, int]]:
+        """As [`whole`][Budget.whole], for continuations of one step, which share what is left in equal parts.
+
+        Example:
+
+        ```python
+        >>> Budget(limit=25, longest=10).steps([2, 2], [10, 2])
+        [(2, 3), (2, 2)]
+
+        ```
+        """
+        free = self.left - (0 if self.has_finished else self.longest)
+        part = max(free, 0) // max(sum(wanted), 1)
+        return [(count if part else 0, min(part, room)) for count, room in zip(wanted, rooms, strict=True)]
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,106 @@
-"""Samples continuations from a model in memory; every row of a batch ends by itself."""
+"""Requests to a model and its replies: continuations of a prefix, one step or to the end.
 
+A continuation of one step ends where the step rule says so, at an end token, or at its limit. The rule is asked with
+the step's own tokens and one more behind them, after every token: with a separator nothing is sampled beyond the end.
+A rule that looks ahead (`re:\\n(?=Step)`) shows its end later; the tokens behind it are counted and cut off.
+"""
+
+import asyncio
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
 
 import torch
 from transformers import StoppingCriteria, StoppingCriteriaList
 
-from trl_drgrpo.process_rewards.rollouts import continued
+from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.process_rewards.monte_carlo import continued
 from trl_drgrpo.process_rewards.steps import StepSegmenter
-from trl_drgrpo.search.continuations import Continuation, Request, StepEnd
+from trl_drgrpo.process_rewards.steps.alignment import REPLACEMENT
+from trl_drgrpo.process_rewards.steps.rules import Separators
+from trl_drgrpo.rewards.functions.judge.chat_client import Endpoint, RequestFailed, Session
+
+End = Literal["step", "stop", "length"]
+
+
+@dataclass(frozen=True)
+class Request:
+    """Continuations of one prefix.
+
+    Args:
+        prefix (`tuple[int, ...]`): Prompt and completion so far.
+        count (`int`): How many.
+        limit (`int`): Most tokens of each.
+        to_end (`bool`): To the end of the completion, in place of one step.
+        seed (`int`): Of the sampling.
+    """
+
+    prefix: tuple[int, ...]
+    count: int
+    limit: int
+    to_end: bool
+    seed: int
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """Tokens that the model wrote behind a prefix.
+
+    Args:
+        token_ids (`tuple[int, ...]`): At least one; an end token included.
+        sampled (`int`): Tokens that were sampled for it: more, where the rule showed the step's end later.
+        end (`str`): `"step"`, `"stop"` (end token) or `"length"` (limit).
+    """
+
+    token_ids: tuple[int, ...]
+    sampled: int
+    end: End
+
+
+class Sampler(Protocol):
+    """Samples the continuations of several prefixes: for each request a list of `count`."""
+
+    def __call__(self, requests: Sequence[Request]) -> list[list[Continuation]]: ...
+
+
+class StepEnd:
+    """Finds the end of a continuation's first step.
+
+    Args:
+        segmenter ([`StepSegmenter`]): The rule.
+        tokenizer (`PreTrainedTokenizerBase`): The model's.
+    """
+
+    def __init__(self, segmenter: StepSegmenter, tokenizer: Any):
+        self.segmenter, self.tokenizer = segmenter, tokenizer
+        lasts = {each[-1] for each in segmenter.rule.separators} if isinstance(segmenter.rule, Separators) else set()
+        # Of a single token decoders drop a space: a separator that ends in one is looked for behind every token.
+        self._closing = lasts | {REPLACEMENT} if lasts and " " not in lasts else None
+        self._can_close: dict[int, bool] = {}
+        self._letter = next(i for i in range(len(tokenizer)) if tokenizer.decode([i]).isalnum())
+
+    def _may_close(self, token: int) -> bool:
+        """Whether a separator may be complete with this token: without its last character it is not."""
+        if self._closing is None:
+            return True
+        if token not in self._can_close:
+            self._can_close[token] = any(char in self.tokenizer.decode([token]) for char in self._closing)
+        return self._can_close[token]
+
+    def __call__(self, token_ids: Sequence[int], new: int = 1) -> int | None:
+        """Number of tokens in the first step; None while it is not complete.
+
+        Args:
+            token_ids (`Sequence[int]`): The step's tokens so far, and maybe some behind its end.
+            new (`int`, *optional*, defaults to `1`): How many of them were not there at the call before.
+        """
+        ids = list(token_ids)
+        if not any(map(self._may_close, ids[-new:])):
+            return None
+        # One more token: the last step is never complete. A rule that looks ahead gets something that was written.
+        following = self._letter if self.segmenter.rule.by_prefix else ids[0]
+        end = self.segmenter([*ids, following], self.tokenizer).ends[0] + 1
+        return end if end <= len(ids) else None
 
 
 class TransformersSampler:
@@ -98,3 +190,92 @@ def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
     stated = model.generation_config.eos_token_id
     stated = tokenizer.eos_token_id if stated is None else stated
     return frozenset(stated if isinstance(stated, list) else () if stated is None else (stated,))
+
+
+_CHUNK = 64  # tokens
+_SECONDS = 24 * 3600.0  # of one round: the time-out is that of each request
+
+
+class ServerSampler:
+    """Samples from a vLLM server.
+
+    Args:
+        base_url (`str`): Of the server, as TRL's `vllm_server_base_url`: without `/v1`.
+        model (`str`): Name of the model there.
+        tokenizer (`PreTrainedTokenizerBase`): The model's.
+        segmenter ([`StepSegmenter`]): Says where steps end.
+        temperature, top_p (`float`): Of the sampling.
+        concurrency (`int`): Requests under way at a time.
+        timeout (`float`, *optional*, defaults to `600.0`): Seconds per request.
+
+    Raises:
+        `InputError`: No address of a server. Calls raise it where the server does not answer as it should.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        model: str,
+        tokenizer: Any,
+        segmenter: StepSegmenter,
+        *,
+        temperature: float,
+        top_p: float,
+        concurrency: int,
+        timeout: float = 600.0,
+    ):
+        try:
+            self.endpoint = Endpoint(f"{base_url.rstrip('/')}/v1", model, concurrency=concurrency, timeout=timeout)
+        except InputError as error:
+            raise error.under("vllm_server_base_url") from error
+        self.tokenizer, self.step_end = tokenizer, StepEnd(segmenter, tokenizer)
+        self.sampling = {"temperature": temperature, "top_p": top_p, "n": 1, "return_token_ids": True}
+        self.stops = list(segmenter.rule.separators) if isinstance(segmenter.rule, Separators) else None
+
+    def __call__(self, requests: Sequence[Request]) -> list[list[Continuation]]:
+        """Sample, each continuation with a seed of its own."""
+        try:
+            return asyncio.run(self._sample(requests))
+        except RequestFailed as error:
+            remedy = "Start it with `vllm serve`, under the name given as --model; finished problems are kept."
+            expected = "completions with token ids from /v1/completions"
+            raise InputError(
+                "vllm_server_base_url", f"{error} from {self.endpoint.base_url}", expected, remedy
+            ) from None
+
+    async def _sample(self, requests: Sequence[Request]) -> list[list[Continuation]]:
+        async with Session(self.endpoint, _SECONDS) as session:
+            jobs = [
+                asyncio.gather(*(self._continue(session, request, request.seed + i) for i in range(request.count)))
+                for request in requests
+            ]
+            return [list(found) for found in await asyncio.gather(*jobs)]
+
+    async def _continue(self, session: Session, request: Request, seed: int) -> Continuation:
+        tokens: list[int] = []
+        while True:
+            left = request.limit - len(tokens)
+            body = {"model": self.endpoint.model, "prompt": [*request.prefix, *tokens], "seed": seed, **self.sampling}
+            if not request.to_end and self.stops is not None:
+                body |= {"stop": self.stops, "include_stop_str_in_output": True}
+            body["max_tokens"] = left if request.to_end or self.stops is not None else min(left, _CHUNK)
+            new, has_stopped = self._read(await session.post("completions", body))
+            tokens, seed = [*tokens, *new], seed + 1
+            if not request.to_end and (end := self.step_end(tokens, len(new))) is not None:
+                return Continuation(tuple(tokens[:end]), len(tokens), "step")
+            if has_stopped:
+                return Continuation(tuple(tokens), len(tokens), "stop")
+            if len(tokens) >= request.limit:
+                return Continuation(tuple(tokens), len(tokens), "length")
+
+    def _read(self, reply: Any) -> tuple[list[int], bool]:
+        """The new tokens, and whether the model ended the completion."""
+        try:
+            choice = reply["choices"][0]
+            ids = [int(token) for token in choice["token_ids"]]
+            has_stopped = choice["finish_reason"] == "stop" and choice.get("stop_reason") not in (self.stops or ())
+        except (KeyError, IndexError, TypeError, ValueError):
+            raise RequestFailed("a reply without token_ids (vLLM gives them since 0.10.2)") from None
+        if not ids and not has_stopped:
+            raise RequestFailed("a reply without a token")
+        return ids or [self.tokenizer.eos_token_id], has_stopped

@@ -16,8 +16,7 @@ from peft import PeftConfig, PeftModel
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 
-from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.common.extras import require_for_quantization
+from trl_drgrpo.common.errors import InputError, require_for_quantization
 from trl_drgrpo.common.ranges import refuse_bad_adapter
 
 ADAPTER_TASKS = ("CAUSAL_LM", "FEATURE_EXTRACTION")  # those that put no other head onto the model

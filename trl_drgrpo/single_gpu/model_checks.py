@@ -19,8 +19,7 @@ from peft.tuners.tuners_utils import check_target_module_exists
 from torch import nn
 from transformers import AttentionInterface, AutoConfig, PreTrainedConfig, PreTrainedModel
 
-from trl_drgrpo.common.errors import InputError, did_you_mean, shortened
-from trl_drgrpo.common.extras import require_package
+from trl_drgrpo.common.errors import InputError, did_you_mean, require_package, shortened
 from trl_drgrpo.common.hub_errors import check_weights, hub_errors
 from trl_drgrpo.single_gpu.adapters import HEAD, check_adapter
 from trl_drgrpo.upstream.weight_sync import refuse_unsendable

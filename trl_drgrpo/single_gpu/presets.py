@@ -14,8 +14,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from trl_drgrpo.common.errors import InputError, did_you_mean
-from trl_drgrpo.common.extras import require_package
+from trl_drgrpo.common.errors import InputError, did_you_mean, require_package
 from trl_drgrpo.common.ranges import refuse_bad_adapter
 
 if TYPE_CHECKING:

@@ -11,13 +11,13 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from typing import Any
 
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.process_rewards.calling import StepScores
+from trl_drgrpo.process_rewards.scoring import StepScores
 from trl_drgrpo.process_rewards.steps import StepSegmenter
 from trl_drgrpo.process_rewards.steps.rules import Turns
 from trl_drgrpo.process_rewards.turns import Failures, TurnRecord, TurnRewards, check_turn_methods, matched_frac
 from trl_drgrpo.rewards.contract import OnError, reward_number
 from trl_drgrpo.upstream.hooks import Feature
-from trl_drgrpo.upstream.swapping import swapped
+from trl_drgrpo.upstream.private_state import swapped
 
 logger = logging.getLogger(__name__)
 

@@ -29,14 +29,16 @@ from trl.trainer.utils import use_adapter  # noqa: E402
 
 from trl_drgrpo.common.secrets import without_secrets  # noqa: E402
 from trl_drgrpo.process_rewards.turns import TURN_METHODS  # noqa: E402
-from trl_drgrpo.upstream.batch_rows import joined_rows, token_batch, whole_row  # noqa: E402
-from trl_drgrpo.upstream.batches import ScoredBatch, ScoredTokens, TokenBatch  # noqa: E402
+from trl_drgrpo.upstream.batches import ScoredBatch, ScoredTokens, TokenBatch, joined_rows, token_batch, whole_row  # noqa: E402  # noqa: E402
 from trl_drgrpo.upstream.description import CARD  # noqa: E402
 from trl_drgrpo.upstream.environments import ToolLoop  # noqa: E402
 from trl_drgrpo.upstream.hooks import Completions, Hooks  # noqa: E402
-from trl_drgrpo.upstream.private_state import PrivateState  # noqa: E402
-from trl_drgrpo.upstream.swapping import item_swapped, swapped  # noqa: E402
-from trl_drgrpo.upstream.translated_weights import load_translated  # noqa: E402
+from trl_drgrpo.upstream.private_state import (  # noqa: E402
+    PrivateState,
+    item_swapped,
+    swapped,
+)
+from trl_drgrpo.upstream.weight_sync import load_translated  # noqa: E402
 
 
 @contextmanager

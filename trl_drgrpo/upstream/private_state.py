@@ -1,4 +1,4 @@
-"""Private state of TRL, read and written under public names. No method of TRL is overridden here."""
+"""Values of an object or a mapping replaced for the time of a block."""
 
 import asyncio
 import math
@@ -8,19 +8,46 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import torch  # the version is judged before anything heavy loads
+from accelerate.utils import DistributedType, gather_object
+from datasets import Dataset
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+from trl import GRPOTrainer
+
+from trl_drgrpo.upstream.description import DescriptionGuard
+from trl_drgrpo.upstream.hooks import Feature
 from trl_drgrpo.upstream.versions import require_supported_trl
+
+
+@contextmanager
+def swapped(owner: Any, **values: Any):
+    """Attributes of `owner` replaced inside the block, restored after it; what came from its class does so again."""
+    before = {name: vars(owner)[name] for name in values if name in vars(owner)}
+    for name, value in values.items():
+        setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        for name in values:
+            if name in before:
+                setattr(owner, name, before[name])
+            else:
+                delattr(owner, name)
+
+
+@contextmanager
+def item_swapped(owner: dict, key: Any, value: Any):
+    """One entry of `owner` replaced inside the block, restored after it."""
+    before = owner[key]
+    owner[key] = value
+    try:
+        yield
+    finally:
+        owner[key] = before
+
 
 require_supported_trl()
 
-import torch  # noqa: E402  # the version is judged before anything heavy loads
-from accelerate.utils import DistributedType, gather_object  # noqa: E402
-from datasets import Dataset  # noqa: E402
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR  # noqa: E402
-from trl import GRPOTrainer  # noqa: E402
-
-from trl_drgrpo.upstream.description import DescriptionGuard  # noqa: E402
-from trl_drgrpo.upstream.hooks import Feature  # noqa: E402
-from trl_drgrpo.upstream.swapping import swapped  # noqa: E402
 
 # Where every process takes part in every forward and backward, none may leave one out.
 _LOCKSTEP = (DistributedType.DEEPSPEED, DistributedType.FSDP, DistributedType.MEGATRON_LM)

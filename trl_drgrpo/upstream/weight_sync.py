@@ -1,26 +1,31 @@
-"""Sends vLLM the trained weights, and nothing else.
+"""Weights of a checkpoint whose file calls them by other names than the model does.
 
-TRL syncs LoRA by adding every adapter to the base weights in place, handing the parameters over, and subtracting the
-adapters again. Two faults there, both measured:
-
-- in bf16, `W + D - D` is not `W`: the frozen base drifts with every sync (trl #6688);
-- vLLM's packed transfer holds views of the tensors until 1 GiB is together or the parameters end; by then TRL has
-  subtracted the adapters, so that the last buffer (of a model below 1 GiB: everything) arrives *without* them.
-
-Here each layer is merged by PEFT into a tensor of its own, just when it is due; the base is never written to. The
-storage of quantized weights is no weight vLLM could use, nor are virtual tokens, so both are refused with vLLM.
+When `from_pretrained` loads a model, transformers fuses the experts of a mixture and renames parts of vision-language
+models; when it saves, it undoes that. `Trainer` knows nothing of it when it resumes (transformers 5.23): what it does
+not find under the model's names stays as it was when the model was built.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import wraps
+from pathlib import Path
 from typing import Any
 
 from peft import PeftModel
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from trl_drgrpo.common.errors import InputError, UpstreamError
+
+
+def load_translated(model: Any, folder: Path) -> Any:
+    """Load all weights of a checkpoint in place, the way `from_pretrained` does; returns what `load_state_dict`
+    returns, `None` for a model that has no `from_pretrained`."""
+    if not isinstance(model, PreTrainedModel):
+        return None
+    loaded = type(model).from_pretrained(folder, dtype=model.dtype)
+    return model.load_state_dict(loaded.state_dict(), strict=False)
 
 
 def sync_merged_layers(generation: Any) -> None:

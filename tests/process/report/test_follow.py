@@ -7,7 +7,7 @@ import chromium
 import pytest
 from report_runs import write_run_log
 
-from trl_drgrpo.report.follow import FollowedReport, FollowServer
+from trl_drgrpo.report.write import FollowedReport, FollowServer
 
 pytestmark = pytest.mark.needs_program(chromium.NEEDED, missing=not chromium.is_installed())
 

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from figures import relative_token_weights
 
-from trl_drgrpo.labs.check.bias import OBJECTIVES
-from trl_drgrpo.report.group_widget import group_widget_html
+from trl_drgrpo.check.bias import OBJECTIVES
+from trl_drgrpo.report.groups import group_widget_html
 
 pytestmark = pytest.mark.needs_program(chromium.NEEDED, missing=not chromium.is_installed())
 COMPARED = ("grpo", "dapo", "dr_grpo")

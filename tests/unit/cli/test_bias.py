@@ -64,7 +64,7 @@ def test_the_probe_is_printed_beside_the_tables(recipe, capsys):
 
 
 def test_gradients_that_do_not_fit_are_left_out_with_the_probe(recipe, capsys, monkeypatch):
-    monkeypatch.setattr("trl_drgrpo.labs.check.bias.MEMORY_LIMIT", 1000)
+    monkeypatch.setattr("trl_drgrpo.check.bias.MEMORY_LIMIT", 1000)
     sizes = ["--per_device_train_batch_size", "64", "--json"]
     assert main(["bias", "--config", recipe, "--probe", "--batches", "3", *sizes]) == 0
     captured = capsys.readouterr()

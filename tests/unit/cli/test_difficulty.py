@@ -5,9 +5,9 @@ import json
 import pytest
 from datasets import Dataset
 
-from trl_drgrpo.cli.difficulty import check_difficulty, within_range
+from trl_drgrpo.cli.job import check_difficulty, within_range
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.rewards.text import prompt_key
+from trl_drgrpo.rewards.sample import prompt_key
 
 RATES = {"never": 0.0, "seldom": 0.1, "often": 0.9, "always": 1.0}
 DATA = Dataset.from_dict({"prompt": [*RATES, "new"], "answer": list("abcde")})

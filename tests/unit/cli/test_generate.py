@@ -8,10 +8,10 @@ import pytest
 import yaml
 
 from trl_drgrpo.cli import generate
-from trl_drgrpo.cli.kept_recipe import keep_recipe
 from trl_drgrpo.cli.main import main
-from trl_drgrpo.evaluation import models, sampling
-from trl_drgrpo.search.continuations import Continuation
+from trl_drgrpo.cli.train import keep_recipe
+from trl_drgrpo.evaluation import models, running
+from trl_drgrpo.search.sampling import Continuation
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def asked(saved_model, tokenizer, monkeypatch):
             return [[Continuation(tuple(ids[i % 2]), len(ids[i % 2]), end) for i, end in enumerate(ends)]]
 
     monkeypatch.setattr(models, "load_model", lambda name, loading: None)
-    monkeypatch.setattr(sampling, "ModelSampler", Echo)
+    monkeypatch.setattr(running, "ModelSampler", Echo)
     return prompts
 
 

@@ -3,7 +3,7 @@
 import pytest
 from datasets import Dataset
 
-from trl_drgrpo.cli.prompts import TEMPLATES, prompted, template_text
+from trl_drgrpo.cli.data import TEMPLATES, prompted, template_text
 from trl_drgrpo.common.errors import InputError
 
 

@@ -13,9 +13,8 @@ from pyarrow import parquet
 from trl_drgrpo.cli.main import main
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.features.sampling.pass_rates import read_pass_rates
-from trl_drgrpo.rewards.scoring.saved import read_rows
-from trl_drgrpo.rewards.scoring.table import score_rows
-from trl_drgrpo.rewards.text import prompt_key
+from trl_drgrpo.rewards.sample import prompt_key
+from trl_drgrpo.rewards.scoring import read_rows, score_rows
 
 ROWS = [
     {"prompt": "2+2=", "completion": "4", "answer": "4"},

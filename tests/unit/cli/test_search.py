@@ -8,9 +8,9 @@ import pytest
 from runs import written_elsewhere
 
 from trl_drgrpo.cli.main import main
-from trl_drgrpo.labs.demo import MODEL_DIR
-from trl_drgrpo.labs.demo.task import list_sum_reward
-from trl_drgrpo.process_rewards.stepwise_data import read_labeled_steps
+from trl_drgrpo.demo import MODEL_DIR
+from trl_drgrpo.demo.task import list_sum_reward
+from trl_drgrpo.process_rewards.training import read_labeled_steps
 
 DEMO_MODEL = str(MODEL_DIR)
 PROBLEMS = 5
@@ -195,12 +195,12 @@ def test_a_reward_that_fails_keeps_the_finished_problems(tmp_path, capsys, monke
     ],
 )
 def test_bad_input_is_one_line_before_a_model_loads(changes, message, tmp_path, monkeypatch, capsys):
-    from trl_drgrpo.process_rewards import loading
+    from trl_drgrpo.process_rewards import scorer
 
     def load(*args, **kwargs):
         raise AssertionError("a model loads")
 
-    monkeypatch.setattr(loading, "load_model", load)
+    monkeypatch.setattr(scorer, "load_model", load)
     monkeypatch.chdir(tmp_path)
     Path("empty.jsonl").write_text("")
     Path("questions.jsonl").write_text('{"question": "3+8", "answer": "11"}\n')

@@ -10,11 +10,11 @@ import torch
 from safetensors import SafetensorError
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
+from trl_drgrpo.check.tiny import tiny_model
 from trl_drgrpo.common import disk
 from trl_drgrpo.common.disk import room_needed
 from trl_drgrpo.common.errors import DiskFullError, RewardError
 from trl_drgrpo.features.resume.checkpoints import newest_complete_checkpoint
-from trl_drgrpo.labs.check.tiny import tiny_model
 
 
 def write(folder, error):

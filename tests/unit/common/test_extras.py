@@ -7,9 +7,8 @@ from transformers import BitsAndBytesConfig
 from trl.rewards import accuracy_reward, think_format_reward
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
-from trl_drgrpo.common import extras
-from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.common.extras import require_for_quantization, require_package
+from trl_drgrpo.common import errors
+from trl_drgrpo.common.errors import InputError, require_for_quantization, require_package
 
 
 @pytest.fixture(params=["bitsandbytes", "math_verify", "vllm"])
@@ -17,7 +16,7 @@ def missing(request, monkeypatch):
     """One package that is not there, the others as they are."""
     find = importlib.util.find_spec
     monkeypatch.setattr(
-        extras.importlib.util, "find_spec", lambda name, *args: None if name == request.param else find(name, *args)
+        errors.importlib.util, "find_spec", lambda name, *args: None if name == request.param else find(name, *args)
     )
     return request.param
 

@@ -6,8 +6,8 @@ import filelock
 import pytest
 from runs import written_elsewhere
 
+from trl_drgrpo.common.disk import check_writable, sole_writer
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.common.folders import check_writable, sole_writer
 
 
 def test_a_folder_that_can_be_made_leaves_nothing_behind(tmp_path):

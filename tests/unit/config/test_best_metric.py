@@ -4,7 +4,7 @@ from types import SimpleNamespace
 import pytest
 
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.config.best_metric import check_best_metric, with_best_metric
+from trl_drgrpo.config.config import check_best_metric, with_best_metric
 
 
 def args(metric, greater_is_better=True):

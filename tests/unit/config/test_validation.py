@@ -6,8 +6,7 @@ import pytest
 
 from trl_drgrpo import DrGRPOConfig
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.config.group_validation import validate_batch
-from trl_drgrpo.config.validation import validate
+from trl_drgrpo.config.validation import validate, validate_batch
 
 
 @pytest.mark.parametrize(

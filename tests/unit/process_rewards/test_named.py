@@ -9,13 +9,13 @@ import torch
 from safetensors.torch import load_file
 from transformers import Qwen2Config, Qwen2ForTokenClassification
 
+from trl_drgrpo.check.tiny import tiny_tokenizer
 from trl_drgrpo.cli.main import main
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.labs.check.tiny import tiny_tokenizer
 from trl_drgrpo.process_rewards import PolicyLogRatio, TokenClassificationScorer, step_verifier
 from trl_drgrpo.process_rewards.named import _format_of
 from trl_drgrpo.rewards.contract import declared
-from trl_drgrpo.rewards.registry import resolve_reward
+from trl_drgrpo.rewards.recipe_rewards import resolve_reward
 
 
 @pytest.fixture(scope="module")

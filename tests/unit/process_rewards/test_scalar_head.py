@@ -8,11 +8,11 @@ from safetensors.torch import load_file, save_file
 from tiny_prms import CLEAN, PROMPTS, STEPS, built, close, config, line_break_tokenizer, skywork
 from transformers import Qwen2ForCausalLM, Qwen2ForTokenClassification
 
+from trl_drgrpo.check.tiny import tiny_tokenizer
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.labs.check.tiny import tiny_tokenizer
 from trl_drgrpo.process_rewards import ReasonFluxScorer, SkyworkScorer
-from trl_drgrpo.process_rewards.qwen2_prm import Qwen2ForPrmModel
-from trl_drgrpo.rewards.registry import resolve_reward
+from trl_drgrpo.process_rewards.formats import Qwen2ForPrmModel
+from trl_drgrpo.rewards.recipe_rewards import resolve_reward
 
 
 @torch.no_grad()

@@ -33,8 +33,8 @@ from transformers import (
 )
 
 import trl_drgrpo.process_rewards as process_rewards
+from trl_drgrpo.check.tiny import tiny_tokenizer
 from trl_drgrpo.common.errors import InputError, RewardError
-from trl_drgrpo.labs.check.tiny import tiny_tokenizer
 from trl_drgrpo.process_rewards import (
     ChatTurnScorer,
     MathShepherdScorer,
@@ -42,7 +42,7 @@ from trl_drgrpo.process_rewards import (
     TokenClassificationScorer,
     step_verifier,
 )
-from trl_drgrpo.process_rewards.qwen2_prm import Qwen2ForProcessRewardModel
+from trl_drgrpo.process_rewards.formats import Qwen2ForProcessRewardModel
 
 
 @pytest.fixture(params=SCORERS)

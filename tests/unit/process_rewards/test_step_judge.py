@@ -6,9 +6,9 @@ import pytest
 from chat_server import Server, chat
 
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.process_rewards.step_judge import StepJudge, read_verdicts
+from trl_drgrpo.process_rewards.verifiers import StepJudge, read_verdicts
 from trl_drgrpo.rewards.columns import check_columns
-from trl_drgrpo.rewards.registry import resolve_reward
+from trl_drgrpo.rewards.recipe_rewards import resolve_reward
 
 PROMPT = (
     "You are given a math problem and a proposed step-by-step solution:\n\n[Math Problem]\n\n2+2+2?\n\n[Solution]\n\n"

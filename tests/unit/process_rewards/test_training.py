@@ -7,8 +7,8 @@ import pytest
 
 from trl_drgrpo.cli.main import main
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.labs.demo import MODEL_DIR
-from trl_drgrpo.labs.demo.task import list_sum_reward, make_problems, prompt_of
+from trl_drgrpo.demo import MODEL_DIR
+from trl_drgrpo.demo.task import list_sum_reward, make_problems, prompt_of
 from trl_drgrpo.process_rewards import (
     TokenClassificationScorer,
     convert_math_shepherd,
@@ -16,8 +16,7 @@ from trl_drgrpo.process_rewards import (
     label_steps,
     train_prm,
 )
-from trl_drgrpo.process_rewards.stepwise_data import checked_rows, read_labeled_steps
-from trl_drgrpo.process_rewards.training import tokenize_rows
+from trl_drgrpo.process_rewards.training import checked_rows, read_labeled_steps, tokenize_rows
 
 DEMO_MODEL = str(MODEL_DIR)
 

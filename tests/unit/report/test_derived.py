@@ -2,7 +2,7 @@
 
 import pytest
 
-from trl_drgrpo.report.derived import batch_metrics
+from trl_drgrpo.report.plain_trl import batch_metrics
 from trl_drgrpo.report.records import Group, Row, Span, finish_group
 
 

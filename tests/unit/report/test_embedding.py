@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from report_runs import HOSTILE
 
-from trl_drgrpo.report.embedding import embedded
+from trl_drgrpo.report.page import embedded
 
 
 @given(st.text() | st.sampled_from(HOSTILE))

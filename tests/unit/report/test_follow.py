@@ -14,7 +14,7 @@ from report_runs import data_of, write_run_log
 
 from trl_drgrpo.cli.main import main
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.report.follow import FollowedReport, FollowServer
+from trl_drgrpo.report.write import FollowedReport, FollowServer
 
 
 @pytest.fixture

@@ -5,9 +5,8 @@ import copy
 import pytest
 from report_runs import forked_line
 
-from trl_drgrpo.report.group_json import fork_tree, group_json
-from trl_drgrpo.report.recorded import group_of
-from trl_drgrpo.report.sampling import shortened
+from trl_drgrpo.report.completions import group_of
+from trl_drgrpo.report.groups import fork_tree, group_json, shortened
 
 
 def outline(nodes):

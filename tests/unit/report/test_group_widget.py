@@ -3,7 +3,7 @@
 import pytest
 
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.report.group_widget import group_widget_html
+from trl_drgrpo.report.groups import group_widget_html
 
 
 def test_the_snippet_holds_all_it_needs():

@@ -1,7 +1,6 @@
 """The numbers of the first screen: raw, with their steps."""
 
-from trl_drgrpo.report.curves import Curve
-from trl_drgrpo.report.headline import headline
+from trl_drgrpo.report.curves import Curve, headline
 from trl_drgrpo.report.records import Run, Warned
 
 

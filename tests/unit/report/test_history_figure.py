@@ -2,7 +2,7 @@
 
 import pytest
 
-from trl_drgrpo.report.history_figure import draw_histories
+from trl_drgrpo.report.figure import draw_histories
 
 pytest.importorskip("matplotlib")
 

@@ -3,9 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trl_drgrpo.report.json_lines import JsonLines
-from trl_drgrpo.report.recorded import RecordedCompletions
-from trl_drgrpo.report.starts import Starts
+from trl_drgrpo.report.completions import RecordedCompletions
+from trl_drgrpo.report.records import JsonLines, Starts
 
 
 @given(st.binary(max_size=300))

@@ -4,10 +4,10 @@ import random
 
 from report_runs import write_run_log
 
+from trl_drgrpo.report.completions import RecordedCompletions
 from trl_drgrpo.report.contents import report_contents
-from trl_drgrpo.report.push import push_note, push_rows
+from trl_drgrpo.report.curves import push_note, push_rows
 from trl_drgrpo.report.reading import read_run
-from trl_drgrpo.report.recorded import RecordedCompletions
 from trl_drgrpo.report.records import Group, Row, Span
 
 

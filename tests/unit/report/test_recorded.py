@@ -7,9 +7,8 @@ import pytest
 from report_runs import write_run_log
 
 from trl_drgrpo.features.diagnostics.run_log import RunLog
-from trl_drgrpo.report.json_lines import JsonLines
-from trl_drgrpo.report.recorded import RecordedCompletions
-from trl_drgrpo.report.starts import Starts
+from trl_drgrpo.report.completions import RecordedCompletions
+from trl_drgrpo.report.records import JsonLines, Starts
 
 
 def test_what_the_run_log_writes_is_indexed_without_being_parsed(tmp_path, monkeypatch):

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from trl_drgrpo.report.recorded import group_of
+from trl_drgrpo.report.completions import group_of
 
 
 def test_a_group_and_its_zscores():

@@ -6,11 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from report_runs import group_line, write_run_log
 
-from trl_drgrpo.report.embedding import embedded
-from trl_drgrpo.report.group_json import group_json
+from trl_drgrpo.report.completions import group_of
+from trl_drgrpo.report.groups import TEXT_LIMITS, group_json, sample_groups, shortened, spread
+from trl_drgrpo.report.page import embedded
 from trl_drgrpo.report.reading import read_run
-from trl_drgrpo.report.recorded import group_of
-from trl_drgrpo.report.sampling import TEXT_LIMITS, sample_groups, shortened, spread
 
 
 class InMemory:

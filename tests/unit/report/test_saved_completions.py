@@ -1,6 +1,6 @@
 """Texts of saved completions."""
 
-from trl_drgrpo.report.saved_completions import conversation
+from trl_drgrpo.report.completions import conversation
 
 
 def test_conversations_become_text():

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trl_drgrpo.report.starts import Starts
+from trl_drgrpo.report.records import Starts
 
 
 @given(st.lists(st.tuples(st.floats(0, 100), st.integers(0, 50)), min_size=1, max_size=4), st.integers(0, 60))

@@ -1,6 +1,6 @@
 """Characters that cannot be seen."""
 
-from trl_drgrpo.report.visible_text import visible
+from trl_drgrpo.report.page import visible
 
 
 def test_joiners_of_emoji_stay():

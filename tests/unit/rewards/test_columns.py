@@ -12,12 +12,12 @@ from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.config.preflight import check_inputs
 from trl_drgrpo.rewards.adapters import from_trl
 from trl_drgrpo.rewards.columns import check_columns, check_own_columns, check_ready, row_problem
-from trl_drgrpo.rewards.composition import cached, clipped, gated, noted_if_not_binary, weighted_sum
+from trl_drgrpo.rewards.combine import cached, clipped, gated, noted_if_not_binary, weighted_sum
 from trl_drgrpo.rewards.contract import checked_reward
 from trl_drgrpo.rewards.functions.code import CodeReward, Sandbox
 from trl_drgrpo.rewards.functions.strings import choice_reward, numeric_reward
 from trl_drgrpo.rewards.isolation import isolate
-from trl_drgrpo.rewards.registry import resolve_reward
+from trl_drgrpo.rewards.recipe_rewards import resolve_reward
 
 COLUMNS = ["prompt", "answer"]
 
@@ -281,8 +281,8 @@ def test_trackers_and_folders_that_are_not_there(settings, monkeypatch, reward, 
 
 def test_the_adapters_that_are_named_are_there():
     from trl_drgrpo import rewards
-    from trl_drgrpo.rewards.foreign import _BY_CLASS, _BY_PARAMETERS
-    from trl_drgrpo.rewards.spec import REWARDS
+    from trl_drgrpo.rewards.recipe_rewards import REWARDS
+    from trl_drgrpo.rewards.signatures import _BY_CLASS, _BY_PARAMETERS
 
     for _, adapter, *_ in (*_BY_PARAMETERS, *_BY_CLASS.values()):
         assert callable(getattr(rewards, adapter))

@@ -3,7 +3,7 @@
 import pytest
 
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.rewards.registry import REGISTRY, resolve_reward
+from trl_drgrpo.rewards.recipe_rewards import REGISTRY, resolve_reward
 
 
 @pytest.mark.parametrize("name", sorted(REGISTRY))

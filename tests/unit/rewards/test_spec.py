@@ -14,8 +14,7 @@ from trl_drgrpo.cli import flags, train, values
 from trl_drgrpo.cli.main import main
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.rewards.contract import reward_name
-from trl_drgrpo.rewards.registry import resolve_reward
-from trl_drgrpo.rewards.spec import REWARDS, check_spec
+from trl_drgrpo.rewards.recipe_rewards import REWARDS, check_spec, resolve_reward
 
 MINE = """
 import time

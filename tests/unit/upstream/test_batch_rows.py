@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from trl_drgrpo.upstream.batch_rows import joined_rows, row_of, unknown_keys
+from trl_drgrpo.upstream.batches import joined_rows, row_of, unknown_keys
 
 PAD = 9
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from trl_drgrpo.upstream.swapping import swapped
+from trl_drgrpo.upstream.private_state import swapped
 
 
 def test_swapped_restores_also_after_an_error():

@@ -10,9 +10,9 @@ from runs import length_reward
 from transformers import BitsAndBytesConfig
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
+from trl_drgrpo.check.tiny import tiny_model
 from trl_drgrpo.cli import job
 from trl_drgrpo.common.errors import InputError, UpstreamError
-from trl_drgrpo.labs.check.tiny import tiny_model
 from trl_drgrpo.upstream.weight_sync import merged_while_read, refuse_unsendable
 
 ADAPTERS = {

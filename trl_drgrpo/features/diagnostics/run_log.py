@@ -1,22 +1,227 @@
-r"""The run log: what `trl-drgrpo report` reads, written while the run goes on.
+"""Completions as the run log keeps them: text cut into spans of equal advantage, with rewards and steps.
 
-A folder `_drgrpo` in the output folder (the underscore keeps it out of `push_to_hub`): `run.json` says what was run,
-`metrics.jsonl`, `completions.jsonl` and `warnings.jsonl` hold one JSON object per line, appended and flushed. NaN and
-infinity are written as null. A resumed run appends: every line carries its time, and `starts` in `run.json` the times
-and steps at which the run began or began again, so that a reader can tell what was lost with a crash and done again.
-
-`completions.jsonl` keeps to a number of bytes: older steps are thinned, the older the more.
-
-When a file cannot be written, that is one error, and the log ends: nothing comes behind a line that may be cut short.
+Which groups of a generation batch are kept depends on their number alone, not on a random generator, so the same ones
+are kept after a resume. Each rank makes the records of its own rows (`row_record`); the main process puts the groups
+together (`group_records`).
 """
 
 import json
 import math
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
+
+from trl_drgrpo.objective.fork_advantages import Forks
+from trl_drgrpo.process_rewards.steps.alignment import Aligner
+
+COLUMN_CHARACTERS = 500
+_NO_COLUMNS = ("prompt", "completion", "completions", "completion_ids")
+
+
+def recorded_groups(groups: int, wanted: int) -> list[int]:
+    """
+    Chooses `wanted` groups (-1: all) of a generation batch, spread evenly, so that all ranks have some; ascending.
+
+    Example:
+
+    ```python
+    >>> recorded_groups(8, 4), recorded_groups(2, 4), recorded_groups(3, -1), recorded_groups(8, 0)
+    ([0, 2, 4, 6], [0, 1], [0, 1, 2], [])
+
+    ```
+    """
+    kept = groups if wanted < 0 else min(groups, wanted)
+    return [i * groups // kept for i in range(kept)]
+
+
+@dataclass(frozen=True)
+class RecordedRow:
+    """A recorded row.
+
+    Args:
+        index (`int`): Row among those of all ranks.
+        prompt (`str` or `list[dict]`): The prompt, a text or messages.
+        columns (`dict`): Its row of the dataset.
+        token_ids (`list[int]` of length `T`): The completion.
+        token_advantages (`list[float]` of length `T`): Advantage of each token.
+        trained (`list[bool]` of length `T`): False on tokens that are masked (tool results).
+        step_ends (`Sequence[int]`): Inclusive last tokens of the steps; empty without step rewards.
+        step_rewards (`Sequence[float or None]`): One per step.
+        rewards (`dict[str, float]`): Per reward function.
+        reward, advantage (`float`): The weighted sum, and the outcome advantage.
+        length (`int`): Tokens that the model wrote.
+        truncated (`bool`): Whether it was cut off.
+        correct (`bool` or `None`): Whether it is correct, `None` for neither or not known.
+        cuts (`Sequence[int]`, *optional*): Tokens before each fork, see [`Forks`]; `None` in a group without.
+    """
+
+    index: int
+    prompt: Any
+    columns: Mapping[str, Any]
+    token_ids: list[int]
+    token_advantages: Sequence[float]
+    trained: Sequence[bool]
+    step_ends: Sequence[int]
+    step_rewards: Sequence[float | None]
+    rewards: dict[str, float]
+    reward: float
+    advantage: float
+    length: int
+    truncated: bool
+    correct: bool | None
+    cuts: Sequence[int] | None = None
+
+
+def row_record(row: RecordedRow, aligner: Aligner) -> dict[str, Any]:
+    """A row as it stands in `completions.jsonl`, with what its group needs under `index`, `prompt`, `columns`."""
+    return {
+        "index": row.index,
+        "prompt": prompt_text(row.prompt),
+        "columns": {name: short_text(value) for name, value in row.columns.items() if name not in _NO_COLUMNS},
+        "spans": list(_spans(row, aligner)),
+        "rewards": {name: _number(value) for name, value in row.rewards.items()},
+        "reward": _number(row.reward),
+        "advantage": _number(row.advantage),
+        "length": row.length,
+        "truncated": row.truncated,
+        "right": row.correct,
+    }
+
+
+def group_records(
+    rows: Sequence[dict[str, Any]],
+    num_generations: int,
+    step: int,
+    mode: str,
+    first_group: int = 0,
+    forks: Forks | None = None,
+) -> list[dict[str, Any]]:
+    """The lines of `completions.jsonl`.
+
+    Args:
+        rows (`Sequence[dict]`): From [`row_record`], of all ranks, every group complete.
+        num_generations (`int`): G.
+        step (`int`): The optimizer step that is first trained on them; in an evaluation the steps done.
+        mode (`str`): `"train"` or `"eval"`.
+        first_group (`int`, *optional*): Groups of this step, or evaluation, in the batches before this one.
+        forks ([`Forks`], *optional*): Of the batch.
+
+    Returns:
+        `list[dict]`: One per group. `baseline` and `std` (n - 1) are over the group's scorable rewards. `forks`: the
+        branches at each level, `[b] * D`; only of groups that fork.
+    """
+    ordered = sorted(rows, key=lambda row: row["index"])
+    groups = groupby(ordered, key=lambda row: row["index"] // num_generations)
+    records = [_group_record(first_group + number, list(members), step, mode) for number, members in groups]
+    if forks is not None:
+        for record in records:
+            record["forks"] = [forks.branches] * forks.depth
+    return records
+
+
+def _group_record(number: int, members: list[dict[str, Any]], step: int, mode: str) -> dict[str, Any]:
+    rewards = [row["reward"] for row in members if row["reward"] is not None]
+    mean = math.fsum(rewards) / len(rewards) if rewards else None
+    std = None
+    if mean is not None and len(rewards) > 1:
+        std = math.sqrt(math.fsum((reward - mean) ** 2 for reward in rewards) / (len(rewards) - 1))
+    outside = ("index", "prompt", "columns")
+    return {
+        "step": step,
+        "mode": mode,
+        "group": number,
+        "prompt": members[0]["prompt"],
+        "G": len(members),
+        "baseline": _number(mean),
+        "std": _number(std),
+        "rows": [{key: value for key, value in row.items() if key not in outside} for row in members],
+        "columns": members[0]["columns"],
+    }
+
+
+def _spans(row: RecordedRow, aligner: Aligner) -> Iterator[dict[str, Any]]:
+    """Runs of tokens of one kind; their texts joined are the decoded completion."""
+    step_of: list[int | None] = [k for k, _ in enumerate(row.step_ends) for _ in range(_step_size(row.step_ends, k))]
+    step_of += [None] * (len(row.token_ids) - len(step_of))  # the closing, or a row without steps
+    levels = [None if row.cuts is None else sum(cut <= t for cut in row.cuts) for t in range(len(row.token_ids))]
+    kinds = [
+        (advantage, step, not trained, level)
+        for advantage, step, trained, level in zip(row.token_advantages, step_of, row.trained, levels, strict=True)
+    ]
+    runs = [(kind, len(list(tokens))) for kind, tokens in groupby(kinds)]
+    text, lengths = "", [0]
+    if row.token_ids:
+        alignment = aligner.align(row.token_ids) if len(runs) > 1 else None
+        text = alignment.text if alignment else aligner.decode(row.token_ids)
+        lengths = alignment.lengths if alignment else [len(text)]
+    token = start = 0
+    for number, ((advantage, step, masked, level), size) in enumerate(runs, start=1):
+        token += size
+        stop = len(text) if number == len(runs) else min(max(lengths[token - 1], start), len(text))
+        yield {
+            "text": text[start:stop],
+            "advantage": _number(advantage),
+            "step": step,
+            "step_reward": None if step is None else _number(row.step_rewards[step]),
+            "masked": masked,
+            **({} if level is None else {"level": level}),  # forks in front of it
+        }
+        start = stop
+
+
+def _step_size(ends: Sequence[int], k: int) -> int:
+    return ends[k] - (ends[k - 1] if k else -1)
+
+
+def prompt_text(prompt: Any) -> str:
+    """A prompt to be read: a text as it is, messages as `role: content`, one after the other, images as `<image>`.
+
+    Example:
+
+    ```python
+    >>> prompt_text([{"role": "user", "content": [{"type": "image", "image": None}, {"type": "text", "text": "?"}]}])
+    'user: <image>?'
+
+    ```
+    """
+    if isinstance(prompt, str) or not isinstance(prompt, list):
+        return str(prompt)
+    return "\n\n".join(
+        f"{m.get('role', '')}: {_content(m.get('content'))}" if isinstance(m, Mapping) else str(m) for m in prompt
+    )
+
+
+def _content(content: Any) -> str:
+    if isinstance(content, list):
+        return "".join(_content(part) for part in content)
+    if isinstance(content, Mapping):
+        kind = content.get("type")
+        return str(content.get("text") or "") if kind == "text" else f"<{kind}>"
+    return "" if content is None else str(content)
+
+
+def short_text(value: Any) -> str:
+    """A dataset's value as at most 500 characters; images as `<image>`."""
+    if isinstance(value, list | tuple) and value and all(_is_image(each) for each in value):
+        return "<image>" * len(value)
+    text = "<image>" if _is_image(value) else str(value)
+    return text if len(text) <= COLUMN_CHARACTERS else text[: COLUMN_CHARACTERS - 3] + "..."
+
+
+def _is_image(value: Any) -> bool:
+    """Pillow's, without importing it; or the bytes of one."""
+    is_stored = isinstance(value, Mapping) and set(value) == {"bytes", "path"}
+    return is_stored or isinstance(value, bytes) or (hasattr(value, "getpixel") and hasattr(value, "mode"))
+
+
+def _number(value: float | None) -> float | None:
+    """Six digits are enough to be read; NaN is null."""
+    return None if value is None or not math.isfinite(value) else float(f"{value:.6g}")
+
 
 FOLDER = "_drgrpo"
 RUN, METRICS, COMPLETIONS, WARNINGS = "run.json", "metrics.jsonl", "completions.jsonl", "warnings.jsonl"

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from trl_drgrpo.features.diagnostics.group_records import RecordedRow
+from trl_drgrpo.features.diagnostics.run_log import RecordedRow
 from trl_drgrpo.upstream.batches import CreditedBatch
 
 

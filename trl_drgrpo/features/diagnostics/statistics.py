@@ -11,10 +11,12 @@ less than all, all.
 """
 
 import math
+import statistics
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trl_drgrpo.features.diagnostics.correction import weight_statistics
+import numpy as np
 
 BUCKETS = ("0", "0-25", "25-50", "50-75", "75-100", "100")  # percent correct in the group, (a, b] but for the ends
 STD_FLOOR = 1e-4  # what TRL adds to a group's std
@@ -250,3 +252,162 @@ def _grpo_gradient_weights(rows: BatchRows, group: range) -> list[float]:
 
 def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values)
+
+
+QUARTERS = tuple(f"sampling/weight_q{q}_mean" for q in (1, 2, 3, 4))  # from the shortest rows to the longest
+
+
+def weight_statistics(
+    weights: Sequence[float], lengths: Sequence[int], correct: Sequence[bool | None] | None = None
+) -> dict[str, float]:
+    """Mean weights of short and long rows, and of correct and incorrect ones.
+
+    Args:
+        weights (`B` floats): NaN for rows without trained tokens, which are left out.
+        lengths (`B` ints): In tokens.
+        correct (`B` bools or `None`, *optional*): As in [`BatchRows`].
+
+    Returns:
+        `dict[str, float]`: `sampling/weight_q1_mean` (the shortest quarter of the rows) to `sampling/weight_q4_mean`,
+        `sampling/weight_correct_mean`, `sampling/weight_incorrect_mean`. Rows of one length are in one quarter, that
+        of their mean rank, so a quarter may be empty; what is empty is left out.
+
+    Example:
+
+    ```python
+    >>> weight_statistics([1.0, 0.9, 0.8, 0.0], [10, 20, 30, 40])["sampling/weight_q4_mean"]
+    0.0
+    >>> list(weight_statistics([1.0, 1.0], [7, 7]))
+    ['sampling/weight_q3_mean']
+
+    ```
+    """
+    known = [i for i, weight in enumerate(weights) if not math.isnan(weight)]
+    ordered = sorted(lengths[i] for i in known)
+    chosen: dict[str, list[int]] = {}
+    for i in known:
+        rank = statistics.fmean((bisect_left(ordered, lengths[i]), bisect_right(ordered, lengths[i])))
+        chosen.setdefault(QUARTERS[int(4 * rank / len(ordered))], []).append(i)
+    for name, wanted in (("correct", True), ("incorrect", False)):
+        chosen[f"sampling/weight_{name}_mean"] = [i for i in known if correct is not None and correct[i] is wanted]
+    return {name: statistics.fmean(weights[i] for i in rows) for name, rows in sorted(chosen.items()) if rows}
+
+
+_POSITIONS = 4  # quarters of a completion
+
+
+def step_statistics(
+    step_rewards: Sequence[Sequence[float | None]], outcome_rewards: Sequence[float | None]
+) -> dict[str, float]:
+    """Statistics of a generation batch's steps.
+
+    Args:
+        step_rewards (`B` lists of `K_i` floats): Reward of each step; `None` = unscorable.
+        outcome_rewards (`B` floats): Outcome reward of each row; `None` or NaN = unscorable.
+
+    Returns:
+        `dict[str, float]`: Metrics under `process/`; one that has nothing to be computed from is left out.
+
+        - `process/steps_mean`: steps per completion, over completions that have any;
+        - `process/reward_mean`: mean over scorable steps, in the units of the reward;
+        - `process/reward_quarter_1` to `_4`: the same for the steps in each quarter of a completion;
+        - `process/unscorable_frac`: share of steps without a reward, 0 to 1;
+        - `process/outcome_correlation`: Pearson's, of a row's mean step reward with its outcome reward, -1 to 1.
+
+    Example:
+
+    ```python
+    >>> step_statistics([[1.0, 0.0], [1.0, None]], [0.0, 1.0])["process/reward_mean"]
+    0.6666666666666666
+
+    ```
+    """
+    rows = [row for row in step_rewards if len(row)]
+    if not rows:
+        return {}
+    scored = [s for row in rows for s in row if s is not None]
+    total = sum(len(row) for row in rows)
+    result = {"process/steps_mean": total / len(rows), "process/unscorable_frac": 1 - len(scored) / total}
+    if scored:
+        result["process/reward_mean"] = statistics.fmean(scored)
+    for quarter in range(_POSITIONS):
+        values = [s for row in rows for k, s in enumerate(row) if s is not None and _quarter(k, len(row)) == quarter]
+        if values:
+            result[f"process/reward_quarter_{quarter + 1}"] = statistics.fmean(values)
+    correlation = _correlation(step_rewards, outcome_rewards)
+    return result if correlation is None else {**result, "process/outcome_correlation": correlation}
+
+
+def _quarter(step: int, steps: int) -> int:
+    """Quarter of a completion that the middle of a step falls into."""
+    return int(_POSITIONS * (step + 0.5) / steps)
+
+
+def _correlation(
+    step_rewards: Sequence[Sequence[float | None]], outcome_rewards: Sequence[float | None]
+) -> float | None:
+    pairs = []
+    for row, outcome in zip(step_rewards, outcome_rewards, strict=True):
+        scored = [s for s in row if s is not None]
+        if scored and outcome is not None and not math.isnan(outcome):
+            pairs.append((statistics.fmean(scored), outcome))
+    process, outcomes = [p for p, _ in pairs], [o for _, o in pairs]
+    if len(set(process)) < 2 or len(set(outcomes)) < 2:
+        return None
+    return statistics.correlation(process, outcomes)
+
+
+@dataclass(frozen=True)
+class Push:
+    """Mean over groups, its standard error, and their number. In decisions per unit of weight."""
+
+    value: float
+    standard_error: float
+    groups: int
+
+
+def decision_scores(lengths: np.ndarray, stopped: np.ndarray, groups: np.ndarray, batches: np.ndarray) -> np.ndarray:
+    """`k_i - c T_i` of each row `(B,)`; NaN in a batch of one group.
+
+    Args:
+        lengths (`np.ndarray` of shape `(B,)`): T, tokens of each row.
+        stopped (`np.ndarray` of shape `(B,)`, bool): Rows that ended by themselves; the others were cut off.
+        groups (`np.ndarray` of shape `(B,)`, int), batches (`np.ndarray` of shape `(B,)`, int):
+            Group of each row, different between batches, and its batch.
+    """
+    went_on = lengths - stopped
+    others = {}
+    for batch in np.unique(batches):
+        inside = batches == batch
+        for group in np.unique(groups[inside]):
+            rest = inside & (groups != group)
+            decisions = lengths[rest].sum()
+            others[group] = went_on[rest].sum() / decisions if decisions else math.nan
+    return went_on - np.array([others[group] for group in groups]) * lengths
+
+
+def stop_push(weights: np.ndarray, scores: np.ndarray, chosen: np.ndarray, groups: np.ndarray) -> Push:
+    """The push of some rows of each group, over the weight of the whole group.
+
+    Args:
+        weights (`np.ndarray` of shape `(B,)`): Of each token of a row, the advantage included.
+        scores (`np.ndarray` of shape `(B,)`): From [`decision_scores`].
+        chosen (`np.ndarray` of shape `(B,)`, bool): The rows whose push is asked for: the correct ones, say.
+        groups (`np.ndarray` of shape `(B,)`, int): Group of each row.
+
+    Returns:
+        [`Push`]: Over the groups with a signal; NaN where there is none.
+    """
+    pushes = []
+    for group in np.unique(groups):
+        rows = groups == group
+        weight = np.abs(weights[rows]).sum()
+        if weight > 0 and not np.isnan(scores[rows]).any():
+            pushes.append((weights * scores)[rows & chosen].sum() / weight)
+    return _mean_score(pushes)
+
+
+def _mean_score(values: Sequence[float]) -> Push:
+    if len(values) < 2:
+        return Push(values[0] if values else math.nan, math.nan, len(values))
+    return Push(float(np.mean(values)), float(np.std(values, ddof=1)) / math.sqrt(len(values)), len(values))

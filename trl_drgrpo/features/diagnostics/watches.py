@@ -1,19 +1,302 @@
-"""Problems visible in the metrics of optimizer steps: one small class per cause.
-
-A watch keeps the readings of the last optimizer steps (`watch.py`); `observe` gives the warning once there is
-something to warn of. Trends are compared in standard errors (`series.py`), so that noise alone is rarely called a
-trend; what the defaults cost in false alarms stands in `tests/unit/features/diagnostics/test_watches.py`.
-"""
+"""Whether a series of logged numbers has moved or left its usual range. Pure functions on short lists."""
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any, ClassVar
 
-from trl_drgrpo.features.diagnostics.collapse import AllIncorrect, AllTruncated, RewardCollapse
-from trl_drgrpo.features.diagnostics.correction import QUARTERS
-from trl_drgrpo.features.diagnostics.series import change, distance_from_usual, moved
-from trl_drgrpo.features.diagnostics.watch import Metrics, Watch, finite, mean_of, span_of
+from trl_drgrpo.features.diagnostics.statistics import QUARTERS
+
+MAD_TO_STD = 1.4826  # of a normal distribution
+
+
+def moved(series: Sequence[float]) -> float:
+    """By how many standard errors the second half of a series lies above the first.
+
+    The noise is what is left of each half without its mean and without the slope that both have in common, so that a
+    steady trend does not hide itself. Where that noise is correlated from step to step (lag one, estimated and
+    corrected for its bias in short series), fewer values count as independent: the error grows by
+    `sqrt((1 + rho) / (1 - rho))`.
+
+    Args:
+        series (`Sequence[float]`): Values over time.
+
+    Returns:
+        `float`: Difference of the halves' means over its standard error; infinite for a change without any noise; 0
+        for fewer than 8 values, too short to tell.
+
+    Example:
+
+    ```python
+    >>> round(moved([1, 2, 1, 2, 3, 4, 3, 4]), 6)
+    5.0
+
+    ```
+    """
+    half = len(series) // 2
+    if half < 4:
+        return 0.0
+    halves = (series[:half], series[-half:])
+    means = [statistics.fmean(values) for values in halves]
+    difference = means[1] - means[0]
+    times = [t - (half - 1) / 2 for t in range(half)]
+    residues = [[value - mean for value in values] for values, mean in zip(halves, means, strict=True)]
+    products = [t * e for values in residues for t, e in zip(times, values, strict=True)]
+    slope = math.fsum(products) / (2 * math.fsum(t * t for t in times))
+    residues = [[e - slope * t for t, e in zip(times, values, strict=True)] for values in residues]
+    total = math.fsum(e * e for values in residues for e in values)
+    if total <= 0:
+        return math.copysign(math.inf, difference) if difference else 0.0
+    lagged = math.fsum(a * b for values in residues for a, b in pairwise(values)) / total
+    rho = min(max(lagged + (1 + 4 * lagged) / half, 0.0), 0.9)
+    error = math.sqrt(total / (2 * half - 3) * 2 / half * (1 + rho) / (1 - rho))
+    return difference / error
+
+
+def change(series: Sequence[float]) -> float:
+    """Mean of the second half minus mean of the first, in the series' units."""
+    half = len(series) // 2
+    return statistics.fmean(series[-half:]) - statistics.fmean(series[:half]) if half else 0.0
+
+
+def distance_from_usual(value: float, usual: Sequence[float]) -> float:
+    """Robust z-score: how far a value lies above the median, in standard deviations estimated from the MAD.
+
+    Args:
+        value (`float`): The value in question.
+        usual (`Sequence[float]`): Earlier values, at least one.
+
+    Returns:
+        `float`: Deviations above (negative: below) the median. The spread counts as at least a tenth of the median's
+        size, so that a series that hardly varies does not turn every wobble into an event.
+
+    Example:
+
+    ```python
+    >>> round(distance_from_usual(11.0, [1.0, 2.0, 3.0, 4.0, 5.0]), 2)
+    5.4
+
+    ```
+    """
+    median = statistics.median(usual)
+    spread = MAD_TO_STD * statistics.median(abs(each - median) for each in usual)
+    floor = max(abs(median) / 10, 1e-12)
+    return (value - median) / max(spread, floor)
+
+
+Metrics = Mapping[str, Any]
+Thresholds = Mapping[str, float]
+
+
+class Watch:
+    """Base of the watches.
+
+    Args:
+        thresholds (`Mapping[str, float]`): One value for every entry of `defaults`.
+        num_generations (`int`): G.
+
+    Attributes:
+        cause (`str`): Name of the cause, in `run_warnings` and in `warnings.jsonl`.
+        defaults (`dict[str, float]`): The thresholds. `steps` is the number of optimizer steps that are looked at,
+            those without the metrics (which generated nothing, for example) not counted.
+        metrics (`tuple[str, ...]`): The metrics of a reading; a step without one of them is passed over.
+        also_read (`tuple[str, ...]`): Metrics that may be missing from a reading (`None` then).
+        fewest (`int`): Readings that suffice at the end of a run that was too short for a window.
+        explains (`tuple[str, ...]`): Causes that would only repeat this one while it holds.
+        from_logs (`bool`): Whether a reading is a log instead of an optimizer step: for metrics that exist there only.
+        seen (`dict`): The readings so far, `[step, *values]` each. JSON-ready: it travels with checkpoints.
+    """
+
+    cause: ClassVar[str]
+    defaults: ClassVar[dict[str, float]]
+    metrics: ClassVar[tuple[str, ...]]
+    also_read: ClassVar[tuple[str, ...]] = ()
+    fewest: ClassVar[int] = 5
+    explains: ClassVar[tuple[str, ...]] = ()
+    from_logs: ClassVar[bool] = False
+
+    def __init__(self, thresholds: Thresholds, num_generations: int):
+        self.thresholds = thresholds
+        self.num_generations = num_generations
+        self.forget()
+
+    def forget(self) -> None:
+        """Start from nothing."""
+        self.seen: dict[str, Any] = {"readings": []}
+
+    @property
+    def window(self) -> int:
+        """Readings that are judged together."""
+        return int(self.thresholds["steps"])
+
+    def observe(self, step: int, metrics: Metrics) -> str | None:
+        """Take in an optimizer step; returns a warning with what to do about it, or `None`."""
+        values = [finite(metrics.get(name)) for name in self.metrics]
+        if None in values:
+            return None
+        readings = self.seen["readings"]
+        readings.append([step, *values, *(finite(metrics.get(name)) for name in self.also_read)])
+        del readings[: -self.window]
+        return self.judge(self.series) if len(readings) >= self.window else None
+
+    def conclude(self) -> str | None:
+        """The run is over: the warning of one that was too short for a window."""
+        return self.judge(self.series) if self.fewest <= len(self.seen["readings"]) < self.window else None
+
+    def judge(self, series: list[tuple[Any, ...]]) -> str | None:
+        """The warning, from the readings as one series per metric."""
+        raise NotImplementedError
+
+    @property
+    def series(self) -> list[tuple[Any, ...]]:
+        """The readings as one series per metric, without the steps."""
+        return list(zip(*self.seen["readings"], strict=True))[1:]
+
+    @property
+    def span(self) -> str:
+        """The optimizer steps from the first reading to the last."""
+        return span_of(self.seen["readings"])
+
+
+def span_of(readings: Sequence[Sequence[Any]]) -> str:
+    """The optimizer steps from the first reading to the last, in words."""
+    steps = int(readings[-1][0] - readings[0][0]) + 1
+    return "the last optimizer step" if steps == 1 else f"the last {steps} optimizer steps"
+
+
+def finite(value: Any) -> float | None:
+    """A number as it is, anything else as `None`."""
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+def mean_of(values: Sequence[float | None]) -> float:
+    """Mean of a metric that may be missing; 0 where it always is."""
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else 0.0
+
+
+_MOSTLY_CUT_OFF = 0.5
+
+
+class AllTruncated(Watch):
+    """Nearly all completions are cut off, and every reward is the same: seen in the first steps."""
+
+    cause = "all_truncated"
+    defaults: ClassVar = {"share": 0.95, "steps": 5}
+    metrics = ("completions/truncated_frac", "drgrpo/zero_signal_frac", "reward", "drgrpo/reward_min")
+    also_read = ("drgrpo/pass_rate",)
+    fewest = 2
+    explains = ("truncation", "all_incorrect", "dead_groups")
+
+    def judge(self, series: list[tuple[Any, ...]]) -> str | None:
+        truncated, dead, rewards, lowest, correct = series
+        if statistics.fmean(truncated) < self.thresholds["share"] or min(dead) < 1 or mean_of(correct) > 0:
+            return None
+        if max(rewards) - min(lowest) > 1e-6 * max(abs(min(lowest)), 1.0):
+            return None
+        return (
+            f"{statistics.fmean(truncated):.0%} of the completions were cut off at max_completion_length over "
+            f"{self.span}, and every reward was {lowest[-1]:.3g}: nothing is learned. Raise max_completion_length. "
+            "If the answers should fit, the model does not end them: check that the prompts go through the chat "
+            "template, and that its end-of-turn token is an EOS token of the tokenizer or of generation_config."
+        )
+
+
+class AllIncorrect(Watch):
+    """Every completion is incorrect."""
+
+    cause = "all_incorrect"
+    defaults: ClassVar = {"steps": 20}
+    metrics = ("drgrpo/pass_rate",)
+    also_read = ("completions/truncated_frac",)
+    fewest = 10
+    explains = ("dead_groups",)
+
+    def forget(self) -> None:
+        super().forget()
+        self.seen["last_right"] = None  # newest step with a correct completion
+
+    def observe(self, step: int, metrics: Any) -> str | None:
+        if (metrics.get(self.metrics[0]) or 0) > 0:
+            self.seen["last_right"] = step
+        return super().observe(step, metrics)
+
+    def judge(self, series: list[tuple[Any, ...]]) -> str | None:
+        rates, truncated = series
+        if max(rates) > 0:
+            return None
+        said = f"All completions of {self.span} were incorrect"
+        if mean_of(truncated) >= _MOSTLY_CUT_OFF:
+            return f"{said}, and {mean_of(truncated):.0%} of them were cut off: raise max_completion_length."
+        if (last := self.seen["last_right"]) is not None:
+            return (
+                f"{said}; step {last} had correct ones. Look at the newest completions: if they are broken, go back "
+                "to a checkpoint before that step and lower learning_rate; if they look fine, the prompts have become "
+                "too hard."
+            )
+        return (
+            f"{said}, and no earlier one was correct. Look at completions and their rewards (`trl-drgrpo score`): "
+            "check that the reward can read the answers and that correct_threshold can be reached; else use easier "
+            "prompts, or a model that solves some of them."
+        )
+
+
+class RewardCollapse(Watch):
+    """The pass rate, or the reward, has fallen far below its best.
+
+    The mean of the last `steps` readings is compared with the best mean of as many earlier ones. Rewards count from
+    the lowest one that any completion has had, so that a shift of all rewards changes nothing.
+    """
+
+    cause = "reward_collapse"
+    defaults: ClassVar = {"share": 0.5, "deviations": 5.0, "steps": 30}
+    metrics = ("reward", "drgrpo/reward_min")
+    also_read = ("drgrpo/pass_rate", "completions/truncated_frac")
+    fewest = 16
+
+    def forget(self) -> None:
+        super().forget()
+        self.seen |= {"best": {}, "lowest": None}  # name -> values of the best readings so far, and their last step
+
+    @property
+    def window(self) -> int:
+        return 2 * super().window
+
+    def judge(self, series: list[tuple[Any, ...]]) -> str | None:
+        rewards, lowest, rates, truncated = series
+        known = [*lowest] if self.seen["lowest"] is None else [*lowest, self.seen["lowest"]]
+        self.seen["lowest"] = min(known)
+        message = None
+        for name, values, floor in (("mean reward", rewards, min(known)), ("pass rate", rates, 0.0)):
+            if None not in values and (fallen := self._fallen(name, values, floor)):
+                message = fallen  # of both, the pass rate
+        if message is None:
+            return None
+        cut_off = mean_of(truncated[-(len(truncated) // 2) :])
+        if cut_off >= _MOSTLY_CUT_OFF:
+            message += f" {cut_off:.0%} of the completions are cut off now: raise max_completion_length first."
+        return message
+
+    def _fallen(self, name: str, values: Sequence[float], floor: float) -> str | None:
+        half = len(values) // 2
+        before, recent = values[:half], values[-half:]
+        best = self.seen["best"].get(name)
+        if best is None or len(best["values"]) != half or statistics.fmean(before) > statistics.fmean(best["values"]):
+            best = {"values": list(before), "step": self.seen["readings"][half - 1][0]}
+            self.seen["best"][name] = best
+        former, now = statistics.fmean(best["values"]), statistics.fmean(recent)
+        if now - floor >= self.thresholds["share"] * (former - floor):
+            return None
+        if moved([*best["values"], *recent]) > -self.thresholds["deviations"]:
+            return None
+        was, is_now = (f"{each:.0%}" if name == "pass rate" else f"{each:.3g}" for each in (former, now))
+        return (
+            f"The {name} has collapsed: {is_now} over {span_of(self.seen['readings'][-half:])}, down from {was} over "
+            f"as many up to step {best['step']}. Look at the newest completions. If they are broken, go back to a "
+            "checkpoint near that step and lower learning_rate or raise beta. If the prompts get harder over the run, "
+            "a lower level is expected."
+        )
 
 
 def _further_distinct(unique_frac: float, size: int) -> float:

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trl_drgrpo.features.fast_path.blocks import KEY_COST
+from trl_drgrpo.features.fast_path.tree_mask import KEY_COST
 
 Pack = tuple[int, ...]  # rows behind one copy of their prompt; a row that stands alone is a pack of one
 MicroBatch = list[Pack]

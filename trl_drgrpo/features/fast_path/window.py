@@ -5,6 +5,8 @@ packed together, how many rows stock TRL would have divided by, and what metrics
 types only, so that a checkpoint can hold it.
 """
 
+import math
+from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
@@ -19,7 +21,7 @@ from trl_drgrpo.features.fast_path.planner import (
     plan_window,
     processed_tokens,
 )
-from trl_drgrpo.upstream.batch_rows import OF_COMPLETIONS, OF_EITHER, OF_PROMPTS, OF_THE_BATCH
+from trl_drgrpo.upstream.batches import OF_COMPLETIONS, OF_EITHER, OF_PROMPTS, OF_THE_BATCH
 
 PLAN = "micro_batch_plan"
 
@@ -156,3 +158,57 @@ def _rows(key: str, value: Any, index: torch.Tensor, prompt_width: int, completi
     if key in OF_PROMPTS:
         return chosen[:, -prompt_width:]
     return chosen[:, :completion_width] if chosen.dim() == 2 else chosen
+
+
+_EXTREMES = {"min": min, "max": max}
+
+
+class WindowMetrics:
+    """Collects what the micro-batches of one window log.
+
+    Args:
+        clips_rows (`bool`): Whether importance ratios are per sequence, so that clip ratios count rows, not tokens.
+    """
+
+    def __init__(self, clips_rows: bool):
+        self.clips_rows = clips_rows
+        self._clear()
+
+    def _clear(self) -> None:
+        self.sums: dict[str, float] = defaultdict(float)
+        self.weights: dict[str, float] = defaultdict(float)
+        self.extremes: dict[str, float] = {}
+
+    def add(self, plan: dict[str, Any], metrics: dict[str, list[float]], ranks: int) -> None:
+        """Take in what one micro-batch logged: means over its tokens or rows on all `ranks`, extremes over its
+        rows."""
+        for name, values in metrics.items():
+            for value in values:
+                kind = name.rpartition("_")[2]
+                if kind in _EXTREMES and name.startswith("clip_ratio/"):
+                    if not math.isnan(value):  # of fillers only
+                        self.extremes[name] = _EXTREMES[kind](value, self.extremes.get(name, value))
+                    continue
+                weight = plan["rows"] * ranks if self._counts_rows(name) else plan["loss_tokens"]
+                self.sums[name] += value * weight
+                self.weights[name] += weight
+
+    def finish(self, window: dict[str, Any]) -> dict[str, list[float]]:
+        """The window's metrics, one value each, and a fresh start. `window` has `rows` and `loss_tokens` of the window
+        on all ranks, and whether it `leaves_out` rows that have tokens."""
+        result = {}
+        for name, total in self.sums.items():
+            weight = self.weights[name]
+            if name.startswith("clip_ratio/"):
+                weight = window["rows"] if self._counts_rows(name) else window["loss_tokens"]
+            elif not weight:
+                continue  # nothing was run, so there is no mean
+            result[name] = [total / max(weight, 1)]
+        for name, value in self.extremes.items():
+            extreme = _EXTREMES[name.rpartition("_")[2]]
+            result[name] = [extreme(value, 0.0) if window["leaves_out"] else value]
+        self._clear()
+        return result
+
+    def _counts_rows(self, name: str) -> bool:
+        return self.clips_rows and name.startswith("clip_ratio/")

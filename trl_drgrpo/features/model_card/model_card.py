@@ -21,7 +21,7 @@ from trl_drgrpo.common.hub_errors import UPLOAD_EXCLUDES
 from trl_drgrpo.features.model_card.card import write_card
 from trl_drgrpo.upstream.description import CARD
 from trl_drgrpo.upstream.hooks import Feature
-from trl_drgrpo.upstream.swapping import swapped
+from trl_drgrpo.upstream.private_state import swapped
 
 logger = logging.getLogger(__name__)
 

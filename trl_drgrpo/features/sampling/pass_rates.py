@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trl_drgrpo.common.errors import InputError, shortened
-from trl_drgrpo.rewards.text import prompt_key, prompt_text
+from trl_drgrpo.rewards.sample import prompt_key, prompt_text
 
 _FIELDS = "{'key': ..., 'pass_rate': ..., 'completions': ...}"
 _PROMPT_CHARACTERS = 120

@@ -18,9 +18,8 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from trl_drgrpo.common.errors import InputError, did_you_mean
-from trl_drgrpo.common.extras import require_package
-from trl_drgrpo.rewards.text import after_thinking, completion_text, marked_answer
+from trl_drgrpo.common.errors import InputError, did_you_mean, require_package
+from trl_drgrpo.rewards.sample import after_thinking, completion_text, marked_answer
 
 if TYPE_CHECKING:
     from datasets import Dataset

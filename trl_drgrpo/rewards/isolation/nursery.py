@@ -1,19 +1,16 @@
-"""The process between the trainer and its workers: it forks them, kills them, and lets nothing outlive the trainer.
+"""A reward function as bytes that a worker, which has neither the trainer's script nor its modules, can load.
 
-Why a process of its own: the trainer must not fork (CUDA, threads), a fresh interpreter per worker costs a tenth of a
-second, and `multiprocessing` would run the training script again in each. This one is small and single-threaded and
-runs no user code, so forking it is safe and takes milliseconds.
-
-Why nothing is left behind: on Linux the nursery and every worker are *subreapers*, so a process that a reward
-started, however it detached itself, ends up a child of the worker or, once that is dead, of the nursery, which kills
-every child that is no worker. The nursery ends, with all of these, when its control socket closes or its parent is
-gone: also after `kill -9` of the trainer. Should the nursery itself be killed, the kernel kills the workers
-(`PR_SET_PDEATHSIG`). Elsewhere than on Linux a killed worker takes its process group along, and no more than that.
+Plain pickle names a function by its module, which a worker cannot import where that is the running script or a file
+that was loaded by its path. So functions and classes of a file that was named as a reward go as its path, for the
+worker to load by itself; whatever else cannot be imported by name goes by value, with `cloudpickle`.
 """
 
 import contextlib
 import ctypes
+import functools
 import importlib
+import inspect
+import io
 import os
 import resource
 import select
@@ -21,10 +18,103 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
+import cloudpickle
+
+from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.rewards.isolation.worker import COMMAND, ENDED, serve
+from trl_drgrpo.rewards.recipe_rewards import FILE_PREFIX, module_from_file, resolve_reward
+
+
+def portable(reward: Callable | str) -> Any:
+    """A reward function, or its name, as something that `pickled` can send; unpickled, it is the function."""
+    if isinstance(reward, str):
+        path, _, attribute = reward.rpartition(":")
+        is_file = path.endswith(".py")
+        return _Named(f"{os.path.abspath(os.path.expanduser(path))}:{attribute}" if is_file else reward)
+    for part in _parts(reward):
+        module = sys.modules.get(getattr(part, "__module__", None) or "")
+        if module is not None and not _is_of_file(module.__name__) and not _is_importable(module.__name__):
+            cloudpickle.register_pickle_by_value(module)
+    return reward
+
+
+def pickled(worker_function: Any, name: str) -> bytes:
+    """A callable that holds the [`portable`] form of a reward, as bytes for a worker. Refuses one that refers to what
+    no other process can have: a lock, an open file, a client. `name`: the reward's, for the message."""
+    try:
+        buffer = io.BytesIO()
+        _Pickler(buffer).dump(worker_function)
+        return buffer.getvalue()
+    except Exception as error:  # any type: `__reduce__` of whatever the function refers to
+        raise InputError(
+            f"reward function '{name}'",
+            f"one that cannot be sent to a worker process ({type(error).__name__}: {error})",
+            "a function that pickles with cloudpickle",
+            "Create clients, locks and files inside the function, or move it to a file of its own and name it as "
+            "`path/to/file.py:function`, or run it without limits.",
+        ) from error
+
+
+def original(reward: Any) -> Any:
+    """The reward function behind its [`portable`] form."""
+    return resolve_reward(reward.spec) if isinstance(reward, _Named) else reward
+
+
+class _Named:
+    """Pickles as a name, unpickles as the function of that name."""
+
+    def __init__(self, spec: str):
+        self.spec = spec
+
+    def __reduce__(self):
+        return resolve_reward, (self.spec,)
+
+
+class _Pickler(cloudpickle.Pickler):
+    """Names functions and classes of a file that was loaded by its path as members of that file."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if inspect.isfunction(obj) or inspect.isclass(obj):
+            module = sys.modules.get(getattr(obj, "__module__", None) or "")
+            if module is not None and _is_of_file(module.__name__) and _member(module, obj.__qualname__) is obj:
+                return _load_member, (os.path.abspath(str(module.__file__)), obj.__qualname__)
+        return super().reducer_override(obj)
+
+
+def _is_of_file(module: str) -> bool:
+    return module.startswith(FILE_PREFIX)
+
+
+def _member(module: Any, qualname: str) -> Any:
+    return functools.reduce(lambda found, name: getattr(found, name, None), qualname.split("."), module)
+
+
+def _load_member(path: str, qualname: str) -> Any:
+    return _member(module_from_file(f"{path}:{qualname}", path), qualname)
+
+
+def _parts(reward: Any) -> Iterator[Any]:
+    """Function, instance and class that a callable consists of: behind partials and bound methods."""
+    while isinstance(reward, functools.partial):
+        reward = reward.func
+    yield reward
+    if inspect.ismethod(reward):
+        yield type(reward.__self__)
+    elif not inspect.isroutine(reward):
+        yield type(reward)
+
+
+def _is_importable(module: str) -> bool:
+    """Whether a new interpreter finds the module by its name; `importlib` would say yes to all that is loaded here."""
+    package = module.partition(".")[0]
+    if package == "__main__":
+        return True  # cloudpickle knows better
+    return any(finder.find_spec(package, None) is not None for finder in sys.meta_path if hasattr(finder, "find_spec"))
+
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _PARENT_CHECK = 1.0  # seconds; a forked child of the trainer may hold the control socket open after its death

@@ -15,8 +15,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from trl_drgrpo.features.fast_path.decoding.group_attention import NOT_SERVED, group_attention_in
-from trl_drgrpo.features.fast_path.decoding.group_cache import BLOCK, GroupCache
+from trl_drgrpo.features.fast_path.decoding.group_cache import BLOCK, NOT_SERVED, GroupCache, group_attention_in
 from trl_drgrpo.single_gpu.memory import passes
 from trl_drgrpo.single_gpu.memory.setup import Setup
 from trl_drgrpo.single_gpu.memory.shapes import Shape, scored_shapes, trained_shapes

@@ -18,7 +18,6 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from trl_drgrpo.features.fast_path.blocks import cut_into_blocks
 from trl_drgrpo.features.fast_path.planner import (
     Budget,
     Costs,
@@ -30,7 +29,7 @@ from trl_drgrpo.features.fast_path.planner import (
     shared_length,
 )
 from trl_drgrpo.features.fast_path.sharing import attention_pair_cost, forward_cost
-from trl_drgrpo.features.fast_path.tree_mask import attends_apart
+from trl_drgrpo.features.fast_path.tree_mask import attends_apart, cut_into_blocks
 from trl_drgrpo.features.fast_path.window import windows
 from trl_drgrpo.single_gpu.memory.setup import Setup
 

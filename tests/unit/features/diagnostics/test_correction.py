@@ -4,8 +4,8 @@ import statistics
 
 import pytest
 
-from trl_drgrpo.features.diagnostics.correction import QUARTERS, weight_statistics
 from trl_drgrpo.features.diagnostics.run_warnings import RunWarnings, warning_thresholds
+from trl_drgrpo.features.diagnostics.statistics import QUARTERS, weight_statistics
 
 
 def test_golden_weights():

@@ -7,11 +7,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from trl_drgrpo.check.tiny import tiny_tokenizer
 from trl_drgrpo.common.errors import DiskFullError, InputError
-from trl_drgrpo.features.diagnostics import feature as room
-from trl_drgrpo.features.diagnostics.feature import STATE_FILE, Diagnostics
+from trl_drgrpo.features.diagnostics import diagnostics as room
+from trl_drgrpo.features.diagnostics.diagnostics import STATE_FILE, Diagnostics
 from trl_drgrpo.features.diagnostics.run_log import COMPLETIONS, METRICS, RUN, WARNINGS
-from trl_drgrpo.labs.check.tiny import tiny_tokenizer
 from trl_drgrpo.upstream.batches import CreditedBatch, ScoredBatch
 from trl_drgrpo.upstream.description import METRIC, DescribingCallback, DescriptionGuard
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from trl_drgrpo import DrGRPOConfig
-from trl_drgrpo.features.diagnostics.first_loss import first_loss_remarks, is_first_loss
+from trl_drgrpo.features.diagnostics.movement import first_loss_remarks, is_first_loss
 
 
 def remarks(step_scorer=None, own_advantages=None, own_losses=(), **fields):

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trl_drgrpo.features.diagnostics.group_records import (
+from trl_drgrpo.features.diagnostics.run_log import (
     RecordedRow,
     group_records,
     prompt_text,

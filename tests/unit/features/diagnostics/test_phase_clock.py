@@ -2,7 +2,7 @@ import contextlib
 
 import pytest
 
-from trl_drgrpo.features.diagnostics.phase_clock import PhaseClock
+from trl_drgrpo.features.diagnostics.diagnostics import PhaseClock
 
 
 class Time:

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from trl_drgrpo.features.diagnostics.series import distance_from_usual, moved
+from trl_drgrpo.features.diagnostics.watches import distance_from_usual, moved
 
 
 def test_series():

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trl_drgrpo.features.diagnostics.steps import step_statistics
+from trl_drgrpo.features.diagnostics.statistics import step_statistics
 
 
 def test_golden_statistics():

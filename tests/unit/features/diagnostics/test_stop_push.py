@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from trl_drgrpo.features.diagnostics.stop_push import decision_scores, stop_push
+from trl_drgrpo.features.diagnostics.statistics import decision_scores, stop_push
 
 
 def simulated(objective, seed=0, prompts=400, size=8, go=0.9):

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trl_drgrpo.features.fast_path.blocks import cut_into_blocks
+from trl_drgrpo.features.fast_path.tree_mask import cut_into_blocks
 
 
 def ends_of(tree, start=0):

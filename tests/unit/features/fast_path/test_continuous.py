@@ -5,7 +5,7 @@ import torch
 from tiny_families import tiny
 from transformers import ContinuousBatchingConfig, GenerationConfig
 
-from trl_drgrpo.features.fast_path.decoding.continuous import forked_prefill, returns_forks
+from trl_drgrpo.features.fast_path.decoding.forwards import forked_prefill, returns_forks
 
 # Below transformers 5.18 a page is called a block.
 PAGE = "page_size" if hasattr(ContinuousBatchingConfig(), "page_size") else "block_size"

@@ -6,9 +6,9 @@ from runs import train
 from transformers import GenerationConfig
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
-from trl_drgrpo.features.fast_path.decoding import decoder, exponential, forwards, loop
+from trl_drgrpo.check.tiny import tiny_model
+from trl_drgrpo.features.fast_path.decoding import decoder, forwards
 from trl_drgrpo.features.fast_path.decoding.decoder import shared_prefill
-from trl_drgrpo.labs.check.tiny import tiny_model
 
 GREEDY = {"do_sample": False}
 SAMPLING = [
@@ -234,16 +234,16 @@ def test_no_forward_of_a_generation_records_gradients(tokenizer, is_quantized):
 
 @pytest.mark.parametrize("rows", [1, 32])
 def test_random_numbers_of_live_rows_are_those_of_all(rows, monkeypatch):
-    monkeypatch.setattr(exponential, "BLOCK", 700)  # several blocks, the last one not full
+    monkeypatch.setattr(decoder, "BLOCK", 700)  # several blocks, the last one not full
     live = torch.arange(rows)[:: 3 if rows > 3 else 1]
     like = torch.empty(len(live), 101)
     torch.manual_seed(0)
     expected = torch.empty(rows, 101).exponential_(1)[live]
     state = torch.random.get_rng_state()
-    for draws_uniform in (exponential._draws_uniform(), False):
-        monkeypatch.setattr(exponential, "_draws_uniform", lambda is_so=draws_uniform: is_so)
+    for draws_uniform in (decoder._draws_uniform(), False):
+        monkeypatch.setattr(decoder, "_draws_uniform", lambda is_so=draws_uniform: is_so)
         torch.manual_seed(0)
-        torch.testing.assert_close(exponential.exponential(live, rows, like), expected, rtol=1e-6, atol=0)
+        torch.testing.assert_close(decoder.exponential(live, rows, like), expected, rtol=1e-6, atol=0)
         assert torch.equal(torch.random.get_rng_state(), state)
 
 
@@ -251,4 +251,4 @@ def test_scores_that_are_not_finite_are_an_error():
     scores = torch.zeros(2, 5)
     scores[1, 3] = torch.inf
     with pytest.raises(RuntimeError, match="inf"):
-        loop._sampled(scores, torch.arange(2), 2)
+        decoder._sampled(scores, torch.arange(2), 2)

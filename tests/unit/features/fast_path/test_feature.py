@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from trl_drgrpo.features.fast_path import feature
-from trl_drgrpo.features.fast_path.feature import FastPath
+from trl_drgrpo.features.fast_path import fast_path
+from trl_drgrpo.features.fast_path.fast_path import FastPath
 from trl_drgrpo.features.fast_path.planner import Costs
 from trl_drgrpo.features.fast_path.window import PLAN
 from trl_drgrpo.upstream.batches import TokenBatch
@@ -178,7 +178,7 @@ def test_in_lockstep_one_rank_without_a_prompt_leaves_scoring_to_trl_everywhere(
 def test_in_lockstep_all_ranks_share_prompts_or_none(others, trainer, monkeypatch, caplog):
     trainer.in_lockstep, trainer.gathered = True, lambda values: values + others
     trainer.accelerator.mixed_precision = "no"
-    monkeypatch.setattr(feature, "why_not_shared", lambda *arguments: None)
+    monkeypatch.setattr(fast_path, "why_not_shared", lambda *arguments: None)
     assert trainer.fast_path._can_share_prompts(trainer.model) is (others == [None])
     assert ("it fails with a block mask" in caplog.text) is (others != [None])
 

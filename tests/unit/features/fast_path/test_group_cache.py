@@ -12,9 +12,8 @@ from transformers import DynamicCache, Gemma2PreTrainedModel, GenerationConfig
 
 from trl_drgrpo.features.fast_path.decoding import forwards
 from trl_drgrpo.features.fast_path.decoding.decoder import shared_prefill
-from trl_drgrpo.features.fast_path.decoding.group_attention import NAME
-from trl_drgrpo.features.fast_path.decoding.group_cache import Grid, GroupCache, GroupLayer
-from trl_drgrpo.upstream.swapping import swapped
+from trl_drgrpo.features.fast_path.decoding.group_cache import NAME, Grid, GroupCache, GroupLayer
+from trl_drgrpo.upstream.private_state import swapped
 
 SHARING = (
     "Llama Qwen2 Qwen3 Mistral Gemma Gemma2 Gemma3Text GPT2 Phi3 Cohere2 Olmo Glm4 Mixtral Qwen3Moe SmolLM3 OPT GptOss"

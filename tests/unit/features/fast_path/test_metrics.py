@@ -2,7 +2,7 @@
 
 import pytest
 
-from trl_drgrpo.features.fast_path.metrics import WindowMetrics
+from trl_drgrpo.features.fast_path.window import WindowMetrics
 
 # Metrics
 

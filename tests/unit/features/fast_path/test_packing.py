@@ -5,9 +5,9 @@ import pytest
 import torch
 import transformers
 
+from trl_drgrpo.check.tiny import in_double_precision, tiny_model
 from trl_drgrpo.features.fast_path.packing import pack_rows, scored_only
 from trl_drgrpo.features.fast_path.sharing import attention_pair_cost, why_not_shared
-from trl_drgrpo.labs.check.tiny import in_double_precision, tiny_model
 
 WIDTHS = {
     "hidden_size": 32,

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trl_drgrpo.features.fast_path import planner
-from trl_drgrpo.features.fast_path.blocks import KEY_COST
 from trl_drgrpo.features.fast_path.planner import (
     EVENNESS,
     Budget,
@@ -18,6 +17,7 @@ from trl_drgrpo.features.fast_path.planner import (
     plan_window,
     processed_tokens,
 )
+from trl_drgrpo.features.fast_path.tree_mask import KEY_COST
 from trl_drgrpo.features.fast_path.window import windows
 
 

@@ -10,7 +10,7 @@ from transformers import GenerationConfig
 
 from trl_drgrpo.features.fast_path.decoding.decoder import shared_prefill
 from trl_drgrpo.features.fast_path.decoding.prefixes import Prefixes
-from trl_drgrpo.features.fast_path.feature import FastPath
+from trl_drgrpo.features.fast_path.fast_path import FastPath
 
 PROMPTS = ["what is 1+2? tell me now", "7*8=", "12345+67890="]
 PAD = 257

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from trl_drgrpo.features.fast_path import blocks, packing
+from trl_drgrpo.features.fast_path import packing, tree_mask
 from trl_drgrpo.features.fast_path.tree_mask import TreeMask, attends_apart
 
 # Two packs: a prompt of 3 with a fork and two branches; a chain, and padding behind it.
@@ -12,8 +12,8 @@ ENDS = [[12, 12, 12, 9, 9, 7, 7, 9, 9, 11, 11, 12], [8] * 8]
 @pytest.fixture
 def finest(monkeypatch):
     """Blocks cost nothing but their pairs."""
-    monkeypatch.setattr(blocks, "KEY_COST", 0)
-    monkeypatch.setattr(blocks, "BLOCK_COST", 0)
+    monkeypatch.setattr(tree_mask, "KEY_COST", 0)
+    monkeypatch.setattr(tree_mask, "BLOCK_COST", 0)
 
 
 def plain():

@@ -4,7 +4,7 @@ import torch
 
 from trl_drgrpo.features.fast_path.planner import Budget, Costs
 from trl_drgrpo.features.fast_path.window import PLAN, Window, is_live
-from trl_drgrpo.upstream.batch_rows import unknown_keys
+from trl_drgrpo.upstream.batches import unknown_keys
 
 ADVANTAGES = [[0.5, -0.5], [0.0, 0.0], [1.0, -1.0]]
 LENGTHS = [[3, 5], [4, 4], [2, 6]]

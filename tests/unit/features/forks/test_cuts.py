@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trl_drgrpo.features.forks.cuts import boundaries, cut_behind, drawn_places, first_above, step_means
+from trl_drgrpo.features.forks import boundaries, cut_behind, drawn_places, first_above, step_means
 
 rows = st.lists(st.integers(1, 4), min_size=1, max_size=6).map(
     lambda lengths: [sum(lengths[: k + 1]) - 1 for k in range(len(lengths))]

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trl_drgrpo.features.forks.feature import STATE_FILE, ForkedRollouts
+from trl_drgrpo.features.forks import STATE_FILE, ForkedRollouts
 from trl_drgrpo.objective.fork_advantages import Forks
 
 PROMPTS = [[100] * 2, [101] * 3]

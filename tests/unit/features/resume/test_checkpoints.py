@@ -14,6 +14,7 @@ from runs import short_run
 from transformers.trainer_callback import TrainerState
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
+from trl_drgrpo.check.tiny import tiny_model
 from trl_drgrpo.cli.job import run_folder
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.features.resume import checkpoints
@@ -27,8 +28,7 @@ from trl_drgrpo.features.resume.checkpoints import (
     require_complete,
     why_incomplete,
 )
-from trl_drgrpo.features.resume.run_state import RunState, load_rollouts, save_rollouts
-from trl_drgrpo.labs.check.tiny import tiny_model
+from trl_drgrpo.features.resume.resume_state import RunState, load_rollouts, save_rollouts
 
 
 @pytest.fixture

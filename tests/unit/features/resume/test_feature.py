@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from trl_drgrpo.common.errors import DiskFullError, InputError, RewardError, Terminated
-from trl_drgrpo.features.resume import feature as room
+from trl_drgrpo.features.resume import resume as room
 from trl_drgrpo.features.resume.checkpoints import PART_FILE, STATE_FILE, TRAINER_STATE, finish_checkpoint, read_state
-from trl_drgrpo.features.resume.feature import Resume
-from trl_drgrpo.features.resume.run_state import RunState
+from trl_drgrpo.features.resume.resume import Resume
+from trl_drgrpo.features.resume.resume_state import RunState
 from trl_drgrpo.objective.advantages import RunningRewardScale
 from trl_drgrpo.objective.value_baseline import ValueBaseline
 from trl_drgrpo.upstream.description import DescriptionGuard

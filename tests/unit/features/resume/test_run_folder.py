@@ -7,16 +7,18 @@ import pytest
 from transformers import TrainerCallback
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
+from trl_drgrpo.check.tiny import tiny_model
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.features.resume.checkpoints import (
     STATE_FILE,
     begin_checkpoint,
+    choose_start,
+    delete_run,
     finish_checkpoint,
     newest_complete_checkpoint,
+    run_in,
 )
-from trl_drgrpo.features.resume.run_folder import choose_start, delete_run, run_in
-from trl_drgrpo.features.resume.run_state import RunState
-from trl_drgrpo.labs.check.tiny import tiny_model
+from trl_drgrpo.features.resume.resume_state import RunState
 
 
 def write(output_dir, *names):

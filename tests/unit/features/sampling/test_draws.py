@@ -2,7 +2,7 @@
 
 import pytest
 
-from trl_drgrpo.features.sampling.draws import Draw, cap_warning, sampling_metrics
+from trl_drgrpo.features.sampling.prompt_stream import Draw, cap_warning, sampling_metrics
 from trl_drgrpo.objective.group_selection import Selection
 
 

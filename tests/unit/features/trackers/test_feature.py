@@ -5,7 +5,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from trl_drgrpo.features.trackers.feature import CURVES, GROUPS, Trackers, group_table
+from trl_drgrpo.features.trackers import CURVES, GROUPS, Trackers, group_table
 from trl_drgrpo.upstream.description import DescriptionGuard
 
 ROW = {

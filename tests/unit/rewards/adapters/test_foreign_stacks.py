@@ -15,7 +15,7 @@ import pytest
 
 from trl_drgrpo.rewards import adapters
 from trl_drgrpo.rewards.contract import checked_reward
-from trl_drgrpo.rewards.registry import resolve_reward
+from trl_drgrpo.rewards.recipe_rewards import resolve_reward
 
 FOLDER = Path(os.environ.get("FOREIGN_STACKS", Path(__file__).parents[4] / "build" / "foreign_stacks"))
 BOXED = ["so \\boxed{\\frac{1}{2}}", "so \\boxed{\\frac{1}{3}}", "no answer"]

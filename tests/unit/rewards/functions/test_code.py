@@ -28,8 +28,7 @@ from trl_drgrpo.rewards.functions.code.problems import (
     parse_tests,
     same_output,
 )
-from trl_drgrpo.rewards.functions.code.running import SandboxError
-from trl_drgrpo.rewards.functions.code.sandbox import Sandbox
+from trl_drgrpo.rewards.functions.code.sandbox import Sandbox, SandboxError
 
 # Without the sandbox the same things hold; where there is one, `make test` asks only with it.
 KINDS = [pytest.param("bwrap", marks=needs_bwrap), pytest.param("none", marks=() if REASON else pytest.mark.slow)]

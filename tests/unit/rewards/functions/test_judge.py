@@ -17,7 +17,7 @@ from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.rewards.columns import check_columns
 from trl_drgrpo.rewards.contract import checked_reward
 from trl_drgrpo.rewards.functions.judge import JudgeReward
-from trl_drgrpo.rewards.functions.judge.reply_score import ScoreReader
+from trl_drgrpo.rewards.functions.judge.judge import ScoreReader
 
 KEY = "sk-very-secret-0123456789"
 

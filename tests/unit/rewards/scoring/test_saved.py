@@ -5,7 +5,7 @@ import csv
 import pytest
 
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.rewards.scoring.saved import read_rows, renamed, with_columns_of
+from trl_drgrpo.rewards.scoring import read_rows, renamed, with_columns_of
 
 
 def test_csv_keeps_long_fields_line_breaks_and_quotes(tmp_path):

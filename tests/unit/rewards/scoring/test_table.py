@@ -1,6 +1,6 @@
 """Rows on which two rewards differ."""
 
-from trl_drgrpo.rewards.scoring.table import disagreements
+from trl_drgrpo.rewards.scoring import disagreements
 
 # Functions -----------------------------------------------------------------------------------------------------------
 

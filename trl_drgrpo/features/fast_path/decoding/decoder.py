@@ -1,18 +1,184 @@
-"""Replaces `model.generate` in a block: this package's loop where possible, else transformers'."""
+"""The random numbers that `torch.multinomial` draws for a batch, as far as its live rows need them.
 
-from collections.abc import Iterator, Sequence
+`Tensor.exponential_` of a CPU draws a uniform float64 per number and takes its logarithm, one number at a time: at
+2048 tokens in the vocabulary that is a tenth of a decoding step. Here the uniform numbers are drawn for all rows, so
+that the generator ends where it would, and the logarithm, vectorized, is taken for live rows alone. Where torch draws
+otherwise (on a GPU, or as a test of this build finds), `exponential_` itself is called.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
+from transformers import DynamicCache, LogitsProcessorList
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+from transformers.generation import logits_process as processors
 
-from trl_drgrpo.features.fast_path.decoding.calls import can_decode
-from trl_drgrpo.features.fast_path.decoding.forwards import Forwards
-from trl_drgrpo.features.fast_path.decoding.loop import sample
-from trl_drgrpo.features.fast_path.decoding.out_of_memory import does_not_fit
+from trl_drgrpo.features.fast_path.decoding.forwards import Forwards, does_not_fit
 from trl_drgrpo.features.fast_path.decoding.prefixes import Prefixes
-from trl_drgrpo.upstream.swapping import swapped
+from trl_drgrpo.upstream.private_state import swapped
+
+BLOCK = 2**16  # numbers at a time: half a megabyte
+
+
+def exponential(live: torch.Tensor, rows: int, like: torch.Tensor) -> torch.Tensor:
+    """
+    Rows `live` of `like.new_empty(rows, V).exponential_(1)`, with the generator left as after that.
+
+    Args:
+        live (`torch.Tensor` of shape `(n,)`, int64): Rows wanted, ascending.
+        rows (`int`): Rows drawn.
+        like (`torch.Tensor` of shape `(n, V)`, float32): Of what type, and where.
+    """
+    columns = like.size(1)
+    if like.device.type != "cpu" or like.dtype != torch.float32 or not _draws_uniform():
+        return like.new_empty(rows, columns).exponential_(1)[live]
+    drawn = torch.empty_like(like)
+    uniform = torch.empty(max(1, BLOCK // columns), columns, dtype=torch.float64)
+    done = 0
+    for first in range(0, rows, len(uniform)):
+        block = uniform[: rows - first].uniform_()
+        within = live[(live >= first) & (live < first + len(block))] - first
+        if len(within) < len(block):
+            block = block[within]
+        drawn[done : done + len(within)] = _of_uniform(block)
+        done += len(within)
+    return drawn
+
+
+def _of_uniform(uniform: torch.Tensor) -> torch.Tensor:
+    return uniform.neg_().log1p_().neg_()
+
+
+@cache
+def _draws_uniform() -> bool:
+    """Whether this torch makes exponential numbers from uniform float64, and from nothing else."""
+    own, theirs = torch.Generator().manual_seed(0), torch.Generator().manual_seed(0)
+    made = _of_uniform(torch.empty(4096, dtype=torch.float64).uniform_(generator=own)).float()
+    expected = torch.empty(4096).exponential_(1, generator=theirs)
+    return torch.allclose(made, expected, rtol=1e-6, atol=0) and torch.equal(own.get_state(), theirs.get_state())
+
+
+_OTHER_WAYS = (  # of decoding, and results of another form
+    "return_dict_in_generate",
+    "prefill_chunk_size",
+    "penalty_alpha",
+    "dola_layers",
+    "prompt_lookup_num_tokens",
+    "assistant_early_exit",
+)
+# What `generate` may be called with: anything else (images, an assistant, ...) is left to transformers.
+_ARGUMENTS = {"input_ids", "attention_mask", "generation_config"}
+
+
+def can_decode(model: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether `model.generate(**kwargs)` samples, or takes the likeliest token, with a cache of keys and values."""
+    given, default = kwargs.get("generation_config"), model.generation_config
+    if given is None or not set(kwargs) <= _ARGUMENTS or model.config.is_encoder_decoder:
+        return False
+    peft = getattr(model, "active_peft_config", None)
+    if peft is not None and peft.is_prompt_learning:
+        return False
+
+    def option(name: str) -> Any:  # as `generate` reads it: what the call leaves out comes from the model
+        value = getattr(given, name, None)
+        return getattr(default, name, None) if value is None else value
+
+    return (
+        (option("num_beams") or 1) == 1
+        and (option("num_return_sequences") or 1) == 1
+        and option("use_cache") is not False
+        and option("cache_implementation") in (None, "dynamic")
+        and not any(option(name) for name in _OTHER_WAYS)
+        and _has_plain_cache(model)
+    )
+
+
+def _has_plain_cache(model: Any) -> bool:
+    """Whether rows of the model's cache can be selected: keys and values of every token, and no running state."""
+    try:
+        layers = DynamicCache(config=model.config.get_text_config(decoder=True)).layers
+    except (AttributeError, KeyError, TypeError, ValueError):  # a cache of its own
+        return False
+    return all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers)
+
+
+# A row less saves its share of a step; leaving moves masks and positions, and with some caches keys and values.
+DROP_WHEN_ENDED = 1 / 8
+# Each looks at a row and its scores alone. Others (a repetition penalty) hold something per row of the first batch.
+_ROW_BY_ROW = (
+    processors.EpsilonLogitsWarper,
+    processors.EtaLogitsWarper,
+    processors.InfNanRemoveLogitsProcessor,
+    processors.MinLengthLogitsProcessor,
+    processors.MinNewTokensLengthLogitsProcessor,
+    processors.MinPLogitsWarper,
+    processors.NoRepeatNGramLogitsProcessor,
+    processors.SuppressTokensLogitsProcessor,
+    processors.TemperatureLogitsWarper,
+    processors.TopKLogitsWarper,
+    processors.TopPLogitsWarper,
+    processors.TypicalLogitsWarper,
+)
+
+
+def sample(
+    forwards: Forwards,
+    input_ids: torch.Tensor,
+    logits_processor: LogitsProcessorList,
+    stopping_criteria: Callable[..., torch.Tensor],
+    generation_config: Any,
+    limits: Sequence[int] | None = None,
+) -> torch.Tensor:
+    """Writes tokens until every row has ended.
+
+    Args:
+        forwards ([`Forwards`]): The model, after the prompts.
+        input_ids (`torch.Tensor` of shape `(B, L)`, int64): Prompts, padded left.
+        logits_processor, stopping_criteria, generation_config: As transformers prepared them.
+        limits (`Sequence[int]` of length `B`, *optional*): Tokens that each row may write.
+
+    Returns:
+        `torch.Tensor` of shape `(B, L + T)`, int64: Prompts and what was sampled, padded behind a row's end.
+    """
+    rows, device = input_ids.size(0), input_ids.device
+    pad_token_id = generation_config.pad_token_id or 0
+    drops = forwards.can_drop and all(type(processor) in _ROW_BY_ROW for processor in logits_processor)
+
+    logits = forwards.logits
+    sampled: list[torch.Tensor] = []  # one column of all rows per step
+    live = torch.arange(rows, device=device)  # rows that are still in the batch
+    most = None if limits is None else torch.tensor(limits, device=device)
+    ended = torch.zeros(rows, dtype=torch.bool, device=device) if most is None else most <= 0  # of those in the batch
+    ids: Any = input_ids
+    while True:
+        scores = logits_processor(ids, logits.to(copy=True, dtype=torch.float32, device=device))
+        tokens = _sampled(scores, live, rows) if generation_config.do_sample else scores.argmax(dim=-1)
+        tokens = tokens.masked_fill(ended, pad_token_id)
+        sampled.append(torch.full((rows,), pad_token_id, device=device).index_put((live,), tokens))
+        ids = torch.cat([ids, tokens[:, None]], dim=1)
+        ended = ended | stopping_criteria(ids, None)
+        if most is not None:
+            ended = ended | (most[live] <= len(sampled))
+        going_on = (~ended).nonzero().squeeze(1)
+        if not len(going_on):
+            forwards.end(ids)
+            return torch.cat([input_ids, torch.stack(sampled, dim=1)], dim=1)
+        if drops and len(going_on) <= (1 - DROP_WHEN_ENDED) * len(live):
+            forwards.keep(going_on, ids)
+            ids, live, ended = ids[going_on], live[going_on], ended[going_on]
+        logits = forwards.step(ids)
+
+
+def _sampled(scores: torch.Tensor, live: torch.Tensor, rows: int) -> torch.Tensor:
+    """One token per row in the batch, by the rule and with the random numbers of `torch.multinomial` over all rows. As
+    there, scores that are not finite are a `RuntimeError`: the policy has diverged."""
+    probabilities = scores.softmax(dim=-1)
+    if not probabilities.sum().isfinite():
+        raise RuntimeError("probability tensor contains either `inf`, `nan` or element < 0")
+    return (probabilities / exponential(live, rows, probabilities)).argmax(dim=-1)
 
 
 @contextmanager

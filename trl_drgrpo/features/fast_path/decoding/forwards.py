@@ -1,23 +1,109 @@
-"""Forwards of a decoding loop: the prompts, each once, then a token of each row, over one of two caches.
-
-The cache made for groups serves models whose attention can be exchanged and that pass a test: their first step over it
-gives the logits that a step over transformers' cache gives. The others go on with transformers' cache, a copy of their
-prompt per row. The prompts are kept as transformers left them until the first step has passed: changing over is free.
-"""
+"""An error that says what to change when a generation does not fit into memory."""
 
 import copy
+import inspect
 import logging
-from collections.abc import MutableMapping
-from contextlib import ExitStack
+import math
+from collections.abc import Iterator, MutableMapping
+from contextlib import ExitStack, contextmanager
+from itertools import groupby
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from transformers import DynamicCache
 
-from trl_drgrpo.features.fast_path.decoding.group_attention import NOT_SERVED, Refused, group_attention_in
-from trl_drgrpo.features.fast_path.decoding.group_cache import GroupCache
+from trl_drgrpo.features.fast_path.decoding.group_cache import NOT_SERVED, GroupCache, Refused, group_attention_in
 from trl_drgrpo.features.fast_path.decoding.prefixes import Prefixes
+from trl_drgrpo.upstream.private_state import swapped
+
+
+def does_not_fit(error: Exception, input_ids: torch.Tensor, new: int, shares: bool) -> Exception:
+    """
+    The error to raise in place of torch's, of the same type. Whatever takes most of the cache is named first.
+
+    Args:
+        error (`torch.OutOfMemoryError`): What torch raised.
+        input_ids (`torch.Tensor` of shape `(B, L)`): Prompts of the completions that were made at once.
+        new (`int`): Tokens of a completion at most.
+        shares (`bool`): Whether keys and values of a prompt were held once, not once per completion.
+
+    Returns:
+        `torch.OutOfMemoryError`.
+
+    Example:
+
+    ```python
+    >>> prompts = torch.arange(8).repeat_interleave(8)[:, None].expand(64, 512)
+    >>> print(does_not_fit(torch.OutOfMemoryError("Tried to allocate 2 GiB"), prompts, 128, shares=False))
+    generation: got 64 completions of up to 128 tokens for 8 prompts of up to 512 that do not fit into memory; expected fewer or shorter ones. Set fast_generation=True and micro_batching="exact" (each prompt is held 8 times: 80% of the cache), lower per_device_train_batch_size or steps_per_generation (64 rows at once), or lower max_completion_length (128 tokens: 20% of the cache). (Tried to allocate 2 GiB)
+
+    ```
+    """  # noqa: E501
+    rows, columns = input_ids.shape
+    prompts = len({tuple(row) for row in input_ids.tolist()})
+    of_prompts, of_completions = (prompts if shares else rows) * columns, rows * new
+    share = round(100 * of_completions / max(1, of_prompts + of_completions))
+    shorter = f"lower max_completion_length ({new:,} tokens: {share}% of the cache)"
+    fewer = f"lower per_device_train_batch_size or steps_per_generation ({rows:,} rows at once)"
+    remedies = [shorter, fewer] if share >= 50 else [fewer, shorter]
+    if not shares and prompts < rows:
+        sharing = (
+            'set fast_generation=True and micro_batching="exact" '
+            f"(each prompt is held {rows / prompts:.3g} times: {100 - share}% of the cache)"
+        )
+        remedies.insert(0 if share < 50 else 2, sharing)
+    remedy = ", ".join(remedies[:-1]) + f", or {remedies[-1]}"
+    return torch.OutOfMemoryError(
+        f"generation: got {rows:,} completions of up to {new:,} tokens for {prompts:,} prompts of up to {columns:,}"
+        " that do not fit into memory; expected fewer or shorter ones. "
+        f"{remedy[0].upper()}{remedy[1:]}. ({error})"
+    )
+
+
+ON_A_CPU = (
+    "transformers_continuous_batching_config: got no num_blocks on a CPU; expected the size of the cache. "
+    "transformers would fill half of the machine's memory with it before the first token. Set "
+    "num_blocks=512, page_size=32 (block_size below transformers 5.18) and max_batch_tokens=512 (16,384 tokens in the "
+    "cache), or "
+    "use_transformers_continuous_batching=False, which is faster on a CPU."
+)
+
+
+def takes_the_machine(device: str, config: Any) -> bool:
+    """Whether transformers would size its cache by the memory of the whole machine, and not of a GPU."""
+    return device == "cpu" and config.num_blocks is None
+
+
+def returns_forks(model: Any) -> bool:
+    """Whether `generate_batch` returns the completions of forks: transformers 5.17 drops all but the first."""
+    try:
+        return "__child#" in inspect.getsource(type(model).generate_batch)
+    except (OSError, TypeError):
+        return False
+
+
+@contextmanager
+def forked_prefill(model: Any) -> Iterator[None]:
+    """Inside the block, `model.generate_batch` prefills each prompt once, where transformers can. Results are in the
+    order of the inputs."""
+    if not returns_forks(model):
+        yield
+        return
+    generate_batch = model.generate_batch
+
+    def forking(inputs: list[list[int]], *args: Any, generation_config: Any = None, **kwargs: Any) -> Any:
+        size = math.gcd(*(len(list(equal)) for _, equal in groupby(inputs)))
+        asked = getattr(generation_config, "num_return_sequences", None) or 1
+        if args or generation_config is None or asked > 1 or size < 2 or min(map(len, inputs)) < 2:
+            return generate_batch(inputs, *args, generation_config=generation_config, **kwargs)
+        forked = copy.deepcopy(generation_config)
+        forked.num_return_sequences = size
+        return generate_batch(inputs[::size], generation_config=forked, **kwargs)
+
+    with swapped(model, generate_batch=forking):
+        yield
+
 
 logger = logging.getLogger(__name__)
 # How far logits of the first step may be apart, as a share of the largest (from their mean).

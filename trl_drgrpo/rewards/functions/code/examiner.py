@@ -1,17 +1,301 @@
-"""The side of the tests: runs them, asks the completion's process for values, and decides. It runs inside, alone.
+"""Stand-in for the completion where the tests run. Standard library only: it runs inside.
 
-The tests run in this process, where no line of the completion ever does. Names of the completion (see `names.py`)
-stand for objects of its process; calling one sends the arguments there and gets plain data back. So what
-is compared with what, and the expected values, are out of the completion's sight and reach.
+Plain data arrives as itself. Any other object of the completion stays in its process: a [`Remote`] stands for it. Its
+own `__eq__` is never asked, for it could say yes to everything:
+
+- the class has the name of one in the tests or their setup: that class compares, from the attributes' values;
+- plain data is due: the object is not equal to it;
+- the tests compare two of the completion's objects, or one that they made by its class (a name in capitals) with
+  anything: nobody here can tell ([`Undecided`]), so the completion fails.
 """
 
 import ast
+import collections
+import enum
+import functools
+import inspect
 import os
 import sys
 import types
 
-from trl_drgrpo.rewards.functions.code import checks, entries, names, wire
-from trl_drgrpo.rewards.functions.code.remote import Channel, Solution, Undecided, Unsupported
+from trl_drgrpo.rewards.functions.code import test_forms, wire
+
+_PLAIN_TYPES = (int, float, str, list, dict, set, tuple, bool, bytes, frozenset, complex, bytearray, object)
+_COMPARISONS = ("eq", "lt", "le", "gt", "ge")
+_ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor")
+
+
+class Unsupported(BaseException):
+    """A test that nobody here can decide, whatever the completion: nothing that a test catches."""
+
+
+class Undecided(Unsupported):
+    """A test that nobody here can decide for what the completion returned."""
+
+
+class Channel:
+    """Requests to the completion's process."""
+
+    def __init__(self, reader, writer, namespace, shared=()):
+        self.reader = reader
+        self.writer = writer
+        self.namespace = namespace  # of the tests
+        self.shared = shared  # names in the setup, which the completion has too
+        self.callbacks = []
+        self.uses = 0  # of the completion by the tests, a name that it lacks included
+        self.is_gone = False
+
+    def ask(self, request, args=()):
+        """The value of a request; raises the built-in exception nearest to what was raised there."""
+        try:
+            wire.send(self.writer, request)
+            reply = wire.receive(self.reader)
+            while "callback" in reply:
+                wire.send(self.writer, self.call_back(reply))
+                reply = wire.receive(self.reader)
+        except (EOFError, OSError) as error:
+            self.is_gone = True
+            raise EOFError("the completion's process has gone") from error
+        if "raised" in reply:
+            raise wire.exception_of(reply)
+        for at, form in reply.get("changed", {}).items():
+            self._update(args[int(at)], wire.decode(form, self.theirs))
+        return wire.decode(reply["value"], self.theirs)
+
+    def look_up(self, name):
+        """The completion's object of that name; raises `NameError`."""
+        self.uses += 1
+        value = self.ask({"do": "look_up", "name": name})
+        if type(value) is Remote:
+            self.uses -= 1  # not before it is called
+            object.__setattr__(value, "_name", name)
+        return value
+
+    def operate(self, do, target, args, kwargs=None):
+        """One operation on an object of the completion."""
+        self.uses += 1
+        request = {"do": do, "target": target, "args": [wire.encode(arg, self.keep) for arg in args]}
+        request["kwargs"] = {name: wire.encode(arg, self.keep) for name, arg in (kwargs or {}).items()}
+        return self.ask(request, args)
+
+    def call_back(self, request):
+        try:
+            args = [wire.decode(form, self.theirs) for form in request["args"]]
+            return {"value": wire.encode(self.callbacks[int(request["callback"])](*args), self.keep)}
+        except (Exception, Unsupported) as error:  # of what the completion passed: its own affair
+            return wire.raised(error)
+
+    def keep(self, value):
+        """The form of an argument that is not plain data."""
+        if type(value) is Remote:
+            return {"object": _of(value, "_target")}
+        if any(value is kind for kind in _PLAIN_TYPES):
+            return {"type": value.__name__}
+        kind = type(value)
+        if wire.is_namedtuple(value):
+            items = [wire.encode(item, self.keep) for item in tuple.__iter__(value)]
+            return {"namedtuple": [kind.__name__, list(kind._fields), items]}
+        if isinstance(value, enum.Enum) and kind.__name__ in self.shared:
+            return {"enum": [kind.__name__, value.name]}
+        if not callable(value):
+            raise Unsupported(f"a test passes on a {kind.__name__}, which is not plain data")
+        self.callbacks.append(value)
+        return {"callback": len(self.callbacks) - 1}
+
+    def theirs(self, tag, content):
+        """Stand-in for an object of the completion."""
+        if tag == "namedtuple":
+            number, kind, fields, items = content
+            named = self._class_of_tests(kind)
+            if named is None or getattr(named, "_fields", None) != tuple(fields):
+                named = _named(kind, tuple(fields))
+            value = named._make(wire.decode(item, self.theirs) for item in items)
+            if isinstance(value, _Named):
+                value._remote = Remote(self, number)
+            return value
+        if tag != "object":
+            raise ValueError("not a value")
+        number, kind, member = content
+        own = self._class_of_tests(kind)
+        if isinstance(own, enum.EnumMeta):
+            return own[member]
+        is_plain = own is not None and issubclass(own, wire.PLAIN)  # such an object would have come as plain data
+        return Remote(self, number, None if is_plain else own)
+
+    def _class_of_tests(self, name):
+        """The class of that name in the tests or their setup; `None` if it is the completion's own."""
+        own = self.namespace.get(name)
+        return own if isinstance(own, type) and own.__module__ == "tests" else None
+
+    def _update(self, old, new):
+        if type(old) is not type(new):
+            raise ValueError("not what was passed")
+        if isinstance(old, (list, bytearray)):
+            old[:] = new
+        elif isinstance(old, (dict, set)):
+            old.clear()
+            old.update(new)
+        elif isinstance(old, collections.deque):
+            old.clear()
+            old.extend(new)
+
+
+class Solution(types.ModuleType):
+    """The completion as a module, for tests that import from it."""
+
+    def __init__(self, channel):
+        super().__init__("solution")
+        self._channel = channel
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        try:
+            return self._channel.look_up(name)
+        except NameError as error:
+            raise AttributeError(name) from error
+
+
+class Remote:
+    """An object of the completion: it can be used, but has no say in a comparison (see the module)."""
+
+    def __init__(self, channel, target, own=None):
+        if type(target) is not int:
+            raise ValueError("not a value")
+        object.__setattr__(self, "_channel", channel)
+        object.__setattr__(self, "_target", target)
+        object.__setattr__(self, "_own", own)  # class of the tests that has its class's name
+        object.__setattr__(self, "_name", "")  # under which the tests know it
+        object.__setattr__(self, "_is_made", False)  # by the tests, by calling a class
+
+    @property
+    def __class__(self):  # pyright: ignore[reportIncompatibleMethodOverride]
+        return _of(self, "_own") or Remote
+
+    def __call__(self, *args, **kwargs):
+        value = _operate(self, "call", args, kwargs)
+        if type(value) is Remote and _of(self, "_name")[:1].isupper():
+            object.__setattr__(value, "_is_made", True)
+        return value
+
+    def __instancecheck__(self, instance):
+        return type(instance) is Remote and bool(_operate(self, "isinstance", (instance,)))
+
+    def __hash__(self):
+        own = _of(self, "_own")
+        return 0 if own is None or own.__hash__ is object.__hash__ else own.__hash__(self)
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        own = _of(self, "_own")
+        if own is not None and hasattr(own, name) and _is_method_of(sys._getframe(1).f_code, own):
+            attribute = inspect.getattr_static(own, name)  # `other.key()` in a `__eq__`: not to be the completion's
+            return attribute.__get__(self, own) if hasattr(attribute, "__get__") else attribute
+        return _operate(self, "getattr", (name,))
+
+    def __setattr__(self, name, value):
+        _operate(self, "setattr", (name, value))
+
+    def __getitem__(self, key):
+        return _operate(self, "getitem", (key,))
+
+    def __setitem__(self, key, value):
+        _operate(self, "setitem", (key, value))
+
+    def __delitem__(self, key):
+        _operate(self, "delitem", (key,))
+
+    def __len__(self):
+        return _operate(self, "len", ())
+
+    def __bool__(self):
+        return _operate(self, "bool", ())
+
+    def __iter__(self):
+        # `in` goes through here too: the value looked for stays on this side.
+        return _items(_operate(self, "iter", ()))
+
+    def __next__(self):
+        return _operate(self, "next", ())
+
+    def __str__(self):
+        return _operate(self, "str", ())
+
+    def __repr__(self):
+        return _operate(self, "repr", ())
+
+
+def _binary(operation):
+    def method(self, other):
+        own = _of(self, "_own")
+        if own is not None and getattr(own, operation, None) is not getattr(object, operation, None):
+            return getattr(own, operation)(self, other)  # of the tests
+        if self is other and operation == "__eq__":
+            return True
+        if other is None:
+            return NotImplemented
+        is_comparison = operation.strip("_") in _COMPARISONS
+        both = (self, other) if type(other) is Remote else (self,)
+        if any(_of(remote, "_is_made") for remote in both) or (is_comparison and len(both) == 2):
+            raise Undecided(
+                f"a test has an object of the completion's own class judged by that class ({operation}): compare its "
+                "attributes, or define the class in setup"
+            )
+        if is_comparison and not _can_differ(other):
+            raise Undecided(f"a test compares an object of the completion with a {type(other).__name__}, unknown here")
+        return NotImplemented
+
+    method.__name__ = operation
+    return method
+
+
+for _operation in (*_COMPARISONS, *_ARITHMETIC):
+    setattr(Remote, f"__{_operation}__", _binary(f"__{_operation}__"))
+
+
+def _can_differ(value):
+    """Whether it is known of a value that no object of the completion is equal to it."""
+    kind = type(value)
+    is_compared_by_tests = kind.__module__ == "tests" and kind.__eq__ is not object.__eq__
+    return isinstance(value, wire.PLAIN) or is_compared_by_tests
+
+
+def _is_method_of(code, own):
+    return any(getattr(code, "co_qualname", "").startswith(f"{base.__qualname__}.") for base in own.__mro__)
+
+
+class _Named:
+    """A named tuple of the completion's own class: its items are plain data, its methods stay where they are."""
+
+    _remote: "Remote"
+
+    def __getattr__(self, name):
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._remote, name)
+
+
+@functools.lru_cache
+def _named(kind, fields):
+    return type(kind, (_Named, collections.namedtuple(kind, fields)), {})
+
+
+def _of(remote, attribute):
+    return object.__getattribute__(remote, attribute)
+
+
+def _operate(remote, do, args, kwargs=None):
+    return _of(remote, "_channel").operate(do, _of(remote, "_target"), args, kwargs)
+
+
+def _items(iterator):
+    while True:
+        try:
+            item = next(iterator)
+        except StopIteration:
+            return
+        yield item
 
 
 def examine():
@@ -22,7 +306,7 @@ def examine():
     os.dup2(null, 1)
     job = wire.receive(reader)
     try:
-        tally = checks.Tally()
+        tally = test_forms.Tally()
         prepared = prepare(job["tests"], job["setup"], job["entry_point"], tally)
     except BaseException as error:
         wire.send(writer, {"broken": f"{type(error).__name__}: {error}"})
@@ -94,13 +378,13 @@ def prepare(tests, setup, entry_point, tally=None):
     that is it; the names to ask the completion for."""
     module = sys.modules["tests"] = types.ModuleType("tests")
     namespace = module.__dict__
-    namespace.update((tally or checks.Tally()).names())
-    setup = checks.counted(setup)
+    namespace.update((tally or test_forms.Tally()).names())
+    setup = test_forms.counted(setup)
     exec(compile(setup, "<setup>", "exec"), namespace)
-    trees = [checks.counted(text) for text in ([tests] if isinstance(tests, str) else tests)]
-    split = entries.split_tests(trees, setup, entry_point, is_text=isinstance(tests, str))
+    trees = [test_forms.counted(text) for text in ([tests] if isinstance(tests, str) else tests)]
+    split = test_forms.split_tests(trees, setup, entry_point, is_text=isinstance(tests, str))
     codes = [(_compiled(before), _compiled(test)) for before, test in split]
-    return namespace, codes, names.names_to_ask(split, namespace, entry_point, setup)
+    return namespace, codes, test_forms.names_to_ask(split, namespace, entry_point, setup)
 
 
 def _compiled(nodes):

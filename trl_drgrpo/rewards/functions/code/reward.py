@@ -39,8 +39,7 @@ from trl_drgrpo.rewards.functions.code.sandbox import Sandbox
 from trl_drgrpo.rewards.functions.code.session import BrokenTests, Clock, run_function_tests, run_programs
 from trl_drgrpo.rewards.isolation.isolated import scored_in_workers
 from trl_drgrpo.rewards.limits import available_workers
-from trl_drgrpo.rewards.sample import SampleReward, column_values
-from trl_drgrpo.rewards.text import completion_text, prompt_text
+from trl_drgrpo.rewards.sample import SampleReward, column_values, completion_text, prompt_text
 
 
 class CodeReward(SampleReward):

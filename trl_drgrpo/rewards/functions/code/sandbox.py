@@ -1,17 +1,7 @@
-"""Running Python code that nobody has read: in namespaces of its own, under limits, with nothing of the host in sight.
+"""A program that was started in a sandbox, seen from outside: its input, its output, its end.
 
-`bubblewrap` builds the room: no network, its own process ids, a read-only root that holds the interpreter and the
-system's libraries and nothing else (no home, no project, no /etc, no /proc, no environment), and a small private /tmp.
-The code runs under another user id where the caller is root, behind the system call filter of `seccomp.py` (no new
-processes, no sockets), under resource limits; one kill ends everything in it. Nothing is shared between two runs.
-
-What holds: the code cannot read or change a file of the host, reach a network, see or signal a process, or outlive
-its run. Memory is bounded by `memory_mb` (one process) plus `disk_mb`, and plus about 4 MiB of the kernel's for 4,096
-files: where `unshare` and `mount` work, else a warning says that files are not counted. What does not: the kernel is
-shared, so a hole in it is a hole here; processor time up to the time limit, and timing, are not hidden.
-
-`kind="none"` is no sandbox: the same program with resource limits, an empty environment and a temporary directory, but
-with the caller's files, network and processes in reach. It is for machines that are a sandbox themselves.
+What is in it may do anything, so nothing here waits without a deadline, keeps output without a cap, or leaves a
+process behind: `Running` is a context, and leaving it kills whatever is left.
 """
 
 import contextlib
@@ -21,18 +11,168 @@ import logging
 import math
 import os
 import secrets
+import select
 import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, Any
 
-from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.errors import InputError, UnscorableError
 from trl_drgrpo.rewards.functions.code import seccomp
-from trl_drgrpo.rewards.functions.code.running import ENVIRONMENT, START_SECONDS, Running, SandboxError
+
+START_SECONDS = 60.0  # to set up and reach "ready": generous, since a busy machine is no fault of the completion
+ENVIRONMENT = {
+    "HOME": "/tmp",
+    "LANG": "C.UTF-8",
+    "PATH": "/usr/bin:/bin",
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+}
+
+
+class SandboxError(UnscorableError):
+    """The sandbox itself did not start: no verdict on what was to run in it."""
+
+
+class Running:
+    """A program that was started: what it writes is collected up to a cap and a deadline; leaving it kills it."""
+
+    def __init__(self, process: subprocess.Popen, directory: tempfile.TemporaryDirectory | None):
+        self.process = process
+        self.output = bytearray()
+        self._directory = directory
+        self._pending = memoryview(b"")
+        for stream in (process.stdin, process.stdout, process.stderr):
+            if stream is not None:
+                os.set_blocking(stream.fileno(), False)
+
+    @classmethod
+    def start(
+        cls, command: list[str], stdin: int, stdout: int, pass_fds: Sequence[int], own_directory: bool = False
+    ) -> "Running":
+        """Start `command` with an empty environment, in a session of its own."""
+        directory = tempfile.TemporaryDirectory(prefix="completion-") if own_directory else None
+        process = subprocess.Popen(
+            command,
+            stdin=stdin,
+            stdout=stdout,
+            stderr=subprocess.PIPE,
+            pass_fds=pass_fds,
+            env={**ENVIRONMENT, "HOME": directory.name} if directory else {},
+            cwd=directory.name if directory else "/",
+            start_new_session=True,
+        )
+        return cls(process, directory)
+
+    def __enter__(self) -> "Running":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        # The group: in a sandbox that is bubblewrap, with whose death all inside dies.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
+            if stream is not None:
+                with contextlib.suppress(OSError):
+                    stream.close()
+        if self._directory is not None:
+            self._directory.cleanup()
+
+    def wait_ready(self) -> None:
+        """Wait until the limits are in force and the program is about to run. [`SandboxError`]: it ended before."""
+        said = bytearray()
+        deadline = time.monotonic() + START_SECONDS
+        stream = _required(self.process.stderr)
+        while not said.endswith(b"ready\n"):
+            chunk = self._read_chunk(stream, deadline)
+            if not chunk:
+                reason = said.decode(errors="replace").strip()[-500:] or "it did not start in time"
+                raise SandboxError(f"the sandbox did not start: {reason}")
+            said += chunk
+
+    def feed(self, data: bytes) -> None:
+        """Sets the program's standard input; it is written while `read` waits, then closed."""
+        self._pending = memoryview(data)
+
+    def read(self, deadline: float, cap: int, enough: Callable[[bytearray], bool] = lambda output: False) -> str:
+        """
+        Collect standard output in `output`, until `deadline` on `time.monotonic()`, `cap` bytes, or `enough(output)`.
+
+        Returns `"enough"`, `"end"` (the program closed its output), `"timeout"` or `"cap"`.
+        """
+        stdout = _required(self.process.stdout)
+        while not enough(self.output):
+            if len(self.output) > cap:
+                return "cap"
+            chunk = self._read_chunk(stdout, deadline)
+            if chunk is None:
+                return "timeout"
+            if not chunk:
+                return "end"
+            self.output += chunk
+        return "enough"
+
+    def read_line(self, deadline: float, cap: int) -> bytes | None:
+        """The next line of standard output without its end; `None` if there is none by the deadline."""
+        if self.read(deadline, cap, lambda output: b"\n" in output) != "enough":
+            return None
+        line, _, rest = bytes(self.output).partition(b"\n")
+        self.output = bytearray(rest)
+        return line
+
+    def exit_code(self, deadline: float) -> int | None:
+        """Exit status of the program; `None` if it still ran at the deadline (`time.monotonic()`) or was killed."""
+        # It is not waited for until everything of its group has been killed: the group's id stays its own so long.
+        flags = os.WEXITED | os.WNOWAIT | os.WNOHANG
+        pause = 0.0005
+        while (ended := os.waitid(os.P_PID, self.process.pid, flags)) is None:
+            if time.monotonic() > deadline:
+                return None
+            time.sleep(pause)
+            pause = min(2 * pause, 0.05)
+        return ended.si_status if ended.si_code == os.CLD_EXITED else None
+
+    def _read_chunk(self, stream: IO[bytes], deadline: float) -> bytes | None:
+        """The next bytes of the stream, `b""` at its end, `None` at the deadline; feeds the input meanwhile."""
+        stdin = self.process.stdin
+        while (left := deadline - time.monotonic()) > 0:
+            poll = select.poll()  # select.select is limited to file descriptors under 1024
+            poll.register(stream, select.POLLIN)
+            if stdin is not None and not stdin.closed and (self._pending or stream is self.process.stdout):
+                poll.register(stdin, select.POLLOUT)
+            ready = {fd for fd, _ in poll.poll(left * 1000)}
+            if stdin is not None and not stdin.closed and stdin.fileno() in ready:
+                self._write_some(stdin)
+            if stream.fileno() in ready:
+                return os.read(stream.fileno(), 1 << 16)
+        return None
+
+    def _write_some(self, stdin: IO[bytes]) -> None:
+        try:
+            self._pending = self._pending[os.write(stdin.fileno(), self._pending[: 1 << 16]) :]
+        except BlockingIOError:
+            return
+        except OSError:  # it does not read on: its own affair
+            self._pending = memoryview(b"")
+        if not self._pending:
+            with contextlib.suppress(OSError):
+                stdin.close()
+
+
+def _required(stream: IO[bytes] | None) -> IO[bytes]:
+    if stream is None:
+        raise ValueError("this stream was given to another process")
+    return stream
+
 
 logger = logging.getLogger(__name__)
 

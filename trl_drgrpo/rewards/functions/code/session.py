@@ -15,8 +15,7 @@ from typing import Any
 
 from trl_drgrpo.common.errors import RewardError, UnscorableError
 from trl_drgrpo.rewards.functions.code.problems import FunctionTests, ProgramTests, same_output
-from trl_drgrpo.rewards.functions.code.running import Running
-from trl_drgrpo.rewards.functions.code.sandbox import Sandbox, source_of
+from trl_drgrpo.rewards.functions.code.sandbox import Running, Sandbox, source_of
 
 _PATH = "trl_drgrpo.rewards.functions.code."
 _MAX_VERDICT = 1 << 16
@@ -143,5 +142,5 @@ def _message(examiner: Running, deadline: float) -> dict[str, Any] | None:
 
 
 def _sources(module: str) -> dict[str, str]:
-    names = ("wire", "remote", "checks", "entries", "names", module) if module == "examiner" else ("wire", module)
+    names = ("wire", "test_forms", module) if module == "examiner" else ("wire", module)
     return {_PATH + name: source_of(f"{name}.py") for name in names}

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from trl_drgrpo.common.lazy import attach
 
 if TYPE_CHECKING:
-    from trl_drgrpo.rewards.functions.judge.reward import JUDGE_TEMPLATE as JUDGE_TEMPLATE
-    from trl_drgrpo.rewards.functions.judge.reward import JudgeReward as JudgeReward
+    from trl_drgrpo.rewards.functions.judge.judge import JUDGE_TEMPLATE as JUDGE_TEMPLATE
+    from trl_drgrpo.rewards.functions.judge.judge import JudgeReward as JudgeReward
 
 attach(__name__)

@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.ranges import positive, refuse_outside, whole
-from trl_drgrpo.rewards.text import completion_text
+from trl_drgrpo.rewards.sample import completion_text
 
 _RETRIED = {408, 409, 425, 429}
 _REFUSED = {401, 403, 404}  # and redirects: every request will fail

@@ -14,9 +14,7 @@ from itertools import chain
 from typing import Any
 
 from trl_drgrpo.rewards.functions.mathematics.algebra import real_value
-from trl_drgrpo.rewards.functions.mathematics.answer_reading import Answer, read, unlabeled
-from trl_drgrpo.rewards.functions.mathematics.brackets import bracketed, collection, is_relation, matrix
-from trl_drgrpo.rewards.functions.mathematics.formulas import for_algebra, same_formula
+from trl_drgrpo.rewards.functions.mathematics.answers import Answer, read, unlabeled
 from trl_drgrpo.rewards.functions.mathematics.guards import MAX_CHARS, is_cheap, is_well_formed
 from trl_drgrpo.rewards.functions.mathematics.latex import letters, tidy
 from trl_drgrpo.rewards.functions.mathematics.quantities import exact_number, is_near, numbers_equal, percent_equal
@@ -25,9 +23,15 @@ from trl_drgrpo.rewards.functions.mathematics.relations import (
     NAME,
     Approximation,
     approximation,
+    bracketed,
     by_name,
     choice,
+    collection,
+    for_algebra,
     interval,
+    is_relation,
+    matrix,
+    same_formula,
     spread,
     union,
 )

@@ -19,12 +19,10 @@ from typing import Any
 from trl_drgrpo.common.errors import InputError, did_you_mean
 from trl_drgrpo.rewards.columns import ALWAYS_PASSED, NEVER_PASSED
 from trl_drgrpo.rewards.contract import OnError
-from trl_drgrpo.rewards.functions.mathematics.answer_reading import unreadable
-from trl_drgrpo.rewards.functions.mathematics.answers import ANSWER_FORMATS, extract_answer, gold_answers
+from trl_drgrpo.rewards.functions.mathematics.answers import ANSWER_FORMATS, extract_answer, gold_answers, unreadable
 from trl_drgrpo.rewards.functions.mathematics.equivalence import equivalent
 from trl_drgrpo.rewards.isolation.isolated import Limits, scored_in_workers
-from trl_drgrpo.rewards.sample import SampleReward, column_values
-from trl_drgrpo.rewards.text import completion_text
+from trl_drgrpo.rewards.sample import SampleReward, column_values, completion_text
 
 
 class MathReward(SampleReward):

@@ -8,15 +8,16 @@ runs under the `regex` library's own time-out.
 """
 
 import importlib
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.common.ranges import positive, refuse_outside
+from trl_drgrpo.common.errors import InputError, UnscorableError, shortened
+from trl_drgrpo.common.ranges import Range, finite_number, positive, refuse_outside, whole
 from trl_drgrpo.rewards.contract import OnError, check_flag
-from trl_drgrpo.rewards.sample import SampleReward
-from trl_drgrpo.rewards.text import completion_text
+from trl_drgrpo.rewards.isolation.isolated import Limits
+from trl_drgrpo.rewards.sample import SampleReward, after_thinking, completion_text
 
 # Where a tokenizer with a response template puts what stood between the thinking tags (TRL parses such completions).
 _REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
@@ -208,3 +209,237 @@ class RegexReward(SampleReward):
 
 
 format_reward = FormatReward()
+
+
+class JsonSchemaReward(SampleReward):
+    """1 for a completion that is JSON and fits a schema.
+
+    What counts is the text after the last `</think>`: all of it, or, where that is no JSON, its last fenced block.
+    `NaN` and `Infinity`, which Python would read, are no JSON. A schema may refer to its own parts and to the
+    published drafts; nothing is ever fetched.
+
+    Args:
+        schema (`Mapping`, *optional*): The schema. `None` without `column`: any JSON will do.
+        column (`str`, *optional*): Dataset column with the schema of each row, as JSON text or as a mapping.
+        invalid_score (`float`, *optional*, defaults to 0.0): Score of JSON that does not fit.
+        limits ([`Limits`], *optional*): For schemas with patterns that may run away.
+        name (`str`, *optional*, defaults to `"json_schema_reward"`): Name in logs.
+        on_error (`str`, *optional*, defaults to `"unscorable"`): What a row's unusable schema costs.
+
+    Raises:
+        [`InputError`]: jsonschema is not installed, both `schema` and `column`, no valid schema.
+
+    Example:
+
+    ```python
+    >>> shape = {"type": "object", "required": ["city"]}
+    >>> JsonSchemaReward(shape)(completions=['{"city": "Rome"}', "Rome", '{"town": "Rome"}'])
+    [1.0, 0.0, 0.0]
+
+    ```
+    """
+
+    truths = ("text", "mapping", "boolean")
+
+    def __init__(
+        self,
+        schema: Mapping[str, Any] | bool | None = None,
+        column: str | None = None,
+        invalid_score: float = 0.0,
+        limits: Limits | None = None,
+        name: str = "json_schema_reward",
+        on_error: OnError = "unscorable",
+    ):
+        super().__init__(name, columns=() if column is None else (column,), limits=limits, on_error=on_error)
+        if schema is not None and column is not None:
+            raise InputError("schema", "a schema and a column of schemas", "one of them", "Remove one.")
+        self.schema, self.column, self.invalid_score = schema, column, finite_number("invalid_score", invalid_score)
+        self.lowest_reward = min(0.0, self.invalid_score)
+        if column is not None:
+            _import_jsonschema()  # that it is missing is known before the run
+        if schema is not None and not isinstance(schema, (Mapping, bool)):
+            remedy = "Fix the schema, or set `column` for one schema per row."
+            raise InputError("schema", shortened(schema), "a JSON Schema: a mapping, true or false", remedy)
+        if schema is not None:
+            _validator(schema)
+
+    def score(self, completion: str, **columns: Any) -> float | None:
+        """1.0, `invalid_score` or 0.0."""
+        schema = self.schema if self.column is None else columns[self.column]
+        if self.column is not None:
+            if schema is None:
+                return None
+            try:
+                schema = json.loads(schema) if isinstance(schema, str) else schema
+            except ValueError as error:
+                raise UnscorableError(f"column {self.column!r} holds a schema that is no JSON ({error})") from None
+            _validator(schema)  # before what was written is looked at: an error of the row, not of the completion
+        found, value = _read_json(completion)
+        if not found:
+            return 0.0
+        if schema is None:
+            return 1.0
+        try:
+            return 1.0 if _validator(schema).is_valid(value) else self.invalid_score
+        except RecursionError:  # nested as deeply as the parser lets through
+            return self.invalid_score
+
+
+def _read_json(text: str) -> tuple[bool, Any]:
+    text = after_thinking(text).strip()
+    candidates = [text]
+    if (block := _last_fenced(text)) is not None:
+        candidates.append(block)
+    for candidate in candidates:
+        try:
+            return True, json.loads(candidate, parse_constant=_no_constant)
+        except (ValueError, RecursionError):  # ValueError: no JSON, or a number of thousands of digits
+            continue
+    return False, None
+
+
+def _last_fenced(text: str) -> str | None:
+    """Contents of the last closed ``` block."""
+    last, block = None, None
+    for line in text.splitlines():
+        if not line.strip().startswith("```"):
+            if block is not None:
+                block.append(line)
+        elif block is None:
+            block = []
+        else:
+            last, block = "\n".join(block), None
+    return last
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _import_jsonschema() -> Any:
+    try:
+        return importlib.import_module("jsonschema")
+    except ModuleNotFoundError as error:
+        raise InputError(
+            "reward json_schema_reward",
+            f"an environment without {error.name}",
+            "the package jsonschema",
+            'Install it with `pip install "trl-drgrpo[json]"`.',
+        ) from error
+
+
+def _validator(schema: Any) -> Any:
+    """The validator of a schema's own draft, with a registry that fetches nothing."""
+    jsonschema = _import_jsonschema()
+    kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
+    try:
+        kind.check_schema(schema)
+    except jsonschema.SchemaError as error:
+        where = "/".join(str(part) for part in error.absolute_path) or "its top level"
+        remedy = "Fix the schema."
+        raise InputError("schema", f"a schema with {error.message} at {where}", "a JSON Schema", remedy) from error
+    return kind(schema, registry=importlib.import_module("jsonschema_specifications").REGISTRY)
+
+
+json_schema_reward = JsonSchemaReward()  # any JSON
+
+
+_PENALTY = Range(highest=0, remedy="A penalty lowers the reward: negate it.")
+
+
+def repetition_penalty(ngram_size: int = 3, max_penalty: float = -1.0) -> Callable:
+    """TRL's `get_repetition_penalty_reward`: share of repeated token n-grams times `max_penalty`.
+
+    Args:
+        ngram_size (`int`, *optional*, defaults to 3): Tokens per n-gram.
+        max_penalty (`float`, *optional*, defaults to -1.0): What a fully repetitive completion comes near; 0 or less.
+
+    Returns:
+        `Callable`: A reward function, called `repetition_penalty_reward` in logs.
+
+    Raises:
+        [`InputError`]: `ngram_size` below 1, a positive `max_penalty`.
+
+    Example:
+
+    ```python
+    >>> repetition_penalty(ngram_size=2)(completion_ids=[[1, 2, 3], [5, 5, 5, 5, 5]])  # 1 - 1/4 of the second repeat
+    [0.0, -0.75]
+
+    ```
+    """
+    refuse_outside("ngram_size", ngram_size, whole(1, remedy="It counts tokens."))
+    refuse_outside("max_penalty", max_penalty, _PENALTY)
+    return _trl("get_repetition_penalty_reward")(ngram_size=ngram_size, max_penalty=max_penalty)
+
+
+def overlong_penalty(max_completion_length: int, soft_tokens: int) -> Callable:
+    """TRL's `get_soft_overlong_punishment` (DAPO, arXiv 2503.14476, eq. 13): 0, then linear, -1 at the end.
+
+    Args:
+        max_completion_length (`int`): Tokens at which it reaches -1; the run's own `max_completion_length` as a rule.
+        soft_tokens (`int`): Length of the linear part in front of that, at most `max_completion_length`.
+
+    Returns:
+        `Callable`: A reward function, called `soft_overlong_punishment_reward` in logs.
+
+    Raises:
+        [`InputError`]: A length below 1, or a linear part longer than the whole.
+    """
+    refuse_outside("max_completion_length", max_completion_length, whole(1, remedy="It counts tokens."))
+    refuse_outside("soft_tokens", soft_tokens, whole(0, remedy="It counts tokens."))
+    if soft_tokens > max_completion_length:
+        expected = f"at most max_completion_length={max_completion_length}"
+        raise InputError("soft_tokens", str(soft_tokens), expected, "Lower it: it is a part of that length.")
+    return _trl("get_soft_overlong_punishment")(
+        max_completion_len=max_completion_length, soft_punish_cache=soft_tokens
+    )
+
+
+def length_penalty(free_tokens: int, limit_tokens: int, max_penalty: float = -1.0) -> Callable:
+    """A soft price on length: 0 up to `free_tokens`, linear to `max_penalty` at `limit_tokens`, and that beyond.
+
+    TRL's overlong punishment with another scale and both ends named.
+
+    Args:
+        free_tokens (`int`): Tokens that cost nothing.
+        limit_tokens (`int`): Tokens from which on it costs `max_penalty`; more than `free_tokens`.
+        max_penalty (`float`, *optional*, defaults to -1.0): The highest price; 0 or less.
+
+    Returns:
+        `Callable`: A reward function, called `length_penalty` in logs.
+
+    Raises:
+        [`InputError`]: Lengths out of order, or a positive `max_penalty`.
+
+    Example:
+
+    ```python
+    >>> length_penalty(2, 6, max_penalty=-0.5)(completion_ids=[[0] * 2, [0] * 4, [0] * 9])
+    [0.0, -0.25, -0.5]
+
+    ```
+    """
+    refuse_outside("free_tokens", free_tokens, whole(0, remedy="It counts tokens."))
+    refuse_outside("limit_tokens", limit_tokens, whole(1, remedy="It counts tokens."))
+    refuse_outside("max_penalty", max_penalty, _PENALTY)
+    if limit_tokens <= free_tokens:
+        remedy = "Raise it, or lower free_tokens."
+        raise InputError("limit_tokens", str(limit_tokens), f"more than free_tokens={free_tokens}", remedy)
+    return _Scaled(overlong_penalty(limit_tokens, limit_tokens - free_tokens), -max_penalty)
+
+
+class _Scaled:
+    """A reward function times a factor; a class, so that it pickles."""
+
+    __name__ = "length_penalty"
+
+    def __init__(self, reward_func: Callable, factor: float):
+        self.reward_func, self.factor = reward_func, factor
+
+    def __call__(self, completion_ids: list[list[int]], **kwargs) -> list[float]:
+        return [reward * self.factor + 0.0 for reward in self.reward_func(completion_ids=completion_ids)]
+
+
+def _trl(name: str) -> Callable:
+    return getattr(importlib.import_module("trl.rewards"), name)

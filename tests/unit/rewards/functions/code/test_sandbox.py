@@ -16,8 +16,7 @@ from bubblewrap import needs_bwrap
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.rewards.functions.code import sandbox as sandbox_module
 from trl_drgrpo.rewards.functions.code import seccomp
-from trl_drgrpo.rewards.functions.code.running import SandboxError
-from trl_drgrpo.rewards.functions.code.sandbox import Sandbox
+from trl_drgrpo.rewards.functions.code.sandbox import Sandbox, SandboxError
 
 
 def run(body: str, sandbox: Sandbox | None = None, seconds: float = 20, cap: int = 100_000) -> tuple[str, str]:

@@ -1,7 +1,7 @@
 """Algebra where sympy knows a value."""
 
 from trl_drgrpo.rewards.functions.mathematics.algebra import algebraically_equal, real_value
-from trl_drgrpo.rewards.functions.mathematics.formulas import for_algebra
+from trl_drgrpo.rewards.functions.mathematics.relations import for_algebra
 
 
 def test_sympy_is_not_asked_where_it_knows_no_value():

@@ -1,7 +1,7 @@
 import pytest
 
 from trl_drgrpo.rewards.functions.mathematics import unreadable_gold
-from trl_drgrpo.rewards.functions.mathematics.answer_reading import read, unlabeled
+from trl_drgrpo.rewards.functions.mathematics.answers import read, unlabeled
 from trl_drgrpo.rewards.functions.mathematics.latex import tidy
 
 

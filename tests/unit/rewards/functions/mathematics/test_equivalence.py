@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trl_drgrpo.rewards.functions.mathematics.answer_reading import unreadable
+from trl_drgrpo.rewards.functions.mathematics.answers import unreadable
 from trl_drgrpo.rewards.functions.mathematics.equivalence import equivalent
 
 SAME = [

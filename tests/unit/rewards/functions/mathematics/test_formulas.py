@@ -3,7 +3,7 @@
 import pytest
 
 from trl_drgrpo.rewards.functions.mathematics.equivalence import equivalent
-from trl_drgrpo.rewards.functions.mathematics.formulas import same_formula
+from trl_drgrpo.rewards.functions.mathematics.relations import same_formula
 
 SAME = [
     (r"\gamma^2-1", r"(\gamma-1)(\gamma+1)"),

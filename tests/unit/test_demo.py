@@ -1,0 +1,403 @@
+"""The embedded demo: the task and its judges, the tokenizer, the shipped model, and short runs from end to end."""
+
+import argparse
+import importlib.util
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from trl_drgrpo.cli import demo as demo_command
+from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.demo import task
+from trl_drgrpo.demo.build import MODEL_DIR, build
+from trl_drgrpo.demo.task import build_tokenizer
+
+problems = st.lists(st.integers(1, 9), min_size=2, max_size=8)
+seeds = st.integers(0, 2**32)
+
+RIGHT = "3+8=11\n11+5=16\nok 11+5=16\n16+2=18\n\\boxed{18}"
+
+
+@pytest.fixture(scope="module")
+def shipped():
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    return AutoModelForCausalLM.from_pretrained(MODEL_DIR), AutoTokenizer.from_pretrained(MODEL_DIR)
+
+
+def parse(*arguments: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    demo_command.add_arguments(parser)
+    return parser.parse_args(arguments)
+
+
+class TestProblems:
+    def test_same_seed_same_problems(self):
+        assert task.make_problems(50, seed=3) == task.make_problems(50, seed=3)
+        assert task.make_problems(50, seed=3) != task.make_problems(50, seed=4)
+
+    def test_splits_are_disjoint_in_any_order_and_for_any_seed(self):
+        train = {tuple(sorted(p)) for seed in range(3) for p in task.make_problems(2000, "train", seed)}
+        held_out = {tuple(sorted(p)) for seed in range(3) for p in task.make_problems(500, "held_out", seed)}
+        assert len(train) > 500
+        assert len(held_out) > 50
+        assert not train & held_out
+
+    @given(problems, st.randoms(use_true_random=False))
+    def test_split_does_not_depend_on_the_order(self, numbers, rng):
+        shuffled = list(numbers)
+        rng.shuffle(shuffled)
+        assert task.split_of(shuffled) == task.split_of(numbers)
+
+    def test_dataset_columns(self):
+        dataset = task.make_dataset(5, "held_out", seed=1)
+        assert dataset.column_names == ["prompt", "answer"]
+        for row, numbers in zip(dataset, task.make_problems(5, "held_out", seed=1), strict=True):
+            assert row["prompt"] == [{"role": "user", "content": "+".join(map(str, numbers))}]
+            assert row["answer"] == str(sum(numbers))
+            assert task.numbers_of(row["prompt"]) == list(numbers)
+
+    @pytest.mark.parametrize("text", ["", "3", "3+", "3+x", "3-2", "hello"])
+    def test_a_prompt_that_is_no_sum(self, text):
+        with pytest.raises(InputError, match="prompt: got"):
+            task.numbers_of(text)
+
+    def test_bad_arguments(self):
+        with pytest.raises(InputError, match="size: got 0; expected at least 1"):
+            task.make_problems(0)
+        with pytest.raises(InputError, match="split: got 'test'"):
+            task.make_problems(1, "test")  # type: ignore[arg-type]
+
+
+class TestReward:
+    @pytest.mark.parametrize(
+        ("text", "reward"),
+        [
+            (RIGHT, 1.0),
+            ("\\boxed{18}", 1.0),  # an outcome reward looks at the outcome only
+            ("\\boxed{018}", 1.0),  # the same number
+            ("\\boxed{8}", 0.0),
+            ("\\boxed{18}\n\\boxed{17}", 0.0),  # the last one counts
+            ("18", 0.0),
+            ("\\boxed{}", 0.0),
+            ("\\boxed{" + 9999 * "1" + "}", 0.0),  # more digits than int() takes
+            ("\\boxed{18", 0.0),
+            ("", 0.0),
+        ],
+    )
+    def test_golden(self, text, reward):
+        assert task.list_sum_reward([text], ["18"]) == [reward]
+        assert task.list_sum_reward([[{"role": "assistant", "content": text}]], [18], other=[None]) == [reward]
+
+    def test_one_answer_per_completion(self):
+        with pytest.raises(ValueError, match="argument"):
+            task.list_sum_reward(["a", "b"], ["1"])
+
+
+class TestCheckSteps:
+    @pytest.mark.parametrize(
+        ("text", "verdicts"),
+        [
+            (RIGHT, [True, True, True, True, True]),
+            # Dropped carry in line 1 (3+8=1): charged once; what carries it on follows from it.
+            ("3+8=1\n1+5=6\n6+2=8\n\\boxed{8}", [False, True, True, True]),
+            # Wrong term in line 2 (6 instead of 5).
+            ("3+8=11\n11+6=17\n17+2=19\n\\boxed{19}", [True, False, True, True]),
+            # Does not start from the total above it.
+            ("3+8=11\n10+5=15\n15+2=17\n\\boxed{17}", [True, False, True, True]),
+            # A check line of a wrong sum, of another line, before any line, and one misspelled.
+            ("3+8=1\nok 3+8=1", [False, False]),
+            ("3+8=11\nok 3+8=12", [True, False]),
+            ("ok 3+8=11\n3+8=11", [False, True]),
+            ("3+8=11\nko 3+8=11", [True, False]),
+            # Boxed too early, boxed another number, a line after the boxed one, an addition too many.
+            ("3+8=11\n\\boxed{11}", [True, False]),
+            ("3+8=11\n11+5=16\n16+2=18\n\\boxed{8}", [True, True, True, False]),
+            ("3+8=11\n11+5=16\n16+2=18\n\\boxed{18}\n16+2=18", [True, True, True, True, False]),
+            ("3+8=11\n11+5=16\n16+2=18\n18+2=20\n\\boxed{20}", [True, True, True, False, True]),
+            # Nothing, blank lines, nonsense.
+            ("", []),
+            ("\n\n3+8=11\n\n", [True]),
+            ("hello\n3+8=11", [False, True]),
+        ],
+    )
+    def test_golden(self, text, verdicts):
+        assert task.check_steps([3, 8, 5, 2], text) == verdicts
+
+    @given(problems, seeds)
+    def test_a_faultless_demonstration_is_right_line_by_line(self, numbers, seed):
+        text = task.demonstrate(numbers, random.Random(seed), mistakes=False)
+        assert all(task.check_steps(numbers, text))
+        assert task.list_sum_reward([text], [sum(numbers)]) == [1.0]
+
+    @given(problems, seeds)
+    def test_a_wrong_demonstration_has_a_wrong_line(self, numbers, seed):
+        text = task.demonstrate(numbers, random.Random(seed))
+        verdicts = task.check_steps(numbers, text)
+        assert len(verdicts) == len(text.split("\n"))
+        if task.list_sum_reward([text], [sum(numbers)]) == [0.0]:
+            assert not all(verdicts)
+
+    @given(problems, st.text(alphabet="0123456789+=ok \n\\boxed{}", max_size=60))
+    def test_any_text_is_judged_line_by_line(self, numbers, text):
+        verdicts = task.check_steps(numbers, text)
+        assert len(verdicts) == sum(1 for line in text.split("\n") if line.strip())
+
+    @given(problems, seeds)
+    def test_all_lines_right_and_boxed_means_the_right_answer(self, numbers, seed):
+        rng = random.Random(seed)
+        lines = task.demonstrate(numbers, rng).split("\n")
+        for _ in range(rng.randint(0, 2)):  # damage: repeat, drop or swap lines
+            lines.insert(rng.randrange(len(lines)), lines.pop(rng.randrange(len(lines))))
+        text = "\n".join(lines)
+        if all(task.check_steps(numbers, text)) and lines[-1].startswith("\\boxed"):
+            assert task.list_sum_reward([text], [sum(numbers)]) == [1.0]
+
+
+class TestDemonstrator:
+    def test_right_and_wrong_completions_differ_in_length(self):
+        rng = random.Random(0)
+        drawn = task.make_problems(4000)
+        texts = [task.demonstrate(numbers, rng) for numbers in drawn]
+        rewards = task.list_sum_reward(texts, [sum(numbers) for numbers in drawn])
+        right = [len(text) for text, reward in zip(texts, rewards, strict=True) if reward]
+        wrong = [len(text) for text, reward in zip(texts, rewards, strict=True) if not reward]
+        assert len(right) / len(texts) == pytest.approx(0.29, abs=0.03)
+        assert sum(wrong) / len(wrong) > sum(right) / len(right) + 5
+        assert max(right + wrong) < 100
+
+
+class TestTokenizer:
+    def test_round_trip(self):
+        tokenizer = build_tokenizer()
+        ids = tokenizer(RIGHT)["input_ids"]
+        assert len(ids) == len(RIGHT)
+        assert tokenizer.decode(ids) == RIGHT
+        assert len(tokenizer) == 35
+
+    def test_chat_template(self):
+        tokenizer = build_tokenizer()
+        text = tokenizer.apply_chat_template(task.prompt_of([3, 8]), add_generation_prompt=True, tokenize=False)
+        assert text == "<|im_start|>user\n3+8<|im_end|>\n<|im_start|>assistant\n"
+        ids = tokenizer(text)["input_ids"]
+        assert tokenizer.decode(ids) == text
+        chat = [{"role": "system", "content": "sum"}, *task.prompt_of([3, 8]), {"role": "assistant", "content": "11"}]
+        ids = tokenizer.apply_chat_template(chat, return_dict=True)["input_ids"]
+        assert tokenizer.decode(ids) == tokenizer.apply_chat_template(chat, tokenize=False)
+        assert ids.count(tokenizer.eos_token_id) == 3
+
+    def test_characters_outside_the_task_vanish(self):
+        assert build_tokenizer()("3Ä+z8")["input_ids"] == build_tokenizer()("3+8")["input_ids"]
+
+
+class TestShippedModel:
+    def test_files(self):
+        sizes = {path.name: path.stat().st_size for path in MODEL_DIR.iterdir()}
+        assert sum(sizes.values()) < 1_000_000
+        assert set(sizes) == {
+            "config.json",
+            "generation_config.json",
+            "model.safetensors",
+            "tokenizer.json",
+            "tokenizer_config.json",
+            "chat_template.jinja",
+        }
+
+    def test_model(self, shipped):
+        model, tokenizer = shipped
+        assert 100_000 <= sum(p.numel() for p in model.parameters()) <= 200_000
+        assert model.generation_config.eos_token_id == tokenizer.eos_token_id
+        assert tokenizer.get_vocab() == build_tokenizer().get_vocab()
+        assert tokenizer.chat_template == build_tokenizer().chat_template
+
+    def test_it_starts_fluent_and_faulty(self, shipped):
+        from trl_drgrpo.demo.result import evaluate
+
+        drawn = task.make_problems(128, "held_out")
+        evaluation = evaluate(*shipped, drawn, sample=True)
+        assert 0.15 < evaluation.accuracy < 0.45
+        verdicts = [task.check_steps(n, text) for n, text in zip(drawn, evaluation.texts, strict=True)]
+        assert all(text.split("\n")[-1].startswith("\\boxed{") for text in evaluation.texts)
+        assert sum(map(sum, verdicts)) / sum(map(len, verdicts)) > 0.6  # mistakes, not nonsense
+
+    def test_build_is_reproducible(self, tmp_path):
+        for name in ("first", "second"):
+            build(tmp_path / name, seed=1, steps=2, batch_size=4)
+        first, second = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("first", "second"))
+        assert first == second
+        build(tmp_path / "other", seed=2, steps=2, batch_size=4)
+        assert (tmp_path / "other" / "model.safetensors").read_bytes() != first
+
+
+class TestEvaluate:
+    def test_numbers(self, shipped):
+        from trl_drgrpo.demo.result import evaluate
+
+        model, tokenizer = shipped
+        drawn = task.make_problems(20, "held_out")
+        greedy = evaluate(model, tokenizer, drawn, sample=False)
+        assert greedy == evaluate(model, tokenizer, drawn, sample=False, batch_size=20)
+        assert greedy.accuracy == sum(greedy.correct) / 20
+        lengths = [len(tokenizer(text)["input_ids"]) + 1 for text in greedy.texts]  # the end token counts
+        assert greedy.length_mean == pytest.approx(sum(lengths) / 20)
+        sampled = evaluate(model, tokenizer, drawn, sample=True, seed=5)
+        assert sampled == evaluate(model, tokenizer, drawn, sample=True, seed=5)
+        assert sampled.texts != evaluate(model, tokenizer, drawn, sample=True, seed=6).texts
+
+
+@pytest.fixture
+def few_problems(monkeypatch):
+    """Evaluations on 32 problems instead of 512."""
+    from trl_drgrpo.demo import run
+
+    monkeypatch.setattr(run, "make_problems", lambda size, *split, **terms: task.make_problems(32, *split, **terms))
+
+
+class TestRun:
+    @pytest.mark.usefixtures("few_problems")
+    def test_two_steps_from_end_to_end(self, tmp_path, capsys):
+        assert demo_command.run(parse("--output_dir", str(tmp_path / "out"), "--steps", "2")) == 1
+        captured = capsys.readouterr()
+        assert "NOT LEARNED" in captured.out
+        assert "sampled accuracy" in captured.out
+        assert "from_pretrained" in captured.out
+        assert "step 2/2" in captured.err
+        numbers = json.loads((tmp_path / "out" / "results.json").read_text())
+        assert numbers["status"] == "finished"
+        assert numbers["learned"] is False
+        assert numbers["curves"]["step"] == [1, 2]
+        assert numbers["gain_points"] == pytest.approx(
+            100 * (numbers["after"]["sampled"]["accuracy"] - numbers["before"]["sampled"]["accuracy"])
+        )
+        saved = tmp_path / "out" / "model"
+        assert {path.name for path in saved.iterdir()} == {path.name for path in MODEL_DIR.iterdir()}
+        assert (saved / "model.safetensors").read_bytes() != (MODEL_DIR / "model.safetensors").read_bytes()
+        shipped_config, config = (json.loads((d / "config.json").read_text()) for d in (MODEL_DIR, saved))
+        assert config | {"transformers_version": shipped_config["transformers_version"]} == shipped_config
+        if importlib.util.find_spec("matplotlib"):
+            assert (tmp_path / "out" / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+    @pytest.mark.slow
+    def test_stock_trl_beside_it(self, tmp_path):
+        """The same prompts at the first step, another objective, both runs in one report."""
+        from trl_drgrpo.demo.result import objectives_table
+        from trl_drgrpo.demo.run import run_demo
+        from trl_drgrpo.report import write_report
+
+        with open(tmp_path / "log", "w", encoding="utf-8") as log:
+            console = Console(file=log, width=200)
+            earlier = tmp_path / "out" / "trl_grpo" / "completions" / "completions_00099.parquet"
+            earlier.parent.mkdir(parents=True)
+            earlier.write_bytes(b"of a longer demo")
+            (tmp_path / "out" / "results.json").write_text('{"made_by": "trl-drgrpo demo"}')
+            result = run_demo(tmp_path / "out", steps=2, eval_size=8, console=console, compare=["trl_grpo"])
+        assert not earlier.exists()
+        assert result.report.stat().st_size > 50_000
+        assert result.comparison.stat().st_size > result.report.stat().st_size
+        runs = json.loads(
+            write_report([tmp_path / "out", tmp_path / "out" / "trl_grpo"], tmp_path / "both.json", "json").read_text()
+        )["runs"]
+        ours, grpo = (run["curves"] for run in runs)
+        for name in ("completions/length_incorrect_mean", "drgrpo/all_correct_frac", "drgrpo/pass_rate"):
+            assert ours[name], name
+            assert grpo[name], name
+        told = json.loads(result.results_file.read_text())["stock"]
+        assert told["trl_grpo"]["sampled"]["accuracy"] == result.stock["trl_grpo"]["sampled"].accuracy
+        assert [str(cell) for cell in objectives_table(result).columns[0].cells] == ["DrGRPOTrainer", "trl_grpo"]
+
+    def test_the_objectives_to_compare_with(self):
+        """Without a name all of stock TRL's, the last of which is the same objective as ours."""
+        from trl import GRPOConfig
+
+        from trl_drgrpo.demo.compare import STOCK_OBJECTIVES
+
+        assert tuple(STOCK_OBJECTIVES) == demo_command.OBJECTIVES
+        assert parse().compare is None
+        assert parse("--compare").compare == []
+        assert parse("--compare", "trl_grpo", "trl_default_dapo").compare == ["trl_grpo", "trl_default_dapo"]
+        with pytest.raises(SystemExit):
+            parse("--compare", "grpo")
+        configs = [GRPOConfig(use_cpu=True, bf16=False, **fields) for fields in STOCK_OBJECTIVES.values()]
+        assert [(c.loss_type, c.scale_rewards) for c in configs] == [
+            ("dapo", "group"),
+            ("grpo", "group"),
+            ("dr_grpo", "group"),
+            ("dr_grpo", "none"),
+        ]
+
+    @pytest.mark.slow
+    def test_it_runs_again_into_its_own_folder_and_without_matplotlib(self, tmp_path, monkeypatch):
+        import transformers
+
+        from trl_drgrpo.demo.run import run_demo
+
+        monkeypatch.setitem(sys.modules, "matplotlib.figure", None)  # makes its import an ImportError
+        for _ in range(2):
+            with open(tmp_path / "log", "w", encoding="utf-8") as log:
+                result = run_demo(tmp_path / "out", steps=1, eval_size=8, console=Console(file=log, width=200))
+            assert result.plot is None
+            assert 'pip install "trl-drgrpo[report]"' in (tmp_path / "log").read_text(encoding="utf-8")
+        transformers.AutoModelForCausalLM.from_pretrained(result.model_dir)
+
+    @pytest.mark.usefixtures("few_problems")
+    def test_interrupted_run_keeps_what_it_has(self, tmp_path, monkeypatch, capsys):
+        from trl_drgrpo.demo import run
+
+        def interrupt(*arguments):
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(run, "_train", interrupt)
+        assert demo_command.run(parse("--output_dir", str(tmp_path))) == 130
+        assert str(tmp_path) in capsys.readouterr().err
+        numbers = json.loads((tmp_path / "results.json").read_text())
+        assert numbers["status"] == "unfinished"
+        assert numbers["before"]["greedy"]["accuracy"] > 0
+        assert (tmp_path / "model" / "model.safetensors").exists()
+
+    @pytest.mark.parametrize("name", ["results.json", "model", "curves.png", "report.html", "trl_grpo"])
+    def test_files_of_another_origin_are_not_touched(self, tmp_path, name):
+        from trl_drgrpo.demo.run import run_demo
+
+        (tmp_path / name).write_text("mine")
+        with pytest.raises(InputError, match=f"holds {name}, not written by a demo"):
+            run_demo(tmp_path)
+        assert [path.name for path in tmp_path.iterdir()] == [name]
+        assert (tmp_path / name).read_text() == "mine"
+
+    @pytest.mark.parametrize(
+        ("setting", "message"),
+        [({"steps": 0}, "steps: got 0"), ({"seed": -1}, "seed: got -1"), ({"eval_size": 0}, "size: got 0")],
+    )
+    def test_bad_settings(self, tmp_path, setting, message):
+        from trl_drgrpo.demo.run import run_demo
+
+        with pytest.raises(InputError, match=message):
+            run_demo(tmp_path / "out", **setting)
+        assert not (tmp_path / "out").exists()
+
+    def test_output_dir_is_a_file(self, tmp_path):
+        from trl_drgrpo.demo.run import run_demo
+
+        (tmp_path / "file").touch()
+        with pytest.raises(InputError, match="output_dir: got"):
+            run_demo(tmp_path / "file")
+
+    def test_the_command_imports_light(self):
+        heavy = "{'torch', 'trl', 'transformers', 'datasets', 'rich'}"
+        code = f"import sys, trl_drgrpo.cli.demo; print(sorted({heavy} & set(sys.modules)))"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        assert done.stdout.strip() == "[]"
+
+    @pytest.mark.slow
+    def test_it_learns(self, tmp_path: Path):
+        assert demo_command.run(parse("--output_dir", str(tmp_path), "--seed", "1")) == 0
+        numbers = json.loads((tmp_path / "results.json").read_text())
+        assert numbers["gain_points"] >= 40
+        assert numbers["after"]["greedy"]["accuracy"] > 0.85

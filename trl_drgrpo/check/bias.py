@@ -1,0 +1,539 @@
+r"""What one update would do to the length of correct and incorrect answers: `trl-drgrpo bias`.
+
+**Objectives.** On policy (ratio 1, no KL) every objective of this family has a gradient of one form,
+
+    sum_i c_i * sum_{t < |o_i|} grad log pi(o_it),        c_i = A_i / d_i,
+
+so two choices say it all: the advantage `A_i` (divided by the group's std or not) and the divisor `d_i` (`B * |o_i|`
+for a mean per row, `sum_j |o_j|` for a mean over the batch's tokens, `B * L` for a constant). Dr. GRPO is `r_i - mean`
+over `B * L`; the others differ from it in one choice or in both, so the two biases can be told apart. Rows `g * G` to
+`(g + 1) * G - 1` are the group of prompt g.
+
+**Changes.** A step of unit length along the update direction `u` changes a quantity `f(theta)` by `u . grad f`, to
+first order. Both factors are sums over rollouts of the policy as it is, `sum_i w_i grad log pi(o_i)`:
+
+- the update direction of an objective, with its token weights, divided by its own length, as gradient clipping or a
+  normalizing optimizer does;
+- the gradient of `f`, by the score function. For the mean length of incorrect answers, a ratio of two expectations:
+  `grad E[|o| | incorrect] = E[1_incorrect (|o| - E[|o| | incorrect]) grad log pi(o)] / P(incorrect)`.
+
+The two factors come from different batches: in one and the same batch their noise is correlated, and the product
+would be biased. Standard errors are a jackknife over batches. No run is needed, so the measurement also shows a drift
+that a run of a few hundred steps hides in its diffusion.
+
+**On a model.** Completions come from the trainer's own generation and rewards, so a measurement is about the very run
+that would start from this configuration. Per batch there is one forward of its rows and one backward per objective and
+quantity. Only trainable parameters count, the adapter of a LoRA run for example.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+
+from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.config.validation import refuse_truncated_sampling
+from trl_drgrpo.features.diagnostics.statistics import STD_FLOOR, Push, decision_scores, stop_push
+from trl_drgrpo.trainer import DrGRPOTrainer
+from trl_drgrpo.upstream.batches import CreditedBatch, TokenBatch, token_batch
+from trl_drgrpo.upstream.private_state import swapped
+
+
+@dataclass(frozen=True)
+class Objective:
+    """One member of the family.
+
+    Args:
+        label (`str`): For tables and legends: the settings of TRL, `loss_type` and whether `scale_rewards` is on.
+        divides_by_std (`bool`): Whether advantages are divided by the group's standard deviation.
+        divisor (`str`): Divisor of a token's loss: `"row"` (its row's length, times B), `"batch"` (the tokens
+            of the batch) or `"constant"` (`B * L`).
+    """
+
+    label: str
+    divides_by_std: bool
+    divisor: str
+
+    def advantages(self, rewards: np.ndarray, num_generations: int) -> np.ndarray:
+        """Advantages of rows, `(B,)`, 0 in groups of equal rewards.
+
+        Args:
+            rewards (`np.ndarray` of shape `(B,)`): Rewards, none missing.
+            num_generations (`int`): G, at least 2.
+        """
+        groups = _grouped(rewards, num_generations)  # (P, G)
+        advantages = groups - groups.mean(axis=1, keepdims=True)
+        advantages[groups.max(axis=1) == groups.min(axis=1)] = 0.0  # equal rewards leave a rounding residue
+        if self.divides_by_std:
+            advantages = advantages / (groups.std(axis=1, ddof=1, keepdims=True) + STD_FLOOR)
+        return advantages.reshape(-1)
+
+    def token_weights(
+        self, rewards: np.ndarray, lengths: np.ndarray, num_generations: int, loss_normalizer: float
+    ) -> np.ndarray:
+        """`c_i`, the weight of every token of row i in the update direction, `(B,)`.
+
+        Args:
+            rewards (`np.ndarray` of shape `(B,)`): Rewards.
+            lengths (`np.ndarray` of shape `(B,)`): Completion lengths in tokens, at least 1.
+            num_generations (`int`): G.
+            loss_normalizer (`float`): L, in tokens; read by a constant divisor only.
+        """
+        advantages = self.advantages(rewards, num_generations)
+        divisors = {
+            "row": len(advantages) * lengths,
+            "batch": np.full(len(advantages), lengths.sum()),
+            "constant": np.full(len(advantages), len(advantages) * loss_normalizer),
+        }
+        return advantages / divisors[self.divisor]
+
+
+OBJECTIVES = {
+    "grpo": Objective("grpo", divides_by_std=True, divisor="row"),
+    "grpo_without_std": Objective("grpo, no std", divides_by_std=False, divisor="row"),
+    "dapo": Objective("dapo (TRL's default)", divides_by_std=True, divisor="batch"),
+    "dr_grpo_with_std": Objective("dr_grpo, std on", divides_by_std=True, divisor="constant"),
+    "dr_grpo": Objective("dr_grpo, no std", divides_by_std=False, divisor="constant"),
+}
+
+
+def gradient_weight(num_generations: int, divides_by_std: bool) -> list[float]:
+    """`sum_i |A_i|` of a group with k correct answers, for k = 0 to G: the pull of the update on such a prompt.
+
+    Args:
+        num_generations (`int`): G.
+        divides_by_std (`bool`): With the std of GRPO, or without it.
+
+    Returns:
+        `list[float]` of length `G + 1`. Without std `2 k (G - k) / G`, largest at half; with it the square root of
+        that shape: prompts that are nearly always or nearly never solved weigh more than their share.
+
+    Example:
+
+    ```python
+    >>> gradient_weight(4, divides_by_std=False)
+    [0.0, 1.5, 2.0, 1.5, 0.0]
+
+    ```
+    """
+    objective = Objective("", divides_by_std, "constant")
+    groups = [np.array([1.0] * right + [0.0] * (num_generations - right)) for right in range(num_generations + 1)]
+    return [float(np.abs(objective.advantages(group, num_generations)).sum()) for group in groups]
+
+
+def _grouped(values: np.ndarray, num_generations: int) -> np.ndarray:
+    if num_generations < 2 or len(values) % num_generations:
+        got = f"{num_generations} for {len(values)} rows"
+        raise InputError("num_generations", got, "at least 2, and a divisor of the rows", "Pass whole groups.")
+    return np.asarray(values, dtype=np.float64).reshape(-1, num_generations)
+
+
+# The change of a quantity by one update ------------------------------------------------------------------------------
+
+
+QUANTITIES = ("length_right", "length_wrong", "length", "pass_rate")
+GAP = "length_gap"  # mean length of incorrect answers minus that of correct ones, from the two
+REPORTED = (*QUANTITIES, GAP)
+REFERENCE = "dr_grpo"  # the others are compared with it
+ScoreSums = Callable[[np.ndarray], np.ndarray]
+
+
+@dataclass(frozen=True)
+class Rollouts:
+    """One batch of rollouts, reduced to the inputs of the weights.
+
+    Args:
+        rewards (`np.ndarray` of shape `(B,)`): Combined rewards, none missing.
+        right (`np.ndarray` of shape `(B,)`, bool): Whether each completion is correct.
+        lengths (`np.ndarray` of shape `(B,)`): Tokens, at least 1.
+        num_generations (`int`): G.
+        loss_normalizer (`float`): L, in tokens.
+        stopped (`np.ndarray` of shape `(B,)`, bool, *optional*): Completions that ended by themselves.
+    """
+
+    rewards: np.ndarray
+    right: np.ndarray
+    lengths: np.ndarray
+    num_generations: int
+    loss_normalizer: float
+    stopped: np.ndarray | None = None
+
+    def direction_weights(self) -> np.ndarray:
+        """Per objective, the weight of each row's `grad log pi(o_i)`, `(O, B)` in the order of `OBJECTIVES`."""
+        return np.stack(
+            [
+                objective.token_weights(self.rewards, self.lengths, self.num_generations, self.loss_normalizer)
+                for objective in OBJECTIVES.values()
+            ]
+        )
+
+    def quantity_weights(self) -> np.ndarray:
+        """The same for the gradients of `QUANTITIES`, `(4, B)`; NaN in the row of a length that no completion has."""
+        rows = len(self.lengths)
+        # The group's other members as baseline: the same expectation, less noise.
+        scale = self.num_generations / (self.num_generations - 1) / rows
+        passed = self.right.astype(float)
+        groups = passed.reshape(-1, self.num_generations)
+        centered = (groups - groups.mean(axis=1, keepdims=True)).reshape(-1)
+        lengths = self.lengths.astype(float).reshape(-1, self.num_generations)
+        centered_lengths = (lengths - lengths.mean(axis=1, keepdims=True)).reshape(-1)
+        parts = [self._given(self.right), self._given(~self.right), scale * centered_lengths, scale * centered]
+        return np.stack(parts)
+
+    def _given(self, chosen: np.ndarray) -> np.ndarray:
+        if not chosen.any():
+            return np.full(len(chosen), np.nan)
+        return np.where(chosen, self.lengths - self.lengths[chosen].mean(), 0.0) / chosen.sum()
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """An estimate and its standard error."""
+
+    value: float
+    standard_error: float
+
+
+@dataclass(frozen=True)
+class Changes:
+    """First-order changes per update of unit length, in tokens (lengths) or as a share from 0 to 1 (pass rate).
+
+    Args:
+        batches (`int`): Batches that the estimates are from.
+        changes (`dict[str, dict[str, Estimate]]`): Per objective and quantity.
+        differences_from_dr_grpo (`dict[str, dict[str, Estimate]]`): The same minus that of Dr. GRPO, from the same
+            batches.
+        steepest_gap (`float`): The largest change of the gap that an update of unit length can make: the length of its
+            gradient. NaN where that is not above its noise.
+    """
+
+    batches: int
+    changes: dict[str, dict[str, Estimate]]
+    differences_from_dr_grpo: dict[str, dict[str, Estimate]]
+    steepest_gap: float
+
+
+def changes_per_step(directions: np.ndarray, gradients: np.ndarray) -> Changes:
+    """Changes of the quantities along the objectives' update directions.
+
+    Args:
+        directions (`np.ndarray` of shape `(K, O, n)`): Per batch (at least 3) and objective (order of
+            `OBJECTIVES`), the weighted sum of `grad log pi`, over n parameters.
+        gradients (`np.ndarray` of shape `(K, Q, n)`): The same for `QUANTITIES`; NaN where a batch had none.
+
+    Returns:
+        [`Changes`]: A quantity that some batch lacked is NaN.
+    """
+    norms = np.linalg.norm(directions, axis=2, keepdims=True)
+    units = np.divide(directions, norms, out=np.zeros_like(directions), where=norms > 0)
+    products = np.einsum("aon,bqn->aboq", units, gradients)  # (K, K, O, Q)
+    right, wrong = QUANTITIES.index("length_right"), QUANTITIES.index("length_wrong")
+    gap = products[..., wrong : wrong + 1] - products[..., right : right + 1]
+    products = np.concatenate([products, gap], axis=3)
+    reference = list(OBJECTIVES).index(REFERENCE)
+    return Changes(
+        len(directions),
+        _estimates(products),
+        _estimates(products - products[:, :, reference : reference + 1]),
+        _expected_length(gradients[:, wrong] - gradients[:, right]),
+    )
+
+
+def _expected_length(vectors: np.ndarray) -> float:
+    """Length of the mean of independent vectors `(K, n)`: a vector's product with itself, which is noise, left out."""
+    gram = vectors @ vectors.T
+    squared = (gram.sum() - np.trace(gram)) / (len(gram) * (len(gram) - 1))
+    return float(np.sqrt(squared)) if squared > 0 else float("nan")
+
+
+def _estimates(products: np.ndarray) -> dict[str, dict[str, Estimate]]:
+    """Mean over pairs of different batches, and its jackknife standard error; `products` is `(K, K, O, Q)`."""
+    batches = len(products)
+    off_diagonal = products * (1 - np.eye(batches))[:, :, None, None]
+    total = off_diagonal.sum(axis=(0, 1))
+    mean = total / (batches * (batches - 1))
+    without = total - off_diagonal.sum(axis=0) - off_diagonal.sum(axis=1)  # (K, O, Q): one batch left out
+    left_out = without / ((batches - 1) * (batches - 2))
+    errors = np.sqrt((batches - 1) / batches * ((left_out - left_out.mean(axis=0)) ** 2).sum(axis=0))
+    return {
+        objective: {quantity: Estimate(float(mean[o, q]), float(errors[o, q])) for q, quantity in enumerate(REPORTED)}
+        for o, objective in enumerate(OBJECTIVES)
+    }
+
+
+def measure(batches: Iterable[tuple[Rollouts, ScoreSums]]) -> Changes:
+    """The whole measurement.
+
+    Args:
+        batches (`Iterable[tuple[Rollouts, Callable]]`): K independent batches of one policy, each with a function
+            `f(weights (W, B)) -> (W, n)` that gives the sums `sum_i weights[w, i] * grad log pi(o_i)`, NaN where
+            the weights are.
+
+    Returns:
+        [`Changes`].
+    """
+    directions, gradients = [], []
+    for rollouts, score_sums in batches:
+        sums = score_sums(np.concatenate([rollouts.direction_weights(), rollouts.quantity_weights()]))
+        directions.append(sums[: len(OBJECTIVES)])
+        gradients.append(sums[len(OBJECTIVES) :])
+    return changes_per_step(np.stack(directions), np.stack(gradients))
+
+
+# On a model ----------------------------------------------------------------------------------------------------------
+
+
+MEMORY_LIMIT = 16 * 2**30  # bytes for the gradients of all batches, on the CPU
+_BYTES = 4
+
+
+OnBatch = Callable[[int, Rollouts, TokenBatch, torch.Tensor], None]  # number, rollouts, rows, mask of own tokens
+
+
+def measure_model(trainer: DrGRPOTrainer, batches: int, on_batch: OnBatch = lambda *batch: None) -> Changes:
+    """Effect of one update of each objective on the lengths of correct and incorrect answers and on the pass rate.
+
+    Args:
+        trainer ([`DrGRPOTrainer`]): Not trained; in one process. Its configuration says how many rows a batch has
+            (`per_device_train_batch_size * steps_per_generation`), L, and what is correct (`correct_reward`,
+            `correct_threshold`).
+        batches (`int`): K, generation batches to sample, at least 3. Standard errors fall with `1 / sqrt(K)`.
+        on_batch (`Callable`, *optional*): `f(number, rollouts, tokens, mask)`, called with each batch.
+
+    Returns:
+        [`Changes`]: Per update of unit length (Euclidean, over the trainable parameters).
+
+    Raises:
+        [`InputError`]: Too few batches, several processes, a sampler that is not the policy
+            (`top_p`, `top_k`, `min_p`), too many trainable parameters, missing rewards, or a reward without a known
+            value from which a completion is correct.
+    """
+    _check(trainer, batches)
+    if (excess := too_large(trainer, batches)) is not None:
+        raise excess
+    return measure(_sample(trainer, batches, on_batch))
+
+
+def look_at_model(trainer: DrGRPOTrainer, batches: int, on_batch: OnBatch) -> None:
+    """The same batches without a gradient, for a model whose gradients do not fit.
+
+    Args:
+        trainer, batches, on_batch: As in [`measure_model`].
+
+    Raises:
+        [`InputError`]: As [`measure_model`], whatever the number of parameters.
+    """
+    _check(trainer, batches)
+    for _ in _sample(trainer, batches, on_batch):
+        pass
+
+
+def _sample(trainer: DrGRPOTrainer, batches: int, on_batch: OnBatch) -> Iterator[tuple[Rollouts, ScoreSums]]:
+    trainer.model.train()
+    for number, (batch, inputs) in enumerate(islice(sampled_batches(trainer), batches)):
+        tokens, mask, right = token_batch(inputs), batch.trained_mask, _right(trainer, batch)
+        rollouts = _reduced(batch, mask, right, trainer)
+        on_batch(number, rollouts, tokens, mask)
+        yield rollouts, partial(score_sums, trainer, tokens, mask)
+
+
+def score_sums(trainer: DrGRPOTrainer, tokens: TokenBatch, mask: torch.Tensor, weights: np.ndarray) -> np.ndarray:
+    """`sum_i w_i grad log pi(o_i)` over a batch, for several weights at once.
+
+    Args:
+        trainer ([`DrGRPOTrainer`]): Owns the policy.
+        tokens ([`TokenBatch`]): The rows; `per_device_train_batch_size` of them run at a time.
+        mask (`torch.Tensor` of shape `(B, T)`): 1 on the tokens that count.
+        weights (`np.ndarray` of shape `(W, B)`): NaN in a row of weights gives NaN.
+
+    Returns:
+        `np.ndarray` of shape `(W, n)`, float32: Over the n trainable parameters.
+    """
+    parameters = [p for p in trainer.model.parameters() if p.requires_grad]
+    sums = np.zeros((len(weights), sum(p.numel() for p in parameters)), dtype=np.float32)
+    known = [w for w in range(len(weights)) if np.isfinite(weights[w]).all()]
+    sums[[w for w in range(len(weights)) if w not in known]] = np.nan
+    size = trainer.args.per_device_train_batch_size
+    for first in range(0, len(mask), size):
+        rows = slice(first, first + size)
+        part = TokenBatch(tokens.input_ids[rows], tokens.attention_mask[rows], tokens.completion_width)
+        log_probs = trainer.score_tokens(trainer.model, part)[0]
+        per_row = (log_probs * mask[rows]).sum(dim=1)
+        for position, w in enumerate(known):
+            factors = torch.as_tensor(weights[w, rows], dtype=per_row.dtype, device=per_row.device)
+            last = position == len(known) - 1
+            grads = torch.autograd.grad(factors @ per_row, parameters, retain_graph=not last, allow_unused=True)
+            sums[w] += _flat(grads, parameters)
+    return sums
+
+
+def _reduced(batch: CreditedBatch, mask: torch.Tensor, right: np.ndarray, trainer: DrGRPOTrainer) -> Rollouts:
+    rewards = batch.rewards.cpu().double().numpy()
+    if np.isnan(rewards).any():
+        got = f"{int(np.isnan(rewards).sum())} of {len(rewards)} completions without a reward"
+        raise InputError("reward_funcs", got, "a reward for each", "Measure with a reward that scores everything.")
+    lengths = mask.sum(dim=1).clamp(min=1).cpu().numpy()
+    stopped = np.array([ids[-1] in trainer.stop_token_ids for ids in batch.scored.completion_ids])
+    right = np.asarray(right, dtype=bool)
+    return Rollouts(rewards, right, lengths, batch.num_generations, trainer.loss_normalizer, stopped)
+
+
+def _right(trainer: DrGRPOTrainer, batch: CreditedBatch) -> np.ndarray:
+    """Mask of correct rows, `(B,)`; those without a reward are refused elsewhere."""
+    rule = trainer.diagnostics.correctness_rule
+    judged = rule.judge(batch.scored.rewards_per_func[:, rule.index].tolist()) if rule else None
+    if judged is None:
+        expected = "a reward of 0 or 1, or the value from which on a completion is correct"
+        raise InputError("correct_threshold", "none", expected, "Set it, and correct_reward for another reward.")
+    return np.array([right is True for right in judged])
+
+
+def _flat(grads: Any, parameters: list[torch.nn.Parameter]) -> np.ndarray:
+    parts = [torch.zeros_like(p) if g is None else g for g, p in zip(grads, parameters, strict=True)]
+    return torch.cat([part.detach().float().flatten().cpu() for part in parts]).numpy()
+
+
+def _check(trainer: DrGRPOTrainer, batches: int) -> None:
+    if batches < 3:
+        remedy = "Raise it: the standard error is a jackknife over batches."
+        raise InputError("batches", str(batches), "at least 3", remedy)
+    if trainer.accelerator.num_processes > 1:
+        got = f"{trainer.accelerator.num_processes} processes"
+        raise InputError("launch", got, "one process", "Run the measurement without accelerate or torchrun.")
+    remedy = "Leave it at its default: the score function is that of the whole distribution."
+    refuse_truncated_sampling(trainer.args, remedy)
+
+
+def too_large(trainer: DrGRPOTrainer, batches: int) -> InputError | None:
+    """The error to raise if the gradients of so many batches do not fit into memory, else `None`."""
+    trainable = sum(p.numel() for p in trainer.model.parameters() if p.requires_grad)
+    needed = trainable * batches * (len(OBJECTIVES) + len(QUANTITIES)) * _BYTES
+    if needed > MEMORY_LIMIT:
+        got = f"{trainable:,} of them, {needed / 2**30:.0f} GiB of gradients for {batches} batches"
+        expected = f"at most {MEMORY_LIMIT / 2**30:.0f} GiB"
+        return InputError("trainable parameters", got, expected, "Measure with LoRA, or with fewer batches.")
+    return None
+
+
+def sampled_batches(trainer: DrGRPOTrainer) -> Iterator[tuple[CreditedBatch, dict[str, Any]]]:
+    """Generation batches as the training loop would see them, with the tensors that TRL trains on; without end.
+
+    Args:
+        trainer ([`DrGRPOTrainer`]): The trainer; its model does not change.
+    """
+    caught: list[CreditedBatch] = []
+    while True:
+        for inputs in trainer.get_train_dataloader():
+            with swapped(trainer, on_credit=caught.append):
+                rollouts = trainer.sample_rollouts(inputs)
+            yield caught.pop(), rollouts
+
+
+# To read and to keep -------------------------------------------------------------------------------------------------
+
+
+_HEADINGS = {
+    "length_right": "correct answers, tokens",
+    "length_wrong": "incorrect answers, tokens",
+    "length": "all answers, tokens",
+    "pass_rate": "pass rate, points",
+    GAP: "incorrect minus correct, tokens",
+}
+_SCALES = {"pass_rate": 100.0}  # shares become percentage points
+
+
+def changes_table(changes: Changes) -> str:
+    """A Markdown table of changes, one of their differences from Dr. GRPO, each with its standard error.
+
+    Args:
+        changes ([`Changes`]): Of the measurement.
+    """
+    title = f"Change per update of unit length, {changes.batches} batches, ± standard error"
+    return "\n".join(
+        [
+            f"{title}:\n",
+            *_rows(changes.changes, list(OBJECTIVES)),
+            f"\nDifference from {OBJECTIVES[REFERENCE].label}, from the same batches:\n",
+            *_rows(changes.differences_from_dr_grpo, [name for name in OBJECTIVES if name != REFERENCE]),
+        ]
+    )
+
+
+def pushes(
+    batches: Sequence[Rollouts], decisions: Callable[[np.ndarray, np.ndarray], np.ndarray] | None = None
+) -> dict[str, dict[str, Push]]:
+    """The push of an update on the decision to stop, see `features/diagnostics/stop_push.py`.
+
+    Args:
+        batches (`Sequence[Rollouts]`): Batches that say which completions stopped.
+        decisions (`Callable`, *optional*): `f(lengths, stopped)` -> decisions to go on or to stop in each row; by
+            default each token is one.
+
+    Returns:
+        `dict`: Per key of `OBJECTIVES` the push of the `correct` and of the `incorrect` completions.
+    """
+    size = batches[0].num_generations
+    lengths, right = (np.concatenate([getattr(b, name) for b in batches]) for name in ("lengths", "right"))
+    stopped = np.concatenate([np.zeros(len(b.lengths), bool) if b.stopped is None else b.stopped for b in batches])
+    batch = np.repeat(np.arange(len(batches)), [len(b.lengths) for b in batches])
+    group = np.arange(len(lengths)) // size
+    decided = lengths if decisions is None else decisions(lengths, stopped)
+    scores = decision_scores(decided, stopped, group, batch)
+    found = {}
+    for name, objective in OBJECTIVES.items():
+        weights = [objective.token_weights(b.rewards, b.lengths, size, b.loss_normalizer) for b in batches]
+        together = np.concatenate(weights)
+        found[name] = {
+            "correct": stop_push(together, scores, right, group),
+            "incorrect": stop_push(together, scores, ~right, group),
+        }
+    return found
+
+
+def push_table(found: dict[str, dict[str, Push]]) -> str:
+    """The same as a Markdown table, with its intervals (95%)."""
+    groups = max(push.groups for of_objective in found.values() for push in of_objective.values())
+    lines = [
+        f"Push to go on instead of stopping, in decisions per unit of weight, {groups} groups with a signal, ± 95%:\n",
+        "| objective | correct answers | incorrect answers |",
+        "|---|---|---|",
+    ]
+    for name, of_objective in found.items():
+        cells = [_pushed(of_objective[kind]) for kind in ("correct", "incorrect")]
+        lines.append(f"| {OBJECTIVES[name].label} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def plain(value: Any) -> Any:
+    """Estimates, however nested, as plain types for JSON; unknown values (NaN) are `None`."""
+    if dataclasses.is_dataclass(value):
+        value = vars(value)
+    if isinstance(value, dict):
+        return {key: plain(each) for key, each in value.items()}
+    return None if value != value else value
+
+
+def _pushed(push: Push) -> str:
+    if math.isnan(push.standard_error):
+        return "unknown"
+    return f"{push.value:+.3f} ± {1.96 * push.standard_error:.3f}"
+
+
+def _rows(estimates: dict[str, dict[str, Estimate]], objectives: list[str]) -> list[str]:
+    lines = ["| objective | " + " | ".join(_HEADINGS[q] for q in REPORTED) + " |", "|---" * (len(REPORTED) + 1) + "|"]
+    for name in objectives:
+        cells = [_cell(estimates[name][quantity], _SCALES.get(quantity, 1.0)) for quantity in REPORTED]
+        lines.append(f"| {OBJECTIVES[name].label} | " + " | ".join(cells) + " |")
+    return lines
+
+
+def _cell(estimate: Estimate, scale: float) -> str:
+    if estimate.value != estimate.value:
+        return "unknown"
+    return f"{scale * estimate.value:+.3g} ± {scale * estimate.standard_error:.2g}"

@@ -1,0 +1,379 @@
+"""Expected gradients of forked groups, by enumeration: every parent, every branch of every cut, every group.
+
+A parent is a row of a small policy. It is cut where a rule says so, and further branches are rows of the same policy
+that begin alike, each with its probability given what it begins with. Rows carry texts, so the trainer cuts them into
+steps as in training, and the rules are those of training (`features/forks.py`).
+"""
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import permutations, product
+from math import comb, prod
+from typing import Any
+
+import torch
+from datasets import Dataset
+
+from trl_drgrpo.check.parity import DEFAULTS
+from trl_drgrpo.check.policies import BAD, GOOD, GROUP_SIZES, SEPARATOR, Gradients, Objective, SmallPolicy, Trajectory
+from trl_drgrpo.check.tiny import tiny_model, tiny_tokenizer
+from trl_drgrpo.config.config import DrGRPOConfig
+from trl_drgrpo.features.forks import boundaries, cut_behind, first_above
+from trl_drgrpo.objective.advantages import group_advantages
+from trl_drgrpo.objective.fork_advantages import Forks
+from trl_drgrpo.objective.group_selection import keep_probability, select_groups
+from trl_drgrpo.trainer import DrGRPOTrainer
+from trl_drgrpo.upstream.batches import RolloutBatch, ScoredBatch
+
+Rule = Callable[
+    [Trajectory, int, int], int | None
+]  # row, cuts it has, tokens before the last -> tokens before the next
+ForkedCredit = Callable[[Sequence[Trajectory], int, Forks], torch.Tensor]  # rows, G, cuts -> advantages (B, T)
+PARENTS = 2
+
+
+@dataclass(frozen=True)
+class Tree:
+    """One parent with all branches sampled from its cuts.
+
+    Args:
+        leaves (`tuple[int, ...]` of length `b ** D`): Rows of the policy; those of a node are consecutive.
+        cuts (`tuple` of `b ** D` tuples of `D` ints): Tokens of each leaf before its forks.
+        probability (`float`): Of this tree.
+    """
+
+    leaves: tuple[int, ...]
+    cuts: tuple[tuple[int, ...], ...]
+    probability: float
+
+
+def behind_the_first_step(row: Trajectory, level: int, after: int) -> int | None:
+    """Cut of `fork_at="drawn"` in a first batch; a further cut lies behind the second step, and so on."""
+    return cut_behind(_places(row), 0.0, after)
+
+
+def behind_a_bad_step(row: Trajectory, level: int, after: int) -> int | None:
+    """Cut behind the first bad step, that of `fork_at="doubt"` with an exact judge."""
+    places = _places(row)
+    doubts = [float(line.startswith(BAD)) for line in str(row.text).splitlines()]
+    return first_above(places, doubts[: len(places)], 0.5, after)
+
+
+def only_failures(row: Trajectory, level: int, after: int) -> int | None:
+    """Cut behind the first step of rows that fail in the end: the choice depends on tokens behind the cut."""
+    return None if row.outcome else behind_the_first_step(row, level, after)
+
+
+def compare_forked(
+    policy: SmallPolicy,
+    credit: ForkedCredit,
+    objective: Objective,
+    rule: Rule = behind_the_first_step,
+    *,
+    depth: int = 1,
+    branches: int = 2,
+    share: Callable[[int], float] = lambda group_size: 1.0,
+) -> Iterator[Gradients]:
+    """Enumerate the groups of two parents.
+
+    Args:
+        policy ([`SmallPolicy`]): The policy to enumerate; its rows have texts.
+        credit (`Callable`): Advantages `(B, T)` of rows in groups.
+        objective (`Callable`): Its gradient is the exact one.
+        rule (`Callable`, *optional*): The rule by which rows are cut.
+        depth, branches (`int`): D and b.
+        share (`Callable`, *optional*): As in [`compare`].
+
+    Returns:
+        Iterator over pairs: the expected gradient, and the exact one.
+    """
+    trees = list(_trees(policy, rule, branches, depth))
+    groups = list(product(trees, repeat=PARENTS))
+    size = PARENTS * branches**depth
+    batches = [tuple(leaf for tree in group for leaf in tree.leaves) for group in groups]
+    forks = Forks(branches, [cuts for group in groups for tree in group for cuts in tree.cuts])
+    advantages = credit([policy.rows[leaf] for batch in batches for leaf in batch], size, forks)
+    probabilities = torch.tensor([prod(tree.probability for tree in group) for group in groups], dtype=torch.float64)
+    gradient = policy.expected_gradient(batches, advantages.view(len(batches), size, -1), probabilities)
+    yield gradient / share(size), policy.gradient(objective)
+
+
+def trained_in_one_leaf(credit: ForkedCredit) -> ForkedCredit:
+    """The same credit, with each shared token in the first of its leaves alone, where it weighs 1 of G."""
+
+    def once(rows: Sequence[Trajectory], num_generations: int, forks: Forks) -> torch.Tensor:
+        advantages = credit(rows, num_generations, forks).clone()
+        for i, cuts in enumerate(forks.cuts):
+            shared = [cut for level, cut in enumerate(cuts) if i % forks.branches ** (forks.depth - level)]
+            advantages[i, : max(shared, default=0)] = 0.0
+        return advantages
+
+    return once
+
+
+def over_all_leaves(credit: Callable[[Sequence[Trajectory], int], torch.Tensor]) -> ForkedCredit:
+    """Credit that takes leaves for independent rows."""
+    return lambda rows, num_generations, forks: credit(rows, num_generations)
+
+
+def _trees(policy: SmallPolicy, rule: Rule, branches: int, depth: int) -> Iterator[Tree]:
+    chances = policy.probabilities().tolist()
+
+    def forked(leaf: int, cuts: tuple[int, ...], probability: float) -> Iterator[Tree]:
+        """All trees below a leaf that was cut as often as this."""
+        if len(cuts) == depth:
+            yield Tree((leaf,), (cuts,), probability)
+            return
+        row = policy.rows[leaf]
+        cut = rule(row, len(cuts), cuts[-1] if cuts else 0)
+        if cut is None:  # the row once more, though perhaps not judged once more
+            alike = [i for i, other in enumerate(policy.rows) if other.text == row.text]
+        else:
+            alike = _beginning_like(row, cut, policy.rows)
+        cuts = (*cuts, len(row.log_probs) if cut is None else cut)
+        begun = sum(chances[i] for i in alike)
+        for others in product(alike, repeat=branches - 1):
+            sampled = prod(chances[i] / begun for i in others)
+            below = [list(forked(branch, cuts, 1.0)) for branch in (leaf, *others)]
+            for parts in product(*below):
+                leaves = tuple(i for part in parts for i in part.leaves)
+                all_cuts = tuple(each for part in parts for each in part.cuts)
+                yield Tree(leaves, all_cuts, probability * sampled * prod(part.probability for part in parts))
+
+    for parent, chance in enumerate(chances):
+        yield from forked(parent, (), chance)
+
+
+def _places(row: Trajectory) -> list[int]:
+    """Tokens before each place where a row can be cut: a character is a token."""
+    ends = [k for k, mark in enumerate(str(row.text)) if mark == SEPARATOR]
+    return boundaries(ends, len(row.log_probs))
+
+
+def _beginning_like(row: Trajectory, cut: int, rows: Sequence[Trajectory]) -> list[int]:
+    begun = str(row.text)[:cut]
+    return [i for i, other in enumerate(rows) if str(other.text).startswith(begun)]
+
+
+NOW, LATER = (0.05, 0.3, 0.8), (0.5, 0.6, 0.95)  # pass rates
+GROUPS = 2  # of a batch
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One possible result of drawing a prompt.
+
+    Args:
+        probability (`float`): Of it.
+        selected (`bool`): Whether the group is a candidate for the batch.
+        gradient (`float`): Of the prompt's logit; 0 where the group was not generated or carries no signal.
+    """
+
+    probability: float
+    selected: bool
+    gradient: float
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Rule by which batches are filled.
+
+    Args:
+        dynamic (`bool`, *optional*, defaults to `True`): Draw until groups carry a signal.
+        estimates (`tuple[float, ...]`, *optional*): Pass rates as the curriculum estimates them.
+        floor (`float`, *optional*, defaults to `0.2`): `curriculum_q_min`.
+        weighted (`bool`, *optional*, defaults to `True`): Whether groups are weighted by their inverse probability.
+        mean_over_live (`bool`, *optional*, defaults to `False`): DAPO's weights.
+    """
+
+    dynamic: bool = True
+    estimates: tuple[float, ...] | None = None
+    floor: float = 0.2
+    weighted: bool = True
+    mean_over_live: bool = False
+
+    def compare(self) -> Iterator[Gradients]:
+        """Expected and exact gradient, for each group size."""
+        for group_size in GROUP_SIZES:
+            expected = [self._expected(rates, group_size) for rates in (NOW, LATER)]
+            yield torch.cat(expected), torch.cat([_exact(rates) for rates in (NOW, LATER)])
+
+    def _expected(self, rates: Sequence[float], group_size: int) -> torch.Tensor:
+        kept = [1.0] * len(rates)
+        if self.estimates is not None:
+            kept = [keep_probability(estimate, self.floor) for estimate in self.estimates]
+        outcomes = [self._outcomes(rate, q, group_size) for rate, q in zip(rates, kept, strict=True)]
+        orders = list(permutations(range(len(rates))))
+        total = torch.zeros(len(rates), dtype=torch.float64)
+        for order in orders:
+            for draws in product(*(outcomes[prompt] for prompt in order)):
+                selection = select_groups(
+                    [draw.selected for draw in draws],
+                    GROUPS,
+                    len(draws),
+                    [kept[prompt] for prompt in order] if self.weighted else None,
+                    mean_over_live=self.mean_over_live,
+                )
+                probability = prod(draw.probability for draw in draws) / len(orders)
+                for i, weight in zip(selection.draws, selection.weights, strict=True):
+                    total[order[i]] += probability * weight * draws[i].gradient / GROUPS
+        return total
+
+    def _outcomes(self, rate: float, kept: float, group_size: int) -> list[Outcome]:
+        generated = [
+            Outcome(kept * probability, live or not self.dynamic, gradient)
+            for probability, live, gradient in _groups(rate, group_size)
+        ]
+        return generated if kept == 1 else [Outcome(1 - kept, False, 0.0), *generated]
+
+
+def retried_until_mixed() -> Iterator[Gradients]:
+    """Each prompt sampled again until its rewards differ: hard prompts weigh more."""
+    for group_size in GROUP_SIZES:
+        gradients = []
+        for rate in (*NOW, *LATER):
+            live = [(probability, gradient) for probability, is_live, gradient in _groups(rate, group_size) if is_live]
+            mean = sum(probability * gradient for probability, gradient in live) / sum(p for p, _ in live)
+            gradients.append(mean / len(NOW))
+        yield torch.tensor(gradients, dtype=torch.float64), torch.cat([_exact(NOW), _exact(LATER)])
+
+
+def _groups(rate: float, group_size: int) -> list[tuple[float, bool, float]]:
+    """Probability, whether there is a signal, and gradient of the logit, for each number of correct completions."""
+    groups = []
+    for correct in range(group_size + 1):
+        rewards = torch.tensor([1.0] * correct + [0.0] * (group_size - correct), dtype=torch.float64)
+        advantages = group_advantages(rewards, group_size, "leave_one_out")
+        probability = comb(group_size, correct) * rate**correct * (1 - rate) ** (group_size - correct)
+        gradient = (advantages * (rewards - rate)).mean().item()  # d log p / d logit = (1 or 0) - rate
+        groups.append((probability, bool((advantages != 0).any()), gradient))
+    return groups
+
+
+def _exact(rates: Sequence[float]) -> torch.Tensor:
+    logits = torch.logit(torch.tensor(rates, dtype=torch.float64)).requires_grad_()
+    return torch.autograd.grad(logits.sigmoid().mean(), logits)[0]
+
+
+Judge = Callable[
+    [Sequence[str]], Sequence[float | None]
+]  # the texts of a row's steps -> a reward, or a value, per step
+
+
+def good_steps(steps: Sequence[str]) -> list[float]:
+    """1 for a good step, 0 for a bad one."""
+    return [float(step.startswith(GOOD)) for step in steps]
+
+
+def seen_steps(steps: Sequence[str]) -> list[float | None]:
+    """The same, with no score for a step that holds no mark: an EOS alone, as process reward models have it."""
+    return [float(step[0] == GOOD) if step[0] in (GOOD, BAD) else None for step in steps]
+
+
+class TrainerCredit:
+    """The credit of a `DrGRPOTrainer`, which is built at the first call.
+
+    Rows with a text are cut into steps and scored as in training; of others the steps are taken as they are.
+
+    Args:
+        judge (`Callable`, *optional*): The step reward function; `None`: outcome rewards only.
+        fitted (`float`, *optional*): Coefficient of a value baseline, as earlier batches have fitted it.
+        settings: Fields of the configuration.
+    """
+
+    def __init__(self, judge: Judge | None = good_steps, *, fitted: float | None = None, **settings: Any):
+        self.judge = judge
+        self.fitted = fitted
+        self.settings = {"step_separator": [SEPARATOR], **DEFAULTS, **settings}
+        self.tokenizer = tiny_tokenizer()
+        self._ids: dict[Trajectory, list[int]] = {}
+        self._scored: dict[Trajectory, Trajectory] = {}
+
+    def __call__(self, rows: Sequence[Trajectory], num_generations: int, forks: Forks | None = None) -> torch.Tensor:
+        """Advantages `(B, T)` of one generation batch: rows in groups of `num_generations`, which may be forked."""
+        self._read([row for row in dict.fromkeys(rows) if row not in self._scored])
+        ids, rows = [self._ids[row] for row in rows], [self._scored[row] for row in rows]
+        lengths = torch.tensor([len(row.log_probs) for row in rows])
+        mask = (torch.arange(int(lengths.max())) < lengths.unsqueeze(1)).long()  # (B, T)
+        if self.settings.get("mask_truncated_completions"):
+            mask = mask * torch.tensor([[row.closing] for row in rows])  # as TRL does
+        rewards = torch.tensor([row.outcome for row in rows], dtype=torch.float64)
+        batch = RolloutBatch(
+            scored=ScoredBatch(
+                rewards_per_func=rewards.unsqueeze(1),
+                inputs=[{"prompt": ""} for _ in rows],
+                prompts=[""] * len(rows),
+                completions=[row.text or "" for row in rows],
+                completion_ids=ids,
+            ),
+            rewards=rewards,
+            completion_mask=mask,
+            trained_mask=mask,
+            num_generations=num_generations,
+            own_rows=slice(0, len(rows)),
+            training=False,  # nothing is remembered: in an enumeration the batch before is not an independent one
+            step_rewards=[list(row.step_rewards[: len(row.step_rewards) - row.closing]) for row in rows],
+            step_ends=[list(row.step_ends) for row in rows],
+            state_keys=[list(row.state_keys) for row in rows] if rows[0].state_keys else None,
+            forks=forks,
+        )
+        if self.judge is None:
+            batch = replace(batch, step_rewards=None, step_ends=None)
+        trainer = self.trainer
+        with _float64():
+            advantages = trainer.compute_advantages(batch)
+        return advantages if advantages.dim() == 2 else advantages.unsqueeze(1) * mask
+
+    @cached_property
+    def trainer(self) -> Any:
+        """A trainer of the tiny model; it never trains."""
+        with tempfile.TemporaryDirectory() as output_dir:
+            trainer = DrGRPOTrainer(
+                model=tiny_model(self.tokenizer),
+                reward_funcs=_no_reward,
+                args=DrGRPOConfig(output_dir=output_dir, **self.settings),
+                train_dataset=Dataset.from_dict({"prompt": ["?"] * 8}),
+                processing_class=self.tokenizer,
+                step_reward_funcs=self._judge_all if self.judge else None,
+            )
+        if self.fitted is not None:
+            trainer.value_baseline.load_state_dict({"squares": 1024.0, "products": 1024.0 * self.fitted})
+        return trainer
+
+    def _read(self, rows: Sequence[Trajectory]) -> None:
+        """Tokenize rows, and let the trainer cut them into steps and score those."""
+        for row in rows:
+            ids: Any = [0] * len(row.log_probs)
+            if row.text is not None:
+                ids = [*self.tokenizer.encode(row.text), *[self.tokenizer.eos_token_id] * row.closing]
+            self._ids[row], self._scored[row] = ids, row
+        rows = [row for row in rows if row.text is not None and self.judge]
+        if not rows:
+            return
+        ids = [self._ids[row] for row in rows]
+        scores = self.trainer.step_scorer.score(ids, [None] * len(rows), self.tokenizer, lambda name, value: None)
+        for row, steps, ends, rewards in zip(rows, scores.steps, scores.ends, scores.rewards, strict=True):
+            closing = steps.closing is not None
+            paid: Any = (*rewards, 0.0) if closing else tuple(rewards)
+            self._scored[row] = replace(row, step_ends=tuple(ends), step_rewards=paid, closing=closing)
+
+    def _judge_all(self, steps: Sequence[Sequence[str]], **kwargs: Any) -> list[list[float | None]]:
+        return [list(self.judge(texts)) for texts in steps] if self.judge else []
+
+
+@contextmanager
+def _float64() -> Iterator[None]:
+    """Advantages of tokens are made in the default dtype: float32, as TRL's loss takes them, would blur a fitted c."""
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(default)
+
+
+def _no_reward(completions: list[Any], **kwargs: Any) -> list[float]:
+    return [0.0] * len(completions)

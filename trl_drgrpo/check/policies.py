@@ -1,0 +1,383 @@
+"""Expected gradients of small policies, by enumeration: no sampling, no error but rounding.
+
+A [`SmallPolicy`] lists every trajectory that it and its environment can produce. The exact gradient is autograd's, of
+the expected objective. An estimator's expected gradient runs over every batch of rows, weighted by its probability:
+the two agree or they do not, to rounding.
+"""
+
+import math
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+
+import torch
+from torch.nn.functional import logsigmoid
+
+
+@dataclass(frozen=True, eq=False)  # a row is itself: it is looked up by identity
+class Trajectory:
+    """One row that a policy can write.
+
+    Args:
+        log_probs (`torch.Tensor` of shape `(T,)`, float64): Of each token, differentiable in the policy's logits; 0
+            for a token that is certain or not the policy's.
+        step_ends (`tuple[int, ...]` of length `S`): Inclusive last token of each step.
+        step_rewards (`tuple[float, ...]` of length `S`): Reward, or value, of each step.
+        outcome (`float`, *optional*, defaults to `0.0`): Reward of the whole row; NaN = unscorable.
+        chance (`float`, *optional*, defaults to `1.0`): Probability of the environment's decisions on the way.
+        state_keys (`tuple`, *optional*, of length `S`): The state in which each step was decided.
+        text (`str`, *optional*): The written text, without EOS; `None`: tokens only.
+        closing (`bool`, *optional*, defaults to `False`): The last step is an EOS alone, paid 0.
+    """
+
+    log_probs: torch.Tensor
+    step_ends: tuple[int, ...]
+    step_rewards: tuple[float, ...]
+    outcome: float = 0.0
+    chance: float = 1.0
+    state_keys: tuple[Hashable, ...] = ()
+    text: str | None = None
+    closing: bool = False
+
+    def with_eos_in_last_step(self) -> "Trajectory":
+        """The same row, its EOS paid together with the step before it; nobody reads it again."""
+        if not self.closing or len(self.step_ends) == 1:
+            return self
+        ends = (*self.step_ends[:-2], self.step_ends[-1])
+        return replace(self, step_ends=ends, step_rewards=self.step_rewards[:-1], text=None, closing=False)
+
+
+Objective = Callable[[Trajectory], float]
+Credit = Callable[[Sequence[Trajectory], int], torch.Tensor]  # rows in groups, G -> advantages (B, T)
+Gradients = tuple[torch.Tensor, torch.Tensor]  # an estimator's on average, and the exact one
+GROUP_SIZES = (2, 3)
+
+
+def total(row: Trajectory) -> float:
+    """Objective: the sum of the step rewards."""
+    return sum(row.step_rewards)
+
+
+def lowest(row: Trajectory) -> float:
+    """Objective: the worst step, a closing EOS left out; 0 without steps."""
+    return min(row.step_rewards[: len(row.step_rewards) - row.closing], default=0.0)
+
+
+def outcome(row: Trajectory) -> float:
+    """Objective: the reward of the whole row."""
+    return row.outcome
+
+
+def if_scorable(objective: Objective) -> Objective:
+    """The objective, 0 for an unscorable row."""
+    return lambda row: 0.0 if math.isnan(row.outcome) else objective(row)
+
+
+@dataclass(frozen=True)
+class SmallPolicy:
+    """A policy of a few numbers and everything that it can do.
+
+    Args:
+        logits (`torch.Tensor`, float64, with gradient): Its parameters.
+        rows (`tuple[Trajectory, ...]` of length `N`): All trajectories; their probabilities sum to 1.
+    """
+
+    logits: torch.Tensor
+    rows: tuple[Trajectory, ...]
+
+    def at_times_unscorable(self, chance: float) -> "SmallPolicy":
+        """The same policy, each row unscorable with a probability that does not depend on what is written."""
+        fates = [(row, odds, told) for row in self.rows for odds, told in ((1 - chance, True), (chance, False))]
+        return replace(
+            self,
+            rows=tuple(
+                replace(row, chance=row.chance * odds, outcome=row.outcome if told else math.nan)
+                for row, odds, told in fates
+            ),
+        )
+
+    def map(self, change: Callable[[Trajectory], Trajectory]) -> "SmallPolicy":
+        """The same policy with every trajectory changed: its rewards, or where its steps end."""
+        return replace(self, rows=tuple(change(row) for row in self.rows))
+
+    def probabilities(self) -> torch.Tensor:
+        """Probability of each trajectory, differentiable, `(N,)`."""
+        return torch.stack([row.chance * row.log_probs.sum().exp() for row in self.rows])
+
+    def gradient(self, objective: Objective) -> torch.Tensor:
+        """The exact gradient of the expected objective, in the logits."""
+        worth = torch.tensor([objective(row) for row in self.rows], dtype=torch.float64)
+        return torch.autograd.grad((self.probabilities() * worth).sum(), self.logits, retain_graph=True)[0]
+
+    def batches(self, rows: int) -> list[tuple[int, ...]]:
+        """All batches of so many independent rows, in order: `N ** rows` tuples of indices into `rows`."""
+        return list(product(range(len(self.rows)), repeat=rows))
+
+    def expected_gradient(
+        self, batches: Sequence[tuple[int, ...]], advantages: torch.Tensor, probabilities: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """The gradient that an estimator gives on average, in the logits.
+
+        Args:
+            batches (`M` tuples of `R` ints): The rows of every batch that can be drawn.
+            advantages (`torch.Tensor` of shape `(M, R, T)`): The estimator's advantage of each token of them.
+            probabilities (`torch.Tensor` of shape `(M,)`, *optional*): Of each batch; by default rows are independent.
+
+        Returns:
+            `torch.Tensor`: `sum_batch p(batch) * 1/R * sum_i sum_t A_it * grad log pi_it`.
+        """
+        drawn = torch.tensor(batches)  # (M, R)
+        if probabilities is None:
+            probabilities = self.probabilities()[drawn].prod(dim=1)  # (M,)
+        padded = torch.nn.utils.rnn.pad_sequence([row.log_probs for row in self.rows], batch_first=True)  # (N, T)
+        credited = (advantages.double()[..., : padded.size(1)] * padded[drawn]).sum(dim=(1, 2))  # (M,)
+        surrogate = (probabilities.detach() * credited).sum() / drawn.size(1)
+        return torch.autograd.grad(surrogate, self.logits, retain_graph=True)[0]
+
+
+def compare(
+    policies: Iterable[SmallPolicy],
+    credit: Credit,
+    objective: Objective = total,
+    *,
+    group_sizes: Iterable[int] = GROUP_SIZES,
+    share: Callable[[int], float] = lambda group_size: 1.0,
+    prompts: int | None = None,
+) -> Iterator[Gradients]:
+    """Enumerate the groups of some policies under one credit.
+
+    Args:
+        policies (iterable of [`SmallPolicy`]): The policies to enumerate.
+        credit (`Callable`): Advantages `(B, T)` of rows in groups.
+        objective (`Callable`, *optional*): Its gradient is the exact one; the sum of the step rewards by default.
+        group_sizes (iterable of `int`, *optional*): G.
+        share (`Callable`, *optional*): From G to the factor by which the expected gradient is a multiple of the exact
+            one: a learning rate. (G - 1) / G where the group's mean counts the own row.
+        prompts (`int`, *optional*): Groups per generation batch, for credit that looks at a whole batch: `credit` is
+            called for each batch, and all batches are enumerated. By default it is called once for all groups.
+
+    Returns:
+        Iterator over pairs: the expected gradient, and the exact one.
+    """
+    for policy in policies:
+        exact = policy.gradient(objective)
+        for group_size in group_sizes:
+            batches = policy.batches(group_size * (prompts or 1))
+            rows = [[policy.rows[i] for i in batch] for batch in batches]
+            if prompts is None:
+                advantages = credit([row for batch in rows for row in batch], group_size)
+                advantages = advantages.view(len(batches), group_size, -1)
+            else:
+                width = max(len(row.log_probs) for row in policy.rows)
+                credited = [credit(batch, group_size) for batch in rows]
+                advantages = torch.stack([torch.nn.functional.pad(a, (0, width - a.size(1))) for a in credited])
+            gradient = policy.expected_gradient(batches, advantages)
+            yield gradient / share(group_size), exact
+
+
+GOOD, BAD, SEPARATOR = "+", "-", "\n"
+
+
+def stop_or_go(good: float, at_once: bool = False, max_steps: int = 3) -> SmallPolicy:
+    """After each step the policy decides whether to write another one; the reward is the number of good steps.
+
+    Rows end with EOS behind a separator, a step of its own, or are cut after the last step.
+
+    Args:
+        good (`float`): Probability that a step is good; its logit is the second parameter, that of another step the
+            first.
+        at_once (`bool`, *optional*, defaults to `False`): The first step is a decision too: a row may be EOS alone.
+        max_steps (`int`, *optional*, defaults to `3`): Steps at most.
+    """
+    logits = _logits(0.5, good)
+    rows = _written(logits[0], lambda marks: logits[1], max_steps, at_once)
+    return SmallPolicy(logits, tuple(replace(row, outcome=0.0) for row in rows))
+
+
+def reasoning(max_steps: int = 3) -> SmallPolicy:
+    """Stop or go, with an outcome: 1 when the last step is good. A good step follows a good one more often.
+
+    The parameters are the logits of another step, of a good step after a good one, and of one after a bad one.
+    """
+    logits = _logits(0.5, 0.75, 0.3)
+    rows = _written(logits[0], lambda marks: logits[2 if marks.endswith(BAD) else 1], max_steps, at_once=False)
+    return SmallPolicy(logits, tuple(rows))
+
+
+def until_a_mistake() -> SmallPolicy:
+    """Reasoning that ends with its first bad step, as a third one is for certain: few enough rows to be cut twice.
+
+    The parameters are the logits of another step, of a good first step, and of a good second one.
+    """
+    logits = _logits(0.5, 0.75, 0.3)
+    good = {"": logits[1], GOOD: logits[2], GOOD + GOOD: None}
+    rows = _written(logits[0], good.__getitem__, 3, at_once=False, ends=lambda marks: marks.endswith(BAD))
+    return SmallPolicy(logits, tuple(rows))
+
+
+def two_turns() -> SmallPolicy:
+    """Two turns of an environment that answers by chance, and may end the episode after the first.
+
+    The parameters are the logits of action 1: in the first turn, and in either state of the second.
+    """
+    logits = _logits(0.4, 0.7, 0.2)
+    rows = []
+    for action in (0, 1):
+        first = _choice(logits[0], action)
+        for state, chance in ((None, (0.5, 0.2)[action]), (0, (0.25, 0.2)[action]), (1, (0.25, 0.6)[action])):
+            paid = 0.5 * action - (0.25 if state == 1 else 0.0)
+            if state is None:
+                rows.append(Trajectory(first[None], (0,), (paid,), chance=chance))
+                continue
+            for reaction in (0, 1):
+                log_probs = torch.stack([first, _choice(logits[1 + state], reaction)])
+                for luck, odds in ((0.0, 0.75), (2.0, 0.25)):
+                    reward = luck + (1.0 if reaction == state else -0.5)
+                    rows.append(Trajectory(log_probs, (0, 1), (paid, reward), chance=chance * odds))
+    return SmallPolicy(logits, tuple(rows))
+
+
+def shared_states() -> SmallPolicy:
+    """Up to three turns between two rooms, each entered several times and by several rows; leaving pays.
+
+    The parameters are the logits of staying in the first room and in the second; each room has its own exit.
+    """
+    logits = _logits(0.6, 0.35)
+    rows = list(_walks(logits, "hall", torch.zeros(0, dtype=torch.float64), (), (), 1.0))
+    return SmallPolicy(logits, tuple(rows))
+
+
+_ROOMS = {"hall": (0.0, 1.0), "cellar": (0.25, 3.0)}  # reward for staying, and for leaving
+_NEXT = {"hall": "cellar", "cellar": "hall"}
+
+
+def _walks(
+    logits: torch.Tensor,
+    room: str,
+    log_probs: torch.Tensor,
+    rewards: tuple[float, ...],
+    rooms: tuple[str, ...],
+    chance: float,
+) -> Iterator[Trajectory]:
+    """All walks from here on: every second stay leads to the other room."""
+    staying, leaving = _ROOMS[room]
+    decided = [torch.cat([log_probs, _choice(logits[list(_ROOMS).index(room)], stays)[None]]) for stays in (0, 1)]
+    rooms = (*rooms, room)
+    ends = tuple(range(len(rooms)))
+    yield Trajectory(decided[0], ends, (*rewards, leaving), chance=chance, state_keys=rooms)
+    if len(rooms) == 3:
+        yield Trajectory(decided[1], ends, (*rewards, staying), chance=chance, state_keys=rooms)
+        return
+    for following in (room, _NEXT[room]):
+        yield from _walks(logits, following, decided[1], (*rewards, staying), rooms, chance / 2)
+
+
+def _written(
+    go: torch.Tensor,
+    good_after: Callable[[str], torch.Tensor | None],
+    max_steps: int,
+    at_once: bool,
+    ends: Callable[[str], bool] = lambda marks: False,
+) -> Iterator[Trajectory]:
+    """All texts of at most `max_steps` lines: a mark and a separator each, then EOS unless the text was cut.
+
+    `good_after`: the logit of a good step; `None`: it is bad. `ends`: whether nothing but EOS can follow.
+    """
+    certain = torch.zeros((), dtype=torch.float64)
+
+    def continued(marks: str, log_probs: list[torch.Tensor]) -> Iterator[Trajectory]:
+        if len(marks) == max_steps:
+            yield _row(marks, log_probs, closing=False)
+            return
+        if ends(marks):
+            yield _row(marks, [*log_probs, certain], closing=True)
+            return
+        may_stop = at_once or marks != ""
+        if may_stop:
+            yield _row(marks, [*log_probs, _choice(go, 0)], closing=True)
+        good = good_after(marks)
+        for mark in (GOOD, BAD) if good is not None else (BAD,):
+            written = certain if good is None else _choice(good, int(mark == GOOD))
+            written = written + (_choice(go, 1) if may_stop else certain)
+            yield from continued(marks + mark, [*log_probs, written, certain])
+
+    return continued("", [])
+
+
+def _row(marks: str, log_probs: list[torch.Tensor], closing: bool) -> Trajectory:
+    ends = [2 * k + 1 for k in range(len(marks))]
+    rewards = [float(mark == GOOD) for mark in marks]
+    if closing:
+        ends, rewards = [*ends, 2 * len(marks)], [*rewards, 0.0]
+    return Trajectory(
+        torch.stack(log_probs),
+        tuple(ends),
+        tuple(rewards),
+        outcome=float(marks.endswith(GOOD)),
+        text="".join(mark + SEPARATOR for mark in marks),
+        closing=closing,
+    )
+
+
+def _logits(*probabilities: float) -> torch.Tensor:
+    return torch.logit(torch.tensor(probabilities, dtype=torch.float64)).requires_grad_()
+
+
+def _choice(logit: torch.Tensor, taken: int) -> torch.Tensor:
+    return logsigmoid(logit if taken else -logit)
+
+
+Group = Sequence[Trajectory]
+
+
+class PublishedCredit:
+    """Advantages `(B, T)` of rows in groups, one step per token, by a rule for one group."""
+
+    def __init__(self, of_group: Callable[[Group], list[list[float]]]):
+        self.of_group = of_group
+
+    def __call__(self, rows: Sequence[Trajectory], num_generations: int) -> torch.Tensor:
+        groups = [rows[start : start + num_generations] for start in range(0, len(rows), num_generations)]
+        credited = [torch.tensor(row, dtype=torch.float64) for group in groups for row in self.of_group(group)]
+        return torch.nn.utils.rnn.pad_sequence(credited, batch_first=True)
+
+
+def same_turn_z_score(group: Group) -> list[list[float]]:
+    """Return to go, minus its mean and divided by its std (n - 1) over the rows that reached the same turn."""
+    returns = _returns_to_go(group)
+    peers = [[row[k] for row in returns if k < len(row)] for k in range(max(map(len, returns)))]
+    return [[_standardized(value, peers[k]) for k, value in enumerate(row)] for row in returns]
+
+
+def state_mean(group: Group) -> list[list[float]]:
+    """GiGPO's step advantage (arXiv 2505.10978), undiscounted: all visits of a state are peers, one's own included."""
+    return _among_visits(group, lambda value, peers: value - sum(peers) / len(peers))
+
+
+def state_z_score(group: Group) -> list[list[float]]:
+    """The same, divided by the std (n - 1) of the visits."""
+    return _among_visits(group, _standardized)
+
+
+def _among_visits(group: Group, compared: Callable[[float, list[float]], float]) -> list[list[float]]:
+    returns = _returns_to_go(group)
+    peers: dict[Hashable, list[float]] = {}
+    for trajectory, row in zip(group, returns, strict=True):
+        for key, value in zip(trajectory.state_keys, row, strict=True):
+            peers.setdefault(key, []).append(value)
+    return [
+        [compared(value, peers[key]) for key, value in zip(trajectory.state_keys, row, strict=True)]
+        for trajectory, row in zip(group, returns, strict=True)
+    ]
+
+
+def _returns_to_go(group: Group) -> list[list[float]]:
+    return [[sum(row.step_rewards[k:]) for k in range(len(row.step_rewards))] for row in group]
+
+
+def _standardized(value: float, peers: list[float]) -> float:
+    """`(x - mean) / std`; 0 where the peers are one, or all equal."""
+    if min(peers) == max(peers):
+        return 0.0
+    mean = sum(peers) / len(peers)
+    return (value - mean) / math.sqrt(sum((peer - mean) ** 2 for peer in peers) / (len(peers) - 1))

@@ -1,0 +1,358 @@
+"""Measure a model on the list-sum task: sampled and greedy accuracy, and lengths of correct and incorrect completions.
+
+The demo reports numbers of this file, not the training logs: they are taken on held-out problems, the same ones before
+and after, and do not depend on the trainer.
+"""
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from trl_drgrpo.common.drawing import COLORS, ROLES, draw_trend, new_figure, save_figure
+from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.demo.build import MODEL_DIR
+from trl_drgrpo.demo.compare import STOCK_OBJECTIVES
+from trl_drgrpo.demo.task import PROCESS_SETTINGS, list_sum_reward, prompt_of, step_numbers
+from trl_drgrpo.upstream.versions import installed_versions
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Result of one decoding mode on a set of problems.
+
+    Args:
+        accuracy (`float`): Share of correct completions, 0 to 1.
+        length_correct_mean (`float` or `None`): Mean tokens of correct completions, end token included; `None`
+            if there is none.
+        length_incorrect_mean (`float` or `None`): The same for incorrect ones.
+        length_mean (`float`): Mean length of all completions in tokens.
+        texts (`tuple[str, ...]`): The completions, one per problem, in order.
+        correct (`tuple[bool, ...]`): Whether each is correct.
+    """
+
+    accuracy: float
+    length_correct_mean: float | None
+    length_incorrect_mean: float | None
+    length_mean: float
+    texts: tuple[str, ...]
+    correct: tuple[bool, ...]
+
+    def numbers(self) -> dict[str, float | None]:
+        """The four numbers without the completions, for a results file."""
+        return {
+            "accuracy": self.accuracy,
+            "length_correct_mean": self.length_correct_mean,
+            "length_incorrect_mean": self.length_incorrect_mean,
+            "length_mean": self.length_mean,
+        }
+
+
+def mean_or_none(values: Sequence[float]) -> float | None:
+    """The mean, or `None` of nothing."""
+    return sum(values) / len(values) if values else None
+
+
+def evaluate(
+    model: Any,
+    tokenizer: Any,
+    problems: Sequence[Sequence[int]],
+    sample: bool,
+    seed: int = 0,
+    batch_size: int = 256,
+    max_new_tokens: int = 128,
+) -> Evaluation:
+    """
+    Generate one completion per problem (its terms) and judge it.
+
+    `sample`: at temperature 1 from the whole distribution, else greedily. `seed`: of the sampling; the global random
+    state is put back afterwards. `batch_size`: problems per call of `model.generate`. The tokenizer pads on the left.
+    """
+    import torch
+
+    texts: list[str] = []
+    lengths: list[int] = []
+    was_training = model.training
+    model.eval()
+    decoding = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0} if sample else {"do_sample": False}
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(seed)
+        for start in range(0, len(problems), batch_size):
+            chats = [prompt_of(numbers) for numbers in problems[start : start + batch_size]]
+            inputs = tokenizer.apply_chat_template(
+                chats, add_generation_prompt=True, padding=True, return_dict=True, return_tensors="pt"
+            ).to(model.device)
+            output = model.generate(**inputs, max_new_tokens=max_new_tokens, **decoding)  # (B, prompt + T)
+            completions = output[:, inputs["input_ids"].shape[1] :]
+            texts += tokenizer.batch_decode(completions, skip_special_tokens=True)
+            lengths += (completions != tokenizer.pad_token_id).sum(dim=1).tolist()
+    model.train(was_training)
+    correct = [reward == 1.0 for reward in list_sum_reward(texts, [sum(numbers) for numbers in problems])]
+    return Evaluation(
+        accuracy=sum(correct) / len(correct),
+        length_correct_mean=mean_or_none([n for n, ok in zip(lengths, correct, strict=True) if ok]),
+        length_incorrect_mean=mean_or_none([n for n, ok in zip(lengths, correct, strict=True) if not ok]),
+        length_mean=sum(lengths) / len(lengths),
+        texts=tuple(texts),
+        correct=tuple(correct),
+    )
+
+
+REQUIRED_GAIN_POINTS = 40.0
+MADE_BY = "trl-drgrpo demo"
+RESULTS_FILE, PLOT_FILE, MODEL_FOLDER = "results.json", "curves.png", "model"
+REPORT_FILE, COMPARISON_FILE, START_FOLDER = "report.html", "comparison.html", "start"
+_OWN = (RESULTS_FILE, PLOT_FILE, MODEL_FOLDER, REPORT_FILE, COMPARISON_FILE, START_FOLDER, *STOCK_OBJECTIVES)
+
+
+@dataclass
+class DemoResult:
+    """Results of a run, also of one that is going on.
+
+    Args:
+        output_dir (`Path`): Folder of the files.
+        seed, steps (`int`): Settings of the run.
+        process (`bool`): Whether the lists are long and every line is rewarded, next to the outcome.
+        problems (`list[tuple[int, ...]]`): The held-out problems, in the order of the completions.
+        status (`str`): `"unfinished"` until everything is measured, then `"finished"`.
+        before, after (`dict[str, Evaluation]`): Held-out measurements, keys `sampled` and `greedy`.
+        curves (`dict[str, list]`): Per training step: `step`, `pass_rate` (0 to 1) and lengths in tokens.
+        plot (`Path` or `None`): The plot, once drawn; stays `None` without matplotlib.
+        report (`Path` or `None`): The page of `trl-drgrpo report` over the run, once written.
+        stock (`dict[str, dict[str, Evaluation]]`): Held-out measurements after the runs by stock TRL, by objective.
+        comparison (`Path` or `None`): The page over this run and those of stock TRL, if there were any.
+        seconds (`dict[str, float]`): Wall-clock seconds per stage.
+    """
+
+    output_dir: Path
+    seed: int
+    steps: int
+    problems: list[tuple[int, ...]]
+    process: bool = False
+    status: str = "unfinished"
+    before: dict[str, Evaluation] = field(default_factory=dict)
+    after: dict[str, Evaluation] = field(default_factory=dict)
+    curves: dict[str, list[float | None]] = field(default_factory=dict)
+    plot: Path | None = None
+    report: Path | None = None
+    stock: dict[str, dict[str, Evaluation]] = field(default_factory=dict)
+    comparison: Path | None = None
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def model_dir(self) -> Path:
+        """Folder of the saved model."""
+        return self.output_dir / MODEL_FOLDER
+
+    @property
+    def start_dir(self) -> Path:
+        """Folder of the model that the run starts from: the shipped one, or with process rewards its warm start."""
+        return self.output_dir / START_FOLDER if self.process else MODEL_DIR
+
+    @property
+    def results_file(self) -> Path:
+        """The JSON file with all numbers; its `made_by` marks the folder as a demo's."""
+        return self.output_dir / RESULTS_FILE
+
+    @property
+    def gain_points(self) -> float | None:
+        """Gain in sampled held-out accuracy, in percentage points; `None` before the second measurement."""
+        if "sampled" not in self.after:
+            return None
+        return 100 * (self.after["sampled"].accuracy - self.before["sampled"].accuracy)
+
+    @property
+    def learned(self) -> bool:
+        """Whether the gain reaches what the demo claims."""
+        return self.gain_points is not None and self.gain_points >= REQUIRED_GAIN_POINTS
+
+    def numbers(self, evaluation: Evaluation) -> dict[str, float | None]:
+        """All numbers of a measurement, those of its steps included."""
+        return evaluation.numbers() | step_numbers(self.problems, evaluation.texts)
+
+    def write(self) -> None:
+        """Write every number so far to `results_file`."""
+        numbers = {
+            "made_by": MADE_BY,
+            "status": self.status,
+            "settings": {
+                "seed": self.seed,
+                "steps": self.steps,
+                "held_out_problems": len(self.problems),
+                "process": PROCESS_SETTINGS if self.process else None,
+            },
+            "before": {mode: self.numbers(evaluation) for mode, evaluation in self.before.items()},
+            "after": {mode: self.numbers(evaluation) for mode, evaluation in self.after.items()},
+            "stock": {
+                name: {mode: self.numbers(evaluation) for mode, evaluation in found.items()}
+                for name, found in self.stock.items()
+            },
+            "gain_points": self.gain_points,
+            "required_gain_points": REQUIRED_GAIN_POINTS,
+            "learned": self.learned,
+            "seconds": {stage: round(seconds, 2) for stage, seconds in self.seconds.items()},
+            "versions": installed_versions(),
+            "curves": self.curves,
+        }
+        self.results_file.write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8")
+
+    @contextmanager
+    def timed(self, stage: str) -> Iterator[None]:
+        """Record how long a stage takes."""
+        start = time.perf_counter()
+        yield
+        self.seconds[stage] = time.perf_counter() - start
+
+
+def check_output_dir(output_dir: Path) -> None:
+    """
+    Make sure that a run may write to a folder, before anything slow starts; create it if it is not there.
+
+    An earlier demo's files are overwritten and unrelated files are left alone, but a file of the same name that no
+    demo wrote is never touched.
+    """
+    try:
+        output_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(
+            "output_dir", f"'{output_dir}' ({error.strerror})", "a folder to write to", "Choose another folder."
+        ) from error
+    taken = [name for name in _OWN if (output_dir / name).exists()]
+    if taken and not _is_a_demos(output_dir):
+        raise InputError(
+            "output_dir",
+            f"'{output_dir}', which holds {', '.join(taken)}, not written by a demo",
+            "a new or empty folder, or an earlier demo's",
+            "Nothing was changed there. Choose another folder.",
+        )
+
+
+def _is_a_demos(output_dir: Path) -> bool:
+    """Whether the results file in a folder says that a demo wrote it."""
+    try:
+        numbers = json.loads((output_dir / RESULTS_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(numbers, dict) and numbers.get("made_by") == MADE_BY
+
+
+_SAMPLES = 3
+
+
+def print_report(result: "DemoResult", console: Console) -> None:
+    """Print the before/after table, three held-out samples and the paths of the files."""
+    console.print(before_after_table(result))
+    if result.stock:
+        console.print(objectives_table(result))
+        console.print("One seed: a difference of a few points is noise.\n", highlight=False)
+    console.print(samples_table(result))
+    files = {
+        "report": result.report,
+        "comparison": result.comparison,
+        "plot": result.plot,
+        "numbers": result.results_file,
+        "model": result.model_dir,
+    }
+    for name, path in files.items():
+        if path is not None:
+            console.print(f"{name + ':':12}{path}", highlight=False, markup=False, soft_wrap=True)
+    console.print(f"\nLoad it:\n{loading_snippet(result.model_dir)}", highlight=False, markup=False, soft_wrap=True)
+
+
+def before_after_table(result: "DemoResult") -> Table:
+    """Accuracies, mean lengths and, with step rewards, the steps on held-out problems, before and after training."""
+    size = len(result.problems)
+    table = Table(title=f"Held-out problems ({size}), before and after {result.steps} steps", title_justify="left")
+    table.add_column("measure")
+    for name in ("before", "after", "change"):
+        table.add_column(name, justify="right")
+    for mode in ("sampled", "greedy"):
+        before, after = 100 * result.before[mode].accuracy, 100 * result.after[mode].accuracy
+        table.add_row(f"{mode} accuracy", f"{before:.1f}%", f"{after:.1f}%", f"{after - before:+.1f} points")
+    before, after = result.before["sampled"], result.after["sampled"]
+    for name, old, new in (
+        ("mean length, correct (tokens)", before.length_correct_mean, after.length_correct_mean),
+        ("mean length, incorrect (tokens)", before.length_incorrect_mean, after.length_incorrect_mean),
+    ):
+        change = "" if old is None or new is None else f"{new - old:+.1f}"
+        table.add_row(name, *("none" if value is None else f"{value:.1f}" for value in (old, new)), change)
+    if result.process:
+        old, new = (step_numbers(result.problems, evaluation.texts) for evaluation in (before, after))
+        steps, correct = [[numbers[name] for numbers in (old, new)] for name in ("steps_mean", "process_reward")]
+        table.add_row("steps per completion", *(f"{value:.1f}" for value in steps), f"{steps[1] - steps[0]:+.1f}")
+        change = f"{100 * (correct[1] - correct[0]):+.1f} points"
+        table.add_row("correct steps", *(f"{value:.1%}" for value in correct), change)
+    return table
+
+
+def objectives_table(result: "DemoResult") -> Table:
+    """Held-out accuracies and lengths after the same number of steps, under each objective that was trained."""
+    table = Table(title=f"The same start, problems and {result.steps} steps, by objective", title_justify="left")
+    table.add_column("run", no_wrap=True, min_width=len("trl_dr_grpo_no_std"))
+    for name in ("sampled accuracy", "greedy accuracy", "tokens, correct", "tokens, incorrect"):
+        table.add_column(name, justify="right")
+    for name, found in {"DrGRPOTrainer": result.after, **result.stock}.items():
+        sampled = found["sampled"]
+        lengths = (sampled.length_correct_mean, sampled.length_incorrect_mean)
+        table.add_row(
+            name,
+            *(f"{100 * found[mode].accuracy:.1f}%" for mode in ("sampled", "greedy")),
+            *("none" if value is None else f"{value:.1f}" for value in lengths),
+        )
+    return table
+
+
+def samples_table(result: "DemoResult") -> Table:
+    """The first three held-out problems with the model's samples before and after training; not picked."""
+    table = Table(title=f"The first {_SAMPLES} held-out problems, sampled", title_justify="left", show_lines=True)
+    for name in ("prompt", "before", "after"):
+        table.add_column(name)
+    for row, numbers in enumerate(result.problems[:_SAMPLES]):
+        cells = [Text("+".join(map(str, numbers)))]
+        for evaluation in (result.before["sampled"], result.after["sampled"]):
+            verdict = "correct" if evaluation.correct[row] else f"incorrect, {sum(numbers)} is correct"
+            cells.append(Text(f"{evaluation.texts[row]}\n({verdict})"))
+        table.add_row(*cells)
+    return table
+
+
+def loading_snippet(model_dir: Path) -> str:
+    """Three lines of Python that load the saved model."""
+    return (
+        "from transformers import AutoModelForCausalLM, AutoTokenizer\n"
+        f'model = AutoModelForCausalLM.from_pretrained("{model_dir.as_posix()}")\n'
+        f'tokenizer = AutoTokenizer.from_pretrained("{model_dir.as_posix()}")'
+    )
+
+
+def draw_curves(curves: dict[str, list[float | None]], path: Path) -> Path:
+    """Plot pass rate and completion lengths over the training steps into a PNG file; `None` leaves a gap.
+    `ImportError` without matplotlib."""
+    figure, (rate, length) = new_figure(1, 2, 9, 3.6)
+    steps = curves["step"]
+    _curve(rate, steps, curves["pass_rate"], COLORS[2], None)
+    rate.set(xlabel="training step", ylabel="pass rate (training problems)", ylim=(0, 1.02))
+    _curve(length, steps, curves["length_correct_mean"], ROLES["correct"], "correct completions")
+    _curve(length, steps, curves["length_incorrect_mean"], ROLES["incorrect"], "incorrect completions")
+    length.set(xlabel="training step", ylabel="mean length (tokens)")
+    return save_figure(figure, path)
+
+
+def _curve(axes: "Axes", steps: list[float | None], values: list[float | None], color: str, label: str | None) -> None:
+    """Draw one curve: each step faintly, and the mean of up to nine neighboring steps that have a value."""
+    points = [
+        (step, value) for step, value in zip(steps, values, strict=True) if step is not None and value is not None
+    ]
+    xs, ys = [x for x, _ in points], [y for _, y in points]
+    windows = [ys[max(0, i - 4) : i + 5] for i in range(len(ys))]
+    draw_trend(axes, xs, ys, [sum(window) / len(window) for window in windows], color, label)

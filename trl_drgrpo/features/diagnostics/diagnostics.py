@@ -1,0 +1,346 @@
+"""Seconds that a training step spends on generating, scoring and training, on the clock of the host.
+
+- generate: TRL's generation, tools and custom rollouts included;
+- score: the reward functions and the step reward functions, what they sample themselves included;
+- train: the rest of the step: old and reference log-probabilities, planning, forward, backward, the optimizer.
+
+No device is waited for: a phase ends when its calls return. Generation and scoring return values that the host needs,
+so what an accelerator still computes then is counted as training.
+"""
+
+import json
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trl_drgrpo.common.errors import DiskFullError
+from trl_drgrpo.features.diagnostics.correctness import CorrectnessRule
+from trl_drgrpo.features.diagnostics.movement import first_loss_remarks, is_first_loss
+from trl_drgrpo.features.diagnostics.run_facts import run_facts, start_facts
+from trl_drgrpo.features.diagnostics.run_log import RunLog, group_records, recorded_groups, row_record
+from trl_drgrpo.features.diagnostics.run_warnings import RunWarnings, warning_thresholds
+from trl_drgrpo.features.diagnostics.snapshot import BatchSnapshot
+from trl_drgrpo.features.diagnostics.statistics import BatchRows, batch_statistics, step_statistics
+from trl_drgrpo.process_rewards.scoring import process_only
+from trl_drgrpo.process_rewards.steps.alignment import Aligner
+from trl_drgrpo.rewards.contract import reward_name
+from trl_drgrpo.upstream.batches import CreditedBatch
+from trl_drgrpo.upstream.description import METRIC, DescribingCallback, DescribingFeature
+
+GENERATE, SCORE, TRAIN = "generate", "score", "train"
+
+
+class PhaseClock:
+    """Adds up the seconds of each phase between two readings.
+
+    Args:
+        clock (`Callable[[], float]`, *optional*): Seconds since some moment.
+
+    Example:
+
+    ```python
+    >>> ticks = iter([0.0, 1.0, 4.0, 10.0])
+    >>> clock = PhaseClock(lambda: next(ticks))
+    >>> clock.step_begins()
+    >>> with clock.phase("generate"):
+    ...     pass
+    >>> clock.step_ends(tokens=50)
+    >>> clock.read()
+    {'time/generate_s': 3.0, 'time/score_s': 0.0, 'time/train_s': 7.0, 'time/tokens_per_s': 5.0}
+
+    ```
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter):
+        self._clock = clock
+        self._running: str | None = None
+        self._began: float | None = None
+        self._clear()
+
+    def _clear(self) -> None:
+        self._seconds = {GENERATE: 0.0, SCORE: 0.0}
+        self._in_steps = 0.0
+        self._finished = self._tokens = 0
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Count the block as a phase, `"generate"` or `"score"`; inside of another one, as that one. Outside of a step
+        (evaluation) not at all."""
+        if self._running is not None or self._began is None:
+            yield
+            return
+        self._running, start = name, self._clock()
+        try:
+            yield
+        finally:
+            self._running = None
+            self._seconds[name] += self._clock() - start
+
+    def step_begins(self) -> None:
+        """An optimizer step begins."""
+        self._began = self._clock()
+
+    def step_ends(self, tokens: int) -> None:
+        """An optimizer step has ended. `tokens`: completion tokens generated in it over all ranks, 0 when it reused
+        some."""
+        if self._began is not None:
+            self._in_steps += self._clock() - self._began
+            self._finished += 1
+            self._tokens += tokens
+        self._began = None
+
+    def read(self) -> dict[str, float]:
+        """The metrics since the last reading, and a fresh start.
+
+        Returns:
+            `dict[str, float]`: `time/generate_s`, `time/score_s`, `time/train_s`: seconds per optimizer step;
+            `time/tokens_per_s`: completion tokens per second of these steps. Empty when no step has ended.
+        """
+        if not self._finished:
+            return {}
+        seconds = {**self._seconds, TRAIN: max(self._in_steps - sum(self._seconds.values()), 0.0)}
+        result = {f"time/{name}_s": total / self._finished for name, total in seconds.items()}
+        if self._in_steps > 0:
+            result["time/tokens_per_s"] = self._tokens / self._in_steps
+        self._clear()
+        return result
+
+
+logger = logging.getLogger(__name__)
+
+# Places, as the guard names them.
+_STATISTICS, _WARNINGS, _PHASES = "The statistics of a batch", "The watch for warnings", "The clock of the phases"
+
+STATE_FILE = "drgrpo_diagnostics.json"  # in every checkpoint
+
+
+class Diagnostics(DescribingFeature):
+    """Says what a run does.
+
+    Attributes:
+        correctness_rule ([`CorrectnessRule`], *optional*): Which completions are correct; `None` where there is no
+            outcome reward.
+        run_log ([`RunLog`], *optional*): On the main process, unless switched off.
+        run_warnings ([`RunWarnings`]): Watches the logs of the main process.
+    """
+
+    takes = ("run_log", "run_warnings", "correct_reward", "correct_threshold")
+    run_warnings: RunWarnings
+
+    def __init__(self, trainer: Any):
+        super().__init__(trainer)
+        self.correctness_rule: CorrectnessRule | None = None
+        self.run_log: RunLog | None = None
+        self.newest_groups: list[dict[str, Any]] = []  # recorded, on the main process; who shows them empties it
+        self.phases = PhaseClock()
+        self._new_tokens = 0  # generated since the last optimizer step ended
+        self._counted = ("", 0, 0)  # mode, step, and the groups seen in it
+
+    def on_trainer_built(self) -> None:
+        """Set everything up; the reward functions are known by now. Refuses a `correct_reward` that the run does not
+        have."""
+        trainer, args = self.trainer, self.trainer.args
+        if trainer.reward_func_names != [reward_name(process_only)]:  # whose 0 says nothing
+            self.correctness_rule = CorrectnessRule(
+                trainer.reward_func_names, args.correct_reward, args.correct_threshold
+            )
+        if args.run_log and trainer.accelerator.is_main_process:
+            self.run_log = RunLog(Path(str(args.output_dir)))
+        thresholds = warning_thresholds(args.run_warnings)
+        if args.process_role == "baseline":
+            thresholds.pop("process_hacked", None)  # a score that is not paid cannot be exploited
+        self.run_warnings = RunWarnings(thresholds, args.num_generations or 1, self._record_warning)
+        self._aligner = Aligner(trainer.text_tokenizer)
+        self.describing.tell = self._record_failure
+
+    @contextmanager
+    def around_train(self) -> Iterator[None]:
+        for callback in self.trainer.callback_handler.callbacks:
+            if isinstance(callback, DescribingCallback):
+                callback.describing = self.describing  # one count, whoever added it
+        try:
+            yield
+        except BaseException as error:
+            how = f"failed: {type(error).__name__}"
+            if isinstance(error, DiskFullError) and self.run_log is not None:
+                with suppress(OSError):  # that error says it already
+                    self.run_log.end(self.trainer.state.global_step, how)
+            else:
+                self._end_run_log(how)
+            raise
+
+    # Phases
+
+    def rolling_out(self) -> AbstractContextManager[Any]:
+        """Timed as generation."""
+        return self._timed(GENERATE)
+
+    def scoring(self) -> AbstractContextManager[Any]:
+        """Timed as scoring."""
+        return self._timed(SCORE)
+
+    def _timed(self, phase: str) -> AbstractContextManager[None]:
+        return self.describing.around(_PHASES, lambda: self.phases.phase(phase))
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.trainer.mark_step()
+        self.phases.step_begins()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.is_world_process_zero:
+            with self.describing(_WARNINGS):
+                self.run_warnings.observe(state.global_step, self.trainer.step_metrics())
+        self.phases.step_ends(self._new_tokens)
+        self._new_tokens = 0
+
+    def add_to_log(self, logs: dict[str, Any]) -> None:
+        if self.trainer.model.training:
+            logs |= self.describing.value(_PHASES, self.phases.read, otherwise={})
+            if self.describing.failures:
+                logs[METRIC] = self.describing.total
+
+    # Batches
+
+    def on_credit(self, batch: CreditedBatch) -> None:
+        """Statistics of the batch go to the log, some of its groups to the run log."""
+        seen = self.describing.value(_STATISTICS, lambda: self._look_at(batch), otherwise=None)
+        everyone = self.trainer.gathered([(seen.batch.own, seen.records) if seen else None])
+        metrics = self.describing.value(_STATISTICS, lambda: self._described(seen, everyone), otherwise={})
+        metrics |= self.describing.value("The statistics of the steps", lambda: _of_steps(batch), otherwise={})
+        self.trainer.log_batch({name: [value] for name, value in metrics.items()}, {})
+
+    def _look_at(self, batch: CreditedBatch) -> "_Seen":
+        """This rank's part."""
+        trainer = self.trainer
+        wanted = trainer.args.record_groups if trainer.args.run_log and trainer.state.max_steps else 0
+        recorded = recorded_groups(len(batch.rewards) // batch.num_generations, wanted)
+        seen = BatchSnapshot(batch, trainer.own_rows.start, trainer.stop_token_ids, set(recorded))
+        rule = self.correctness_rule
+        correct = rule.judge(seen.per_func[rule.index]) if rule else None
+        records = [row_record(row, self._aligner) for row in seen.recorded_rows(trainer.reward_func_names, correct)]
+        return _Seen(seen, correct, records)
+
+    def _described(self, seen: "_Seen | None", everyone: list[Any]) -> dict[str, float]:
+        """The batch's metrics, from what the ranks have seen; the main process writes down what they recorded."""
+        if seen is None:
+            return {}  # said already
+        if None in everyone:
+            raise RuntimeError("another process could not describe its rows; its log says why")
+        batch, own = seen.batch.batch, [row for rows, _ in everyone for row in rows]  # of all ranks, in their order
+        rows = BatchRows(
+            num_generations=batch.num_generations,
+            rewards=seen.batch.rewards,
+            lengths=[row.length for row in own],
+            trained=[row.trained for row in own],
+            gradient_weights=[row.gradient_weight for row in own],
+            truncated=[row.truncated for row in own],
+            texts=[row.text for row in own],
+            correct=seen.correct,
+            weights=None if own[0].weight is None else [row.weight for row in own],
+            copies=batch.forks.copies([row.length for row in own]) if batch.forks else None,
+        )
+        trains, step = self.trainer.model.training, self.trainer.state.global_step
+        if trains:
+            self._new_tokens += sum(rows.lengths)
+        mode, step = ("train", step + 1) if trains else ("eval", step)
+        first_group = self._groups_before(mode, step, len(rows.groups))
+        records = [record for _, each in everyone for record in each]
+        if self.run_log is not None and records:
+            with self.describing("The run log's completions"):
+                groups = group_records(records, rows.num_generations, step, mode, first_group, batch.forks)
+                self.run_log.completions(groups)
+                self.newest_groups = groups
+        return batch_statistics(rows, trains)
+
+    def _groups_before(self, mode: str, step: int, groups: int) -> int:
+        """Groups in earlier batches of the step: one that accumulates, and an evaluation, may generate several."""
+        before = self._counted[2] if self._counted[:2] == (mode, step) else 0
+        self._counted = (mode, step, before + groups)
+        return before
+
+    # Run log and warnings, on the main process
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        if not state.is_world_process_zero or not logs:
+            return
+        if self.run_log is not None:
+            with self.describing("The run log's metrics"):
+                self.run_log.metrics(state.global_step, state.epoch, logs)
+        with self.describing(_WARNINGS):
+            self.run_warnings.observe_log(state.global_step, logs)
+        with self.describing("The remarks on the first loss"):
+            if self.run_warnings.thresholds and is_first_loss(logs, state.log_history):  # no thresholds: silence
+                for remark in first_loss_remarks(self.trainer, logs["loss"]):
+                    logger.warning(remark)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if not state.is_world_process_zero or self.run_log is None:
+            return
+        start = self.describing.value("The facts of the start", lambda: start_facts(self.trainer), otherwise={})
+        facts = self.describing.value(
+            "The facts of the run", lambda: run_facts(self.trainer, self.correctness_rule), otherwise={}
+        )
+        with self.describing("The start of the run log"):
+            self.run_log.start(state.global_step, start, facts)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.is_world_process_zero:
+            with self.describing(_WARNINGS):
+                self.run_warnings.finish()
+            self._end_run_log("finished")
+
+    def _end_run_log(self, how: str) -> None:
+        if self.run_log is not None:
+            with self.describing("The end of the run log"):
+                self.run_log.end(self.trainer.state.global_step, how)
+
+    def _record_warning(self, step: int, cause: str, message: str) -> None:
+        if self.run_log is not None:
+            with self.describing("The run log's warnings"):
+                self.run_log.warning(step, cause, message)
+
+    def _record_failure(self, place: str, error: Exception) -> None:
+        message = f"{place} failed ({type(error).__name__}): the run goes on without it. The log says why."
+        self._record_warning(self.trainer.state.global_step, "description", message)
+
+    # Checkpoints
+
+    def on_checkpoint_saved(self, checkpoint: Path) -> None:
+        if self.trainer.args.should_save:
+            with self.describing(f"{STATE_FILE} of a checkpoint"):
+                self._save_state(checkpoint / STATE_FILE)
+
+    def _save_state(self, file: Path) -> None:
+        state = {
+            "right_is_binary": self.correctness_rule.is_binary if self.correctness_rule else None,
+            "warnings": self.run_warnings.state_dict(),
+        }
+        file.write_text(json.dumps(state) + "\n", encoding="utf-8")
+
+    def on_checkpoint_loaded(self, checkpoint: Path) -> None:
+        file = checkpoint / STATE_FILE
+        if file.exists():
+            with self.describing(f"Reading {file} (warnings may be repeated)"):
+                self._load_state(json.loads(file.read_text(encoding="utf-8")))
+
+    def _load_state(self, state: dict[str, Any]) -> None:
+        if self.correctness_rule is not None:
+            self.correctness_rule.is_binary = state["right_is_binary"] is not False
+        self.run_warnings.load_state_dict(state["warnings"])
+
+
+def _of_steps(batch: CreditedBatch) -> dict[str, float]:
+    return {} if batch.step_rewards is None else step_statistics(batch.step_rewards, batch.rewards.tolist())
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """One rank's view of a generation batch: all rewards, correctness of each row, and its recorded rows."""
+
+    batch: BatchSnapshot
+    correct: list[bool | None] | None
+    records: list[dict[str, Any]]

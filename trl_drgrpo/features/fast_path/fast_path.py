@@ -1,0 +1,345 @@
+"""The exact fast path: the same gradient for a fraction of the work (math.md, section 4). Glue only.
+
+After each generation the micro-batches of every optimizer step are planned anew (`planner.py`, `window.py`): rows
+without signal are left out, the others regrouped by length, cut to their own extent and, where the model allows it,
+packed so that prompts and other common prefixes run once (`packing.py`, `sharing.py`); tokens alone tell who shares
+what. Old log-probabilities are computed after that, for the rows that will be trained on. Generation runs each
+prompt once (`decoding/`).
+
+All of it is exact for this package's objective and no other, so each step stands aside where it would not be.
+"""
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+
+from trl_drgrpo.features.fast_path.decoding.decoder import shared_prefill
+from trl_drgrpo.features.fast_path.decoding.forwards import ON_A_CPU, forked_prefill, takes_the_machine
+from trl_drgrpo.features.fast_path.decoding.prefixes import Prefixes
+from trl_drgrpo.features.fast_path.packing import Packed, pack_rows, scored_only
+from trl_drgrpo.features.fast_path.planner import Budget, Costs, MicroBatch, plan_window
+from trl_drgrpo.features.fast_path.sharing import (
+    attention_pair_cost,
+    forward_cost,
+    rope_depends_on_width,
+    why_not_shared,
+)
+from trl_drgrpo.features.fast_path.tree_mask import attends_apart
+from trl_drgrpo.features.fast_path.window import PLAN, Window, WindowMetrics, rows_of, windows
+from trl_drgrpo.upstream.batches import CreditedBatch, ScoredTokens, TokenBatch, unknown_keys
+from trl_drgrpo.upstream.hooks import Feature
+from trl_drgrpo.upstream.private_state import swapped
+
+logger = logging.getLogger(__name__)
+
+
+class FastPath(Feature):
+    """Plans micro-batches, scores tokens in packs and generates from one run of each prompt.
+
+    The one owner of these three: the trainer asks it, and it does as TRL does where `args.micro_batching` says so.
+    """
+
+    def __init__(self, trainer: Any):
+        super().__init__(trainer)
+        self._packs: MicroBatch | None = None  # of the micro-batch whose loss is being computed
+        self._rollouts_are_new = False
+        self._old_log_probs_are_due = False
+        self._window_metrics: WindowMetrics | None = None
+        self._costs: dict[int, Costs] = {}  # by the identity of a model
+        self._said: set[str] = set()
+        self._kept: Prefixes | None = None  # while generations begin with tokens of earlier ones
+
+    # What may be done
+
+    @property
+    def plans(self) -> bool:
+        """Whether micro-batches are planned: the loss must be a plain sum over tokens with a constant divisor."""
+        return self.trainer.args.micro_batching == "exact" and self._why_not_planned() is None
+
+    @property
+    def skips(self) -> bool:
+        """Whether rows without signal are left out: nothing but the advantage may give them a gradient."""
+        return self.plans and self.trainer.beta == 0
+
+    def _why_not_planned(self) -> str | None:
+        if self.trainer.args.entropy_coef != 0 or self.trainer.args.use_adaptive_entropy:
+            return "the entropy bonus is a mean over the tokens of a micro-batch"
+        if self.trainer.args.top_entropy_quantile < 1:
+            return "top_entropy_quantile compares the tokens of a micro-batch"
+        if self.trainer.aux_loss_enabled:
+            return "the load-balancing loss is a mean over the tokens of a micro-batch"
+        peft = getattr(self.trainer.accelerator.unwrap_model(self.trainer.model), "active_peft_config", None)
+        if peft is not None and peft.is_prompt_learning:
+            return "the adapter prepends virtual tokens"
+        if self.trainer.args.torch_compile:
+            return "torch.compile would recompile for every shape"
+        if rope_depends_on_width(self.trainer.model.config):
+            return "the model's rotary angles depend on the width of a batch"
+        if self.trainer.own_losses:
+            return f"{type(self.trainer).__name__} has its own {' and '.join(self.trainer.own_losses)}"
+        return None
+
+    @contextmanager
+    def around_train(self) -> Iterator[None]:
+        if self.trainer.args.micro_batching == "exact" and (reason := self._why_not_planned()):
+            logger.warning("micro_batching='exact' is off, micro-batches stay as TRL makes them: %s.", reason)
+        self._window_metrics = WindowMetrics(self.trainer.importance_sampling_level == "sequence")
+        yield
+
+    # Planning
+
+    def on_credit(self, batch: CreditedBatch) -> None:
+        self._rollouts_are_new = self.trainer.model.training
+
+    def micro_batch(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """Plan the micro-batches of a new generation batch, and give the one that is due."""
+        if not self._rollouts_are_new:
+            return inputs
+        self._rollouts_are_new = False
+        buffered = self.trainer.buffered_rollouts
+        if self.plans and self._can_be_planned(buffered):
+            buffered[:] = self._planned(buffered)
+        if self._old_log_probs_are_due:
+            self._score_old(buffered)
+        return buffered[self.trainer.micro_step % len(buffered)]
+
+    def _can_be_planned(self, micro_batches: list[dict[str, Any]]) -> bool:
+        unknown = unknown_keys(micro_batches[0])
+        if unknown:
+            self._say_once(f"Micro-batches with {', '.join(unknown)} are not re-batched: they stay as TRL makes them.")
+        has_prompts = all(batch["prompt_mask"].any(dim=1).all().item() for batch in micro_batches)
+        return all(self.trainer.gathered([not unknown and has_prompts]))
+
+    def _planned(self, micro_batches: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        costs = self._plan_costs()
+        planned = [
+            Window(
+                [micro_batches[slot] for slot in slots], skip=self.skips, budget=_budget(micro_batches), costs=costs
+            )
+            for slots in windows(len(micro_batches), self.trainer.args.gradient_accumulation_steps)
+        ]
+        everyone = self.trainer.gathered([[window.summary() for window in planned]])
+        batches = [
+            batch
+            for number, window in enumerate(planned)
+            for batch in window.micro_batches(
+                [summaries[number] for summaries in everyone], self.trainer.counts_forwards
+            )
+        ]
+        metrics = self.trainer.describing.value(
+            "The metrics of the plan", lambda: self._plan_metrics(planned, batches), otherwise={}
+        )
+        self.trainer.log_batch({name: [value] for name, value in metrics.items()}, {})
+        return batches
+
+    def _plan_metrics(self, planned: list[Window], micro_batches: list[dict[str, Any]]) -> dict[str, float]:
+        statistics = [window.statistics() for window in planned]
+        total = {name: sum(each[name] for each in statistics) for name in statistics[0]}
+        forwards = sum(batch[PLAN]["rows"] > 0 for batch in micro_batches)
+        steps = len(micro_batches) / self.trainer.args.gradient_accumulation_steps  # optimizer steps of one pass
+        metrics = {
+            "drgrpo/rows_skipped_frac": 1 - total["run"] / total["rows"],
+            "drgrpo/micro_batches": forwards / steps,
+            "drgrpo/upstream_token_frac": total["processed"] / total["upstream"],
+        }
+        if total["processed"]:
+            metrics["drgrpo/useful_token_frac"] = total["useful"] / total["processed"]
+        return metrics
+
+    def _plan_costs(self, model: Any = None) -> Costs:
+        """Cost model for the plans of a model; the policy by default. A reference may be made otherwise."""
+        model = self.trainer.model if model is None else model
+        if id(model) not in self._costs:
+            device = self.trainer.accelerator.device.type
+            self._costs[id(model)] = Costs(
+                pair=attention_pair_cost(model.config, device),
+                forward=forward_cost(device),
+                share_prompts=self.trainer.args.share_prompts and self._can_share_prompts(model),
+                multiple=self._multiple,
+                apart=attends_apart(device),
+            )
+        return self._costs[id(model)]
+
+    @property
+    def _multiple(self) -> int:
+        return int(self.trainer.pad_to_multiple_of or 1)
+
+    def _can_share_prompts(self, model: Any) -> bool:
+        def log_probs(packed: Packed) -> torch.Tensor:
+            return self._score_packed(model, packed, False)[0]
+
+        reduced = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.trainer.accelerator.mixed_precision)
+        if getattr(model, "is_quantized", False):
+            reduced = reduced or torch.bfloat16  # weights are rounded anew in every product
+        unwrapped = self.trainer.accelerator.unwrap_model(model)
+        reason = why_not_shared(unwrapped, log_probs, reduced)
+        if self.trainer.in_lockstep:  # all ranks or none: they run the same forwards
+            reason = next((each for each in self.trainer.gathered([reason]) if each), None)
+        if reason:
+            self._say_once(f"share_prompts is off for this model: {reason}.")
+        return reason is None
+
+    # Scoring
+
+    def score_tokens(self, model: Any, tokens: TokenBatch) -> ScoredTokens:
+        """Run rows left-aligned and cut to their own extent, in packs; give the values where TRL expects them."""
+        if not (self.plans and self.trainer.model.training and tokens.is_text_only):
+            return self.trainer.score_as_trl(model, tokens)
+        if self._may_wait(model):
+            self._old_log_probs_are_due = True
+            return torch.zeros_like(tokens.input_ids[:, -tokens.completion_width :], dtype=torch.float32), None, None
+        if self._packs is not None:
+            return self._score_packs(model, tokens, self._packs)
+        if self.trainer.scores_rollouts:
+            return self._score_rollouts(model, tokens)
+        return self.trainer.score_as_trl(model, tokens)  # a micro-batch that was not planned
+
+    def _may_wait(self, model: Any) -> bool:
+        """Old log-probabilities that nothing needs before the plan says which rows are trained on."""
+        corrects_sampling = self.trainer.use_vllm and self.trainer.vllm_importance_sampling_correction
+        return self.trainer.scores_rollouts and self.skips and not corrects_sampling and model is self.trainer.model
+
+    def _score_old(self, micro_batches: list[dict[str, Any]]) -> None:
+        """The old log-probabilities that had to wait, micro-batch by micro-batch, of the rows that are run."""
+        self._old_log_probs_are_due = False
+        for inputs in micro_batches:
+            if PLAN in inputs and not inputs[PLAN]["rows"]:
+                continue
+            with swapped(self, _packs=_packs(inputs)):
+                inputs["old_per_token_logps"] = self.trainer.completion_log_probs(inputs)
+
+    def _score_rollouts(self, model: Any, tokens: TokenBatch) -> ScoredTokens:
+        """All rows of a generation batch, in as many forwards as their lengths ask for."""
+        width = tokens.completion_width
+        split = {
+            "prompt_ids": tokens.input_ids[:, :-width],
+            "prompt_mask": tokens.attention_mask[:, :-width],
+            "completion_ids": tokens.input_ids[:, -width:],
+            "completion_mask": tokens.attention_mask[:, -width:],
+        }
+        rows = rows_of(split, [True] * len(tokens.input_ids))
+        has_prompts = all(row.prompt_length for row in rows)
+        if self.trainer.in_lockstep:  # another rank may have images, and asks nobody
+            has_prompts = not self.trainer.takes_images and all(self.trainer.gathered([has_prompts]))
+        if not has_prompts:
+            return self.trainer.score_as_trl(model, tokens)
+        budget = Budget(tokens.batch_size or len(rows), tokens.input_ids.size(1))
+        log_probs = tokens.input_ids.new_zeros(len(rows), width, dtype=torch.float32)
+        entropies = torch.zeros_like(log_probs) if tokens.compute_entropy else None
+        plan = plan_window(rows, None, budget, self._plan_costs(model))
+        if self.trainer.in_lockstep:  # forwards of nothing, where another rank has more of them
+            plan += [[]] * (max(self.trainer.gathered([len(plan)])) - len(plan))
+        for batch in plan:
+            some, some_entropies, _ = self._score_packs(model, tokens, batch)  # (B, T), 0 in the rows of others
+            log_probs = log_probs + some
+            if entropies is not None and some_entropies is not None:
+                entropies = entropies + some_entropies
+        return log_probs, entropies, None
+
+    def _score_packs(self, model: Any, tokens: TokenBatch, packs: MicroBatch) -> ScoredTokens:
+        packed = pack_rows(
+            tokens.input_ids,
+            tokens.attention_mask,
+            tokens.completion_width,
+            packs,
+            self.trainer.pad_token_id,
+            self._multiple,
+        )
+        log_probs, entropies, _ = self._score_packed(model, packed, tokens.compute_entropy)
+        return packed.unpack(log_probs), None if entropies is None else packed.unpack(entropies), None
+
+    def _score_packed(self, model: Any, packed: Packed, compute_entropy: bool) -> ScoredTokens:
+        """Values of the targets, `(1, n)`."""
+        ids = packed.targets.new_zeros(1, packed.targets.size(1) + 1)  # of the shape that TRL is to expect
+        tokens = TokenBatch(ids, torch.ones_like(ids), packed.targets.size(1), None, compute_entropy)
+        return self.trainer.score_as_trl(_PackedModel(model, self._backbone(model), packed), tokens)
+
+    def _backbone(self, model: Any) -> Any:
+        unwrapped = self.trainer.accelerator.unwrap_model(model)
+        return (unwrapped.get_base_model() if hasattr(unwrapped, "get_base_model") else unwrapped).base_model
+
+    # Loss
+
+    def loss_without_forward(self, inputs: dict[str, Any]) -> torch.Tensor | None:
+        """As in [`Hooks`]: a slot that the plan left empty."""
+        if PLAN not in inputs or inputs[PLAN]["rows"]:
+            return None
+        return torch.zeros((), device=self.trainer.accelerator.device, requires_grad=True)
+
+    def computing_loss(self, inputs: dict[str, Any]) -> AbstractContextManager[Any]:
+        """As in [`Hooks`]: the rows of a planned micro-batch are scored in its packs."""
+        return swapped(self, _packs=_packs(inputs)) if PLAN in inputs else nullcontext()
+
+    def rows_per_nominal_row(self, inputs: dict[str, Any]) -> float:
+        """Rows of a micro-batch over those of a stock one: TRL divides by the first, the objective by the second."""
+        return inputs[PLAN]["rows"] / inputs[PLAN]["nominal_rows"] if PLAN in inputs else 1.0
+
+    def loss_metrics(self, inputs: dict[str, Any], metrics: dict[str, list[float]]) -> dict[str, list[float]]:
+        """As in [`Hooks`]: summed over an optimizer step, so that their meaning is that of stock micro-batches."""
+        if PLAN not in inputs or self._window_metrics is None:
+            return metrics
+        self._window_metrics.add(inputs[PLAN], metrics, self.trainer.accelerator.num_processes)
+        window = inputs[PLAN].get("window")
+        return self._window_metrics.finish(window) if window else {}
+
+    # Generation
+
+    @contextmanager
+    def keeping_prefixes(self) -> Iterator[None]:
+        """Inside the block, generations keep the keys and values of their rows, and rows that begin like an earlier
+        one do not run that again. For one state of the weights."""
+        with swapped(self, _kept=Prefixes()):
+            yield
+
+    def generating(self, limits: Sequence[int] | None = None) -> AbstractContextManager[Any]:
+        """Prompts run once and finished rows are dropped, where transformers' own loop would generate.
+
+        `limits`: tokens that each row of the call may write. Ignored where this package's loop does not run.
+        """
+        if self.trainer.use_vllm:
+            return nullcontext()
+        fast = self.trainer.args.micro_batching == "exact" and self.trainer.args.fast_generation
+        shares = fast and not self.trainer.in_lockstep and not self.trainer.args.torch_compile
+        model = self.trainer.accelerator.unwrap_model(self.trainer.model_wrapped)
+        if self.trainer.use_transformers_continuous_batching:
+            if takes_the_machine(self.trainer.accelerator.device.type, self.trainer.continuous_batching_config):
+                self._say_once(ON_A_CPU)
+            return forked_prefill(model) if shares else nullcontext()
+        return shared_prefill(model, shares, limits, self._kept)
+
+    def _say_once(self, message: str) -> None:
+        if message not in self._said:
+            self._said.add(message)
+            logger.warning(message)
+
+
+class _PackedModel:
+    """Stands in for the model in TRL's scoring: whatever TRL made of the rows, the packs are what runs."""
+
+    def __init__(self, model: Any, backbone: Any, packed: Packed):
+        self.model = model
+        self.backbone = backbone
+        self.packed = packed
+
+    def __call__(self, input_ids: Any, attention_mask: Any, labels: Any, **kwargs: Any) -> Any:
+        if self.packed.position_ids is not None:
+            kwargs["position_ids"] = self.packed.position_ids
+        with scored_only(self.backbone, self.packed):
+            return self.model(
+                input_ids=self.packed.input_ids,
+                attention_mask=self.packed.attention_mask,
+                shift_labels=self.packed.targets,
+                **kwargs,
+            )
+
+
+def _packs(inputs: dict[str, Any]) -> MicroBatch | None:
+    return [tuple(pack) for pack in inputs[PLAN]["packs"]] if PLAN in inputs else None
+
+
+def _budget(micro_batches: list[dict[str, Any]]) -> Budget:
+    first = micro_batches[0]
+    return Budget(first["completion_ids"].size(0), first["prompt_ids"].size(1) + first["completion_ids"].size(1))

@@ -1,0 +1,327 @@
+"""Fork rules; they read only the tokens before a cut.
+
+A cut lies behind a step, and whether it does may depend on what was written up to there, never on what follows: a
+branch that was chosen for how it ended would bias the gradient. So a step that makes the rule speak is in front of the
+cut, not behind it.
+"""
+
+import json
+import logging
+import random
+from bisect import bisect_left
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+
+from trl_drgrpo.objective.fork_advantages import Forks
+from trl_drgrpo.process_rewards.steps import StepSegmenter
+from trl_drgrpo.upstream.batches import CreditedBatch, ScoredBatch
+from trl_drgrpo.upstream.hooks import Completions, Feature, Generate
+
+ForkAt = Literal["drawn", "entropy", "doubt"]
+FORK_AT: tuple[str, ...] = get_args(ForkAt)
+
+
+def boundaries(step_ends: Sequence[int], length: int) -> list[int]:
+    """Tokens of a row before each place where it can be cut: behind a step, and not at the row's end.
+
+    Args:
+        step_ends (`Sequence[int]`): Inclusive last token of each step.
+        length (`int`): Tokens of the row.
+
+    Example:
+
+    ```python
+    >>> boundaries([3, 7, 9], 10)
+    [4, 8]
+
+    ```
+    """
+    return [end + 1 for end in step_ends if end + 1 < length]
+
+
+def drawn_places(seed: str, depth: int, expected_length: float) -> list[float]:
+    """Places to cut at, drawn before anything is written: `D` numbers of tokens, uniform up to a length, ascending.
+
+    Args:
+        seed (`str`): Of this draw.
+        depth (`int`): D.
+        expected_length (`float`): Mean length of earlier completions, in tokens.
+    """
+    generator = random.Random(seed)
+    return sorted(generator.uniform(0, expected_length) for _ in range(depth))
+
+
+def cut_behind(places: Sequence[int], at: float, after: int) -> int | None:
+    """The first boundary at a number of tokens or later, and behind an earlier cut; `None`: there is none.
+
+    Example:
+
+    ```python
+    >>> cut_behind([4, 8, 15], at=5.5, after=0), cut_behind([4, 8, 15], at=5.5, after=8), cut_behind([4], 5.5, 0)
+    (8, 15, None)
+
+    ```
+    """
+    places = places[bisect_left(places, max(at, after + 1)) :]
+    return places[0] if places else None
+
+
+def first_above(places: Sequence[int], measures: Sequence[float | None], threshold: float, after: int) -> int | None:
+    """The first boundary, behind an earlier cut, whose step measures more than the threshold; `None`: there is none.
+
+    Example:
+
+    ```python
+    >>> first_above([4, 8, 15], [0.9, 0.2, 0.7], threshold=0.5, after=4)
+    15
+
+    ```
+    """
+    for place, measure in zip(places, measures, strict=True):
+        if place > after and measure is not None and measure > threshold:
+            return place
+    return None
+
+
+def step_means(values: Sequence[float], step_ends: Sequence[int]) -> list[float]:
+    """Mean of a row's token values over each of its steps, which `step_ends` (inclusive) cut."""
+    starts = [0, *(end + 1 for end in step_ends)][: len(step_ends)]
+    return [sum(values[start : end + 1]) / (end + 1 - start) for start, end in zip(starts, step_ends, strict=True)]
+
+
+logger = logging.getLogger(__name__)
+
+STATE_FILE = "drgrpo_forks.json"  # in every checkpoint
+_ROWS_TO_LOOK_AT = 8  # for steps that end depending on what follows
+
+
+class ForkedRollouts(Feature):
+    """Samples groups that fork.
+
+    Args:
+        trainer ([`DrGRPOTrainer`]): The trainer it belongs to; not built yet.
+        segmenter ([`StepSegmenter`]): Cuts completions into steps.
+
+    Attributes:
+        newest ([`Forks`], *optional*): Of this rank's rows of the newest batch; `None` where it did not fork.
+    """
+
+    takes = ("forks", "fork_depth", "fork_at", "fork_threshold")
+
+    def __init__(self, trainer: Any, segmenter: StepSegmenter):
+        super().__init__(trainer)
+        self.segmenter = segmenter
+        self.newest: Forks | None = None
+        self.batches = 0  # forked so far, rounds of dynamic sampling counted: the position of the random choices
+        self.mean_length: float | None = None  # of completions of earlier batches, in tokens; newer ones weigh more
+        self.batch_lengths: list[int] = []  # of the parents of all ranks, over the rounds of the batch at hand
+        self._noted: dict[str, float] = {}
+        self._was_asked_to_look = False
+
+    @property
+    def is_on(self) -> bool:
+        """Whether groups fork in training."""
+        return self.trainer.args.forks > 1
+
+    @property
+    def leaves(self) -> int:
+        """Rows of one parent."""
+        return self.trainer.args.forks**self.trainer.args.fork_depth
+
+    # A generation batch
+
+    def rolling_out(self) -> AbstractContextManager[Any]:
+        self.newest = None
+        return nullcontext()
+
+    def complete(self, prompt_ids: list[list[int]], num_generations: int, generate: Generate) -> Completions:
+        """Completions of this rank's rows.
+
+        Args:
+            prompt_ids (`list[list[int]]` of length `b`): Prompts; equal ones are consecutive.
+            num_generations (`int`): G.
+            generate (`Callable`): Samples completions of prompts.
+
+        Returns:
+            `tuple`: `b` completions, and the log-probabilities of their tokens where the backend gives them. Leaves of
+            a node are consecutive.
+        """
+        args, size = self.trainer.args, self.leaves
+        prompts = prompt_ids[::size]
+        with self.trainer.keeping_prefixes():
+            completions, log_probs = generate(prompts, num_generations // size)
+            cuts: list[list[int]] = [[] for _ in prompts]
+            sampled, lengths = sum(map(len, completions)), [len(ids) for ids in completions]
+            before = [0] * len(prompts)
+            for level in range(args.fork_depth):
+                found = self._cuts(prompts, completions, before, level)
+                for row, cut, ids in zip(cuts, found, completions, strict=True):
+                    row.append(len(ids) if cut is None else cut)
+                new, new_log_probs = self._continued(prompts, completions, log_probs, found, generate)
+                sampled += sum(
+                    len(ids) - cut
+                    for of_parent, cut in zip(new, found, strict=True)
+                    for ids in of_parent[1:]
+                    if cut is not None
+                )
+                prompts = [prompt for prompt in prompts for _ in range(args.forks)]
+                cuts = [list(row) for row in cuts for _ in range(args.forks)]
+                before = [row[-1] for row in cuts]
+                completions = [ids for branches in new for ids in branches]
+                if log_probs is not None:
+                    log_probs = [values for branches in new_log_probs for values in branches]
+        self.newest = Forks(args.forks, cuts)
+        self._note(lengths, sampled, completions)
+        return completions, log_probs
+
+    def _cuts(
+        self, prompts: list[list[int]], completions: list[list[int]], before: list[int], level: int
+    ) -> list[int | None]:
+        """Tokens before the next cut of each row; `None`: there is none."""
+        args, tokenizer = self.trainer.args, self.trainer.text_tokenizer
+        ends = [self.segmenter(ids, tokenizer).ends for ids in completions]
+        self._warn_of_looking_ahead(completions)
+        places = [boundaries(row, len(ids)) for row, ids in zip(ends, completions, strict=True)]
+        if args.fork_at == "drawn":
+            parent = args.forks**level  # rows of one parent, so far
+            first = self.trainer.accelerator.process_index * len(prompts) // parent
+            length = self.mean_length or 0.0  # in the first batch behind the first step
+            return [
+                cut_behind(row, drawn_places(self._seed(first + i // parent), args.fork_depth, length)[level], cut)
+                for i, (row, cut) in enumerate(zip(places, before, strict=True))
+            ]
+        measures: Sequence[Sequence[float | None]]
+        if args.fork_at == "entropy":
+            entropies = self.trainer.completion_entropies(prompts, completions)
+            measures = [step_means(row, end) for row, end in zip(entropies, ends, strict=True)]
+        else:
+            measures = self._doubts(completions)
+        result = []
+        for row, end, measure, cut in zip(places, ends, measures, before, strict=True):
+            of_step = {last + 1: value for last, value in zip(end, measure, strict=True)}
+            result.append(first_above(row, [of_step[at] for at in row], args.fork_threshold, cut))
+        return result
+
+    def _seed(self, parent: int) -> str:
+        return f"{self.trainer.args.seed} fork {self.batches} {parent}"
+
+    def _doubts(self, completions: list[list[int]]) -> list[list[float | None]]:
+        """`1 - score` of each step."""
+        inputs = self.trainer.rollout_inputs
+        rows = [inputs[i * len(inputs) // len(completions)] for i in range(len(completions))]
+        texts = self.trainer.text_tokenizer.batch_decode(completions, skip_special_tokens=True)
+        if not isinstance(rows[0]["prompt"], str):
+            texts = [[{"role": "assistant", "content": text}] for text in texts]
+        batch = ScoredBatch(torch.empty(len(rows), 0), rows, [row["prompt"] for row in rows], texts, completions)
+        with self.trainer.scoring():
+            scores, _, _ = self.trainer.step_scorer.score_batch(
+                batch, None, self.trainer.text_tokenizer, self.trainer.state
+            )
+        return [[None if score is None else 1.0 - score for score in row] for row in scores.rewards]
+
+    def _continued(
+        self,
+        prompts: list[list[int]],
+        completions: list[list[int]],
+        log_probs: list[list[float]] | None,
+        cuts: list[int | None],
+        generate: Generate,
+    ) -> tuple[list[list[list[int]]], list[list[list[float]]]]:
+        """The branches of each row, its own continuation first; those of a row without a cut are the row itself."""
+        more = self.trainer.args.forks - 1
+        branches = [[ids] * (more + 1) for ids in completions]
+        values = [[row] * (more + 1) for row in log_probs or []]
+        found = [(i, cut) for i, cut in enumerate(cuts) if cut is not None]
+        asked = self._as_many_everywhere(found, [len(ids) for ids in completions])
+        if not asked:
+            return branches, values
+        limit = self.trainer.args.max_completion_length
+        starts = [prompts[i] + completions[i][:cut] for i, cut in asked for _ in range(more)]
+        limits = None if limit is None else [limit - cut for _, cut in asked for _ in range(more)]
+        sampled, sampled_log_probs = generate(starts, more, limits)
+        for place, (i, cut) in enumerate(found):
+            new = range(place * more, (place + 1) * more)
+            left = None if limit is None else limit - cut
+            branches[i][1:] = [completions[i][:cut] + sampled[n][:left] for n in new]
+            if log_probs is not None and sampled_log_probs is not None:
+                values[i][1:] = [log_probs[i][:cut] + sampled_log_probs[n][:left] for n in new]
+        return branches, values
+
+    def _as_many_everywhere(self, found: list[tuple[int, int]], lengths: list[int]) -> list[tuple[int, int]]:
+        """These rows and cuts, and as many more as it takes for every process to ask for the same number. `lengths`:
+        of all rows."""
+        if self.trainer.accelerator.num_processes == 1:
+            return found
+        most = max(self.trainer.gathered([len(found)]))
+        spare = found[-1] if found else (0, max(0, lengths[0] - 1))  # which has one token to go
+        return found + [spare] * (most - len(found))
+
+    def _warn_of_looking_ahead(self, completions: list[list[int]]) -> None:
+        if self._was_asked_to_look:
+            return
+        self._was_asked_to_look = True
+        tokenizer = self.trainer.text_tokenizer
+        if any(ids and self.segmenter.looks_ahead(ids, tokenizer) for ids in completions[:_ROWS_TO_LOOK_AT]):
+            logger.warning(
+                "step_separator: where %s ends a step depends on the text after it, which slightly biases forks. Use "
+                "a rule that reads only the text before.",
+                self.segmenter,
+            )
+
+    # What is said and kept
+
+    def _note(self, parents: list[int], sampled: int, completions: list[list[int]]) -> None:
+        """Keep what the metrics are made of, and how long completions are."""
+        forks = self.newest
+        assert forks is not None
+        cut = [row[0] / len(ids) for row, ids in zip(forks.cuts, completions, strict=True) if row[0] < len(ids)]
+        self._noted = {
+            "forks/cut_frac": len(cut) / len(completions),
+            "forks/sampled_token_frac": sampled / max(1, sum(map(len, completions))),
+        }
+        if cut:
+            self._noted["forks/cut_position"] = sum(cut) / len(cut)
+        self.batch_lengths += self.trainer.gathered(list(parents))
+        self.batches += 1
+
+    def learn_lengths(self) -> None:
+        """Take in the completion lengths of a whole batch: a mean that moved between its rounds would bias it."""
+        if self.batch_lengths:
+            mean = sum(self.batch_lengths) / len(self.batch_lengths)
+            self.mean_length = mean if self.mean_length is None else 0.8 * self.mean_length + 0.2 * mean
+            self.batch_lengths = []
+
+    def on_credit(self, batch: CreditedBatch) -> None:
+        """Log the forks of a batch."""
+        if not self._noted or batch.forks is None:
+            return
+        metrics, self._noted = self._noted, {}
+        cuts = batch.forks.cuts[batch.own_rows]
+        rows = zip(batch.token_advantages.cpu(), cuts, batch.scored.completion_ids, strict=True)
+        behind = [bool(row[cut[-1] :].any()) for row, cut, ids in rows if cut[-1] < len(ids)]
+        if behind:
+            metrics["forks/live_frac"] = sum(behind) / len(behind)
+        self.trainer.log_batch({name: [value] for name, value in metrics.items()}, {})
+
+    def on_checkpoint_saved(self, checkpoint: Path) -> None:
+        """As in [`Hooks`]."""
+        if self.is_on and self.trainer.args.should_save:
+            state = {"batches": self.batches, "mean_length": self.mean_length}
+            (checkpoint / STATE_FILE).write_text(json.dumps(state) + "\n", encoding="utf-8")
+
+    def on_checkpoint_loaded(self, checkpoint: Path) -> None:
+        """As in [`Hooks`]."""
+        file = checkpoint / STATE_FILE
+        if not self.is_on:
+            return
+        if not file.exists():
+            logger.warning(
+                "%s not found: the run had no forks before, so completion lengths are learned from scratch.", file
+            )
+            return
+        state = json.loads(file.read_text(encoding="utf-8"))
+        self.batches, self.mean_length = state["batches"], state["mean_length"]

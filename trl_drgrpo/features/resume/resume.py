@@ -1,0 +1,358 @@
+"""Checkpoints hold what a resumed run needs to be the same run, and one is saved before a run fails.
+
+What TRL and transformers restore is enough only between two generation batches of the first epoch. Added here: the
+completions not trained on yet, the count of micro-batches, the prompt order of later epochs, L, the reward scale.
+"""
+
+import functools
+import logging
+import os
+import signal
+import threading
+import uuid
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from trl_drgrpo.common.disk import room_needed, sole_writer
+from trl_drgrpo.common.errors import DiskFullError, InputError, RewardError, Terminated
+from trl_drgrpo.features.diagnostics.run_facts import objective_facts
+from trl_drgrpo.features.resume.checkpoints import (
+    begin_checkpoint,
+    choose_start,
+    delete_run,
+    has_optimizer,
+    why_incomplete,
+)
+from trl_drgrpo.features.resume.resume_state import (
+    RandomState,
+    RunState,
+    changes,
+    load_rollouts,
+    newest_loss_normalizer,
+    refuse_changes,
+    resume_facts,
+    save_rollouts,
+)
+from trl_drgrpo.upstream.hooks import Feature
+
+logger = logging.getLogger(__name__)
+
+
+class Resume(Feature):
+    """Exact resume, and a checkpoint before an error. Notes the state between two optimizer steps.
+
+    Attributes:
+        run_id (`str`): Of the run that trains or has trained last; kept when it is resumed.
+    """
+
+    def __init__(self, trainer: Any):
+        super().__init__(trainer)
+        self.run_id = ""
+        self._has_begun = False  # whether the files in the output folder are this trainer's
+        self._checkpoints_of_this_run: frozenset[Path] = frozenset()
+        self._settings: dict[str, Any] = {}  # that a checkpoint records, see `on_resume.py`
+        self._keeps_old_credit = False  # whether release 0.1.0 began the run, with step rewards
+        self._micro_step = 0  # micro-batches processed when the newest step began or ended
+        self._random_state: RandomState | None = None
+        self._is_terminated = False  # by SIGTERM: the optimizer step that is being made is the last one
+
+    @contextmanager
+    def started(self, resume_from_checkpoint: str | bool | None) -> Iterator[str | None]:
+        """The checkpoint that `train()` shall resume from, the same on all ranks; an incomplete or changed one is
+        refused, and so is a folder of another run. `True`: the newest complete one of the run that wrote last; where
+        there is no run one starts, and the log says so. Inside the block no other process writes to the folder."""
+        with ExitStack() as alone:
+            yield self._start(resume_from_checkpoint or None, alone)
+
+    def _start(self, resume_from_checkpoint: str | bool | None, alone: ExitStack) -> str | None:
+        checkpoint, self.run_id = self._agreed_start(resume_from_checkpoint, alone)
+        if checkpoint is None and resume_from_checkpoint:
+            logger.warning("No checkpoint in %s to resume from: starting from scratch.", self.trainer.args.output_dir)
+        self._settings = self.trainer.describing.value(
+            "The record of the settings", lambda: resume_facts(self.trainer), otherwise={}
+        )
+        if checkpoint and has_optimizer(checkpoint) and (state := RunState.load(checkpoint)):
+            refuse_changes(state.settings or {}, self._settings, checkpoint)
+        # The one that is resumed from holds its step already: written again, it would be gone if the run died then.
+        self._checkpoints_of_this_run = frozenset([checkpoint.resolve()] if checkpoint else [])
+        return str(checkpoint) if checkpoint else None
+
+    def _agreed_start(self, resume: str | bool | None, alone: ExitStack) -> tuple[Path | None, str]:
+        """Checkpoint to go on from, and the id of a run that begins anew: the main process decides for all, once
+        nobody else writes to the folder."""
+        decision: Any = None
+        if self.trainer.is_world_process_zero():
+            output_dir, overwrite = Path(self.trainer.args.output_dir), self.trainer.args.overwrite_output_dir
+            try:
+                alone.enter_context(sole_writer("output_dir", output_dir))
+                if self._has_begun:  # by an earlier call
+                    decision = choose_start(output_dir, resume, overwrite=False) if resume else None
+                else:
+                    decision = choose_start(output_dir, resume, overwrite)
+            except (InputError, OSError) as error:
+                decision = error
+        decision, run_id = self.trainer.gathered([(decision, uuid.uuid4().hex[:12])])[0]
+        if isinstance(decision, Exception):
+            raise decision
+        return decision, run_id
+
+    @contextmanager
+    def around_train(self) -> Iterator[None]:
+        """Saves a checkpoint before the error of a reward function, or SIGTERM, ends the run."""
+        self._is_terminated = False
+        # A handler of the user's own stays, and only the main thread may set one.
+        handles = threading.current_thread() is threading.main_thread()
+        handles = handles and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        if handles:
+            _children_end_on_sigterm()
+            signal.signal(signal.SIGTERM, self._on_sigterm)
+        try:
+            yield
+        except RewardError:
+            self._save_what_was_computed()
+            raise
+        finally:
+            if handles:
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    def _on_sigterm(self, number: int, frame: Any) -> None:
+        self._is_terminated = True
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a second one ends the process at once
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Everything is loaded, and the first step comes next."""
+        if args.overwrite_output_dir and not self._has_begun and args.should_save:
+            delete_run(Path(args.output_dir))
+        self._has_begun = True
+
+    # The boundary between two optimizer steps, at which an interrupted one can be repeated as it would be.
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._note_boundary()
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if (self.trainer.state.epoch or 0) % 1:  # else noted before the data loader drew its seed, as it will again
+            self._note_boundary()
+        several = self.trainer.accelerator.num_processes > 1
+        if any(self.trainer.gathered([self._is_terminated])) if several else self._is_terminated:
+            self._save_step("SIGTERM")
+            raise Terminated
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._note_boundary()  # an evaluation that fails must not count as part of the step
+
+    def _note_boundary(self) -> None:
+        self._micro_step = self.trainer.micro_step
+        self._random_state = RandomState()
+
+    def _rewind(self) -> None:
+        """Put the trainer back to the boundary, as far as a checkpoint records it."""
+        trainer = self.trainer
+        if trainer.micro_step > self._micro_step:
+            newest = (trainer.micro_step - 1) // trainer.generate_every
+            if newest != self._micro_step // trainer.generate_every:
+                trainer.pending_rollouts = None  # those at hand are newer than the step that the run resumes from
+        trainer.micro_step = self._micro_step
+        if self._random_state is not None:
+            self._random_state.restore()
+
+    # Checkpoints
+
+    def writing(self, folder: Path) -> AbstractContextManager[Any]:
+        """As in [`Hooks`]: a full disk is one error, of a checkpoint and of the model."""
+        return room_needed(folder, self._what_is_saved)
+
+    def _what_is_saved(self) -> str:
+        whole = [path for path in self._checkpoints_of_this_run if not why_incomplete(path, checksums=False)]
+        if not whole:
+            return "No checkpoint of this run is saved. Free disk space, then start it again."
+        newest = max(whole, key=lambda path: path.stat().st_mtime_ns)
+        return (
+            f"The run up to {newest} is saved. Free disk space, then continue with --resume_from_checkpoint {newest} "
+            f'(in Python trainer.train(resume_from_checkpoint="{newest}")).'
+        )
+
+    def on_checkpoint_begun(self, checkpoint: Path) -> None:
+        if self.trainer.args.should_save:
+            begin_checkpoint(checkpoint)
+        self.trainer.accelerator.wait_for_everyone()  # no rank writes into a folder that still counts as complete
+
+    def complete(self, checkpoint: Path) -> None:
+        """Write what is missing, the state file last: with it the checkpoint counts as complete."""
+        pending = self.trainer.pending_rollouts
+        save_rollouts(checkpoint, self.trainer.accelerator.process_index, pending)
+        self.trainer.accelerator.wait_for_everyone()  # the state file says that all of it is there
+        if self.trainer.args.should_save:
+            RunState(
+                self.trainer.loss_normalizer,
+                self.trainer.micro_step,
+                self.trainer.reward_scale.state_dict(),
+                self._geometry(),
+                has_rollouts=pending is not None,
+                run_id=self.run_id,
+                objective=objective_facts(self.trainer),
+                settings=self._settings,
+                value_baseline=self.trainer.value_baseline.state_dict(),
+                keeps_old_credit=self._keeps_old_credit,
+            ).save(checkpoint)
+        self._checkpoints_of_this_run |= {checkpoint.resolve()}
+
+    def on_checkpoint_loaded(self, checkpoint: Path) -> None:
+        if not has_optimizer(checkpoint):
+            message = "%s holds no optimizer state (save_only_model): the optimizer starts from scratch."
+            logger.warning(message, checkpoint)
+        state = RunState.load(checkpoint)
+        if state is None:
+            self._say_what_is_missing(checkpoint)
+            return
+        if self.trainer.args.loss_normalizer not in (None, state.loss_normalizer):
+            raise InputError(
+                "loss_normalizer",
+                str(self.trainer.args.loss_normalizer),
+                f"{state.loss_normalizer}, with which the run in {checkpoint} was started",
+                "Changing L mid-run changes the step size: remove loss_normalizer, or start a new run.",
+            )
+        if state.loss_normalizer != self.trainer.loss_normalizer:
+            message = "Keeping L = %d of the resumed run (max_completion_length is now %d)."
+            logger.warning(message, state.loss_normalizer, self.trainer.loss_normalizer)
+        self.trainer.loss_normalizer = state.loss_normalizer
+        self.run_id = state.run_id or self.run_id
+        if state.objective is None or state.keeps_old_credit:
+            self._keep_old_credit()
+        self._say_what_changed(state, checkpoint)
+        self.trainer.reward_scale.load_state_dict(state.reward_scale)
+        if state.value_baseline:
+            self.trainer.value_baseline.load_state_dict(state.value_baseline)
+        self._resume_position(state, checkpoint)
+        self.trainer.advance_train_sampler(int((self.trainer.state.epoch or 0.0) + 1e-6))
+
+    def _keep_old_credit(self) -> None:
+        """A run that release 0.1.0 began with its default credit goes on with it."""
+        args = self.trainer.args
+        is_default = (args.step_baseline, args.process_role, args.forks) == ("to_go", "reward", 1)
+        if self.trainer.step_scorer and is_default and args.step_credit in ("return_to_go", "immediate"):
+            args.step_baseline, self._keeps_old_credit = "deepseekmath", True
+            logger.warning(
+                "This run began with trl-drgrpo 0.1.0 and keeps its credit, step_baseline='deepseekmath' (called "
+                "'pooled' then). The default is now 'to_go', which is unbiased: start a new run to use it."
+            )
+
+    def _say_what_changed(self, state: RunState, checkpoint: Path) -> None:
+        """Other settings in the middle of a run are allowed, but never silent."""
+        before = state.objective or {}  # release 0.1.0 noted none
+        changed = [
+            f"{name} {_in_words(before[name])} -> {_in_words(value)}"
+            for name, value in objective_facts(self.trainer).items()
+            if name in before and before[name] != value
+        ]
+        if changed:
+            message = "The objective differs from that of %s: %s. The run continues with the new one."
+            logger.warning(message, checkpoint, "; ".join(changed))
+        kept, anew = changes(state.settings or {}, self._settings, has_optimizer(checkpoint))
+        if anew:
+            message = "Settings differ from those of %s: %s. The run continues with the new ones."
+            logger.warning(message, checkpoint, "; ".join(anew))
+        if kept:
+            message = "Kept from the optimizer's state in %s: %s. To change them, start a new run from its weights."
+            logger.warning(message, checkpoint, "; ".join(kept))
+
+    def _say_what_is_missing(self, checkpoint: Path) -> None:
+        """A checkpoint of plain TRL, in a run that it began or, where another checkpoint is ours, has continued."""
+        logger.warning(
+            "%s holds no Dr. GRPO state: continuing with L = %d. Completions not trained on yet are generated again, "
+            "and the optimizer keeps its moments: after an objective other than Dr. GRPO, the first hundreds of steps "
+            "are smaller. To avoid this, start a new run from the weights.",
+            checkpoint,
+            self.trainer.loss_normalizer,
+        )
+        ours = newest_loss_normalizer(checkpoint.parent)
+        if ours not in (None, self.trainer.loss_normalizer):
+            remedy = f"Set loss_normalizer={ours} to keep it."
+            logger.warning("Other checkpoints in %s were trained with L = %d. %s", checkpoint.parent, ours, remedy)
+
+    def _resume_position(self, state: RunState, checkpoint: Path) -> None:
+        """Restores the position between two generations; with another geometry the next step generates anew."""
+        geometry = self._geometry()
+        if state.geometry != geometry:
+            changed = [
+                f"{k} {state.geometry.get(k)} -> {v}" for k, v in geometry.items() if state.geometry.get(k) != v
+            ]
+            message = "Batch sizes changed (%s): completions not trained on yet are generated again."
+            logger.warning(message, ", ".join(changed))
+            return
+        self.trainer.micro_step = state.micro_step
+        if not state.has_rollouts:
+            return
+        rank, device = self.trainer.accelerator.process_index, self.trainer.accelerator.device
+        rollouts = load_rollouts(checkpoint, rank, device, state.files)
+        # All ranks or none: one that generates alone waits forever.
+        if not all(self.trainer.gathered([rollouts is not None])):
+            logger.warning(
+                "Completions not trained on yet are generated again: the run continues, but not bit for bit."
+            )
+        elif missing := self._needed_in_rollouts().difference(*(rollouts or [])):
+            message = "Completions not trained on yet lack %s, which the run now needs: they are generated again."
+            logger.warning(message, " and ".join(sorted(missing)))
+        else:
+            self.trainer.pending_rollouts = rollouts
+
+    def _needed_in_rollouts(self) -> set[str]:
+        """Keys of a micro-batch that the loss reads under settings that may have changed since it was made."""
+        needed = {"ref_per_token_logps"} if self.trainer.args.beta else set()
+        if self.trainer.args.use_vllm and self.trainer.args.vllm_importance_sampling_correction:
+            needed.add("importance_sampling_ratio")
+        return needed
+
+    def _geometry(self) -> dict[str, int]:
+        fields = (
+            "per_device_train_batch_size",
+            "gradient_accumulation_steps",
+            "steps_per_generation",
+            "num_iterations",
+            "num_generations",
+        )
+        return {name: getattr(self.trainer.args, name) for name in fields} | {
+            "num_processes": self.trainer.accelerator.num_processes
+        }
+
+    def _save_what_was_computed(self) -> None:
+        """A checkpoint at the last finished optimizer step, for a run that is about to end with an error."""
+        if self.trainer.accelerator.num_processes > 1:
+            logger.error(
+                "A reward function failed. With several processes no checkpoint is saved at this point: resume from "
+                "the last one."
+            )
+            return
+        self._save_step("A reward function failed")
+
+    def _save_step(self, why: str) -> None:
+        if self.trainer.state.global_step == 0:
+            return
+        folder = self.trainer.checkpoint_folder()
+        if folder.resolve() not in self._checkpoints_of_this_run:
+            self._rewind()
+            try:
+                self.trainer.save_checkpoint_now()
+            except DiskFullError as error:
+                logger.error("%s, and the run up to here cannot be saved. %s", why, error)
+                return
+        if self.trainer.is_world_process_zero():
+            logger.error("%s. The run up to here is saved: resume from %s.", why, folder)
+
+
+@functools.cache
+def _children_end_on_sigterm() -> None:
+    """Processes that are forked from now on do not inherit our handler: whoever started them may end them so."""
+
+    def forget() -> None:
+        if isinstance(getattr(signal.getsignal(signal.SIGTERM), "__self__", None), Resume):
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=forget)
+
+
+def _in_words(value: Any) -> str:
+    return (" + ".join(map(str, value)) or "none") if isinstance(value, list) else str(value)

@@ -1,0 +1,312 @@
+"""Selection of training prompts: dynamic sampling and curriculum, both unbiased (`objective/group_selection.py`).
+
+A generation batch draws rows of the training set (`prompt_stream.py`) until K groups are selected. They are generated
+in rounds: a round is as large as the running share of selected groups says that the missing ones need. All processes
+take the same decisions; completions of the selected groups are exchanged, so that each process ends up with its share
+of the batch.
+"""
+
+import copy
+import json
+import logging
+import math
+import random
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+
+from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.features.diagnostics.correctness import CorrectnessRule
+from trl_drgrpo.features.sampling.pass_rates import PassRates, read_pass_rates, unknown_prompts
+from trl_drgrpo.features.sampling.prompt_stream import Draw, PromptStream, cap_warning, sampling_metrics
+from trl_drgrpo.objective.group_selection import Selection, keep_probability, select_groups
+from trl_drgrpo.upstream.batches import OF_THE_BATCH, CreditedBatch, joined_rows, row_of, unknown_keys
+from trl_drgrpo.upstream.hooks import Feature
+
+logger = logging.getLogger(__name__)
+
+STATE_FILE = "drgrpo_sampling.json"  # in every checkpoint
+
+
+class PromptSampling(Feature):
+    """Fills generation batches with groups that carry a signal, and prefers prompts that are likely to.
+
+    Attributes:
+        stream ([`PromptStream`]): The rows that batches draw.
+        pass_rates ([`PassRates`]): Estimates by prompt.
+    """
+
+    takes = (
+        "dynamic_sampling",
+        "max_sampling_rounds",
+        "curriculum",
+        "curriculum_q_min",
+        "prior_pass_rates",
+    )
+
+    def __init__(self, trainer: Any):
+        super().__init__(trainer)
+        self.pass_rates = PassRates()
+        self.live_share: float | None = None  # of the generated groups, the newest the heaviest
+        self.batches = 0  # that are complete: the position of the random choices
+        self._credited: CreditedBatch | None = None
+        self._rule: CorrectnessRule | None = None
+        self._has_warned = False
+        self._judged: list[tuple[str, int, int]] = []  # prompts, correct and judged completions of the batch at hand
+        self._tokens = 0  # that this process has generated for the batch at hand
+
+    @property
+    def is_on(self) -> bool:
+        """Whether batches are filled by this feature."""
+        return bool(self.trainer.args.dynamic_sampling) or self.trainer.args.curriculum
+
+    def on_trainer_built(self) -> None:
+        """Set up the stream of prompts.
+
+        Raises:
+            `InputError`: Too few prompts, or a file of pass rates that does not fit them.
+        """
+        trainer, args = self.trainer, self.trainer.args
+        if not self.is_on:
+            return
+        has_environments = trainer.environment_factories is not None  # they read other columns than the prompt
+        self.stream = PromptStream(
+            trainer.training_examples, args.seed, bool(trainer.shuffle_dataset), whole_rows=has_environments
+        )
+        if args.curriculum:
+            self._rule = CorrectnessRule(trainer.reward_func_names, args.correct_reward, args.correct_threshold)
+        self._check_prompts()
+        if args.prior_pass_rates:
+            self._take_prior(Path(args.prior_pass_rates).expanduser())
+
+    def _check_prompts(self) -> None:
+        """Refuses a dataset that cannot fill a batch without taking a row twice."""
+        wanted, dataset = self._wanted(), self.stream.dataset
+        if isinstance(dataset, Dataset) and len(dataset) < self._cap(wanted):
+            raise InputError(
+                "max_sampling_rounds",
+                f"{self.trainer.args.max_sampling_rounds} with {len(dataset)} rows of training data",
+                f"at least {self._cap(wanted)} rows",
+                f"A batch takes {wanted} rows, none of them twice: set at most {len(dataset) // wanted}, or add rows.",
+            )
+
+    def _take_prior(self, path: Path) -> None:
+        """Take in pass rates from before the run, if they are of these prompts."""
+        rates = read_pass_rates(path)
+        self.pass_rates.take_prior(rates)
+        if (found := self.stream.count_known(rates)) is None:
+            return
+        known, looked_up = found
+        if not known:
+            raise unknown_prompts(path)
+        logger.info(
+            "prior_pass_rates: %s has %d prompts; of %d training prompts that were looked up, it knows %d.",
+            path,
+            len(rates),
+            looked_up,
+            known,
+        )
+
+    def _wanted(self) -> int:
+        return self.trainer.args.generation_batch_size // self.trainer.num_generations
+
+    def _cap(self, wanted: int) -> int:
+        return wanted * self.trainer.args.max_sampling_rounds
+
+    # A generation batch
+
+    def on_credit(self, batch: CreditedBatch) -> None:
+        self._credited = batch
+
+    def collect(
+        self, inputs: list[dict[str, Any]], generate: Callable[[list[dict[str, Any]]], dict[str, Any]]
+    ) -> dict[str, Any]:
+        """A generation batch of K groups.
+
+        Args:
+            inputs (`list[dict]` of length `b`): This rank's rows from the dataloader, each prompt G times in a row. Of
+                a stored dataset only their number counts.
+            generate (`Callable`): Makes completions, rewards and advantages for rows of this rank.
+
+        Returns:
+            `dict`: As TRL's, with `b` rows; advantages carry the weights. Groups that are missing have advantages 0.
+        """
+        args, size = self.trainer.args, self.trainer.num_generations
+        examples = self.trainer.gathered(list(inputs))[::size] if self._ranks > 1 else inputs[::size]
+        wanted, cap = len(examples), self._cap(len(examples))
+        prompts = self.stream.batch(self.batches, examples)
+        drawn: list[Draw] = []
+        rounds: list[dict[str, Any]] = []
+        while (missing := wanted - sum(map(self._is_selected, drawn))) > 0 and len(drawn) < cap:
+            fresh = self._draw(prompts, drawn, self._round_size(missing), cap)
+            if fresh:
+                rounds.append(self._run_round(fresh, len(rounds), generate))
+        if not rounds:  # nothing was kept up to the cap: rows that do not train
+            rounds.append(self._run_round([Draw(examples[0], "")], 0, generate))
+        selection = select_groups(
+            [self._is_selected(draw) for draw in drawn],
+            wanted,
+            cap,
+            [draw.probability for draw in drawn],
+            mean_over_live=args.dynamic_sampling == "dapo",
+        )
+        self.batches += 1
+        self._log(drawn, selection, len(rounds), wanted)
+        return self._batch(rounds, drawn, selection, len(inputs))
+
+    @property
+    def _ranks(self) -> int:
+        return self.trainer.accelerator.num_processes
+
+    def _is_selected(self, draw: Draw) -> bool:
+        return draw.place is not None and (draw.live or not self.trainer.args.dynamic_sampling)
+
+    def _round_size(self, missing: int) -> int:
+        """Groups to generate for the missing ones, such that every process gets as many rows."""
+        share = 1.0
+        if self.trainer.args.dynamic_sampling and self.live_share is not None:
+            share = max(self.live_share, 0.1)
+        unit = self._ranks // math.gcd(self._ranks, self.trainer.num_generations)
+        return math.ceil(math.ceil(missing / share) / unit) * unit
+
+    def _draw(self, prompts: Iterator[Any], drawn: list[Draw], groups: int, cap: int) -> list[Draw]:
+        """Draw until enough prompts are kept for a round, or the cap is reached."""
+        args, fresh = self.trainer.args, []
+        while len(fresh) < groups and len(drawn) < cap:
+            example = next(prompts, None)
+            if example is None:
+                raise InputError("train_dataset", "a stream that has ended", "one that can be read again", "Check it.")
+            draw = Draw(example, self.stream.key(example))
+            if args.curriculum:
+                draw.estimate = self.pass_rates.estimate(draw.key)
+                draw.probability = keep_probability(draw.estimate, args.curriculum_q_min)
+            if random.Random(f"{args.seed} {self.batches} {len(drawn)}").random() < draw.probability:
+                fresh.append(draw)
+            drawn.append(draw)
+        return fresh
+
+    def _run_round(self, fresh: list[Draw], number: int, generate: Callable) -> dict[str, Any]:
+        """One round: completions, rewards and advantages of the kept prompts."""
+        size, ranks = self.trainer.num_generations, self._ranks
+        unit = ranks // math.gcd(ranks, size)
+        filled = fresh + [fresh[-1]] * (-len(fresh) % unit)  # at the cap: rows that nobody takes
+        rows = [draw.example for draw in filled for _ in range(size)]
+        share, rank = len(rows) // ranks, self.trainer.accelerator.process_index
+        rollouts = generate(copy.deepcopy(rows[rank * share : (rank + 1) * share]))
+        if unknown := unknown_keys(rollouts):
+            remedy = "Switch dynamic_sampling and curriculum off for images."
+            raise InputError("dynamic_sampling", f"a batch with {', '.join(unknown)}", "text only", remedy)
+        advantages = rollouts["advantages"]
+        has_signal = (advantages != 0).view(len(advantages), -1).any(dim=1).tolist()
+        has_signal = self.trainer.gathered(has_signal) if ranks > 1 else has_signal
+        correct = self._correct()
+        rewards = self._credited.rewards.view(-1, size).nanmean(dim=1).tolist() if self._credited else []
+        for i, draw in enumerate(fresh):
+            group = slice(i * size, (i + 1) * size)
+            draw.place, draw.live = (number, i), any(has_signal[group])
+            draw.reward = rewards[i] if rewards else math.nan
+            if correct is not None and (judged := [c for c in correct[group] if c is not None]):
+                self._judged.append((draw.key, sum(judged), len(judged)))
+        tool_mask = rollouts.get("tool_mask")
+        written = rollouts["completion_mask"] if tool_mask is None else rollouts["completion_mask"] * tool_mask
+        self._tokens += int(written.sum())
+        live = sum(draw.live for draw in fresh) / len(fresh)
+        self.live_share = live if self.live_share is None else 0.8 * self.live_share + 0.2 * live
+        return rollouts
+
+    def _correct(self) -> list[bool | None] | None:
+        """Correctness of the newest round's completions, over all ranks; `None` without a curriculum."""
+        batch = self._credited
+        if self._rule is None or batch is None:
+            return None
+        correct = self._rule.judge(batch.scored.rewards_per_func[:, self._rule.index].tolist())
+        if correct is None:
+            remedy = "Set correct_threshold (and correct_reward, for another reward), or switch curriculum off."
+            raise InputError(
+                "curriculum", f"rewards of {self._rule.name!r} other than 0 and 1", "pass or fail", remedy
+            )
+        return correct
+
+    # From rounds to a batch
+
+    def _batch(
+        self, rounds: list[dict[str, Any]], drawn: list[Draw], selection: Selection, rows: int
+    ) -> dict[str, Any]:
+        """The rows of the selected groups, then of others with advantages of 0 for groups that are missing."""
+        size, ranks, rank = self.trainer.num_generations, self._ranks, self.trainer.accelerator.process_index
+        chosen = [drawn[i].place for i in selection.draws]
+        spare = deque(d.place for d in drawn if d.place is not None and d.place not in chosen)
+        weights = list(selection.weights)
+        while len(chosen) < rows * ranks // size:
+            chosen.append(spare.popleft() if spare else (chosen[-1] if chosen else (0, 0)))
+            weights.append(0.0)
+        own: list[tuple[int, dict[str, torch.Tensor]]] = []
+        for place, (group, weight) in enumerate(zip(chosen, weights, strict=True)):
+            number, index = group or (0, 0)
+            share = len(rounds[number]["completion_ids"])  # rows of each process
+            for member in range(size):
+                holder, at = divmod(index * size + member, share)
+                if holder == rank:
+                    row = row_of(rounds[number], at)
+                    row["advantages"] = row["advantages"] * weight
+                    own.append((place * size + member, row))
+        everyone = sorted(self.trainer.gathered(own) if ranks > 1 else own, key=lambda entry: entry[0])
+        first = rounds[0]
+        batch: dict[str, Any] = joined_rows(
+            [row for _, row in everyone[rank * rows : (rank + 1) * rows]],
+            self.trainer.pad_token_id,
+            first["completion_ids"].device,
+        )
+        return batch | {key: first[key] for key in OF_THE_BATCH if key in first}
+
+    # What is said and kept
+
+    def _log(self, drawn: list[Draw], selection: Selection, rounds: int, wanted: int) -> None:
+        """Metrics of a batch, and what is learned about prompts for the next one."""
+        for key, correct, scored in self._judged:
+            self.pass_rates.update(key, correct, scored)
+        self._judged.clear()
+        metrics = sampling_metrics(
+            drawn,
+            selection,
+            rounds=rounds,
+            tokens=self._tokens * self._ranks,  # the mean over ranks, which is what is logged, is all
+            dapo=self.trainer.args.dynamic_sampling == "dapo",
+        )
+        self._tokens = 0
+        if self.trainer.args.curriculum:
+            metrics["sampling/pass_rate_estimate"] = self.pass_rates.mean
+        self.trainer.log_batch({name: [float(value)] for name, value in metrics.items()}, {})
+        if selection.capped and not self._has_warned:
+            self._has_warned = True
+            rounds_allowed = self.trainer.args.max_sampling_rounds
+            logger.warning(cap_warning(drawn, wanted, rounds_allowed))
+
+    def on_checkpoint_saved(self, checkpoint: Path) -> None:
+        """As in [`Hooks`]."""
+        if self.is_on and self.trainer.args.should_save:
+            state = {
+                "position": self.stream.position,
+                "batches": self.batches,
+                "live_share": self.live_share,
+                "pass_rates": self.pass_rates.state_dict(),
+            }
+            (checkpoint / STATE_FILE).write_text(json.dumps(state) + "\n", encoding="utf-8")
+
+    def on_checkpoint_loaded(self, checkpoint: Path) -> None:
+        """As in [`Hooks`]."""
+        file = checkpoint / STATE_FILE
+        if not self.is_on:
+            return
+        if not file.exists():
+            logger.warning(
+                "%s holds no sampling state: pass rates and the stream of prompts start from scratch.", file
+            )
+            return
+        state = json.loads(file.read_text(encoding="utf-8"))
+        self.stream.position, self.batches, self.live_share = state["position"], state["batches"], state["live_share"]
+        self.pass_rates.load_state_dict(state["pass_rates"])

@@ -1,1 +1,0 @@
-"""Sends recorded groups (a table) and key curves (a picture) to trackers."""

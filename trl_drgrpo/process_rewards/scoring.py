@@ -1,0 +1,403 @@
+"""Tells dataset columns from the other keywords of a step reward function, and takes rows of them.
+
+The trainer passes its own keywords and the columns side by side. Whoever calls a user's function row by row (a step
+verifier) or on other completions than the trainer's (rollouts) needs the columns alone.
+"""
+
+import asyncio
+import inspect
+import logging
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from trl_drgrpo.common.errors import InputError, RewardError, told
+from trl_drgrpo.process_rewards.steps import Steps, StepSegmenter, one_step_frac
+from trl_drgrpo.process_rewards.steps.rules import Turns
+from trl_drgrpo.rewards.contract import FAILING_IS_FREE, OnError, innermost, reward_name, reward_number
+
+# What the trainer passes to a step reward function next to the dataset's columns.
+TRAINER_KEYWORDS = frozenset(
+    {
+        "prompts",
+        "completions",
+        "steps",
+        "completion_ids",
+        "step_ends",
+        "trainer_state",
+        "log_metric",
+        "log_extra",
+        "environments",
+    }
+)
+
+
+def dataset_columns(keywords: Mapping[str, Any], num_rows: int) -> dict[str, Sequence[Any]]:
+    """The keywords that are dataset columns.
+
+    Args:
+        keywords (`Mapping[str, Any]`): Arguments of a step reward function's call.
+        num_rows (`int`): `B`, the number of completions.
+
+    Returns:
+        `dict[str, Sequence]`: Lists and tuples of length `B` under names that are not the trainer's own.
+    """
+    return {
+        name: values
+        for name, values in keywords.items()
+        if name not in TRAINER_KEYWORDS and isinstance(values, (list, tuple)) and len(values) == num_rows
+    }
+
+
+def row_of(columns: Mapping[str, Sequence[Any]], row: int) -> dict[str, Any]:
+    """The values of one row, e.g. `{"answer": "18"}`."""
+    return {name: values[row] for name, values in columns.items()}
+
+
+logger = logging.getLogger(__name__)
+
+_ROWS_TO_LOOK_AT = 8
+
+StepRewards = Sequence[Sequence[float | None]]
+
+RaggedRewards = list[list[float | None]]
+
+
+class StepRewardFunction(Protocol):
+    """A step reward function, called by name, synchronous or asynchronous.
+
+    `f(prompts=, completions=, steps=, completion_ids=, step_ends=, <dataset columns>, ...)` returns one list per
+    completion: a number per step, `None` for a step that cannot be scored. Its attribute `is_causal` says whether the
+    score of a step reads no further than the end of that step; not known where it is missing.
+    """
+
+    def __call__(self, *args: Any, **kwargs: Any) -> StepRewards | Awaitable[StepRewards]: ...
+
+
+@dataclass(frozen=True)
+class StepScores:
+    """The steps of a batch and what they were given.
+
+    Args:
+        steps (`list[Steps]`): One per completion.
+        rewards (`list[list[float | None]]`): Weighted sum over the functions, one entry per step; `None` = unscorable.
+        rewards_per_func (`list[list[list[float | None]]]`): The same per function.
+    """
+
+    steps: list[Steps]
+    rewards: RaggedRewards
+    rewards_per_func: list[RaggedRewards]
+
+    @property
+    def ends(self) -> list[list[int]]:
+        """Inclusive last token of each step, and of the closing where there is one."""
+        return [[*each.ends, *(() if each.closing is None else (each.closing,))] for each in self.steps]
+
+
+class StepScorer:
+    """The step reward functions of a run, with their weights and the segmenter.
+
+    Args:
+        funcs (`list[Callable]`): Called as `f(prompts=, completions=, steps=, completion_ids=, step_ends=,
+            trainer_state=, log_metric=, log_extra=, <columns>)`, synchronous or asynchronous; each returns one list of
+            floats or `None` per completion, one entry per step. With `environments=`, one per row, where there are
+            some. One with a method `on_trainer_built(trainer)` is called there once, one with `on_rollouts(rollouts)`
+            before each batch.
+        segmenter ([`StepSegmenter`]): Cuts completions into steps.
+        weights (`list[float]`, *optional*): One per function; all 1 by default.
+        on_error (`str`, *optional*, defaults to `"raise"`): `"raise"`: a failing function is a [`RewardError`].
+            `"unscorable"`: all steps of that call are `None`, the first traceback is logged, and the share of failed
+            calls goes to `process_rewards/<name>/failed_frac`.
+
+    Raises:
+        `InputError`: Weights that do not fit the functions, or a function that is none.
+    """
+
+    def __init__(
+        self,
+        funcs: Sequence[StepRewardFunction],
+        segmenter: StepSegmenter,
+        weights: Sequence[float] | None = None,
+        on_error: OnError = "raise",
+    ):
+        for i, func in enumerate(funcs):
+            if not callable(func):
+                got = f"{type(func).__name__} at position {i}"
+                raise InputError("step_reward_funcs", got, "a function", "Pass the function itself.")
+        if weights is not None and len(weights) != len(funcs):
+            got, expected = f"{len(weights)} weights", f"{len(funcs)}, one per step reward function"
+            raise InputError("step_reward_weights", got, expected, "Give one number per function.")
+        self.funcs = list(funcs)
+        self.names = [reward_name(func) for func in funcs]
+        self.segmenter = segmenter
+        self.weights = [1.0] * len(self.funcs) if weights is None else list(weights)
+        self.on_error = on_error
+        self._logged_failures: set[str] = set()
+        self._has_warned_of_one_step = False
+        self._was_asked_to_look = False
+
+    def on_trainer_built(self, trainer: Any) -> None:
+        """Introduce the trainer to the functions that have a method of this name."""
+        for func in self.funcs:
+            if (hook := getattr(func, "on_trainer_built", None)) is not None:
+                hook(trainer)
+
+    def on_rollouts(self, rollouts: dict[str, Any]) -> None:
+        """Show this rank's batch as the trainer holds it (`completion_ids (b, T)` and so on) to functions that ask."""
+        for func in self.funcs:
+            if (hook := getattr(func, "on_rollouts", None)) is not None:
+                hook(rollouts)
+
+    def score(
+        self,
+        completion_ids: list[list[int]],
+        tool_masks: list[list[int] | None],
+        tokenizer: Any,
+        log_metric: Callable[[str, float], None],
+        **call: Any,
+    ) -> StepScores:
+        """Cut a batch into steps and reward each of them.
+
+        Args:
+            completion_ids (`list[list[int]]`): Completion tokens of each row, without padding.
+            tool_masks (`list`): For each row 0 on tool results and 1 elsewhere, or `None`.
+            tokenizer ([`~transformers.PreTrainedTokenizerBase`]): Decodes them.
+            log_metric (`Callable[[str, float], None]`): Takes metrics, the functions' and ours.
+            call: `prompts`, `completions`, dataset columns and the rest, for the functions.
+
+        Returns:
+            [`StepScores`].
+
+        Raises:
+            `RewardError`: A function failed, or returned something else than one entry per step, and `on_error` is
+                `"raise"`.
+        """
+        rows = zip(completion_ids, tool_masks, strict=True)
+        steps = [self.segmenter(ids, tokenizer, mask) for ids, mask in rows]
+        self._warn_of_one_step(steps, call.get("completions", ()))
+        return self.score_steps(steps, completion_ids, log_metric, **call)
+
+    def score_steps(
+        self,
+        steps: list[Steps],
+        completion_ids: list[list[int]],
+        log_metric: Callable[[str, float], None],
+        **call: Any,
+    ) -> StepScores:
+        """As `score`, for completions that are cut into steps already.
+
+        Args:
+            steps (`list[Steps]`): One per completion.
+            completion_ids, log_metric, call: As in `score`.
+        """
+        call.update(
+            completion_ids=completion_ids,
+            steps=[each.texts for each in steps],
+            step_ends=[each.ends for each in steps],
+            log_metric=log_metric,
+        )
+        per_func = [
+            self._settle(name, output, steps, log_metric)
+            for name, output in zip(self.names, _call_all(self.funcs, call), strict=True)
+        ]
+        return StepScores(steps, _weighted_sum(per_func, self.weights, steps), per_func)
+
+    def score_batch(
+        self, batch: Any, tool_mask: list[list[int]] | None, tokenizer: Any, trainer_state: Any
+    ) -> tuple[StepScores, dict[str, list[float]], dict[str, list[Any]]]:
+        """As `score`, for a generation batch of the trainer.
+
+        Args:
+            batch ([`ScoredBatch`]): This rank's rows, as the reward functions got them.
+            tool_mask (`list[list[int]]`, *optional*): For each row 0 on tool results, 1 elsewhere; may be padded.
+            tokenizer ([`~transformers.PreTrainedTokenizerBase`]): Decodes completions.
+            trainer_state ([`~transformers.TrainerState`]): For the functions.
+
+        Returns:
+            `tuple`: The [`StepScores`]; values per metric; columns for the table of logged completions.
+
+        Raises:
+            `RewardError`: As in `score`.
+        """
+        metrics: dict[str, list[float]] = defaultdict(list)
+        columns: dict[str, list[Any]] = defaultdict(list)
+        keys = [key for key in batch.inputs[0] if key not in ("prompt", "completion", "completion_ids")]
+        environments = {} if batch.environments is None else {"environments": batch.environments}
+        masks: list[Any] = [None] * len(batch.prompts)
+        if tool_mask is not None:
+            masks = [mask[: len(ids)] for mask, ids in zip(tool_mask, batch.completion_ids, strict=True)]
+        scores = self.score(
+            [list(ids) for ids in batch.completion_ids],
+            masks,
+            tokenizer,
+            lambda name, value: metrics[name].append(value),
+            log_extra=lambda column, values: columns[column].extend(values),
+            prompts=batch.prompts,
+            completions=batch.completions,
+            trainer_state=trainer_state,
+            **environments,
+            **{key: [example[key] for example in batch.inputs] for key in keys},
+        )
+        for name, rewards in zip(self.names, scores.rewards_per_func, strict=True):
+            if scored := [s for row in rewards for s in row if s is not None]:
+                metrics[f"process_rewards/{name}/mean"].append(sum(scored) / len(scored))
+        columns["steps"] = [list(steps.texts) for steps in scores.steps]
+        columns["step_rewards"] = scores.rewards
+        return scores, metrics, columns
+
+    def warn_of_looking_ahead(self, batch: Any, tool_mask: list[list[int]] | None, tokenizer: Any) -> None:
+        """Warn, once, where tokens behind a step decide that it ends: a baseline per step is biased then.
+
+        Args:
+            batch, tool_mask, tokenizer: As in `score_batch`, whose first rows are looked at.
+        """
+        if self._was_asked_to_look:
+            return
+        self._was_asked_to_look = True
+        for i, ids in enumerate(batch.completion_ids[:_ROWS_TO_LOOK_AT]):
+            mask = tool_mask[i][: len(ids)] if tool_mask else None
+            if ids and self.segmenter.looks_ahead(list(ids), tokenizer, mask):
+                logger.warning(
+                    "step_separator: where %s ends a step depends on the text after it (completion %d of the batch), "
+                    "which slightly biases step_baseline='to_go'. Use a rule that reads only the text before.",
+                    self.segmenter,
+                    i,
+                )
+                return
+
+    def _settle(self, name: str, output: Any, steps: list[Steps], log_metric: Callable) -> RaggedRewards:
+        """The rewards of one function, checked; or what its failure costs."""
+        error: Exception | None = output if isinstance(output, Exception) else None
+        rewards: RaggedRewards = [[None] * len(each.ends) for each in steps]
+        if error is None:
+            try:
+                rewards = validate_step_rewards(output, steps, name, repr(self.segmenter))
+            except RewardError as broken_contract:
+                error = broken_contract
+        if self.on_error == "unscorable":
+            log_metric(f"process_rewards/{name}/failed_frac", float(error is not None))
+        if error is None:
+            return rewards
+        if self.on_error == "raise":
+            if isinstance(error, RewardError):
+                raise error from error.__cause__
+            raise _as_reward_error(name, error).caught_as(error) from error
+        if name not in self._logged_failures:
+            self._logged_failures.add(name)
+            message = (
+                "Step reward function '%s' failed; its steps get no score, rows without an outcome are left out. "
+            )
+            logger.error(message + FAILING_IS_FREE, name, exc_info=error)
+        return rewards
+
+    def _warn_of_one_step(self, steps: list[Steps], completions: Sequence[Any]) -> None:
+        share = one_step_frac(steps)
+        if share == 1.0 and not self._has_warned_of_one_step:
+            self._has_warned_of_one_step = True
+            remedy = "If your completions have steps, pick the separator they use."
+            if isinstance(self.segmenter.rule, Turns):
+                messages = [message for turns in completions for message in turns if isinstance(message, dict)]
+                remedy = "No tool was called; if steps are something else here, set step_separator."
+                if any(message.get("tool_calls") for message in messages):
+                    remedy = (
+                        "Tools were called, but no result fit: raise max_completion_length or shorten the results."
+                    )
+            logger.warning(
+                "step_separator: %s found only one step in %.0f%% of the completions of a batch, so step rewards act "
+                "as outcome rewards. %s",
+                self.segmenter,
+                100 * share,
+                remedy,
+            )
+
+
+def process_only(completions: list[Any], **kwargs: Any) -> list[float]:
+    """The outcome reward of a run that has step rewards only: TRL asks for one, and 0 for every row says nothing."""
+    return [0.0] * len(completions)
+
+
+def validate_step_rewards(output: Any, steps: list[Steps], name: str, segmenter: str) -> RaggedRewards:
+    """One list per completion with one finite number or `None` per step, or the reason why it is not.
+
+    Args:
+        output: Result of a step reward function: lists, tuples, or 1-D tensors and arrays.
+        steps (`list[Steps]`): The steps that were to be scored.
+        name (`str`): Name of the function, for the message.
+        segmenter (`str`): Name of the segmenter, for the message.
+
+    Returns:
+        `list[list[float | None]]`: `None` where the function gave `None` or NaN.
+
+    Raises:
+        `RewardError`: Names the row, both counts and the segmenter.
+    """
+    field = f"step reward function '{name}'"
+    output = output.tolist() if hasattr(output, "tolist") else output
+    if not isinstance(output, (list, tuple)) or len(output) != len(steps):
+        got = f"{len(output)} rows" if isinstance(output, (list, tuple)) else type(output).__name__
+        raise RewardError(field, got, f"{len(steps)} lists, one per completion", "Return a list of lists.")
+    return [
+        _row(row, i, len(each.ends), field, segmenter) for i, (row, each) in enumerate(zip(output, steps, strict=True))
+    ]
+
+
+def _row(row: Any, i: int, due: int, field: str, segmenter: str) -> list[float | None]:
+    row = row.tolist() if hasattr(row, "tolist") else row
+    expected = f"{due} rewards, one per step of {segmenter}"
+    if not isinstance(row, (list, tuple)):
+        raise RewardError(field, f"{type(row).__name__} for completion {i}", expected, "Return a list of lists.")
+    if len(row) != due:
+        remedy = "Score the steps as they are passed in `steps`; do not cut the text again."
+        raise RewardError(field, f"{len(row)} rewards for completion {i}", expected, remedy)
+    return [reward_number(reward, field, f"for step {k} of completion {i}") for k, reward in enumerate(row)]
+
+
+def _weighted_sum(per_func: list[RaggedRewards], weights: list[float], steps: list[Steps]) -> RaggedRewards:
+    """`sum_f w_f * s_fk` over the functions that applied; `None` where none did."""
+    combined: RaggedRewards = []
+    for i, each in enumerate(steps):
+        combined.append([])
+        for k in range(len(each.ends)):
+            known = [(w, f[i][k]) for w, f in zip(weights, per_func, strict=True) if f[i][k] is not None]
+            combined[i].append(sum(w * s for w, s in known if s is not None) if known else None)
+    return combined
+
+
+def _call_all(funcs: list[StepRewardFunction], call: dict[str, Any]) -> list[Any]:
+    """Outputs in order; an exception stands in for the output of a function that raised."""
+    outputs: list[Any] = []
+    waiting: dict[int, StepRewardFunction] = {}
+    for i, func in enumerate(funcs):
+        if inspect.iscoroutinefunction(innermost(func)):
+            waiting[i] = func
+            outputs.append(None)
+        else:
+            outputs.append(_outcome(func, call))
+    if waiting:
+        with ThreadPoolExecutor(max_workers=1) as thread:  # a notebook's thread has an event loop running already
+            later = thread.submit(asyncio.run, _gather([func(**call) for func in waiting.values()])).result()
+        for i, output in zip(waiting, later, strict=True):
+            outputs[i] = output
+    return outputs
+
+
+def _outcome(func: StepRewardFunction, call: dict[str, Any]) -> Any:
+    try:
+        return func(**call)
+    except Exception as error:  # settled by `_settle`: raised with its name, or counted if the user opted in
+        return error
+
+
+async def _gather(calls: list[Any]) -> list[Any]:
+    return await asyncio.gather(*calls, return_exceptions=True)
+
+
+def _as_reward_error(name: str, error: Exception) -> RewardError:
+    return RewardError(
+        f"step reward function '{name}'",
+        told(error),
+        "one list of rewards per completion",
+        'Fix the function (its traceback is above), or set on_reward_error="unscorable" to go on without it.',
+    )

@@ -1,0 +1,357 @@
+"""Rules as process rewards: a function that judges one step becomes a step reward function.
+
+A rule sees the prompt, the steps written so far, the step itself and the dataset row; it cannot be exploited beyond
+what it leaves unchecked, costs microseconds, and needs no model. Whatever it does wrong (an exception, a string, an
+infinite number) is one error that names row and step, or, for those who opted in, an unscorable step and a counter.
+"""
+
+import inspect
+import logging
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Literal
+
+from trl_drgrpo.common.errors import InputError, RewardError
+from trl_drgrpo.process_rewards.scoring import dataset_columns, row_of
+from trl_drgrpo.process_rewards.texts import END_TOKENS, Cleaner, prompt_text, texts_of
+from trl_drgrpo.rewards.contract import OnError, check_on_error, declared, reward_name, reward_number
+from trl_drgrpo.rewards.functions.judge.judge import Judge, Messages
+
+logger = logging.getLogger(__name__)
+
+StepRewards = list[list[float | None]]
+
+
+def step_verifier(func: Callable[..., Any], name: str | None = None, on_error: OnError = "raise") -> Callable:
+    """Turn a function that judges one step into a step reward function.
+
+    Args:
+        func (`Callable`):
+            Called as `func(prompt, previous_steps, step, **columns) -> float | None`: the row's prompt (text or
+            messages), the texts of the steps before (`tuple[str, ...]`), the step's text (separator and special tokens
+            included), and this row's value of each dataset column. Columns that the function neither names nor takes
+            by `**kwargs` are not passed. `None` or NaN = this step cannot be scored.
+        name (`str`, *optional*):
+            Name in logs and metrics. Defaults to the function's own.
+        on_error (`str`, *optional*, defaults to `"raise"`):
+            `"raise"`: an exception of the function, or a result that is no number, is a [`RewardError`] naming row and
+            step. `"unscorable"`: that step gets the `lowest_reward` that `func` declares, else `None`, which counts as
+            0; the first traceback is logged, and the share of failed steps goes to the metric
+            `process_rewards/<name>/failed_steps_frac`.
+
+    Returns:
+        `Callable`: A step reward function.
+
+    Raises:
+        `InputError`: An `on_error` that does not exist, or an asynchronous `func`.
+
+    Example:
+
+    ```python
+    >>> def short(prompt, previous_steps, step, limit):
+    ...     return float(len(step) <= limit)
+    >>> reward = step_verifier(short)
+    >>> reward(prompts=["?", "?"], completions=["ab", ""], steps=[("a", "bcd"), ()], limit=[2, 2])
+    [[1.0, 0.0], []]
+
+    ```
+    """
+    check_on_error(on_error)
+    if inspect.iscoroutinefunction(func):
+        remedy = (
+            "A step verifier is called step by step: write a step reward function instead, it may be asynchronous."
+        )
+        raise InputError("step_verifier", "an asynchronous function", "a plain function", remedy)
+    rule = _Rule(func, name or reward_name(func), on_error == "raise")
+
+    def verified(
+        prompts: Sequence[Any],
+        completions: Sequence[Any] | None = None,
+        steps: Sequence[Sequence[str]] = (),
+        log_metric: Callable[[str, float], None] | None = None,
+        **kwargs: Any,
+    ) -> StepRewards:
+        return rule.score(prompts, steps, dataset_columns(kwargs, len(prompts)), log_metric)
+
+    verified.is_causal = True  # type: ignore[attr-defined]  # it sees nothing behind the step
+    verified.__name__ = verified.__qualname__ = rule.name
+    verified.__doc__ = inspect.getdoc(func)
+    verified.__signature__ = _with_columns(verified, func)  # type: ignore[attr-defined]
+    return verified
+
+
+def _with_columns(verified: Callable[..., Any], func: Callable[..., Any]) -> inspect.Signature:
+    """The signature of the step reward function, with the columns that the rule requires: they are checked early."""
+    own = inspect.signature(verified)
+    try:
+        asked = list(inspect.signature(func).parameters.values())[3:]
+    except (TypeError, ValueError):  # a built-in without a signature
+        return own
+    *named, rest = own.parameters.values()
+    columns = [
+        inspect.Parameter(p.name, inspect.Parameter.KEYWORD_ONLY)
+        for p in asked
+        if p.default is p.empty
+        and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+        and p.name not in own.parameters
+    ]
+    return own.replace(parameters=[*named, *columns, rest])
+
+
+class _Rule:
+    """A verifier with its name, which columns it takes, and how its failures are treated."""
+
+    def __init__(self, func: Callable[..., Any], name: str, raises: bool):
+        self.func = func
+        self.name = name
+        self.raises = raises
+        self.has_logged = False
+        self.lowest: float | None = declared(func, "lowest_reward")
+        self.accepted = _named_parameters(func)
+
+    def score(
+        self,
+        prompts: Sequence[Any],
+        steps: Sequence[Sequence[str]],
+        columns: dict[str, Sequence[Any]],
+        log_metric: Callable[[str, float], None] | None,
+    ) -> StepRewards:
+        """One list of rewards per row; the failed steps are counted."""
+        if self.accepted is not None:
+            columns = {column: values for column, values in columns.items() if column in self.accepted}
+        rewards: StepRewards = []
+        failures: list[bool] = []
+        for row, (prompt, texts) in enumerate(zip(prompts, steps, strict=True)):
+            values = row_of(columns, row)
+            texts = tuple(texts)
+            judged = [self._judge(prompt, texts, step, values, row) for step in range(len(texts))]
+            rewards.append([reward for reward, _ in judged])
+            failures += [failed for _, failed in judged]
+        if not self.raises and log_metric is not None:
+            log_metric(f"process_rewards/{self.name}/failed_steps_frac", sum(failures) / max(len(failures), 1))
+        return rewards
+
+    def _judge(
+        self, prompt: Any, texts: tuple[str, ...], step: int, values: dict[str, Any], row: int
+    ) -> tuple[float | None, bool]:
+        """Reward of one step, and whether the function failed on it."""
+        field, where = f"step verifier '{self.name}'", f"at step {step} of row {row}"
+        if self.raises:
+            try:
+                reward = self.func(prompt, texts[:step], texts[step], **values)
+            except Exception as error:
+                failed = RewardError(
+                    field,
+                    f"{type(error).__name__}: {error} {where}",
+                    "a number, or None for a step it cannot score",
+                    'Fix the function (its traceback is above), or pass on_error="unscorable" to go on without it.',
+                )
+                raise failed.caught_as(error) from error
+            return reward_number(reward, field, where), False
+        try:
+            return reward_number(self.func(prompt, texts[:step], texts[step], **values), field, where), False
+        except Exception as error:
+            if not self.has_logged:
+                self.has_logged = True
+                message = "Step verifier '%s' failed %s; such steps get %s. Further failures are counted."
+                due = "None, which counts as 0" if self.lowest is None else f"{self.lowest:g}, its lowest reward"
+                logger.error(message, self.name, where, due, exc_info=error)
+            return self.lowest, True
+
+
+def _named_parameters(func: Callable[..., Any]) -> frozenset[str] | None:
+    """The columns that a function can take by name; `None` if it takes any."""
+    try:
+        parameters = list(inspect.signature(func).parameters.values())
+    except (TypeError, ValueError):  # a built-in without a signature
+        return None
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
+        return None
+    return frozenset(p.name for p in parameters[3:] if p.kind is not inspect.Parameter.POSITIONAL_ONLY)
+
+
+THINKPRM_TEMPLATE = """\
+You are given a math problem and a proposed step-by-step solution:
+
+[Math Problem]
+
+{problem}
+
+[Solution]
+
+{solution}
+
+Review and critique each step in the proposed solution to determine whether each step is correct. If the solution is \
+incomplete, only verify the provided steps."""
+
+_HEADING = re.compile(r"(?im)^\W*step\s+(\d+)\b")
+_VERDICT = re.compile(r"\\boxed\{\s*(?:\\text(?:bf)?\{\s*)?(correct|incorrect)\b", re.IGNORECASE)
+
+
+class StepJudge(Judge):
+    r"""Step rewards from a chat model that gives every step a verdict.
+
+    Logs `judge/<name>/...` and `rewards/<name>/failed_frac` as [`JudgeReward`] does.
+
+    Args:
+        model (`str`): Name of the model at the server.
+        base_url (`str`): Address up to but without `/chat/completions`.
+        api_key_env (`str`, *optional*): Name of the environment variable with the API key; `None` sends none.
+        template (`str`, *optional*): The user message, with `{problem}` and `{solution}` (`Step 1: ...`, one step per
+            line); ThinkPRM's by default. For a model that was not trained on it, say that every step is to end with
+            `The step is \boxed{correct}` or `\boxed{incorrect}`.
+        reads (`str`, *optional*, defaults to `"prefix"`): `"prefix"`: one question per step, about the text up to its
+            end. `"solution"`: one per completion, about all of it. That costs fewer requests, but a step's score may
+            depend on later text: refused as `process_role="baseline"`, and biased credit where it is paid.
+        batch_timeout (`float`, *optional*, defaults to 600.0): Seconds for a whole call.
+        max_tokens (`int`, *optional*, defaults to 4096): Length of a reply, ThinkPRM's own.
+        extra_body, price, log_replies, on_error, **endpoint: As in [`JudgeReward`].
+        name (`str`, *optional*, defaults to `"step_judge"`): Name in logs.
+
+    Raises:
+        [`InputError`]: A template without `{problem}` or `{solution}`, an unknown `reads`, an unfit setting.
+    """
+
+    is_learned = True  # so the trainer says what it means to pay for its scores
+
+    def __init__(
+        self,
+        model: str,
+        base_url: str,
+        api_key_env: str | None = None,
+        *,
+        template: str = THINKPRM_TEMPLATE,
+        reads: Literal["prefix", "solution"] = "prefix",
+        batch_timeout: float = 600.0,
+        max_tokens: int = 4096,
+        extra_body: Mapping[str, Any] | None = None,
+        price: tuple[float, float] | None = None,
+        log_replies: bool = False,
+        on_error: OnError = "unscorable",
+        name: str = "step_judge",
+        **endpoint: Any,
+    ):
+        super().__init__(
+            model,
+            base_url,
+            api_key_env,
+            batch_timeout=batch_timeout,
+            max_tokens=max_tokens,
+            extra_body=extra_body,
+            price=price,
+            log_replies=log_replies,
+            on_error=on_error,
+            name=name,
+            **endpoint,
+        )
+        for placeholder in ("{problem}", "{solution}"):
+            if placeholder not in template:
+                raise InputError(
+                    "template", f"a template without {placeholder}", "one with it", f"Add {placeholder} to it."
+                )
+        if reads not in ("prefix", "solution"):
+            raise InputError("reads", repr(reads), "'prefix' or 'solution'", "'prefix' asks about every step.")
+        self.template = template
+        self.is_causal = reads == "prefix"
+        self._cleaner = Cleaner(END_TOKENS)
+
+    async def __call__(
+        self,
+        prompts: Sequence[Any],
+        steps: Sequence[Sequence[str]],
+        log_metric: Callable[[str, float], None] | None = None,
+        log_extra: Callable[[str, list], None] | None = None,
+        **kwargs: Any,
+    ) -> list[list[float | None]]:
+        """Rewards of the steps of `B` completions; `None` for steps without text, and for what was not judged; 0 in
+        rows without any text."""
+        rewards: list[list[float | None]] = [[None] * len(row) for row in steps]
+        kept = [texts_of(row, self._cleaner) for row in steps]
+        # Each question is about the first `count` steps of a row, and answers for those from `first` on.
+        asked = [
+            (row, count - 1 if self.is_causal else 0, count)
+            for row, (texts, _) in enumerate(kept)
+            for count in (range(1, len(texts) + 1) if self.is_causal else [len(texts)] if texts else [])
+        ]
+        questions = [self._messages(prompts[row], kept[row][0][:count]) for row, _, count in asked]
+        readers = [partial(read_verdicts, steps=count) for *_, count in asked]
+        lowest = [[0.0] * count for *_, count in asked]
+
+        def log_rows(column: str, replies: list[str]) -> None:  # the table has one cell per completion
+            said: list[list[str]] = [[] for _ in steps]
+            for (row, *_), reply in zip(asked, replies, strict=True):
+                said[row].append(reply)
+            if log_extra is not None:
+                log_extra(column, ["\n\n".join(row) for row in said])
+
+        replies = await self._ask(questions, readers, lowest, log_metric, log_rows)
+        for (row, first, count), verdicts in zip(asked, replies, strict=True):
+            for k in range(first, count):
+                rewards[row][kept[row][1][k]] = None if verdicts is None else verdicts[k]
+        for row, (texts, _) in enumerate(kept):
+            if not texts:
+                rewards[row] = [0.0] * len(rewards[row])  # nothing was written
+        return rewards
+
+    def _messages(self, prompt: Any, steps: Sequence[str]) -> Messages:
+        solution = "\n".join(f"Step {k}: {_without_headings(step)}" for k, step in enumerate(steps, start=1))
+        values = {"problem": self._cleaner.prompt(prompt_text(prompt)).strip(), "solution": solution}
+        # In one pass: braces in what is filled in are text.
+        content = re.sub(r"\{(problem|solution)\}", lambda match: values[match[1]], self.template)
+        return [{"role": "user", "content": content}]
+
+
+def read_verdicts(reply: str, steps: int) -> list[float | None]:
+    r"""The verdicts in a reply.
+
+    Args:
+        reply (`str`): `Step 1: ... \boxed{correct}` and so on. A verdict is on the step whose heading came last, the
+            last one on a step counts; without any heading they are taken in order.
+        steps (`int`): Number of steps.
+
+    Returns:
+        `list[float | None]`: 1.0 or 0.0 per step; `None` behind the first incorrect one, where the judge stopped.
+
+    Raises:
+        `ValueError`: Names the problem: no verdict, a step left out, more steps than there are.
+
+    Example:
+
+    ```python
+    >>> read_verdicts("Step 1: Fine. \\boxed{correct}\nStep 2: 2+2=5? \\boxed{incorrect}", steps=1)
+    Traceback (most recent call last):
+    ...
+    ValueError: 2 verdicts for 1 step
+    >>> read_verdicts("Step 1: Fine. The step is \\boxed{correct}\nStep 2: No. \\boxed{incorrect}", steps=3)
+    [1.0, 0.0, None]
+
+    ```
+    """
+    marks = sorted([*_HEADING.finditer(reply), *_VERDICT.finditer(reply)], key=lambda match: match.start())
+    has_headings = any(match.re is _HEADING for match in marks)
+    found: dict[int, float] = {}
+    current = 0
+    for match in marks:
+        if match.re is _HEADING:
+            current = int(match[1])
+            continue
+        if not has_headings:
+            current += 1
+        found[current] = float(match[1].lower() == "correct")
+    found.pop(0, None)  # before the first heading: about no step
+    if not found:
+        raise ValueError(f"no verdict in the reply {reply[:80]!r}")
+    if max(found) > steps:
+        raise ValueError(f"{max(found)} verdicts for {steps} step{'s' * (steps > 1)}")
+    verdicts = [found.get(k) for k in range(1, steps + 1)]
+    judged = verdicts.index(0.0) + 1 if 0.0 in verdicts else steps
+    if None in verdicts[:judged]:
+        raise ValueError(f"no verdict on step {verdicts.index(None) + 1} of {steps}")
+    return verdicts
+
+
+def _without_headings(step: str) -> str:
+    """The step without a number of its own, and with no line in it that looks like another step's heading."""
+    own = re.sub(r"(?i)^\s*step\s+\d+\s*[:.)]\s*", "", step)
+    return re.sub(r"(?im)^(\W*)step(\s+\d+)", r"\1(step)\2", own).strip()

@@ -1,0 +1,259 @@
+"""Chooses the completions of a report that must stay small: the newest, the spread, the extremes.
+
+Three queues are served in turn until the space is used up: the newest groups (what does it do now), groups spread
+evenly over the run (how did it get there: at any length the prefix of this queue is evenly spread), and extremes (the
+longest completion, the largest advantages, rewards that failed). Groups are taken whole: their statistics need every
+row. Texts that are longer than a limit lose their middle; the limit is the largest at which enough groups fit.
+"""
+
+import json
+import math
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from html import escape
+from importlib.resources import files
+from itertools import zip_longest
+from typing import Any
+
+from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.report.page import embedded
+from trl_drgrpo.report.records import Completions, Group, Row, Span
+
+TEXT_LIMITS = (40_000, 16_000, 6_000, 2_000, 600)  # characters of a completion, tried in this order
+ENOUGH_GROUPS = 60
+_EXTREMES = 24  # groups per kind of extreme
+
+
+@dataclass
+class Sample:
+    """The chosen completions.
+
+    Args:
+        groups (`list[Group]`): In the order of the steps.
+        groups_total, rows_total (`int`): Of which.
+        rows_are_exact (`bool`): Whether `rows_total` was counted or scaled up.
+        text_limit (`int`): Characters above which a completion lost its middle.
+    """
+
+    groups: list[Group]
+    groups_total: int = 0
+    rows_total: int = 0
+    rows_are_exact: bool = True
+    text_limit: int = TEXT_LIMITS[0]
+
+    @property
+    def rows(self) -> int:
+        """Completions that were chosen."""
+        return sum(len(group.rows) for group in self.groups)
+
+
+def sample_groups(
+    completions: Completions | None,
+    budget: int,
+    max_groups: int | None = None,
+    seen: Callable[[Group], Any] = lambda group: None,
+) -> Sample:
+    """Chooses at most `max_groups` groups that fit into `budget` bytes as JSON. `seen` is called with every group that
+    is looked at: parsing them takes long."""
+    if completions is None:
+        return Sample([])
+    order = _order(completions, seen)[:max_groups]
+    chosen: dict[int, Group] = {}
+    limit = 0
+    for limit in TEXT_LIMITS:
+        chosen = _fill(order, completions, budget, limit)
+        if len(chosen) >= min(len(order), ENOUGH_GROUPS):
+            break
+    groups = [chosen[number] for number in sorted(chosen)]
+    groups.sort(key=lambda group: group.step)
+    return Sample(groups, completions.groups, completions.rows, completions.rows_are_exact, limit)
+
+
+def _order(completions: Completions, seen: Callable[[Group], Any]) -> list[int]:
+    """The numbers of the groups that were looked at, the most wanted first."""
+    kinds: Sequence[Callable[[Group], float]] = (_longest, _largest_advantage, _unscored, _lowest_reward)
+    tops: list[list[tuple[float, int]]] = [[] for _ in kinds]
+    numbers = []
+    for number, group in completions.looked_at():  # the newest first
+        seen(group)
+        numbers.append(number)
+        for top, kind in zip(tops, kinds, strict=True):
+            top.append((kind(group), number))
+    extremes = [[number for _, number in sorted(top, reverse=True)[:_EXTREMES]] for top in tops]
+    queues = (numbers, spread(numbers), [n for ranks in zip(*extremes, strict=True) for n in ranks])
+    order = dict.fromkeys(n for turn in zip_longest(*queues) for n in turn if n is not None)
+    return list(order)
+
+
+def spread(items: Sequence[int]) -> list[int]:
+    """
+    The items in an order of which every prefix is spread evenly over them.
+
+    Example:
+
+    ```python
+    >>> spread(range(8))
+    [0, 4, 2, 6, 1, 5, 3, 7]
+
+    ```
+    """
+    bits = max(1, (len(items) - 1).bit_length())
+    positions = (int(f"{i:0{bits}b}"[::-1], 2) for i in range(1 << bits))
+    return [items[position] for position in positions if position < len(items)]
+
+
+def _fill(order: Sequence[int], completions: Completions, budget: int, limit: int) -> dict[int, Group]:
+    """Groups in that order while they fit; one that does not is passed over, until a tenth in a row does not."""
+    chosen: dict[int, Group] = {}
+    failed = 0
+    for number in order:
+        group = completions.load(number)
+        if group is None:
+            continue
+        group = shortened(group, limit)
+        size = len(embedded(group_json(group)).encode())
+        if size <= budget:
+            budget -= size
+            chosen[number] = group
+            failed = 0
+        elif (failed := failed + 1) == 10:
+            break
+    return chosen
+
+
+def shortened(group: Group, limit: int) -> Group:
+    """The group with the middle of long texts left out; the same one if nothing was too long. A prompt or completion
+    keeps `limit` characters: three quarters from its start, the rest from its end."""
+    if len(group.prompt) <= limit and all(len(row.text) <= limit for row in group.rows):
+        return group
+    prompt, cut = group.prompt, max(0, len(group.prompt) - limit)
+    if cut:
+        head = limit * 3 // 4
+        prompt = f"{prompt[:head]} [...] {prompt[len(prompt) - (limit - head) :]}"
+    return replace(group, prompt=prompt, prompt_cut=cut, rows=[_shortened_row(row, limit) for row in group.rows])
+
+
+def _shortened_row(row: Row, limit: int) -> Row:
+    length = len(row.text)
+    if length <= limit:
+        return row
+    head = limit * 3 // 4
+    spans = list(_between(row.spans, 0, head))
+    spans.append(Span(" [...] ", None, masked=True, level=spans[-1].level))
+    spans += _between(row.spans, length - (limit - head), length)
+    return replace(row, spans=spans, cut=length - limit)
+
+
+def _between(spans: Sequence[Span], start: int, end: int) -> Iterator[Span]:
+    """The parts of spans from one character to another."""
+    at = 0
+    for span in spans:
+        first, last = max(start - at, 0), min(end - at, len(span.text))
+        if first < last:
+            yield replace(span, text=span.text[first:last])
+        at += len(span.text)
+
+
+def _longest(group: Group) -> float:
+    return max((row.length or len(row.text) for row in group.rows), default=0)
+
+
+def _largest_advantage(group: Group) -> float:
+    return max((abs(span.advantage or 0.0) for row in group.rows for span in row.spans), default=0.0)
+
+
+def _unscored(group: Group) -> float:
+    return sum(value is None for row in group.rows for value in (row.reward, *row.rewards.values()))
+
+
+def _lowest_reward(group: Group) -> float:
+    return -min((row.reward for row in group.rows if row.reward is not None), default=0.0)
+
+
+def group_json(group: Group) -> dict[str, Any]:
+    """Plain JSON of a group: spans without what is at its default, since there are many; `tree` where it forks."""
+    rows = [{**vars(row), "spans": [_short(span) for span in row.spans]} for row in group.rows]
+    value = {**vars(group), "rows": rows}
+    return {**value, "tree": fork_tree(group)} if group.forks else value
+
+
+def fork_tree(group: Group) -> list[dict[str, Any]]:
+    """
+    The parents of a forked group, each with its branches.
+
+    A node: `level` (forks in front of it), `rows` (first, and one behind the last; consecutive), `shown` (the row
+    whose spans of that level are its text), `reward` (mean of its rows' rewards, `None` = unscorable), `advantages`
+    (lowest and highest of its tokens, empty if none is trained on) and `branches`, in order. A node without branches
+    but with several rows could not be cut: they are the same completion.
+    """
+    return _siblings(group.rows, group.forks, 0, range(len(group.rows)))
+
+
+def _siblings(rows: Sequence[Row], forks: Sequence[int], level: int, within: range) -> list[dict[str, Any]]:
+    """The nodes of a level that go on from one place; `forks`: branches at the levels that are left."""
+    leaves = math.prod(forks)
+    return [_node(rows, forks, level, range(first, first + leaves)) for first in within[::leaves]]
+
+
+def _node(rows: Sequence[Row], forks: Sequence[int], level: int, of: range) -> dict[str, Any]:
+    spans = {row: [span for span in rows[row].spans if (span.level or 0) == level] for row in of}
+    shown = max(of, key=lambda row: (any(not span.masked for span in spans[row]), bool(spans[row])))  # else the first
+    is_cut = any((span.level or 0) > level for row in of for span in rows[row].spans)
+    rewards = [reward for row in of if (reward := rows[row].reward) is not None]
+    advantages = [span.advantage for span in spans[shown] if span.advantage is not None and not span.masked]
+    return {
+        "level": level,
+        "rows": [of.start, of.stop],
+        "shown": shown,
+        "reward": statistics.fmean(rewards) if rewards else None,
+        "advantages": [min(advantages), max(advantages)] if advantages else [],
+        "branches": _siblings(rows, forks[1:], level + 1, of) if is_cut and forks else [],
+    }
+
+
+def _short(span: Span) -> dict[str, Any]:
+    short = {name: value for name, value in vars(span).items() if value is not None and value is not False}
+    if span.advantage is not None:
+        short["advantage"] = float(f"{span.advantage:.6g}")
+    return short
+
+
+# Those of the page that were not mounted yet: a notebook may hold several snippets, and some twice.
+_MOUNT = """document.querySelectorAll("[data-group-widget]:not(.group-widget)").forEach((element) =>
+  mountGroupWidget(element, JSON.parse(element.dataset.groupWidget)));"""
+
+
+def group_widget_html(rewards: Sequence[float] | None = None, lengths: Sequence[int] | None = None) -> str:
+    """
+    One group of answers as an HTML snippet: sliders for rewards and lengths, bars for what each objective does.
+
+    In a notebook: `IPython.display.HTML(group_widget_html())`.
+
+    Args:
+        rewards (`Sequence[float]`, *optional*): Of the answers, at least two; 0 and 1 read as incorrect and correct.
+            Defaults to eight answers, two of them correct.
+        lengths (`Sequence[int]`, *optional*): In tokens, as many, at least 1 each.
+
+    Returns:
+        `str`: A `<div>`, a `<style>` and a `<script>`; a page may hold several.
+
+    Raises:
+        [`InputError`]: Rewards without lengths or lengths without rewards, or not equally many.
+    """
+    group = {}
+    if rewards is not None or lengths is not None:
+        rewards, lengths = list(rewards or []), list(lengths or [])
+        if len(rewards) != len(lengths) or len(rewards) < 2 or min(lengths) < 1:
+            got = f"{len(rewards)} rewards and {len(lengths)} lengths"
+            raise InputError(
+                "rewards, lengths", got, "as many of each, two or more, lengths of at least 1", "Pass one group."
+            )
+        group = {"rewards": [float(reward) for reward in rewards], "lengths": [int(length) for length in lengths]}
+    folder = files("trl_drgrpo.report") / "assets"
+    style, script = ((folder / f"group_widget.{kind}").read_text("utf-8") for kind in ("css", "js"))
+    hint = "Sliders for a group of answers: they need JavaScript."
+    return (
+        f'<div data-group-widget="{escape(json.dumps(group))}">{hint}</div>\n<style>{style}</style>\n'
+        f"<script>(() => {{\n{script}\n{_MOUNT}\n}})();</script>\n"
+    )

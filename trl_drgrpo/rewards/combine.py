@@ -1,0 +1,490 @@
+"""Common base of rewards made of other rewards: calls parts, on some of the rows, now or later.
+
+A rule says what to call and what to make of it, as a generator: it yields the calls it needs next and is sent their
+rewards. `Composed` drives it; `AsyncComposed` does so where a part is asynchronous, with all calls of a round at the
+same time, so that a judge's requests are under way while a grader computes.
+
+Parts keep the contract of TRL's reward functions, and what they return is validated as the trainer's own call would.
+"""
+
+import asyncio
+import hashlib
+import inspect
+import json
+import logging
+import math
+import pickle
+from collections import OrderedDict
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from trl_drgrpo.common.errors import InputError, RewardError
+from trl_drgrpo.common.ranges import finite_number, refuse_outside, whole
+from trl_drgrpo.common.rows import ColumnValues
+from trl_drgrpo.rewards.columns import PER_CALL, check_own_columns, check_ready, check_values
+from trl_drgrpo.rewards.contract import check_name, innermost, log_mean, reward_name, validate_rewards
+from trl_drgrpo.rewards.functions.strings.formats import format_reward
+from trl_drgrpo.rewards.recipe_rewards import resolve_reward
+from trl_drgrpo.rewards.signatures import required, select, signature_of
+
+Rewards = list[float | None]
+
+
+class Part:
+    """A reward function as part of another.
+
+    Args:
+        reward_func (`Callable`, `str` or `Mapping`): The function, or what `resolve_reward` takes.
+        field (`str`): Name of the setting in error messages.
+
+    Raises:
+        [`InputError`]: Something that is no reward function; a model cannot be a part.
+    """
+
+    def __init__(self, reward_func: Any, field: str):
+        if isinstance(reward_func, (str, Mapping)):
+            reward_func = resolve_reward(reward_func, field)
+        if not callable(reward_func) or inspect.isclass(reward_func) or hasattr(reward_func, "state_dict"):
+            got = repr(reward_func) if not callable(reward_func) else f"the class or model {reward_name(reward_func)}"
+            remedy = "List a reward model in reward_funcs itself instead."
+            raise InputError(field, got, "a reward function, an instance of one, or its name", remedy)
+        self.reward_func = reward_func
+        self.name = reward_name(reward_func)
+        self.is_async = inspect.iscoroutinefunction(innermost(reward_func))
+
+    def call(self, kwargs: dict[str, Any]) -> Any:
+        """Calls the function with the keywords that it takes; returns its rewards, or a coroutine of them."""
+        return self.reward_func(**select(self.reward_func, kwargs))
+
+
+@dataclass
+class PartCall:
+    """One call of a part: with which keywords, and how many rewards are due."""
+
+    part: Part
+    kwargs: dict[str, Any]
+
+    def validated(self, output: Any) -> Rewards:
+        """The rewards, or a `RewardError` that names the part."""
+        return validate_rewards(output, len(self.kwargs["completions"]), self.part.name)
+
+
+# Yields rounds of calls, is sent the rewards of each, returns its own rewards.
+Steps = Generator[list[PartCall], list[Rewards], Rewards]
+
+
+class Rule:
+    """A reward composed of parts.
+
+    Args:
+        parts (`Sequence[Part]`): Every reward that it may call.
+    """
+
+    def __init__(self, parts: Sequence[Part]):
+        self.parts = list(parts)
+
+    def steps(self, name: str, kwargs: dict[str, Any]) -> Steps:
+        """The rounds of one call. `name`: of the composed reward, for its metrics; `kwargs`: as TRL passes them."""
+        raise NotImplementedError
+
+
+class Composed:
+    """A reward function of TRL's form that follows a rule. Its signature asks for every column that a part needs.
+
+    Args:
+        name (`str`): Name in logs.
+        rule ([`Rule`]): Function to call and use of its result.
+    """
+
+    def __init__(self, name: str, rule: Rule):
+        self.__name__ = name
+        self.rule = rule
+        self.__signature__ = signature_of([column for part in rule.parts for column in required(part.reward_func)])
+
+    def __call__(self, completions: Sequence[Any], **kwargs: Any) -> Rewards:
+        steps = self.rule.steps(self.__name__, {"completions": completions, **kwargs})
+        try:
+            calls = next(steps)
+            while True:
+                calls = steps.send([call.validated(call.part.call(call.kwargs)) for call in calls])
+        except StopIteration as done:
+            return done.value
+
+    def check(self) -> None:
+        """Every part's own check."""
+        for part in self.rule.parts:
+            check_ready(part.reward_func)
+
+    def check_columns(self, columns: Sequence[str]) -> None:
+        """The parts' own checks of the columns."""
+        for part in self.rule.parts:
+            check_own_columns(part.reward_func, columns)
+
+    def check_values(self, values: Mapping[str, ColumnValues]) -> None:
+        """Runs the parts' own checks on the values of their columns."""
+        for part in self.rule.parts:
+            check_values(part.reward_func, values)
+
+
+class AsyncComposed(Composed):
+    """The same where a part is asynchronous. The others run in threads meanwhile, off the main thread."""
+
+    async def __call__(self, completions: Sequence[Any], **kwargs: Any) -> Rewards:  # type: ignore[override]
+        steps = self.rule.steps(self.__name__, {"completions": completions, **kwargs})
+        try:
+            calls = next(steps)
+            while True:
+                calls = steps.send(await _together(calls))
+        except StopIteration as done:
+            return done.value
+
+
+def composed(rule: Rule, name: str) -> Composed:
+    """A reward function that follows a rule; asynchronous where one of the parts is."""
+    check_name(name)
+    kind = AsyncComposed if any(part.is_async for part in rule.parts) else Composed
+    return kind(name, rule)
+
+
+def rows_of(kwargs: dict[str, Any], rows: Sequence[int], logged: set[str]) -> dict[str, Any]:
+    """
+    The keywords of a call with `B` completions for some of its rows: every list of `B` values is cut down to them.
+
+    Columns given to `log_extra` are filled up with `None` for the other rows: TRL wants one value per completion.
+    `logged` gets the names of these columns, for [`log_nothing`].
+    """
+    total = len(kwargs["completions"])
+    chosen = {
+        key: [value[row] for row in rows] if key not in PER_CALL and _is_column(value, total) else value
+        for key, value in kwargs.items()
+    }
+    if (log_extra := kwargs.get("log_extra")) is not None:
+
+        def log_all(column: str, values: Sequence[Any]) -> None:
+            logged.add(column)
+            found = dict(zip(rows, values, strict=True))
+            log_extra(column, [found.get(row) for row in range(total)])
+
+        chosen["log_extra"] = log_all
+    return chosen
+
+
+def log_nothing(kwargs: dict[str, Any], logged: set[str]) -> None:
+    """Logs `None` for every completion in the columns that a part logged before, in a call that leaves it out.
+
+    Without this TRL's table would show the values of the last call that had some beside the completions of this one.
+    """
+    if (log_extra := kwargs.get("log_extra")) is not None:
+        for column in sorted(logged):
+            log_extra(column, [None] * len(kwargs["completions"]))
+
+
+def _is_column(value: Any, total: int) -> bool:
+    return isinstance(value, (list, tuple)) and len(value) == total
+
+
+async def _together(calls: Sequence[PartCall]) -> list[Rewards]:
+    """The rewards of a round; the first error ends the other calls and is raised as it is."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(_later(call)) for call in calls]
+    except BaseExceptionGroup as errors:
+        error: BaseException = errors
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        raise error from error.__cause__
+    return [task.result() for task in tasks]
+
+
+async def _later(call: PartCall) -> Rewards:
+    try:
+        if call.part.is_async:
+            return call.validated(await call.part.call(call.kwargs))
+        return call.validated(await asyncio.to_thread(call.part.call, call.kwargs))
+    except SystemExit as error:  # as it is, it would end the event loop and not just this reward
+        got = f"SystemExit: {error}"
+        remedy = "Raise an exception, or return None for a completion it cannot score."
+        raise RewardError(f"reward function '{call.part.name}'", got, "a list of rewards", remedy) from error
+
+
+logger = logging.getLogger(__name__)
+
+
+def weighted_sum(parts: Any, none: Literal["propagate", "skip"] = "propagate", name: str = "weighted_sum") -> Composed:
+    """The sum of rewards times weights.
+
+    Logs each part's mean, without its weight, as `rewards/<name>/<part>`. A sum beyond the range of floats is an error
+    of that call, as an infinite reward of any function is.
+
+    Args:
+        parts (`Sequence[tuple]` or `Mapping[str, tuple]`): Pairs of a reward function (or its name) and a weight; a
+            mapping gives the parts other names in the log than their own.
+        none (`str`, *optional*, defaults to `"propagate"`): A part that is `None` makes the sum `None`; `"skip"`: it
+            is left out of the sum, which is `None` only where all parts are.
+        name (`str`, *optional*, defaults to `"weighted_sum"`): Name in logs.
+
+    Returns:
+        `Callable`: A reward function; asynchronous where a part is.
+
+    Raises:
+        [`InputError`]: No parts, a weight that is no finite number, two parts of one name, or
+            something that is no reward function.
+
+    Example:
+
+    ```python
+    >>> from trl_drgrpo.rewards.functions.strings import exact_match_reward
+    >>> reward = weighted_sum([(exact_match_reward, 1.0), (format_reward, 0.5)])
+    >>> reward(completions=["4", "<think>2+2</think><answer>4</answer>"], answer=["4", "4"], prompts=["2+2=", "2+2="])
+    [1.0, 1.5]
+
+    ```
+    """
+    if none not in ("propagate", "skip"):
+        raise InputError(
+            "none",
+            repr(none),
+            "'propagate' or 'skip'",
+            "'propagate' skips rows with None, 'skip' sums the other parts.",
+        )
+    return composed(_WeightedSum(_named_parts(parts), none == "skip"), name)
+
+
+def gated(
+    reward: Any, gate: Any = format_reward, else_value: float | None = 0.0, at_least: float = 1.0, name: str = ""
+) -> Composed:
+    """A reward that counts only where another one passed, and is not called for the other rows.
+
+    Logs the share of rows that passed as `rewards/<name>/passed_frac`. A row whose gate is `None` is `None`.
+
+    Args:
+        reward (`Callable` or `str`): The reward behind the gate.
+        gate (`Callable` or `str`, *optional*): The reward that opens it. Defaults to `format_reward`.
+        else_value (`float`, *optional*, defaults to 0.0): Reward of a row that did not pass; `None` leaves it out
+            of its group, so that not passing costs nothing.
+        at_least (`float`, *optional*, defaults to 1.0): A gate's reward from which on a row passes.
+        name (`str`, *optional*): Name in logs. Defaults to `gated_<name of the reward>`.
+
+    Returns:
+        `Callable`: A reward function; asynchronous where a part is.
+
+    Raises:
+        [`InputError`]: Something that is no reward function, or a value that is not finite.
+
+    Example:
+
+    ```python
+    >>> from trl_drgrpo.rewards.functions.strings import exact_match_reward
+    >>> reward = gated(exact_match_reward, else_value=-0.5)
+    >>> reward(completions=["4", "<think>2+2</think><answer>4</answer>"], answer=["4", "4"], prompts=["2+2=", "2+2="])
+    [-0.5, 1.0]
+
+    ```
+    """
+    if else_value is not None:
+        else_value = finite_number("else_value", else_value)
+    rule = _Gated(Part(reward, "reward"), Part(gate, "gate"), else_value, finite_number("at_least", at_least))
+    return composed(rule, name or f"gated_{rule.parts[0].name}")
+
+
+def clipped(reward: Any, low: float = 0.0, high: float = 1.0, name: str = "") -> Composed:
+    """A reward kept within bounds. Logs the share of rows that were beyond as `rewards/<name>/clipped_frac`.
+
+    Args:
+        reward (`Callable` or `str`): The reward.
+        low (`float`, *optional*, defaults to 0.0): Smallest reward.
+        high (`float`, *optional*, defaults to 1.0): Largest reward, above `low`.
+        name (`str`, *optional*): Name in logs. Defaults to `clipped_<name of the reward>`.
+
+    Returns:
+        `Callable`: A reward function; asynchronous where the reward is.
+
+    Raises:
+        [`InputError`]: Bounds out of order, or something that is no reward function.
+    """
+    bounds = finite_number("low", low), finite_number("high", high)
+    if not bounds[0] < bounds[1]:
+        raise InputError("high", repr(high), f"more than low={low!r}", "Swap the bounds.")
+    rule = _Clipped(Part(reward, "reward"), *bounds)
+    return composed(rule, name or f"clipped_{rule.parts[0].name}")
+
+
+def cached(reward: Any, max_entries: int = 10_000, name: str = "") -> Composed:
+    """A reward that remembers what it gave to a prompt, a completion and their columns. For judges and slow graders.
+
+    Equal rows of one call are scored once. `None` is not remembered: what failed is tried again. The key leaves out
+    `completion_ids` and `trainer_state`, so a reward that reads those must not be cached. Each process has a cache of
+    its own, which no pickle and no checkpoint takes along. Logs `rewards/<name>/cache_hit_frac`.
+
+    Args:
+        reward (`Callable` or `str`): The reward.
+        max_entries (`int`, *optional*, defaults to 10000): Beyond it the entry that was not used for longest goes. An
+            entry takes about 200 bytes.
+        name (`str`, *optional*): Name in logs. Defaults to the reward's own.
+
+    Returns:
+        `Callable`: A reward function; asynchronous where the reward is.
+
+    Raises:
+        [`InputError`]: `max_entries` below 1, or something that is no reward function.
+    """
+    refuse_outside("max_entries", max_entries, whole(1, remedy="Leave `cached` out for no cache."))
+    rule = _Cached(Part(reward, "reward"), max_entries)
+    return composed(rule, name or rule.parts[0].name)
+
+
+def noted_if_not_binary(reward: Any, name: str = "") -> Composed:
+    """The same reward, and one warning in the log should it ever take more than two values.
+
+    A verifiable reward (mathematics, code, exact match) is correct or incorrect. A third value there is a partial
+    score that nobody meant, or two graders mixed up; with a mean baseline and no division by the standard deviation it
+    also changes the size of the advantages.
+
+    Args:
+        reward (`Callable` or `str`): The reward.
+        name (`str`, *optional*): Name in logs. Defaults to the reward's own.
+
+    Returns:
+        `Callable`: A reward function; asynchronous where the reward is.
+    """
+    rule = _NotedIfNotBinary(Part(reward, "reward"))
+    return composed(rule, name or rule.parts[0].name)
+
+
+class _WeightedSum(Rule):
+    def __init__(self, parts: Sequence[tuple[str, Part, float]], skips_none: bool):
+        super().__init__([part for _, part, _ in parts])
+        self.names = [name for name, _, _ in parts]
+        self.weights = [weight for _, _, weight in parts]
+        self.skips_none = skips_none
+
+    def steps(self, name: str, kwargs: dict[str, Any]) -> Steps:
+        rewards_per_part = yield [PartCall(part, kwargs) for part in self.parts]
+        for part_name, rewards in zip(self.names, rewards_per_part, strict=True):
+            log_mean(kwargs.get("log_metric"), f"rewards/{name}/{part_name}", rewards)
+        sums = [self._sum(row) for row in zip(*rewards_per_part, strict=True)]
+        return validate_rewards(sums, len(sums), name)
+
+    def _sum(self, row: Sequence[float | None]) -> float | None:
+        present = [weight * reward for weight, reward in zip(self.weights, row, strict=True) if reward is not None]
+        if not present or (len(present) < len(row) and not self.skips_none):
+            return None
+        try:
+            return math.fsum(present)
+        except (OverflowError, ValueError):  # beyond the range of floats, or inf - inf
+            return math.inf
+
+
+class _Gated(Rule):
+    def __init__(self, reward: Part, gate: Part, else_value: float | None, at_least: float):
+        super().__init__([reward, gate])
+        self.else_value, self.at_least = else_value, at_least
+        self.logged: set[str] = set()
+
+    def steps(self, name: str, kwargs: dict[str, Any]) -> Steps:
+        reward, gate = self.parts
+        [gates] = yield [PartCall(gate, kwargs)]
+        passed = [row for row, value in enumerate(gates) if value is not None and value >= self.at_least]
+        open_rows = set(passed)
+        log_mean(
+            kwargs.get("log_metric"),
+            f"rewards/{name}/passed_frac",
+            [float(row in open_rows) for row in range(len(gates))],
+        )
+        rewards: Rewards = [None if value is None else self.else_value for value in gates]
+        if passed:
+            [inner] = yield [PartCall(reward, rows_of(kwargs, passed, self.logged))]
+            for row, value in zip(passed, inner, strict=True):
+                rewards[row] = value
+        else:
+            log_nothing(kwargs, self.logged)
+        return rewards
+
+
+class _Clipped(Rule):
+    def __init__(self, reward: Part, low: float, high: float):
+        super().__init__([reward])
+        self.low, self.high = low, high
+
+    def steps(self, name: str, kwargs: dict[str, Any]) -> Steps:
+        [rewards] = yield [PartCall(self.parts[0], kwargs)]
+        kept = [None if reward is None else min(max(reward, self.low), self.high) for reward in rewards]
+        beyond = [None if a is None else float(a != b) for a, b in zip(rewards, kept, strict=True)]
+        log_mean(kwargs.get("log_metric"), f"rewards/{name}/clipped_frac", beyond)
+        return kept
+
+
+class _Cached(Rule):
+    def __init__(self, reward: Part, max_entries: int):
+        super().__init__([reward])
+        self.max_entries = max_entries
+        self.logged: set[str] = set()
+        self.entries: OrderedDict[bytes, float] = OrderedDict()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "entries": OrderedDict()}
+
+    def steps(self, name: str, kwargs: dict[str, Any]) -> Steps:
+        keys = [self._key(kwargs, row) for row in range(len(kwargs["completions"]))]
+        known = {key: self.entries[key] for key in keys if key in self.entries}
+        first: dict[bytes, int] = {}
+        for row, key in enumerate(keys):
+            if key not in known:
+                first.setdefault(key, row)
+        new: dict[bytes, float | None] = {}
+        if first:
+            [rewards] = yield [PartCall(self.parts[0], rows_of(kwargs, list(first.values()), self.logged))]
+            new = dict(zip(first, rewards, strict=True))
+        else:
+            log_nothing(kwargs, self.logged)
+        log_mean(kwargs.get("log_metric"), f"rewards/{name}/cache_hit_frac", [float(key in known) for key in keys])
+        for key in keys:
+            reward = known.get(key, new.get(key))
+            if reward is not None:
+                self.entries[key] = reward
+                self.entries.move_to_end(key)
+        while len(self.entries) > self.max_entries:
+            self.entries.popitem(last=False)
+        return [known[key] if key in known else new[key] for key in keys]
+
+    def _key(self, kwargs: dict[str, Any], row: int) -> bytes:
+        left_out = ("completion_ids", *PER_CALL)
+        total = len(kwargs["completions"])
+        values = {
+            key: value[row]
+            for key, value in sorted(kwargs.items())
+            if key not in left_out and isinstance(value, (list, tuple)) and len(value) == total
+        }
+        text = json.dumps(values, sort_keys=True, default=lambda value: pickle.dumps(value).hex())
+        return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
+
+
+class _NotedIfNotBinary(Rule):
+    def __init__(self, reward: Part):
+        super().__init__([reward])
+        self.seen: set[float] = set()
+
+    def steps(self, name: str, kwargs: dict[str, Any]) -> Steps:
+        [rewards] = yield [PartCall(self.parts[0], kwargs)]
+        if len(self.seen) <= 2:
+            self.seen.update(reward for reward in rewards if reward is not None)
+            if len(self.seen) > 2:
+                values = ", ".join(f"{value:g}" for value in sorted(self.seen)[:5])
+                logger.warning("Reward '%s' is not binary: it took the values %s.", name, values)
+        return rewards
+
+
+def _named_parts(parts: Any) -> list[tuple[str, Part, float]]:
+    listed: Any = parts.values() if isinstance(parts, Mapping) else parts
+    pairs = [] if isinstance(listed, str) or not isinstance(listed, Iterable) else list(listed)
+    expected = "pairs of a reward function and a weight"
+    if not pairs or not all(isinstance(pair, (tuple, list)) and len(pair) == 2 for pair in pairs):
+        raise InputError("parts", repr(parts), expected, "For example `[(math_reward, 1.0), (format_reward, 0.1)]`.")
+    found = [Part(reward, f"parts[{index}]") for index, (reward, _) in enumerate(pairs)]
+    names = list(parts) if isinstance(parts, Mapping) else [part.name for part in found]
+    if twice := {name for name in names if names.count(name) > 1}:
+        remedy = "Give the parts names: `{'strict': (reward, 1.0), 'lenient': (other, 1.0)}`."
+        raise InputError("parts", f"two parts called {min(twice)}", "parts of different names", remedy)
+    weights = [finite_number(f"parts[{index}]", weight) for index, (_, weight) in enumerate(pairs)]
+    return list(zip(names, found, weights, strict=True))

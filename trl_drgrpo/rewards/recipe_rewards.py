@@ -1,0 +1,449 @@
+"""From a path to the object it names: `package.module.name`, or `path/to/file.py:name`.
+
+A file runs as a module of its own name, once per process; its directory is not put on the search path.
+"""
+
+import functools
+import importlib
+import importlib.util
+import inspect
+import os
+import sys
+import zlib
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from trl_drgrpo.common.errors import InputError, did_you_mean
+from trl_drgrpo.rewards.contract import RewardFunction
+from trl_drgrpo.rewards.limits import Limits
+from trl_drgrpo.rewards.signatures import adapter_hint
+
+FILE_PREFIX = "trl_drgrpo_user_reward_"  # modules that were named by their file
+
+# What running the top level of a user's module may raise: anything, and `sys.exit()` must not end the caller silently.
+_IMPORT_ERRORS = (Exception, SystemExit)
+
+
+def resolve_object(path: str, field: str) -> Any:
+    """The object at `package.module.name` or `path/to/file.py:name`, of any kind. Refuses a path without a module,
+    file or name, and a module that fails to import. `field` is for the message."""
+    try:
+        found = at_path(path)
+    except InputError as error:
+        raise error.under(field) from error.__cause__
+    if found is None:
+        raise InputError(field, repr(path), "a path", write_path(path))
+    return found[1]
+
+
+def write_path(text: str) -> str:
+    """Advice for a text that was meant as a path."""
+    if text.endswith(".py"):
+        return f"A file needs the function's name too: `{text}:my_reward`."
+    return "Name a function as `package.module.function` or `path/to/file.py:function`."
+
+
+def at_path(spec: str) -> tuple[ModuleType, Any] | None:
+    """Module and object of a path; `None` for text that is no path."""
+    if ":" in spec and spec.rsplit(":", 1)[0].endswith(".py"):
+        path, _, attribute = spec.rpartition(":")
+        return _member(module_from_file(spec, path), attribute, spec)
+    if "." in spec and not spec.endswith(".py"):
+        module, _, attribute = spec.rpartition(".")
+        return _member(_module_from_name(spec, module), attribute, spec)
+    return None
+
+
+def _module_from_name(spec: str, module: str) -> ModuleType:
+    """Imports `module`, looking in the current directory too, as TRL's script does; last, so it shadows nothing."""
+    if (here := os.getcwd()) not in sys.path:
+        sys.path.append(here)
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        missing = error.name or module
+        if module == missing or module.startswith(missing + "."):
+            raise InputError(
+                "reward_funcs",
+                f"{spec!r}, whose module {missing!r} does not exist",
+                "an importable `package.module.function`",
+                f"Install it, run from the directory that holds it ({here} is searched), or name the file as "
+                "`path/to/file.py:function`.",
+            ) from error
+        raise import_failed(spec, module, error) from error
+    except _IMPORT_ERRORS as error:
+        raise import_failed(spec, module, error) from error
+
+
+def module_from_file(spec: str, path: str) -> ModuleType:
+    """Runs a file as a module of its own name, once per process; its directory is not put on the search path. `spec`:
+    what the user wrote, for the message. An error of the file is the cause of the `InputError`."""
+    file = Path(path).expanduser()
+    if not os.path.isfile(file):  # false for a name that is too long, too
+        raise InputError("reward_funcs", f"{spec!r}, a file that does not exist", "`path/to/file.py:function`", _cwd())
+    name = f"{FILE_PREFIX}{file.stem}_{zlib.crc32(str(file.resolve()).encode()):08x}"
+    if name in sys.modules:
+        return sys.modules[name]
+    module_spec = importlib.util.spec_from_file_location(name, file)
+    if module_spec is None or module_spec.loader is None:
+        raise InputError("reward_funcs", repr(spec), "a Python source file", "Rename it so that it ends in `.py`.")
+    module = importlib.util.module_from_spec(module_spec)
+    sys.modules[name] = module
+    try:
+        module_spec.loader.exec_module(module)
+    except _IMPORT_ERRORS as error:
+        del sys.modules[name]
+        raise import_failed(spec, path, error) from error
+    return module
+
+
+def origin(found: Any) -> str:
+    """Origin of a function: its module, or the file that the user named."""
+    name = found.__name__ if isinstance(found, ModuleType) else getattr(found, "__module__", "")
+    return str(getattr(sys.modules.get(name), "__file__", name)) if name.startswith(FILE_PREFIX) else name
+
+
+def _cwd() -> str:
+    return f"Relative paths start at the current directory, {os.getcwd()}."
+
+
+def import_failed(spec: str, module: str, error: BaseException) -> InputError:
+    return InputError(
+        "reward_funcs",
+        f"{spec!r}, but importing {module} failed with {type(error).__name__}: {error}",
+        "a module that imports",
+        "Fix the error, or install what is missing; TRL_DRGRPO_DEBUG=1 shows the traceback.",
+    )
+
+
+def _member(module: ModuleType, attribute: str, spec: str) -> tuple[ModuleType, Any]:
+    if not hasattr(module, attribute):
+        public = public_names(module)
+        hint = did_you_mean(attribute, public, f"Its functions: {', '.join(public) or 'none'}.", most=2)
+        raise InputError("reward_funcs", f"{spec!r}", f"a function of {origin(module)}", hint)
+    return module, getattr(module, attribute)
+
+
+def public_names(module: ModuleType) -> list[str]:
+    return sorted(name for name, value in vars(module).items() if callable(value) and not name.startswith("_"))
+
+
+class RewardSpec:
+    """A reward as a recipe writes it: text, or a mapping with one key."""
+
+
+class Entry(NamedTuple):
+    """
+    Where a reward lives.
+
+    Args:
+        module (`str`): The module.
+        default (`str`, *optional*): Its attribute that the bare name stands for; `None` where options are needed.
+        factory (`str`, *optional*): Its class or function that takes options; `None` where there are none.
+    """
+
+    module: str
+    default: str | None = None
+    factory: str | None = None
+
+
+REWARDS: dict[str, Entry] = {
+    # TRL's
+    "accuracy_reward": Entry("trl.rewards", "accuracy_reward"),
+    "reasoning_accuracy_reward": Entry("trl.rewards", "reasoning_accuracy_reward"),
+    "think_format_reward": Entry("trl.rewards", "think_format_reward"),
+    "get_soft_overlong_punishment": Entry("trl.rewards", None, "get_soft_overlong_punishment"),
+    "get_repetition_penalty_reward": Entry("trl.rewards", None, "get_repetition_penalty_reward"),
+    "get_cosine_scaled_reward": Entry("trl.rewards", None, "get_cosine_scaled_reward"),
+    # Ours
+    "math_reward": Entry("trl_drgrpo.rewards.functions.mathematics", "math_reward", "MathReward"),
+    "code_reward": Entry("trl_drgrpo.rewards.functions.code", "code_reward", "CodeReward"),
+    "format_reward": Entry("trl_drgrpo.rewards.functions.strings", "format_reward", "FormatReward"),
+    "exact_match_reward": Entry("trl_drgrpo.rewards.functions.strings", "exact_match_reward", "ExactMatchReward"),
+    "numeric_reward": Entry("trl_drgrpo.rewards.functions.strings", "numeric_reward", "NumericReward"),
+    "choice_reward": Entry("trl_drgrpo.rewards.functions.strings", "choice_reward", "ChoiceReward"),
+    "regex_reward": Entry("trl_drgrpo.rewards.functions.strings", None, "RegexReward"),
+    "json_schema_reward": Entry("trl_drgrpo.rewards.functions.strings", "json_schema_reward", "JsonSchemaReward"),
+    "judge_reward": Entry("trl_drgrpo.rewards.functions.judge", None, "JudgeReward"),
+    "repetition_penalty": Entry("trl_drgrpo.rewards.functions.strings", None, "repetition_penalty"),
+    "overlong_penalty": Entry("trl_drgrpo.rewards.functions.strings", None, "overlong_penalty"),
+    "length_penalty": Entry("trl_drgrpo.rewards.functions.strings", None, "length_penalty"),
+    # Around other rewards
+    "isolate": Entry("trl_drgrpo.rewards.isolation", None, "isolate"),
+    "weighted_sum": Entry("trl_drgrpo.rewards.combine", None, "weighted_sum"),
+    "gated": Entry("trl_drgrpo.rewards.combine", None, "gated"),
+    "clipped": Entry("trl_drgrpo.rewards.combine", None, "clipped"),
+    "cached": Entry("trl_drgrpo.rewards.combine", None, "cached"),
+    "noted_if_not_binary": Entry("trl_drgrpo.rewards.combine", None, "noted_if_not_binary"),
+    # Of other stacks
+    "trl": Entry("trl_drgrpo.rewards.adapters", None, "from_trl"),
+    "verl": Entry("trl_drgrpo.rewards.adapters", None, "from_verl"),
+    "openrlhf": Entry("trl_drgrpo.rewards.adapters", None, "from_openrlhf"),
+    "swift": Entry("trl_drgrpo.rewards.adapters", None, "from_swift"),
+    "verifiers": Entry("trl_drgrpo.rewards.adapters", None, "from_verifiers"),
+    "reasoning_gym": Entry("trl_drgrpo.rewards", "reasoning_gym_reward", "from_reasoning_gym"),
+    "r1_zero": Entry("trl_drgrpo.rewards.adapters", None, "from_r1_zero"),
+}
+
+
+def register(names: Mapping[str, Entry]) -> None:
+    """Add names of the rooms above this one: nothing down here names them."""
+    REWARDS.update(names)
+
+
+# Options that are a reward, and options that hold several, whichever name they belong to.
+_ONE, _SEVERAL = ("reward", "gate"), ("rewards", "parts")
+
+
+def check_spec(spec: Any, field: str = "reward_funcs") -> None:
+    """Checks what needs no import: that a spec is text or a mapping with one known name, and its options. `field` is
+    for the message."""
+    if isinstance(spec, str) and spec.strip():
+        return
+    name, options = _split(spec, field)
+    entry = REWARDS[name]
+    if entry.factory is None:
+        raise InputError(field, f"options for {name}", f"`{name}` alone: it takes none", "Write the name only.")
+    for option, value in options.items() if isinstance(options, Mapping) else ():
+        _map_specs(option, value, partial(check_spec, field=f"{field}: {name}.{option}"))
+
+
+def resolve_mapping(spec: Mapping[str, Any], field: str, resolve: Callable[..., Callable]) -> Callable:
+    """
+    Builds the reward that a mapping describes.
+
+    Args:
+        spec (`Mapping[str, Any]`):
+            One name and its options: a mapping of them, or the first option alone (`verl: my_rewards.py:f`). The
+            options `reward` and `gate` are rewards themselves, written in any of these ways; `rewards` and `parts`
+            hold several, as a list of rewards or of pairs `[reward, weight]`, or as a mapping `{name: weight}` or
+            `{name: [reward, weight]}`. A mapping under `limits` becomes [`Limits`].
+        field (`str`): Name of the setting in error messages.
+        resolve (`Callable`): From a reward inside an option to the reward: [`resolve_reward`].
+
+    Returns:
+        `Callable`: The reward function.
+
+    Raises:
+        [`InputError`]: For an unknown name or option, a missing one, or a value that the reward
+            refuses.
+    """
+    check_spec(spec, field)
+    name, options = _split(spec, field)
+    entry = REWARDS[name]
+    factory = _attribute(name, entry, entry.factory or "", field)
+    parameters = inspect.signature(factory).parameters
+    given = _as_options(name, options, parameters, field)
+    _check_options(given, parameters, f"{field}: {name}")
+    try:
+        arguments = {
+            option: _map_specs(option, value, partial(resolve, field=f"{field}: {name}.{option}"))
+            for option, value in given.items()
+        }
+        if isinstance(given.get("limits"), Mapping):
+            arguments["limits"] = _limits(given["limits"], f"{field}: {name}.limits")
+        return factory(**arguments)
+    except InputError as error:
+        if error.field.startswith(f"{field}: {name}"):
+            raise  # already said of a nested option
+        raise error.under(f"{field}: {name}.{error.field}") from error
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        # TRL's factories do not check what they are given, and no constructor checks everything.
+        got = f"options that it does not accept ({type(error).__name__}: {error})"
+        expected = f"options {', '.join(parameters)} of the documented types"
+        raise InputError(f"{field}: {name}", got, expected, f"See the docstring of `{name}`.") from error
+
+
+def _limits(options: Mapping[str, Any], field: str) -> Any:
+    given = dict(options)
+    _check_options(given, inspect.signature(Limits).parameters, field)
+    try:
+        return Limits(**given)
+    except InputError as error:
+        raise error.under(f"{field}.{error.field}") from error
+
+
+def default_reward(name: str) -> Callable:
+    """The reward that a name of the table stands for on its own. `ImportError`: its module does not import;
+    [`InputError`]: it needs options."""
+    entry = REWARDS[name]
+    if entry.default is None:
+        factory = _attribute(name, entry, entry.factory or "", "reward_funcs")
+        needed = next(iter(inspect.signature(factory).parameters), "option")
+        expected = f"a mapping with its options: `{name}: {{{needed}: ...}}`"
+        raise InputError("reward_funcs", f"{name!r} without options", expected, "Write it as a mapping.")
+    return getattr(importlib.import_module(entry.module), entry.default)
+
+
+def unknown_name(name: str, field: str) -> InputError:
+    """The error for a mapping's key that is no name of the table."""
+    remedy = did_you_mean(name, REWARDS, "A path takes no options: write it as a string.", most=2)
+    with_options = sorted(known for known, entry in REWARDS.items() if entry.factory)
+    return InputError(field, f"the unknown name {name!r}", f"one of {', '.join(with_options)}", remedy)
+
+
+def _split(spec: Any, field: str) -> tuple[str, Any]:
+    """Name and options of a mapping."""
+    if not isinstance(spec, Mapping):
+        remedy = "Write `accuracy_reward`, `path/to/file.py:function` or `{name: {option: value}}`."
+        raise InputError(field, f"{type(spec).__name__} {spec!r}"[:100], "a name, a path, or a mapping", remedy)
+    if len(spec) != 1:
+        keys = ", ".join(map(str, spec)) or "no keys"
+        remedy = "Indent the options below the reward's name, and start each reward with a dash."
+        raise InputError(field, f"a mapping with {keys}", "a mapping with one key, the reward's name", remedy)
+    name, options = next(iter(spec.items()))
+    if name not in REWARDS:
+        raise unknown_name(str(name), field)
+    return name, options
+
+
+def _attribute(name: str, entry: Entry, attribute: str, field: str) -> Any:
+    try:
+        return getattr(importlib.import_module(entry.module), attribute)
+    except ImportError as error:
+        got = f"{name!r}, but importing {entry.module} failed with {type(error).__name__}: {error}"
+        raise InputError(field, got, "a module that imports", "Install what it needs.") from error
+
+
+def _as_options(name: str, options: Any, parameters: Mapping[str, inspect.Parameter], field: str) -> dict[str, Any]:
+    if options is None:
+        return {}
+    if not isinstance(options, Mapping):  # the first option, written without its name
+        return {next(iter(parameters)): options}
+    if odd := [option for option in options if not isinstance(option, str)]:
+        raise InputError(f"{field}: {name}", f"the option {odd[0]!r}", "names of options", "Write them as strings.")
+    return dict(options)
+
+
+def _check_options(given: dict[str, Any], parameters: Mapping[str, inspect.Parameter], field: str) -> None:
+    by_name = [p for p in parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    known = [p.name for p in by_name]
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    for option in given:
+        if option not in known and not takes_any:
+            remedy = did_you_mean(option, known, "Remove it.")
+            if option in REWARDS and known[:1] == ["reward"]:
+                remedy = f"A reward inside another one goes under `reward`: `reward: {{{option}: ...}}`."
+            raise InputError(f"{field}.{option}", "an unknown option", f"one of {', '.join(known)}", remedy)
+    if missing := [p.name for p in by_name if p.default is p.empty and p.name not in given]:
+        got = f"no {', '.join(missing)}"
+        raise InputError(field, got, f"the option {missing[0]}", "Add it; it has no default.")
+
+
+def _map_specs(option: str, value: Any, apply: Callable[[Any], Any]) -> Any:
+    """The value of an option with `apply` done to every reward in it; a value without rewards as it is."""
+    if option in _ONE:
+        return _apply(value, apply)
+    if option not in _SEVERAL:
+        return value
+    if isinstance(value, Mapping):
+        return {name: _pair(name, entry, apply) for name, entry in value.items()}
+    return [_entry(entry, apply) for entry in value] if isinstance(value, list | tuple) else value
+
+
+def _apply(value: Any, apply: Callable[[Any], Any]) -> Any:
+    return apply(value) if isinstance(value, str | Mapping) else value
+
+
+def _entry(entry: Any, apply: Callable[[Any], Any]) -> Any:
+    """A reward, or a reward and its weight."""
+    if isinstance(entry, list | tuple) and entry:
+        return (_apply(entry[0], apply), *entry[1:])
+    return _apply(entry, apply)
+
+
+def _pair(name: Any, entry: Any, apply: Callable[[Any], Any]) -> Any:
+    """`name: weight`, where the name is the reward, or `name: [reward, weight]`."""
+    return _entry(entry, apply) if isinstance(entry, list | tuple) else (_apply(name, apply), entry)
+
+
+def _soft_overlong_punishment() -> Callable:
+    # The two values are those of TRL's own script.
+    punishment = importlib.import_module("trl.rewards").get_soft_overlong_punishment
+    return punishment(max_completion_len=1280, soft_punish_cache=256)
+
+
+# Names that stand for a reward on their own.
+REGISTRY: dict[str, Callable[[], Callable]] = {
+    name: functools.partial(default_reward, name) for name, entry in REWARDS.items() if entry.default
+}
+REGISTRY["get_soft_overlong_punishment"] = _soft_overlong_punishment
+
+
+def resolve_reward(spec: str | Mapping[str, Any], field: str = "reward_funcs") -> RewardFunction:
+    """
+    Finds the reward function that a name stands for, or builds the one that a mapping describes.
+
+    Args:
+        spec (`str` or `Mapping[str, Any]`):
+            One of
+
+            - a registered name: `accuracy_reward`, `reasoning_accuracy_reward`, `think_format_reward`,
+              `get_soft_overlong_punishment` (TRL's, the last with `max_completion_len=1280, soft_punish_cache=256`),
+              `reasoning_gym` (the task's own `score_answer`), `list_sum_reward` (the demo's), `list_sum_line_reward`
+              (the demo's step reward), `math_reward`, `code_reward`, `format_reward`, `exact_match_reward`,
+              `numeric_reward`, `choice_reward`, `json_schema_reward`;
+            - a dotted path: `my_package.rewards.score` (the current directory is searched too);
+            - a file and a function in it: `rewards/mine.py:score`;
+            - a mapping with one key, a name of [`REWARDS`] and its options, for example
+              `{"verl": {"function": "mine.py:compute_score"}}`, see [`resolve_mapping`]: most
+              of the above, `judge_reward`, `regex_reward`, `repetition_penalty`, `overlong_penalty` and
+              `length_penalty`, what is put around others (`isolate`, `weighted_sum`, `gated`, `clipped`, `cached`,
+              `noted_if_not_binary`) and adapters (`trl`, `verl`, `openrlhf`, `swift`, `verifiers`, `r1_zero`).
+        field (`str`, *optional*, defaults to `"reward_funcs"`): Name of the setting in error messages.
+
+    Returns:
+        `Callable`: The reward function, called by TRL as `f(prompts=..., completions=..., <columns>, ...)`.
+
+    Raises:
+        [`InputError`]: If there is no such name, module, file or function, if the module fails to
+            import (its own error is the cause), if what was found cannot be called, or if an option does not fit.
+    """
+    if isinstance(spec, Mapping):
+        return resolve_mapping(spec, field, resolve_reward)
+    try:
+        if not isinstance(spec, str):
+            raise InputError(
+                "", f"{type(spec).__name__} {spec!r}", "a name, a path, or a mapping", "Write one of them."
+            )
+        return _resolve(spec)
+    except InputError as error:
+        raise error.under(field) from error.__cause__
+
+
+def _resolve(spec: str) -> Callable:
+    if spec in REWARDS:
+        try:
+            return REGISTRY.get(spec, functools.partial(default_reward, spec))()
+        except ImportError as error:
+            raise import_failed(spec, "its module", error) from error
+    if (found := at_path(spec)) is not None:
+        return _callable(*found, spec)
+    remedy = write_path(spec)
+    if near := [] if spec.endswith(".py") else get_close_matches(spec, REGISTRY, n=2, cutoff=0.5):
+        remedy = f"Did you mean {' or '.join(near)}? {remedy}"
+    raise InputError("reward_funcs", repr(spec), f"one of {', '.join(sorted(REGISTRY))} or a path", remedy)
+
+
+def _callable(module: ModuleType, found: Any, spec: str) -> Callable:
+    """The object, if it can be a reward function."""
+    if not callable(found):
+        raise InputError(
+            "reward_funcs",
+            f"{spec!r}, which is a {type(found).__name__}",
+            "a function `f(completions, **kwargs) -> list[float]`",
+            adapter_hint(found) or f"Its functions: {', '.join(public_names(module)) or 'none'}.",
+        )
+    if inspect.isclass(found):
+        raise InputError(
+            "reward_funcs",
+            f"{spec!r}, which is a class",
+            "a function or an instance with `__call__`",
+            adapter_hint(found)
+            or f"Create an instance in the module (`my_reward = {found.__name__}(...)`) and name that.",
+        )
+    return found

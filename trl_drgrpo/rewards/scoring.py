@@ -1,0 +1,411 @@
+"""Saved completions, read for scoring: JSON Lines, CSV, and the Parquet files that TRL logs.
+
+With `log_completions=True` TRL writes `completions/completions_<step>.parquet`: step, prompt, completion, the value of
+every reward function under its name, what rewards gave to `log_extra`, and the advantage. The dataset's other columns
+are not in it, so a reward that needs the answer finds it in the dataset, by the prompt (`with_columns_of`).
+"""
+
+import asyncio
+import csv
+import inspect
+import io
+import json
+import statistics
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trl_drgrpo.common.errors import InputError, shortened, speaks_for_itself, told
+from trl_drgrpo.rewards.columns import row_problem
+from trl_drgrpo.rewards.contract import validate_rewards
+from trl_drgrpo.rewards.sample import prompt_key
+from trl_drgrpo.rewards.signatures import parameters
+
+Row = dict[str, Any]
+READERS = (".jsonl", ".json", ".csv", ".parquet")
+# What TRL's table has beside prompt, completion and the rewards; no dataset column.
+TABLE_COLUMNS = ("step", "advantage")
+
+
+def read_rows(path: str | Path, field: str = "data") -> list[Row]:
+    """The rows of a file.
+
+    Args:
+        path (`str` or `Path`): A `.jsonl`, `.csv` or `.parquet` file; a folder stands for all Parquet files in it, in
+            the order of their names. CSV has texts only.
+        field (`str`, *optional*, defaults to `"data"`): Name of the setting in error messages.
+
+    Returns:
+        `list[dict]`: One per row.
+
+    Raises:
+        [`InputError`]: No such file, another type of file, a line or a file that cannot be read (by
+            its number), or no row.
+    """
+    file = Path(path)
+    if file.is_dir():
+        parts = sorted(file.glob("*.parquet"))
+        rows = [row for part in parts for row in read_parquet(part, field)]
+    elif not file.is_file():
+        expected = f"a {', '.join(READERS)} file, or a folder of Parquet files"
+        raise InputError(field, f"{str(path)!r}, which is not a file", expected, "Check the path.")
+    elif file.suffix == ".parquet":
+        rows = read_parquet(file, field)
+    elif file.suffix == ".csv":
+        rows = _read_csv(file, field)
+    elif file.suffix in READERS:
+        rows = read_json_lines(file, field)
+    else:
+        remedy = "Rename the file to match its format."
+        raise InputError(field, f"{str(path)!r}", f"a file that ends in {', '.join(READERS)}", remedy)
+    return _not_empty(rows, path, field)
+
+
+def check_completions(rows: Iterable[Row]) -> None:
+    """Every row has a prompt and a completion, each a text or messages with text. The first is row 1."""
+    for number, row in enumerate(rows, start=1):
+        if {"mode", "group", "G", "rows"} <= row.keys():
+            remedy = (
+                "Score the table of a run with log_completions=True (<output_dir>/completions), or the samples of "
+                "`trl-drgrpo eval` (_drgrpo/evaluations/samples)."
+            )
+            got = "a run log, whose texts are cut into spans and hold special tokens"
+            raise InputError(f"data, row {number}", got, "a prompt and a completion per row", remedy)
+        for column in ("prompt", "completion"):
+            if column not in row:
+                remedy = f"Rename the column that holds it: `--columns <column>={column}`."
+                raise InputError(f"data, row {number}", f"the columns {', '.join(row)}", f"a {column}", remedy)
+            if not _is_text(row[column]):
+                got = f"a {column} of type {type(row[column]).__name__}: {shortened(row[column])}"
+                expected = "a text, or a list of messages with role and content"
+                raise InputError(f"data, row {number}", got, expected, "Fix the row, or drop it.")
+
+
+def renamed(rows: list[Row], renamings: Iterable[str]) -> list[Row]:
+    """Rows with columns renamed, each `old=new` as `rename_columns` in a recipe. Refuses another form, a column that
+    is missing and a name that is taken."""
+    for renaming in renamings:
+        old, equals, new = renaming.partition("=")
+        if not (old and equals and new):
+            raise InputError("columns", repr(renaming), "old=new", "For example answer=solution.")
+        names = {name for row in rows for name in row}
+        if old not in names:
+            expected = f"one of the columns {', '.join(sorted(names))} before the ="
+            raise InputError("columns", repr(renaming), expected, "Put the name in the file on the left.")
+        if new in names:
+            got = f"{renaming!r}, but there is a column {new} already"
+            raise InputError("columns", got, "a new name", f"Rename that one first: {new}=other.")
+        rows = [{new if name == old else name: value for name, value in row.items()} for row in rows]
+    return rows
+
+
+def with_columns_of(rows: list[Row], dataset: list[Row]) -> list[Row]:
+    """Rows with the columns that they lack, from the dataset's row of the same prompt. Refuses a prompt that the
+    dataset does not have, or has with different columns."""
+    by_prompt: dict[str, Row] = {}
+    for number, row in enumerate(dataset, start=1):
+        if "prompt" not in row:
+            remedy = "Add it: completions are matched to rows by their prompt."
+            raise InputError(f"dataset, row {number}", f"the columns {', '.join(row)}", "a prompt", remedy)
+        if by_prompt.setdefault(prompt_key(row["prompt"]), row) != row:
+            got = f"the prompt of an earlier row with other columns: {shortened(row['prompt'])}"
+            raise InputError(f"dataset, row {number}", got, "different prompts", "Drop one of them.")
+    joined = []
+    for number, row in enumerate(rows, start=1):
+        found = by_prompt.get(prompt_key(row.get("prompt")))
+        if found is None:
+            got = f"a prompt that the dataset does not have: {shortened(row.get('prompt'))}"
+            remedy = "Pass the dataset of the run, with the same system prompt."
+            raise InputError(f"data, row {number}", got, "a prompt of --dataset", remedy)
+        joined.append({**found, **row})
+    return joined
+
+
+def read_json_lines(path: str | Path, field: str = "data") -> list[Row]:
+    """The objects of a JSON Lines file, empty lines left out. Refuses a missing file, no row, and a line that is no
+    object."""
+    file = Path(path)
+    if not file.is_file():
+        raise InputError(field, f"{str(path)!r}, which is not a file", "a JSON Lines file", "Check the path.")
+    rows: list[Row] = []
+    for number, line in enumerate(_text(file, field).split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            remedy = "Write one whole JSON object per line; a broken last line means that the file was truncated."
+            raise InputError(f"{file}, line {number}", f"invalid JSON ({error})", "a JSON object", remedy) from error
+        if not isinstance(row, dict):
+            remedy = "Write one JSON object per line."
+            raise InputError(f"{file}, line {number}", type(row).__name__, "a JSON object", remedy)
+        rows.append(row)
+    return _not_empty(rows, path, field)
+
+
+def _not_empty(rows: list[Row], path: str | Path, field: str) -> list[Row]:
+    if not rows:
+        raise InputError(field, f"{str(path)!r} without rows", "at least one row", "Check the file.")
+    return rows
+
+
+def _read_csv(file: Path, field: str) -> list[Row]:
+    csv.field_size_limit(min(sys.maxsize, 2**31 - 1))  # completions are longer than the default of 128 KiB
+    reader = csv.DictReader(io.StringIO(_text(file, field), newline=""), strict=True)
+    rows = []
+    try:
+        for row in reader:
+            if None in row or None in row.values():
+                got = f"{'more' if None in row else 'fewer'} fields than the first line names"
+                raise InputError(f"{file}, line {reader.line_num}", got, "one field per column", "Fix the quotes.")
+            rows.append(dict(row))
+    except csv.Error as error:
+        remedy = "Fix the line; double a quote inside a field."
+        raise InputError(
+            f"{file}, line {reader.reader.line_num}", f"invalid CSV ({error})", "a row", remedy
+        ) from error
+    return rows
+
+
+def read_parquet(file: Path, field: str = "data", columns: Sequence[str] | None = None) -> list[Row]:
+    """The rows of a Parquet file; with `columns` these only, where it has them."""
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        return parquet.read_table(file, columns=columns and list(columns)).to_pylist()
+    except (pyarrow.ArrowException, OSError) as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(field, f"{str(file)!r} ({reason})", "a Parquet file", "Write the file again.") from error
+
+
+def _text(file: Path, field: str) -> str:
+    try:
+        return file.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(field, f"{str(file)!r} ({error})", "a file of UTF-8 text", "Convert it.") from error
+
+
+def _is_text(value: Any) -> bool:
+    if isinstance(value, str):
+        return True
+    if not isinstance(value, list) or not all(isinstance(message, dict) for message in value):
+        return False
+    contents = [message.get("content") for message in value]
+    return all(content is None or isinstance(content, str) or _is_parts(content) for content in contents)
+
+
+def _is_parts(content: Any) -> bool:
+    return isinstance(content, list) and all(isinstance(part, dict) for part in content)
+
+
+_OWN_COUNT = "counted as failed by the reward itself; see the log above"
+
+
+@dataclass
+class RewardScores:
+    """Results of one reward function for `N` rows.
+
+    Args:
+        name (`str`): Of the reward.
+        rewards (`list[float | None]`): `N` values.
+        seconds (`list[float]`): `N` durations.
+        failures (`dict[int, str]`): Reason by index of the row, where the call raised or returned nonsense.
+        reported (`float`): Number of rows that the reward itself counted as failed (`rewards/<name>/failed_frac`)
+            without raising, in calls of more than one row, where it is not known which they are.
+        metrics (`dict[str, list[float]]`): Values logged by `log_metric`, per call.
+        traceback (`str`): Of the first failure.
+    """
+
+    name: str
+    rewards: list[float | None] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    failures: dict[int, str] = field(default_factory=dict)
+    reported: float = 0.0
+    metrics: dict[str, list[float]] = field(default_factory=dict)
+    traceback: str = ""
+
+    @property
+    def num_failed(self) -> int:
+        """Rows not scored because of a failure."""
+        return len(self.failures) + round(self.reported)
+
+    def summary(self) -> dict[str, Any]:
+        """Numbers for the table: mean, standard deviation (population), extremes, shares, time."""
+        scored = [reward for reward in self.rewards if reward is not None]
+        return {
+            "rows": len(self.rewards),
+            "mean": statistics.fmean(scored) if scored else None,
+            "std": statistics.pstdev(scored) if scored else None,
+            "min": min(scored, default=None),
+            "max": max(scored, default=None),
+            "none_frac": 1 - len(scored) / len(self.rewards),
+            "failed": self.num_failed,
+            "seconds_mean": statistics.fmean(self.seconds),
+            "seconds_max": max(self.seconds),
+            "metrics": {name: statistics.fmean(values) for name, values in sorted(self.metrics.items())},
+        }
+
+    def slowest(self, count: int) -> list[int]:
+        """Indices of the rows that took longest."""
+        return sorted(range(len(self.seconds)), key=lambda row: -self.seconds[row])[:count]
+
+
+@dataclass(frozen=True)
+class Unscored:
+    """
+    A row to which a reward gave `None`.
+
+    Args:
+        row (`int`): Index of the row.
+        columns (`dict[str, Any]`): Columns the reward reads: mostly the gold answer.
+        reason (`str`, *optional*): What the reward itself says of these, see
+            [`row_problem`].
+    """
+
+    row: int
+    columns: Row
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class Disagreement:
+    """Rows that two graders score differently; a row that one of them could not score counts too."""
+
+    first: str
+    second: str
+    rows: list[int]
+
+
+def score_rows(
+    reward_func: Callable,
+    rows: Sequence[Row],
+    name: str,
+    batch_size: int = 1,
+    on_progress: Callable[[int], None] | None = None,
+) -> RewardScores:
+    """Call a reward function on saved completions.
+
+    Args:
+        reward_func (`Callable`): Synchronous or asynchronous.
+        rows (`Sequence[dict]`): `N` rows with `prompt`, `completion` and columns; all with the same columns.
+        name (`str`): Of the reward, for its failures.
+        batch_size (`int`, *optional*, defaults to 1): Rows per call.
+        on_progress (`Callable`, *optional*): Called with the number of rows that are done.
+
+    Returns:
+        [`RewardScores`]
+
+    Raises:
+        [`InputError`]: What a reward raises for bad configuration; it is no failure of a row.
+    """
+    scores = RewardScores(name)
+    for start in range(0, len(rows), batch_size):
+        batch = rows[start : start + batch_size]
+        logged: dict[str, list[float]] = {}
+        begun = time.perf_counter()
+        try:
+            output = reward_func(**_keywords(batch, logged))
+            if inspect.isawaitable(output):
+                output = asyncio.run(_result(output))
+            rewards = validate_rewards(output, len(batch), name)
+        except (Exception, SystemExit) as error:  # whatever a user's function raises is a row of the table
+            if isinstance(error, InputError) and type(error) is InputError:
+                raise
+            rewards = [None] * len(batch)
+            reason = told(error)
+            scores.failures |= dict.fromkeys(range(start, start + len(batch)), reason)
+            if not speaks_for_itself(error):
+                scores.traceback = scores.traceback or traceback.format_exc()
+        seconds = (time.perf_counter() - begun) / len(batch)
+        scores.rewards += rewards
+        scores.seconds += [seconds] * len(batch)
+        # A composition reports its parts' failures too: they may be of the same rows.
+        failed_fracs = [values[-1] for metric, values in logged.items() if metric.endswith("/failed_frac")]
+        if start not in scores.failures and (failed_frac := max(failed_fracs, default=0.0)) > 0:
+            if len(batch) == 1:
+                scores.failures[start] = _OWN_COUNT
+            else:
+                scores.reported += failed_frac * len(batch)
+        for metric, values in logged.items():
+            scores.metrics.setdefault(metric, []).extend(values)
+        if on_progress is not None:
+            on_progress(start + len(batch))
+    return scores
+
+
+def unscored_rows(reward_func: Callable, rows: Sequence[Row], scores: RewardScores) -> list[Unscored]:
+    """The rows that a reward could not score, with what it was given to score them by.
+
+    Args:
+        reward_func (`Callable`): The reward.
+        rows (`Sequence[dict]`): `N` rows.
+        scores ([`RewardScores`]): What [`score_rows`] made of them. Rows for which the call raised are not meant.
+
+    Returns:
+        `list[Unscored]`: In the order of the rows.
+    """
+    read = {parameter.name for parameter in parameters(reward_func) or ()} - {"completion_ids"}
+    return [
+        Unscored(index, {name: row[name] for name in row if name in read}, row_problem(reward_func, _columns(row)))
+        for index, (row, reward) in enumerate(zip(rows, scores.rewards, strict=True))
+        if reward is None and scores.failures.get(index, _OWN_COUNT) == _OWN_COUNT
+    ]
+
+
+def disagreements(graders: dict[str, Sequence[float | None]], tolerance: float) -> list[Disagreement]:
+    """Disagreements of each pair of graders.
+
+    Args:
+        graders (`dict[str, Sequence]`): `N` rewards each.
+        tolerance (`float`): Differences up to it are none.
+
+    Returns:
+        `list[Disagreement]`: One per pair, in order.
+    """
+    names = list(graders)
+    return [
+        Disagreement(
+            one,
+            two,
+            [
+                row
+                for row, pair in enumerate(zip(graders[one], graders[two], strict=True))
+                if _differ(*pair, tolerance)
+            ],
+        )
+        for index, one in enumerate(names)
+        for two in names[index + 1 :]
+    ]
+
+
+def _differ(one: float | None, two: float | None, tolerance: float) -> bool:
+    if one is None or two is None:
+        return one is not two
+    return abs(one - two) > tolerance
+
+
+def _keywords(batch: Sequence[Row], logged: dict[str, list[float]]) -> dict[str, Any]:
+    """The keywords of TRL's call; `trainer_state` is `None`, there being no trainer."""
+    keywords = {name: [row[name] for row in batch] for name in _columns(batch[0])}
+    return {
+        "completion_ids": [None] * len(batch),
+        **keywords,
+        "prompts": [row["prompt"] for row in batch],
+        "completions": [row["completion"] for row in batch],
+        "trainer_state": None,
+        "log_extra": lambda column, values: None,
+        "log_metric": lambda metric, value: logged.setdefault(metric, []).append(float(value)),
+    }
+
+
+def _columns(row: Row) -> Row:
+    return {name: value for name, value in row.items() if name not in ("prompt", "completion")}
+
+
+async def _result(awaitable: Any) -> Any:
+    return await awaitable

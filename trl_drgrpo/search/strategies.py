@@ -1,0 +1,87 @@
+"""Best of N: whole completions, as many as the budget pays for; the best one is selected in the end.
+
+The baseline of every search: N follows from the budget. Without a process reward model the verifier selects, which is
+rejection sampling.
+"""
+
+import math
+from collections.abc import Generator
+
+from trl_drgrpo.search.problem import Branch, Node, Problem, rank
+
+
+def best_of_n(problem: Problem) -> Generator[list[Branch], list[Node | None], None]:
+    """Ask for completions until the budget does not pay for a longest one any more."""
+    while (count := problem.budget.left // problem.room(problem.root)) > 0:
+        yield [Branch(problem.root, count, to_end=True)]
+
+
+def beam(problem: Problem) -> Generator[list[Branch], list[Node | None], None]:
+    """Ask for the continuations of each beam, step by step, until the budget is spent."""
+    width, children, to_end = problem.settings.width, problem.settings.children, not problem.by_steps
+    while True:
+        front = [problem.root]
+        while front:
+            counts = [width * children if node is problem.root else children for node in front]
+            ends = yield [Branch(node, count, to_end) for node, count in zip(front, counts, strict=True)]
+            if not ends:
+                return  # the budget is spent
+            found = [node for node in ends if node is not None]
+            if to_end:
+                found = [child for node in front for child in node.children]
+            candidates = [node for node in dict.fromkeys(found) if not node.finish]
+            front = sorted(candidates, key=rank, reverse=True)[:width]  # stable: the first sampled of equals
+
+
+def puct(problem: Problem) -> Generator[list[Branch], list[Node | None], None]:
+    """Ask for the continuations of one node at a time, until the budget is spent or the tree has no open node left."""
+    settings = problem.settings
+    while not problem.root.is_closed:
+        node = select(problem.root, settings.exploration)
+        ends = yield [Branch(node, settings.children, to_end=not problem.by_steps)]
+        if not ends:
+            return  # the budget is spent
+        if node.children:  # else the budget has cut all of them short
+            node.is_expanded = True
+        for end in ends:
+            if end is not None and end.finish:
+                end.is_closed = True
+                _close(end.parent)
+        _close(node)
+
+
+def select(root: Node, exploration: float) -> Node:
+    """The node to continue: the first on the way down that was not continued yet."""
+    node = root
+    while node.is_expanded:
+        open_children = [child for child in node.children if not child.is_closed]
+        node = max(open_children, key=lambda child: score(child, exploration))
+    return node
+
+
+def score(child: Node, exploration: float) -> float:
+    """PUCT's score of a child among its siblings.
+
+    Example:
+
+    ```python
+    >>> parent = Node(visits=4, total=2.0)
+    >>> often = Node(samples=3, visits=3, total=1.5, parent=parent)
+    >>> parent.children = [often, Node(samples=1, visits=1, parent=parent)]
+    >>> [score(child, 1.0) for child in parent.children]
+    [0.875, 0.25]
+
+    ```
+    """
+    parent = child.parent or child
+    siblings = parent.children or [child]
+    mean = child.mean if child.mean is not None else parent.mean or 0.0
+    prior = child.samples / max(sum(each.samples for each in siblings), 1)
+    return mean + exploration * prior * math.sqrt(sum(each.visits for each in siblings)) / (1 + child.visits)
+
+
+def _close(node: Node | None) -> None:
+    """Close a node and those above it, as far as nothing below them is open."""
+    while node is not None and node.is_expanded and all(child.is_closed for child in node.children):
+        node.is_closed = True
+        node = node.parent
