@@ -25,7 +25,7 @@ from typing import Any
 from frame import main
 from datasets import Dataset
 from length_bias import Task, study
-from small_models import Parts, sample_turn, warm_start
+from small_models import Parts, play, warm_start
 
 from trl_drgrpo.demo.task import IM_END
 
@@ -63,24 +63,13 @@ def rollout(seed: int, longest: int = MAX_COMMENT, honesty: float = 1.0) -> Call
     """
     rng = random.Random(seed)
 
-    def play(prompts: list[str], trainer: Any) -> dict[str, Any]:
-        tokenizer = trainer.processing_class
-        prompt_ids = [tokenizer(prompt)["input_ids"] for prompt in prompts]
+    def guess(prompts: list[str], trainer: Any) -> dict[str, Any]:
         verdicts = [rng.random() < RIGHT_PROBABILITY for _ in prompts]
         shown = verdicts if honesty == 1 else [right == (rng.random() < honesty) for right in verdicts]
-        feedback = [tokenizer(f"\n{VERDICTS[right]}\n")["input_ids"] for right in shown]
-        guesses = sample_turn(trainer, prompt_ids, 1)
-        begun = [guess + said for guess, said in zip(guesses, feedback, strict=True)]
-        comments = sample_turn(trainer, [p + b for p, b in zip(prompt_ids, begun, strict=True)], longest)
-        return {
-            "prompt_ids": prompt_ids,
-            "completion_ids": [b + comment for b, comment in zip(begun, comments, strict=True)],
-            "env_mask": [[1] + [0] * FEEDBACK_TOKENS + [1] * len(comment) for comment in comments],
-            "logprobs": None,
-            "verdict": verdicts,
-        }
+        feedback = [f"\n{VERDICTS[right]}\n" for right in shown]
+        return {**play(trainer, prompts, 1, feedback, longest), "verdict": verdicts}
 
-    return play
+    return guess
 
 
 def demonstrate(

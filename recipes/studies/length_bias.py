@@ -152,8 +152,7 @@ def train(task: Task, settings: dict[str, Any], folder: Path, seed: int, arm: st
     fields = {"max_steps": steps, "classes": classes, **objective}
     trainer = task.trainer(settings, model, output, size, seed, recorded, **fields)
     run["seconds"] = round(trainer.train().metrics["train_runtime"], 1)
-    logged = ("entropy", "entropy/with_signal")
-    run["entropy"] = [round(entry[n], 4) for entry in trainer.state.log_history for n in logged if n in entry]
+    run["entropy"] = [round(entry["entropy"], 4) for entry in trainer.state.log_history if "entropy" in entry]
     return [{**run, "tokens": sum(run["tokens_by_step"])}]
 
 

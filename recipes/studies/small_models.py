@@ -151,6 +151,34 @@ def sample_turn(trainer: Any, rows: Sequence[list[int]], tokens: int, stops: str
     return [next((row[: i + 1] for i, token in enumerate(row) if token in ends), row) for row in new]
 
 
+def play(trainer: Any, prompts: Sequence[str], *turns: int | Sequence[str], stops: str = "") -> dict[str, Any]:
+    """A game, for `rollout_func`.
+
+    Args:
+        trainer: Owns `model` and `processing_class`.
+        prompts (`Sequence[str]`): B prompts.
+        *turns: In their order, those of the policy as tokens at most, those of the environment as B texts.
+        stops (`str`, *optional*): As in [`sample_turn`].
+
+    Returns:
+        `dict`: `prompt_ids`, `completion_ids`, `logprobs` (None); with an environment `env_mask`, 0 on its tokens.
+    """
+    prompt_ids = [trainer.processing_class(prompt)["input_ids"] for prompt in prompts]
+    rows: list[list[int]] = [[] for _ in prompts]
+    masks: list[list[int]] = [[] for _ in prompts]
+    for turn in turns:
+        if isinstance(turn, int):
+            begun = [prompt + row for prompt, row in zip(prompt_ids, rows, strict=True)]
+            new = sample_turn(trainer, begun, turn, stops)
+        else:
+            new = [trainer.processing_class(text)["input_ids"] for text in turn]
+        for row, mask, ids in zip(rows, masks, new, strict=True):
+            row += ids
+            mask += [int(isinstance(turn, int))] * len(ids)
+    environment = {} if all(isinstance(turn, int) for turn in turns) else {"env_mask": masks}
+    return {"prompt_ids": prompt_ids, "completion_ids": rows, "logprobs": None, **environment}
+
+
 # Runs that end at the same tokens -----------------------------------------------------------------------------------
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from frame import Row
 from datasets import Dataset
-from small_models import Parts, sample_turn, warm_start
+from small_models import Parts, play, warm_start
 
 from trl_drgrpo.demo.build import add_with_gaps
 from trl_drgrpo.demo.task import IM_END
@@ -84,21 +84,11 @@ def _number(text: str) -> int | None:
 def rollout(seed: int) -> Callable[[list[str], Any], dict[str, Any]]:
     """The rollout of the task, for `rollout_func`; `seed` is not read, as the environment leaves nothing to chance."""
 
-    def play(prompts: list[str], trainer: Any) -> dict[str, Any]:
-        tokenizer = trainer.processing_class
-        prompt_ids = [tokenizer(prompt)["input_ids"] for prompt in prompts]
-        named = [tokenizer(f"+{second_term(prompt)}=")["input_ids"] for prompt in prompts]
-        first = sample_turn(trainer, prompt_ids, TURN_TOKENS, "\n")
-        seen = [prompt + turn + term for prompt, turn, term in zip(prompt_ids, first, named, strict=True)]
-        turns = list(zip(first, named, sample_turn(trainer, seen, TURN_TOKENS, "\n"), strict=True))
-        return {
-            "prompt_ids": prompt_ids,
-            "completion_ids": [one + term + two for one, term, two in turns],
-            "env_mask": [[1] * len(one) + [0] * len(term) + [1] * len(two) for one, term, two in turns],
-            "logprobs": None,
-        }
+    def add(prompts: list[str], trainer: Any) -> dict[str, Any]:
+        named = [f"+{second_term(prompt)}=" for prompt in prompts]
+        return play(trainer, prompts, TURN_TOKENS, named, TURN_TOKENS, stops="\n")
 
-    return play
+    return add
 
 
 def labeled_rows(size: int, seed: int) -> list[Row]:

@@ -34,7 +34,7 @@ import torch
 from frame import main
 from datasets import Dataset
 from length_bias import Task, study
-from small_models import Parts, sample_turn, warm_start
+from small_models import Parts, play, warm_start
 
 from trl_drgrpo.demo.task import IM_END
 from trl_drgrpo.features.fast_path.decoding.decoder import shared_prefill
@@ -104,10 +104,8 @@ def rollout(seed: int) -> Callable[[list[str], Any], dict[str, Any]]:
     """Plain sampling at temperature 1, with this package's generation in every arm; `seed` is not read."""
 
     def sample(prompts: list[str], trainer: Any) -> dict[str, Any]:
-        prompt_ids = [trainer.processing_class(prompt)["input_ids"] for prompt in prompts]
         with shared_prefill(trainer.model):
-            completion_ids = sample_turn(trainer, prompt_ids, MAX_COMPLETION)
-        return {"prompt_ids": prompt_ids, "completion_ids": completion_ids, "logprobs": None}
+            return play(trainer, prompts, MAX_COMPLETION)
 
     return sample
 
