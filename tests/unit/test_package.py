@@ -15,7 +15,7 @@ import trl_drgrpo
 
 ROOT = Path(trl_drgrpo.__file__).parent.parent
 FUNCTIONS = tuple(f"functions.{name}" for name in ("code", "judge", "mathematics", "strings"))
-ROOM_NAMES = ("adapters", "composition", "isolation", "scoring", *FUNCTIONS)
+ROOM_NAMES = ("adapters", "isolation", *FUNCTIONS)
 
 
 def run(*command, **options):
