@@ -29,7 +29,7 @@ from transformers import TrainerCallback
 
 from trl_drgrpo.check.bias import sampled_batches
 from trl_drgrpo.common.drawing import COLORS, new_figure
-from trl_drgrpo.demo import long_sums
+from trl_drgrpo.demo import build as long_sums
 from trl_drgrpo.demo.task import check_steps, line_reward, list_sum_reward, numbers_of, prompt_of
 from trl_drgrpo.process_rewards import TokenClassificationScorer, train_prm
 

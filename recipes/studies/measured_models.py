@@ -17,7 +17,7 @@ import guessing
 from frame import Row, Run, in_processes
 from small_models import small_trainer
 
-from trl_drgrpo.demo import long_sums
+from trl_drgrpo.demo import build as long_sums
 from trl_drgrpo.demo.build import MODEL_DIR
 from trl_drgrpo.demo.task import list_sum_reward, make_dataset
 

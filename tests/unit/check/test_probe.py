@@ -8,6 +8,7 @@ import torch
 from runs import length_reward
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
+from trl_drgrpo.check.bias import sampled_batches
 from trl_drgrpo.check.probe import (
     FOLDS,
     StateCollector,
@@ -17,7 +18,6 @@ from trl_drgrpo.check.probe import (
     joined,
     out_of_fold_scores,
     probe_correctness,
-    sampled_batches,
     stopping,
 )
 from trl_drgrpo.common.errors import InputError

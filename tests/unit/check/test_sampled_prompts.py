@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from trl_drgrpo.check import sampled_prompts
+from trl_drgrpo.check import groups
 from trl_drgrpo.check.groups import LATER, NOW, Sampling, retried_until_mixed
 from trl_drgrpo.objective.group_selection import select_groups
 
@@ -25,6 +25,6 @@ def test_bent_weights_are_seen(factor, monkeypatch):
         selection = select_groups(*args, **kwargs)
         return dataclasses.replace(selection, weights=[w * factor(selection) for w in selection.weights])
 
-    monkeypatch.setattr(sampled_prompts, "select_groups", bent)
+    monkeypatch.setattr(groups, "select_groups", bent)
     for gradient, exact in Sampling(estimates=(0.9, 0.5, 0.02)).compare():
         assert (gradient - exact).norm() > 1e-3 * exact.norm()

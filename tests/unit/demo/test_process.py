@@ -128,7 +128,7 @@ class TestRun:
 class TestEvidence:
     """The page and the numbers it stands on."""
 
-    ROOT = Path(__file__).parents[4]
+    ROOT = Path(__file__).parents[3]
     PAGE = ROOT / "recipes" / "guides" / "process_rewards.md"
 
     def test_the_cost_is_below_two_percent(self):
