@@ -316,7 +316,7 @@ class TestRun:
         """Without a name all of stock TRL's, the last of which is the same objective as ours."""
         from trl import GRPOConfig
 
-        from trl_drgrpo.demo.compare import STOCK_OBJECTIVES
+        from trl_drgrpo.demo.result import STOCK_OBJECTIVES
 
         assert tuple(STOCK_OBJECTIVES) == demo_command.OBJECTIVES
         assert parse().compare is None

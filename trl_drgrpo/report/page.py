@@ -1,4 +1,10 @@
-"""Data inside a page: JSON that cannot end the script element it stands in, whatever a completion holds."""
+"""The report as one HTML page that needs nothing else, and lets nothing else in.
+
+Styles, scripts and data are part of the page. Its content security policy allows exactly the style and the script that
+stand in it, by their hashes, and no connection to anywhere. Texts of a run reach the page as escaped text (`visible`:
+characters that cannot be seen, or that turn the text around them, are shown by their codes) or as JSON that cannot end
+the script element it stands in (`embedded`), whatever a completion holds.
+"""
 
 import base64
 import hashlib

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from trl_drgrpo.features.diagnostics.statistics import BUCKETS, QUARTERS
+from trl_drgrpo.features.diagnostics.statistics import QUARTERS
 
 BY_DIFFICULTY = ("difficulty/", "sampling/keep_probability/")  # not curves over the steps: one chart of their own
 
@@ -213,6 +213,4 @@ def other_metrics(metrics: Collection[str], panels: Sequence[Panel]) -> list[str
 def difficulty_metric(kind: str, bucket: str) -> str:
     """Name of a difficulty metric. `kind`: `"groups_frac"`, `"gradient_weight_frac"`, `"gradient_weight_frac_grpo"` or
     `"keep_probability"`."""
-    if bucket not in BUCKETS:
-        raise ValueError(f"bucket: got {bucket!r}; expected one of {', '.join(BUCKETS)}.")
     return f"{'sampling' if kind == 'keep_probability' else 'difficulty'}/{kind}/{bucket}"
