@@ -10,7 +10,7 @@ numbers stay comparable.
 """
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -59,31 +59,14 @@ _CURVES = {
 _PROCESS_CURVES = {"steps_mean": "process/steps_mean", "process_reward": "process/reward_mean"}
 
 
-class CurvesCallback(ProgressCallback):
-    """[`ProgressCallback`] that keeps the curves of a run.
-
-    Args:
-        console (`rich.console.Console`): Console for progress: a line every 20 steps, with a bar on a terminal.
-        process (`bool`): Whether the run has step rewards, so that their curves are there too.
-
-    Attributes:
-        curves (`dict[str, list[float | None]]`): `step`, `pass_rate`, `length_mean`, `length_correct_mean` and
-            `length_incorrect_mean`, with step rewards also `steps_mean` and `process_reward`, one entry per step;
-            `None` where a batch had no such completion.
-    """
-
-    def __init__(self, console: Console, process: bool = False):
-        super().__init__(console, every_steps=20)
-        self._keys = _CURVES | _PROCESS_CURVES if process else _CURVES
-        self.curves: dict[str, list[float | None]] = {name: [] for name in ("step", *self._keys)}
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        """Take the numbers of one step and show them."""
-        if logs and "reward" in logs:  # the closing summary of a run carries no reward
-            self.curves["step"].append(state.global_step)
-            for name, key in self._keys.items():
-                self.curves[name].append(logs.get(key))
-        super().on_log(args, state, control, logs=logs, **kwargs)
+def curves_of(history: Sequence[Mapping[str, Any]], process: bool = False) -> dict[str, list[float | None]]:
+    """The curves of a run, one entry per step of a trainer's `log_history`: `step` and the names above, with step
+    rewards also theirs; `None` where a batch had no such completion."""
+    keys = _CURVES | _PROCESS_CURVES if process else _CURVES
+    steps = [entry for entry in history if "reward" in entry]  # the closing summary of a run carries no reward
+    return {"step": [entry["step"] for entry in steps]} | {
+        name: [entry.get(key) for entry in steps] for name, key in keys.items()
+    }
 
 
 _PROMPTS_PER_STEP, _NUM_GENERATIONS, _MAX_COMPLETION_LENGTH = 8, 8, 128  # P, G, T
@@ -221,9 +204,7 @@ def _measure_train_measure(result: DemoResult, console: Console) -> None:
 
 
 def _train(model: Any, tokenizer: Any, result: DemoResult, console: Console) -> None:
-    """Train the model in place; the curves grow in `result` step by step."""
-    progress = CurvesCallback(console, process=result.process)
-    result.curves = progress.curves
+    """Train the model in place; whatever stops it, the curves so far are in `result`."""
     trainer = DrGRPOTrainer(
         model=model,
         reward_funcs=list_sum_reward,
@@ -234,8 +215,11 @@ def _train(model: Any, tokenizer: Any, result: DemoResult, console: Console) -> 
         processing_class=tokenizer,
         step_reward_funcs=line_reward if result.process else None,
     )
-    with show_progress(trainer, progress):
-        trainer.train()
+    try:
+        with show_progress(trainer, ProgressCallback(console, every_steps=20)):
+            trainer.train()
+    finally:
+        result.curves = curves_of(trainer.state.log_history, result.process)
 
 
 def _train_stock(objective: str, result: DemoResult, console: Console) -> None:
