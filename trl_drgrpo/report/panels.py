@@ -1,7 +1,7 @@
 """Panels of the report and their metrics: one list for the page, the figure and the tables."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from trl_drgrpo.features.diagnostics.statistics import QUARTERS
 
@@ -80,11 +80,9 @@ PANELS = (
     Panel(
         "Weight by length",
         "mean ratio to vLLM's probabilities",
-        (
-            Line("shortest quarter", (QUARTERS[0],)),
-            Line("second", (QUARTERS[1],)),
-            Line("third", (QUARTERS[2],)),
-            Line("longest quarter", (QUARTERS[3],)),
+        tuple(
+            Line(label, (name,))
+            for label, name in zip(("shortest quarter", "second", "third", "longest quarter"), QUARTERS, strict=True)
         ),
         hint="What token losses are multiplied by. Curves that part are a length bias: take token_truncate.",
     ),
@@ -185,7 +183,7 @@ def panels_for(metrics: Collection[str]) -> list[Panel]:
         if any(line.role for line in lines):
             lines = [line for line in lines if line.role]
         if lines:
-            panels.append(Panel(panel.title, panel.unit, tuple(lines), panel.stacked, panel.hint, panel.share))
+            panels.append(replace(panel, lines=tuple(lines)))
     return panels
 
 
