@@ -1,4 +1,4 @@
-"""The embedded demo: the task and its judges, the tokenizer, the shipped model, and short runs from end to end."""
+"""The embedded demo: the task and its judges, the tokenizer, the shipped model, process rewards, short runs."""
 
 import argparse
 import importlib.util
@@ -9,15 +9,30 @@ import sys
 from pathlib import Path
 
 import pytest
+import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
+from trl import GRPOConfig
 
 from trl_drgrpo.cli import demo as demo_command
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.demo import task
-from trl_drgrpo.demo.build import MODEL_DIR, build
-from trl_drgrpo.demo.task import build_tokenizer
+from trl_drgrpo.demo import run, task
+from trl_drgrpo.demo.build import (
+    MAX_COMPLETION,
+    MODEL_DIR,
+    TERMS,
+    add_with_gaps,
+    build,
+    demonstrate_with_gaps,
+    make_long_dataset,
+    make_long_problems,
+)
+from trl_drgrpo.demo.result import STOCK_OBJECTIVES, evaluate, objectives_table
+from trl_drgrpo.demo.run import run_demo
+from trl_drgrpo.demo.task import IM_END, PROCESS_SETTINGS, build_tokenizer, line_is_right, line_reward, step_numbers
+from trl_drgrpo.process_rewards.steps import step_segmenter
+from trl_drgrpo.report import write_report
 
 problems = st.lists(st.integers(1, 9), min_size=2, max_size=8)
 seeds = st.integers(0, 2**32)
@@ -27,9 +42,8 @@ RIGHT = "3+8=11\n11+5=16\nok 11+5=16\n16+2=18\n\\boxed{18}"
 
 @pytest.fixture(scope="module")
 def shipped():
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    return AutoModelForCausalLM.from_pretrained(MODEL_DIR), AutoTokenizer.from_pretrained(MODEL_DIR)
+    load = transformers.AutoModelForCausalLM, transformers.AutoTokenizer
+    return tuple(each.from_pretrained(MODEL_DIR) for each in load)
 
 
 def parse(*arguments: str) -> argparse.Namespace:
@@ -174,6 +188,110 @@ class TestDemonstrator:
         assert max(right + wrong) < 100
 
 
+LONG_PROBLEMS = make_long_problems(2000)
+
+
+def test_problems_are_long_and_the_splits_disjoint():
+    assert {len(numbers) for numbers in LONG_PROBLEMS} == {8, 9, 10} == set(range(TERMS[0], TERMS[1] + 1))
+    held_out = {tuple(sorted(numbers)) for numbers in make_long_problems(300, "held_out")}
+    assert not held_out & {tuple(sorted(numbers)) for numbers in LONG_PROBLEMS}
+    assert make_long_dataset(3)[0]["answer"] == str(sum(LONG_PROBLEMS[0]))
+
+
+def test_half_of_the_table_is_known_and_the_other_half_wrong_in_one_way():
+    written = {
+        (units, term): {add_with_gaps(10 + units, term, random.Random(seed)) - 10 - units - term for seed in range(40)}
+        for units in range(10)
+        for term in range(1, 10)
+    }
+    gaps = [wrong for wrong in written.values() if wrong != {0}]
+    assert 0.35 < len(gaps) / len(written) < 0.65
+    assert all(0 in wrong and len(wrong) == 2 for wrong in gaps)  # now and then it is right
+    assert all(min(wrong) == 0 for wrong in gaps)  # too much, never too little: two mistakes do not cancel
+
+
+def test_a_wrong_line_is_a_wrong_answer():
+    rng = random.Random(0)
+    texts = [demonstrate_with_gaps(numbers, rng) for numbers in LONG_PROBLEMS]
+    verdicts = [task.check_steps(numbers, text) for numbers, text in zip(LONG_PROBLEMS, texts, strict=True)]
+    right = task.list_sum_reward(texts, [sum(numbers) for numbers in LONG_PROBLEMS])
+    assert [all(lines) for lines in verdicts] == [reward == 1.0 for reward in right]
+    assert 0.05 < sum(right) / len(right) < 0.15
+    assert 0.7 < sum(map(sum, verdicts)) / sum(map(len, verdicts)) < 0.85
+    tokenizer = build_tokenizer()
+    assert max(len(tokenizer(text)["input_ids"]) for text in texts) < MAX_COMPLETION
+
+
+def rewards_of(text: str, numbers: tuple[int, ...] = (3, 8, 5, 2)) -> list[float | None]:
+    """What the trainer's way through tokens, steps and rule gives for a completion."""
+    tokenizer = build_tokenizer()
+    steps = step_segmenter(PROCESS_SETTINGS["step_separator"])(tokenizer.encode(text), tokenizer)
+    (row,) = line_reward(prompts=[task.prompt_of(numbers)], completions=[text], steps=[steps.texts])
+    assert len(row) == len(steps.ends)
+    return row
+
+
+class TestLineReward:
+    @pytest.mark.parametrize(
+        ("text", "rewards"),
+        [
+            (RIGHT + IM_END, [1.0, 1.0, None, 1.0, 1.0]),  # an `ok` line is no progress
+            ("3+8=1\n1+5=6\n6+2=8\n\\boxed{8}" + IM_END, [0.0, 1.0, 1.0, 1.0]),
+            # Truncated inside a line, and behind one.
+            ("3+8=11\n11+5=1", [1.0, 0.0]),
+            ("3+8=11\n11+5=16\n", [1.0, 1.0]),
+            # Blank lines and a bare end token are part of the step before them; alone, they cannot be scored.
+            (f"3+8=11\n{IM_END}", [1.0]),
+            ("\n3+8=11\n\n \n11+5=16", [1.0, 1.0]),
+            (IM_END, [None]),
+            (f"\n\n{IM_END}", [None]),
+            ("", []),
+            # The same `ok` line again and again would be paid every time; a wrong one costs.
+            ("3+8=11" + 3 * "\nok 3+8=11", [1.0, None, None, None]),
+            ("3+8=12\nok 3+8=12", [0.0, 0.0]),
+        ],
+    )
+    def test_golden(self, text, rewards):
+        assert rewards_of(text) == rewards
+
+    def test_a_step_of_several_lines_is_right_if_all_are(self):
+        assert line_is_right("3+8+5", (), "3+8=11\n11+5=16\n") == 1.0
+        assert line_is_right("3+8+5", (), "3+8=11\n11+5=17\n") == 0.0
+
+    @given(problems, st.integers(0, 2**32))
+    def test_lines_of_the_demonstrator_get_the_verdicts_of_check_steps(self, numbers, seed):
+        text = task.demonstrate(numbers, random.Random(seed))
+        lines = zip(text.split("\n"), task.check_steps(numbers, text), strict=True)
+        assert rewards_of(text + IM_END, tuple(numbers)) == [
+            None if right and line.startswith("ok ") else float(right) for line, right in lines
+        ]
+
+    @given(problems, st.text(alphabet="0123456789+=ok \n\\boxed{}", max_size=60))
+    def test_any_text_gets_one_reward_per_step_and_all_verdicts(self, numbers, text):
+        scored = [reward for reward in rewards_of(text + IM_END, tuple(numbers)) if reward is not None]
+        lines = filter(None, map(str.strip, text.split("\n")))
+        assert scored == [
+            float(right)
+            for line, right in zip(lines, task.check_steps(numbers, text), strict=True)
+            if not (right and line.startswith("ok "))
+        ]
+
+
+class TestStepNumbers:
+    def test_golden(self):
+        # 5 lines, all right, one of them `ok`; 2 lines, one right.
+        numbers = step_numbers([(3, 8, 5, 2), (3, 8)], [RIGHT, "3+8=1\n\n\\boxed{1}"])
+        assert numbers == {"steps_mean": 3.5, "process_reward": 6 / 7, "ok_steps_frac": 1 / 7}
+
+    def test_nothing(self):
+        assert set(step_numbers([(3, 8)], [""]).values()) == {0.0}
+        assert set(step_numbers([], []).values()) == {0.0}
+
+    def test_one_completion_per_problem(self):
+        with pytest.raises(ValueError, match="argument"):
+            step_numbers([(3, 8)], [])
+
+
 class TestTokenizer:
     def test_round_trip(self):
         tokenizer = build_tokenizer()
@@ -218,8 +336,6 @@ class TestShippedModel:
         assert tokenizer.chat_template == build_tokenizer().chat_template
 
     def test_it_starts_fluent_and_faulty(self, shipped):
-        from trl_drgrpo.demo.result import evaluate
-
         drawn = task.make_problems(128, "held_out")
         evaluation = evaluate(*shipped, drawn, sample=True)
         assert 0.15 < evaluation.accuracy < 0.45
@@ -238,8 +354,6 @@ class TestShippedModel:
 
 class TestEvaluate:
     def test_numbers(self, shipped):
-        from trl_drgrpo.demo.result import evaluate
-
         model, tokenizer = shipped
         drawn = task.make_problems(20, "held_out")
         greedy = evaluate(model, tokenizer, drawn, sample=False)
@@ -255,8 +369,6 @@ class TestEvaluate:
 @pytest.fixture
 def few_problems(monkeypatch):
     """Evaluations on 32 problems instead of 512."""
-    from trl_drgrpo.demo import run
-
     monkeypatch.setattr(run, "make_problems", lambda size, *split, **terms: task.make_problems(32, *split, **terms))
 
 
@@ -272,6 +384,8 @@ class TestRun:
         numbers = json.loads((tmp_path / "out" / "results.json").read_text())
         assert numbers["status"] == "finished"
         assert numbers["learned"] is False
+        assert numbers["settings"]["process"] is None
+        assert "process_reward" not in numbers["curves"]
         assert numbers["curves"]["step"] == [1, 2]
         assert numbers["gain_points"] == pytest.approx(
             100 * (numbers["after"]["sampled"]["accuracy"] - numbers["before"]["sampled"]["accuracy"])
@@ -287,10 +401,6 @@ class TestRun:
     @pytest.mark.slow
     def test_stock_trl_beside_it(self, tmp_path):
         """The same prompts at the first step, another objective, both runs in one report."""
-        from trl_drgrpo.demo.result import objectives_table
-        from trl_drgrpo.demo.run import run_demo
-        from trl_drgrpo.report import write_report
-
         with open(tmp_path / "log", "w", encoding="utf-8") as log:
             console = Console(file=log, width=200)
             earlier = tmp_path / "out" / "trl_grpo" / "completions" / "completions_00099.parquet"
@@ -314,10 +424,6 @@ class TestRun:
 
     def test_the_objectives_to_compare_with(self):
         """Without a name all of stock TRL's, the last of which is the same objective as ours."""
-        from trl import GRPOConfig
-
-        from trl_drgrpo.demo.compare import STOCK_OBJECTIVES
-
         assert tuple(STOCK_OBJECTIVES) == demo_command.OBJECTIVES
         assert parse().compare is None
         assert parse("--compare").compare == []
@@ -334,10 +440,6 @@ class TestRun:
 
     @pytest.mark.slow
     def test_it_runs_again_into_its_own_folder_and_without_matplotlib(self, tmp_path, monkeypatch):
-        import transformers
-
-        from trl_drgrpo.demo.run import run_demo
-
         monkeypatch.setitem(sys.modules, "matplotlib.figure", None)  # makes its import an ImportError
         for _ in range(2):
             with open(tmp_path / "log", "w", encoding="utf-8") as log:
@@ -348,8 +450,6 @@ class TestRun:
 
     @pytest.mark.usefixtures("few_problems")
     def test_interrupted_run_keeps_what_it_has(self, tmp_path, monkeypatch, capsys):
-        from trl_drgrpo.demo import run
-
         def interrupt(*arguments):
             raise KeyboardInterrupt
 
@@ -363,8 +463,6 @@ class TestRun:
 
     @pytest.mark.parametrize("name", ["results.json", "model", "curves.png", "report.html", "trl_grpo"])
     def test_files_of_another_origin_are_not_touched(self, tmp_path, name):
-        from trl_drgrpo.demo.run import run_demo
-
         (tmp_path / name).write_text("mine")
         with pytest.raises(InputError, match=f"holds {name}, not written by a demo"):
             run_demo(tmp_path)
@@ -376,15 +474,11 @@ class TestRun:
         [({"steps": 0}, "steps: got 0"), ({"seed": -1}, "seed: got -1"), ({"eval_size": 0}, "size: got 0")],
     )
     def test_bad_settings(self, tmp_path, setting, message):
-        from trl_drgrpo.demo.run import run_demo
-
         with pytest.raises(InputError, match=message):
             run_demo(tmp_path / "out", **setting)
         assert not (tmp_path / "out").exists()
 
     def test_output_dir_is_a_file(self, tmp_path):
-        from trl_drgrpo.demo.run import run_demo
-
         (tmp_path / "file").touch()
         with pytest.raises(InputError, match="output_dir: got"):
             run_demo(tmp_path / "file")
@@ -401,3 +495,33 @@ class TestRun:
         numbers = json.loads((tmp_path / "results.json").read_text())
         assert numbers["gain_points"] >= 40
         assert numbers["after"]["greedy"]["accuracy"] > 0.85
+
+
+class TestProcessRun:
+    @pytest.mark.slow
+    def test_two_steps_from_end_to_end(self, tmp_path, capsys):
+        assert demo_command.run(parse("--process", "--output_dir", str(tmp_path), "--steps", "2")) == 1
+        assert "steps per completion" in capsys.readouterr().out
+        numbers = json.loads((tmp_path / "results.json").read_text())
+        assert numbers["settings"]["process"] == PROCESS_SETTINGS
+        assert numbers["curves"]["step"] == [1, 2]
+        for curve, low, high in (("steps_mean", 7, 11), ("process_reward", 0.5, 0.95)):
+            assert all(low < value < high for value in numbers["curves"][curve])
+        for stage in ("before", "after"):
+            assert 7 < numbers[stage]["sampled"]["steps_mean"] < 11
+
+    @pytest.mark.slow
+    def test_it_learns(self, tmp_path):
+        assert demo_command.run(parse("--process", "--output_dir", str(tmp_path), "--seed", "1")) == 0
+        numbers = json.loads((tmp_path / "results.json").read_text())
+        assert numbers["gain_points"] >= 40
+        assert numbers["after"]["greedy"]["accuracy"] > 0.7
+        assert numbers["after"]["sampled"]["process_reward"] > 0.9
+
+
+def test_the_cost_of_process_rewards_is_below_two_percent():
+    recipes = Path(__file__).parents[2] / "recipes"
+    results = json.loads((recipes / "results" / "process_overhead.json").read_text(encoding="utf-8"))
+    page = (recipes / "guides" / "process_rewards.md").read_text(encoding="utf-8")
+    assert 0 < results["inside"]["step_rewards_frac"] < 0.02
+    assert f"{results['inside']['step_rewards_frac']:.1%}" in page

@@ -468,7 +468,7 @@ def changes_table(changes: Changes) -> str:
 def pushes(
     batches: Sequence[Rollouts], decisions: Callable[[np.ndarray, np.ndarray], np.ndarray] | None = None
 ) -> dict[str, dict[str, Push]]:
-    """The push of an update on the decision to stop, see `features/diagnostics/stop_push.py`.
+    """The push of an update on the decision to stop, see `features/diagnostics/statistics.py`.
 
     Args:
         batches (`Sequence[Rollouts]`): Batches that say which completions stopped.
@@ -505,7 +505,7 @@ def push_table(found: dict[str, dict[str, Push]]) -> str:
         "|---|---|---|",
     ]
     for name, of_objective in found.items():
-        cells = [_pushed(of_objective[kind]) for kind in ("correct", "incorrect")]
+        cells = [interval(of_objective[kind]) for kind in ("correct", "incorrect")]
         lines.append(f"| {OBJECTIVES[name].label} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -519,10 +519,11 @@ def plain(value: Any) -> Any:
     return None if value != value else value
 
 
-def _pushed(push: Push) -> str:
-    if math.isnan(push.standard_error):
+def interval(estimate: Estimate | Push, sign: str = "+") -> str:
+    """An estimate with its 95% interval, as text."""
+    if math.isnan(estimate.standard_error):
         return "unknown"
-    return f"{push.value:+.3f} ± {1.96 * push.standard_error:.3f}"
+    return f"{estimate.value:{sign}.3f} ± {1.96 * estimate.standard_error:.3f}"
 
 
 def _rows(estimates: dict[str, dict[str, Estimate]], objectives: list[str]) -> list[str]:

@@ -1,6 +1,12 @@
-"""The table of `trl-drgrpo check --credit`: enumerated environments and the credit of their rows.
+"""Is my step credit unbiased? Expected gradients through the trainer's advantages, against the exact ones.
 
-A further line is a [`CreditCase`]: anything that yields expected and exact gradients.
+Each case of `trl-drgrpo check --credit` enumerates small policies: all trajectories, all groups of two and of three
+rows. The advantages are those of a real `DrGRPOTrainer`; weighted by the groups' probabilities they make the gradient
+that training follows on average. It is the gradient of the expected reward to rounding, or the credit is biased. A
+further line of the table is a [`CreditCase`]: anything that yields expected and exact gradients.
+
+Constructions from the literature are controls. They must differ from the exact gradient even after the best rescaling:
+no learning rate makes up for the difference.
 """
 
 import math

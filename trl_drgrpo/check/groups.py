@@ -1,8 +1,16 @@
-"""Expected gradients of forked groups, by enumeration: every parent, every branch of every cut, every group.
+"""Expected gradients of forked groups and of chosen prompts, by enumeration; and advantages as a trainer has them.
 
-A parent is a row of a small policy. It is cut where a rule says so, and further branches are rows of the same policy
-that begin alike, each with its probability given what it begins with. Rows carry texts, so the trainer cuts them into
-steps as in training, and the rules are those of training (`features/forks.py`).
+**Forks**: every parent, every branch of every cut, every group. A parent is a row of a small policy. It is cut where a
+rule says so, and further branches are rows of the same policy that begin alike, each with its probability given what
+it begins with. Rows carry texts, so the trainer cuts them into steps as in training, and the rules are those of
+training (`features/forks.py`).
+
+**Prompts**: every order, every group, every choice. Three prompts, each with a pass rate and a logit of its own; a
+batch draws them without repetition, up to all three. They are enumerated for the model as it is and as it is later,
+when it passes more often: the two gradients stand in one vector, so a factor that changes as the model learns is no
+learning rate.
+
+**Credit** (`TrainerCredit`): token ids in, `compute_advantages` out.
 """
 
 import tempfile
@@ -28,9 +36,8 @@ from trl_drgrpo.objective.group_selection import keep_probability, select_groups
 from trl_drgrpo.trainer import DrGRPOTrainer
 from trl_drgrpo.upstream.batches import RolloutBatch, ScoredBatch
 
-Rule = Callable[
-    [Trajectory, int, int], int | None
-]  # row, cuts it has, tokens before the last -> tokens before the next
+# Row, cuts it has, tokens before the last -> tokens before the next.
+Rule = Callable[[Trajectory, int, int], int | None]
 ForkedCredit = Callable[[Sequence[Trajectory], int, Forks], torch.Tensor]  # rows, G, cuts -> advantages (B, T)
 PARENTS = 2
 
@@ -158,6 +165,8 @@ def _beginning_like(row: Trajectory, cut: int, rows: Sequence[Trajectory]) -> li
     return [i for i, other in enumerate(rows) if str(other.text).startswith(begun)]
 
 
+# Prompts -------------------------------------------------------------------------------------------------------------
+
 NOW, LATER = (0.05, 0.3, 0.8), (0.5, 0.6, 0.95)  # pass rates
 GROUPS = 2  # of a batch
 
@@ -258,9 +267,10 @@ def _exact(rates: Sequence[float]) -> torch.Tensor:
     return torch.autograd.grad(logits.sigmoid().mean(), logits)[0]
 
 
-Judge = Callable[
-    [Sequence[str]], Sequence[float | None]
-]  # the texts of a row's steps -> a reward, or a value, per step
+# Credit --------------------------------------------------------------------------------------------------------------
+
+# The texts of a row's steps -> a reward, or a value, per step.
+Judge = Callable[[Sequence[str]], Sequence[float | None]]
 
 
 def good_steps(steps: Sequence[str]) -> list[float]:

@@ -1,4 +1,16 @@
-"""TRL's fused head in the model's own precision, for calculations in float64."""
+"""Is my denominator right? The trainer's loss and gradient against `loss.py`, in float64, over a matrix of settings.
+
+Each case trains a tiny model for a few optimizer steps (`record`) and then repeats every step without the trainer:
+each row alone and unpadded through a plain forward, log-softmax, `group_advantages`, `dr_grpo_loss` over all rows of
+the step at once, backward. Micro-batching, accumulation, padding, shuffling, reuse of rollouts and importance ratios
+must all cancel out. A recording knows nothing of the objective: it holds the completions with the weights that sampled
+them, their rewards, the rows of each optimizer step, and the resulting gradient. A row without tokens was masked, or
+fills up a micro-batch: it adds nothing either way.
+
+Stock TRL is part of every check. With both switches set (`loss_type="dr_grpo"`, `scale_rewards="none"`) its gradient
+is the same, by construction. With the std left on, with `grpo` and with its default it must *differ*, even after
+the best rescaling, since under Adam a constant factor cancels; a check that cannot see them would prove nothing.
+"""
 
 import functools
 import math

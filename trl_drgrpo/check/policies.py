@@ -3,6 +3,10 @@
 A [`SmallPolicy`] lists every trajectory that it and its environment can produce. The exact gradient is autograd's, of
 the expected objective. An estimator's expected gradient runs over every batch of rows, weighted by its probability:
 the two agree or they do not, to rounding.
+
+Then the small policies of `trl-drgrpo check --credit`, each with one thing in which step credit goes wrong; and credit
+as it is published or commonly built, for controls: a rule that takes the rows of one group and gives an advantage per
+step. Those are not part of the package's objective.
 """
 
 import math
@@ -175,6 +179,8 @@ def compare(
             yield gradient / share(group_size), exact
 
 
+# Policies ------------------------------------------------------------------------------------------------------------
+
 GOOD, BAD, SEPARATOR = "+", "-", "\n"
 
 
@@ -326,6 +332,8 @@ def _logits(*probabilities: float) -> torch.Tensor:
 def _choice(logit: torch.Tensor, taken: int) -> torch.Tensor:
     return logsigmoid(logit if taken else -logit)
 
+
+# Credit as published -------------------------------------------------------------------------------------------------
 
 Group = Sequence[Trajectory]
 

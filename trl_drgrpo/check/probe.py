@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from trl_drgrpo.check.bias import Estimate
+from trl_drgrpo.check.bias import Estimate, interval
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.trainer import DrGRPOTrainer
 from trl_drgrpo.upstream.batches import TokenBatch
@@ -340,9 +340,9 @@ def probe_table(scores: ProbeScores) -> str:
         "AUC ± 95%:\n",
         "| the probe sees | AUC |",
         "|---|---|",
-        f"| the last hidden state | {_auc(scores.states)} |",
-        f"| the position alone | {_auc(scores.position)} |",
-        f"| difference | {_auc(scores.difference, '+')} |",
+        f"| the last hidden state | {interval(scores.states, '')} |",
+        f"| the position alone | {interval(scores.position, '')} |",
+        f"| difference | {interval(scores.difference)} |",
     ]
     return "\n".join([*lines, "", probe_sentence(scores)])
 
@@ -351,10 +351,8 @@ def probe_sentence(scores: ProbeScores) -> str:
     """Sentence on the length bias, from the numbers."""
     tells = "the state tells correct from incorrect answers to the same prompt"
     if scores.states.value <= 0.5 + 1.96 * scores.states.standard_error:
-        found = (
-            "the state does not tell correct from incorrect answers to the same prompt: the pushes of a mean per row "
-        )
-        found += "cancel there."
+        same = "the state does not tell correct from incorrect answers to the same prompt"
+        found = f"{same}: the pushes of a mean per row cancel there."
     elif scores.difference.value > 1.96 * scores.difference.standard_error:
         found = f"{tells}, and better than its position does: a mean per row can move their lengths apart."
     else:
@@ -365,7 +363,3 @@ def probe_sentence(scores: ProbeScores) -> str:
         f"over an answer's tokens, h the probability to stop, is {scores.open_stops:.2f} (near 1: a coin at every "
         "token; 0: when to stop is decided elsewhere)."
     )
-
-
-def _auc(estimate: Estimate, sign: str = "") -> str:
-    return f"{estimate.value:{sign}.3f} ± {1.96 * estimate.standard_error:.3f}"

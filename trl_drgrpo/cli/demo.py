@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 EXIT_LEARNED, EXIT_NOT_LEARNED, EXIT_INTERRUPTED = 0, 1, 130
-# Keys of `demo.compare.STOCK_OBJECTIVES`, here because `--help` loads no TRL.
+# Keys of `demo.result.STOCK_OBJECTIVES`, here because `--help` loads no TRL.
 OBJECTIVES = ("trl_default_dapo", "trl_grpo", "trl_dr_grpo_std_on", "trl_dr_grpo_no_std")
 
 

@@ -1,6 +1,6 @@
 """The embedded demo: a machine-checkable task, a tiny model that half masters it, and a run that teaches it the rest.
 
-Reading order: `task.py` -> `tokenizer.py` -> `build.py` -> `evaluate.py` -> `run.py`. `trl-drgrpo demo` runs it.
+Reading order: `task.py` -> `build.py` -> `result.py` -> `run.py`. `trl-drgrpo demo` runs it.
 """
 
 from pathlib import Path

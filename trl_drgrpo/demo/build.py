@@ -6,6 +6,13 @@ fluent and as faulty as the demonstrator: correct on about 3 of 10 held-out prob
 
 One thread, fixed seed and fixed order make the weights reproducible on the same machine and library versions. Takes
 several minutes on one core.
+
+On the **long list sums** credit per line matters. Eight to ten digits are added, so the boxed number is correct only
+if about eight lines are, and an early mistake spoils the outcome of all that follows. Their demonstrator knows half of
+the addition table: for every second pair of a units digit and a term it mostly writes an incorrect result, a different
+one for each pair. There is no one habit to unlearn, as with dropped carries; each pair has to be corrected by itself,
+and a reward for the whole completion does not say which of them was incorrect. A model that imitates this demonstrator
+(`warm_start`) writes about one correct completion in eight, and two correct lines in three.
 """
 
 import argparse
@@ -171,25 +178,7 @@ def save(model: Any, tokenizer: Any, output: Path, provenance: str) -> None:
     tokenizer.save_pretrained(output)
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Entry of `python -m trl_drgrpo.demo.build`."""
-    from transformers.utils import logging as transformers_logging
-
-    parser = argparse.ArgumentParser(
-        prog="python -m trl_drgrpo.demo.build", description=(__doc__ or "").split("\n")[0]
-    )
-    parser.add_argument("--output", type=Path, default=MODEL_DIR, help="folder to write (default: the package's own)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of weights and demonstrations (default: 0)")
-    options = parser.parse_args(arguments)
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
-    transformers_logging.disable_progress_bar()
-    logger.info("saved in %s", build(options.output, options.seed))
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
-
+# Long list sums ------------------------------------------------------------------------------------------------------
 
 TERMS = (8, 10)
 MAX_COMPLETION = 112  # tokens; the longest demonstration has 101
@@ -273,3 +262,23 @@ def warm_start(
     imitate(model, batches, steps, lr=2e-3)
     save(model, tokenizer, folder, f"trl_drgrpo.demo.build, seed {seed}, {steps} steps of {batch_size} rows")
     return folder
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Entry of `python -m trl_drgrpo.demo.build`."""
+    from transformers.utils import logging as transformers_logging
+
+    parser = argparse.ArgumentParser(
+        prog="python -m trl_drgrpo.demo.build", description=(__doc__ or "").split("\n")[0]
+    )
+    parser.add_argument("--output", type=Path, default=MODEL_DIR, help="folder to write (default: the package's own)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of weights and demonstrations (default: 0)")
+    options = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    transformers_logging.disable_progress_bar()
+    logger.info("saved in %s", build(options.output, options.seed))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

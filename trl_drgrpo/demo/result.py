@@ -1,7 +1,7 @@
-"""Measure a model on the list-sum task: sampled and greedy accuracy, and lengths of correct and incorrect completions.
+"""The demo's numbers: a model measured on the list-sum task, the results of a run and its files, tables and a plot.
 
-The demo reports numbers of this file, not the training logs: they are taken on held-out problems, the same ones before
-and after, and do not depend on the trainer.
+Accuracies and lengths are those of this file, not of the training logs: they are taken on held-out problems, the same
+ones before and after, and do not depend on the trainer.
 """
 
 import json
@@ -19,7 +19,6 @@ from rich.text import Text
 from trl_drgrpo.common.drawing import COLORS, ROLES, draw_trend, new_figure, save_figure
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.demo.build import MODEL_DIR
-from trl_drgrpo.demo.compare import STOCK_OBJECTIVES
 from trl_drgrpo.demo.task import PROCESS_SETTINGS, list_sum_reward, prompt_of, step_numbers
 from trl_drgrpo.upstream.versions import installed_versions
 
@@ -50,17 +49,7 @@ class Evaluation:
 
     def numbers(self) -> dict[str, float | None]:
         """The four numbers without the completions, for a results file."""
-        return {
-            "accuracy": self.accuracy,
-            "length_correct_mean": self.length_correct_mean,
-            "length_incorrect_mean": self.length_incorrect_mean,
-            "length_mean": self.length_mean,
-        }
-
-
-def mean_or_none(values: Sequence[float]) -> float | None:
-    """The mean, or `None` of nothing."""
-    return sum(values) / len(values) if values else None
+        return {name: value for name, value in vars(self).items() if name not in ("texts", "correct")}
 
 
 def evaluate(
@@ -98,16 +87,26 @@ def evaluate(
             lengths += (completions != tokenizer.pad_token_id).sum(dim=1).tolist()
     model.train(was_training)
     correct = [reward == 1.0 for reward in list_sum_reward(texts, [sum(numbers) for numbers in problems])]
+    by_verdict = [[n for n, ok in zip(lengths, correct, strict=True) if ok is kind] for kind in (True, False)]
+    of_correct, of_incorrect = (sum(some) / len(some) if some else None for some in by_verdict)
     return Evaluation(
         accuracy=sum(correct) / len(correct),
-        length_correct_mean=mean_or_none([n for n, ok in zip(lengths, correct, strict=True) if ok]),
-        length_incorrect_mean=mean_or_none([n for n, ok in zip(lengths, correct, strict=True) if not ok]),
+        length_correct_mean=of_correct,
+        length_incorrect_mean=of_incorrect,
         length_mean=sum(lengths) / len(lengths),
         texts=tuple(texts),
         correct=tuple(correct),
     )
 
 
+# Runs of stock TRL to compare with: name of the run (and its folder) -> fields of GRPOConfig that make the objective.
+# The last is Dr. GRPO in stock TRL.
+STOCK_OBJECTIVES: dict[str, dict[str, str]] = {
+    "trl_default_dapo": {},
+    "trl_grpo": {"loss_type": "grpo"},
+    "trl_dr_grpo_std_on": {"loss_type": "dr_grpo"},
+    "trl_dr_grpo_no_std": {"loss_type": "dr_grpo", "scale_rewards": "none"},
+}
 REQUIRED_GAIN_POINTS = 40.0
 MADE_BY = "trl-drgrpo demo"
 RESULTS_FILE, PLOT_FILE, MODEL_FOLDER = "results.json", "curves.png", "model"
@@ -249,7 +248,7 @@ def _is_a_demos(output_dir: Path) -> bool:
 _SAMPLES = 3
 
 
-def print_report(result: "DemoResult", console: Console) -> None:
+def print_report(result: DemoResult, console: Console) -> None:
     """Print the before/after table, three held-out samples and the paths of the files."""
     console.print(before_after_table(result))
     if result.stock:
@@ -266,10 +265,16 @@ def print_report(result: "DemoResult", console: Console) -> None:
     for name, path in files.items():
         if path is not None:
             console.print(f"{name + ':':12}{path}", highlight=False, markup=False, soft_wrap=True)
-    console.print(f"\nLoad it:\n{loading_snippet(result.model_dir)}", highlight=False, markup=False, soft_wrap=True)
+    folder = result.model_dir.as_posix()
+    loading = (
+        "from transformers import AutoModelForCausalLM, AutoTokenizer\n"
+        f'model = AutoModelForCausalLM.from_pretrained("{folder}")\n'
+        f'tokenizer = AutoTokenizer.from_pretrained("{folder}")'
+    )
+    console.print(f"\nLoad it:\n{loading}", highlight=False, markup=False, soft_wrap=True)
 
 
-def before_after_table(result: "DemoResult") -> Table:
+def before_after_table(result: DemoResult) -> Table:
     """Accuracies, mean lengths and, with step rewards, the steps on held-out problems, before and after training."""
     size = len(result.problems)
     table = Table(title=f"Held-out problems ({size}), before and after {result.steps} steps", title_justify="left")
@@ -295,7 +300,7 @@ def before_after_table(result: "DemoResult") -> Table:
     return table
 
 
-def objectives_table(result: "DemoResult") -> Table:
+def objectives_table(result: DemoResult) -> Table:
     """Held-out accuracies and lengths after the same number of steps, under each objective that was trained."""
     table = Table(title=f"The same start, problems and {result.steps} steps, by objective", title_justify="left")
     table.add_column("run", no_wrap=True, min_width=len("trl_dr_grpo_no_std"))
@@ -312,7 +317,7 @@ def objectives_table(result: "DemoResult") -> Table:
     return table
 
 
-def samples_table(result: "DemoResult") -> Table:
+def samples_table(result: DemoResult) -> Table:
     """The first three held-out problems with the model's samples before and after training; not picked."""
     table = Table(title=f"The first {_SAMPLES} held-out problems, sampled", title_justify="left", show_lines=True)
     for name in ("prompt", "before", "after"):
@@ -324,15 +329,6 @@ def samples_table(result: "DemoResult") -> Table:
             cells.append(Text(f"{evaluation.texts[row]}\n({verdict})"))
         table.add_row(*cells)
     return table
-
-
-def loading_snippet(model_dir: Path) -> str:
-    """Three lines of Python that load the saved model."""
-    return (
-        "from transformers import AutoModelForCausalLM, AutoTokenizer\n"
-        f'model = AutoModelForCausalLM.from_pretrained("{model_dir.as_posix()}")\n'
-        f'tokenizer = AutoTokenizer.from_pretrained("{model_dir.as_posix()}")'
-    )
 
 
 def draw_curves(curves: dict[str, list[float | None]], path: Path) -> Path:
@@ -350,9 +346,7 @@ def draw_curves(curves: dict[str, list[float | None]], path: Path) -> Path:
 
 def _curve(axes: "Axes", steps: list[float | None], values: list[float | None], color: str, label: str | None) -> None:
     """Draw one curve: each step faintly, and the mean of up to nine neighboring steps that have a value."""
-    points = [
-        (step, value) for step, value in zip(steps, values, strict=True) if step is not None and value is not None
-    ]
+    points = [(step, value) for step, value in zip(steps, values, strict=True) if value is not None]
     xs, ys = [x for x, _ in points], [y for _, y in points]
     windows = [ys[max(0, i - 4) : i + 5] for i in range(len(ys))]
     draw_trend(axes, xs, ys, [sum(window) / len(window) for window in windows], color, label)

@@ -1,9 +1,18 @@
-"""The demo's own tokenizer: one token per character, 35 tokens, Qwen-style chat template.
+r"""The list-sum task: add a list of digits, writing the running total line by line.
 
-An existing one would not do: a vocabulary of thousands would make up most of a model this small, and multi-digit
-tokens would hide the carries. It is a `Qwen2Tokenizer` with a small vocabulary and no merges, because `AutoTokenizer`
-loads that class for every Qwen2 model, whatever the tokenizer files say. Deltas from Qwen: no default system message,
-and characters outside the task have no token, so they vanish.
+A prompt is one chat message such as `3+8+5+2`. A completion writes one addition per line and boxes the last total:
+
+    3+8=11
+    11+5=16
+    ok 11+5=16
+    16+2=18
+    \boxed{18}
+
+Every line can be checked by a machine: an addition carries on from the total above it, an optional `ok` line repeats
+the addition above it, the boxed line closes. That makes the task fit outcome rewards (`list_sum_reward`) and process
+rewards (`line_reward`, a reward per line) alike. The *demonstrator* writes such completions with human mistakes, above
+all dropped carries, and checks more often after one; a model that imitates it is correct about 3 times in 10 and has
+something to learn. Only `make_dataset` imports `datasets`, when it is called.
 """
 
 import random
@@ -38,10 +47,13 @@ _CHARACTERS = "0123456789+=ĊĠ\\{}" + "abdeikmnorstuxy"
 
 def build_tokenizer() -> "Qwen2Tokenizer":
     """
-    Build the character-level tokenizer: 35 tokens and a chat template.
+    Build the demo's own tokenizer: one token per character, 35 tokens, Qwen-style chat template.
 
-    A completion ends with `<|im_end|>`, which is the end-of-sequence token that stops generation. Padding is on the
-    left, as generation in batches needs it.
+    An existing one would not do: a vocabulary of thousands would make up most of a model this small, and multi-digit
+    tokens would hide the carries. It is a `Qwen2Tokenizer` with a small vocabulary and no merges, because
+    `AutoTokenizer` loads that class for every Qwen2 model, whatever the tokenizer files say. Deltas from Qwen: no
+    default system message, and characters outside the task have no token, so they vanish. A completion ends with
+    `<|im_end|>`, which stops generation. Padding is on the left, as generation in batches needs it.
     """
     from transformers import Qwen2Tokenizer
 
@@ -308,11 +320,9 @@ def _add_like_the_demonstrator(total: int, term: int, rng: random.Random) -> int
     return result
 
 
-PROCESS_SETTINGS: dict[str, Any] = {
-    "step_separator": ["\n"],
-    "step_credit": "return_to_go",
-    "step_baseline": "to_go",
-}
+# Process rewards ----------------------------------------------------------------------------------------------------
+
+PROCESS_SETTINGS: dict[str, Any] = {"step_separator": ["\n"], "step_credit": "return_to_go", "step_baseline": "to_go"}
 
 
 def line_is_right(prompt: Any, previous_steps: Sequence[str], step: str) -> float | None:

@@ -1,8 +1,12 @@
-"""The completions of a run log: an index of the file first, the text of few of them later.
+"""The completions of a run: an index of the files first, the text of few of them later.
 
-100,000 completions are easily a gigabyte. So the file is read once line by line without being parsed: the head of a
-line says its step and group. Then as many lines as can be parsed in seconds, spread over the run, are looked at; and
-what is chosen from them is loaded on its own.
+**A run log's.** 100,000 completions are easily a gigabyte. So the file is read once line by line without being parsed:
+the head of a line says its step and group. Then as many lines as can be parsed in seconds, spread over the run, are
+looked at; and what is chosen from them is loaded on its own.
+
+**Plain TRL's**, with `log_completions=True`: one Parquet file per logged step. Columns: `step`, `prompt`,
+`completion`, one per reward function, extras of the reward functions, `advantage`. Rows of one prompt are consecutive.
+The number of tokens is not among them: it is counted with the tokenizer of the newest checkpoint, where there is one.
 """
 
 import math
@@ -22,6 +26,7 @@ from trl_drgrpo.report.records import (
     Starts,
     finish_group,
     flag,
+    listed,
     mapping,
     number,
     text,
@@ -36,7 +41,7 @@ _HEAD = re.compile(rb'\s*\{"step":\s*(\d+),\s*"time":\s*(\d[\d.eE+-]*|null),\s*"
 
 
 class RecordedCompletions:
-    """The groups in a run log's `completions.jsonl`. Implements [`Completions`].
+    """The groups in a run log's `completions.jsonl`.
 
     Args:
         path (`Path`): The file.
@@ -125,8 +130,7 @@ class RecordedCompletions:
 
 def group_of(value: dict[str, Any]) -> Group:
     """A group from a line of `completions.jsonl`, without what is missing or of another type."""
-    rows = value.get("rows")
-    rows = rows if isinstance(rows, list) else []
+    rows = listed(value.get("rows"))
     return finish_group(
         Group(
             step=whole(value.get("step")) or 0,
@@ -150,9 +154,8 @@ def _forks(value: Any, rows: int) -> list[int]:
 
 
 def _recorded_row(value: Any) -> Row:
-    spans = value.get("spans")
     return Row(
-        spans=[_span(mapping(span)) for span in spans] if isinstance(spans, list) else [],
+        spans=[_span(mapping(span)) for span in listed(value.get("spans"))],
         rewards={str(name): number(reward) for name, reward in mapping(value.get("rewards")).items()},
         reward=number(value.get("reward")),
         advantage=number(value.get("advantage")),
@@ -179,28 +182,28 @@ _FIXED = ("prompt", "completion", *TABLE_COLUMNS)
 
 
 class SavedCompletions:
-    """The groups in a TRL run's `completions` folder. Implements [`Completions`].
+    """The groups in a TRL run's `completions` folder.
 
     Args:
         folder (`Path`): Output folder of the run.
 
     Attributes:
         notes (`list[str]`): What could not be read, and how gaps were filled.
+        rows (`int`): Completions that were saved: every file was read.
         one_is_correct (`bool`): Whether a reward of 1 makes a completion correct: set once all are known to be 0 or 1.
     """
+
+    rows_are_exact = True
 
     def __init__(self, folder: Path):
         self._folder = folder
         self.notes: list[str] = []
         self.one_is_correct = False
+        self.rows = 0
         self._groups: list[tuple[Path, int]] = []
         self._open: tuple[Path, list[Group]] | None = None
-        self._rows = 0
-        self._read_files()
-
-    def _read_files(self) -> None:
         unreadable, seen = 0, None
-        files = self._folder.glob("completions/completions_*.parquet")
+        files = folder.glob("completions/completions_*.parquet")
         for path in sorted(files, key=lambda path: (len(path.name), path.name)):
             try:
                 table = read_parquet(path, columns=("prompt", "completion"))
@@ -211,7 +214,7 @@ class SavedCompletions:
             if not rows or rows == seen:  # logged again while the same generations were still trained on
                 continue
             seen = rows
-            self._rows += len(rows)
+            self.rows += len(rows)
             self._groups += [(path, index) for index in range(len(_group_sizes([str(row[0]) for row in rows])))]
         if unreadable:
             self.notes.append(f"{unreadable} files of completions cannot be read (cut off?), left out.")
@@ -220,16 +223,6 @@ class SavedCompletions:
     def groups(self) -> int:
         """Groups that were saved, those saved twice counted once."""
         return len(self._groups)
-
-    @property
-    def rows(self) -> int:
-        """Completions that were saved."""
-        return self._rows
-
-    @property
-    def rows_are_exact(self) -> bool:
-        """Always: every file was read."""
-        return True
 
     @cached_property
     def tokenizer(self) -> Any:
@@ -246,7 +239,7 @@ class SavedCompletions:
 
     def looked_at(self) -> Iterator[tuple[int, Group]]:
         """Number and content of groups, spread evenly over the run, the newest first."""
-        stride = max(1, -(-self._rows // LOOKED_AT_ROWS))
+        stride = max(1, -(-self.rows // LOOKED_AT_ROWS))
         for chosen in range(len(self._groups) - 1, -1, -stride):
             yield chosen, self.load(chosen)
 
@@ -275,6 +268,9 @@ class SavedCompletions:
             groups.append(finish_group(Group(int(step or 0), "train", index, prompts[at], rows)))
             at += size
         return groups
+
+
+Completions = RecordedCompletions | SavedCompletions
 
 
 def conversation(value: Any) -> str:

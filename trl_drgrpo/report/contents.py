@@ -1,4 +1,8 @@
-"""Texts of a run without the folders of the machine it ran on: a report is made to be passed on."""
+"""Everything a report shows, as one dictionary: what `--format json` writes and the other formats draw.
+
+Curves, samples and differences are computed here and nowhere else, so that the formats cannot disagree. A report is
+made to be passed on: its texts name no folder of the machine that the run was on.
+"""
 
 import re
 import time
@@ -8,8 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from trl_drgrpo.common.version import __version__
-from trl_drgrpo.evaluation.results import FOLDER, read_results
-from trl_drgrpo.evaluation.table import notes, table, title
 from trl_drgrpo.features.diagnostics.statistics import BUCKETS
 from trl_drgrpo.report.curves import (
     Curve,
@@ -28,6 +30,13 @@ from trl_drgrpo.report.groups import group_json, sample_groups
 from trl_drgrpo.report.panels import BY_DIFFICULTY, Panel, difficulty_metric, other_metrics, panels_for
 from trl_drgrpo.report.reading import LOG_FOLDER
 from trl_drgrpo.report.records import Run, number
+
+FORMAT = 3
+COMPLETION_BYTES = 3_200_000  # of the page's five megabytes
+CURVE_POINTS = 40_000  # of all curves of all runs
+
+_HEAT_COLUMNS = 100
+_GRADIENT_WEIGHT_KINDS = ("gradient_weight_frac", "gradient_weight_frac_grpo")
 
 # From `/`, `~/`, `C:\` or `file://` on, at least one folder, then the name that stays.
 _FOLDERS = re.compile(
@@ -79,8 +88,14 @@ def evaluations_of(run_dir: str | Path) -> list[dict[str, Any]]:
         `list[dict]`: `title`, `head`, `rows` (cells as text), `notes` and `date` of each; unreadable files
         are left out.
     """
+    folder = Path(run_dir) / LOG_FOLDER / "evaluations"
+    if not folder.is_dir():
+        return []
+    from trl_drgrpo.evaluation.results import read_results  # it loads torch
+    from trl_drgrpo.evaluation.table import notes, table, title
+
     found = []
-    for content in read_results(Path(run_dir) / LOG_FOLDER / FOLDER):
+    for content in read_results(folder):
         try:
             head, rows = table(content)
             shown = {"title": title(content), "head": head, "rows": rows, "notes": notes(content)}
@@ -88,14 +103,6 @@ def evaluations_of(run_dir: str | Path) -> list[dict[str, Any]]:
         except (KeyError, TypeError, ValueError, IndexError, AttributeError):
             continue  # somebody's edit: the others are shown
     return found
-
-
-FORMAT = 3
-COMPLETION_BYTES = 3_200_000  # of the page's five megabytes
-CURVE_POINTS = 40_000  # of all curves of all runs
-
-_HEAT_COLUMNS = 100
-_GRADIENT_WEIGHT_KINDS = ("gradient_weight_frac", "gradient_weight_frac_grpo")
 
 
 def report_contents(runs: Sequence[Run], max_groups: int | None = None, thin: bool = True) -> dict[str, Any]:
@@ -177,7 +184,11 @@ def difficulty(curves: dict[str, Curve]) -> dict[str, Any] | None:
     bucket of estimated pass rates, mean over the run, `None` where no prompt was, empty without one. `curves` are not
     thinned.
     """
-    shares = {bucket: curves.get(difficulty_metric("groups_frac", bucket)) for bucket in BUCKETS}
+
+    def by_bucket(kind: str) -> dict[str, Curve | None]:
+        return {bucket: curves.get(difficulty_metric(kind, bucket)) for bucket in BUCKETS}
+
+    shares = by_bucket("groups_frac")
     longest = max((curve for curve in shares.values() if curve), key=lambda curve: len(curve.steps), default=None)
     if longest is None:
         return None
@@ -189,12 +200,12 @@ def difficulty(curves: dict[str, Curve]) -> dict[str, Any] | None:
         groups[bucket] = [rounded(mean([at.get(step) for step in column]), 3) for column in columns]
     gradient_weight = {}
     for kind in _GRADIENT_WEIGHT_KINDS:
-        found = {bucket: curves.get(difficulty_metric(kind, bucket)) for bucket in BUCKETS}
+        found = by_bucket(kind)
         if any(found.values()):
             gradient_weight[kind] = {
                 bucket: rounded(mean(curve.values), 4) if curve else 0.0 for bucket, curve in found.items()
             }
-    kept = {bucket: curves.get(difficulty_metric("keep_probability", bucket)) for bucket in BUCKETS}
+    kept = by_bucket("keep_probability")
     keep_probability = {bucket: rounded(mean(curve.values), 4) if curve else None for bucket, curve in kept.items()}
     return {
         "steps": [column[-1] for column in columns],
@@ -212,13 +223,10 @@ def settings_table(runs: Sequence[Run]) -> list[dict[str, Any]]:
         names = dict.fromkeys(name for run in runs for name in getattr(run, part))
         for name in names:
             values = [getattr(run, part).get(name) for run in runs]
-            rows.append({"name": name, "part": part, "values": values, "differs": _differ(values)})
+            known = [value for value in values if value is not None]
+            differs = any(value != known[0] for value in known)
+            rows.append({"name": name, "part": part, "values": values, "differs": differs})
     return rows
-
-
-def _differ(values: Sequence[Any]) -> bool:
-    known = [value for value in values if value is not None]
-    return any(value != known[0] for value in known)
 
 
 def final_table(panels: Sequence[Panel], trained: Sequence[dict[str, Curve]]) -> list[dict[str, Any]]:

@@ -1,7 +1,9 @@
 """Metrics of a run as curves: thinned to what a page can hold, with gaps where nothing is known, and final numbers.
 
 A curve is its own list of steps and of values. A value that was logged as NaN is a gap (`None`), and so is a stretch
-of steps that is many times longer than usual; a metric that is only logged now and then is joined.
+of steps that is many times longer than usual; a metric that is only logged now and then is joined. The numbers on the
+first screen are values as logged, with the steps they come from; never smoothed. The push of a run's updates on the
+decision to stop comes from its recorded completions (`diagnostics/statistics.py` defines it).
 """
 
 import math

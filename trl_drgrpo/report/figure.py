@@ -1,4 +1,4 @@
-"""The report's curves as one picture, for papers, model cards and places that show no pages."""
+"""Curves as one picture: a report's, for papers, model cards and places that show no pages; or trainers' histories."""
 
 import math
 from collections.abc import Mapping, Sequence

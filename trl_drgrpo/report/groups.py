@@ -1,9 +1,14 @@
-"""Chooses the completions of a report that must stay small: the newest, the spread, the extremes.
+"""The completions that a report shows: which, and how a group of them stands in the page.
 
-Three queues are served in turn until the space is used up: the newest groups (what does it do now), groups spread
-evenly over the run (how did it get there: at any length the prefix of this queue is evenly spread), and extremes (the
-longest completion, the largest advantages, rewards that failed). Groups are taken whole: their statistics need every
-row. Texts that are longer than a limit lose their middle; the limit is the largest at which enough groups fit.
+A report must stay small. Three queues are served in turn until the space is used up: the newest groups (what does it
+do now), groups spread evenly over the run (how did it get there: at any length the prefix of this queue is evenly
+spread), and extremes (the longest completion, the largest advantages, rewards that failed). Groups are taken whole:
+their statistics need every row. Texts that are longer than a limit lose their middle; the limit is the largest at
+which enough groups fit.
+
+Rows of a forked group repeat what they share: `fork_tree` has each stretch of tokens once. `group_widget_html` shows a
+group under GRPO, DAPO and Dr. GRPO in a notebook or a page of one's own; nothing is loaded, styles and script
+(`assets/group_widget.js`) stand in the snippet.
 """
 
 import json
@@ -17,8 +22,9 @@ from itertools import zip_longest
 from typing import Any
 
 from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.report.completions import Completions
 from trl_drgrpo.report.page import embedded
-from trl_drgrpo.report.records import Completions, Group, Row, Span
+from trl_drgrpo.report.records import Group, Row, Span
 
 TEXT_LIMITS = (40_000, 16_000, 6_000, 2_000, 600)  # characters of a completion, tried in this order
 ENOUGH_GROUPS = 60

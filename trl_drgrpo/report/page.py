@@ -1,4 +1,10 @@
-"""Data inside a page: JSON that cannot end the script element it stands in, whatever a completion holds."""
+"""The report as one HTML page that needs nothing else, and lets nothing else in.
+
+Styles, scripts and data are part of the page. Its content security policy allows exactly the style and the script that
+stand in it, by their hashes, and no connection to anywhere. Texts of a run reach the page as escaped text (`visible`:
+characters that cannot be seen, or that turn the text around them, are shown by their codes) or as JSON that cannot end
+the script element it stands in (`embedded`), whatever a completion holds.
+"""
 
 import base64
 import hashlib
@@ -68,23 +74,8 @@ _SCRIPTS = (
     "page.js",
 )
 _PAGE_DATA = ("buckets", "panels", "other_metrics")
-_RUN_DATA = (
-    "name",
-    "kind",
-    "last_step",
-    "curves",
-    "axes",
-    "eval_curves",
-    "difficulty",
-    "warnings",
-    "resumed_at",
-    "groups",
-    "groups_total",
-    "rows_total",
-    "rows_are_exact",
-    "rows_shown",
-    "text_limit",
-)
+# Of a run, what the template writes and no script reads.
+_WRITTEN = ("status", "headline", "facts", "formula", "objective", "right", "notes", "push", "mean_of", "evaluations")
 
 
 def html_page(contents: dict[str, Any], version: str | None = None) -> str:
@@ -105,7 +96,7 @@ def html_page(contents: dict[str, Any], version: str | None = None) -> str:
         f'"use strict";\n/*\nuPlot: {_joined(("uplot/LICENSE",))}*/\n{_joined(_SCRIPTS)}'  # its licence goes with it
     )
     data = {name: contents[name] for name in _PAGE_DATA}
-    data["runs"] = [{name: run[name] for name in _RUN_DATA} for run in contents["runs"]]
+    data["runs"] = [{name: run[name] for name in run if name not in _WRITTEN} for run in contents["runs"]]
     return environment.get_template("page.html.j2").render(
         **contents,
         version=version,

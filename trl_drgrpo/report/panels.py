@@ -1,9 +1,9 @@
 """Panels of the report and their metrics: one list for the page, the figure and the tables."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from trl_drgrpo.features.diagnostics.statistics import BUCKETS, QUARTERS
+from trl_drgrpo.features.diagnostics.statistics import QUARTERS
 
 BY_DIFFICULTY = ("difficulty/", "sampling/keep_probability/")  # not curves over the steps: one chart of their own
 
@@ -80,11 +80,9 @@ PANELS = (
     Panel(
         "Weight by length",
         "mean ratio to vLLM's probabilities",
-        (
-            Line("shortest quarter", (QUARTERS[0],)),
-            Line("second", (QUARTERS[1],)),
-            Line("third", (QUARTERS[2],)),
-            Line("longest quarter", (QUARTERS[3],)),
+        tuple(
+            Line(label, (name,))
+            for label, name in zip(("shortest quarter", "second", "third", "longest quarter"), QUARTERS, strict=True)
         ),
         hint="What token losses are multiplied by. Curves that part are a length bias: take token_truncate.",
     ),
@@ -185,7 +183,7 @@ def panels_for(metrics: Collection[str]) -> list[Panel]:
         if any(line.role for line in lines):
             lines = [line for line in lines if line.role]
         if lines:
-            panels.append(Panel(panel.title, panel.unit, tuple(lines), panel.stacked, panel.hint, panel.share))
+            panels.append(replace(panel, lines=tuple(lines)))
     return panels
 
 
@@ -213,6 +211,4 @@ def other_metrics(metrics: Collection[str], panels: Sequence[Panel]) -> list[str
 def difficulty_metric(kind: str, bucket: str) -> str:
     """Name of a difficulty metric. `kind`: `"groups_frac"`, `"gradient_weight_frac"`, `"gradient_weight_frac_grpo"` or
     `"keep_probability"`."""
-    if bucket not in BUCKETS:
-        raise ValueError(f"bucket: got {bucket!r}; expected one of {', '.join(BUCKETS)}.")
     return f"{'sampling' if kind == 'keep_probability' else 'difficulty'}/{kind}/{bucket}"

@@ -1,22 +1,23 @@
-"""Metrics of `DrGRPOTrainer` for a run of plain TRL, computed from its saved completions.
+"""A run of plain TRL as a `Run`: the log history in `trainer_state.json`, and `completions/*.parquet` if it kept them.
 
-Only where every reward is 0 or 1: what counts as correct is never guessed from a continuous reward. The metrics have
-the names, and the definitions, of `DrGRPOTrainer`'s.
+TRL writes neither objective nor settings down where they can be read safely (`training_args.bin` is a pickle, which
+executes what it holds), so the report has none for such a run. With `log_completions=True` there are completions; what
+`DrGRPOTrainer` would have logged follows from them, under its names and by its definitions. Only where every reward is
+0 or 1: what counts as correct is never guessed from a continuous reward.
 """
 
-import json
 import statistics
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from trl_drgrpo.features.diagnostics.statistics import BUCKETS, bucket_index
 from trl_drgrpo.report.completions import SavedCompletions
-from trl_drgrpo.report.records import Completions, Group, Logged, Row, Run, mapping, number, whole
+from trl_drgrpo.report.records import Group, Logged, Run, mapping, number, read_object, whole
 
 
-def derived_metrics(completions: Completions) -> tuple[dict[int, dict[str, float | None]], list[str]]:
+def derived_metrics(completions: SavedCompletions) -> tuple[dict[int, dict[str, float | None]], list[str]]:
     """Metrics per logged step of a run of plain TRL, and notes on their origin. Where a reward is neither 0 nor 1: no
     metrics, and the reason."""
     batches: dict[int, list[Group]] = defaultdict(list)
@@ -77,65 +78,38 @@ def bucket_of(rate: float) -> str:
 
 
 def _gradient_weights(rates: Sequence[tuple[float, Group]]) -> dict[str, float | None]:
-    """Shares of the gradient weight by bucket, with Dr. GRPO's weights and with GRPO's."""
+    """Shares of the gradient weight by bucket: Dr. GRPO's is `|r - mean|` for each token of a row, GRPO's is `|z|` for
+    each, divided by their number."""
+    rules: dict[str, Callable[[Any, float], float]] = {
+        "gradient_weight_frac": lambda row, mean: abs(row.reward - mean) * row.length,
+        "gradient_weight_frac_grpo": lambda row, mean: abs(row.zscore or 0.0) * (row.length > 0),
+    }
     weights: dict[str, float | None] = {}
-    for name, weigh in (
-        ("gradient_weight_frac", _dr_grpo_gradient_weight),
-        ("gradient_weight_frac_grpo", _grpo_gradient_weight),
-    ):
+    for name, weigh in rules.items():
         by_bucket: dict[str, float] = dict.fromkeys(BUCKETS, 0.0)
         for rate, group in rates:
-            by_bucket[bucket_of(rate)] += sum(weigh(row, rate) for row in group.rows)
+            known = [row for row in group.rows if row.reward is not None and row.length is not None]
+            by_bucket[bucket_of(rate)] += sum(weigh(row, rate) for row in known)
         if total := sum(by_bucket.values()):
             weights |= {f"difficulty/{name}/{bucket}": weight / total for bucket, weight in by_bucket.items()}
     return weights
-
-
-def _dr_grpo_gradient_weight(row: Row, mean: float) -> float:
-    """`|r - mean|` for each of its tokens."""
-    return 0.0 if row.reward is None or row.length is None else abs(row.reward - mean) * row.length
-
-
-def _grpo_gradient_weight(row: Row, mean: float) -> float:
-    """`|z|` for each of its tokens, divided by their number."""
-    return 0.0 if row.zscore is None or row.length is None else abs(row.zscore) * (row.length > 0)
 
 
 STATE_FILE = "trainer_state.json"
 _NOT_METRICS = ("step", "epoch")
 
 
-def find_trainer_state(folder: Path) -> Path | None:
-    """The trainer state that got furthest, in the folder or in one of its checkpoints. Passes over files that cannot
-    be read, unless there is no other."""
-    found = _states(folder)
-    readable = [(step, path) for step, path in found if step is not None]
-    if readable:
-        return max(readable)[1]
-    return found[0][1] if found else None
-
-
-def _states(folder: Path) -> list[tuple[int | None, Path]]:
-    """Per trainer state: its step (`None` = unreadable) and its path."""
-    paths = [folder / STATE_FILE, *folder.glob(f"checkpoint-*/{STATE_FILE}")]
-    return [(whole(_state(path).get("global_step")), path) for path in paths if path.is_file()]
-
-
-def _state(path: Path) -> dict[str, Any]:
-    try:
-        state = json.loads(path.read_text(encoding="utf-8", errors="replace"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return state if isinstance(state, dict) else {}
-
-
-def read_plain_run(folder: Path) -> Run:
-    """Reads a run that has no run log, from its output folder or a checkpoint: no objective, no settings."""
-    path = find_trainer_state(folder)
-    state = _state(path) if path is not None else {}
+def read_plain_run(folder: Path) -> Run | None:
+    """Reads a run that has no run log, from its output folder or a checkpoint: no objective, no settings; `None` where
+    there is none. The trainer state that got furthest counts, in the folder or in one of its checkpoints."""
+    paths = [path for path in (folder / STATE_FILE, *folder.glob(f"checkpoint-*/{STATE_FILE}")) if path.is_file()]
+    if not paths and not any((folder / "completions").glob("completions_*.parquet")):
+        return None
+    states = [(_state(path), path) for path in paths]
+    state, path = max(states, key=lambda each: _step(each[0]), default=({}, folder))
     run = Run(name=folder.resolve().name, path=str(folder), kind="trl")
     run.notes.append("A run of plain TRL: it records no objective, settings, warnings or token advantages.")
-    torn = [str(other.relative_to(folder)) for step, other in _states(folder) if step is None]
+    torn = [str(other.relative_to(folder)) for content, other in states if _step(content) < 0]
     if torn:
         run.notes.append(f"{', '.join(torn)} cannot be read (cut off?) and was passed over.")
     run.logged = [entry for line in state.get("log_history") or [] if (entry := _logged(line)) is not None]
@@ -147,13 +121,26 @@ def read_plain_run(folder: Path) -> Run:
         completions.one_is_correct = bool(derived)
         run.notes += notes
     run.notes += completions.notes
-    if path is not None and state:
+    if state:
         run.facts = {"max_steps": str(state.get("max_steps")), "read from": str(path.relative_to(folder))}
         step, last = whole(state.get("global_step")), whole(state.get("max_steps"))
         run.status = f"finished at step {step}" if step == last else f"saved at step {step} of {last}"
     else:
         run.status = "no trainer state saved yet"
     return run
+
+
+def _state(path: Path) -> dict[str, Any]:
+    try:
+        return read_object(path) or {}
+    except OSError:
+        return {}
+
+
+def _step(state: dict[str, Any]) -> int:
+    """Of a trainer state; -1 where it cannot be read."""
+    step = whole(state.get("global_step"))
+    return -1 if step is None else step
 
 
 def _logged(line: Any) -> Logged | None:

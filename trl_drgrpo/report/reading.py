@@ -4,16 +4,27 @@ The run log is `<output_dir>/_drgrpo/`: `run.json` and three files of JSON Lines
 What is missing, torn or damaged costs only itself, and a note in the report says so.
 """
 
-import json
 import time as clock
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.report.completions import RecordedCompletions
-from trl_drgrpo.report.records import JsonLines, Logged, Run, Starts, Warned, listed, mapping, number, text, whole
+from trl_drgrpo.report.records import (
+    JsonLines,
+    Logged,
+    Run,
+    Starts,
+    Warned,
+    listed,
+    mapping,
+    number,
+    read_object,
+    text,
+    whole,
+)
 
 LOG_FOLDER, FORMAT = "_drgrpo", 1
 
@@ -38,7 +49,7 @@ def read_runs(folders: Sequence[str | Path]) -> list[Run]:
 def read_run(folder: str | Path) -> Run:
     """Reads one run from its `output_dir`, its `_drgrpo` folder, or one of its checkpoints. Errors are those of
     `read_runs`."""
-    from trl_drgrpo.report.plain_trl import find_trainer_state, read_plain_run
+    from trl_drgrpo.report.plain_trl import read_plain_run
 
     folder = Path(folder)
     if not folder.is_dir():
@@ -47,8 +58,8 @@ def read_run(folder: str | Path) -> Run:
     log = folder if folder.name == LOG_FOLDER else folder / LOG_FOLDER
     if any((log / name).is_file() for name in _FILES):
         return read_run_log(log)
-    if find_trainer_state(folder) is not None or any((folder / "completions").glob("completions_*.parquet")):
-        return read_plain_run(folder)
+    if (run := read_plain_run(folder)) is not None:
+        return run
     held = sorted(entry.name + "/" * entry.is_dir() for entry in folder.iterdir())
     shown = ", ".join(held[:6]) + (f" and {len(held) - 6} more" if len(held) > 6 else "")
     raise InputError(
@@ -78,8 +89,14 @@ def read_run_log(log: Path) -> Run:
         resumed_at=starts.resumed_at,
         notes=notes,
     )
-    run.logged = _logged(JsonLines(log / "metrics.jsonl"), starts, notes)
-    run.warnings = _warnings(JsonLines(log / "warnings.jsonl"), starts, notes)
+    logged, superseded = _entries(log / "metrics.jsonl", starts, notes)
+    for step, line in logged:
+        metrics = {str(name): number(value) for name, value in mapping(line.get("logs")).items()}
+        run.logged.append(Logged(step, text(line.get("mode", "train")), metrics, number(line.get("time"))))
+    if superseded:
+        notes.append(f"{superseded} logged entries were done again after a crash, or are an earlier run's: left out.")
+    for step, line in _entries(log / "warnings.jsonl", starts, notes)[0]:
+        run.warnings.append(Warned(step, text(line.get("cause", "")), text(line.get("message", ""))))
     completions = RecordedCompletions(log / "completions.jsonl", starts)
     _note_unreadable(completions.unreadable, "completions.jsonl", notes)
     run.completions = completions if completions.groups else None
@@ -90,13 +107,11 @@ def read_run_log(log: Path) -> Run:
 def _about(path: Path, notes: list[str]) -> dict[str, Any]:
     """`run.json`, or nothing and a note."""
     try:
-        about = json.loads(path.read_text(encoding="utf-8", errors="replace"))
+        about = read_object(path)
     except OSError:
         notes.append("run.json is missing: objective and settings are not known.")
         return {}
-    except (ValueError, RecursionError):
-        about = None
-    if not isinstance(about, dict):
+    if about is None:
         notes.append("run.json cannot be read (cut off?): objective and settings are not known.")
         return {}
     if about.get("format", FORMAT) != FORMAT:
@@ -112,14 +127,12 @@ def _about(path: Path, notes: list[str]) -> dict[str, Any]:
 def _facts(about: dict[str, Any], starts: list[Any], began: float | None) -> dict[str, str]:
     """Facts for the head of the report, in its order."""
     latest = starts[-1] if starts else {}
-    weights = mapping(about.get("rewards")).get("weights")
-    names = mapping(about.get("rewards")).get("names")
     facts = {
         "model": about.get("model"),
         "adapter": about.get("adapter"),
         "dataset": about.get("dataset"),
-        "rewards": _weighted(names, weights),
-        "step rewards": _weighted(*(mapping(about.get("step_rewards")).get(key) for key in ("names", "weights"))),
+        "rewards": _weighted(mapping(about.get("rewards"))),
+        "step rewards": _weighted(mapping(about.get("step_rewards"))),
         "correct": _correctness(mapping(about.get("right"))),
         "max_steps": about.get("max_steps"),
         "device": latest.get("device"),
@@ -130,10 +143,9 @@ def _facts(about: dict[str, Any], starts: list[Any], began: float | None) -> dic
     return {name: text(value) for name, value in facts.items() if value not in (None, "", {}, [])}
 
 
-def _weighted(names: Any, weights: Any) -> str:
-    if not isinstance(names, list):
-        return ""
-    weights = weights if isinstance(weights, list) and len(weights) == len(names) else [1] * len(names)
+def _weighted(functions: Mapping[str, Any]) -> str:
+    names, weights = listed(functions.get("names")), listed(functions.get("weights"))
+    weights = weights if len(weights) == len(names) else [1] * len(names)
     return " + ".join(
         text(name) if weight in (1, None) else f"{weight} {text(name)}"
         for name, weight in zip(names, weights, strict=True)
@@ -168,33 +180,20 @@ def _status(about: dict[str, Any], logged: list[Logged]) -> str:
     return f"running or killed: no end recorded, last entry at step {logged[-1].step}, {since} before this report"
 
 
-def _logged(lines: JsonLines, starts: Starts, notes: list[str]) -> list[Logged]:
-    logged, superseded = [], 0
-    for line in lines:
-        step, time = whole(line.get("step")), number(line.get("time"))
-        if step is None:
-            lines.unreadable += 1
-        elif starts.superseded(step, time):
-            superseded += 1
-        else:
-            metrics = {str(name): number(value) for name, value in mapping(line.get("logs")).items()}
-            logged.append(Logged(step, text(line.get("mode", "train")), metrics, time))
-    _note_unreadable(lines.unreadable, lines.path.name, notes)
-    if superseded:
-        notes.append(f"{superseded} logged entries were done again after a crash, or are an earlier run's: left out.")
-    return sorted(logged, key=lambda entry: entry.step)
-
-
-def _warnings(lines: JsonLines, starts: Starts, notes: list[str]) -> list[Warned]:
-    warnings = []
+def _entries(path: Path, starts: Starts, notes: list[str]) -> tuple[list[tuple[int, dict[str, Any]]], int]:
+    """Step and line of what still counts, in the order of the steps; and how many lines no longer do."""
+    lines = JsonLines(path)
+    entries, superseded = [], 0
     for line in lines:
         step = whole(line.get("step"))
         if step is None:
             lines.unreadable += 1
-        elif not starts.superseded(step, number(line.get("time"))):
-            warnings.append(Warned(step, text(line.get("cause", "")), text(line.get("message", ""))))
-    _note_unreadable(lines.unreadable, lines.path.name, notes)
-    return sorted(warnings, key=lambda warning: warning.step)
+        elif starts.superseded(step, number(line.get("time"))):
+            superseded += 1
+        else:
+            entries.append((step, line))
+    _note_unreadable(lines.unreadable, path.name, notes)
+    return sorted(entries, key=lambda entry: entry[0]), superseded
 
 
 def _note_unreadable(count: int, name: str, notes: list[str]) -> None:

@@ -1,7 +1,11 @@
 """The report's view of a run, whatever wrote it: plain data, checked when it is read.
 
 A run log may be half-written, or written by another version. So every value is looked at here, once: what is no number
-is `None`, what is no text becomes one, and the rest of the report need not ask again.
+is `None`, what is no text becomes one, and the rest of the report need not ask again. Lines that cannot be read, since
+the file grows, was torn by a crash or is damaged, are counted, not fatal.
+
+A run that crashed and was resumed did some steps twice: `Starts` says which entries of its log still count. A folder
+in which a run was started anew, from step 0, holds that run only: nothing of the one before counts.
 """
 
 import json
@@ -10,9 +14,12 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from trl_drgrpo.features.diagnostics.statistics import grpo_zscores
+
+if TYPE_CHECKING:
+    from trl_drgrpo.report.completions import Completions
 
 
 @dataclass
@@ -115,31 +122,6 @@ class Logged:
     time: float | None = None
 
 
-class Completions(Protocol):
-    """The completions of a run: some are looked at, the chosen ones are loaded."""
-
-    @property
-    def groups(self) -> int:
-        """Number of groups."""
-        ...
-
-    @property
-    def rows(self) -> int:
-        """Number of completions; an estimate where `rows_are_exact` is false."""
-        ...
-
-    @property
-    def rows_are_exact(self) -> bool: ...
-
-    def looked_at(self) -> Iterator[tuple[int, Group]]:
-        """Number and content of as many groups, spread over the run, as can be parsed in seconds."""
-        ...
-
-    def load(self, number: int) -> Group | None:
-        """The group of that number; `None` if it cannot be read after all."""
-        ...
-
-
 @dataclass
 class Run:
     """Everything that is known of one run.
@@ -172,7 +154,7 @@ class Run:
     logged: list[Logged] = field(default_factory=list)
     warnings: list[Warned] = field(default_factory=list)
     resumed_at: list[int] = field(default_factory=list)
-    completions: Completions | None = None
+    completions: "Completions | None" = None
     notes: list[str] = field(default_factory=list)
 
 
@@ -226,6 +208,19 @@ def finish_group(group: Group) -> Group:
     return group
 
 
+def read_object(path: Path) -> dict[str, Any] | None:
+    """The JSON object that a file holds; `None` if it holds none. An `OSError` where there is no file to read."""
+    return _parsed(path.read_bytes())
+
+
+def _parsed(content: bytes) -> dict[str, Any] | None:
+    try:
+        value = json.loads(content.decode("utf-8", errors="replace"))
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
 class JsonLines:
     """The JSON objects of a file, one per line.
 
@@ -253,14 +248,9 @@ class JsonLines:
 
     def parse(self, line: bytes) -> dict[str, Any] | None:
         """The object of a line; `None`, and counted, if it is none."""
-        try:
-            value = json.loads(line.decode("utf-8", errors="replace"))
-        except (ValueError, RecursionError):
-            value = None
-        if isinstance(value, dict):
-            return value
-        self.unreadable += 1
-        return None
+        value = _parsed(line)
+        self.unreadable += value is None
+        return value
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         for _, line in self.raw():

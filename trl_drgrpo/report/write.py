@@ -1,4 +1,9 @@
-"""`write_report`: from folders of runs to one file."""
+"""`write_report`: from folders of runs to one file; and `--follow`: the page of runs that are going on.
+
+The followed page asks for itself again and again; the runs are read anew only if one of their files has changed.
+Nothing but the page is served, to nobody but this machine: the server listens on the loopback address and refuses
+requests that name another host, as a foreign page's would whose name was bent to this address.
+"""
 
 import json
 import os
@@ -85,8 +90,6 @@ def _write(contents: dict[str, Any], path: Path, format: str) -> None:
         plot = draw_figure(contents, path.with_suffix(".png")) if has_matplotlib() else None
         written = markdown_page(contents, plot)
     else:
-        from trl_drgrpo.report.page import html_page
-
         written = html_page(contents)
     partial = path.with_name(f".{path.name}.{os.getpid()}")  # a page that is open is replaced whole
     partial.write_bytes(written.encode("utf-8", errors="backslashreplace"))

@@ -25,14 +25,6 @@ Preset = Literal["lora", "qlora"]
 PRESETS: tuple[str, ...] = get_args(Preset)
 LEARNING_RATE = 1e-5
 _ADAPTER = {"r": 16, "lora_alpha": 32, "lora_dropout": 0.0, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}
-# The same in the keys of `trl grpo`, in which recipes and flags are written.
-_RECIPE_KEYS = {
-    "r": "lora_r",
-    "lora_alpha": "lora_alpha",
-    "lora_dropout": "lora_dropout",
-    "target_modules": "lora_target_modules",
-    "task_type": "lora_task_type",
-}
 _4BIT = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
 # Given beside a preset, these would make it another one.
 _CONTRADICTIONS: dict[str, dict[str, Any]] = {
@@ -110,7 +102,8 @@ def preset_values(name: str, given: Mapping[str, Any], device: str | None = None
     check_preset(name, given, is_planned=device is not None)
     on_cpu = bool(given.get("use_cpu"))
     reduced = computes_in_bfloat16(on_cpu) if device is None else device == "cuda"
-    adapter = {_RECIPE_KEYS[field]: value for field, value in _ADAPTER.items()}
+    # The keys of `trl grpo`, in which recipes and flags are written, are PEFT's behind `lora_`.
+    adapter = {f"lora_{field.removeprefix('lora_')}": value for field, value in _ADAPTER.items()}
     values = {"use_peft": True, **adapter, "lora_target_modules": [_ADAPTER["target_modules"]]}
     if name == "qlora":
         values |= {**_4BIT, "use_bnb_nested_quant": True}

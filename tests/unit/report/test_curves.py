@@ -1,7 +1,15 @@
-"""Curves: gaps, thinning, and the end of a run."""
+"""Curves, their panels, the numbers of the first screen, and the push on the decision to stop."""
 
-from trl_drgrpo.report.curves import axes_of, curves_of
-from trl_drgrpo.report.records import Logged
+import random
+
+from report_runs import write_run_log
+
+from trl_drgrpo.report.completions import RecordedCompletions
+from trl_drgrpo.report.contents import report_contents
+from trl_drgrpo.report.curves import Curve, axes_of, curves_of, headline, push_note, push_rows
+from trl_drgrpo.report.panels import other_metrics, panels_for
+from trl_drgrpo.report.reading import read_run
+from trl_drgrpo.report.records import Group, Logged, Row, Run, Span, Warned
 
 
 def test_gaps_stay_gaps():
@@ -33,3 +41,115 @@ def test_tokens_and_time_never_fall_and_a_pause_is_left_out():
 def test_the_later_entry_of_a_step_and_the_runs_end():
     logged = [Logged(1, "train", {"a": 1.0}), Logged(1, "train", {"a": 2.0, "train_runtime": 3.0})]
     assert {name: curve.values for name, curve in curves_of(logged, "train").items()} == {"a": [2.0]}
+
+
+def test_weights_of_a_correction_are_drawn_by_length_and_by_correctness():
+    names = [f"sampling/weight_{of}_mean" for of in ("q1", "q2", "q3", "q4", "correct", "incorrect")]
+    by_length, by_correctness = panels_for(set(names))
+    assert [line.metrics[0] for line in (*by_length.lines, *by_correctness.lines)] == names
+    assert [line.role for line in by_correctness.lines] == ["correct", "incorrect"]
+
+
+def test_forks_are_drawn_where_they_were_logged():
+    names = {f"forks/{name}" for name in ("cut_frac", "cut_position", "sampled_token_frac", "live_frac")}
+    panels = panels_for(names)
+    assert [panel.title for panel in panels] == ["Forks", "First fork", "Sampled tokens"]
+    assert all(panel.share for panel in panels)
+    assert other_metrics(names, panels) == []
+    assert not any("ork" in panel.title for panel in panels_for({"reward"}))
+
+
+def test_sampling_is_drawn_where_it_was_logged():
+    names = {"sampling/draws", "sampling/groups_live", "sampling/keep_probability/0-25", "sampling/capped_frac"}
+    panels = panels_for(names)
+    assert [(panel.title, [line.label for line in panel.lines]) for panel in panels] == [
+        ("Sampled prompts", ["drawn", "live"])
+    ]
+    assert other_metrics(names, panels) == ["sampling/capped_frac"]
+    assert not any("ampl" in panel.title for panel in panels_for({"reward"}))
+
+
+def test_steps_and_outcome_of_one_environment_have_two_titles():
+    panels = panels_for({"rewards/Walk/mean", "rewards/f/mean", "process_rewards/Walk/mean"})
+    assert [(panel.title, panel.unit) for panel in panels] == [
+        ("Walk, steps", "mean step reward"),
+        ("Walk", "mean reward"),
+        ("f", "mean reward"),
+    ]
+
+
+def by_name(run, **curves):
+    return {number["name"]: number for number in headline(run, curves)}
+
+
+def test_first_and_last_are_as_logged():
+    rates = Curve(list(range(1, 21)), [0.2] * 18 + [0.5, 0.848])
+    run = Run("r", "r", "trl-drgrpo", warnings=[Warned(3, "kl", "high")])
+    dead = Curve([1, 20], [0.0, 0.625])
+    speed = Curve([1, 2, 4], [100.0, None, 300.0])
+    spent = {"time/generate_s": Curve([1, 2, 4], [2.0, 5.0, 0.5]), "time/train_s": Curve([1, 2, 4], [2.0, 5.0, 0.5])}
+    metrics = {"drgrpo/pass_rate": rates, "drgrpo/zero_signal_frac": dead, "time/tokens_per_s": speed}
+    numbers = by_name(run, **metrics, **spent)
+    rate = numbers["Pass rate"]
+    assert (rate["first"], rate["last"], rate["steps"]) == (0.2, 0.848, [1, 20])
+    assert rate["last_tenth"] == 0.674  # (0.5 + 0.848) / 2
+    assert (numbers["Live groups"]["first"], numbers["Live groups"]["last"]) == (1.0, 0.375)
+    # 400 tokens in 4 s; 300 in each second of steps 3 and 4, which were logged as 1 s each
+    assert (numbers["Speed"]["last"], numbers["Speed"]["steps"]) == (166.67, [1, 4])
+    assert numbers["Warnings"]["last"] == 1
+    assert numbers["Mean length"]["last"] is None
+    assert len(numbers) == 5
+
+
+def test_a_run_without_anything():
+    numbers = by_name(Run("r", "r", "trl"))
+    assert [number["last"] for number in numbers.values()] == [None] * 5
+    assert list(numbers) == ["Reward", "Mean length", "Live groups", "Speed", "Warnings"]
+
+
+def note_of(groups):
+    return push_note([push_rows(group) for group in groups])
+
+
+def recorded(steps=30, **changes):
+    rng = random.Random(0)
+    groups = []
+    for step in range(steps):
+        for index in range(2):
+            rows = []
+            for _ in range(4):
+                correct = rng.random() < 0.5
+                rows.append(Row([], reward=float(correct), length=1 + int(rng.expovariate(0.1)), truncated=False))
+                rows[-1].right = correct
+            mean = sum(row.reward for row in rows) / 4
+            for row in rows:
+                row.advantage = row.reward - mean
+                for name, value in changes.items():
+                    setattr(row, name, value)
+            groups.append(Group(step, "train", index, "?", rows))
+    return groups
+
+
+def test_the_push_is_said_with_intervals():
+    note = note_of(recorded())
+    assert note.startswith("Push to go on instead of stopping, ")
+    assert "under this run's weights; incorrect +" in note
+    assert note.endswith("under a mean per row (GRPO).")
+
+
+def test_nothing_is_said_of_what_is_not_known():
+    assert note_of([]) is None
+    assert note_of(recorded(steps=2)) is None
+    assert note_of(recorded(right=None)) is None
+    steps = [Span("a", advantage=1.0), Span("b", advantage=-1.0)]
+    assert note_of(recorded(spans=steps[:1])) is not None
+    assert note_of(recorded(spans=steps)) is None  # credit per step, or forks
+
+
+def test_a_report_parses_each_group_once(tmp_path, monkeypatch):
+    parsed = []
+    load = RecordedCompletions.load
+    monkeypatch.setattr(RecordedCompletions, "load", lambda self, number: parsed.append(number) or load(self, number))
+    contents = report_contents([read_run(write_run_log(tmp_path / "run", steps=40, every=1))], max_groups=0)
+    assert sorted(parsed) == list(range(40))
+    assert contents["runs"][0]["groups"] == []

@@ -1,12 +1,17 @@
-"""The report as a page: its content, and its policy."""
+"""The report as a page: its content, its policy, and data inside it that cannot end its element."""
 
+import json
 import re
 from pathlib import Path
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from report_runs import HOSTILE, data_of, write_hostile
 
 from trl_drgrpo import write_report
 from trl_drgrpo.report import page as html
+from trl_drgrpo.report.page import embedded, visible
 
 
 def test_the_page_states_the_objective_that_was_recorded(runs, tmp_path):
@@ -49,3 +54,21 @@ def test_no_function_of_the_pages_scripts_replaces_another():
     names = re.findall(r"^(?:function|const|let) (\w+)", source, flags=re.MULTILINE)
     assert len(names) > 30
     assert len(set(names)) == len(names)
+
+
+@given(st.text() | st.sampled_from(HOSTILE))
+def test_embedded_data_is_the_same_and_cannot_end_its_element(text):
+    written = embedded({"text": text})
+    assert json.loads(written)["text"] == text
+    assert "<" not in written
+    assert "\u2028" not in written
+    written.encode()  # lone surrogates are escaped
+
+
+def test_nan_is_refused_rather_than_written():
+    with pytest.raises(ValueError, match="JSON"):
+        embedded({"x": float("nan")})
+
+
+def test_joiners_of_emoji_stay():
+    assert visible("👩\u200d💻 é 中") == "👩\u200d💻 é 中"

@@ -1,14 +1,22 @@
-"""Run logs become runs: whole, half-written, resumed, damaged, and folders that are none."""
+"""Run logs become runs: whole, half-written, resumed, damaged, and folders that are none; and their completions."""
 
 import json
+import math
+import os
 import random
 from datetime import UTC, datetime
+from itertools import pairwise
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from report_runs import START, about, group_line, write_lines, write_run_log
 
 from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.features.diagnostics.run_log import RunLog
+from trl_drgrpo.report.completions import RecordedCompletions, conversation, group_of
 from trl_drgrpo.report.reading import read_run, read_runs
+from trl_drgrpo.report.records import JsonLines, Starts
 
 
 @pytest.fixture
@@ -181,3 +189,67 @@ def test_runs_get_different_names(tmp_path):
         write_run_log(tmp_path / parent / "run", steps=2)
     assert [run.name for run in read_runs([tmp_path / "a/run", tmp_path / "b/run"])] == ["a/run", "b/run"]
     assert [run.name for run in read_runs([tmp_path / "a/run"] * 2)] == ["a/run", "a/run (2)"]
+
+
+def test_a_group_and_its_zscores():
+    # rewards 1, 0, 0, 1: mean 0.5, sample std sqrt(1/3) = 0.57735; z = 0.5 / (0.57735 + 1e-4) = 0.86588
+    rows = [{"reward": reward, "spans": [{"text": "a", "advantage": 0.5}]} for reward in (1.0, 0.0, 0.0, 1.0)]
+    group = group_of({"step": 3, "group": 1, "prompt": "p", "rows": rows})
+    assert group.baseline == 0.5
+    assert group.std == pytest.approx(math.sqrt(1 / 3))
+    assert [row.zscore for row in group.rows] == pytest.approx([0.86588, -0.86588, -0.86588, 0.86588], abs=1e-5)
+
+
+def test_equal_rewards_and_unscorable_rows_have_no_signal():
+    group = group_of({"step": 1, "rows": [{"reward": 0.7}, {"reward": 0.7}, {"reward": None}]})
+    assert [row.zscore for row in group.rows] == [0.0, 0.0, None]
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_are_survived(tmp_path_factory, content):
+    path = tmp_path_factory.mktemp("lines") / "x.jsonl"
+    path.write_bytes(content)
+    assert all(isinstance(line, dict) for line in JsonLines(path))
+    assert RecordedCompletions(path, Starts([])).groups <= content.count(b"\n") + 1
+
+
+@given(st.lists(st.tuples(st.floats(0, 100), st.integers(0, 50)), min_size=1, max_size=4), st.integers(0, 60))
+def test_nothing_of_the_last_start_is_superseded(starts, step):
+    assert not Starts(starts).superseded(step, max(time for time, _ in starts))
+    assert not Starts(starts).superseded(step, None)
+
+
+def test_what_the_run_log_writes_is_indexed_without_being_parsed(tmp_path, monkeypatch):
+    log = RunLog(tmp_path)
+    log.start(0, {}, {})
+    groups = [
+        {"step": 3, "mode": "train", "group": number, "prompt": "?", "rows": [], "columns": {}} for number in (0, 2)
+    ]
+    log.completions(groups)
+    monkeypatch.setattr(JsonLines, "parse", lambda self, line: pytest.fail("parsed"))
+    assert RecordedCompletions(log.folder / "completions.jsonl", Starts([])).groups == 2
+
+
+def test_only_part_of_a_large_file_is_parsed(tmp_path):
+    folder = write_run_log(tmp_path / "run", steps=400, every=1)
+    path = folder / "_drgrpo" / "completions.jsonl"
+    completions = RecordedCompletions(path, Starts([]), parsed_bytes=os.path.getsize(path) // 4)
+    groups = dict(completions.looked_at())
+    steps = sorted(group.step for group in groups.values())
+    assert completions.groups == 400
+    assert 150 <= len(steps) <= 190  # the newest hundred and a quarter of the rest
+    assert steps[-100:] == list(range(301, 401))
+    assert max(b - a for a, b in pairwise(steps)) <= 5
+    assert not completions.rows_are_exact
+    assert completions.rows == 3200  # scaled up from groups of 8
+
+
+def test_conversations_become_text():
+    turns = [{"role": "assistant", "content": "4"}, {"role": "tool", "content": "ok"}]
+    assert conversation("plain") == "plain"
+    assert conversation(turns[:1]) == "4"
+    assert conversation(turns) == "[assistant] 4\n[tool] ok"
+    assert (
+        conversation([{"role": "user", "content": [{"type": "text", "text": "é"}]}])
+        == '[{"type": "text", "text": "é"}]'
+    )

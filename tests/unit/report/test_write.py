@@ -1,4 +1,4 @@
-"""`write_report` and `trl-drgrpo report`: formats, limits, bad input, and what a page may hold."""
+"""`write_report` and `trl-drgrpo report`: contents, formats, limits, bad input, and what a report may name."""
 
 import json
 import subprocess
@@ -6,11 +6,15 @@ import sys
 import time
 
 import pytest
-from report_runs import data_of, write_run_log
+from report_runs import data_of, write_forked, write_hostile, write_lines, write_run_log
 
 from trl_drgrpo import write_report
 from trl_drgrpo.cli.main import main
 from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.report.contents import difficulty, report_contents
+from trl_drgrpo.report.curves import Curve
+from trl_drgrpo.report.markdown import markdown_page
+from trl_drgrpo.report.reading import read_runs
 
 
 def test_the_command_writes_beside_the_run_and_prints_the_path(runs, capsys):
@@ -94,3 +98,73 @@ def test_a_hundred_thousand_completions(tmp_path):
     steps = [group["step"] for group in run["groups"]]
     assert all(any(start < step <= start + 1250 for step in steps) for start in range(0, 12_500, 1250))
     assert steps[-1] == 12_500
+
+
+def test_differences_of_settings_and_numbers(runs):
+    contents = report_contents(read_runs(runs))
+    rows = {row["name"]: row for row in contents["settings_table"]}
+    assert rows["beta"] == {"name": "beta", "part": "objective", "values": [0.001, 0.0], "differs": True}
+    assert not rows["loss_normalizer"]["differs"]
+    assert rows["epsilon"]["values"] == [0.2, None]
+    assert not rows["epsilon"]["differs"]  # not recorded is not another value
+    final = {row["name"]: row for row in contents["final_table"]}
+    first, second = final["Completion length, incorrect"]["last"]
+    assert second > first + 100
+
+
+def test_what_the_curriculum_keeps_is_part_of_the_difficulty():
+    curves = {
+        "difficulty/groups_frac/0-25": Curve([1, 2], [1.0, 1.0]),
+        "sampling/keep_probability/0-25": Curve([1, 2], [0.2, 0.4]),
+    }
+    kept = difficulty(curves)["keep_probability"]
+    assert kept == {"0": None, "0-25": 0.3, "25-50": None, "50-75": None, "75-100": None, "100": None}
+    del curves["sampling/keep_probability/0-25"]
+    assert difficulty(curves)["keep_probability"] == {}
+
+
+@pytest.mark.parametrize("format", ["html", "md", "json"])
+def test_no_folder_of_the_machine_is_in_a_report(tmp_path, format, monkeypatch):
+    monkeypatch.setattr("trl_drgrpo.report.figure.has_matplotlib", lambda: False)  # the figure takes seconds
+    secret = "/home/somebody/secret_project"
+    settings = {"seed": 0, "peft": {"path": f"{secret}/a"}}
+    folder = write_run_log(tmp_path / "run", steps=4, every=2, model=f"{secret}/models/m-1", settings=settings)
+    message = f"cannot write {secret}/out/x.json: disk full"
+    write_lines(folder / "_drgrpo" / "warnings.jsonl", [{"step": 1, "cause": "description", "message": message}])
+    (folder / "_drgrpo" / "metrics.jsonl").open("a").write("torn {")  # a note names the file
+    text = write_report(folder, tmp_path / f"out.{format}", format).read_text(encoding="utf-8")
+    assert "secret_project" not in text
+    assert str(tmp_path) not in text
+    assert "m-1" in text
+    assert "x.json: disk full" in text
+    if format == "json":
+        assert "path" not in json.loads(text)["runs"][0]
+
+
+def test_markdown_and_its_picture(runs, tmp_path, few_panels):
+    text = write_report(runs, tmp_path / "r.md", "md").read_text()
+    assert "![curves](<r.png>)" in text
+    assert (tmp_path / "r.png").read_bytes().startswith(b"\x89PNG")
+    assert "| beta (differs) | 0.001 | 0 |" in text
+    assert "![" not in markdown_page(report_contents(read_runs(runs)), None)
+
+
+def test_markdown_of_hostile_texts(tmp_path, few_panels):
+    text = write_report(write_hostile(tmp_path / "run"), tmp_path / "r.md", "md").read_text(encoding="utf-8")
+    assert "<script" not in text
+    assert "<img" not in text
+    assert "\u202e" not in text
+    assert len(text) < 20_000
+
+
+def test_a_group_that_forks_is_a_list_of_its_stretches(tmp_path):
+    text = markdown_page(report_contents(read_runs([write_forked(tmp_path / "run")])), None)
+    items = [line for line in text.splitlines() if "- **" in line and "advantage" in line]
+    assert items[:4] == [
+        "- **Parent 1**: mean reward 0.75, advantage 0.5: 2+3=5",
+        "  - **Branch 1.1**: mean reward 0.5, advantage -0.5: so 5+4=9",
+        "    - **Completion 1**: reward 1, advantage 1: 9",
+        "    - **Completion 2**: reward 0, advantage -1: 10",
+    ]
+    assert "  - **Completion 5, not cut (x 2)**: reward 0, advantage -0.5: 10" in items
+    assert len(items) == 2 + 2 + 4 + 1 + 1 + 2  # every stretch once

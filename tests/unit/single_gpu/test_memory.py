@@ -133,10 +133,8 @@ def test_a_four_bit_layer_weighs_what_bitsandbytes_says():
     ("checkpointing", "adapter"), [(True, None), (False, None), (True, Adapter(8, "all-linear", 0.05))]
 )
 def test_two_depths_give_every_other(checkpointing, adapter):
-    setup = Setup(
-        device="cpu", autocast=None, prompt=24, completion=40, batch=4, accumulation=2, steps_per_generation=2
-    )
-    setup = Setup(**{**setup.__dict__, "checkpointing": checkpointing, "adapter": adapter})
+    lengths = {"prompt": 24, "completion": 40, "batch": 4, "accumulation": 2, "steps_per_generation": 2}
+    setup = Setup(device="cpu", autocast=None, checkpointing=checkpointing, adapter=adapter, **lengths)
     phases = Phases(qwen(layers=6), setup)
     assert phases.is_uniform
     shape = Shape(packs=4, width=64, scored=160, layout=160, padded=256, masked=True, later=True)
@@ -172,7 +170,7 @@ def test_architectures_are_planned_without_a_table(config):
     setup = Setup(prompt=16, completion=32, batch=2, accumulation=4, steps_per_generation=4)
     full = Planner(config, setup).estimate(setup)
     assert full.trained == full.parameters > 0
-    adapted = Setup(**{**setup.__dict__, "adapter": Adapter(4, "all-linear")})
+    adapted = replace(setup, adapter=Adapter(4, "all-linear"))
     lora = Planner(config, adapted).estimate(adapted)
     assert 0 < lora.trained < lora.parameters == full.parameters
     assert lora.tensors < full.tensors
@@ -211,7 +209,7 @@ def test_more_of_anything_needs_more():
     planner = Planner(qwen(), setup)
 
     def peak(**changes):
-        return planner.estimate(Setup(**{**setup.__dict__, **changes})).tensors
+        return planner.estimate(replace(setup, **changes)).tensors
 
     least = peak()
     for changes in ({"batch": 4}, {"completion": 64}, {"prompt": 64}, {"checkpointing": False}):
@@ -228,7 +226,7 @@ def test_a_reference_model_and_vllm_are_counted():
     awake = {p.name: p.parts for p in Planner(qwen(), setup, 2**34).estimate(setup).phases}
     assert awake["train"]["vLLM"] == awake["sync"]["vLLM"] == 2**32
     assert "generate" not in awake
-    asleep = Setup(**{**setup.__dict__, "vllm_sleeps": True})
+    asleep = replace(setup, vllm_sleeps=True)
     phases = {p.name: p.parts for p in Planner(qwen(), asleep, 2**34).estimate(asleep).phases}
     assert [name for name, parts in phases.items() if "vLLM" in parts] == ["sync"]
 

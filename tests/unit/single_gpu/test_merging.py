@@ -216,7 +216,8 @@ def test_a_base_that_has_moved(base, adapter, tmp_path, capsys):
     assert merge_adapter(copy, tmp_path / "m", base=base).base == base
 
 
-def test_bad_input_is_one_clear_error_and_leaves_nothing(base, adapter, tokenizer, model, tmp_path):
+@pytest.fixture
+def refused(tmp_path):
     def refused(adapter_dir, output=None, **options):
         with pytest.raises(InputError) as caught:
             merge_adapter(adapter_dir, output or tmp_path / "out", **options)
@@ -224,6 +225,10 @@ def test_bad_input_is_one_clear_error_and_leaves_nothing(base, adapter, tokenize
         assert not [name for name in os.listdir(tmp_path) if "part" in name]
         return str(caught.value)
 
+    return refused
+
+
+def test_bad_input_is_one_clear_error_and_leaves_nothing(base, adapter, tokenizer, model, tmp_path, refused):
     assert "adapter: got /nowhere, which does not exist" in refused("/nowhere")
     assert "a whole model" in refused(base)
     (tmp_path / "empty").mkdir()
@@ -264,13 +269,7 @@ def test_a_folder_that_cannot_be_renamed_to_is_refused_at_once(adapter, tmp_path
         merge_adapter(adapter, tmp_path / "volume")
 
 
-def test_an_adapter_of_other_layers_and_damaged_files(base, adapter, tokenizer, tmp_path):
-    def refused(adapter_dir, **options):
-        with pytest.raises(InputError) as caught:
-            merge_adapter(adapter_dir, tmp_path / "out", **options)
-        assert not (tmp_path / "out").exists()
-        return str(caught.value)
-
+def test_an_adapter_of_other_layers_and_damaged_files(base, adapter, tokenizer, tmp_path, refused):
     shallow = save_base(tmp_path / "shallow", tokenizer, num_hidden_layers=1)
     message = refused(adapter, base=shallow)
     assert "does not fit the base model" in message

@@ -20,12 +20,11 @@ MARGIN_SHARE, MARGIN_BYTES = 0.05, int(0.7 * 2**30)
 _POWERS = {"": 3, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
-def parse_memory(text: str, field: str = "--memory") -> int:
+def parse_memory(text: str) -> int:
     """Bytes of an amount such as `24GB`, `24 GiB`, `24g`, `16384MB` or `24` (gigabytes).
 
     Args:
         text (`str`): The amount.
-        field (`str`): Name of the setting, for the error.
 
     Returns:
         `int`: Bytes, positive.
@@ -42,10 +41,10 @@ def parse_memory(text: str, field: str = "--memory") -> int:
     ```
     """
     remedy = "Write the memory of one device; a number alone is in GB."
-    return parse_amount(text, field, "an amount above zero, such as 24GB", remedy)
+    return _amount(text, "--memory", "an amount above zero, such as 24GB", remedy)
 
 
-def parse_amount(text: str, field: str, expected: str, remedy: str) -> int:
+def _amount(text: str, field: str, expected: str, remedy: str) -> int:
     """Bytes of an amount above zero; else an error that says so in these words."""
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?\s*", str(text).lower())
     amount = float(found[1]) * 1024 ** _POWERS[found[2]] if found else 0.0
@@ -59,14 +58,13 @@ def default_margin(memory: int) -> int:
     return max(int(MARGIN_SHARE * memory), MARGIN_BYTES)
 
 
-def parse_margin(text: str | None, memory: int, field: str = "--margin") -> int:
+def parse_margin(text: str | None, memory: int) -> int:
     """Bytes to leave free on a device of `memory` bytes.
 
     Args:
         text (`str`, *optional*): An amount as [`parse_memory`] takes it, a share such as `8%`, or `0`. `None`:
             [`default_margin`].
         memory (`int`): Bytes of the device.
-        field (`str`): Name of the setting, for the error.
 
     Raises:
         `InputError`: Neither of them, or a margin that leaves nothing.
@@ -89,10 +87,10 @@ def parse_margin(text: str | None, memory: int, field: str = "--margin") -> int:
         margin = 0
     else:
         remedy = f"Leave it out for the default, here {readable(default)}."
-        margin = parse_amount(text, field, "an amount or a share to leave free, such as 1GB, 5% or 0", remedy)
+        margin = _amount(text, "--margin", "an amount or a share to leave free, such as 1GB, 5% or 0", remedy)
     if margin >= memory:
         got = f"{readable(margin)}, which leaves nothing of {readable(memory)}"
-        raise InputError(field, got, "less than the memory", "Give a smaller margin, or more memory.")
+        raise InputError("--margin", got, "less than the memory", "Give a smaller margin, or more memory.")
     return margin
 
 

@@ -21,13 +21,13 @@ from trl_drgrpo.single_gpu.memory.stand_ins import AdaptedLinear, FourBitLinear
 
 MIB = 2**20
 ACTIVATIONS = "activations"
-# On a GPU, beside tensors. Estimates that nobody has measured yet: the CUDA context with its kernels, the workspace of
-# cuBLAS, and what the caching allocator holds but cannot use, as a share of what comes and goes within a phase.
+# On a GPU, beside tensors. Estimates that nobody has measured yet: the CUDA context with its kernels and the workspace
+# of cuBLAS (600 and 32 MiB), and what the caching allocator holds but cannot use, as a share of what comes and goes
+# within a phase.
 CONTEXT_PART, SLACK_PART = "CUDA context (estimate)", "slack (estimate)"
-CONTEXT = 600 * MIB
-CUBLAS = 32 * MIB
+CONTEXT = 632 * MIB
 SLACK = 0.05
-# Elements of trained parameters that the trainer compares with where they started (`single_gpu/movement.py`).
+# Elements of trained parameters that the trainer compares with where they started (`diagnostics/movement.py`).
 WATCHED = 100_000
 
 
@@ -105,15 +105,14 @@ class Planner:
         self.memory = memory
         self._phases = Phases(config, setup)
         model = self._phases.full.model
-        self._weights = _weights(model)
         self._trained = [p for p in model.parameters() if p.requires_grad]
-        adapters = {id(p) for p in self._trained} if setup.adapter else set()
-        self.adapters = sum(p.nbytes for p in model.parameters() if id(p) in adapters)
+        self._gradients = sum(p.nbytes for p in self._trained)
+        self._weights = _weights(model, self._trained if setup.adapter else [])
+        self.adapters = self._gradients if setup.adapter else 0
         self._reference = 0
         if setup.reference and setup.adapter is None:
-            self._reference = sum(_weights(build(config, replace(setup, bits=0), plain=True).model).values())
+            self._reference = sum(_weights(build(config, replace(setup, bits=0), plain=True).model, []).values())
         self.parameters = self._phases.full.parameters
-        self._gradients = sum(p.nbytes for p in self._trained)
         self._known: dict[Setup, Estimate] = {}
 
     @property
@@ -182,7 +181,7 @@ class Planner:
         if setup.device == "cuda":
             passing = (ACTIVATIONS, "gradients", "keys and values", "logits and activations")
             moving = sum(parts.get(name, 0) for name in passing)
-            parts[CONTEXT_PART] = CONTEXT + CUBLAS
+            parts[CONTEXT_PART] = CONTEXT
             if slack := int(SLACK * moving):
                 parts[SLACK_PART] = slack
         return Phase(phase.name, parts)
@@ -204,21 +203,12 @@ def _parts(*components: dict[str, int]) -> dict[str, int]:
     return {name: size for each in components for name, size in each.items() if size}
 
 
-def _weights(model: Any) -> dict[str, int]:
-    """Bytes of the frozen or trained base: embeddings and head, everything else. Tied weights count once."""
+def _weights(model: Any, adapters: list[nn.Parameter]) -> dict[str, int]:
+    """Bytes of the base: embeddings and head, everything else but adapters. Tied weights count once."""
     outer = {id(p) for m in (model.get_input_embeddings(), model.get_output_embeddings()) for p in m.parameters()}
-    adapters = {
-        id(p)
-        for m in model.modules()
-        if isinstance(m, AdaptedLinear)
-        for part in (m.lora_a, m.lora_b)
-        for p in part.parameters()
-    }
     sizes = {id(t): t.nbytes for t in [*model.parameters(), *model.buffers()]}
-    return {
-        "embeddings and head": sum(size for key, size in sizes.items() if key in outer),
-        "layers": sum(size for key, size in sizes.items() if key not in outer and key not in adapters),
-    }
+    ends = sum(size for key, size in sizes.items() if key in outer)
+    return {"embeddings and head": ends, "layers": sum(sizes.values()) - ends - sum(p.nbytes for p in adapters)}
 
 
 def _state_bytes(parameter: nn.Parameter, setup: Setup) -> int:

@@ -16,7 +16,6 @@ from torch import nn
 from torch.nn import functional
 
 from trl_drgrpo.features.fast_path.decoding.group_cache import BLOCK, NOT_SERVED, GroupCache, group_attention_in
-from trl_drgrpo.single_gpu.memory import passes
 from trl_drgrpo.single_gpu.memory.setup import Setup
 from trl_drgrpo.single_gpu.memory.shapes import Shape, scored_shapes, trained_shapes
 from trl_drgrpo.single_gpu.memory.skeleton import Skeleton, build
@@ -338,7 +337,7 @@ class Phases:
         found = []
         shapes = trained_shapes(self.config, setup)
         for shape in [max(shapes, key=lambda each: each.packs * each.width)] if roughly else shapes:
-            run = partial(passes.train, shape=shape)
+            run = partial(train, shape=shape)
             found.append((self._continued("train", run, _decisive(setup), shape), gradients * shape.later))
         return max(found, key=sum)
 
@@ -349,16 +348,16 @@ class Phases:
             shapes |= {replace(each, later=False) for each in scored_shapes(self.config, setup)}
         adapters = setup.scores_old
         name = "score" if adapters else "score without adapters"
-        runs = {each: partial(passes.score, shape=each, adapters=adapters) for each in shapes}
+        runs = {each: partial(score, shape=each, adapters=adapters) for each in shapes}
         return max(self._continued(name, run, _decisive(setup), each) for each, run in runs.items())
 
     def generate(self, setup: Setup) -> int:
         """Sampling the first and the last token of a generation batch, with its cache of keys and values."""
-        return self._continued("generate", passes.generate, _generating(setup))
+        return self._continued("generate", generate, _generating(setup))
 
     def cache(self, setup: Setup) -> int:
         """Bytes of keys and values of a whole generation batch."""
-        return self._continued("cache", passes.cache_bytes, _generating(setup))
+        return self._continued("cache", cache_bytes, _generating(setup))
 
     def _continued(
         self, name: str, run: Callable[[Skeleton, Setup], Peaks], setup: Setup, shape: Shape | None = None

@@ -22,13 +22,11 @@ class Adapter:
         targets (`str`, `tuple[str, ...]`, *optional*): Names of layers, a pattern, or `"all-linear"`; `None`: PEFT's
             choice for the architecture.
         dropout (`float`): In front of each.
-        dtype (`str`): Of their weights; PEFT takes float32, also on a base in bfloat16.
     """
 
     rank: int = 16
     targets: str | tuple[str, ...] | None = None
     dropout: float = 0.05
-    dtype: str = "float32"
 
 
 @dataclass(frozen=True)
@@ -107,7 +105,6 @@ class Setup:
 def from_keys(values: Mapping[str, Any], prompt: int, device: str = "cuda") -> Setup:
     """The setup that keys of `trl-drgrpo train`, typed, describe; what is not there is at its default. `prompt`: the
     longest one, in tokens. Refuses quantized weights without an adapter."""
-
     refuse_out_of_range(values)
 
     def whole(name: str, default: int) -> int:

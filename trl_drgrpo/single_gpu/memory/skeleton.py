@@ -214,9 +214,7 @@ def _adapt(skeleton: Skeleton, adapter: Adapter) -> None:
             "Use all-linear for every linear layer but the head.",
         )
     for name, module, columns, rows in chosen:
-        wrapped = AdaptedLinear(
-            module, columns, rows, adapter.rank, adapter.dropout, getattr(torch, adapter.dtype), skeleton.precision
-        )
+        wrapped = AdaptedLinear(module, columns, rows, adapter.rank, adapter.dropout, skeleton.precision)
         _replace(skeleton.model, name, wrapped)
 
 

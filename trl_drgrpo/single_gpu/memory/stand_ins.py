@@ -397,30 +397,21 @@ def _bytes(count: int) -> torch.Tensor:
 
 
 class AdaptedLinear(nn.Module):
-    """PEFT's LoRA layer: `base(x) + B(A(dropout(x))) * scaling`, in the order and the types of its forward.
+    """PEFT's LoRA layer: `base(x) + B(A(dropout(x))) * scaling`, in the order and the types of its forward. Its
+    weights are in float32, as PEFT's are, also on a base in bfloat16.
 
     Args:
         base (`nn.Module`): The layer under it.
         columns, rows (`int`): Its inputs and outputs.
         rank (`int`), dropout (`float`): Of the adapter.
-        dtype (`torch.dtype`): Of its weights.
         precision ([`Precision`]): Whether there is autocast.
     """
 
-    def __init__(
-        self,
-        base: nn.Module,
-        columns: int,
-        rows: int,
-        rank: int,
-        dropout: float,
-        dtype: torch.dtype,
-        precision: Precision,
-    ):
+    def __init__(self, base: nn.Module, columns: int, rows: int, rank: int, dropout: float, precision: Precision):
         super().__init__()
         self.base = base
-        self.lora_a = nn.Linear(columns, rank, bias=False, dtype=dtype, device="meta")
-        self.lora_b = nn.Linear(rank, rows, bias=False, dtype=dtype, device="meta")
+        self.lora_a = nn.Linear(columns, rank, bias=False, dtype=torch.float32, device="meta")
+        self.lora_b = nn.Linear(rank, rows, bias=False, dtype=torch.float32, device="meta")
         self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
         # Not as a module's attribute of a known kind: it is no layer and no state.
         self.precision = precision
