@@ -1,10 +1,16 @@
-"""Common base of rewards made of other rewards: calls parts, on some of the rows, now or later.
+"""Rewards made of rewards: sums with weights, gates, bounds, a cache, a note on rewards that are not binary.
 
-A rule says what to call and what to make of it, as a generator: it yields the calls it needs next and is sent their
-rewards. `Composed` drives it; `AsyncComposed` does so where a part is asynchronous, with all calls of a round at the
-same time, so that a judge's requests are under way while a grader computes.
+TRL adds up `reward_funcs` with weights by itself; what it cannot do is to call one only where another passed, to keep
+a part within bounds, or to leave a row out because one part could not score it. Each function here takes reward
+functions (or registered names) and returns one, with a name, the columns of all parts, and its parts' means in the
+log, so that it can stand in `reward_funcs`, in another composition, and under `checked_reward`.
 
-Parts keep the contract of TRL's reward functions, and what they return is validated as the trainer's own call would.
+`None` means unscorable throughout: a sum with a `None` part is `None` unless told otherwise, because a sum without one
+of its parts is on another scale, and one row off the scale moves the baseline of its whole group.
+
+How: a rule is a generator that yields the calls it needs next and is sent their rewards. [`Composed`] drives it;
+[`AsyncComposed`] does so where a part is asynchronous, with all calls of a round at the same time, so that a judge's
+requests are under way while a grader computes.
 """
 
 import asyncio

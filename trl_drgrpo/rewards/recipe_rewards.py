@@ -1,6 +1,15 @@
-"""From a path to the object it names: `package.module.name`, or `path/to/file.py:name`.
+"""From what a recipe says about a reward to the reward: a name, a path, or a mapping with options.
 
-A file runs as a module of its own name, once per process; its directory is not put on the search path.
+    reward_funcs:
+      - accuracy_reward                                      # a name
+      - my_rewards.py:score                                  # a path
+      - verl: my_rewards.py:compute_score                    # an adapter and its first argument
+      - isolate: {reward: my_rewards.py:slow, timeout: 5}    # a name and its options
+
+Why: TRL's script finds four names and dotted paths. Here one table, [`REWARDS`], says where each name lives; a new
+reward is one row, and rooms above add theirs by [`register`]. A name that does not resolve says which come nearest.
+Nothing is imported before its name is asked for. A file runs as a module of its own name, once per process; its
+directory is not put on the search path.
 """
 
 import functools

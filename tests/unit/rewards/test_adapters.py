@@ -227,9 +227,9 @@ def test_async_failures_and_limits_cost_their_completion(caplog):
     asyncio.run(adapted(completions=["boom"], **truths("4")))
     assert len([record for record in caplog.records if record.levelname == "ERROR"]) == 1
     strict = adapters.from_verl(equal_later, data_source="s", on_error="raise")
-    with pytest.raises(RewardError, match="got ZeroDivisionError: boom") as error:
+    with pytest.raises(RewardError, match="got ZeroDivisionError: boom at completion 0") as error:
         asyncio.run(strict(completions=["boom"], **truths("4")))
-    assert isinstance(error.value.__cause__, ZeroDivisionError)
+    assert "raise ZeroDivisionError" in str(error.value.__cause__)
 
 
 def test_no_completions_are_no_rewards():
@@ -412,7 +412,7 @@ def test_plain_functions_keep_name_signature_and_async():
 
     adapted = adapters.from_trl(later, completions_as="text")
     assert adapted.__name__ == "later"
-    assert inspect.iscoroutinefunction(adapted)
+    assert inspect.iscoroutinefunction(type(adapted).__call__)
     with pytest.raises(InputError, match="a column 'answer'"):
         check_columns(adapted, ["prompt"], "later")
     assert adapters.from_trl("list_sum_reward", name="sums").__name__ == "sums"

@@ -30,7 +30,7 @@ class SampleScorer:
         _warm_up(self.score)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> float | None:
-        return _single(_awaited(self.score(*args, **kwargs)), self.name)
+        return single(_awaited(self.score(*args, **kwargs)), self.name)
 
 
 @dataclass
@@ -69,7 +69,7 @@ class RewardCaller:
         rewards = _awaited(self.reward(**kwargs, **{key: collectors[key] for key in self.loggers}))
         count = len(kwargs["completions"])
         if count == 1 and isinstance(rewards, (list, tuple)) and len(rewards) == 1:
-            scored.rewards = [_single(rewards[0], self.name)]
+            scored.rewards = [single(rewards[0], self.name)]
         else:
             scored.rewards = validate_rewards(rewards, count, self.name)
         return scored
@@ -85,7 +85,7 @@ def _awaited(value: Any) -> Any:
     return asyncio.run(value) if inspect.iscoroutine(value) else value
 
 
-def _single(value: Any, name: str) -> float | None:
+def single(value: Any, name: str) -> float | None:
     """One reward, validated; the message does not say which completion, which only the caller knows."""
     try:
         return validate_rewards([value], 1, name)[0]

@@ -1,10 +1,15 @@
-"""Rewards for the form of a completion: R1's tags, or a pattern of one's own.
+"""Rewards for the form of a completion: R1's tags, a pattern of one's own, JSON of a given shape; its length.
 
-Both are 1 or 0, and the first does not look at whether the answer is correct: combine it with a reward that does
-(`gated(accuracy, gate=format_reward)`).
+The first three are 1 or 0 and do not look at whether the answer is correct: combine them with a reward that does
+(`gated(accuracy, gate=format_reward)`). Completions are written by a model under optimization, so the tags are
+searched in linear time, and a user's pattern runs under the `regex` library's own time-out. A JSON Schema is validated
+by the `jsonschema` library under its own draft; one with patterns can run away on a hostile completion: give it
+`limits`.
 
-Completions are written by a model under optimization, so the tags are searched in linear time, and a user's pattern
-runs under the `regex` library's own time-out.
+The penalties on length and repetition are TRL's own functions under checked settings; only the scale is added. Each
+reads `completion_ids`, that is tokens, and gives 0 or less: add one to an outcome reward with `weighted_sum`, or as a
+further reward function. Under Dr. GRPO length needs no penalty to stay unbiased (arXiv 2503.20783, section 3.1); these
+are for runs that want shorter answers, or that degenerate.
 """
 
 import importlib
