@@ -155,34 +155,6 @@ def test_batch_functions_are_called_once():
     assert asyncio.run(later(completions=["1", "2", "3"], **columns)) == [1.0, 1.0, 0.0]
 
 
-@pytest.mark.parametrize(
-    ("build", "message"),
-    [
-        (lambda: adapters.from_verl(equal, timeout=0), "timeout: got 0; expected a finite number, above 0"),
-        (lambda: adapters.from_verl(equal, timeout=True), "timeout: got True"),
-        (lambda: adapters.from_verl(equal, on_error="skip"), "on_error: got 'skip'"),
-        (lambda: adapters.from_verl(lambda answer, **kw: 1), "needs answer; expected a function of data_source, "),
-        (lambda: adapters.from_verl(lambda solution_strs: [1], timeout=3), "timeout: got 3 for a batch function"),
-        (lambda: adapters.from_verl(3), "function: got int 3; expected a function, or the path of one"),
-        (lambda: adapters.from_verl("no_such_module.f"), "function: got 'no_such_module.f', whose module"),
-        (lambda: adapters.from_openrlhf(equal_later), "function: got equal_later, which is async"),
-        (lambda: adapters.from_openrlhf(equal, timeout=1), "timeout: got 1 for a batch function"),
-        (lambda: adapters.from_swift(equal, args={"a": 1}), "args: got .*; expected none for an instance"),
-        (lambda: adapters.from_verifiers([equal], parser="P"), "parser: got 'P'; expected a path"),
-        (lambda: adapters.from_verifiers([]), "weights: got 0 weights; expected at least one function"),
-        (lambda: adapters.from_verifiers([equal], weights=[1, 2]), "weights: got 2 weights; expected 1, one per"),
-        (lambda: adapters.from_verifiers(lambda states: [1.0]), "which takes states; expected functions that score"),
-        (lambda: adapters.from_trl(equal, completions_as="chat"), 'got \'chat\'; expected "messages" or "text"'),
-        (lambda: adapters.from_r1_zero("oat"), "grader: got 'oat'"),
-        (lambda: adapters.from_reasoning_gym("chain_sums"), "task: got 'chain_sums'.* Did you mean chain_sum"),
-        (lambda: adapters.from_reasoning_gym(7), "task: got 7"),
-    ],
-)
-def test_options_that_do_not_fit(build, message):
-    with pytest.raises(InputError, match=message):
-        build()
-
-
 # Failures ------------------------------------------------------------------------------------------------------------
 
 

@@ -286,22 +286,6 @@ class TestIsolate:
         assert checked(completions=[1, "exit status 3", 2, 3], log_metric=metrics) == [1.0, None, 2.0, 3.0]
         assert metrics.logged == [("rewards/act/failed_frac", 0.25)]
 
-    @pytest.mark.parametrize(
-        ("reward", "options", "message"),
-        [
-            (3, {}, "reward: got 3; expected a function"),
-            (SampleReward, {}, "reward: got the class SampleReward; expected a function"),
-            ("no_such", {}, "reward: got 'no_such'; expected one of"),
-            (same, {"failed": "0"}, "failed: got '0'"),
-            (same, {"failed": 0.0, "batched": True}, "failed: got 0.0 with batched=True; expected None"),
-            (same, {"timeout": 0}, "timeout: got 0; expected a finite number, above 0"),
-            (same, {"on_error": "ignore"}, 'on_error: got \'ignore\'; expected "unscorable" or "raise"'),
-        ],
-    )
-    def test_bad_input_is_named(self, reward, options, message):
-        with pytest.raises(InputError, match=message):
-            isolate(reward, **options)
-
     def test_what_no_other_process_can_have_is_an_error_at_once(self):
         lock = threading.Lock()
 
@@ -546,8 +530,3 @@ def test_training_goes_on_where_a_reward_hangs(model, tokenizer, prompts, settin
     assert len(failed) == 4
     assert {0.0, 0.5, 1.0} >= set(failed)
     assert set(failed) != {0.0}
-
-
-def test_batched_is_yes_or_no():
-    with pytest.raises(InputError, match="batched: got 'yes please'; expected true or false"):
-        isolate(same, batched="yes please")

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from trl_drgrpo.rewards.functions.mathematics.answers import unreadable
 from trl_drgrpo.rewards.functions.mathematics.equivalence import equivalent
 
-
 PAIRS = (Path(__file__).parents[4] / "data/math_pairs.tsv").read_text("utf-8").split("\n")
 
 
