@@ -32,7 +32,6 @@ def test_renaming_in_a_row():
     assert renamed([{"a": 1, "b": 2}], ["a=c", "b=a"]) == [{"c": 1, "a": 2}]
 
 
-
 def test_none_against_a_number_is_a_difference():
     [pair] = disagreements({"a": [None, None, 1.0, 1.0], "b": [None, 0.0, 1.0 + 1e-9, 0.9]}, tolerance=1e-6)
     assert pair.rows == [1, 3]

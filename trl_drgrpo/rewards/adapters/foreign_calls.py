@@ -11,12 +11,9 @@ places of that stack are looked up in order: a [`Place`].
 import asyncio
 import inspect
 import json
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-import cloudpickle
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.rewards.columns import PER_CALL
@@ -24,15 +21,13 @@ from trl_drgrpo.rewards.contract import OnError, check_name, check_on_error, dec
 from trl_drgrpo.rewards.isolation.in_worker import single
 from trl_drgrpo.rewards.isolation.isolated import Limits, scored_in_workers, settled
 from trl_drgrpo.rewards.isolation.worker import failure_of
-from trl_drgrpo.rewards.isolation.workers import Failure
-from trl_drgrpo.rewards.recipe_rewards import FILE_PREFIX, resolve_object
+from trl_drgrpo.rewards.isolation.workers import Call, Failure
+from trl_drgrpo.rewards.recipe_rewards import resolve_object
 from trl_drgrpo.rewards.sample import column_values, completion_text, prompt_text
 from trl_drgrpo.rewards.signatures import signature_of
 
 # What TRL passes to a reward function that is not a column of the dataset.
 NOT_COLUMNS = (*PER_CALL, "environments")
-
-Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -347,8 +342,4 @@ def loaded(function: Any, option: str, what: str = "a function, or the path of o
     if not callable(found):
         remedy = "Paths are written `package.module.function` or `path/to/file.py:function`."
         raise InputError(option, f"{type(found).__name__} {found!r}"[:100], what, remedy)
-    module = sys.modules.get(getattr(found, "__module__", None) or type(found).__module__)
-    if module is not None and module.__name__.startswith(FILE_PREFIX):
-        # Workers cannot import a file by the name it has here, and the reward that holds the function is ours.
-        cloudpickle.register_pickle_by_value(module)
     return found

@@ -18,7 +18,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from trl_drgrpo.common.errors import InputError, UnscorableError, shortened
+from trl_drgrpo.common.errors import InputError, UnscorableError, require_package, shortened
 from trl_drgrpo.common.ranges import Range, finite_number, positive, refuse_outside, whole
 from trl_drgrpo.rewards.contract import OnError, check_flag
 from trl_drgrpo.rewards.isolation.isolated import Limits
@@ -215,6 +215,8 @@ class RegexReward(SampleReward):
 
 format_reward = FormatReward()
 
+_JSONSCHEMA = ("jsonschema", "reward json_schema_reward", "a schema", "json")  # for `require_package`
+
 
 class JsonSchemaReward(SampleReward):
     """1 for a completion that is JSON and fits a schema.
@@ -261,7 +263,7 @@ class JsonSchemaReward(SampleReward):
         self.schema, self.column, self.invalid_score = schema, column, finite_number("invalid_score", invalid_score)
         self.lowest_reward = min(0.0, self.invalid_score)
         if column is not None:
-            _import_jsonschema()  # that it is missing is known before the run
+            require_package(*_JSONSCHEMA)  # that it is missing is known before the run
         if schema is not None and not isinstance(schema, (Mapping, bool)):
             remedy = "Fix the schema, or set `column` for one schema per row."
             raise InputError("schema", shortened(schema), "a JSON Schema: a mapping, true or false", remedy)
@@ -321,21 +323,10 @@ def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is no JSON")
 
 
-def _import_jsonschema() -> Any:
-    try:
-        return importlib.import_module("jsonschema")
-    except ModuleNotFoundError as error:
-        raise InputError(
-            "reward json_schema_reward",
-            f"an environment without {error.name}",
-            "the package jsonschema",
-            'Install it with `pip install "trl-drgrpo[json]"`.',
-        ) from error
-
-
 def _validator(schema: Any) -> Any:
     """The validator of a schema's own draft, with a registry that fetches nothing."""
-    jsonschema = _import_jsonschema()
+    require_package(*_JSONSCHEMA)
+    jsonschema = importlib.import_module("jsonschema")
     kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
     try:
         kind.check_schema(schema)
