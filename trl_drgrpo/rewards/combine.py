@@ -134,9 +134,10 @@ class Composed:
         their last values beside the completions of this call.
         """
         total, log_extra = len(kwargs["completions"]), kwargs.get("log_extra")
-        if not rows:
-            for column in sorted(self.logged) if log_extra is not None else ():
+        if not rows and log_extra is not None:
+            for column in sorted(self.logged):
                 log_extra(column, [None] * total)
+        if not rows:
             return []
         chosen = {
             key: [value[row] for row in rows] if key not in PER_CALL and _is_column(value, total) else value

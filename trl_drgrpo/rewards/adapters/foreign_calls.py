@@ -17,8 +17,16 @@ from typing import Any
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.rewards.columns import PER_CALL
-from trl_drgrpo.rewards.contract import OnError, check_name, check_on_error, declared, innermost, log_mean, reward_name
-from trl_drgrpo.rewards.isolation.in_worker import single
+from trl_drgrpo.rewards.contract import (
+    OnError,
+    check_name,
+    check_on_error,
+    declared,
+    innermost,
+    log_mean,
+    reward_name,
+    reward_number,
+)
 from trl_drgrpo.rewards.isolation.isolated import Limits, scored_in_workers, settled
 from trl_drgrpo.rewards.isolation.worker import failure_of
 from trl_drgrpo.rewards.isolation.workers import Call, Failure
@@ -289,7 +297,7 @@ class AsyncPerCompletion(PerCompletion):
             result = self.functions[part](*args, **kwargs)
             if inspect.isawaitable(result):
                 result = await asyncio.wait_for(result, self.timeout)
-            return single(self.convention.read(result), self.__name__)
+            return reward_number(self.convention.read(result), f"reward function '{self.__name__}'")
         except (Exception, SystemExit) as error:  # one completion's; SystemExit would end the event loop
             return Failure(*failure_of(error))
 

@@ -389,7 +389,7 @@ class JudgeReward(Judge):
             **endpoint,
         )
         self.read_score = ScoreReader(score_pattern, score_key, score_range, normalize)
-        self.low, self.high = number_pair("score_range", score_range)
+        self.low, self.high = self.read_score.low, self.read_score.high
         self.lowest_reward = 0.0 if normalize else self.low
         if "{completion}" not in template:
             raise InputError(
