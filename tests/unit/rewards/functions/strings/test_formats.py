@@ -175,6 +175,8 @@ def test_a_pattern_travels():
     assert (reward.__name__, reward(completions=["4", "x"])) == ("digit", [1.0, 0.0])
 
 
+# JSON -----------------------------------------------------------------------------------------------------------------
+
 PERSON = {
     "type": "object",
     "properties": {"name": {"type": "string"}, "age": {"$ref": "#/$defs/age"}},
@@ -259,6 +261,8 @@ def test_without_the_package_it_says_what_to_install(monkeypatch):
         JsonSchemaReward(PERSON)
     assert JsonSchemaReward()(completions=["1"]) == [1.0]  # any JSON needs no schema
 
+
+# Penalties ------------------------------------------------------------------------------------------------------------
 
 IDS = [[1, 2, 3, 1, 2, 3], [7] * 10, [], [1, 2], list(range(95)), list(range(200))]
 

@@ -219,6 +219,9 @@ def test_a_list_of_truths_may_hold_no_null_and_no_mapping():
     assert exact_match_reward(completions=["{'a': 1}", "['a']"], answer=[{"a": 1}, [["a"]]]) == [None, None]
 
 
+# Choices -------------------------------------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize(
     ("completion", "picked"),
     [
