@@ -1,11 +1,11 @@
 """Rewards: what scores a whole completion.
 
 A reward is what TRL calls: `f(prompts=, completions=, completion_ids=, ..., <columns>)`, a list of floats, with
-`None` for a completion that cannot be scored. By room: `mathematics`, `code`, `strings` and `judge` score;
-`composition` and `isolation` are put around other rewards; `adapters` translate those of other stacks; `scoring` runs
-rewards over saved completions. At the top: `contract` (what a reward owes the trainer), `registry` and `spec` (from a
-name to a reward), `columns` (does it fit the dataset), `sample` (the base of rewards that score one completion at a
-time), `text` and `reasoning_gym`.
+`None` for a completion that cannot be scored. By room: `functions` scores (mathematics, code, strings, judge, tasks of
+reasoning-gym); `combine` and `isolation` are put around other rewards; `adapters` translate those of other stacks;
+`scoring` runs rewards over saved completions. Below them: `contract` (what a reward owes the trainer), `columns` (does
+it fit the dataset), `recipe_rewards` (from a name to a reward), `sample` (the base of rewards that score one text
+at a time), `signatures` and `limits`.
 
 Names resolve on first use: importing this package loads neither torch nor trl nor sympy.
 """

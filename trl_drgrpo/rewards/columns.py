@@ -65,7 +65,13 @@ def check_columns(reward_func: Callable | Any, columns: Iterable[str], name: str
         return
     names = list(columns)
     check_own_columns(reward_func, names)
-    _check_no_collision(names, name)
+    if clash := [column for column in names if column in ("prompts", "completions")]:
+        raise InputError(
+            f"reward {name}",
+            f"a dataset column called {clash[0]!r}",
+            "no column with the name of a keyword that TRL passes itself",
+            f"Rename or remove the column {clash[0]!r}: the call would give this argument twice.",
+        )
     passed_columns = [column for column in names if column not in NEVER_PASSED]
     available = {*ALWAYS_PASSED, *passed_columns}
     for parameter in named:
@@ -97,25 +103,18 @@ def check_form(reward_func: Any, name: str) -> None:
 def check_ready(reward_func: Any) -> None:
     """Has a reward look, by its method `check()`, whether what it needs is there: a sandbox, a program; for TRL's
     accuracy rewards Math-Verify."""
-    own_check = _own(reward_func, "check")
-    if own_check is not None and _takes(own_check):
-        own_check()
+    _ask(reward_func, "check")
 
 
 def check_own_columns(reward_func: Any, columns: Iterable[str]) -> None:
     """Runs a reward's own check of the columns, its method `check_columns(columns)`, beyond its signature."""
-    names = list(columns)
-    own_check = _own(reward_func, "check_columns")
-    if own_check is not None and _takes(own_check, names):
-        own_check(names)
+    _ask(reward_func, "check_columns", list(columns))
 
 
 def check_values(reward_func: Any, values: Mapping[str, ColumnValues]) -> None:
     """Runs a reward's own check on the values of its columns, its method `check_values(values)`. TRL's accuracy
     rewards give `None` in every row where solutions are no text: refused."""
-    own_check = _own(reward_func, "check_values")
-    if own_check is not None and _takes(own_check, values):
-        own_check(values)
+    _ask(reward_func, "check_values", values)
 
 
 def require_kind(
@@ -148,8 +147,7 @@ def gold_columns(reward_func: Any, columns: Iterable[str]) -> list[str]:
 def row_problem(reward_func: Any, columns: Mapping[str, Any]) -> str | None:
     """Reason why no completion of a row can be scored, from the reward's `check_row(**columns)`: a gold answer that
     cannot be read, tests that cannot be run. `None` where nothing speaks against the row."""
-    own_check = _own(reward_func, "check_row")
-    return own_check(**columns) if own_check is not None and _takes(own_check, **columns) else None
+    return _ask(reward_func, "check_row", **columns)
 
 
 def pass_on_checks(wrapper: Any, reward_func: Any) -> None:
@@ -186,35 +184,25 @@ def _own(reward_func: Any, name: str) -> Callable | None:
     return found if callable(found) else None
 
 
-def _takes(function: Callable, *args: Any, **kwargs: Any) -> bool:
-    """Whether it is the method meant here, and not one of the user's that happens to have its name."""
+def _ask(reward_func: Any, name: str, *args: Any, **kwargs: Any) -> Any:
+    """What a reward's method of that name says; `None` where it has none, or where it is one of the user's that
+    happens to have the name and takes other arguments."""
+    own_check = _own(reward_func, name)
+    if own_check is None:
+        return None
     try:
-        inspect.signature(function).bind(*args, **kwargs)
+        inspect.signature(own_check).bind(*args, **kwargs)
     except (TypeError, ValueError):
-        return False
-    return True
+        return None
+    return own_check(*args, **kwargs)
 
 
 def _is_model(reward_func: Any) -> bool:
     """Whether it is a model or the id of one, or anything else that nobody calls with columns."""
-    return isinstance(reward_func, str) or not callable(reward_func) or _is_module(reward_func)
-
-
-def _is_module(reward_func: Any) -> bool:
     # Without importing torch: if it has not been imported, the object cannot be one of its modules.
     torch = sys.modules.get("torch")
-    return torch is not None and isinstance(reward_func, torch.nn.Module)
-
-
-def _check_no_collision(columns: list[str], name: str) -> None:
-    clash = [column for column in columns if column in ("prompts", "completions")]
-    if clash:
-        raise InputError(
-            f"reward {name}",
-            f"a dataset column called {clash[0]!r}",
-            "no column with the name of a keyword that TRL passes itself",
-            f"Rename or remove the column {clash[0]!r}: the call would give this argument twice.",
-        )
+    is_module = torch is not None and isinstance(reward_func, torch.nn.Module)
+    return isinstance(reward_func, str) or not callable(reward_func) or is_module
 
 
 def _missing_column(name: str, missing: str, columns: list[str], passed_columns: list[str], hint: str) -> InputError:

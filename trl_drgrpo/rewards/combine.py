@@ -1,13 +1,20 @@
-"""Common base of rewards made of other rewards: calls parts, on some of the rows, now or later.
+"""Rewards made of rewards: sums with weights, gates, bounds, a cache, a note on rewards that are not binary.
 
-A rule says what to call and what to make of it, as a generator: it yields the calls it needs next and is sent their
-rewards. `Composed` drives it; `AsyncComposed` does so where a part is asynchronous, with all calls of a round at the
-same time, so that a judge's requests are under way while a grader computes.
+TRL adds up `reward_funcs` with weights by itself; what it cannot do is to call one only where another passed, to keep
+a part within bounds, or to leave a row out because one part could not score it. Each function here takes reward
+functions (or registered names) and returns one, with a name, the columns of all parts, and its parts' means in the
+log, so that it can stand in `reward_funcs`, in another composition, and under `checked_reward`.
 
-Parts keep the contract of TRL's reward functions, and what they return is validated as the trainer's own call would.
+`None` means unscorable throughout: a sum with a `None` part is `None` unless told otherwise, because a sum without one
+of its parts is on another scale, and one row off the scale moves the baseline of its whole group.
+
+How: a rule is a generator that yields the calls it needs next and is sent their rewards. [`Composed`] drives it;
+[`AsyncComposed`] does so where a part is asynchronous, with all calls of a round at the same time, so that a judge's
+requests are under way while a grader computes.
 """
 
 import asyncio
+import functools
 import hashlib
 import inspect
 import json
@@ -15,7 +22,7 @@ import logging
 import math
 import pickle
 from collections import OrderedDict
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -27,6 +34,8 @@ from trl_drgrpo.rewards.contract import check_name, innermost, log_mean, reward_
 from trl_drgrpo.rewards.functions.strings.formats import format_reward
 from trl_drgrpo.rewards.recipe_rewards import resolve_reward
 from trl_drgrpo.rewards.signatures import required, select, signature_of
+
+logger = logging.getLogger(__name__)
 
 Rewards = list[float | None]
 
@@ -74,36 +83,23 @@ class PartCall:
 Steps = Generator[list[PartCall], list[Rewards], Rewards]
 
 
-class Rule:
-    """A reward composed of parts.
-
-    Args:
-        parts (`Sequence[Part]`): Every reward that it may call.
-    """
-
-    def __init__(self, parts: Sequence[Part]):
-        self.parts = list(parts)
-
-    def steps(self, name: str, kwargs: dict[str, Any]) -> Steps:
-        """The rounds of one call. `name`: of the composed reward, for its metrics; `kwargs`: as TRL passes them."""
-        raise NotImplementedError
-
-
 class Composed:
     """A reward function of TRL's form that follows a rule. Its signature asks for every column that a part needs.
 
     Args:
         name (`str`): Name in logs.
-        rule ([`Rule`]): Function to call and use of its result.
+        parts (`Sequence[Part]`): Every reward that the rule may call.
+        rule (`Callable[[Composed, dict], Steps]`): The rounds of one call, given this reward and the keywords that TRL
+            passes.
     """
 
-    def __init__(self, name: str, rule: Rule):
-        self.__name__ = name
-        self.rule = rule
-        self.__signature__ = signature_of([column for part in rule.parts for column in required(part.reward_func)])
+    def __init__(self, name: str, parts: Sequence[Part], rule: Callable[["Composed", dict[str, Any]], Steps]):
+        self.__name__, self.parts, self.rule = name, list(parts), rule
+        self.logged: set[str] = set()  # columns that a part gave to `log_extra`
+        self.__signature__ = signature_of([column for part in parts for column in required(part.reward_func)])
 
     def __call__(self, completions: Sequence[Any], **kwargs: Any) -> Rewards:
-        steps = self.rule.steps(self.__name__, {"completions": completions, **kwargs})
+        steps = self.rule(self, {"completions": completions, **kwargs})
         try:
             calls = next(steps)
             while True:
@@ -113,25 +109,56 @@ class Composed:
 
     def check(self) -> None:
         """Every part's own check."""
-        for part in self.rule.parts:
+        for part in self.parts:
             check_ready(part.reward_func)
 
     def check_columns(self, columns: Sequence[str]) -> None:
         """The parts' own checks of the columns."""
-        for part in self.rule.parts:
+        for part in self.parts:
             check_own_columns(part.reward_func, columns)
 
     def check_values(self, values: Mapping[str, ColumnValues]) -> None:
         """Runs the parts' own checks on the values of their columns."""
-        for part in self.rule.parts:
+        for part in self.parts:
             check_values(part.reward_func, values)
+
+    def log(self, kwargs: dict[str, Any], key: str, values: Iterable[float | None]) -> None:
+        """Logs the mean of values, as a metric of this reward."""
+        log_mean(kwargs.get("log_metric"), f"rewards/{self.__name__}/{key}", values)
+
+    def some(self, part: Part, kwargs: dict[str, Any], rows: Sequence[int]) -> list[PartCall]:
+        """The round that calls a part for some of the rows: every list of one value per row is cut down to them.
+
+        Columns given to `log_extra` are filled up with `None` for the other rows: TRL wants one value per completion.
+        No rows are no call, and the columns that the part logged before are logged as `None`: TRL's table would show
+        their last values beside the completions of this call.
+        """
+        total, log_extra = len(kwargs["completions"]), kwargs.get("log_extra")
+        if not rows and log_extra is not None:
+            for column in sorted(self.logged):
+                log_extra(column, [None] * total)
+        if not rows:
+            return []
+        chosen = {
+            key: [value[row] for row in rows] if key not in PER_CALL and _is_column(value, total) else value
+            for key, value in kwargs.items()
+        }
+        if log_extra is not None:
+
+            def log_all(column: str, values: Sequence[Any]) -> None:
+                self.logged.add(column)
+                found = dict(zip(rows, values, strict=True))
+                log_extra(column, [found.get(row) for row in range(total)])
+
+            chosen["log_extra"] = log_all
+        return [PartCall(part, chosen)]
 
 
 class AsyncComposed(Composed):
     """The same where a part is asynchronous. The others run in threads meanwhile, off the main thread."""
 
     async def __call__(self, completions: Sequence[Any], **kwargs: Any) -> Rewards:  # type: ignore[override]
-        steps = self.rule.steps(self.__name__, {"completions": completions, **kwargs})
+        steps = self.rule(self, {"completions": completions, **kwargs})
         try:
             calls = next(steps)
             while True:
@@ -140,44 +167,11 @@ class AsyncComposed(Composed):
             return done.value
 
 
-def composed(rule: Rule, name: str) -> Composed:
-    """A reward function that follows a rule; asynchronous where one of the parts is."""
+def composed(name: str, parts: Sequence[Part], rule: Callable[..., Steps], **settings: Any) -> Composed:
+    """A reward function that follows a rule with its settings; asynchronous where one of the parts is."""
     check_name(name)
-    kind = AsyncComposed if any(part.is_async for part in rule.parts) else Composed
-    return kind(name, rule)
-
-
-def rows_of(kwargs: dict[str, Any], rows: Sequence[int], logged: set[str]) -> dict[str, Any]:
-    """
-    The keywords of a call with `B` completions for some of its rows: every list of `B` values is cut down to them.
-
-    Columns given to `log_extra` are filled up with `None` for the other rows: TRL wants one value per completion.
-    `logged` gets the names of these columns, for [`log_nothing`].
-    """
-    total = len(kwargs["completions"])
-    chosen = {
-        key: [value[row] for row in rows] if key not in PER_CALL and _is_column(value, total) else value
-        for key, value in kwargs.items()
-    }
-    if (log_extra := kwargs.get("log_extra")) is not None:
-
-        def log_all(column: str, values: Sequence[Any]) -> None:
-            logged.add(column)
-            found = dict(zip(rows, values, strict=True))
-            log_extra(column, [found.get(row) for row in range(total)])
-
-        chosen["log_extra"] = log_all
-    return chosen
-
-
-def log_nothing(kwargs: dict[str, Any], logged: set[str]) -> None:
-    """Logs `None` for every completion in the columns that a part logged before, in a call that leaves it out.
-
-    Without this TRL's table would show the values of the last call that had some beside the completions of this one.
-    """
-    if (log_extra := kwargs.get("log_extra")) is not None:
-        for column in sorted(logged):
-            log_extra(column, [None] * len(kwargs["completions"]))
+    kind = AsyncComposed if any(part.is_async for part in parts) else Composed
+    return kind(name, parts, functools.partial(rule, **settings))
 
 
 def _is_column(value: Any, total: int) -> bool:
@@ -206,9 +200,6 @@ async def _later(call: PartCall) -> Rewards:
         got = f"SystemExit: {error}"
         remedy = "Raise an exception, or return None for a completion it cannot score."
         raise RewardError(f"reward function '{call.part.name}'", got, "a list of rewards", remedy) from error
-
-
-logger = logging.getLogger(__name__)
 
 
 def weighted_sum(parts: Any, none: Literal["propagate", "skip"] = "propagate", name: str = "weighted_sum") -> Composed:
@@ -248,7 +239,8 @@ def weighted_sum(parts: Any, none: Literal["propagate", "skip"] = "propagate", n
             "'propagate' or 'skip'",
             "'propagate' skips rows with None, 'skip' sums the other parts.",
         )
-    return composed(_WeightedSum(_named_parts(parts), none == "skip"), name)
+    names, found, weights = zip(*_named_parts(parts), strict=True)
+    return composed(name, found, _weighted_sum, names=names, weights=weights, skips_none=none == "skip")
 
 
 def gated(
@@ -284,8 +276,8 @@ def gated(
     """
     if else_value is not None:
         else_value = finite_number("else_value", else_value)
-    rule = _Gated(Part(reward, "reward"), Part(gate, "gate"), else_value, finite_number("at_least", at_least))
-    return composed(rule, name or f"gated_{rule.parts[0].name}")
+    parts, least = [Part(reward, "reward"), Part(gate, "gate")], finite_number("at_least", at_least)
+    return composed(name or f"gated_{parts[0].name}", parts, _gated, else_value=else_value, at_least=least)
 
 
 def clipped(reward: Any, low: float = 0.0, high: float = 1.0, name: str = "") -> Composed:
@@ -303,11 +295,11 @@ def clipped(reward: Any, low: float = 0.0, high: float = 1.0, name: str = "") ->
     Raises:
         [`InputError`]: Bounds out of order, or something that is no reward function.
     """
-    bounds = finite_number("low", low), finite_number("high", high)
-    if not bounds[0] < bounds[1]:
+    lowest, highest = finite_number("low", low), finite_number("high", high)
+    if not lowest < highest:
         raise InputError("high", repr(high), f"more than low={low!r}", "Swap the bounds.")
-    rule = _Clipped(Part(reward, "reward"), *bounds)
-    return composed(rule, name or f"clipped_{rule.parts[0].name}")
+    part = Part(reward, "reward")
+    return composed(name or f"clipped_{part.name}", [part], _clipped, low=lowest, high=highest)
 
 
 def cached(reward: Any, max_entries: int = 10_000, name: str = "") -> Composed:
@@ -330,8 +322,8 @@ def cached(reward: Any, max_entries: int = 10_000, name: str = "") -> Composed:
         [`InputError`]: `max_entries` below 1, or something that is no reward function.
     """
     refuse_outside("max_entries", max_entries, whole(1, remedy="Leave `cached` out for no cache."))
-    rule = _Cached(Part(reward, "reward"), max_entries)
-    return composed(rule, name or rule.parts[0].name)
+    part = Part(reward, "reward")
+    return composed(name or part.name, [part], _cached, max_entries=max_entries, entries=_Entries())
 
 
 def noted_if_not_binary(reward: Any, name: str = "") -> Composed:
@@ -348,131 +340,99 @@ def noted_if_not_binary(reward: Any, name: str = "") -> Composed:
     Returns:
         `Callable`: A reward function; asynchronous where the reward is.
     """
-    rule = _NotedIfNotBinary(Part(reward, "reward"))
-    return composed(rule, name or rule.parts[0].name)
+    part = Part(reward, "reward")
+    return composed(name or part.name, [part], _noted_if_not_binary, seen=set())
 
 
-class _WeightedSum(Rule):
-    def __init__(self, parts: Sequence[tuple[str, Part, float]], skips_none: bool):
-        super().__init__([part for _, part, _ in parts])
-        self.names = [name for name, _, _ in parts]
-        self.weights = [weight for _, _, weight in parts]
-        self.skips_none = skips_none
-
-    def steps(self, name: str, kwargs: dict[str, Any]) -> Steps:
-        rewards_per_part = yield [PartCall(part, kwargs) for part in self.parts]
-        for part_name, rewards in zip(self.names, rewards_per_part, strict=True):
-            log_mean(kwargs.get("log_metric"), f"rewards/{name}/{part_name}", rewards)
-        sums = [self._sum(row) for row in zip(*rewards_per_part, strict=True)]
-        return validate_rewards(sums, len(sums), name)
-
-    def _sum(self, row: Sequence[float | None]) -> float | None:
-        present = [weight * reward for weight, reward in zip(self.weights, row, strict=True) if reward is not None]
-        if not present or (len(present) < len(row) and not self.skips_none):
-            return None
-        try:
-            return math.fsum(present)
-        except (OverflowError, ValueError):  # beyond the range of floats, or inf - inf
-            return math.inf
+def _weighted_sum(
+    reward: Composed, kwargs: dict[str, Any], names: Sequence[str], weights: Sequence[float], skips_none: bool
+) -> Steps:
+    rewards_per_part = yield [PartCall(part, kwargs) for part in reward.parts]
+    for part_name, rewards in zip(names, rewards_per_part, strict=True):
+        reward.log(kwargs, part_name, rewards)
+    sums = [_sum(row, weights, skips_none) for row in zip(*rewards_per_part, strict=True)]
+    return validate_rewards(sums, len(sums), reward.__name__)
 
 
-class _Gated(Rule):
-    def __init__(self, reward: Part, gate: Part, else_value: float | None, at_least: float):
-        super().__init__([reward, gate])
-        self.else_value, self.at_least = else_value, at_least
-        self.logged: set[str] = set()
-
-    def steps(self, name: str, kwargs: dict[str, Any]) -> Steps:
-        reward, gate = self.parts
-        [gates] = yield [PartCall(gate, kwargs)]
-        passed = [row for row, value in enumerate(gates) if value is not None and value >= self.at_least]
-        open_rows = set(passed)
-        log_mean(
-            kwargs.get("log_metric"),
-            f"rewards/{name}/passed_frac",
-            [float(row in open_rows) for row in range(len(gates))],
-        )
-        rewards: Rewards = [None if value is None else self.else_value for value in gates]
-        if passed:
-            [inner] = yield [PartCall(reward, rows_of(kwargs, passed, self.logged))]
-            for row, value in zip(passed, inner, strict=True):
-                rewards[row] = value
-        else:
-            log_nothing(kwargs, self.logged)
-        return rewards
+def _sum(row: Sequence[float | None], weights: Sequence[float], skips_none: bool) -> float | None:
+    present = [weight * reward for weight, reward in zip(weights, row, strict=True) if reward is not None]
+    if not present or (len(present) < len(row) and not skips_none):
+        return None
+    try:
+        return math.fsum(present)
+    except (OverflowError, ValueError):  # beyond the range of floats, or inf - inf
+        return math.inf
 
 
-class _Clipped(Rule):
-    def __init__(self, reward: Part, low: float, high: float):
-        super().__init__([reward])
-        self.low, self.high = low, high
-
-    def steps(self, name: str, kwargs: dict[str, Any]) -> Steps:
-        [rewards] = yield [PartCall(self.parts[0], kwargs)]
-        kept = [None if reward is None else min(max(reward, self.low), self.high) for reward in rewards]
-        beyond = [None if a is None else float(a != b) for a, b in zip(rewards, kept, strict=True)]
-        log_mean(kwargs.get("log_metric"), f"rewards/{name}/clipped_frac", beyond)
-        return kept
-
-
-class _Cached(Rule):
-    def __init__(self, reward: Part, max_entries: int):
-        super().__init__([reward])
-        self.max_entries = max_entries
-        self.logged: set[str] = set()
-        self.entries: OrderedDict[bytes, float] = OrderedDict()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "entries": OrderedDict()}
-
-    def steps(self, name: str, kwargs: dict[str, Any]) -> Steps:
-        keys = [self._key(kwargs, row) for row in range(len(kwargs["completions"]))]
-        known = {key: self.entries[key] for key in keys if key in self.entries}
-        first: dict[bytes, int] = {}
-        for row, key in enumerate(keys):
-            if key not in known:
-                first.setdefault(key, row)
-        new: dict[bytes, float | None] = {}
-        if first:
-            [rewards] = yield [PartCall(self.parts[0], rows_of(kwargs, list(first.values()), self.logged))]
-            new = dict(zip(first, rewards, strict=True))
-        else:
-            log_nothing(kwargs, self.logged)
-        log_mean(kwargs.get("log_metric"), f"rewards/{name}/cache_hit_frac", [float(key in known) for key in keys])
-        for key in keys:
-            reward = known.get(key, new.get(key))
-            if reward is not None:
-                self.entries[key] = reward
-                self.entries.move_to_end(key)
-        while len(self.entries) > self.max_entries:
-            self.entries.popitem(last=False)
-        return [known[key] if key in known else new[key] for key in keys]
-
-    def _key(self, kwargs: dict[str, Any], row: int) -> bytes:
-        left_out = ("completion_ids", *PER_CALL)
-        total = len(kwargs["completions"])
-        values = {
-            key: value[row]
-            for key, value in sorted(kwargs.items())
-            if key not in left_out and isinstance(value, (list, tuple)) and len(value) == total
-        }
-        text = json.dumps(values, sort_keys=True, default=lambda value: pickle.dumps(value).hex())
-        return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
+def _gated(reward: Composed, kwargs: dict[str, Any], else_value: float | None, at_least: float) -> Steps:
+    inner, gate = reward.parts
+    [gates] = yield [PartCall(gate, kwargs)]
+    passed = [row for row, value in enumerate(gates) if value is not None and value >= at_least]
+    open_rows = set(passed)
+    reward.log(kwargs, "passed_frac", [float(row in open_rows) for row in range(len(gates))])
+    rewards: Rewards = [None if value is None else else_value for value in gates]
+    for values in (yield reward.some(inner, kwargs, passed)):
+        for row, value in zip(passed, values, strict=True):
+            rewards[row] = value
+    return rewards
 
 
-class _NotedIfNotBinary(Rule):
-    def __init__(self, reward: Part):
-        super().__init__([reward])
-        self.seen: set[float] = set()
+def _clipped(reward: Composed, kwargs: dict[str, Any], low: float, high: float) -> Steps:
+    [rewards] = yield [PartCall(reward.parts[0], kwargs)]
+    kept = [None if value is None else min(max(value, low), high) for value in rewards]
+    reward.log(
+        kwargs, "clipped_frac", [None if a is None else float(a != b) for a, b in zip(rewards, kept, strict=True)]
+    )
+    return kept
 
-    def steps(self, name: str, kwargs: dict[str, Any]) -> Steps:
-        [rewards] = yield [PartCall(self.parts[0], kwargs)]
-        if len(self.seen) <= 2:
-            self.seen.update(reward for reward in rewards if reward is not None)
-            if len(self.seen) > 2:
-                values = ", ".join(f"{value:g}" for value in sorted(self.seen)[:5])
-                logger.warning("Reward '%s' is not binary: it took the values %s.", name, values)
-        return rewards
+
+class _Entries(OrderedDict):
+    """Remembered rewards, the one used last at the end; a pickle takes none along."""
+
+    def __reduce__(self):
+        return _Entries, ()
+
+
+def _cached(reward: Composed, kwargs: dict[str, Any], max_entries: int, entries: _Entries) -> Steps:
+    keys = [_row_key(kwargs, row) for row in range(len(kwargs["completions"]))]
+    known = {key: entries[key] for key in keys if key in entries}
+    first: dict[bytes, int] = {}
+    for row, key in enumerate(keys):
+        if key not in known:
+            first.setdefault(key, row)
+    new: dict[bytes, float | None] = {}
+    for rewards in (yield reward.some(reward.parts[0], kwargs, list(first.values()))):
+        new = dict(zip(first, rewards, strict=True))
+    reward.log(kwargs, "cache_hit_frac", [float(key in known) for key in keys])
+    given = [known[key] if key in known else new[key] for key in keys]
+    for key, value in zip(keys, given, strict=True):
+        if value is not None:
+            entries[key] = value
+            entries.move_to_end(key)
+    while len(entries) > max_entries:
+        entries.popitem(last=False)
+    return given
+
+
+def _row_key(kwargs: dict[str, Any], row: int) -> bytes:
+    total = len(kwargs["completions"])
+    values = {
+        key: value[row]
+        for key, value in sorted(kwargs.items())
+        if key not in ("completion_ids", *PER_CALL) and _is_column(value, total)
+    }
+    text = json.dumps(values, sort_keys=True, default=lambda value: pickle.dumps(value).hex())
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
+
+
+def _noted_if_not_binary(reward: Composed, kwargs: dict[str, Any], seen: set[float]) -> Steps:
+    [rewards] = yield [PartCall(reward.parts[0], kwargs)]
+    if len(seen) <= 2:
+        seen.update(value for value in rewards if value is not None)
+        if len(seen) > 2:
+            values = ", ".join(f"{value:g}" for value in sorted(seen)[:5])
+            logger.warning("Reward '%s' is not binary: it took the values %s.", reward.__name__, values)
+    return rewards
 
 
 def _named_parts(parts: Any) -> list[tuple[str, Part, float]]:

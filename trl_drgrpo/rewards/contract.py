@@ -165,13 +165,13 @@ def log_mean(log_metric: Callable[[str, float], None] | None, metric: str, value
         log_metric(metric, sum(present) / len(present))
 
 
-def reward_number(reward: Any, field: str, where: str) -> float | None:
+def reward_number(reward: Any, field: str, where: str = "") -> float | None:
     """
     One reward of a function's result as a float; `None` for `None` and NaN. [`RewardError`] for no number and for
     infinity.
 
     Python's and numpy's numbers and zero-dimensional tensors count; booleans are 0 and 1. `where` is for the message:
-    `"for completion 3"`.
+    `"for completion 3"`; left out where only the caller knows.
     """
     reward = reward.item() if hasattr(reward, "item") else reward  # a scalar of torch or numpy
     if reward is None:
@@ -179,13 +179,13 @@ def reward_number(reward: Any, field: str, where: str) -> float | None:
     expected = "a finite number, or None for what it cannot score"
     if not isinstance(reward, numbers.Real):
         got = f"{type(reward).__name__} {shortened(reward)} {where}"
-        raise RewardError(field, got, expected, "Convert it to a float.")
+        raise RewardError(field, got.rstrip(), expected, "Convert it to a float.")
     try:
         number = float(reward)
     except OverflowError:  # a whole number beyond all floats
         number = math.inf
     if math.isinf(number):
-        raise RewardError(field, f"{shortened(reward)} {where}", expected, "Clip it, or return None.")
+        raise RewardError(field, f"{shortened(reward)} {where}".rstrip(), expected, "Clip it, or return None.")
     if math.isnan(number):
         _warn_of_nan(field)
         return None

@@ -1,9 +1,17 @@
-"""From a path to the object it names: `package.module.name`, or `path/to/file.py:name`.
+"""From what a recipe says about a reward to the reward: a name, a path, or a mapping with options.
 
-A file runs as a module of its own name, once per process; its directory is not put on the search path.
+    reward_funcs:
+      - accuracy_reward                                      # a name
+      - my_rewards.py:score                                  # a path
+      - verl: my_rewards.py:compute_score                    # an adapter and its first argument
+      - isolate: {reward: my_rewards.py:slow, timeout: 5}    # a name and its options
+
+Why: TRL's script finds four names and dotted paths. Here one table, [`REWARDS`], says where each name lives; a new
+reward is one row, and rooms above add theirs by [`register`]. A name that does not resolve says which come nearest.
+Nothing is imported before its name is asked for. A file runs as a module of its own name, once per process; its
+directory is not put on the search path.
 """
 
-import functools
 import importlib
 import importlib.util
 import inspect
@@ -144,11 +152,13 @@ class Entry(NamedTuple):
         module (`str`): The module.
         default (`str`, *optional*): Its attribute that the bare name stands for; `None` where options are needed.
         factory (`str`, *optional*): Its class or function that takes options; `None` where there are none.
+        usual (`Mapping`, *optional*): Options of the factory that the bare name stands for.
     """
 
     module: str
     default: str | None = None
     factory: str | None = None
+    usual: Mapping[str, Any] | None = None
 
 
 REWARDS: dict[str, Entry] = {
@@ -156,7 +166,9 @@ REWARDS: dict[str, Entry] = {
     "accuracy_reward": Entry("trl.rewards", "accuracy_reward"),
     "reasoning_accuracy_reward": Entry("trl.rewards", "reasoning_accuracy_reward"),
     "think_format_reward": Entry("trl.rewards", "think_format_reward"),
-    "get_soft_overlong_punishment": Entry("trl.rewards", None, "get_soft_overlong_punishment"),
+    "get_soft_overlong_punishment": Entry(  # as in TRL's own script
+        "trl.rewards", None, "get_soft_overlong_punishment", {"max_completion_len": 1280, "soft_punish_cache": 256}
+    ),
     "get_repetition_penalty_reward": Entry("trl.rewards", None, "get_repetition_penalty_reward"),
     "get_cosine_scaled_reward": Entry("trl.rewards", None, "get_cosine_scaled_reward"),
     # Ours
@@ -212,7 +224,7 @@ def check_spec(spec: Any, field: str = "reward_funcs") -> None:
         _map_specs(option, value, partial(check_spec, field=f"{field}: {name}.{option}"))
 
 
-def resolve_mapping(spec: Mapping[str, Any], field: str, resolve: Callable[..., Callable]) -> Callable:
+def resolve_mapping(spec: Mapping[str, Any], field: str) -> Callable:
     """
     Builds the reward that a mapping describes.
 
@@ -223,7 +235,6 @@ def resolve_mapping(spec: Mapping[str, Any], field: str, resolve: Callable[..., 
             hold several, as a list of rewards or of pairs `[reward, weight]`, or as a mapping `{name: weight}` or
             `{name: [reward, weight]}`. A mapping under `limits` becomes [`Limits`].
         field (`str`): Name of the setting in error messages.
-        resolve (`Callable`): From a reward inside an option to the reward: [`resolve_reward`].
 
     Returns:
         `Callable`: The reward function.
@@ -234,56 +245,50 @@ def resolve_mapping(spec: Mapping[str, Any], field: str, resolve: Callable[..., 
     """
     check_spec(spec, field)
     name, options = _split(spec, field)
-    entry = REWARDS[name]
-    factory = _attribute(name, entry, entry.factory or "", field)
-    parameters = inspect.signature(factory).parameters
-    given = _as_options(name, options, parameters, field)
-    _check_options(given, parameters, f"{field}: {name}")
+    factory = _factory(name, field)
+    where = f"{field}: {name}"
+    given = _as_options(options, factory, where)
+    _check_options(given, factory, where)
+    arguments = {
+        option: _map_specs(option, value, partial(resolve_reward, field=f"{where}.{option}"))
+        for option, value in given.items()
+    }
+    if isinstance(given.get("limits"), Mapping):
+        _check_options(given["limits"], Limits, f"{where}.limits")
+        arguments["limits"] = _built(Limits, given["limits"], f"{where}.limits")
+    return _built(factory, arguments, where)
+
+
+def _built(factory: Callable, arguments: Mapping[str, Any], field: str) -> Any:
     try:
-        arguments = {
-            option: _map_specs(option, value, partial(resolve, field=f"{field}: {name}.{option}"))
-            for option, value in given.items()
-        }
-        if isinstance(given.get("limits"), Mapping):
-            arguments["limits"] = _limits(given["limits"], f"{field}: {name}.limits")
         return factory(**arguments)
     except InputError as error:
-        if error.field.startswith(f"{field}: {name}"):
-            raise  # already said of a nested option
-        raise error.under(f"{field}: {name}.{error.field}") from error
+        raise error.under(f"{field}.{error.field}") from error
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         # TRL's factories do not check what they are given, and no constructor checks everything.
         got = f"options that it does not accept ({type(error).__name__}: {error})"
-        expected = f"options {', '.join(parameters)} of the documented types"
-        raise InputError(f"{field}: {name}", got, expected, f"See the docstring of `{name}`.") from error
+        expected = f"options {', '.join(inspect.signature(factory).parameters)} of the documented types"
+        name = field.rpartition(": ")[2]
+        raise InputError(field, got, expected, f"See the docstring of `{name}`.") from error
 
 
-def _limits(options: Mapping[str, Any], field: str) -> Any:
-    given = dict(options)
-    _check_options(given, inspect.signature(Limits).parameters, field)
-    try:
-        return Limits(**given)
-    except InputError as error:
-        raise error.under(f"{field}.{error.field}") from error
+def bare_names() -> list[str]:
+    """Names that stand for a reward on their own."""
+    return sorted(name for name, entry in REWARDS.items() if entry.default or entry.usual)
 
 
-def default_reward(name: str) -> Callable:
+def _bare(name: str) -> Callable:
     """The reward that a name of the table stands for on its own. `ImportError`: its module does not import;
     [`InputError`]: it needs options."""
     entry = REWARDS[name]
-    if entry.default is None:
-        factory = _attribute(name, entry, entry.factory or "", "reward_funcs")
-        needed = next(iter(inspect.signature(factory).parameters), "option")
-        expected = f"a mapping with its options: `{name}: {{{needed}: ...}}`"
-        raise InputError("reward_funcs", f"{name!r} without options", expected, "Write it as a mapping.")
-    return getattr(importlib.import_module(entry.module), entry.default)
-
-
-def unknown_name(name: str, field: str) -> InputError:
-    """The error for a mapping's key that is no name of the table."""
-    remedy = did_you_mean(name, REWARDS, "A path takes no options: write it as a string.", most=2)
-    with_options = sorted(known for known, entry in REWARDS.items() if entry.factory)
-    return InputError(field, f"the unknown name {name!r}", f"one of {', '.join(with_options)}", remedy)
+    if entry.default is not None:
+        return getattr(importlib.import_module(entry.module), entry.default)
+    factory = _factory(name, "reward_funcs")
+    if entry.usual is not None:
+        return factory(**entry.usual)
+    needed = next(iter(inspect.signature(factory).parameters), "option")
+    expected = f"a mapping with its options: `{name}: {{{needed}: ...}}`"
+    raise InputError("reward_funcs", f"{name!r} without options", expected, "Write it as a mapping.")
 
 
 def _split(spec: Any, field: str) -> tuple[str, Any]:
@@ -297,32 +302,36 @@ def _split(spec: Any, field: str) -> tuple[str, Any]:
         raise InputError(field, f"a mapping with {keys}", "a mapping with one key, the reward's name", remedy)
     name, options = next(iter(spec.items()))
     if name not in REWARDS:
-        raise unknown_name(str(name), field)
+        remedy = did_you_mean(str(name), REWARDS, "A path takes no options: write it as a string.", most=2)
+        with_options = sorted(known for known, entry in REWARDS.items() if entry.factory)
+        raise InputError(field, f"the unknown name {str(name)!r}", f"one of {', '.join(with_options)}", remedy)
     return name, options
 
 
-def _attribute(name: str, entry: Entry, attribute: str, field: str) -> Any:
+def _factory(name: str, field: str) -> Callable:
+    entry = REWARDS[name]
     try:
-        return getattr(importlib.import_module(entry.module), attribute)
+        return getattr(importlib.import_module(entry.module), entry.factory or "")
     except ImportError as error:
         got = f"{name!r}, but importing {entry.module} failed with {type(error).__name__}: {error}"
         raise InputError(field, got, "a module that imports", "Install what it needs.") from error
 
 
-def _as_options(name: str, options: Any, parameters: Mapping[str, inspect.Parameter], field: str) -> dict[str, Any]:
+def _as_options(options: Any, factory: Callable, field: str) -> dict[str, Any]:
     if options is None:
         return {}
     if not isinstance(options, Mapping):  # the first option, written without its name
-        return {next(iter(parameters)): options}
+        return {next(iter(inspect.signature(factory).parameters)): options}
     if odd := [option for option in options if not isinstance(option, str)]:
-        raise InputError(f"{field}: {name}", f"the option {odd[0]!r}", "names of options", "Write them as strings.")
+        raise InputError(field, f"the option {odd[0]!r}", "names of options", "Write them as strings.")
     return dict(options)
 
 
-def _check_options(given: dict[str, Any], parameters: Mapping[str, inspect.Parameter], field: str) -> None:
-    by_name = [p for p in parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+def _check_options(given: Mapping[str, Any], factory: Callable, field: str) -> None:
+    parameters = inspect.signature(factory).parameters.values()
+    by_name = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     known = [p.name for p in by_name]
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
     for option in given:
         if option not in known and not takes_any:
             remedy = did_you_mean(option, known, "Remove it.")
@@ -336,42 +345,21 @@ def _check_options(given: dict[str, Any], parameters: Mapping[str, inspect.Param
 
 def _map_specs(option: str, value: Any, apply: Callable[[Any], Any]) -> Any:
     """The value of an option with `apply` done to every reward in it; a value without rewards as it is."""
+
+    def one(reward: Any) -> Any:
+        return apply(reward) if isinstance(reward, str | Mapping) else reward
+
+    def entry(found: Any) -> Any:  # a reward, or a reward and its weight
+        return (one(found[0]), *found[1:]) if isinstance(found, list | tuple) and found else one(found)
+
     if option in _ONE:
-        return _apply(value, apply)
-    if option not in _SEVERAL:
-        return value
-    if isinstance(value, Mapping):
-        return {name: _pair(name, entry, apply) for name, entry in value.items()}
-    return [_entry(entry, apply) for entry in value] if isinstance(value, list | tuple) else value
-
-
-def _apply(value: Any, apply: Callable[[Any], Any]) -> Any:
-    return apply(value) if isinstance(value, str | Mapping) else value
-
-
-def _entry(entry: Any, apply: Callable[[Any], Any]) -> Any:
-    """A reward, or a reward and its weight."""
-    if isinstance(entry, list | tuple) and entry:
-        return (_apply(entry[0], apply), *entry[1:])
-    return _apply(entry, apply)
-
-
-def _pair(name: Any, entry: Any, apply: Callable[[Any], Any]) -> Any:
-    """`name: weight`, where the name is the reward, or `name: [reward, weight]`."""
-    return _entry(entry, apply) if isinstance(entry, list | tuple) else (_apply(name, apply), entry)
-
-
-def _soft_overlong_punishment() -> Callable:
-    # The two values are those of TRL's own script.
-    punishment = importlib.import_module("trl.rewards").get_soft_overlong_punishment
-    return punishment(max_completion_len=1280, soft_punish_cache=256)
-
-
-# Names that stand for a reward on their own.
-REGISTRY: dict[str, Callable[[], Callable]] = {
-    name: functools.partial(default_reward, name) for name, entry in REWARDS.items() if entry.default
-}
-REGISTRY["get_soft_overlong_punishment"] = _soft_overlong_punishment
+        return one(value)
+    if option in _SEVERAL and isinstance(value, Mapping):  # `name: [reward, weight]`, or `reward: weight`
+        return {
+            name: entry(found) if isinstance(found, list | tuple) else (one(name), found)
+            for name, found in value.items()
+        }
+    return [entry(found) for found in value] if option in _SEVERAL and isinstance(value, list | tuple) else value
 
 
 def resolve_reward(spec: str | Mapping[str, Any], field: str = "reward_funcs") -> RewardFunction:
@@ -403,13 +391,9 @@ def resolve_reward(spec: str | Mapping[str, Any], field: str = "reward_funcs") -
         [`InputError`]: If there is no such name, module, file or function, if the module fails to
             import (its own error is the cause), if what was found cannot be called, or if an option does not fit.
     """
-    if isinstance(spec, Mapping):
-        return resolve_mapping(spec, field, resolve_reward)
+    if not isinstance(spec, str):
+        return resolve_mapping(spec, field)
     try:
-        if not isinstance(spec, str):
-            raise InputError(
-                "", f"{type(spec).__name__} {spec!r}", "a name, a path, or a mapping", "Write one of them."
-            )
         return _resolve(spec)
     except InputError as error:
         raise error.under(field) from error.__cause__
@@ -418,15 +402,15 @@ def resolve_reward(spec: str | Mapping[str, Any], field: str = "reward_funcs") -
 def _resolve(spec: str) -> Callable:
     if spec in REWARDS:
         try:
-            return REGISTRY.get(spec, functools.partial(default_reward, spec))()
+            return _bare(spec)
         except ImportError as error:
             raise import_failed(spec, "its module", error) from error
     if (found := at_path(spec)) is not None:
         return _callable(*found, spec)
     remedy = write_path(spec)
-    if near := [] if spec.endswith(".py") else get_close_matches(spec, REGISTRY, n=2, cutoff=0.5):
+    if near := [] if spec.endswith(".py") else get_close_matches(spec, bare_names(), n=2, cutoff=0.5):
         remedy = f"Did you mean {' or '.join(near)}? {remedy}"
-    raise InputError("reward_funcs", repr(spec), f"one of {', '.join(sorted(REGISTRY))} or a path", remedy)
+    raise InputError("reward_funcs", repr(spec), f"one of {', '.join(bare_names())} or a path", remedy)
 
 
 def _callable(module: ModuleType, found: Any, spec: str) -> Callable:

@@ -1,9 +1,11 @@
-r"""The text of a completion or a prompt, whichever form TRL hands over, and the places in it where an answer stands.
+r"""The text of a completion or a prompt, the places in it where an answer stands, and rewards that score one text.
 
 Plain data give strings; conversational data give lists of messages, whose content is a string or a list of parts.
 Every reward here reads them through these functions, so that rewards score both alike and look for an answer in the
 same places: behind the last `</think>`, in the last `<answer>...</answer>`, in the last `\boxed{...}`.
 All of it takes time linear in the length of the text, whatever a policy writes.
+
+[`SampleReward`] is the base of rewards that score one completion at a time, in workers under limits where asked.
 """
 
 import hashlib

@@ -1,8 +1,13 @@
-"""Saved completions, read for scoring: JSON Lines, CSV, and the Parquet files that TRL logs.
+"""Saved completions and rewards over them: what `trl-drgrpo score` does, without its command line.
 
-With `log_completions=True` TRL writes `completions/completions_<step>.parquet`: step, prompt, completion, the value of
-every reward function under its name, what rewards gave to `log_extra`, and the advantage. The dataset's other columns
-are not in it, so a reward that needs the answer finds it in the dataset, by the prompt (`with_columns_of`).
+Completions come as JSON Lines, CSV, or the Parquet files that TRL logs. With `log_completions=True` it writes
+`completions/completions_<step>.parquet`: step, prompt, completion, the value of every reward function under its name,
+what rewards gave to `log_extra`, and the advantage. The dataset's other columns are not in it, so a reward that needs
+the answer finds it in the dataset, by the prompt ([`with_columns_of`]).
+
+Rewards are called as the trainer calls them, but on `batch_size` rows at a time: with one row per call, a failure and
+a duration belong to one row. A reward that compares the completions of a group, or sends requests in parallel, wants
+more; then the call's time is divided among its rows, and an exception fails all of them.
 """
 
 import asyncio

@@ -1,4 +1,8 @@
-"""Arguments of a foreign function, and the signature that a reward of ours shows."""
+"""Parameters of a function: which it requires, which of those offered it takes, which stack it was written for.
+
+TRL calls `f(prompts=, completions=, <columns>)`. A function of another stack fails there with a message about a
+parameter; [`adapter_hint`] recognizes it by its parameters or its class and names the adapter that takes it.
+"""
 
 import functools
 import inspect

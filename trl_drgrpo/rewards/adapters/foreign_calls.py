@@ -1,25 +1,23 @@
-"""One completion with its row, and where in the row a foreign function's arguments stand.
+"""Calling the functions of other stacks: what all adapters share.
+
+A [`Convention`] says how one stack calls. [`per_completion`] makes a reward function of TRL's form from functions that
+score one completion each, [`batched`] from one that scores all of a call; both are asynchronous where the function is.
 
 The other stacks keep the correct answer in other columns than TRL's rewards do (verl: `reward_model["ground_truth"]`,
 OpenRLHF: `label`), so a column is named by a path (`reward_model.ground_truth`), and where none is named the usual
-places of that stack are looked up in order.
+places of that stack are looked up in order: a [`Place`].
 """
 
 import asyncio
 import inspect
 import json
-import logging
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any
 
-import cloudpickle
-
-from trl_drgrpo.common.errors import InputError, RewardError, UnscorableError
+from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.rewards.columns import PER_CALL
 from trl_drgrpo.rewards.contract import (
-    FAILING_IS_FREE,
     OnError,
     check_name,
     check_on_error,
@@ -27,10 +25,12 @@ from trl_drgrpo.rewards.contract import (
     innermost,
     log_mean,
     reward_name,
-    validate_rewards,
+    reward_number,
 )
-from trl_drgrpo.rewards.isolation.isolated import Limits, scored_in_workers
-from trl_drgrpo.rewards.recipe_rewards import FILE_PREFIX, resolve_object
+from trl_drgrpo.rewards.isolation.isolated import Limits, scored_in_workers, settled
+from trl_drgrpo.rewards.isolation.worker import failure_of
+from trl_drgrpo.rewards.isolation.workers import Call, Failure
+from trl_drgrpo.rewards.recipe_rewards import resolve_object
 from trl_drgrpo.rewards.sample import column_values, completion_text, prompt_text
 from trl_drgrpo.rewards.signatures import signature_of
 
@@ -58,13 +58,12 @@ class Sample:
         return completion_text(self.completion)
 
 
-def read_samples(
-    completions: Sequence[Any], prompts: Sequence[Any] | None, keywords: Mapping[str, Any], reward: str
-) -> list[Sample]:
+def read_samples(completions: Sequence[Any], keywords: Mapping[str, Any], reward: str) -> list[Sample]:
     """The rows of one call, from the lists that TRL passes; `InputError` where one of them is none."""
-    count = len(completions)
+    count, prompts = len(completions), keywords.get("prompts")
     given = [""] * count if prompts is None else prompts
-    columns = {name: column_values(keywords, name, count, reward) for name in keywords if name not in NOT_COLUMNS}
+    names = [name for name in keywords if name not in (*NOT_COLUMNS, "prompts")]
+    columns = {name: column_values(keywords, name, count, reward) for name in names}
     return [
         Sample(prompt, completion, {name: values[row] for name, values in columns.items()})
         for row, (prompt, completion) in enumerate(zip(given, completions, strict=True))
@@ -144,39 +143,61 @@ def as_text(value: Any, role: str) -> str:
     return completion_text(value) if role == "assistant" else prompt_text(value)
 
 
-logger = logging.getLogger(__name__)
-
-Call = tuple[tuple[Any, ...], dict[str, Any]]
-
-
 class Convention:
-    """Calling convention of one stack."""
+    """Calling convention of one stack: per completion, per batch, or both."""
 
     def arguments(self, function: Callable, sample: Sample, reward: str) -> Call:
         """Positional and keyword arguments for one completion."""
         raise NotImplementedError
 
     def read(self, result: Any) -> Any:
-        """The number in what the function returned; `None`: unscorable."""
+        """The number in what the function returned for one completion; `None`: unscorable."""
+        return result
+
+    def batch_arguments(
+        self, function: Callable, completions: Sequence[Any], kwargs: dict[str, Any], reward: str
+    ) -> Call:
+        """Positional and keyword arguments for all completions. `kwargs`: the others that TRL passes."""
+        raise NotImplementedError
+
+    def read_batch(self, result: Any, reward: str, log_metric: Callable[[str, float], None] | None) -> Any:
+        """The rewards in what the function returned for all completions."""
         return result
 
     def check_columns(self, columns: Sequence[str], reward: str) -> None:
         """Raises [`InputError`] if the dataset lacks a column that a call needs."""
 
 
-Rule = TypeVar("Rule", bound=Convention)
+class Batched:
+    """A reward function of TRL's form from one that is called once for all completions."""
 
-
-class BatchCall(Generic[Rule]):
-    """Base of adapters for functions called once for all completions."""
-
-    def __init__(self, function: Callable, convention: Rule, name: str):
+    def __init__(self, function: Callable, convention: Convention, name: str, columns: Sequence[str] = ()):
         self.function, self.convention, self.__name__ = function, convention, name
-        self.__signature__ = signature_of(())
+        self.__signature__ = signature_of(columns)
 
     def check_columns(self, columns: Sequence[str]) -> None:
         """Raises [`InputError`] if the dataset lacks a column that a call needs."""
         self.convention.check_columns(columns, self.__name__)
+
+    def __call__(self, completions: Sequence[Any], **kwargs: Any) -> Any:
+        args, keywords = self.convention.batch_arguments(self.function, completions, kwargs, self.__name__)
+        result = self.function(*args, **keywords)
+        return self.convention.read_batch(result, self.__name__, kwargs.get("log_metric"))
+
+
+class AsyncBatched(Batched):
+    """[`Batched`] for a function that is `async`."""
+
+    async def __call__(self, completions: Sequence[Any], **kwargs: Any) -> Any:
+        args, keywords = self.convention.batch_arguments(self.function, completions, kwargs, self.__name__)
+        result = await self.function(*args, **keywords)
+        return self.convention.read_batch(result, self.__name__, kwargs.get("log_metric"))
+
+
+def batched(function: Callable, convention: Convention, name: str, columns: Sequence[str] = ()) -> Batched:
+    """[`Batched`], or its async form if the function is `async`."""
+    kind = AsyncBatched if inspect.iscoroutinefunction(innermost(function)) else Batched
+    return kind(function, convention, name, columns)
 
 
 class PerCompletion:
@@ -217,25 +238,18 @@ class PerCompletion:
         only = self.functions[0] if len(self.functions) == 1 else None
         self.lowest_reward: float | None = declared(only, "lowest_reward")
         self.__signature__ = signature_of(columns)
-        self._has_logged = False
 
     def check_columns(self, columns: Sequence[str]) -> None:
         """Raises [`InputError`] if the dataset lacks a column that a call needs."""
         self.convention.check_columns(columns, self.__name__)
 
-    def __call__(
-        self,
-        completions: Sequence[Any],
-        prompts: Sequence[Any] | None = None,
-        log_metric: Callable[[str, float], None] | None = None,
-        **kwargs: Any,
-    ) -> list[float | None]:
-        limits = None if self.timeout is None else Limits(timeout=self.timeout)
+    def __call__(self, completions: Sequence[Any], **kwargs: Any) -> list[float | None]:
+        log_metric = kwargs.get("log_metric")
         scores = scored_in_workers(
             self.score,
-            [((part, *call), {}) for part, call in self._calls(completions, prompts, kwargs)],
+            [((part, *call), {}) for part, call in self._calls(completions, kwargs)],
             name=self.__name__,
-            limits=limits,
+            limits=None if self.timeout is None else Limits(timeout=self.timeout),
             on_error=self.on_error,
             log_metric=log_metric,
             failed=self.lowest_reward,
@@ -246,13 +260,11 @@ class PerCompletion:
         """Score that one of the functions gives one completion; runs in a worker where there is a time limit."""
         return self.convention.read(self.functions[part](*args, **kwargs))
 
-    def _calls(
-        self, completions: Sequence[Any], prompts: Sequence[Any] | None, kwargs: dict[str, Any]
-    ) -> list[tuple[int, Call]]:
+    def _calls(self, completions: Sequence[Any], kwargs: dict[str, Any]) -> list[tuple[int, Call]]:
         """All calls, completion by completion, so that missing columns are the user's error and no sample's."""
         return [
             (part, self.convention.arguments(function, sample, self.__name__))
-            for sample in read_samples(completions, prompts, kwargs, self.__name__)
+            for sample in read_samples(completions, kwargs, self.__name__)
             for part, function in enumerate(self.functions)
         ]
 
@@ -272,49 +284,22 @@ class AsyncPerCompletion(PerCompletion):
     """[`PerCompletion`] where a function is `async`: all calls of a batch run concurrently, each under the limit."""
 
     async def __call__(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self,
-        completions: Sequence[Any],
-        prompts: Sequence[Any] | None = None,
-        log_metric: Callable[[str, float], None] | None = None,
-        **kwargs: Any,
+        self, completions: Sequence[Any], **kwargs: Any
     ) -> list[float | None]:
-        calls = self._calls(completions, prompts, kwargs)
+        log_metric = kwargs.get("log_metric")
+        calls = self._calls(completions, kwargs)
         outcomes = await asyncio.gather(*(self._outcome(part, *call) for part, call in calls))
-        failures = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
-        if failures:
-            self._report(failures[0])
-        if log_metric is not None and outcomes and self.on_error != "raise":
-            log_metric(f"rewards/{self.__name__}/failed_frac", len(failures) / len(outcomes))
-        least = self.lowest_reward
-        scores: list[float | None] = [
-            score if not isinstance(score, Exception) else None if isinstance(score, UnscorableError) else least
-            for score in outcomes
-        ]
+        scores = settled(list(outcomes), self.__name__, self.on_error, log_metric, self.lowest_reward)
         return self._added(scores, log_metric)
 
-    async def _outcome(self, part: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float | Exception | None:
+    async def _outcome(self, part: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float | Failure | None:
         try:
             result = self.functions[part](*args, **kwargs)
             if inspect.isawaitable(result):
                 result = await asyncio.wait_for(result, self.timeout)
-            return validate_rewards([self.convention.read(result)], 1, self.__name__)[0]
-        except SystemExit as error:  # as any other failure; as it is, it would end the event loop
-            return RuntimeError(f"SystemExit: {error}")
-        except Exception as error:  # one completion's, counted by the caller
-            return error
-
-    def _report(self, error: Exception) -> None:
-        if self.on_error == "raise":
-            if isinstance(error, RewardError):
-                raise error
-            got, remedy = f"{type(error).__name__}: {error}", 'Fix the function, or set on_error="unscorable".'
-            failed = RewardError(f"reward function '{self.__name__}'", got, "a score", remedy)
-            raise failed.caught_as(error) from error
-        if not self._has_logged:
-            self._has_logged = True
-            due = "is left out of its group. " + FAILING_IS_FREE if self.lowest_reward is None else "gets the least"
-            message = "Reward function '%s' failed; that completion %s. Further failures are counted."
-            logger.error(message, self.__name__, due.rstrip("."), exc_info=error)
+            return reward_number(self.convention.read(result), f"reward function '{self.__name__}'")
+        except (Exception, SystemExit) as error:  # one completion's; SystemExit would end the event loop
+            return Failure(*failure_of(error))
 
 
 def per_completion(functions: Sequence[Callable], convention: Convention, **options: Any) -> PerCompletion:
@@ -365,8 +350,4 @@ def loaded(function: Any, option: str, what: str = "a function, or the path of o
     if not callable(found):
         remedy = "Paths are written `package.module.function` or `path/to/file.py:function`."
         raise InputError(option, f"{type(found).__name__} {found!r}"[:100], what, remedy)
-    module = sys.modules.get(getattr(found, "__module__", None) or type(found).__module__)
-    if module is not None and module.__name__.startswith(FILE_PREFIX):
-        # Workers cannot import a file by the name it has here, and the reward that holds the function is ours.
-        cloudpickle.register_pickle_by_value(module)
     return found

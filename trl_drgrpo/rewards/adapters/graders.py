@@ -1,7 +1,17 @@
-"""TRL and open-r1: the same call, but written for one of the two forms that completions come in.
+"""TRL's own form, and the graders of understand-r1-zero and reasoning-gym.
 
-With plain data completions are strings, with conversational data lists of messages; a function written for
-`completion[0]["content"]` fails on the first, one written for strings on the second.
+TRL and open-r1 share one call, but a function is written for one of the two forms that completions come in: strings
+with plain data, lists of messages with conversational data. One written for `completion[0]["content"]` fails on the
+first, one written for strings on the second.
+
+understand-r1-zero and oat: `grader(response, gt, fast=...) -> (info, reward)`. `boxed_reward_fn` goes with the
+Qwen-Math template, `answer_tag_reward_fn` with the R1 template; both are in `oat.utils.math_grader`. They bound their
+own work with SIGALRM, on a main thread only: give a `timeout`, which runs them in killable workers. Delta: the
+official oracle scores a grading that takes too long 0, here it is unscorable.
+
+reasoning-gym: `score_answer(answer, entry)` for datasets that other programs wrote. Rows that `make_splits` of
+`rewards/functions/reasoning_gym.py` wrote are scored by the reward `reasoning_gym`, which knows the task of every row.
+Here the task is named once, and the entry is put together from the columns that reasoning-gym's own exports have.
 """
 
 import inspect
@@ -22,7 +32,7 @@ from trl_drgrpo.rewards.adapters.foreign_calls import (
     loaded,
 )
 from trl_drgrpo.rewards.columns import pass_on_checks
-from trl_drgrpo.rewards.contract import OnError, check_flag, innermost, reward_name
+from trl_drgrpo.rewards.contract import OnError, check_flag, reward_name
 from trl_drgrpo.rewards.functions.reasoning_gym import factory_of, reasoning_gym_reward, score_text
 from trl_drgrpo.rewards.recipe_rewards import resolve_reward
 
@@ -65,29 +75,30 @@ def from_trl(
         raise InputError("completions_as", repr(completions_as), '"messages" or "text"', remedy)
     if isinstance(function, str):
         function = resolve_reward(function, "function")
-    return _wrapped(loaded(function, "function"), completions_as, name)
+    found: Any = loaded(function, "function")
+    adapted: Any = foreign_calls.batched(found, _TRL(completions_as), name or reward_name(found))
+    adapted.__doc__ = inspect.getdoc(found)
+    adapted.__signature__ = inspect.signature(found)
+    pass_on_checks(adapted, found)
+    return adapted
 
 
-def _wrapped(function: Callable, completions_as: str | None, name: str | None) -> Callable:
-    convert = _FORMS.get(completions_as or "", lambda value, role: value)
+class _TRL(Convention):
+    """TRL's own call, with prompts and completions in one form."""
 
-    def keywords(completions: Sequence[Any], given: dict[str, Any]) -> dict[str, Any]:
-        if given.get("prompts") is not None:
-            given = {**given, "prompts": [convert(prompt, "user") for prompt in given["prompts"]]}
-        return {**given, "completions": [convert(completion, "assistant") for completion in completions]}
+    def __init__(self, completions_as: str | None):
+        self.convert = _FORMS[completions_as] if completions_as else _as_it_is
 
-    async def scored_later(completions: Sequence[Any], **kwargs: Any) -> Any:
-        return await function(**keywords(completions, kwargs))
+    def batch_arguments(
+        self, function: Callable, completions: Sequence[Any], kwargs: dict[str, Any], reward: str
+    ) -> Call:
+        if kwargs.get("prompts") is not None:
+            kwargs = {**kwargs, "prompts": [self.convert(prompt, "user") for prompt in kwargs["prompts"]]}
+        return (), {**kwargs, "completions": [self.convert(completion, "assistant") for completion in completions]}
 
-    def scored_now(completions: Sequence[Any], **kwargs: Any) -> Any:
-        return function(**keywords(completions, kwargs))
 
-    scored: Any = scored_later if inspect.iscoroutinefunction(innermost(function)) else scored_now
-    scored.__name__ = scored.__qualname__ = name or reward_name(function)
-    scored.__doc__ = inspect.getdoc(function)
-    scored.__signature__ = inspect.signature(function)
-    pass_on_checks(scored, function)
-    return scored
+def _as_it_is(value: Any, role: str) -> Any:
+    return value
 
 
 def from_r1_zero(

@@ -1,8 +1,26 @@
-"""verl: `compute_score(data_source, solution_str, ground_truth, extra_info=None)`, single or batch, sync or async.
+"""The stacks with a calling convention of their own: verl, OpenRLHF, ms-swift, verifiers.
 
-verl passes all four by keyword, the ground truth from the nested column `reward_model["ground_truth"]`, and adds
+verl: `compute_score(data_source, solution_str, ground_truth, extra_info=None)`, single or batch, sync or async. verl
+passes all four by keyword, the ground truth from the nested column `reward_model["ground_truth"]`, and adds
 `num_turns` and `rollout_reward_scores` to `extra_info`. Result: a number, a tuple whose first entry counts, or a dict
 whose `score` counts. Delta: a function may take fewer than four arguments, as verl's own scorers do.
+
+OpenRLHF: `reward_func(queries, prompts, labels, **kwargs)`, where a query is prompt + response. Result: a dict with
+`rewards` (`scores` only steer its filtering; `extra_logs` go to the log), or a tensor or list of rewards. OpenRLHF
+0.11 calls such a function with lists of one sample; here one that takes a batch may be given one. Its prompt is the
+text of the chat template, so give `render_prompt` where a function reads it; without it messages are joined by empty
+lines.
+
+ms-swift: classes `ORM` and `AsyncORM`, called as `orm(completions, <columns>, **kwargs) -> list[float]`. Completions
+are texts, passed by position (their parameter has more than one name there). Next to the dataset's columns ms-swift
+passes `messages` (prompt and completion), `response_token_ids` and `trainer_state`. A class gets the training
+arguments as `args`; here a mapping of the few it reads.
+
+verifiers: a `Rubric(funcs, weights, parser)` whose functions name what they take of `prompt`, `completion`, `answer`,
+`state`, `info`, `task`, `parser`, the rubric's own objects and the columns of the row, and return a number. The reward
+is the weighted sum; the mean of each function is logged, as there, under `rewards/<name>/<function>`. Deltas: a
+function that raises makes its completion unscorable (there it scores 0), and `state` holds the row but no trajectory.
+For verifiers up to 0.1; its 0.4 has no rubrics any more.
 """
 
 import functools
@@ -94,8 +112,7 @@ def from_verl(
     if timeout is not None:
         remedy = "Leave timeout out and put `isolate(..., batched=True)` around the reward."
         raise InputError("timeout", f"{timeout} for a batch function", "none", remedy)
-    is_async = inspect.iscoroutinefunction(innermost(found))
-    return (_AsyncBatch if is_async else _VerlBatch)(found, convention, title)
+    return foreign_calls.batched(found, convention, title)
 
 
 class _Verl(Convention):
@@ -148,6 +165,19 @@ class _Verl(Convention):
         offered = {**dict(zip(self.names, values, strict=True)), **self.constants}
         return (), signatures.select(function, offered, by_request)
 
+    def batch_arguments(
+        self, function: Callable, completions: Sequence[Any], kwargs: dict[str, Any], reward: str
+    ) -> Call:
+        samples = read_samples(completions, kwargs, reward)
+        for sample in samples[:1]:
+            self.check_columns(list(sample.columns), reward)
+        rows = [self.values(sample, reward) for sample in samples]
+        columns = [[row[part] for row in rows] for part in range(len(_BATCH))]
+        return (), signatures.select(function, {**dict(zip(_BATCH, columns, strict=True)), **self.constants})
+
+    def read_batch(self, result: Any, reward: str, log_metric: Callable[[str, float], None] | None) -> list[Any]:
+        return [self.read(each) for each in result]
+
     def read(self, result: Any) -> Any:
         if isinstance(result, Mapping):
             if "score" not in result:
@@ -155,34 +185,6 @@ class _Verl(Convention):
                 raise RewardError("a verl function", f"a dict with {keys}", "a dict with 'score'", "Return a score.")
             return result["score"]
         return result[0] if isinstance(result, tuple | list) and result else result
-
-
-class _VerlBatch(foreign_calls.BatchCall[_Verl]):
-    """A batch function."""
-
-    def keywords(self, completions: Sequence[Any], prompts: Sequence[Any] | None, kwargs: dict) -> dict[str, Any]:
-        samples = read_samples(completions, prompts, kwargs, self.__name__)
-        for sample in samples[:1]:
-            self.convention.check_columns(list(sample.columns), self.__name__)
-        rows = [self.convention.values(sample, self.__name__) for sample in samples]
-        columns = [[row[part] for row in rows] for part in range(len(_BATCH))]
-        offered = {**dict(zip(_BATCH, columns, strict=True)), **self.convention.constants}
-        return signatures.select(self.function, offered)
-
-    def results(self, output: Any) -> list[Any]:
-        return [self.convention.read(result) for result in output]
-
-    def __call__(self, completions: Sequence[Any], prompts: Sequence[Any] | None = None, **kwargs: Any) -> list[Any]:
-        return self.results(self.function(**self.keywords(completions, prompts, kwargs)))
-
-
-class _AsyncBatch(_VerlBatch):
-    """A batch function that is `async`."""
-
-    async def __call__(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self, completions: Sequence[Any], prompts: Sequence[Any] | None = None, **kwargs: Any
-    ) -> list[Any]:
-        return self.results(await self.function(**self.keywords(completions, prompts, kwargs)))
 
 
 def from_openrlhf(
@@ -236,7 +238,7 @@ def from_openrlhf(
     convention = _OpenRLHF(answer_column, render)
     title = name or reward_name(found)
     if batched:
-        return _OpenRLHFBatch(found, convention, title)
+        return foreign_calls.batched(found, convention, title)
     return foreign_calls.per_completion([found], convention, name=title, timeout=timeout, on_error=on_error)
 
 
@@ -260,31 +262,25 @@ class _OpenRLHF(Convention):
         query, prompt, label = self.values(sample, reward)
         return ([query], [prompt], [label]), {}
 
+    def batch_arguments(
+        self, function: Callable, completions: Sequence[Any], kwargs: dict[str, Any], reward: str
+    ) -> Call:
+        rows = [self.values(sample, reward) for sample in read_samples(completions, kwargs, reward)]
+        return tuple([row[part] for row in rows] for part in range(3)), {}
+
     def read(self, result: Any) -> Any:
         rewards = rewards_in(result)
         if hasattr(rewards, "tolist"):
             rewards = rewards.tolist()
         return validate_rewards(rewards if isinstance(rewards, list | tuple) else [rewards], 1, "reward_func")[0]
 
-
-class _OpenRLHFBatch(foreign_calls.BatchCall[_OpenRLHF]):
-    """A `reward_func` that is called as OpenRLHF calls it."""
-
-    def __call__(
-        self,
-        completions: Sequence[Any],
-        prompts: Sequence[Any] | None = None,
-        log_metric: Callable[[str, float], None] | None = None,
-        **kwargs: Any,
-    ) -> Any:
-        samples = read_samples(completions, prompts, kwargs, self.__name__)
-        rows = [self.convention.values(sample, self.__name__) for sample in samples]
-        result = self.function(*([row[part] for row in rows] for part in range(3)))
-        if log_metric is not None and isinstance(result, Mapping):
+    def read_batch(self, result: Any, reward: str, log_metric: Callable[[str, float], None] | None) -> Any:
+        if isinstance(result, Mapping):
             for key, values in (result.get("extra_logs") or {}).items():
                 listed = values.tolist() if hasattr(values, "tolist") else values
-                listed = listed if isinstance(listed, list | tuple) else [listed]
-                log_mean(log_metric, f"rewards/{self.__name__}/{key}", listed)
+                log_mean(
+                    log_metric, f"rewards/{reward}/{key}", listed if isinstance(listed, list | tuple) else [listed]
+                )
         return rewards_in(result)
 
 
@@ -327,8 +323,8 @@ def from_swift(
         found = _instance(found, args)
     elif args is not None:
         raise InputError("args", repr(args)[:100], "none for an instance or a function", "Name the class instead.")
-    is_async = inspect.iscoroutinefunction(innermost(found))
-    return (_AsyncSwift if is_async else _Swift)(found, title)
+    _, *others = signatures.required(found) or ["completions"]  # the first is the completions, by whatever name
+    return foreign_calls.batched(found, _Swift(), title, [column for column in others if column not in _PASSED])
 
 
 def _instance(orm: type, args: Any) -> Any:
@@ -345,17 +341,13 @@ def _instance(orm: type, args: Any) -> Any:
         raise InputError("args", got, "the arguments that the class reads", remedy) from error
 
 
-class _Swift:
-    """An ORM, called as ms-swift calls it."""
+class _Swift(Convention):
+    """Texts by position, and by name what the ORM asks for."""
 
-    def __init__(self, orm: Callable, name: str):
-        self.orm, self.__name__ = orm, name
-        first, *others = signatures.required(orm) or ["completions"]
-        del first  # the completions, whatever they are called
-        self.__signature__ = signatures.signature_of([column for column in others if column not in _PASSED])
-
-    def keywords(self, texts: list[str], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Arguments that ms-swift passes by name."""
+    def batch_arguments(
+        self, function: Callable, completions: Sequence[Any], kwargs: dict[str, Any], reward: str
+    ) -> Call:
+        texts = [completion_text(completion) for completion in completions]
         columns = {key: values for key, values in kwargs.items() if key not in (*NOT_COLUMNS, "prompts")}
         columns["response_token_ids"] = columns.pop("completion_ids", None)
         prompts = kwargs.get("prompts") or [[]] * len(texts)
@@ -364,19 +356,7 @@ class _Swift:
             for prompt, text in zip(prompts, texts, strict=True)
         ]
         given = {**columns, "messages": messages, "trainer_state": kwargs.get("trainer_state")}
-        return signatures.select(self.orm, given)
-
-    def __call__(self, completions: Sequence[Any], **kwargs: Any) -> Any:
-        texts = [completion_text(completion) for completion in completions]
-        return self.orm(texts, **self.keywords(texts, kwargs))
-
-
-class _AsyncSwift(_Swift):
-    """An AsyncORM, called as ms-swift calls it."""
-
-    async def __call__(self, completions: Sequence[Any], **kwargs: Any) -> Any:
-        texts = [completion_text(completion) for completion in completions]
-        return await self.orm(texts, **self.keywords(texts, kwargs))
+        return (texts,), signatures.select(function, given)
 
 
 _OFFERED = ("prompt", "completion", "answer", "state", "info", "task", "parser")

@@ -9,8 +9,7 @@ import inspect
 from dataclasses import dataclass
 from typing import Any
 
-from trl_drgrpo.common.errors import RewardError
-from trl_drgrpo.rewards.contract import validate_rewards
+from trl_drgrpo.rewards.contract import reward_number, validate_rewards
 
 
 class SampleScorer:
@@ -30,7 +29,7 @@ class SampleScorer:
         _warm_up(self.score)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> float | None:
-        return _single(_awaited(self.score(*args, **kwargs)), self.name)
+        return reward_number(_awaited(self.score(*args, **kwargs)), f"reward function '{self.name}'")
 
 
 @dataclass
@@ -69,7 +68,7 @@ class RewardCaller:
         rewards = _awaited(self.reward(**kwargs, **{key: collectors[key] for key in self.loggers}))
         count = len(kwargs["completions"])
         if count == 1 and isinstance(rewards, (list, tuple)) and len(rewards) == 1:
-            scored.rewards = [_single(rewards[0], self.name)]
+            scored.rewards = [reward_number(rewards[0], f"reward function '{self.name}'")]
         else:
             scored.rewards = validate_rewards(rewards, count, self.name)
         return scored
@@ -83,12 +82,3 @@ def _warm_up(function: Any) -> None:
 
 def _awaited(value: Any) -> Any:
     return asyncio.run(value) if inspect.iscoroutine(value) else value
-
-
-def _single(value: Any, name: str) -> float | None:
-    """One reward, validated; the message does not say which completion, which only the caller knows."""
-    try:
-        return validate_rewards([value], 1, name)[0]
-    except RewardError as error:
-        got = error.got.removesuffix(" for completion 0")
-        raise RewardError(error.field, got, error.expected, error.remedy) from None

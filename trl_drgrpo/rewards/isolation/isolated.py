@@ -153,7 +153,7 @@ class IsolatedReward:
         log_metric = loggers.get("log_metric")
         size = count if self.batched else 1
         failed = None if self.lowest_reward is None else Scored([self.lowest_reward], [], [])
-        scored = _settled(outcomes, self.__name__, self.on_error, log_metric, failed, size)
+        scored = settled(outcomes, self.__name__, self.on_error, log_metric, failed, size)
         _repeat_logs(scored, size, log_metric, loggers.get("log_extra"))
         return [reward for one in scored for reward in (one.rewards if one else [None] * size)]
 
@@ -218,7 +218,7 @@ def scored_in_workers(
         outcomes = pool_for(limits).run(function, calls, stop_at_failure)
     else:
         outcomes = []
-    return _settled(outcomes, name, on_error, log_metric, failed)
+    return settled(outcomes, name, on_error, log_metric, failed)
 
 
 def _run_here(function: Callable[..., Any], calls: Sequence[Call], stop_at_failure: bool) -> list[Any]:
@@ -233,7 +233,7 @@ def _run_here(function: Callable[..., Any], calls: Sequence[Call], stop_at_failu
     return outcomes
 
 
-def _settled(
+def settled(
     outcomes: list[Any],
     name: str,
     on_error: OnError,

@@ -1,8 +1,19 @@
-"""A reward function as bytes that a worker, which has neither the trainer's script nor its modules, can load.
+"""The process between the trainer and its workers, and how a reward function gets to them.
 
-Plain pickle names a function by its module, which a worker cannot import where that is the running script or a file
-that was loaded by its path. So functions and classes of a file that was named as a reward go as its path, for the
-worker to load by itself; whatever else cannot be imported by name goes by value, with `cloudpickle`.
+Why a process of its own: the trainer must not fork (CUDA, threads), a fresh interpreter per worker costs a tenth of a
+second, and `multiprocessing` would run the training script again in each. This one is small and single-threaded and
+runs no user code, so forking it is safe and takes milliseconds.
+
+Why nothing is left behind: on Linux the nursery and every worker are *subreapers*, so a process that a reward
+started, however it detached itself, ends up a child of the worker or, once that is dead, of the nursery, which kills
+every child that is no worker. The nursery ends, with all of these, when its control socket closes or its parent is
+gone: also after `kill -9` of the trainer. Should the nursery itself be killed, the kernel kills the workers
+(`PR_SET_PDEATHSIG`). Elsewhere than on Linux a killed worker takes its process group along, and no more than that.
+
+A function travels as bytes ([`pickled`]). Plain pickle names it by its module, which a worker cannot import where that
+is the running script or a file that was loaded by its path. So functions and classes of a file that was named as a
+reward go as its path, for the worker to load by itself; whatever else cannot be imported by name goes by value, with
+`cloudpickle`.
 """
 
 import contextlib

@@ -1,4 +1,14 @@
-"""The calls of one run of the pool, and what came of them."""
+"""A pool of killable worker processes: any call may hang, crash or fill the memory, and costs itself only.
+
+What is special about it: every *call* has a wall-clock limit, whose excess is ended by SIGKILL; calls are sent in
+chunks of about 20 ms of work, so that the limit per call costs no throughput; the processes are forked from a clean
+little process, not from the trainer (see `nursery.py`), so the training script is never run again and CUDA is never
+forked; one worker more than may run at once is kept loaded, so that a killed one is replaced without waiting for its
+imports. `concurrent.futures`, loky and pebble were considered: the first two lose all pending calls when one worker
+dies, and the last looks for excess every 0.1 s and shares one pipe between all workers.
+
+The pool has no thread of its own: the thread that calls `run` also does the reading and writing. Threads take turns.
+"""
 
 import atexit
 import contextlib

@@ -49,6 +49,10 @@ def metrics():
     return log_metric
 
 
+def scores_of(score, calls, limits=Limits(**QUICK), on_error="unscorable", log_metric=None, name="f"):  # noqa: B008
+    return scored_in_workers(score, calls, name=name, limits=limits, on_error=on_error, log_metric=log_metric)
+
+
 def act(completions, **kwargs):
     return [misbehave(completion) for completion in completions]
 
@@ -56,20 +60,14 @@ def act(completions, **kwargs):
 class TestSamples:
     def test_scores_come_in_order_and_failures_are_counted(self, metrics):
         calls = [((what,), {}) for what in (1, "hang", 3, "exit status 3", "exception", 6, None, float("nan"))]
-        scores = scored_in_workers(
-            misbehave, calls, name="f", limits=Limits(**QUICK), on_error="unscorable", log_metric=metrics
-        )
-        assert scores == [1.0, None, 3.0, None, None, 6.0, None, None]
+        assert scores_of(misbehave, calls, log_metric=metrics) == [1.0, None, 3.0, None, None, 6.0, None, None]
         assert metrics.logged == [("rewards/f/failed_frac", 3 / 8)]
 
     @pytest.mark.parametrize("limits", [Limits(**QUICK), None])
     @pytest.mark.parametrize("nonsense", ["x", float("inf"), [1.0], {"score": 1}, len, np.ones(2), 1j])
     def test_nonsense_is_a_failure(self, metrics, limits, nonsense):
         calls = [((value,), {}) for value in (0.5, nonsense)]
-        scores = scored_in_workers(
-            lambda value: value, calls, name="f", limits=limits, on_error="unscorable", log_metric=metrics
-        )
-        assert scores == [0.5, None]
+        assert scores_of(lambda value: value, calls, limits, log_metric=metrics) == [0.5, None]
         assert metrics.logged == [("rewards/f/failed_frac", 0.5)]
 
     @pytest.mark.parametrize("kind", ["int", "bool", "np.float32", "np.array", "torch.tensor"])
@@ -79,9 +77,7 @@ class TestSamples:
         number = {"int": 1, "bool": True, "np.float32": np.float32(1), "np.array": np.array(1)}.get(kind)
         number = torch.tensor(1.0) if number is None else number
         limits = Limits(timeout=60, workers=1)
-        (score,) = scored_in_workers(
-            lambda: number, [((), {})], name="f", limits=limits, on_error="raise", log_metric=None
-        )
+        (score,) = scores_of(lambda: number, [((), {})], limits, "raise")
         assert type(score) is float
         assert score == 1.0
 
@@ -90,16 +86,9 @@ class TestSamples:
     def test_workers_change_no_score(self, values):
         outcomes = []
         for limits in (Limits(**QUICK), None):
-            logged = []
+            logged = {}
             calls = [((value,), {}) for value in values]
-            scores = scored_in_workers(
-                lambda value: value,
-                calls,
-                name="f",
-                limits=limits,
-                on_error="unscorable",
-                log_metric=lambda *metric, logged=logged: logged.append(metric),
-            )
+            scores = scores_of(lambda value: value, calls, limits, log_metric=logged.__setitem__)
             outcomes.append((scores, logged))
         assert outcomes[0] == outcomes[1]
 
@@ -109,29 +98,21 @@ class TestSamples:
 
         calls = [(("abc",), {"name": 1, "self": 2, "function": 3})]
         for limits in (Limits(**QUICK), None):
-            assert scored_in_workers(score, calls, name="f", limits=limits, on_error="raise", log_metric=None) == [9.0]
+            assert scores_of(score, calls, limits, "raise") == [9.0]
 
     @pytest.mark.parametrize("limits", [Limits(**QUICK), None])
     def test_the_first_failure_is_an_error_for_those_who_want_it(self, metrics, limits):
         calls = [((what,), {}) for what in (1, "exception", 3)]
-        with pytest.raises(
-            RewardError, match="reward function 'f': got ZeroDivisionError: .* at completion 1"
-        ) as error:
-            scored_in_workers(misbehave, calls, name="f", limits=limits, on_error="raise", log_metric=metrics)
+        message = "reward function 'f': got ZeroDivisionError: .* at completion 1"
+        with pytest.raises(RewardError, match=message) as error:
+            scores_of(misbehave, calls, limits, "raise", metrics)
         assert "in misbehave" in str(error.value.__cause__)
         assert metrics.logged == []
 
     @pytest.mark.parametrize("limits", [Limits(**QUICK), None])
     def test_one_traceback_is_logged_per_reward(self, caplog, limits):
         for name in ("f", "f", "g"):
-            scored_in_workers(
-                misbehave,
-                [(("exception",), {}), (("exception",), {})],
-                name=name,
-                limits=limits,
-                on_error="unscorable",
-                log_metric=None,
-            )
+            scores_of(misbehave, [(("exception",), {}), (("exception",), {})], limits, name=name)
         errors = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
         assert len(errors) == 2
         assert "Reward function 'f' failed for 2 of 2 completions" in errors[0]
@@ -140,7 +121,7 @@ class TestSamples:
     def test_no_calls_start_no_process(self, metrics):
         before = psutil.Process().children()
         limits = Limits(timeout=77.0)
-        assert scored_in_workers(len, [], name="f", limits=limits, on_error="raise", log_metric=metrics) == []
+        assert scores_of(len, [], limits, "raise", metrics) == []
         assert psutil.Process().children() == before
         assert metrics.logged == []
 
@@ -286,22 +267,6 @@ class TestIsolate:
         assert checked(completions=[1, "exit status 3", 2, 3], log_metric=metrics) == [1.0, None, 2.0, 3.0]
         assert metrics.logged == [("rewards/act/failed_frac", 0.25)]
 
-    @pytest.mark.parametrize(
-        ("reward", "options", "message"),
-        [
-            (3, {}, "reward: got 3; expected a function"),
-            (SampleReward, {}, "reward: got the class SampleReward; expected a function"),
-            ("no_such", {}, "reward: got 'no_such'; expected one of"),
-            (same, {"failed": "0"}, "failed: got '0'"),
-            (same, {"failed": 0.0, "batched": True}, "failed: got 0.0 with batched=True; expected None"),
-            (same, {"timeout": 0}, "timeout: got 0; expected a finite number, above 0"),
-            (same, {"on_error": "ignore"}, 'on_error: got \'ignore\'; expected "unscorable" or "raise"'),
-        ],
-    )
-    def test_bad_input_is_named(self, reward, options, message):
-        with pytest.raises(InputError, match=message):
-            isolate(reward, **options)
-
     def test_what_no_other_process_can_have_is_an_error_at_once(self):
         lock = threading.Lock()
 
@@ -309,9 +274,7 @@ class TestIsolate:
             with lock:
                 return [1.0]
 
-        with pytest.raises(
-            InputError, match=r"'guarded': got one that cannot be sent to a worker process \(TypeError"
-        ):
+        with pytest.raises(InputError, match=r"'guarded': got one that cannot be sent to a worker .* \(TypeError"):
             isolate(guarded)
 
 
@@ -546,8 +509,3 @@ def test_training_goes_on_where_a_reward_hangs(model, tokenizer, prompts, settin
     assert len(failed) == 4
     assert {0.0, 0.5, 1.0} >= set(failed)
     assert set(failed) != {0.0}
-
-
-def test_batched_is_yes_or_no():
-    with pytest.raises(InputError, match="batched: got 'yes please'; expected true or false"):
-        isolate(same, batched="yes please")

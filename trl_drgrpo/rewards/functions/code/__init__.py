@@ -2,8 +2,8 @@
 
 [`CodeReward`] is the reward, [`Sandbox`] how untrusted code is run. `problems` reads the tests of the usual datasets,
 `session` conducts them; `candidate` and `examiner` are the programs inside two sandboxes, which speak `wire`;
-`entries` finds the tests in a text, `names` what they ask of the completion, `checks` counts what they check; `remote`
-stands for the completion's objects; `running`, `confine` and `seccomp` start a process and take its rights away.
+`test_forms` finds the tests in a text, says what they ask of the completion and counts what they check; `confine` and
+`seccomp` take a started process its rights away.
 """
 
 from typing import TYPE_CHECKING

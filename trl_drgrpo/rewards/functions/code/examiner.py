@@ -1,4 +1,4 @@
-"""Stand-in for the completion where the tests run. Standard library only: it runs inside.
+"""The side of the tests: runs them, with a stand-in for the completion. Standard library only: it runs inside.
 
 Plain data arrives as itself. Any other object of the completion stays in its process: a [`Remote`] stands for it. Its
 own `__eq__` is never asked, for it could say yes to everything:

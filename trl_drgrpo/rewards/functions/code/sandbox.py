@@ -1,4 +1,4 @@
-"""A program that was started in a sandbox, seen from outside: its input, its output, its end.
+"""How untrusted code is run: bubblewrap's arguments, and a started program seen from outside.
 
 What is in it may do anything, so nothing here waits without a deadline, keeps output without a cap, or leaves a
 process behind: `Running` is a context, and leaving it kills whatever is left.

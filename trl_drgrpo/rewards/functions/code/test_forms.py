@@ -1,7 +1,14 @@
-"""Checks that are counted when they are carried out. Standard library only: it runs inside.
+"""The tests in a text: where they are, what they ask for, what they check. Standard library only: it runs inside.
 
 Test sets contain entries in which nothing is ever asserted: a test that nobody calls, an `assert` of a tuple, a
-comparison as a statement. Run as they are, they pass any code; so the examiner counts.
+comparison as a statement. Run as they are, they pass any code; so checks are counted when they are carried out.
+
+Text that looks like a test and cannot be run raises `ValueError`: such a test is broken, whatever the completion, and
+must not pass it.
+
+Whoever defines the helper of a test (`assert deep_equal(f(3), [9])`) decides the test, so a name is only asked of the
+completion where it is sure to be what is tested: the entry point, what is imported from `solution`, or else the only
+name that nobody defines in tests that belong together. Any other name that nobody defines raises `ValueError`.
 """
 
 import ast

@@ -1,6 +1,16 @@
-"""Reading a judge's reply: the last score in it, by a pattern or a JSON key, within its range.
+"""A language model as the judge, behind any server that speaks OpenAI's chat API (vLLM, TGI, llama.cpp, a provider).
 
-The last one, because a judge may quote the text it grades, and that text may say `Score: 10`.
+[`ScoreReader`] reads a reply, [`Judge`] puts many questions at once (the judge of steps is one too), [`JudgeReward`]
+is the reward. It is asynchronous: TRL runs it beside the others, here with a bounded number of requests under way. A
+reply that cannot be read, or a question that is refused, gets the lowest score: the completion can cause that. Without
+a reply (a server that is down or too slow) the row is unscorable, `None`. Both are counted; tokens and retries go to
+the log. Of several scores in a reply the last counts, because a judge may quote the text it grades, and that text may
+say `Score: 10`.
+
+A judge can be talked to: the completion is text that a model under optimization writes *to the judge*. It is put
+between markers that hold a hash of the completion itself, so that it cannot close them, and the default prompt says
+that what stands between them is material. This keeps the text apart; it does not make the judge immune. Read the
+replies (`log_replies=True`) of the highest rewards, and gate a judge by something that cannot be talked to.
 """
 
 import asyncio
@@ -379,7 +389,7 @@ class JudgeReward(Judge):
             **endpoint,
         )
         self.read_score = ScoreReader(score_pattern, score_key, score_range, normalize)
-        self.low, self.high = number_pair("score_range", score_range)
+        self.low, self.high = self.read_score.low, self.read_score.high
         self.lowest_reward = 0.0 if normalize else self.low
         if "{completion}" not in template:
             raise InputError(

@@ -1,6 +1,7 @@
-r"""An answer, read as far as that is cheap: its variable, its value, its unit; and whether a gold answer can be read.
+r"""The final answer of a completion, read as far as that is cheap: its variable, its value, its unit.
 
-`x = 5\text{ cm}` is 5, of `x`, in cm. What is not read here stays text, for the comparison and for algebra.
+`x = 5\text{ cm}` is 5, of `x`, in cm. What is not read here stays text, for the comparison and for algebra. Also here:
+whether a gold answer can be read.
 """
 
 import functools

@@ -1,7 +1,12 @@
-"""The structure of an answer: pairs, intervals, sets, lists, unions and matrices taken apart into their entries.
+r"""The structure of an answer, from its brackets and signs; and formulas, written for algebra.
 
-Only brackets and commas are looked at; entries stay text. Whether order counts is told by the brackets: `(1, 2)` is
-ordered, `\\{1, 2\\}` and `1, 2` are not. `1 \\pm 2` is a list of two.
+Pairs, intervals, sets, lists, unions and matrices are taken apart into their entries; only brackets and commas are
+looked at, entries stay text. Whether order counts is told by the brackets: `(1, 2)` is ordered, `\{1, 2\}` and `1, 2`
+are not. `1 \pm 2` is a list of two.
+
+The parser of formulas takes `A^T` for `A`, `\gamma` for a function and `f'` for `f`, and to sympy the derivative of
+one letter by another is 0. They become letters with an index here. A formula that is too costly is compared by its
+spelling.
 """
 
 import functools

@@ -12,13 +12,11 @@ The same where TRL has a rule: a gold answer that cannot be read is `None`, a co
 whose algebra exceeds the limits: with `None` it would cost nothing.
 """
 
-import importlib.util
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from trl_drgrpo.common.errors import InputError, did_you_mean
-from trl_drgrpo.rewards.columns import ALWAYS_PASSED, NEVER_PASSED
-from trl_drgrpo.rewards.contract import OnError
+from trl_drgrpo.common.errors import InputError, did_you_mean, require_package
+from trl_drgrpo.rewards.contract import OnError, check_column
 from trl_drgrpo.rewards.functions.mathematics.answers import ANSWER_FORMATS, extract_answer, gold_answers, unreadable
 from trl_drgrpo.rewards.functions.mathematics.equivalence import equivalent
 from trl_drgrpo.rewards.isolation.isolated import Limits, scored_in_workers
@@ -71,15 +69,11 @@ class MathReward(SampleReward):
         if answer_format not in ANSWER_FORMATS:
             remedy = did_you_mean(answer_format, ANSWER_FORMATS, "Set how completions state the answer.", form="{!r}")
             raise InputError("answer_format", repr(answer_format), f"one of {', '.join(ANSWER_FORMATS)}", remedy)
-        if not isinstance(answer_column, str) or not answer_column.isidentifier() or answer_column in _TAKEN:
-            remedy = "Name the column that holds the gold answer; rename it if TRL uses that name itself."
-            raise InputError("answer_column", repr(answer_column), "the name of a dataset column", remedy)
+        check_column(answer_column, "answer_column")
         if think_opened not in ("auto", True):
             remedy = "True fits a chat template that opens <think> itself; 'auto' fits all others."
             raise InputError("think_opened", repr(think_opened), "'auto' or True", remedy)
-        if importlib.util.find_spec("math_verify") is None:
-            remedy = 'Install it with `pip install "trl-drgrpo[math]"`.'
-            raise InputError(name, "an environment without math-verify", "the package math-verify", remedy)
+        require_package("math_verify", f"reward {name}", "a check by algebra", "math")
         super().__init__(name, columns=(answer_column,), limits=limits, on_error=on_error)
         self.answer_format = answer_format
         self.answer_column = answer_column
@@ -165,8 +159,5 @@ def unreadable_gold(gold: Any) -> str | None:
     reasons = [unreadable(answer) for answer in gold_answers(gold)]
     return None if None in reasons else (reasons or ["empty"])[-1]
 
-
-# Keywords that TRL passes to every reward function, and columns that it passes under another name.
-_TAKEN = {*ALWAYS_PASSED, *NEVER_PASSED}
 
 math_reward = MathReward()

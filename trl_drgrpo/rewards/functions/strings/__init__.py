@@ -1,7 +1,7 @@
 """Rewards that read text and compute nothing: equal answers, choices, forms, JSON, lengths and repetition.
 
-`matching` holds an answer against a column (text or number), `choice` a letter, `formats` and `json_schema` check the
-form, `penalties` are TRL's three under one kind of name.
+`matching` holds an answer against a column (text, number or letter); `formats` checks the form, JSON included, and has
+TRL's three penalties under one kind of name.
 """
 
 from typing import TYPE_CHECKING

@@ -1,10 +1,15 @@
-"""Rewards for the form of a completion: R1's tags, or a pattern of one's own.
+"""Rewards for the form of a completion: R1's tags, a pattern of one's own, JSON of a given shape; its length.
 
-Both are 1 or 0, and the first does not look at whether the answer is correct: combine it with a reward that does
-(`gated(accuracy, gate=format_reward)`).
+The first three are 1 or 0 and do not look at whether the answer is correct: combine them with a reward that does
+(`gated(accuracy, gate=format_reward)`). Completions are written by a model under optimization, so the tags are
+searched in linear time, and a user's pattern runs under the `regex` library's own time-out. A JSON Schema is validated
+by the `jsonschema` library under its own draft; one with patterns can run away on a hostile completion: give it
+`limits`.
 
-Completions are written by a model under optimization, so the tags are searched in linear time, and a user's pattern
-runs under the `regex` library's own time-out.
+The penalties on length and repetition are TRL's own functions under checked settings; only the scale is added. Each
+reads `completion_ids`, that is tokens, and gives 0 or less: add one to an outcome reward with `weighted_sum`, or as a
+further reward function. Under Dr. GRPO length needs no penalty to stay unbiased (arXiv 2503.20783, section 3.1); these
+are for runs that want shorter answers, or that degenerate.
 """
 
 import importlib
@@ -13,7 +18,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from trl_drgrpo.common.errors import InputError, UnscorableError, shortened
+from trl_drgrpo.common.errors import InputError, UnscorableError, require_package, shortened
 from trl_drgrpo.common.ranges import Range, finite_number, positive, refuse_outside, whole
 from trl_drgrpo.rewards.contract import OnError, check_flag
 from trl_drgrpo.rewards.isolation.isolated import Limits
@@ -210,6 +215,8 @@ class RegexReward(SampleReward):
 
 format_reward = FormatReward()
 
+_JSONSCHEMA = ("jsonschema", "reward json_schema_reward", "a schema", "json")  # for `require_package`
+
 
 class JsonSchemaReward(SampleReward):
     """1 for a completion that is JSON and fits a schema.
@@ -256,7 +263,7 @@ class JsonSchemaReward(SampleReward):
         self.schema, self.column, self.invalid_score = schema, column, finite_number("invalid_score", invalid_score)
         self.lowest_reward = min(0.0, self.invalid_score)
         if column is not None:
-            _import_jsonschema()  # that it is missing is known before the run
+            require_package(*_JSONSCHEMA)  # that it is missing is known before the run
         if schema is not None and not isinstance(schema, (Mapping, bool)):
             remedy = "Fix the schema, or set `column` for one schema per row."
             raise InputError("schema", shortened(schema), "a JSON Schema: a mapping, true or false", remedy)
@@ -316,21 +323,10 @@ def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is no JSON")
 
 
-def _import_jsonschema() -> Any:
-    try:
-        return importlib.import_module("jsonschema")
-    except ModuleNotFoundError as error:
-        raise InputError(
-            "reward json_schema_reward",
-            f"an environment without {error.name}",
-            "the package jsonschema",
-            'Install it with `pip install "trl-drgrpo[json]"`.',
-        ) from error
-
-
 def _validator(schema: Any) -> Any:
     """The validator of a schema's own draft, with a registry that fetches nothing."""
-    jsonschema = _import_jsonschema()
+    require_package(*_JSONSCHEMA)
+    jsonschema = importlib.import_module("jsonschema")
     kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
     try:
         kind.check_schema(schema)

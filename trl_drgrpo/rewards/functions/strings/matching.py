@@ -1,10 +1,12 @@
-r"""Rewards that hold an answer against a column: equal text or equal number. No symbolic mathematics.
+r"""Rewards that hold an answer against a column: equal text, equal number, the same choice. No symbolic mathematics.
 
 Where the answer is looked for is one setting, `where`, read as everywhere in this package: what follows the last
 `</think>`; in it the last `<answer>...</answer>`, else the last `\boxed{...}`, else the last line that is not blank.
+Models name a choice of several in many ways; these are tried from the most explicit to the least, and the first that
+finds a letter decides.
 
-What is ambiguous scores 0: an answer tag with two numbers in it would otherwise be correct by listing. A row without a
-truth (`None`) is left unscored.
+What is ambiguous scores 0: an answer tag with two numbers in it, or two letters, would otherwise be correct by
+listing. A row without a truth (`None`) is left unscored.
 """
 
 import contextlib

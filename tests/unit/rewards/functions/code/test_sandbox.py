@@ -469,21 +469,6 @@ def test_a_program_that_does_not_start_is_no_verdict():
         running.wait_ready()
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"kind": "docker"}, 'sandbox: got \'docker\'; expected "bwrap" or "none"'),
-        ({"memory_mb": 1}, "memory_mb: got 1; expected at least 64"),
-        ({"disk_mb": 0}, "disk_mb: got 0; expected at least 1"),
-        ({"threads": 0}, "threads: got 0; expected at least 1"),
-        ({"python": "/nowhere/python"}, "python: got '/nowhere/python'"),
-    ],
-)
-def test_bad_options_are_refused(options, message):
-    with pytest.raises(InputError, match=message):
-        Sandbox(**options)
-
-
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
 def test_the_filter_as_the_kernel_would_read_it(machine):
     program = [struct.unpack("<HBBI", part) for part in chunks(seccomp.filter_program(machine))]

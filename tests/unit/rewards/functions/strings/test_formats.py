@@ -1,15 +1,27 @@
-"""The form of a completion: R1's tags with and without a template that opens them, and patterns that run away."""
+"""Tags, patterns that run away, JSON of a given shape from which nothing is fetched, and TRL's penalties."""
 
+import json
 import pickle
+import socket
 import time
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from trl.rewards import get_repetition_penalty_reward, get_soft_overlong_punishment
 
 from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.rewards.columns import check_columns
-from trl_drgrpo.rewards.functions.strings import FormatReward, RegexReward, format_reward
+from trl_drgrpo.rewards.functions.strings import (
+    FormatReward,
+    JsonSchemaReward,
+    RegexReward,
+    format_reward,
+    json_schema_reward,
+    length_penalty,
+    overlong_penalty,
+    repetition_penalty,
+)
 
 RIGHT = "<think>2+2 is 4</think> <answer>4</answer>"
 INSIDE = RIGHT.removeprefix("<think>")
@@ -107,19 +119,6 @@ def test_it_travels_and_needs_no_column():
     check_columns(reward, ["prompt"], "format_reward")
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"think_tag": "<think>"}, "think_tag: got '<think>'; expected the name of a tag"),
-        ({"answer_tag": ""}, "answer_tag: got ''"),
-        ({"think_opened": "yes"}, "think_opened: got 'yes'; expected 'auto', True or False"),
-    ],
-)
-def test_tags_that_are_none(settings, message):
-    with pytest.raises(InputError, match=message):
-        FormatReward(**settings)
-
-
 # Patterns ------------------------------------------------------------------------------------------------------------
 
 
@@ -176,14 +175,114 @@ def test_a_pattern_travels():
     assert (reward.__name__, reward(completions=["4", "x"])) == ("digit", [1.0, 0.0])
 
 
+# JSON ----------------------------------------------------------------------------------------------------------------
+
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "age": {"$ref": "#/$defs/age"}},
+    "required": ["name"],
+    "additionalProperties": False,
+    "$defs": {"age": {"type": "integer", "minimum": 0}},
+}
+
+
 @pytest.mark.parametrize(
-    ("pattern", "settings", "message"),
+    ("completion", "expected"),
     [
-        ("(", {}, r"pattern: got '\(' \(missing \)"),
-        (None, {}, "pattern: got None"),
-        ("a", {"timeout": 0}, "timeout: got 0"),
+        ('{"name": "Ada", "age": 36}', 1.0),
+        (' \n{"name": "Ada"}\n', 1.0),
+        ('```json\n{"name": "Ada"}\n```', 1.0),
+        ('Here you are:\n```\n{"name": "Ada"}\n```\nAnything else?', 1.0),
+        ('```json\n{"name": 1}\n```\nno:\n```json\n{"name": "Ada"}\n```', 1.0),
+        ('<think>{"name": 1}</think>{"name": "Ada"}', 1.0),
+        ('{"name": "Ada", "age": -1}', 0.25),
+        ('{"name": "Ada", "age": 1.5}', 0.25),
+        ('{"age": 36}', 0.25),
+        ('{"name": "Ada", "extra": 1}', 0.25),
+        ("[]", 0.25),
+        ("null", 0.25),
+        ("[" * 900 + "]" * 900, 0.25),
+        ('{"name": "Ada"', 0.0),
+        ('{"name": "Ada"} and more', 0.0),
+        ('So: {"name": "Ada"}', 0.0),
+        ("{'name': 'Ada'}", 0.0),
+        ('{"name": NaN}', 0.0),
+        ('```json\n{"name": "Ada"}', 0.0),  # the fence is not closed
+        ("[" * 100_000, 0.0),
+        ("1" * 10_000, 0.0),
+        ("", 0.0),
     ],
 )
-def test_patterns_that_are_none(pattern, settings, message):
-    with pytest.raises(InputError, match=message):
-        RegexReward(pattern, **settings)
+def test_shapes(completion, expected):
+    assert JsonSchemaReward(PERSON, invalid_score=0.25)(completions=[completion]) == [expected]
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(), lambda x: st.lists(x) | st.dictionaries(st.text(), x)
+    )
+)
+def test_any_json_is_json(value):
+    bare, fenced = json.dumps(value), f"So:\n```json\n{json.dumps(value, indent=2)}\n```"
+    assert json_schema_reward(completions=[bare, fenced, bare + "}"]) == [1.0, 1.0, 0.0]
+
+
+def test_schemas_of_the_rows():
+    reward = JsonSchemaReward(column="schema")
+    schemas = [{"type": "string"}, '{"type": "string"}', None, '{"type": "integer"}', '{"type": "text"}', "{"]
+    metrics = {}
+    rewards = reward(completions=['"a"'] * 6, schema=schemas, log_metric=metrics.__setitem__)
+    assert rewards == [1.0, 1.0, None, 0.0, None, None]
+    assert metrics == {"rewards/json_schema_reward/failed_frac": pytest.approx(2 / 6)}
+
+
+def test_a_reference_is_not_fetched(monkeypatch):
+    def connect(*args, **kwargs):
+        raise AssertionError("somebody wanted the network")
+
+    monkeypatch.setattr(socket.socket, "connect", connect)
+    monkeypatch.setattr(socket, "getaddrinfo", connect)
+    metrics = {}
+    reward = JsonSchemaReward({"$ref": "http://example.invalid/schema.json"})
+    assert reward(completions=["1"], log_metric=metrics.__setitem__) == [0.0]
+    assert metrics == {"rewards/json_schema_reward/failed_frac": 1.0}
+    draft = {"$ref": "https://json-schema.org/draft/2020-12/schema"}  # the published drafts are on board
+    assert JsonSchemaReward(draft)(completions=['{"type": "string"}', '{"type": "text"}']) == [1.0, 0.0]
+
+
+def test_a_schema_travels():
+    reward = pickle.loads(pickle.dumps(JsonSchemaReward(PERSON, name="person")))
+    assert (reward.__name__, reward(completions=['{"name": "Ada"}'])) == ("person", [1.0])
+
+
+def test_without_the_package_it_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "jsonschema", None)
+    with pytest.raises(InputError, match=r"pip install \"trl-drgrpo\[json\]\""):
+        JsonSchemaReward(PERSON)
+    assert JsonSchemaReward()(completions=["1"]) == [1.0]  # any JSON needs no schema
+
+
+# Penalties -----------------------------------------------------------------------------------------------------------
+
+IDS = [[1, 2, 3, 1, 2, 3], [7] * 10, [], [1, 2], list(range(95)), list(range(200))]
+
+
+def test_they_are_trls():
+    assert repetition_penalty(2, -0.5)(completion_ids=IDS) == get_repetition_penalty_reward(2, -0.5)(IDS)
+    assert overlong_penalty(100, 20)(completion_ids=IDS) == get_soft_overlong_punishment(100, 20)(IDS)
+    assert overlong_penalty(100, 20)(completion_ids=[[0] * 90]) == [-0.5]  # half way from 80 to 100
+
+
+@given(st.integers(0, 50), st.integers(1, 50), st.floats(-10, 0), st.integers(0, 150))
+def test_a_length_costs_nothing_then_more_then_no_more(free, ramp, max_penalty, length):
+    [penalty] = length_penalty(free, free + ramp, max_penalty)(completion_ids=[[0] * length])
+    share = min(max((length - free) / ramp, 0.0), 1.0)
+    assert penalty == pytest.approx(max_penalty * share)
+
+
+@pytest.mark.parametrize("reward", [repetition_penalty(), overlong_penalty(100, 20), length_penalty(10, 20)])
+def test_they_travel_and_read_token_ids(reward):
+    copy = pickle.loads(pickle.dumps(reward))
+    assert copy(completions=["x"], completion_ids=[[1] * 200]) == reward(completion_ids=[[1] * 200])
+    assert reward(completion_ids=[[1] * 200])[0] < -0.9
+    check_columns(reward, ["prompt"], reward.__name__)

@@ -1,9 +1,10 @@
-"""Pairs that the parser or sympy would get wrong if they were handed over as they are."""
+"""Formulas on their way to algebra, and algebra where sympy knows a value."""
 
 import pytest
 
+from trl_drgrpo.rewards.functions.mathematics.algebra import algebraically_equal, real_value
 from trl_drgrpo.rewards.functions.mathematics.equivalence import equivalent
-from trl_drgrpo.rewards.functions.mathematics.relations import same_formula
+from trl_drgrpo.rewards.functions.mathematics.relations import for_algebra, same_formula
 
 SAME = [
     (r"\gamma^2-1", r"(\gamma-1)(\gamma+1)"),
@@ -67,3 +68,10 @@ def test_what_is_costly_is_decided_without_algebra():
     assert same_formula("9^{9^{9}}", "9^{9^{8}}", deep=False) is False
     assert same_formula(r"\int_{0}^{1}2 x dx", r"\int_{0}^{1}2x dx", deep=False) is True
     assert same_formula("x+1", "1+x", deep=False) is None
+
+
+def test_sympy_is_not_asked_where_it_knows_no_value():
+    for text in (r"\frac{1}{0}", r"\frac{d(x+y)}{dt}"):
+        assert not algebraically_equal(for_algebra(text), for_algebra(text) + "+0")
+    assert real_value("x") is real_value(r"\sqrt{-1}") is None
+    assert abs(real_value(r"\sqrt{2}") ** 2 - 2) < 1e-20

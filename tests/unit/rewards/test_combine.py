@@ -154,32 +154,6 @@ def test_a_part_without_kwargs_gets_what_it_names():
     assert values == [1.0, 0.0]
 
 
-@pytest.mark.parametrize(
-    ("parts", "message"),
-    [
-        ([], "parts: got .*; expected pairs"),
-        ([exact_match_reward], "expected pairs of a reward function and a weight"),
-        ([(exact_match_reward, "much")], r"parts\[0\]: got 'much'; expected a finite number"),
-        ([(exact_match_reward, float("inf"))], "expected a finite number"),
-        ([(exact_match_reward, True)], "expected a finite number"),
-        ([(exact_match_reward, 1), (exact_match_reward, 2)], "two parts called exact_match_reward"),
-        ([(3, 1)], r"parts\[0\]: got 3; expected a reward function"),
-        ([(Given, 1)], "the class or model Given"),
-        ([("no_such_reward", 1)], r"parts\[0\]: got 'no_such_reward'; expected one of"),
-    ],
-)
-def test_parts_that_are_none(parts, message):
-    with pytest.raises(InputError, match=message):
-        weighted_sum(parts)
-
-
-def test_a_reward_model_is_no_part():
-    import torch
-
-    with pytest.raises(InputError, match="List a reward model in reward_funcs"):
-        gated(torch.nn.Linear(1, 1))
-
-
 # Gates ---------------------------------------------------------------------------------------------------------------
 
 
@@ -218,15 +192,6 @@ def test_a_table_column_logged_behind_a_gate_has_a_value_for_every_row():
     assert table == {"length": [1, None, 3]}
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [({"else_value": float("nan")}, "else_value: got nan"), ({"at_least": "1"}, "at_least: got '1'")],
-)
-def test_gates_refuse(settings, message):
-    with pytest.raises(InputError, match=message):
-        gated(exact_match_reward, **settings)
-
-
 # Bounds --------------------------------------------------------------------------------------------------------------
 
 
@@ -239,11 +204,6 @@ def test_clipped_rewards_are_within_their_bounds_and_otherwise_the_same(values, 
         assert after is None or low <= after <= high
         assert after == before or before is None or not low <= before <= high
     assert metrics == ({"rewards/clipped_a/clipped_frac": pytest.approx(sum(beyond) / len(beyond))} if beyond else {})
-
-
-def test_bounds_out_of_order():
-    with pytest.raises(InputError, match=r"high: got 0; expected more than low=1"):
-        clipped(exact_match_reward, 1, 0)
 
 
 # Cache ---------------------------------------------------------------------------------------------------------------
@@ -271,7 +231,6 @@ def test_none_is_tried_again_and_the_cache_is_bounded():
     for text in ("p", "q", "p", "r", "p", "q"):  # r drove out q, and p stayed because it was used
         call(reward, [text], a=[1])
     assert [asked for asked, _ in inner.asked[2:]] == [["p"], ["q"], ["r"], ["q"]]
-    assert len(reward.rule.entries) == 2
 
 
 def test_messages_images_and_token_ids_are_read_as_they_should_be():
@@ -289,16 +248,11 @@ def test_messages_images_and_token_ids_are_read_as_they_should_be():
 def test_a_pickle_takes_no_entries_along():
     reward = cached(exact_match_reward)
     call(reward, ["x"], answer=["x"])
-    assert len(reward.rule.entries) == 1
+    hit = "rewards/exact_match_reward/cache_hit_frac"
+    assert call(reward, ["x"], answer=["x"])[1][hit] == 1.0
     copy = pickle.loads(pickle.dumps(reward))
-    assert len(copy.rule.entries) == 0
-    assert call(copy, ["x"], answer=["x"])[0] == [1.0]
-
-
-@pytest.mark.parametrize("size", [0, -1, 1.5])
-def test_a_cache_without_room(size):
-    with pytest.raises(InputError, match="max_entries"):
-        cached(exact_match_reward, max_entries=size)
+    values, metrics = call(copy, ["x"], answer=["x"])
+    assert (values, metrics[hit]) == ([1.0], 0.0)
 
 
 # Notes ---------------------------------------------------------------------------------------------------------------
@@ -433,16 +387,6 @@ def test_weights_and_bounds_may_be_numpy_s():
     assert bounded(completions=["x"], prompts=["p"], a=[3.0]) == [2.0]
     gate = gated(Given("a"), Given("b"), else_value=np.float64(-1), at_least=np.int64(1))
     assert gate(completions=["x"], prompts=["p"], a=[3.0], b=[0.0]) == [-1.0]
-    with pytest.raises(InputError, match="low: got"):
-        clipped(Given("a"), low=10**400)
-
-
-def test_entries_are_counted_and_names_are_texts():
-    with pytest.raises(InputError, match="max_entries: got True"):
-        cached(Given("a"), max_entries=True)
-    for name in ("", 5):
-        with pytest.raises(InputError, match="name: got"):
-            weighted_sum([(Given("a"), 1.0)], name=name)
 
 
 async def exits_later(completions, **kwargs):
