@@ -15,7 +15,7 @@ from runs import written_elsewhere
 from safetensors.torch import load_file
 
 from trl_drgrpo.cli.main import main
-from trl_drgrpo.cli.train import kept_recipe, was_trained_on_messages
+from trl_drgrpo.cli.run_keys import kept_recipe, was_trained_on_messages
 from trl_drgrpo.rewards import columns
 
 REWARD = """
@@ -334,7 +334,7 @@ def test_the_flags_mean_what_they_mean_to_trl(recipe):
 
     from trl_drgrpo.cli import flags, job
     from trl_drgrpo.cli.main import _parse
-    from trl_drgrpo.cli.train import read_given
+    from trl_drgrpo.cli.recipe import read_given
 
     argv = [
         *recipe(

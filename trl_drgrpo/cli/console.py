@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NoReturn
 
-from trl_drgrpo.cli import console
 from trl_drgrpo.common.errors import InputError, RewardError, did_you_mean
 from trl_drgrpo.upstream.versions import remedy_for_name
 
@@ -131,7 +130,7 @@ def progress_over(total: int, done: int, doing: str, noun: str) -> Iterator[Any]
         bar.update(task, advance=1, status=status)
         if not stderr.is_terminal and time.monotonic() - printed > 10:
             printed = time.monotonic()
-            console.log(f"{done} of {total} {noun}, {status}")
+            log(f"{done} of {total} {noun}, {status}")
 
     with bar:
         yield show

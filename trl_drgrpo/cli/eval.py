@@ -1,4 +1,9 @@
-"""The inputs of `trl-drgrpo eval`, checked, the cheapest first: nothing loads a model here."""
+"""`trl-drgrpo eval`: pass@1 and pass@k of a model on a dataset with a reward, against the model it was trained from.
+
+The table goes to standard output, progress to standard error, samples and results into files: of a run into its
+`_drgrpo/evaluations`, where `trl-drgrpo report` finds them. Run it again to continue. Exit codes: 0 done, 1 a reward
+failed on some completion, 2 bad input.
+"""
 
 import argparse
 import gc
@@ -14,8 +19,16 @@ from trl_drgrpo.cli import console, data
 from trl_drgrpo.cli.console import progress_over
 from trl_drgrpo.cli.data import check_prompting, digest, prompt_rows
 from trl_drgrpo.cli.job import model_path
-from trl_drgrpo.cli.run_keys import DECODING_KEYS, MODEL_KEYS, PROMPT_KEYS, TEMPLATE_KEY, Given, add_keys, read_given
-from trl_drgrpo.cli.train import run_folder
+from trl_drgrpo.cli.run_keys import (
+    DECODING_KEYS,
+    MODEL_KEYS,
+    PROMPT_KEYS,
+    TEMPLATE_KEY,
+    Given,
+    add_keys,
+    read_given,
+    run_folder,
+)
 from trl_drgrpo.common.disk import check_writable, sole_writer
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.ranges import RANGES, refuse_outside, whole

@@ -12,8 +12,16 @@ from typing import Any
 
 from trl_drgrpo.cli import console
 from trl_drgrpo.cli.data import check_prompting, prompted
-from trl_drgrpo.cli.run_keys import DECODING_KEYS, MODEL_KEYS, PROMPT_KEYS, TEMPLATE_KEY, Given, add_keys, read_given
-from trl_drgrpo.cli.train import was_trained_on_messages
+from trl_drgrpo.cli.run_keys import (
+    DECODING_KEYS,
+    MODEL_KEYS,
+    PROMPT_KEYS,
+    TEMPLATE_KEY,
+    Given,
+    add_keys,
+    read_given,
+    was_trained_on_messages,
+)
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.ranges import RANGES, refuse_outside, whole
 

@@ -1,7 +1,8 @@
-"""`difficulty_range`: training on the prompts alone that a model passes now and then.
+"""The job of `trl-drgrpo train`: checked inputs -> the four dataclasses -> rewards and data -> trainer.
 
-Plain filtering, for those who want it. What is left out is no part of the objective any more, and what the model
-learns of it meanwhile is not seen; `curriculum` spares the same generations and weights the rest so that it stays.
+The behavior is that of TRL's `trl grpo` (model loading, quantization, PEFT, mixture, resume, evaluation split,
+saving, pushing), around `DrGRPOTrainer`. Everything that can fail cheaply is tried before the model loads, the
+cheapest first.
 """
 
 import copy
@@ -25,6 +26,9 @@ from trl_drgrpo.features.resume.checkpoints import checkpoint_folders, choose_st
 from trl_drgrpo.rewards.recipe_rewards import resolve_reward
 from trl_drgrpo.single_gpu.presets import check_preset, preset_values
 
+# `difficulty_range`: plain filtering, for those who want it. What is left out is no part of the objective any more, and
+# what the model learns of it meanwhile is not seen; `curriculum` spares the same generations and weights the rest so
+# that it stays.
 FIELD = "difficulty_range"
 
 

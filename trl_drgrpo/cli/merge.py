@@ -7,6 +7,7 @@ import argparse
 import dataclasses
 
 from trl_drgrpo.cli import console
+from trl_drgrpo.cli.recipe import dump
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,7 +35,5 @@ def run(args: argparse.Namespace) -> int:
         report = merge_adapter(
             args.adapter, args.output, base=args.base, dtype=args.dtype, trust_remote_code=args.trust_remote_code
         )
-    from trl_drgrpo.cli import train
-
-    console.print_result(train.dump(dataclasses.asdict(report)))
+    console.print_result(dump(dataclasses.asdict(report)))
     return 0

@@ -1,4 +1,9 @@
-"""Prints a plan for `trl-drgrpo plan`: a table of components, a recipe fragment, or JSON."""
+"""`trl-drgrpo plan --model NAME_OR_PATH --device L4 [...]`: will it fit, and what would.
+
+Reads the model's configuration and nothing else of it: no weights, no data, no TRL. stdout has a recipe fragment with
+settings that fit (its comments say what they were planned for) or, with `--json`, everything; the table of components
+goes to stderr. Exit code 1: nothing fits.
+"""
 
 import argparse
 import gc
@@ -7,17 +12,20 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from trl_drgrpo.cli import console
 from trl_drgrpo.cli.flags import read_flags
-from trl_drgrpo.cli.train import add_flag, read_given
+from trl_drgrpo.cli.recipe import read_given
+from trl_drgrpo.cli.train import add_flag
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.single_gpu.memory.amounts import Card, readable
-from trl_drgrpo.single_gpu.memory.proposal import Proposal
 from trl_drgrpo.single_gpu.presets import PRESETS, preset_values
+
+if TYPE_CHECKING:
+    from trl_drgrpo.single_gpu.memory.proposal import Proposal
 
 Phases = Mapping[str, Mapping[str, int]]  # bytes, by phase and part
 
@@ -39,7 +47,7 @@ class PlanReport:
     card: Card | None
     memory: int
     margin: int
-    proposal: Proposal
+    proposal: "Proposal"
     host: Phases
     recipe: dict[str, Any]
 

@@ -1,4 +1,8 @@
-"""The two forms in which `trl-drgrpo score` prints its results: tables for humans, JSON for programs."""
+"""`trl-drgrpo score`: run reward functions over saved completions, before a run or on those that a run has logged.
+
+The table goes to standard output; progress, tracebacks and what rewards print go to standard error. Exit codes: 0
+done, 1 a reward failed on some row, 2 bad input.
+"""
 
 import argparse
 import json

@@ -1,6 +1,9 @@
-"""YAML that is read strictly: no key twice, and the floats of YAML 1.2.
+"""From what a recipe or a flag says to the value a field wants, by the field's annotation.
 
-`yaml.safe_load` lets the last of two equal keys win in silence and reads `1e-6` as text.
+Deltas from TRL's parser: an invalid type fails whether it comes from YAML or from a flag (TRL checks YAML strings
+only, so `use_peft: 3` passes; `parse_dict` checks nothing), a single value for a list becomes a list of one (TRL takes
+`reward_funcs: accuracy_reward` letter by letter), a text field gets the text as written (`eval_strategy: no` is not
+`False`), and an error names file and line before TRL is imported, which takes seconds.
 """
 
 import ast
