@@ -47,13 +47,12 @@ def run(args: argparse.Namespace) -> int:
         raise InputError("--batches", str(args.batches), "at least 3", remedy)
     given = read_given(args)
     from trl_drgrpo.cli import job as jobs
-    from trl_drgrpo.cli.resolved import render
 
     jobs.check_given(given)
     with jobs.run_folder(given, dry_run=True), console.stdout_to_stderr():  # it writes nothing
         job = jobs.prepare({**given, "report_to": "none"})
         if args.dry_run:
-            text, unfitted = render(job), None
+            text, unfitted = train.dry_run(job), None
         else:
             text, unfitted = _measured(jobs.build_trainer(job), args.batches, args.probe, args.json)
     console.print_result(text)

@@ -19,7 +19,7 @@ import yaml
 from trl_drgrpo.cli import console
 from trl_drgrpo.cli.flags import read_flags
 from trl_drgrpo.cli.recipe import read_given
-from trl_drgrpo.cli.train import add_flag
+from trl_drgrpo.cli.values import add_flag
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.single_gpu.memory.amounts import Card, readable
 from trl_drgrpo.single_gpu.presets import PRESETS, preset_values

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trl_drgrpo.cli import train
 from trl_drgrpo.cli.flags import read_flags
 from trl_drgrpo.cli.job import model_path
 from trl_drgrpo.cli.recipe import flag_values, recipe_values
+from trl_drgrpo.cli.values import add_flag
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.evaluation.models import Loading, holds_model
 from trl_drgrpo.features.diagnostics.run_log import FOLDER as LOG_FOLDER
@@ -89,7 +89,7 @@ def add_keys(parser: argparse.ArgumentParser, keys: Sequence[str]) -> None:
     )
     add("--base", metavar="MODEL", help="base model of an adapter, if not the one that the adapter names")
     for key in keys:
-        train.add_flag(parser, known[key])
+        add_flag(parser, known[key])
 
 
 def read_given(args: argparse.Namespace) -> Given:

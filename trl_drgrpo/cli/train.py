@@ -9,15 +9,14 @@ stdout. Flags win over the recipe. Launch it on several devices with `accelerate
 
 import argparse
 import copy
-import dataclasses
-import re
 import sys
 import time
 from typing import Any
 
-from trl_drgrpo.cli import console, values
-from trl_drgrpo.cli.flags import Flag, read_flags
+from trl_drgrpo.cli import console
+from trl_drgrpo.cli.flags import read_flags
 from trl_drgrpo.cli.recipe import dump, read_given
+from trl_drgrpo.cli.values import add_flag, help_text
 from trl_drgrpo.common.errors import Terminated
 
 # What `--help` shows; the rest, by the class that declares it, is behind `--help_all`.
@@ -60,7 +59,7 @@ class _UsualFlags(argparse.RawDescriptionHelpFormatter):
             super().add_argument(action)
         elif action.help != argparse.SUPPRESS and any(action.dest in names for names in _USUAL.values()):
             brief = copy.copy(action)
-            brief.help = _help(read_flags()[action.dest], brief=True)
+            brief.help = help_text(read_flags()[action.dest], brief=True)
             super().add_argument(brief)
 
 
@@ -102,35 +101,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                 add_flag(group, flag)
 
 
-def add_flag(group: argparse._ActionsContainer, flag: Flag) -> None:
-    """Adds one key as a flag, spelled with underscores or dashes."""
-    nargs = "+" if values.takes_list(flag) else "?" if values.is_boolean(flag) else None
-    options: dict[str, Any] = {"dest": flag.name, "default": argparse.SUPPRESS, "nargs": nargs}
-    if nargs == "?":
-        options["const"] = "true"
-    group.add_argument(f"--{flag.name}", metavar=_metavar(flag), help=_help(flag), **options)
-    if "_" in flag.name:
-        group.add_argument(f"--{flag.name.replace('_', '-')}", help=argparse.SUPPRESS, **options)
-    if flag.default is True and nargs == "?":  # as TRL's parser: the way to switch a default off
-        off: dict[str, Any] = {"dest": flag.name, "default": argparse.SUPPRESS, "const": "false"}
-        spellings = [f"--no_{flag.name}", f"--no-{flag.name.replace('_', '-')}"]
-        group.add_argument(*spellings, action="store_const", help=argparse.SUPPRESS, **off)
-
-
-def _metavar(flag: Flag) -> str:
-    if flag.choices:
-        return "STR"
-    return flag.annotation.replace("None | ", "").split(" | ")[0].split("[")[0].upper()
-
-
-def _help(flag: Flag, brief: bool = False) -> str:
-    told = re.split(r"(?<=\.)\s+(?=[A-Z`'])", flag.help)[0] if brief else flag.help
-    default = "" if flag.default in (None, dataclasses.MISSING) else f" (default: {flag.default})"
-    unnamed = [choice for choice in flag.choices or () if str(choice) not in told]
-    choices = f" One of {', '.join(map(str, flag.choices or ()))}." if unnamed else ""
-    return f"{told}{choices}{default}".replace("%", "%%")
-
-
 def run(args: argparse.Namespace) -> int:
     """Train, or only resolve the recipe, and print the result."""
     given = read_given(args)
@@ -139,14 +109,17 @@ def run(args: argparse.Namespace) -> int:
     jobs.check_given(given)
     with jobs.run_folder(given, args.dry_run), console.stdout_to_stderr():
         job = jobs.prepare(given)
-        text = _resolved(job) if args.dry_run else dump(_trained(job))
+        text = dry_run(job) if args.dry_run else dump(_trained(job))
     console.print_result(text)
     return 0
 
 
-def _resolved(job: Any) -> str:
+def dry_run(job: Any) -> str:
+    """The resolved configuration of a job, checked."""
+    from trl_drgrpo.cli import job as jobs
     from trl_drgrpo.cli.resolved import render
 
+    jobs.check(job)
     return render(job)
 
 

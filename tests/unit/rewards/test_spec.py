@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from trl_drgrpo.cli import flags, train, values
-from trl_drgrpo.cli.recipe import read_given
 from trl_drgrpo.cli.main import main
+from trl_drgrpo.cli.recipe import read_given
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.rewards.contract import reward_name
 from trl_drgrpo.rewards.recipe_rewards import REWARDS, check_spec, resolve_reward
