@@ -472,7 +472,7 @@ def test_the_dry_run_shows_what_the_preset_sets_and_stays_a_recipe(recipe, folde
         (["--forks", "4"], "error: forks: got 4 (fork_depth=1) with num_generations=4; expected at least two parents"),
         (["--forks", "2", "--fork_at", "entropie"], "error: fork_at: got 'entropie'"),
         (["--forks", "2", "--fork_at", "entropy"], "error: fork_threshold: got None with fork_at='entropy'"),
-        (["--fork_threshold", "0.5"], "error: fork_threshold: got 0.5; expected the default with forks=1"),
+        (["--fork_threshold", "0.5"], "error: fork_threshold: got 0.5 with forks=1; expected None"),
     ],
 )
 def test_forks_that_cannot_be(recipe, capsys, flags, message):
