@@ -11,7 +11,7 @@ import re
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NoReturn
 
@@ -76,6 +76,17 @@ def print_result(text: str) -> None:
     """Prints a text, which ends in its own line break, on stdout: from the main process only."""
     if is_main_process():
         print(text, end="", flush=True)
+
+
+def print_numbers(numbers: Mapping[str, Any], **files: Any) -> None:
+    """Prints the results of a command on stdout, one per line, and where they are."""
+    for name, value in {**numbers, **files}.items():
+        print(f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}")
+
+
+def add_model(parser: argparse.ArgumentParser, text: str, **options: Any) -> None:
+    """Adds the model that a command starts from, in both spellings, as `args.model`."""
+    parser.add_argument("--model_name_or_path", "--model", dest="model", help=text, **options)
 
 
 def stdout_to_stderr() -> AbstractContextManager[Any]:

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote
 
+from trl_drgrpo.cli import console
 from trl_drgrpo.common.errors import InputError, did_you_mean
 from trl_drgrpo.common.hub_errors import hub_reason, quiet_retries
 from trl_drgrpo.common.rows import check_prompt_values, column_values
@@ -431,3 +432,13 @@ def digest(value: Any) -> str:
     """A short name for a value that JSON knows, equal for equal values."""
     text = json.dumps(value, sort_keys=True, default=str)
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+
+
+def write_rates(path: str, rows: Sequence[Mapping[str, Any]], correct: Sequence[bool | None], by: str = "") -> None:
+    """Writes the pass rates of prompts, for `prior_pass_rates`, and says so. `by`: of which reward."""
+    from trl_drgrpo.features.sampling.pass_rates import write_pass_rates
+
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    written, unjudged = write_pass_rates(Path(path), [row["prompt"] for row in rows], correct)
+    left_out = f"; {unjudged} without a score are left out" if unjudged else ""
+    console.log(f"Pass rates of {written} prompts{by}: {path}{left_out}")

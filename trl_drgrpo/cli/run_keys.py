@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trl_drgrpo.cli.data import check_prompting
 from trl_drgrpo.cli.flags import read_flags
 from trl_drgrpo.cli.job import model_path
 from trl_drgrpo.cli.recipe import flag_values, recipe_values
 from trl_drgrpo.cli.values import add_flag
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.evaluation.models import Loading, holds_model
+from trl_drgrpo.evaluation.models import Loading, check_model, holds_model
 from trl_drgrpo.features.diagnostics.run_log import FOLDER as LOG_FOLDER
 from trl_drgrpo.features.diagnostics.run_log import RUN
 
@@ -45,6 +46,15 @@ class Given:
     model: str
     trained_from: str | None
     recipe: str | None
+
+    def check(self, args: argparse.Namespace) -> None:
+        """Checks what the calls of several commands have in common, before anything loads."""
+        if self.decoding().temperature == 0 and args.num_samples > 1:
+            remedy = "Greedy decoding gives a single answer: remove num_samples, or raise the temperature."
+            raise InputError("num_samples", f"{args.num_samples} at temperature 0", "1", remedy)
+        check_prompting(*(self.values.get(key) for key in PROMPT_KEYS))
+        self.template()
+        check_model("model_name_or_path", self.model, self.loading(args.base).base)
 
     def loading(self, base: str | None) -> Loading:
         """Model loading. `base`: base model of an adapter."""

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from trl_drgrpo.cli import console
+from trl_drgrpo.cli.data import write_rates
+from trl_drgrpo.common.disk import check_file
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.ranges import Range, refuse_outside, whole
 
@@ -179,7 +181,7 @@ def run(args: argparse.Namespace) -> int:
 
     outputs = {name: path for name in ("output", "pass_rates") if (path := getattr(args, name)) is not None}
     for field, path in outputs.items():
-        _check_output(field, path, [args.data] if args.dataset is None else [args.data, args.dataset])
+        check_file(field, path, filter(None, [args.data, args.dataset]))
     specs = [reward_spec(spec, "reward_funcs") for spec in args.rewards]
     rows = _read(args)  # before anything heavy is imported
     if len(set(args.rewards)) < len(args.rewards):
@@ -194,8 +196,6 @@ def run(args: argparse.Namespace) -> int:
         rows = _tokenized(args, rows)
         for name, reward in rewards.items():
             _check_reward(name, reward, rows)
-        for field, path in outputs.items():
-            _try_output(field, path)
         scores = [
             score_rows(reward, rows, name, args.batch_size, _progress(name, len(rows)))
             for name, reward in rewards.items()
@@ -276,27 +276,6 @@ def _check_reward(name: str, reward: Any, rows: list[dict[str, Any]]) -> None:
         )
 
 
-def _check_output(field: str, path: str, inputs: list[str]) -> None:
-    """It names a file, and not one that is read."""
-    if not path.strip():
-        raise InputError(field, repr(path), "the name of a file", "Remove the flag for no file.")
-    for each in map(Path, inputs):
-        for file in each.glob("*.parquet") if each.is_dir() else [each]:
-            if file.exists() and Path(path).exists() and file.samefile(path):
-                remedy = "Choose another name: the input would be lost."
-                raise InputError(field, f"{path!r}, which is also an input", "a file of its own", remedy)
-
-
-def _try_output(field: str, path: str) -> None:
-    """Before an hour of scoring rather than after it."""
-    try:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        with open(path, "a", encoding="utf-8"):
-            pass
-    except OSError as error:
-        raise InputError(field, f"{path!r} ({error})", "a file that can be written", "Choose another.") from error
-
-
 def _progress(name: str, total: int) -> Any:
     last = time.monotonic()
 
@@ -311,6 +290,7 @@ def _progress(name: str, total: int) -> Any:
 
 def _write(path: str, rows: list[dict[str, Any]], scores: list[Any]) -> None:
     partial = Path(f"{path}.partial")
+    partial.parent.mkdir(parents=True, exist_ok=True)
     with partial.open("w", encoding="utf-8") as file:
         for index, row in enumerate(rows):
             given = {each.name: each.rewards[index] for each in scores}
@@ -324,13 +304,10 @@ def _write(path: str, rows: list[dict[str, Any]], scores: list[Any]) -> None:
 def _write_pass_rates(path: str, threshold: float | None, rows: list[dict[str, Any]], scores: Any) -> None:
     """The last thing that is done: the scores exist even if the reward has problems."""
     from trl_drgrpo.features.diagnostics.correctness import CorrectnessRule
-    from trl_drgrpo.features.sampling.pass_rates import write_pass_rates
 
     rewards = [float("nan") if reward is None else reward for reward in scores.rewards]
     correct = CorrectnessRule([scores.name], threshold=threshold).judge(rewards)
     if correct is None:
         remedy = "Set the lowest reward that passes: --correct_threshold."
         raise InputError("pass_rates", f"rewards of {scores.name} other than 0 and 1", "pass or fail", remedy)
-    written, unjudged = write_pass_rates(Path(path), [row["prompt"] for row in rows], correct)
-    left_out = f"; {unjudged} without a score are left out" if unjudged else ""
-    console.log(f"Pass rates of {written} prompts by {scores.name}: {path}{left_out}")
+    write_rates(path, rows, correct, f" by {scores.name}")
