@@ -408,7 +408,8 @@ def test_the_flags_mean_what_they_mean_to_trl(recipe):
     ],
 )
 def test_bad_input_is_one_line_before_a_model_loads(changes, message, recipe, monkeypatch, capsys):
-    monkeypatch.setattr("trl.GRPOTrainer.__init__", lambda *a, **k: pytest.fail("a model was about to load"))
+    loads = "trl_drgrpo.upstream.host.HostTrainer.__init__"
+    monkeypatch.setattr(loads, lambda *a, **k: pytest.fail("a model was about to load"))
     assert main(recipe(**changes)) == 2
     out, err = capsys.readouterr()
     assert out == ""
@@ -416,6 +417,15 @@ def test_bad_input_is_one_line_before_a_model_loads(changes, message, recipe, mo
     error = err.splitlines()[-1]
     assert error.startswith("error: ")
     assert message in error
+
+
+def test_a_dry_run_checks_inputs_and_model_as_the_trainer_does(recipe, capsys):
+    for changes, message in (
+        ({"report_to": "wandbb"}, "report_to: got wandbb"),
+        ({"model_init_kwargs": {"use_cach": False}}, "model_init_kwargs: got the key 'use_cach'"),
+    ):
+        assert main([*recipe(**changes), "--dry_run"]) == 2
+        assert message in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_a_reward_that_breaks_its_contract_is_one_line_and_the_run_is_saved(recipe, folder, capsys):

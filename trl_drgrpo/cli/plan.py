@@ -147,18 +147,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     console.add_model(parser, "Folder with config.json, or Hub id. Default: the recipe's.", metavar="MODEL")
-    parser.add_argument("--memory", metavar="SIZE", help="Memory of one device, such as 24GB; a plain number is GB.")
+    add = parser.add_argument
+    add("--memory", metavar="SIZE", help="Memory of one device, such as 24GB; a plain number is GB.")
     margin = "Memory to leave free: an amount, or a share such as 5%% (default: 5%% or 0.7 GB, whichever is more)."
-    parser.add_argument("--margin", metavar="SIZE", help=margin)
+    add("--margin", metavar="SIZE", help=margin)
     preset = "As in `train`; full: train all weights, even if the recipe has a preset."
-    parser.add_argument("--preset", choices=("full", *PRESETS), dest="planned_preset", help=preset)
+    add("--preset", choices=("full", *PRESETS), dest="planned_preset", help=preset)
     length = f"Longest prompt of the data, in tokens (default: {DEFAULT_PROMPT})."
     spellings = ("--max_prompt_length", "--max-prompt-length")
-    parser.add_argument(*spellings, type=int, default=DEFAULT_PROMPT, metavar="TOKENS", help=length)
+    add(*spellings, type=int, default=DEFAULT_PROMPT, metavar="TOKENS", help=length)
     device = "A card, such as T4, which also sets --memory, or cuda or cpu (default: cuda)."
-    parser.add_argument("--device", default="cuda", help=device)
-    parser.add_argument("--json", action="store_true", help="Print the plan as JSON.")
-    parser.add_argument("--config", metavar="YAML", help="A recipe; flags win over it.")
+    add("--device", default="cuda", help=device)
+    add("--json", action="store_true", help="Print the plan as JSON.")
+    add("--config", metavar="YAML", help="A recipe; flags win over it.")
     group = parser.add_argument_group("settings of the run, as in `trl-drgrpo train`")
     flags = read_flags()
     for name in KEYS:

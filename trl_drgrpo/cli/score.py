@@ -122,7 +122,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Score saved completions and show, for each reward, mean, spread, failures, share of None and time, the "
         "slowest rows, and the rows on which two rewards (or a reward and its logged value) differ."
     )
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "--reward_funcs",
         "--rewards",
         dest="rewards",
@@ -131,39 +132,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="REWARD",
         help="names, file.py:f or {name: {option: value}}",
     )
-    parser.add_argument(
+    add(
         "--data",
         required=True,
         help="completions: .jsonl, .csv, .parquet (as log_completions writes them) or a folder of the latter",
     )
-    parser.add_argument(
+    add(
         "--dataset_name",
         "--dataset",
         dest="dataset",
         help="file with prompt and the columns that --data lacks, joined by the prompt",
     )
-    parser.add_argument(
-        "--columns", nargs="+", default=[], metavar="OLD=NEW", help="rename columns, for example answer=solution"
-    )
-    parser.add_argument("--tokenizer", help="folder or Hub id, for rewards that read completion_ids")
-    parser.add_argument("--limit", type=int, help="score only the first rows")
-    parser.add_argument(
-        "--batch_size", type=int, default=1, help="rows per call; 1 reports time and failure per row (default: 1)"
-    )
-    parser.add_argument("--show", type=int, default=5, help="rows per list (default: 5)")
-    parser.add_argument("--tolerance", type=float, default=1e-6, help="two rewards differ beyond this (default: 1e-6)")
-    parser.add_argument("--output", help="JSON Lines file to write: each row with its scores")
-    parser.add_argument(
+    add("--columns", nargs="+", default=[], metavar="OLD=NEW", help="rename columns, for example answer=solution")
+    add("--tokenizer", help="folder or Hub id, for rewards that read completion_ids")
+    add("--limit", type=int, help="score only the first rows")
+    add("--batch_size", type=int, default=1, help="rows per call; 1 reports time and failure per row (default: 1)")
+    add("--show", type=int, default=5, help="rows per list (default: 5)")
+    add("--tolerance", type=float, default=1e-6, help="two rewards differ beyond this (default: 1e-6)")
+    add("--output", help="JSON Lines file to write: each row with its scores")
+    add(
         "--pass_rates",
         metavar="FILE",
         help="JSON Lines file to write: the pass rate of each prompt by the first reward, for prior_pass_rates",
     )
-    parser.add_argument(
+    add(
         "--correct_threshold",
         type=float,
         help="a completion passes if the first reward is at least this; needed unless its rewards are 0 and 1",
     )
-    parser.add_argument("--json", action="store_true", help="print the results as JSON instead of tables")
+    add("--json", action="store_true", help="print the results as JSON instead of tables")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -117,10 +117,8 @@ def _settings(args: argparse.Namespace) -> dict[str, Any]:
     check_file("output", args.output)
     if args.sft_output:
         if not args.reward_funcs:
-            expected = "a verifier that says what is correct"
-            raise InputError(
-                "sft_output", "a file without reward_funcs", expected, "Leave it out, or name a verifier."
-            )
+            got, expected = "a file without reward_funcs", "a verifier that says what is correct"
+            raise InputError("sft_output", got, expected, "Leave it out, or name a verifier.")
         check_file("sft_output", args.sft_output, [args.output, args.dataset_name])
     return settings
 
