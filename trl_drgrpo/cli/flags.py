@@ -128,7 +128,7 @@ def _class_flags(name: str) -> dict[str, Flag]:
                 name=key,
                 annotation=annotation,
                 default=_default(arguments),
-                help=texts.get(key, metadata["help"]),
+                help=texts.get(key) or metadata["help"],
                 choices=metadata["choices"] or literal_choices(annotation),
                 dataclass=name,
                 owner=name,
