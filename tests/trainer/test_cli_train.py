@@ -15,7 +15,7 @@ from runs import written_elsewhere
 from safetensors.torch import load_file
 
 from trl_drgrpo.cli.main import main
-from trl_drgrpo.cli.train import kept_recipe, was_trained_on_messages
+from trl_drgrpo.cli.run_keys import kept_recipe, was_trained_on_messages
 from trl_drgrpo.rewards import columns
 
 REWARD = """
@@ -334,7 +334,7 @@ def test_the_flags_mean_what_they_mean_to_trl(recipe):
 
     from trl_drgrpo.cli import flags, job
     from trl_drgrpo.cli.main import _parse
-    from trl_drgrpo.cli.train import read_given
+    from trl_drgrpo.cli.recipe import read_given
 
     argv = [
         *recipe(
@@ -408,7 +408,8 @@ def test_the_flags_mean_what_they_mean_to_trl(recipe):
     ],
 )
 def test_bad_input_is_one_line_before_a_model_loads(changes, message, recipe, monkeypatch, capsys):
-    monkeypatch.setattr("trl.GRPOTrainer.__init__", lambda *a, **k: pytest.fail("a model was about to load"))
+    loads = "trl_drgrpo.upstream.host.HostTrainer.__init__"
+    monkeypatch.setattr(loads, lambda *a, **k: pytest.fail("a model was about to load"))
     assert main(recipe(**changes)) == 2
     out, err = capsys.readouterr()
     assert out == ""
@@ -416,6 +417,15 @@ def test_bad_input_is_one_line_before_a_model_loads(changes, message, recipe, mo
     error = err.splitlines()[-1]
     assert error.startswith("error: ")
     assert message in error
+
+
+def test_a_dry_run_checks_inputs_and_model_as_the_trainer_does(recipe, capsys):
+    for changes, message in (
+        ({"report_to": "wandbb"}, "report_to: got wandbb"),
+        ({"model_init_kwargs": {"use_cach": False}}, "model_init_kwargs: got the key 'use_cach'"),
+    ):
+        assert main([*recipe(**changes), "--dry_run"]) == 2
+        assert message in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_a_reward_that_breaks_its_contract_is_one_line_and_the_run_is_saved(recipe, folder, capsys):
@@ -472,7 +482,7 @@ def test_the_dry_run_shows_what_the_preset_sets_and_stays_a_recipe(recipe, folde
         (["--forks", "4"], "error: forks: got 4 (fork_depth=1) with num_generations=4; expected at least two parents"),
         (["--forks", "2", "--fork_at", "entropie"], "error: fork_at: got 'entropie'"),
         (["--forks", "2", "--fork_at", "entropy"], "error: fork_threshold: got None with fork_at='entropy'"),
-        (["--fork_threshold", "0.5"], "error: fork_threshold: got 0.5; expected the default with forks=1"),
+        (["--fork_threshold", "0.5"], "error: fork_threshold: got 0.5 with forks=1; expected None"),
     ],
 )
 def test_forks_that_cannot_be(recipe, capsys, flags, message):

@@ -190,12 +190,11 @@ def test_off_it_changes_nothing(tmp_path, data, tokenizer):
     [
         ({"dynamic_sampling": "always"}, "dynamic_sampling: got 'always'; expected True, False or 'dapo'"),
         ({"max_sampling_rounds": 0}, "max_sampling_rounds: got 0"),
-        ({"beta": 0.1}, r"dynamic_sampling: got True with beta=0.1; expected False with a KL term"),
+        ({"beta": 0.1}, r"dynamic_sampling: got True with beta=0.1; expected False"),
         ({"process_role": "baseline"}, "dynamic_sampling: got True with process_role='baseline'"),
         ({"num_generations": 8}, "dynamic_sampling: got True with one prompt per generation batch"),
         ({"curriculum_q_min": 0.0}, "curriculum_q_min: got 0.0"),
-        ({"prior_pass_rates": "x.jsonl", "dynamic_sampling": False}, "prior_pass_rates: got 'x.jsonl'; expected None"),
-        ({"prior_pass_rates": "x.jsonl"}, "prior_pass_rates: got 'x.jsonl'; expected None without curriculum"),
+        ({"prior_pass_rates": "x.jsonl"}, "prior_pass_rates: got 'x.jsonl' with curriculum=False; expected None"),
         ({"curriculum": "yes"}, "curriculum: got 'yes'; expected True or False"),
     ],
 )

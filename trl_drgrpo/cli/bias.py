@@ -11,6 +11,7 @@ import json
 from typing import Any
 
 from trl_drgrpo.cli import console, train
+from trl_drgrpo.cli.recipe import read_given
 from trl_drgrpo.common.errors import InputError
 
 _EPILOG = """Every change is per update of unit length (Euclidean, over the trainable parameters), along the direction
@@ -44,14 +45,14 @@ def run(args: argparse.Namespace) -> int:
     if args.batches < 3:
         remedy = "Raise it: the standard error is a jackknife over batches."
         raise InputError("--batches", str(args.batches), "at least 3", remedy)
-    given = train.read_given(args)
+    given = read_given(args)
     from trl_drgrpo.cli import job as jobs
 
     jobs.check_given(given)
     with jobs.run_folder(given, dry_run=True), console.stdout_to_stderr():  # it writes nothing
         job = jobs.prepare({**given, "report_to": "none"})
         if args.dry_run:
-            text, unfitted = train.render(job), None
+            text, unfitted = train.dry_run(job), None
         else:
             text, unfitted = _measured(jobs.build_trainer(job), args.batches, args.probe, args.json)
     console.print_result(text)

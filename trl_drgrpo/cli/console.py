@@ -11,11 +11,10 @@ import re
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NoReturn
 
-from trl_drgrpo.cli import console
 from trl_drgrpo.common.errors import InputError, RewardError, did_you_mean
 from trl_drgrpo.upstream.versions import remedy_for_name
 
@@ -79,6 +78,17 @@ def print_result(text: str) -> None:
         print(text, end="", flush=True)
 
 
+def print_numbers(numbers: Mapping[str, Any], **files: Any) -> None:
+    """Prints the results of a command on stdout, one per line, and where they are."""
+    for name, value in {**numbers, **files}.items():
+        print(f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}")
+
+
+def add_model(parser: argparse.ArgumentParser, text: str, **options: Any) -> None:
+    """Adds the model that a command starts from, in both spellings, as `args.model`."""
+    parser.add_argument("--model_name_or_path", "--model", dest="model", help=text, **options)
+
+
 def stdout_to_stderr() -> AbstractContextManager[Any]:
     """For calls of what prints progress, tables and logs on stdout: TRL, transformers, the user's rewards."""
     return contextlib.redirect_stdout(sys.stderr)
@@ -131,7 +141,7 @@ def progress_over(total: int, done: int, doing: str, noun: str) -> Iterator[Any]
         bar.update(task, advance=1, status=status)
         if not stderr.is_terminal and time.monotonic() - printed > 10:
             printed = time.monotonic()
-            console.log(f"{done} of {total} {noun}, {status}")
+            log(f"{done} of {total} {noun}, {status}")
 
     with bar:
         yield show

@@ -1,8 +1,13 @@
-"""Loads a dataset by name and reports each problem in one line.
+"""Datasets by name, and the prompts that a model sees of them; each problem in one line.
 
 One name, `dataset_name` in a recipe, stands for a dataset on the Hub, a local folder or file, or a task that is
 generated on the spot. Local and generated data need no network, also with `HF_HUB_OFFLINE=1`. The columns are checked
 here, before a model loads: `prompt` must exist, and be text or messages in every row.
+
+A base model is prompted with plain text, and with which text matters (arXiv 2503.20783, section 2). `r1` and
+`qwen_math` are the two templates of that paper's official code, letter by letter; without a template the problem
+itself is the prompt, its third choice. An instruction-tuned model gets messages instead: its own chat template makes
+text of them, and `system_prompt` puts one message in front (a template of one's own then is the user's message).
 """
 
 import glob
@@ -17,10 +22,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote
 
-from trl_drgrpo.cli import data
+from trl_drgrpo.cli import console
 from trl_drgrpo.common.errors import InputError, did_you_mean
 from trl_drgrpo.common.hub_errors import hub_reason, quiet_retries
-from trl_drgrpo.common.rows import check_prompt_values
+from trl_drgrpo.common.rows import check_prompt_values, column_values
 
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict, IterableDataset, IterableDatasetDict
@@ -388,9 +393,6 @@ def _with_system_prompt(row: Mapping[str, Any], system_prompt: str) -> dict[str,
     return {"prompt": [{"role": "system", "content": system_prompt}, *messages]}
 
 
-Row = dict[str, Any]
-
-
 def prompt_rows(
     dataset: Any,
     source: str,
@@ -400,7 +402,7 @@ def prompt_rows(
     prompt_template: str | None = None,
     system_prompt: str | None = None,
     limit: int | None = None,
-) -> list[Row]:
+) -> list[dict[str, Any]]:
     """Rows with `prompt` and the columns that the rewards need.
 
     Args:
@@ -413,11 +415,10 @@ def prompt_rows(
     Raises:
         [`InputError`]: A missing column, values that no reward can read, a program that is not there.
     """
-    from trl_drgrpo.common.rows import column_values
     from trl_drgrpo.rewards.columns import check_columns, check_ready, check_values
 
-    dataset = data.rename_columns(dataset, list(renamings))
-    columns = data.check_prompts(dataset, source)
+    dataset = rename_columns(dataset, list(renamings))
+    columns = check_prompts(dataset, source)
     for name, reward, more in rewards:
         check_columns(reward, [*columns, *more], name)
         check_values(reward, column_values(dataset, [column for column in columns if column != "prompt"]))
@@ -431,3 +432,13 @@ def digest(value: Any) -> str:
     """A short name for a value that JSON knows, equal for equal values."""
     text = json.dumps(value, sort_keys=True, default=str)
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+
+
+def write_rates(path: str, rows: Sequence[Mapping[str, Any]], correct: Sequence[bool | None], by: str = "") -> None:
+    """Writes the pass rates of prompts, for `prior_pass_rates`, and says so. `by`: of which reward."""
+    from trl_drgrpo.features.sampling.pass_rates import write_pass_rates
+
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    written, unjudged = write_pass_rates(Path(path), [row["prompt"] for row in rows], correct)
+    left_out = f"; {unjudged} without a score are left out" if unjudged else ""
+    console.log(f"Pass rates of {written} prompts{by}: {path}{left_out}")

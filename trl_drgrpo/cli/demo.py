@@ -21,21 +21,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "of digits. Runs offline on the CPU in about two minutes and ends with exit code 0 if sampled accuracy on "
         "held-out problems rose by at least 40 percentage points, else 1."
     )
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "--output_dir",
         type=Path,
         default=Path("runs/demo"),
         help="folder for model/, report.html, curves.png and results.json (default: runs/demo). Files of an earlier "
         "demo are overwritten; other files of the same names are an error",
     )
-    parser.add_argument("--steps", type=int, help="training steps (default: 200, with --process 60)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of training problems and sampling (default: 0)")
-    parser.add_argument(
+    add("--steps", type=int, help="training steps (default: 200, with --process 60)")
+    add("--seed", type=int, default=0, help="seed of training problems and sampling (default: 0)")
+    add(
         "--process",
         action="store_true",
         help="long lists, and a reward for every line next to the outcome: a rule checks each step of a completion",
     )
-    parser.add_argument(
+    add(
         "--compare",
         nargs="*",
         metavar="OBJECTIVE",

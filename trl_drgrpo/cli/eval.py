@@ -1,4 +1,9 @@
-"""The inputs of `trl-drgrpo eval`, checked, the cheapest first: nothing loads a model here."""
+"""`trl-drgrpo eval`: pass@1 and pass@k of a model on a dataset with a reward, against the model it was trained from.
+
+The table goes to standard output, progress to standard error, samples and results into files: of a run into its
+`_drgrpo/evaluations`, where `trl-drgrpo report` finds them. Run it again to continue. Exit codes: 0 done, 1 a reward
+failed on some completion, 2 bad input.
+"""
 
 import argparse
 import gc
@@ -12,14 +17,23 @@ from typing import Any
 
 from trl_drgrpo.cli import console, data
 from trl_drgrpo.cli.console import progress_over
-from trl_drgrpo.cli.data import check_prompting, digest, prompt_rows
+from trl_drgrpo.cli.data import digest, prompt_rows, write_rates
 from trl_drgrpo.cli.job import model_path
-from trl_drgrpo.cli.run_keys import DECODING_KEYS, MODEL_KEYS, PROMPT_KEYS, TEMPLATE_KEY, Given, add_keys, read_given
-from trl_drgrpo.cli.train import run_folder
-from trl_drgrpo.common.disk import check_writable, sole_writer
+from trl_drgrpo.cli.run_keys import (
+    DECODING_KEYS,
+    MODEL_KEYS,
+    PROMPT_KEYS,
+    TEMPLATE_KEY,
+    Given,
+    add_keys,
+    read_given,
+    run_folder,
+)
+from trl_drgrpo.common.disk import check_file, check_writable, sole_writer
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.ranges import RANGES, refuse_outside, whole
 from trl_drgrpo.common.version import __version__
+from trl_drgrpo.evaluation.models import check_model
 
 RULE_KEYS = ("correct_reward", "correct_threshold")
 FOLDER = "eval_output"  # for models outside of a run
@@ -45,17 +59,10 @@ def checked(args: argparse.Namespace) -> Given:
         remedy = "Add for example --dataset_name test.jsonl, or `reasoning_gym:chain_sum?size=500`."
         raise InputError("dataset_name", got, "a dataset with prompts", remedy)
     data.check_source(given.values["dataset_name"])
-    check_prompting(given.values.get("prompt_template"), given.values.get("system_prompt"))
     if not given.values.get("reward_funcs"):
         remedy = "Add for example --reward_funcs math_reward; a reward model cannot tell what is correct."
         raise InputError("reward_funcs", "none", "a reward for correct answers", remedy)
-    if given.decoding().temperature == 0 and args.num_samples > 1:
-        remedy = "Greedy decoding gives a single answer: remove num_samples, or raise the temperature."
-        raise InputError("num_samples", f"{args.num_samples} at temperature 0", "1", remedy)
-    from trl_drgrpo.evaluation.models import check_model
-
-    given.template()
-    check_model("model_name_or_path", given.model, given.loading(args.base).base)
+    given.check(args)
     if baseline := baseline_of(args, given):
         try:
             check_model("baseline", model_path(baseline))
@@ -64,7 +71,7 @@ def checked(args: argparse.Namespace) -> Given:
             raise InputError(error.field, error.got, error.expected, remedy) from error
     check_writable("output_dir", str(output_of(args, given)))
     if args.pass_rates:
-        check_writable("pass_rates", str(Path(args.pass_rates).parent))
+        check_file("pass_rates", args.pass_rates)
     return given
 
 
@@ -179,7 +186,8 @@ def run(args: argparse.Namespace) -> int:
     print(results.as_json(content) if args.json else table.plain_text(content), end="")
     console.log(f"Written: {path}; samples: {files['model'].path}")
     if args.pass_rates:
-        task.write_pass_rates(files["model"].rows)
+        samples = files["model"].rows
+        write_rates(args.pass_rates, samples, task.judged(samples))
     if not args.no_card:
         _put_into_card(given, task.output, content)
     failed = sum(model["failed"] for model in content["models"])
@@ -339,16 +347,6 @@ class _Task:
         data = self.facts["dataset"]
         mark = digest({**self.facts, **self.rule, **names, "rewards": self.given.values["reward_funcs"]})[:8]
         return self.output / f"{_slug(data['name'])}-{data['split']}-{mark}.json"
-
-    def write_pass_rates(self, rows: list[dict[str, Any]]) -> None:
-        """The pass rates of the prompts, for `prior_pass_rates`."""
-        from trl_drgrpo.features.sampling.pass_rates import write_pass_rates
-
-        path = Path(self.args.pass_rates)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        written, unjudged = write_pass_rates(path, [row["prompt"] for row in rows], self.judged(rows))
-        left_out = f"; {unjudged} without a score are left out" if unjudged else ""
-        console.log(f"Pass rates of {written} prompts: {path}{left_out}")
 
 
 def _slug(name: str) -> str:

@@ -11,9 +11,17 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from trl_drgrpo.cli import console
-from trl_drgrpo.cli.data import check_prompting, prompted
-from trl_drgrpo.cli.run_keys import DECODING_KEYS, MODEL_KEYS, PROMPT_KEYS, TEMPLATE_KEY, Given, add_keys, read_given
-from trl_drgrpo.cli.train import was_trained_on_messages
+from trl_drgrpo.cli.data import prompted
+from trl_drgrpo.cli.run_keys import (
+    DECODING_KEYS,
+    MODEL_KEYS,
+    PROMPT_KEYS,
+    TEMPLATE_KEY,
+    Given,
+    add_keys,
+    read_given,
+    was_trained_on_messages,
+)
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.ranges import RANGES, refuse_outside, whole
 
@@ -87,17 +95,10 @@ def _checked(args: argparse.Namespace) -> tuple[Given, dict[str, Any]]:
         refuse_outside("seed", args.seed, RANGES["seed"])
     columns = dict(_column(each) for each in args.columns)
     given = read_given(args)
-    if given.decoding().temperature == 0 and args.num_samples > 1:
-        remedy = "Greedy decoding gives a single answer: remove num_samples, or raise the temperature."
-        raise InputError("num_samples", f"{args.num_samples} at temperature 0", "1", remedy)
-    check_prompting(given.values.get("prompt_template"), given.values.get("system_prompt"))
     if columns and not given.values.get("reward_funcs") and given.values.get("prompt_template") is None:
         remedy = "Name the rewards that read them: --reward_funcs math_reward."
         raise InputError("columns", " ".join(args.columns), "none without reward_funcs", remedy)
-    from trl_drgrpo.evaluation.models import check_model
-
-    given.template()
-    check_model("model_name_or_path", given.model, given.loading(args.base).base)
+    given.check(args)
     return given, columns
 
 

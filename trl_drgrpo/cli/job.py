@@ -1,7 +1,8 @@
-"""`difficulty_range`: training on the prompts alone that a model passes now and then.
+"""The job of `trl-drgrpo train`: checked inputs -> the four dataclasses -> rewards and data -> trainer.
 
-Plain filtering, for those who want it. What is left out is no part of the objective any more, and what the model
-learns of it meanwhile is not seen; `curriculum` spares the same generations and weights the rest so that it stays.
+The behavior is that of TRL's `trl grpo` (model loading, quantization, PEFT, mixture, resume, evaluation split,
+saving, pushing), around `DrGRPOTrainer`. Everything that can fail cheaply is tried before the model loads, the
+cheapest first.
 """
 
 import copy
@@ -20,11 +21,15 @@ from trl_drgrpo.common.disk import check_writable, sole_writer
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.hub_errors import check_local
 from trl_drgrpo.common.ranges import refuse_out_of_range
+from trl_drgrpo.config.kinds import refused
 from trl_drgrpo.demo import MODEL_DIR
 from trl_drgrpo.features.resume.checkpoints import checkpoint_folders, choose_start
 from trl_drgrpo.rewards.recipe_rewards import resolve_reward
 from trl_drgrpo.single_gpu.presets import check_preset, preset_values
 
+# `difficulty_range`: plain filtering, for those who want it. What is left out is no part of the objective any more,
+# and what the model learns of it meanwhile is not seen; `curriculum` spares the same generations and weights the rest
+# so that it stays.
 FIELD = "difficulty_range"
 
 
@@ -113,6 +118,7 @@ class Job:
         reward_funcs (`list`): Reward functions, and the id of a reward model if one was named (first, as TRL does).
         step_reward_funcs (`list`): Step reward functions.
         train_dataset, eval_dataset: The splits; the latter `None` without evaluation.
+        quantization_config, peft_config: For the trainer; `None` for none.
         preset (`dict[str, Any]`): Keys that `preset` adds to `given`.
         filtered (`str`, *optional*): Effect of `difficulty_range`, in words.
     """
@@ -126,6 +132,8 @@ class Job:
     step_reward_funcs: list[Any] = field(default_factory=list)
     train_dataset: Any = None
     eval_dataset: Any = None
+    quantization_config: Any = None
+    peft_config: Any = None
     preset: dict[str, Any] = field(default_factory=dict)
     filtered: str | None = None
 
@@ -199,8 +207,7 @@ def _check_start(given: dict[str, Any], output_dir: Path) -> None:
 
 
 def prepare(given: dict[str, Any]) -> Job:
-    """Builds the dataclasses, resolves rewards, loads data, and checks that they fit. Loads no model. `given` has
-    passed [`check_given`]."""
+    """Builds the dataclasses, resolves rewards and loads data; no model. `given` has passed [`check_given`]."""
     given = dict(given)
     preset = preset_values(given["preset"], given) if given.get("preset") is not None else {}
     fields = {**preset, **given}
@@ -216,28 +223,29 @@ def prepare(given: dict[str, Any]) -> Job:
     job.reward_funcs += [resolve_reward(spec) for spec in job.script.reward_funcs or []]
     job.step_reward_funcs += [resolve_reward(s, "step_reward_funcs") for s in job.script.step_reward_funcs or []]
     _load_datasets(job)
-    from trl_drgrpo.config.preflight import check_inputs
-
-    check_inputs(job.training, job.reward_funcs, job.train_dataset, step_reward_funcs=job.step_reward_funcs)
     from trl import get_peft_config, get_quantization_config  # pyright: ignore[reportPrivateImportUsage]
 
-    from trl_drgrpo.config.kinds import refused
-    from trl_drgrpo.single_gpu.model_checks import check_model
-
     try:
-        quantization_config, peft_config = get_quantization_config(job.model), get_peft_config(job.model)
+        job.quantization_config, job.peft_config = get_quantization_config(job.model), get_peft_config(job.model)
     except (ValueError, ImportError) as error:
         raise refused(error, vars(job.model), "ModelConfig") from error
-    check_model(job.training, job.model.model_name_or_path, job.reward_funcs, quantization_config, peft_config)
     return job
+
+
+def check(job: Job) -> None:
+    """Checks of a job that is not started: those that the trainer makes before its model loads."""
+    from trl_drgrpo.config.preflight import check_inputs
+    from trl_drgrpo.single_gpu.model_checks import check_model
+
+    args, rewards, steps = job.training, job.reward_funcs, job.step_reward_funcs
+    check_inputs(args, rewards, job.train_dataset, eval_dataset=job.eval_dataset, step_reward_funcs=steps)
+    check_model(args, job.model.model_name_or_path, rewards, job.quantization_config, job.peft_config)
 
 
 def _build(name: str, given: dict[str, Any]) -> Any:
     known = flags.dataclass_flags(name)
     # A copy, because the dataclasses change lists and mappings in place.
     values = copy.deepcopy({key: value for key, value in given.items() if key in known})
-    from trl_drgrpo.config.kinds import refused
-
     try:
         return flags.import_dataclass(name)(**values)
     except InputError:
@@ -317,7 +325,6 @@ def _load_mixture(job: Job) -> Any:
 def build_trainer(job: Job) -> Any:
     """The trainer of a job: the model is loaded, nothing is trained."""
     from transformers import EarlyStoppingCallback
-    from trl import get_peft_config, get_quantization_config  # pyright: ignore[reportPrivateImportUsage]
 
     from trl_drgrpo.trainer import DrGRPOTrainer
 
@@ -330,8 +337,8 @@ def build_trainer(job: Job) -> Any:
         train_dataset=job.train_dataset,
         eval_dataset=job.eval_dataset,
         callbacks=[EarlyStoppingCallback(patience)] if patience is not None else None,
-        quantization_config=get_quantization_config(job.model),
-        peft_config=get_peft_config(job.model),
+        quantization_config=job.quantization_config,
+        peft_config=job.peft_config,
     )
     trainer.dataset_name = job.script.dataset_name
     return trainer

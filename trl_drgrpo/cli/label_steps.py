@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trl_drgrpo.cli import console
-from trl_drgrpo.common.disk import check_writable, sole_writer
-from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.disk import check_file, sole_writer
 from trl_drgrpo.common.hub_errors import check_local
 from trl_drgrpo.common.ranges import refuse_out_of_range, refuse_outside, whole
 from trl_drgrpo.common.rows import check_prompt_rows
@@ -24,37 +23,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "labeled good if at least one rollout is accepted by the outcome reward. Writes prompt, steps, labels and "
         "values as JSON Lines, for `trl-drgrpo train-prm`."
     )
-    parser.add_argument(
-        "--model_name_or_path",
-        "--model",
-        dest="model",
-        required=True,
-        help="folder or Hub id of the causal language model for rollouts",
-    )
-    parser.add_argument(
-        "--dataset_name",
-        "--data",
-        dest="data",
-        required=True,
-        help="JSON Lines file with prompt and the columns the reward needs",
-    )
-    parser.add_argument(
-        "--reward_funcs",
-        "--reward",
-        dest="reward",
-        required=True,
-        help="outcome reward: a registered name, package.module.f or file.py:f",
-    )
-    parser.add_argument("--output", required=True, help="JSON Lines file to write")
-    parser.add_argument("--rollouts", type=int, default=8, help="rollouts per step (default: 8)")
-    parser.add_argument("--completions", type=int, default=1, help="completions per prompt (default: 1)")
-    parser.add_argument(
-        "--step_separator", default="\\n", help=r"a step ends after it; \n is a line break (default: \n)"
-    )
-    parser.add_argument("--max_new_tokens", type=int, default=512, help="longest continuation (default: 512)")
-    parser.add_argument("--temperature", type=float, default=1.0, help="sampling temperature (default: 1)")
-    parser.add_argument("--batch_size", type=int, default=32, help="continuations per forward pass (default: 32)")
-    parser.add_argument("--seed", type=int, default=0, help="sampling seed (default: 0)")
+    console.add_model(parser, "folder or Hub id of the causal language model for rollouts", required=True)
+    add = parser.add_argument
+    data = "JSON Lines file with prompt and the columns the reward needs"
+    add("--dataset_name", "--data", dest="data", required=True, help=data)
+    reward = "outcome reward: a registered name, package.module.f or file.py:f"
+    add("--reward_funcs", "--reward", dest="reward", required=True, help=reward)
+    add("--output", required=True, help="JSON Lines file to write")
+    add("--rollouts", type=int, default=8, help="rollouts per step (default: 8)")
+    add("--completions", type=int, default=1, help="completions per prompt (default: 1)")
+    add("--step_separator", default="\\n", help=r"a step ends after it; \n is a line break (default: \n)")
+    add("--max_new_tokens", type=int, default=512, help="longest continuation (default: 512)")
+    add("--temperature", type=float, default=1.0, help="sampling temperature (default: 1)")
+    add("--batch_size", type=int, default=32, help="continuations per forward pass (default: 32)")
+    add("--seed", type=int, default=0, help="sampling seed (default: 0)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -66,9 +48,7 @@ def run(args: argparse.Namespace) -> int:
     refuse_out_of_range(vars(args))
     for field in ("rollouts", "completions", "max_new_tokens", "batch_size"):
         refuse_outside(field, getattr(args, field), whole(1, remedy="Give a positive number."))
-    check_writable("output", str(Path(args.output).parent))
-    if Path(args.output).is_dir():
-        raise InputError("output", f"{args.output}, a folder", "a JSON Lines file to write", "Name a file in it.")
+    check_file("output", args.output, [args.data])
     check_local("--model_name_or_path", args.model)
     rows = read_json_lines(args.data)  # before anything heavy is imported
     reward = resolve_reward(args.reward, "--reward_funcs")
@@ -78,11 +58,9 @@ def run(args: argparse.Namespace) -> int:
     with sole_writer("output", Path(args.output), is_file=True):
         labeled = _label(args, rows, reward)
     steps = [label for row in labeled for label in row["labels"] if label is not None]
-    print(f"rows {len(labeled)}")
-    print(f"steps {len(steps)}")
-    print(f"good_frac {sum(steps) / max(len(steps), 1):g}")
-    print(f"correct_frac {sum(row['values'][-1] == 1.0 for row in labeled) / max(len(labeled), 1):g}")
-    print(f"output {args.output}")
+    correct = sum(row["values"][-1] == 1.0 for row in labeled)
+    fractions = {"good_frac": sum(steps) / max(len(steps), 1), "correct_frac": correct / max(len(labeled), 1)}
+    console.print_numbers({"rows": len(labeled), "steps": len(steps), **fractions}, output=args.output)
     return 0
 
 

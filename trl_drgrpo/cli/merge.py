@@ -7,6 +7,7 @@ import argparse
 import dataclasses
 
 from trl_drgrpo.cli import console
+from trl_drgrpo.cli.recipe import dump
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -15,15 +16,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Load the base model in float32, merge the adapter, save the model with its tokenizer, and compare the logits "
         "of what was written with those of base and adapter. Needs 4 bytes of memory per parameter."
     )
-    parser.add_argument(
-        "adapter", metavar="ADAPTER_DIR", help="folder with adapter_config.json: a run's or a checkpoint"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("adapter", metavar="ADAPTER_DIR", help="folder with adapter_config.json: a run's or a checkpoint")
+    add(
         "--output_dir", "--output", dest="output", required=True, metavar="DIR", help="folder to write; must not exist"
     )
-    parser.add_argument("--base", help="folder or Hub id of the base model (default: the adapter's)")
-    parser.add_argument("--dtype", help="float32, bfloat16 or float16 (default: the base model's own)")
-    parser.add_argument("--trust_remote_code", action="store_true", help="run the base model's code")
+    add("--base", help="folder or Hub id of the base model (default: the adapter's)")
+    add("--dtype", help="float32, bfloat16 or float16 (default: the base model's own)")
+    add("--trust_remote_code", action="store_true", help="run the base model's code")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -34,7 +34,5 @@ def run(args: argparse.Namespace) -> int:
         report = merge_adapter(
             args.adapter, args.output, base=args.base, dtype=args.dtype, trust_remote_code=args.trust_remote_code
         )
-    from trl_drgrpo.cli import train
-
-    console.print_result(train.dump(dataclasses.asdict(report)))
+    console.print_result(dump(dataclasses.asdict(report)))
     return 0

@@ -1,4 +1,9 @@
-"""Prints a plan for `trl-drgrpo plan`: a table of components, a recipe fragment, or JSON."""
+"""`trl-drgrpo plan --model NAME_OR_PATH --device L4 [...]`: will it fit, and what would.
+
+Reads the model's configuration and nothing else of it: no weights, no data, no TRL. stdout has a recipe fragment with
+settings that fit (its comments say what they were planned for) or, with `--json`, everything; the table of components
+goes to stderr. Exit code 1: nothing fits.
+"""
 
 import argparse
 import gc
@@ -7,17 +12,21 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from trl_drgrpo.cli import console
 from trl_drgrpo.cli.flags import read_flags
-from trl_drgrpo.cli.train import add_flag, read_given
+from trl_drgrpo.cli.recipe import read_given
+from trl_drgrpo.cli.values import add_flag
 from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.ranges import refuse_outside, whole
 from trl_drgrpo.single_gpu.memory.amounts import Card, readable
-from trl_drgrpo.single_gpu.memory.proposal import Proposal
 from trl_drgrpo.single_gpu.presets import PRESETS, preset_values
+
+if TYPE_CHECKING:
+    from trl_drgrpo.single_gpu.memory.proposal import Proposal
 
 Phases = Mapping[str, Mapping[str, int]]  # bytes, by phase and part
 
@@ -39,7 +48,7 @@ class PlanReport:
     card: Card | None
     memory: int
     margin: int
-    proposal: Proposal
+    proposal: "Proposal"
     host: Phases
     recipe: dict[str, Any]
 
@@ -137,24 +146,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.epilog = _EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument(
-        "--model_name_or_path",
-        "--model",
-        dest="model",
-        metavar="MODEL",
-        help="Folder with config.json, or Hub id. Default: the recipe's.",
-    )
-    parser.add_argument("--memory", metavar="SIZE", help="Memory of one device, such as 24GB; a plain number is GB.")
+    console.add_model(parser, "Folder with config.json, or Hub id. Default: the recipe's.", metavar="MODEL")
+    add = parser.add_argument
+    add("--memory", metavar="SIZE", help="Memory of one device, such as 24GB; a plain number is GB.")
     margin = "Memory to leave free: an amount, or a share such as 5%% (default: 5%% or 0.7 GB, whichever is more)."
-    parser.add_argument("--margin", metavar="SIZE", help=margin)
+    add("--margin", metavar="SIZE", help=margin)
     preset = "As in `train`; full: train all weights, even if the recipe has a preset."
-    parser.add_argument("--preset", choices=("full", *PRESETS), dest="planned_preset", help=preset)
+    add("--preset", choices=("full", *PRESETS), dest="planned_preset", help=preset)
     length = f"Longest prompt of the data, in tokens (default: {DEFAULT_PROMPT})."
-    parser.add_argument("--max_prompt_length", "--max-prompt-length", metavar="TOKENS", help=length)
+    spellings = ("--max_prompt_length", "--max-prompt-length")
+    add(*spellings, type=int, default=DEFAULT_PROMPT, metavar="TOKENS", help=length)
     device = "A card, such as T4, which also sets --memory, or cuda or cpu (default: cuda)."
-    parser.add_argument("--device", default="cuda", help=device)
-    parser.add_argument("--json", action="store_true", help="Print the plan as JSON.")
-    parser.add_argument("--config", metavar="YAML", help="A recipe; flags win over it.")
+    add("--device", default="cuda", help=device)
+    add("--json", action="store_true", help="Print the plan as JSON.")
+    add("--config", metavar="YAML", help="A recipe; flags win over it.")
     group = parser.add_argument_group("settings of the run, as in `trl-drgrpo train`")
     flags = read_flags()
     for name in KEYS:
@@ -177,17 +182,17 @@ def run(args: argparse.Namespace) -> int:
         remedy = "Set the memory of one device, or its name: --device T4."
         raise InputError("--memory", "none", "an amount such as 24GB", remedy)
     margin = parse_margin(args.margin, memory)
-    prompt = _prompt_length(args.max_prompt_length)
+    refuse_outside("--max_prompt_length", args.max_prompt_length, whole(1, remedy="Set the longest prompt's length."))
     given = read_given(args)
     name = args.model or given.get("model_name_or_path")
     if not name:
-        raise InputError(
-            "--model_name_or_path", "none", "a model's folder or Hub id", "Set it, or a --config that does."
-        )
-    preset = _preset(args.planned_preset or given.get("preset"), given, device)
+        remedy = "Set it, or a --config that does."
+        raise InputError("--model_name_or_path", "none", "a model's folder or Hub id", remedy)
+    preset = args.planned_preset or given.get("preset")
+    added = {} if preset in (None, "full") else preset_values(preset, given, device)
     from trl_drgrpo.single_gpu.memory.setup import from_keys
 
-    setup = from_keys({**preset, **given}, prompt, device)  # numbers are judged before anything heavy loads
+    setup = from_keys({**added, **given}, args.max_prompt_length, device)  # judges numbers, loads nothing heavy
     from trl_drgrpo.cli.job import model_path
 
     with _no_collection():
@@ -196,7 +201,7 @@ def run(args: argparse.Namespace) -> int:
         config, is_part = read_config(model_path(name))
         planner = Planner(config, setup, memory)
         proposal = propose(planner, setup, memory - margin, given)
-    recipe = {**preset, **{key: given[key] for key in KEYS if key in given}, **proposal.keys}
+    recipe = {**added, **{key: given[key] for key in KEYS if key in given}, **proposal.keys}
     if {"steps_per_generation", "generation_batch_size"} <= set(recipe):
         del recipe["steps_per_generation"]  # TRL takes one of them
     from trl_drgrpo.single_gpu.memory.estimate import host_phases
@@ -212,11 +217,6 @@ def run(args: argparse.Namespace) -> int:
     return 0 if proposal.fits else 1
 
 
-def _preset(name: str | None, given: dict[str, Any], device: str) -> dict[str, Any]:
-    """Settings that the preset of flags or recipe adds, for the planned device."""
-    return {} if name in (None, "full") else preset_values(name, given, device)
-
-
 @contextmanager
 def _no_collection() -> Iterator[None]:
     """Off while thousands of modules are imported, none of them garbage, and while steps are run on them: it takes a
@@ -228,12 +228,3 @@ def _no_collection() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
-
-
-def _prompt_length(value: str | None) -> int:
-    if value is None:
-        return DEFAULT_PROMPT
-    if not value.isdigit() or int(value) < 1:
-        remedy = "Set the length of the longest prompt in tokens."
-        raise InputError("--max_prompt_length", repr(value), "a whole number, at least 1", remedy)
-    return int(value)

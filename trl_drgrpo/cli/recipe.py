@@ -1,9 +1,10 @@
-"""Reads a YAML recipe strictly: every key known, none twice, every value of its field's type.
+"""Recipes: read strictly (every key known, none twice, every value of its field's type), flags over them, and written.
 
 Why not `yaml.safe_load`: it lets the last of two equal keys win in silence, reads `1e-6` as text, and drops the line
 numbers. TRL's script mode also ignores unknown keys, so `scale_reward: false` trains with the standard deviation.
 """
 
+import argparse
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 import yaml
 
 from trl_drgrpo.cli import values
-from trl_drgrpo.cli.flags import Flag
+from trl_drgrpo.cli.flags import Flag, read_flags
 from trl_drgrpo.cli.values import Loader, line_of, refuse_duplicates
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.upstream.versions import remedy_for_name
@@ -30,6 +31,27 @@ class Recipe:
 
     values: dict[str, Any]
     env: dict[str, str]
+
+
+def read_given(args: argparse.Namespace) -> dict[str, Any]:
+    """The values given by recipe and flags, typed; flags win. Sets the recipe's `env:` variables."""
+    return {**recipe_values(args.config), **flag_values(args)}
+
+
+def recipe_values(path: str | None) -> dict[str, Any]:
+    """The values of a recipe, typed. Sets its `env:` variables."""
+    if path is None:
+        return {}
+    read = read_recipe(path, read_flags())
+    os.environ.update(read.env)
+    return read.values
+
+
+def flag_values(args: argparse.Namespace) -> dict[str, Any]:
+    """The values of those keys of `train` that were given as flags, typed."""
+    known = read_flags()
+    given = {name: value for name, value in vars(args).items() if name in known and value is not None}
+    return {name: values.coerce(known[name], value) for name, value in given.items()}
 
 
 def read_recipe(path: str, known: dict[str, Flag]) -> Recipe:
@@ -105,3 +127,8 @@ def _no_yaml(path: str, error: yaml.YAMLError) -> InputError:
         problem = error.problem or problem
     remedy = f"YAML error: {problem}. Check colons, quotes and indentation."
     return InputError("--config", f"{path}, which is not valid YAML{line}", "a YAML mapping", remedy)
+
+
+def dump(values: dict[str, Any]) -> str:
+    """YAML in the order given, ending in a line break; nothing for an empty mapping."""
+    return yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=1000) if values else ""

@@ -20,21 +20,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "GRPOTrainer: curves, difficulty, completions colored by advantage, warnings, and how the runs differ. "
         "Works on runs that are going on, that crashed, and that were resumed."
     )
-    parser.add_argument("run_dirs", nargs="+", metavar="RUN_DIR", help="output_dir of a run")
-    parser.add_argument("--format", choices=FORMATS, help="output format (default: html)")
-    parser.add_argument(
+    add = parser.add_argument
+    add("run_dirs", nargs="+", metavar="RUN_DIR", help="output_dir of a run")
+    add("--format", choices=FORMATS, help="output format (default: html)")
+    add(
         "--output",
         help="file to write (default: report.<format> in the run's _drgrpo folder; of several runs in this folder)",
     )
-    parser.add_argument(
-        "--max_groups", type=int, help="maximum groups of completions per run (default: as many as fit)"
-    )
-    parser.add_argument(
+    add("--max_groups", type=int, help="maximum groups of completions per run (default: as many as fit)")
+    add(
         "--follow",
         action="store_true",
         help="serve the page on this machine (127.0.0.1) and keep it up to date until Ctrl-C, instead of writing it",
     )
-    parser.add_argument("--port", type=int, help="with --follow: port of the page (default: 0, a free one)")
+    add("--port", type=int, help="with --follow: port of the page (default: 0, a free one)")
 
 
 def run(args: argparse.Namespace) -> int:

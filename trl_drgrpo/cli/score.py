@@ -1,4 +1,8 @@
-"""The two forms in which `trl-drgrpo score` prints its results: tables for humans, JSON for programs."""
+"""`trl-drgrpo score`: run reward functions over saved completions, before a run or on those that a run has logged.
+
+The table goes to standard output; progress, tracebacks and what rewards print go to standard error. Exit codes: 0
+done, 1 a reward failed on some row, 2 bad input.
+"""
 
 import argparse
 import json
@@ -9,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from trl_drgrpo.cli import console
+from trl_drgrpo.cli.data import write_rates
+from trl_drgrpo.common.disk import check_file
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.ranges import Range, refuse_outside, whole
 
@@ -116,7 +122,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Score saved completions and show, for each reward, mean, spread, failures, share of None and time, the "
         "slowest rows, and the rows on which two rewards (or a reward and its logged value) differ."
     )
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "--reward_funcs",
         "--rewards",
         dest="rewards",
@@ -125,39 +132,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="REWARD",
         help="names, file.py:f or {name: {option: value}}",
     )
-    parser.add_argument(
+    add(
         "--data",
         required=True,
         help="completions: .jsonl, .csv, .parquet (as log_completions writes them) or a folder of the latter",
     )
-    parser.add_argument(
+    add(
         "--dataset_name",
         "--dataset",
         dest="dataset",
         help="file with prompt and the columns that --data lacks, joined by the prompt",
     )
-    parser.add_argument(
-        "--columns", nargs="+", default=[], metavar="OLD=NEW", help="rename columns, for example answer=solution"
-    )
-    parser.add_argument("--tokenizer", help="folder or Hub id, for rewards that read completion_ids")
-    parser.add_argument("--limit", type=int, help="score only the first rows")
-    parser.add_argument(
-        "--batch_size", type=int, default=1, help="rows per call; 1 reports time and failure per row (default: 1)"
-    )
-    parser.add_argument("--show", type=int, default=5, help="rows per list (default: 5)")
-    parser.add_argument("--tolerance", type=float, default=1e-6, help="two rewards differ beyond this (default: 1e-6)")
-    parser.add_argument("--output", help="JSON Lines file to write: each row with its scores")
-    parser.add_argument(
+    add("--columns", nargs="+", default=[], metavar="OLD=NEW", help="rename columns, for example answer=solution")
+    add("--tokenizer", help="folder or Hub id, for rewards that read completion_ids")
+    add("--limit", type=int, help="score only the first rows")
+    add("--batch_size", type=int, default=1, help="rows per call; 1 reports time and failure per row (default: 1)")
+    add("--show", type=int, default=5, help="rows per list (default: 5)")
+    add("--tolerance", type=float, default=1e-6, help="two rewards differ beyond this (default: 1e-6)")
+    add("--output", help="JSON Lines file to write: each row with its scores")
+    add(
         "--pass_rates",
         metavar="FILE",
         help="JSON Lines file to write: the pass rate of each prompt by the first reward, for prior_pass_rates",
     )
-    parser.add_argument(
+    add(
         "--correct_threshold",
         type=float,
         help="a completion passes if the first reward is at least this; needed unless its rewards are 0 and 1",
     )
-    parser.add_argument("--json", action="store_true", help="print the results as JSON instead of tables")
+    add("--json", action="store_true", help="print the results as JSON instead of tables")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -175,7 +178,7 @@ def run(args: argparse.Namespace) -> int:
 
     outputs = {name: path for name in ("output", "pass_rates") if (path := getattr(args, name)) is not None}
     for field, path in outputs.items():
-        _check_output(field, path, [args.data] if args.dataset is None else [args.data, args.dataset])
+        check_file(field, path, filter(None, [args.data, args.dataset]))
     specs = [reward_spec(spec, "reward_funcs") for spec in args.rewards]
     rows = _read(args)  # before anything heavy is imported
     if len(set(args.rewards)) < len(args.rewards):
@@ -190,8 +193,6 @@ def run(args: argparse.Namespace) -> int:
         rows = _tokenized(args, rows)
         for name, reward in rewards.items():
             _check_reward(name, reward, rows)
-        for field, path in outputs.items():
-            _try_output(field, path)
         scores = [
             score_rows(reward, rows, name, args.batch_size, _progress(name, len(rows)))
             for name, reward in rewards.items()
@@ -272,27 +273,6 @@ def _check_reward(name: str, reward: Any, rows: list[dict[str, Any]]) -> None:
         )
 
 
-def _check_output(field: str, path: str, inputs: list[str]) -> None:
-    """It names a file, and not one that is read."""
-    if not path.strip():
-        raise InputError(field, repr(path), "the name of a file", "Remove the flag for no file.")
-    for each in map(Path, inputs):
-        for file in each.glob("*.parquet") if each.is_dir() else [each]:
-            if file.exists() and Path(path).exists() and file.samefile(path):
-                remedy = "Choose another name: the input would be lost."
-                raise InputError(field, f"{path!r}, which is also an input", "a file of its own", remedy)
-
-
-def _try_output(field: str, path: str) -> None:
-    """Before an hour of scoring rather than after it."""
-    try:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        with open(path, "a", encoding="utf-8"):
-            pass
-    except OSError as error:
-        raise InputError(field, f"{path!r} ({error})", "a file that can be written", "Choose another.") from error
-
-
 def _progress(name: str, total: int) -> Any:
     last = time.monotonic()
 
@@ -307,6 +287,7 @@ def _progress(name: str, total: int) -> Any:
 
 def _write(path: str, rows: list[dict[str, Any]], scores: list[Any]) -> None:
     partial = Path(f"{path}.partial")
+    partial.parent.mkdir(parents=True, exist_ok=True)
     with partial.open("w", encoding="utf-8") as file:
         for index, row in enumerate(rows):
             given = {each.name: each.rewards[index] for each in scores}
@@ -320,13 +301,10 @@ def _write(path: str, rows: list[dict[str, Any]], scores: list[Any]) -> None:
 def _write_pass_rates(path: str, threshold: float | None, rows: list[dict[str, Any]], scores: Any) -> None:
     """The last thing that is done: the scores exist even if the reward has problems."""
     from trl_drgrpo.features.diagnostics.correctness import CorrectnessRule
-    from trl_drgrpo.features.sampling.pass_rates import write_pass_rates
 
     rewards = [float("nan") if reward is None else reward for reward in scores.rewards]
     correct = CorrectnessRule([scores.name], threshold=threshold).judge(rewards)
     if correct is None:
         remedy = "Set the lowest reward that passes: --correct_threshold."
         raise InputError("pass_rates", f"rewards of {scores.name} other than 0 and 1", "pass or fail", remedy)
-    written, unjudged = write_pass_rates(Path(path), [row["prompt"] for row in rows], correct)
-    left_out = f"; {unjudged} without a score are left out" if unjudged else ""
-    console.log(f"Pass rates of {written} prompts by {scores.name}: {path}{left_out}")
+    write_rates(path, rows, correct, f" by {scores.name}")

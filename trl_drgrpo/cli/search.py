@@ -16,7 +16,7 @@ from trl_drgrpo.cli import console, data
 from trl_drgrpo.cli.console import progress_over
 from trl_drgrpo.cli.data import check_prompting, digest, prompt_rows
 from trl_drgrpo.cli.job import model_path
-from trl_drgrpo.common.disk import check_writable, sole_writer
+from trl_drgrpo.common.disk import check_file, sole_writer
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.hub_errors import check_local
 from trl_drgrpo.common.ranges import refuse_outside, whole
@@ -34,13 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "training only: in GRPO groups such completions bias the gradient. Run it again to continue."
     )
     add = parser.add_argument
-    add(
-        "--model_name_or_path",
-        "--model",
-        dest="model",
-        required=True,
-        help="folder or Hub id of the causal language model",
-    )
+    console.add_model(parser, "folder or Hub id of the causal language model", required=True)
     add("--dataset_name", required=True, help="prompts: Hub id, folder, file, or reasoning_gym:<task>, as in train")
     add("--strategy", required=True, help="best_of_n, beam (over steps) or puct (over steps)")
     add("--budget_tokens", type=int, required=True, help="maximum sampled tokens per problem, kept or not")
@@ -102,9 +96,7 @@ def run(args: argparse.Namespace) -> int:
         numbers["sft_rows"] = len(kept)
         Path(args.sft_output).parent.mkdir(parents=True, exist_ok=True)
         Path(args.sft_output).write_text(to_lines(kept), encoding="utf-8")
-    for name, value in numbers.items():
-        print(f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}")
-    print(f"output {args.output}")
+    console.print_numbers(numbers, output=args.output)
     _say_what_next(args, numbers)
     return 0
 
@@ -122,24 +114,13 @@ def _settings(args: argparse.Namespace) -> dict[str, Any]:
     check_local("model", model_path(args.model))
     data.check_source(args.dataset_name)
     check_prompting(args.prompt_template, args.system_prompt)
-    check_writable("output", str(Path(args.output).parent))
+    check_file("output", args.output)
     if args.sft_output:
-        _check_sft_output(args)
+        if not args.reward_funcs:
+            got, expected = "a file without reward_funcs", "a verifier that says what is correct"
+            raise InputError("sft_output", got, expected, "Leave it out, or name a verifier.")
+        check_file("sft_output", args.sft_output, [args.output, args.dataset_name])
     return settings
-
-
-def _check_sft_output(args: argparse.Namespace) -> None:
-    """It is written anew by every call: into a file of its own, and with a verifier that says which rows."""
-    path = Path(args.sft_output)
-    if not args.reward_funcs:
-        remedy = "Leave it out, or name a verifier."
-        raise InputError("sft_output", "a file without reward_funcs", "a verifier that says what is correct", remedy)
-    if path.is_dir():
-        raise InputError("sft_output", f"{path}, a folder", "a JSON Lines file to write", "Name a file in it.")
-    if path.resolve() in (Path(args.output).resolve(), Path(args.dataset_name).resolve()):
-        got = f"{args.sft_output}, which is the output or the dataset"
-        raise InputError("sft_output", got, "a file of its own", "Choose another name: it is overwritten.")
-    check_writable("sft_output", str(path.parent))
 
 
 def _rewards(args: argparse.Namespace) -> tuple[Any, Any]:

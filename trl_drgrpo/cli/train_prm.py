@@ -23,36 +23,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "JSON Lines file with prompt, steps (list of texts) and labels (list of booleans); published PRM800K and "
         "Math-Shepherd files are converted."
     )
-    parser.add_argument(
-        "--model_name_or_path",
-        "--model",
-        dest="model",
-        required=True,
-        help="folder or Hub id of the language model to start from",
-    )
-    parser.add_argument(
-        "--dataset_name", "--data", dest="data", required=True, help="JSON Lines file of labeled steps"
-    )
-    parser.add_argument("--output_dir", required=True, help="folder for the trained model and its tokenizer")
-    parser.add_argument("--eval_data", help="file in the same format for evaluation after training")
-    parser.add_argument("--format", choices=FORMATS, default="stepwise", help="shape of the rows (default: stepwise)")
-    parser.add_argument(
-        "--step_separator", default="\\n", help=r"text after every step; \n is a line break (default: \n)"
-    )
-    parser.add_argument(
-        "--max_length",
-        type=int,
-        default=2048,
-        help="prompts of longer rows are truncated from the left (default: 2048)",
-    )
-    parser.add_argument("--learning_rate", type=float, default=1e-5, help="(default: 1e-5)")
-    parser.add_argument("--num_train_epochs", type=float, default=1.0, help="(default: 1)")
-    parser.add_argument("--max_steps", type=int, default=-1, help="optimizer steps, over num_train_epochs if positive")
-    parser.add_argument("--per_device_train_batch_size", type=int, default=8, help="(default: 8)")
-    parser.add_argument("--gradient_accumulation_steps", type=int, default=1, help="(default: 1)")
-    parser.add_argument("--logging_steps", type=int, default=10, help="(default: 10)")
-    parser.add_argument("--seed", type=int, default=42, help="(default: 42)")
-    parser.add_argument("--bf16", action="store_true", help="compute in bfloat16; the weights stay in float32")
+    console.add_model(parser, "folder or Hub id of the language model to start from", required=True)
+    add = parser.add_argument
+    add("--dataset_name", "--data", dest="data", required=True, help="JSON Lines file of labeled steps")
+    add("--output_dir", required=True, help="folder for the trained model and its tokenizer")
+    add("--eval_data", help="file in the same format for evaluation after training")
+    add("--format", choices=FORMATS, default="stepwise", help="shape of the rows (default: stepwise)")
+    add("--step_separator", default="\\n", help=r"text after every step; \n is a line break (default: \n)")
+    longest = "prompts of longer rows are truncated from the left (default: 2048)"
+    add("--max_length", type=int, default=2048, help=longest)
+    add("--learning_rate", type=float, default=1e-5, help="(default: 1e-5)")
+    add("--num_train_epochs", type=float, default=1.0, help="(default: 1)")
+    add("--max_steps", type=int, default=-1, help="optimizer steps, over num_train_epochs if positive")
+    add("--per_device_train_batch_size", type=int, default=8, help="(default: 8)")
+    add("--gradient_accumulation_steps", type=int, default=1, help="(default: 1)")
+    add("--logging_steps", type=int, default=10, help="(default: 10)")
+    add("--seed", type=int, default=42, help="(default: 42)")
+    add("--bf16", action="store_true", help="compute in bfloat16; the weights stay in float32")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -67,16 +54,8 @@ def run(args: argparse.Namespace) -> int:
     eval_rows = read_labeled_steps(args.eval_data, args.format) if args.eval_data else None
     from trl_drgrpo.process_rewards.training import train_prm
 
-    fields = (
-        "learning_rate",
-        "num_train_epochs",
-        "max_steps",
-        "per_device_train_batch_size",
-        "gradient_accumulation_steps",
-        "logging_steps",
-        "seed",
-        "bf16",
-    )
+    fields = ("learning_rate", "num_train_epochs", "max_steps", "per_device_train_batch_size")
+    fields += ("gradient_accumulation_steps", "logging_steps", "seed", "bf16")
     arguments: dict[str, Any] = {field: getattr(args, field) for field in fields}
     with sole_writer("output_dir", Path(args.output_dir)), console.stdout_to_stderr():
         numbers = train_prm(
@@ -88,7 +67,5 @@ def run(args: argparse.Namespace) -> int:
             max_length=args.max_length,
             arguments=arguments,
         )
-    for name, value in numbers.items():
-        print(f"{name} {value:g}")
-    print(f"model {args.output_dir}")
+    console.print_numbers(numbers, model=args.output_dir)
     return 0

@@ -1,10 +1,15 @@
-"""YAML that is read strictly: no key twice, and the floats of YAML 1.2.
+"""From what a recipe or a flag says to the value a field wants, by the field's annotation.
 
-`yaml.safe_load` lets the last of two equal keys win in silence and reads `1e-6` as text.
+Deltas from TRL's parser: an invalid type fails whether it comes from YAML or from a flag (TRL checks YAML strings
+only, so `use_peft: 3` passes; `parse_dict` checks nothing), a single value for a list becomes a list of one (TRL takes
+`reward_funcs: accuracy_reward` letter by letter), a text field gets the text as written (`eval_strategy: no` is not
+`False`), and an error names file and line before TRL is imported, which takes seconds.
 """
 
+import argparse
 import ast
 import contextlib
+import dataclasses
 import json
 import re
 from typing import Any
@@ -87,18 +92,6 @@ def coerce(flag: Flag, value: Any, text: str | None = None, where: str = "") -> 
         remedy = did_you_mean(result, names, "Pick one of them.")
         raise InputError(flag.name, f"{value!r}{where}", f"one of {', '.join(names)}", remedy)
     return result
-
-
-def takes_list(flag: Flag) -> bool:
-    """Whether the flag is followed by several values: a list, and not text as well (as in TRL's parser)."""
-    names = [_name(member) for member in _members(ast.parse(flag.annotation, mode="eval").body)]
-    return "list" in names and "str" not in names
-
-
-def is_boolean(flag: Flag) -> bool:
-    """Whether the flag may stand alone: `--use_peft`, also where a mapping may follow it."""
-    names = {_name(member) for member in _members(ast.parse(flag.annotation, mode="eval").body)}
-    return flag.annotation in ("bool", "bool | None") or {"bool", "dict"} <= names
 
 
 def _members(node: ast.expr) -> list[ast.expr]:
@@ -232,3 +225,48 @@ def reward_spec(value: Any, name: str) -> Any:
             raise InputError(name, repr(value), expected, remedy) from None
     check_spec(value, name)
     return value
+
+
+# A key as a flag -----------------------------------------------------------------------------------------------------
+
+
+def add_flag(group: argparse._ActionsContainer, flag: Flag) -> None:
+    """Adds one key as a flag, spelled with underscores or dashes."""
+    nargs = "+" if _takes_list(flag) else "?" if _is_boolean(flag) else None
+    options: dict[str, Any] = {"dest": flag.name, "default": argparse.SUPPRESS, "nargs": nargs}
+    if nargs == "?":
+        options["const"] = "true"
+    group.add_argument(f"--{flag.name}", metavar=_metavar(flag), help=help_text(flag), **options)
+    if "_" in flag.name:
+        group.add_argument(f"--{flag.name.replace('_', '-')}", help=argparse.SUPPRESS, **options)
+    if flag.default is True and nargs == "?":  # as TRL's parser: the way to switch a default off
+        off: dict[str, Any] = {"dest": flag.name, "default": argparse.SUPPRESS, "const": "false"}
+        spellings = [f"--no_{flag.name}", f"--no-{flag.name.replace('_', '-')}"]
+        group.add_argument(*spellings, action="store_const", help=argparse.SUPPRESS, **off)
+
+
+def _metavar(flag: Flag) -> str:
+    if flag.choices:
+        return "STR"
+    return flag.annotation.replace("None | ", "").split(" | ")[0].split("[")[0].upper()
+
+
+def help_text(flag: Flag, brief: bool = False) -> str:
+    """What a flag is for, with its choices and its default; `brief`: the first sentence alone."""
+    told = re.split(r"(?<=\.)\s+(?=[A-Z`'])", flag.help)[0] if brief else flag.help
+    default = "" if flag.default in (None, dataclasses.MISSING) else f" (default: {flag.default})"
+    unnamed = [choice for choice in flag.choices or () if str(choice) not in told]
+    choices = f" One of {', '.join(map(str, flag.choices or ()))}." if unnamed else ""
+    return f"{told}{choices}{default}".replace("%", "%%")
+
+
+def _takes_list(flag: Flag) -> bool:
+    """Whether the flag is followed by several values: a list, and not text as well (as in TRL's parser)."""
+    names = [_name(member) for member in _members(ast.parse(flag.annotation, mode="eval").body)]
+    return "list" in names and "str" not in names
+
+
+def _is_boolean(flag: Flag) -> bool:
+    """Whether the flag may stand alone: `--use_peft`, also where a mapping may follow it."""
+    names = {_name(member) for member in _members(ast.parse(flag.annotation, mode="eval").body)}
+    return flag.annotation in ("bool", "bool | None") or {"bool", "dict"} <= names

@@ -1,5 +1,5 @@
 """The ground floor, which every room may use. Nothing of the package stands below it.
 
-`errors`, `lazy` names, `extras` (optional packages), `secrets`, `version`, `drawing`;
-checks of values (`ranges`), data (`rows`) and folders (`folders`); refusals of the Hub (`hub_errors`) and the `disk`.
+`errors` in one wording, `lazy` names, `secrets`, `version`, `drawing`; checks of numbers (`ranges`) and of data
+(`rows`); the `disk` and its folders; refusals of the Hub (`hub_errors`).
 """

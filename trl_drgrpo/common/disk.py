@@ -10,7 +10,7 @@ import os
 import shutil
 import socket
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -83,6 +83,22 @@ def check_writable(field: str, name: str) -> None:
     except OSError as error:
         got = f"{name}, which cannot be written to ({error.strerror or type(error).__name__})"
         raise InputError(field, got, "a folder to write to", "Choose another one.") from error
+
+
+def check_file(field: str, name: str, others: Iterable[str] = ()) -> None:
+    """Refuses a file to write that cannot be one, or is one of the `others`: files and folders of Parquet files that a
+    command reads or writes as well."""
+    path = Path(name)
+    if not name.strip():
+        raise InputError(field, repr(name), "the name of a file", "Remove the flag for no file.")
+    if path.is_dir():
+        raise InputError(field, f"{name}, a folder", "a file to write", "Name a file in it.")
+    for other in map(Path, others):
+        for file in other.glob("*.parquet") if other.is_dir() else [other]:
+            if file.resolve() == path.resolve() or (file.exists() and path.exists() and file.samefile(path)):
+                got = f"{name}, which is also an input or another output"
+                raise InputError(field, got, "a file of its own", "Choose another name: it is overwritten.")
+    check_writable(field, str(path.parent))
 
 
 @contextlib.contextmanager

@@ -106,8 +106,10 @@ def column_values(dataset: Any, names: Sequence[str]) -> dict[str, ColumnValues]
     found = {name: _of_arrow(backing.column(name)) for name in names}
     if not any(values.nulls for values in found.values()):
         return {name: replace(values, rows=len(dataset)) for name, values in found.items()}
-    tables = [table for _, table in _tables(dataset, list(names))]
-    return {name: _of_arrow(_concatenated([table.column(name) for table in tables])) for name in names}
+    import pyarrow as pa
+
+    table = pa.concat_tables([table for _, table in _tables(dataset, list(names))])
+    return {name: _of_arrow(table.column(name)) for name in names}
 
 
 def _first_bad_prompt(dataset: Any) -> tuple[int, str, int] | None:
@@ -165,7 +167,7 @@ def _suspects(column: "pyarrow.Array") -> list[int] | None:
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         invalid = pc.or_kleene(invalid, pc.equal(pc.binary_length(column), 0))
     elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        fields = {kind.value_type.field(i).name for i in range(_size(kind.value_type))}
+        fields = {each.name for each in kind.value_type} if pa.types.is_struct(kind.value_type) else set()
         if not {"role", "content"} <= fields or not pa.types.is_string(kind.value_type.field("role").type):
             return None
         messages = column.flatten()
@@ -176,12 +178,6 @@ def _suspects(column: "pyarrow.Array") -> list[int] | None:
     elif not pa.types.is_null(kind):
         return None
     return pc.indices_nonzero(pc.fill_null(invalid, True)).to_pylist()
-
-
-def _size(kind: Any) -> int:
-    import pyarrow as pa
-
-    return kind.num_fields if pa.types.is_struct(kind) else 0
 
 
 def _of_arrow(column: Any) -> ColumnValues:
@@ -195,12 +191,6 @@ def _of_arrow(column: Any) -> ColumnValues:
         return ColumnValues(kind, len(column), nulls, first)
     first = pc.index(pc.is_null(column), True).as_py() if column.null_count else None
     return ColumnValues(kind, len(column), column.null_count, first)
-
-
-def _concatenated(columns: list[Any]) -> Any:
-    import pyarrow as pa
-
-    return pa.chunked_array([chunk for column in columns for chunk in column.chunks])
 
 
 def _kind_of_arrow(kind: Any) -> str:
@@ -218,16 +208,10 @@ def _kind_of_arrow(kind: Any) -> str:
 
 
 def _of_objects(values: list[Any]) -> ColumnValues:
-    kinds = {_kind_of_object(value) for value in values}
-    nulls = [i for i, value in enumerate(values) if value is None or _is_empty(value)]
-    named = kinds - {"null"} or {"null"}
-    return ColumnValues(
-        named.pop() if len(named) == 1 else "other", len(values), len(nulls), nulls[0] if nulls else None
-    )
-
-
-def _is_empty(value: Any) -> bool:
-    return isinstance(value, list) and all(each is None for each in value)
+    kinds = {_kind_of_object(value) for value in values} - {"null"} or {"null"}
+    empty = [value is None or (isinstance(value, list) and all(each is None for each in value)) for value in values]
+    kind = kinds.pop() if len(kinds) == 1 else "other"
+    return ColumnValues(kind, len(values), sum(empty), empty.index(True) if any(empty) else None)
 
 
 def _kind_of_object(value: Any) -> str:

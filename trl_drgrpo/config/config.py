@@ -1,8 +1,19 @@
-"""`metric_for_best_model`: the metric of an evaluation that says which checkpoint is the best.
+"""`DrGRPOConfig`: TRL's `GRPOConfig` with the switches of Dr. GRPO set, and whatever would undo them refused.
 
-transformers finds out that there is no such metric when the first evaluation is over, with a `KeyError`. A metric that
-is nearly one of those that every evaluation has is a misspelling, and refused before a model loads; any other may be
-one that a reward function logs itself.
+Deltas from `GRPOConfig`:
+
+- `loss_type="dr_grpo"` and `scale_rewards="none"`: the objective needs *both* (TRL's `loss_type="dr_grpo"` alone still
+  divides advantages by the group's std);
+- `use_bias_correction_kl=False`: the KL term is k3 as published, not k3 times the importance ratio (no effect at the
+  default `beta=0.0`);
+- `vllm_importance_sampling_mode="token_truncate"`: what corrects for vLLM's probabilities weighs long rows like short
+  ones (no effect without vLLM);
+- a few new fields, all of them off or equal to TRL's behavior by default;
+- contradictions are errors here, before a model loads;
+- on a machine without an accelerator it selects CPU and float32 by itself, where TRL raises.
+
+Each field is described once, in the docstring of the class, which is the help of its flag as well. What values may be
+is in `kinds.py` and `validation.py`, what the inputs of a trainer may be in `preflight.py`.
 """
 
 import copy
@@ -10,80 +21,23 @@ import dataclasses
 import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field
+from dataclasses import MISSING, dataclass
 from difflib import get_close_matches
 from functools import cache
 from inspect import signature
 from typing import Any, Literal, Self
 
-import torch  # the version is judged before anything heavy loads
-from trl import GRPOConfig
-
 from trl_drgrpo.common.errors import InputError, UnknownNameError, in_one
 from trl_drgrpo.common.ranges import RANGES, refuse_outside
 from trl_drgrpo.common.secrets import is_saving, scrubbed
-from trl_drgrpo.config.kinds import read_mappings, refused
+from trl_drgrpo.config.kinds import read_mappings, refused, with_help
 from trl_drgrpo.config.validation import validate, validate_batch, validate_groups
 from trl_drgrpo.upstream.versions import remedy_for_name, require_supported_trl
 
-_PREFIX = "eval_"
-_EVERY_RUN = ("loss", "reward", "reward_std", "frac_reward_zero_std", "drgrpo/pass_rate", "drgrpo/reward_min")
-_EVERY_REWARD = ("mean", "std", "failed_frac")
-_MISSPELLED = 0.8  # similarity from which on it is one
-
-
-def check_best_metric(
-    args: Any, reward_names: Sequence[str], step_reward_names: Sequence[str] = (), datasets: Iterable[str] = ()
-) -> None:
-    """Refuse a misspelled metric before a model loads.
-
-    Args:
-        args ([`DrGRPOConfig`]): `metric_for_best_model` may be left out, and goes with or without `eval_`.
-        reward_names, step_reward_names (`Sequence[str]`): The reward functions, and the step reward functions.
-        datasets (`Iterable[str]`, *optional*): Names of the evaluation sets, where there are several.
-
-    Raises:
-        `InputError`: Names the metric that was probably meant.
-    """
-    if args.metric_for_best_model is None:
-        return
-    named = [*(f"rewards/{name}" for name in reward_names), *(f"process_rewards/{name}" for name in step_reward_names)]
-    known = [*_EVERY_RUN, *(f"{name}/{kind}" for name in named for kind in _EVERY_REWARD)]
-    known += [f"{dataset}_loss" for dataset in datasets]
-    wanted = args.metric_for_best_model.removeprefix(_PREFIX)
-    unfinished = [f"{wanted}/mean"] if f"{wanted}/mean" in known else []
-    near = unfinished or get_close_matches(wanted, known, n=1, cutoff=_MISSPELLED)
-    if near and wanted not in known:
-        remedy = f"Did you mean {_PREFIX}{near[0]}?"
-        raise InputError("metric_for_best_model", args.metric_for_best_model, "a metric of the evaluations", remedy)
-
-
-def with_best_metric(args: Any, metrics: dict[str, Any]) -> dict[str, Any]:
-    """The metrics of an evaluation in training, with a value for `metric_for_best_model`.
-
-    Args:
-        args ([`DrGRPOConfig`]): As above.
-        metrics (`dict[str, Any]`): Metrics of the evaluation. `None`, where no completion had a reward, becomes the
-            worst value there is: no checkpoint is the best by it.
-
-    Raises:
-        `InputError`: The evaluation has no such metric; names the nearest ones.
-    """
-    if args.metric_for_best_model is None:
-        return metrics
-    name = _PREFIX + args.metric_for_best_model.removeprefix(_PREFIX)
-    if name not in metrics:
-        near = get_close_matches(name, metrics, n=3, cutoff=0.0)
-        remedy = "Resume from the newest checkpoint with a metric that the evaluations have."
-        expected = f"a metric of the evaluations, such as {', '.join(near)}"
-        raise InputError("metric_for_best_model", args.metric_for_best_model, expected, remedy)
-    if metrics[name] is None:
-        return {**metrics, name: -math.inf if args.greater_is_better else math.inf}
-    return metrics
-
-
 require_supported_trl()
 
+import torch  # noqa: E402  # the version is judged before anything heavy loads
+from trl import GRPOConfig  # noqa: E402
 
 logger = logging.getLogger(__name__)
 
@@ -92,6 +46,7 @@ _OWN_DEFAULTS = ("loss_type", "scale_rewards", "use_bias_correction_kl", "vllm_i
 _TRL_DEFAULTS = {each.name: each.default for each in dataclasses.fields(GRPOConfig)}
 
 
+@with_help
 @dataclass
 class DrGRPOConfig(GRPOConfig):
     r"""
@@ -99,17 +54,19 @@ class DrGRPOConfig(GRPOConfig):
 
     Parameters:
         loss_normalizer (`int`, *optional*):
-            `L`, the constant in tokens that the summed token losses are divided by (together with the number of
-            rows). Defaults to `max_completion_length`. Stored in every checkpoint and kept on resume, also when
+            L, the constant in tokens by which the summed token losses are divided, together with the number of rows.
+            Defaults to `max_completion_length`. Stored in every checkpoint and kept on resume, also when
             `max_completion_length` has changed meanwhile.
         advantage_baseline (`str`, *optional*, defaults to `"group_mean"`):
-            `"group_mean"` (the paper) or `"leave_one_out"`, also called `"rloo"`; see [`group_advantages`].
+            Baseline subtracted from the rewards of a group: its mean (`"group_mean"`, the paper), or for each row the
+            mean of the others (`"leave_one_out"`, also called `"rloo"`). See [`group_advantages`].
         scale_by_running_std (`bool`, *optional*, defaults to `False`):
             Divide advantages by the standard deviation of all rewards of earlier batches, over all prompts; the first
             batch by 1. One number for the whole batch, never a group's own std, so it does not bring back the
             difficulty bias.
         beta_warmup_steps (`int`, *optional*, defaults to `0`):
-            Raise the KL weight linearly over this many optimizer steps: `beta * min(1, (step + 1) / steps)`.
+            Optimizer steps over which the KL weight rises linearly to beta: `beta * min(1, (step + 1) / steps)`. 0:
+            beta from the start.
         on_reward_error (`str`, *optional*, defaults to `"raise"`):
             What a reward function that raises, or returns something else than one finite number or `None` per
             completion, does to the run. `"raise"`: the run saves a checkpoint and stops with one clear error.
@@ -118,11 +75,11 @@ class DrGRPOConfig(GRPOConfig):
             that a row cannot be judged, whatever was written: it is left out of its group. Where a completion can
             cause the failure, that pays for it: return the lowest reward instead.
         overwrite_output_dir (`bool`, *optional*, defaults to `False`):
-            Train also where `output_dir` holds another run, which is refused otherwise. When training begins, with
-            model and data loaded, the older run's checkpoints and run log are deleted; its saved model stays until
-            this run's takes its place.
+            Train even if `output_dir` holds another run, which is refused otherwise. When training begins, with model
+            and data loaded, the older run's checkpoints and run log are deleted; its saved model stays until this
+            run's takes its place.
         adapter_dtype (`str`, *optional*, defaults to `"float32"`):
-            The dtype of adapters on a base that bitsandbytes has quantized. `"float32"`: adapters train and are saved
+            Dtype of adapters on a base that bitsandbytes has quantized. `"float32"`: adapters train and are saved
             in float32. `"upstream"`: TRL casts them to bfloat16, in which small updates are rounded away: of the
             elements of LoRA-A 0.4%, 4.4% and 50% changed in 20 steps at learning rate 1e-6, 1e-5 and 1e-4, against
             more than 99.9% in float32 (measured on a small NF4 model on CPU).
@@ -137,7 +94,7 @@ class DrGRPOConfig(GRPOConfig):
         share_prompts (`bool`, *optional*, defaults to `True`):
             Let the completions of a prompt run behind one forward of it, and of longer prefixes that they share, where
             that costs less than repeating them and a numerical self-test of the model agrees (full attention through
-            `sdpa`).
+            `sdpa`). Only with `micro_batching="exact"`.
         fast_generation (`bool`, *optional*, defaults to `True`):
             Without vLLM: run each prompt once for all its completions, and drop finished rows from the decoding batch.
             The same seed samples the same tokens as without it, up to rounding.
@@ -145,38 +102,39 @@ class DrGRPOConfig(GRPOConfig):
         > Which prompts train
 
         dynamic_sampling (`bool` or `str`, *optional*, defaults to `False`):
-            Draw prompts until a batch is full of groups that carry a signal, and weight them so that the objective
-            stays the same (see [`select_groups`]). `"dapo"`: their plain mean (arXiv 2503.14476), which multiplies
-            the gradient by a factor that changes as the model learns; it is logged.
+            Draw prompts until a batch is full of groups with a signal, weighted so that the objective stays the same
+            (see [`select_groups`]). `"dapo"`: their plain mean (arXiv 2503.14476), which multiplies the gradient by a
+            factor that changes as the model learns; it is logged.
         max_sampling_rounds (`int`, *optional*, defaults to `10`):
-            Draw at most this many times the prompts of a batch.
+            Most prompts to draw for a batch, as a multiple of its prompts.
         curriculum (`bool`, *optional*, defaults to `False`):
-            Keep a prompt before generation with a probability that grows with the standard deviation of its reward,
-            estimated from its running pass rate, and weight its group by the inverse.
+            Skip prompts at random before generation, easy and hard ones most often, and weight the others by the
+            inverse of their probability. It grows with the standard deviation of a prompt's reward, estimated from
+            its running pass rate.
         curriculum_q_min (`float`, *optional*, defaults to `0.2`):
-            The least of these probabilities; it bounds the weights.
+            Lowest probability with which the curriculum keeps a prompt; it bounds the weights.
         prior_pass_rates (`str`, *optional*):
             File of pass rates from before the run, as `trl-drgrpo score --pass_rates` writes them.
 
         > Forks
 
         forks (`int`, *optional*, defaults to `1`):
-            Completions that go on from each cut: with `2`, half of a group's `num_generations` are written from the
-            prompt, each is cut behind a step, and another one is sampled from there. The branches of a cut are
-            compared with each other, which says what the tokens behind it are worth; unbiased, if a cut depends on the
-            tokens before it alone, see [`fork_token_advantages`]. A group with an unscorable row trains nothing. It
-            takes the place of `advantage_baseline`. `1`: no forks. A vLLM server needs a context of prompt and twice
+            Branches per cut: with `2`, half of a group's `num_generations` are written from the prompt, each is cut
+            behind a step, and another one is sampled from there. The branches of a cut are compared with each other,
+            which says what the tokens behind it are worth; unbiased, if a cut depends on the tokens before it alone,
+            see [`fork_token_advantages`]. A group with an unscorable row trains nothing. It takes the place of
+            `advantage_baseline`. `1`: no forks. A vLLM server needs a context of prompt and twice
             `max_completion_length`: one limit holds for all branches of a batch.
         fork_depth (`int`, *optional*, defaults to `1`):
-            How often a completion is cut. `num_generations` must be at least twice `forks ** fork_depth`, and a
-            multiple of it.
+            Cuts per completion, with forks above 1. `num_generations` must be at least twice `forks ** fork_depth`,
+            and a multiple of it.
         fork_at (`str`, *optional*, defaults to `"drawn"`):
-            Where: behind the step that a random place lies in, drawn beforehand (`"drawn"`); behind the first step
-            whose mean entropy in nats (`"entropy"`), or whose `1 - score` by the step reward functions (`"doubt"`),
-            exceeds `fork_threshold`; a score may depend on the text up to its step, not on what follows. Steps are
-            those of `step_separator`.
+            Where completions are cut: behind the step that a random place lies in, drawn beforehand (`"drawn"`);
+            behind the first step whose mean entropy in nats (`"entropy"`), or whose `1 - score` by the step reward
+            functions (`"doubt"`), exceeds `fork_threshold`; a score may depend on the text up to its step, not on
+            what follows. Steps are those of `step_separator`.
         fork_threshold (`float`, *optional*):
-            With `fork_at="entropy"` or `"doubt"`.
+            Threshold for fork_at `"entropy"` (in nats) and `"doubt"` (1 - score).
 
         > Diagnostics
 
@@ -184,25 +142,25 @@ class DrGRPOConfig(GRPOConfig):
             Name of the reward function that says which completions are correct; the first one by default. For pass
             rate, lengths of correct and incorrect completions, and difficulties.
         correct_threshold (`float`, *optional*):
-            A completion is correct if that reward is at least this. Without it only a reward that gives nothing but 0
-            and 1 is read as incorrect and correct.
+            A completion is correct if `correct_reward` gives at least this. Without it only a reward that gives
+            nothing but 0 and 1 is read as incorrect and correct.
         warmup_ratio (`float`, *optional*):
             Former name, in transformers, of a `warmup_steps` below 1: a share of all steps.
         run_log (`bool`, *optional*, defaults to `True`):
             Write metrics, warnings and recorded completions to `<output_dir>/_drgrpo`, for `trl-drgrpo report`.
         record_groups (`int`, *optional*, defaults to `4`):
-            Groups of each generation batch whose completions are recorded there. `0`: none, `-1`: all.
+            Groups of each generation batch whose completions are recorded there. 0: none, -1: all.
         run_warnings (`dict` or `bool`, *optional*, defaults to `True`):
             Warn, once per cause, when the metrics of the optimizer steps go bad, however seldom they are logged.
-            `False`: silence. A mapping sets thresholds or silences causes:
-            `{"dead_groups": {"share": 0.9, "steps": 50}, "kl": False}`; see `recipes/guides/monitoring.md`.
+            `False`: silence. A mapping sets thresholds of causes, or silences one that is mapped to `False`:
+            `{"dead_groups": {"share": 0.9, "steps": 50}}`; see `recipes/guides/monitoring.md`.
 
         > Process rewards, in effect when the trainer has `step_reward_funcs`
 
         step_separator (`list[str]`, *optional*):
-            What ends a step: one or several separators, or a single `re:<pattern>`, `tokens:<n>` or `turn`; see
-            [`step_segmenter`]. Defaults to `["turn"]` with `tools` or an `environment_factory`, a turn of the
-            conversation being a step, and to `["\n\n"]` otherwise.
+            End of a step: one or several separators, or a single `re:<pattern>`, `tokens:<n>` or `turn`; see
+            [`step_segmenter`]. Defaults to `turn` with `tools` or an `environment_factory`, a turn of the
+            conversation being a step, and to an empty line (`"\n\n"`) otherwise.
         process_role (`str`, *optional*, defaults to `"reward"`):
             `"reward"`: step rewards are paid, beside the outcome. `"baseline"`: they are subtracted from the outcome,
             as an estimate of how a row stood before each step, times a fitted coefficient; a bad one adds variance and
@@ -214,24 +172,38 @@ class DrGRPOConfig(GRPOConfig):
             Step rewards credited to a token: `"return_to_go"`, `"immediate"` or `"min_increments"` (the smallest
             reward of the row, so nothing is gained by more steps); see [`step_advantages`].
         step_baseline (`str`, *optional*, defaults to `"to_go"`):
-            What a step is compared with: `"to_go"` (what the other rows earn from the same step on) and `"none"` are
-            unbiased, if scores and ends of steps do not depend on later text. `"deepseekmath"`, `"pooled_others"`,
-            `"per_completion"` and `"same_index"` are not.
-        outcome_weight, process_weight (`float`, *optional*, default to `1.0`):
-            `A_it = outcome_weight * A_i + process_weight * A_it(process)`. `to_go` compares with the *other* rows, so
+            Baseline of a step in its group: `"to_go"` (what the other rows earn from the same step on) and `"none"`
+            are unbiased, if scores and ends of steps do not depend on later text. `"deepseekmath"`,
+            `"pooled_others"`, `"per_completion"` and `"same_index"` are not.
+        outcome_weight (`float`, *optional*, defaults to `1.0`):
+            Weight of the outcome advantage when there are step rewards:
+            `A_it = outcome_weight * A_i + process_weight * A_it(process)`.
+        process_weight (`float`, *optional*, defaults to `1.0`):
+            Weight of the process advantage when there are step rewards. `to_go` compares with the *other* rows, so
             its scale is that of `advantage_baseline="leave_one_out"`: G / (G - 1) times the group mean's.
         step_reward_weights (`list[float]`, *optional*):
-            One weight per step reward function; all 1 by default.
+            One weight per step reward function. Defaults to 1 for each.
         deepseekmath_step_std (`bool`, *optional*, defaults to `False`):
             Divide step advantages by the group's standard deviation, as arXiv 2402.03300 does. It brings the
             difficulty bias back.
 
-    Defaults that differ from [`trl.GRPOConfig`]:
-        - `loss_type`: `"dr_grpo"` instead of `"dapo"`.
-        - `scale_rewards`: `"none"` instead of `"group"`.
-        - `use_bias_correction_kl`: `False` instead of `True`.
-        - `vllm_importance_sampling_mode`: `"token_truncate"` instead of `"sequence_mask"`, a length bias.
-        - `use_cpu` and `bf16`: without an accelerator, CPU and float32 instead of an error.
+        > Defaults that differ from those of [`trl.GRPOConfig`]
+
+        loss_type (`str`, *optional*, defaults to `"dr_grpo"`):
+            Always `"dr_grpo"`: token losses summed, divided by a constant. TRL's default, `"dapo"`, is read as not
+            chosen; others are refused.
+        scale_rewards (`str`, *optional*, defaults to `"none"`):
+            Always `"none"` (or False): no division by a standard deviation. TRL's default, `"group"`, is read as not
+            chosen; others are refused.
+        use_bias_correction_kl (`bool`, *optional*, defaults to `False`):
+            Whether to multiply the KL term by the importance ratio (DeepSeek-V3.2), TRL's default. False: k3 as
+            published.
+        vllm_importance_sampling_mode (`str`, *optional*, defaults to `"token_truncate"`):
+            Bound on the ratio of the policy's probabilities to vLLM's: `"token_truncate"` clips each token's,
+            `"token_mask"` sets it to 0 beyond the bounds; `"sequence_truncate"` and `"sequence_mask"` (TRL's default)
+            do so with the product over a row, so that long rows weigh less.
+
+    Without an accelerator, `use_cpu` and `bf16` become CPU and float32 instead of an error.
 
     `mask_truncated_completions` changes the objective: truncated rows stay in their group's mean and get no gradient,
     so the gradient is that of `E[(1 - t) r + t J]`, with t = 1 for a truncated row and J the mean reward as it stands.
@@ -242,211 +214,48 @@ class DrGRPOConfig(GRPOConfig):
             contradicts another one.
     """
 
-    loss_type: str = field(
-        default="dr_grpo",
-        metadata={"help": "Always 'dr_grpo': token losses summed, divided by a constant. Others are refused."},
-    )
-    scale_rewards: str = field(
-        default="none",
-        metadata={"help": "Always 'none' (or False): no division by a standard deviation. Others are refused."},
-    )
-    use_bias_correction_kl: bool = field(
-        default=False,
-        metadata={
-            "help": "Whether to multiply the KL term by the importance ratio (DeepSeek-V3.2). False: k3 as published."
-        },
-    )
+    loss_type: str = "dr_grpo"
+    scale_rewards: str = "none"
+    use_bias_correction_kl: bool = False
     vllm_importance_sampling_mode: Literal[  # pyright: ignore[reportIncompatibleVariableOverride]
         "token_truncate",
         "token_mask",
         "sequence_truncate",
         "sequence_mask",
-    ] = field(
-        default="token_truncate",
-        metadata={
-            "help": "Bound on the ratio of the policy's probabilities to vLLM's: 'token_truncate' clips each "
-            "token's, 'token_mask' sets it to 0 beyond the bounds; 'sequence_truncate' and 'sequence_mask' (TRL's "
-            "default) do so with the product over a row, so that long rows weigh less.",
-        },
-    )
-    loss_normalizer: int | None = field(
-        default=None,
-        metadata={
-            "help": "L, the constant in tokens by which the summed token losses are divided. Defaults to "
-            "max_completion_length; stored with the checkpoint and kept on resume."
-        },
-    )
-    advantage_baseline: Literal["group_mean", "leave_one_out", "rloo"] = field(
-        default="group_mean",
-        metadata={
-            "help": "Baseline subtracted from the rewards of a group: its mean ('group_mean'), or for each row the "
-            "mean of the others ('leave_one_out', also called 'rloo').",
-        },
-    )
-    scale_by_running_std: bool = field(
-        default=False,
-        metadata={"help": "Divide advantages by the std of all rewards of earlier batches, over all prompts."},
-    )
-    beta_warmup_steps: int = field(
-        default=0,
-        metadata={"help": "Optimizer steps over which the KL weight rises linearly to beta. 0: beta from the start."},
-    )
-    on_reward_error: Literal["raise", "unscorable"] = field(
-        default="raise",
-        metadata={
-            "help": "When a reward function fails: 'raise' (save a checkpoint and stop) or 'unscorable' (skip the "
-            "call's completions, count them in rewards/<name>/failed_frac, go on).",
-        },
-    )
-    overwrite_output_dir: bool = field(
-        default=False,
-        metadata={
-            "help": "Train even if output_dir holds another run. Its checkpoints and run log are deleted when "
-            "training begins, its saved model when this run saves one."
-        },
-    )
-    adapter_dtype: Literal["float32", "upstream"] = field(
-        default="float32",
-        metadata={
-            "help": "Dtype of adapters on a quantized base: 'float32', or 'upstream' (bfloat16, in which small "
-            "updates are rounded away).",
-        },
-    )
-    micro_batching: Literal["exact", "upstream"] = field(
-        default="exact",
-        metadata={
-            "help": "'exact': skip rows without signal, re-batch the others by length, run each prompt once; the "
-            "gradient is the same. 'upstream': micro-batches as TRL makes them.",
-        },
-    )
-    share_prompts: bool = field(
-        default=True,
-        metadata={
-            "help": "Run the forward pass of a prompt once for all its completions, where that is cheaper and the "
-            "model passes a self-test. Only with micro_batching='exact'."
-        },
-    )
-    fast_generation: bool = field(
-        default=True,
-        metadata={
-            "help": "Without vLLM: run each prompt once for all its completions, and drop finished rows. Samples the "
-            "same tokens."
-        },
-    )
-    dynamic_sampling: bool | str = field(
-        default=False,
-        metadata={
-            "help": "Draw prompts until a batch is full of groups with a signal, weighted so that the objective stays "
-            "the same; 'dapo': their plain mean."
-        },
-    )
-    max_sampling_rounds: int = field(
-        default=10, metadata={"help": "Most prompts to draw for a batch, as a multiple of its prompts."}
-    )
-    curriculum: bool = field(
-        default=False,
-        metadata={
-            "help": "Skip prompts at random before generation, easy and hard ones most often (by their running pass "
-            "rate), and weight the others by the inverse of their probability."
-        },
-    )
-    curriculum_q_min: float = field(
-        default=0.2, metadata={"help": "Lowest probability with which the curriculum keeps a prompt."}
-    )
-    prior_pass_rates: str | None = field(
-        default=None,
-        metadata={"help": "File of pass rates from before the run, written by `trl-drgrpo score --pass_rates`."},
-    )
-    forks: int = field(
-        default=1,
-        metadata={
-            "help": "Branches per cut: num_generations / forks ** fork_depth completions of a group start at the "
-            "prompt, the others branch off from them. 1: no forks."
-        },
-    )
-    fork_depth: int = field(default=1, metadata={"help": "Cuts per completion, with forks above 1."})
-    fork_at: Literal["drawn", "entropy", "doubt"] = field(
-        default="drawn",
-        metadata={
-            "help": "Where completions are cut: after a step at a place drawn beforehand ('drawn'), or after the "
-            "first step whose mean entropy ('entropy') or 1 - score ('doubt') exceeds fork_threshold.",
-        },
-    )
-    fork_threshold: float | None = field(
-        default=None, metadata={"help": "Threshold for fork_at 'entropy' (in nats) and 'doubt' (1 - score)."}
-    )
-    correct_reward: str | None = field(
-        default=None,
-        metadata={
-            "help": "Name of the reward function that decides which completions are correct. Defaults to the first."
-        },
-    )
-    correct_threshold: float | None = field(
-        default=None,
-        metadata={
-            "help": "A completion is correct if correct_reward gives at least this. Defaults to 1 if the reward "
-            "gives only 0 and 1."
-        },
-    )
-    warmup_ratio: float | None = field(
-        default=None, metadata={"help": "Former name of a warmup_steps below 1: a share of all steps."}
-    )
-    run_log: bool = field(
-        default=True,
-        metadata={"help": "Write metrics, warnings and recorded completions to <output_dir>/_drgrpo for the report."},
-    )
-    record_groups: int = field(
-        default=4,
-        metadata={"help": "Groups per generation batch whose completions are recorded. 0: none, -1: all."},
-    )
-    run_warnings: dict[str, Any] | bool | str = field(
-        default=True,
-        metadata={
-            "help": "Warn once per cause when the metrics of a run go bad. false: silence; a mapping sets thresholds "
-            'or silences causes: {"dead_groups": {"share": 0.9}, "kl": false}.'
-        },
-    )
-    step_separator: list[str] | None = field(
-        default=None,
-        metadata={
-            "help": "End of a step: one or several separators, or a single 're:<pattern>', 'tokens:<n>' or 'turn'. "
-            "Defaults to 'turn' with tools or environments, and to an empty line otherwise."
-        },
-    )
-    process_role: Literal["reward", "baseline"] = field(
-        default="reward",
-        metadata={
-            "help": "'reward': step rewards add to the advantage. 'baseline': they are subtracted from the outcome "
-            "reward, as a value estimate of the state before each step; the scores must not read later text.",
-        },
-    )
-    step_credit: Literal["return_to_go", "immediate", "min_increments", "min_to_go"] = field(
-        default="return_to_go",
-        metadata={
-            "help": "Step rewards credited to a token: 'return_to_go', 'immediate' or 'min_increments'.",
-        },
-    )
-    step_baseline: Literal["to_go", "deepseekmath", "per_completion", "pooled_others", "same_index", "none"] = field(
-        default="to_go",
-        metadata={
-            "help": "Baseline of a step in its group: 'to_go' and 'none' are unbiased, if scores read no later text.",
-        },
-    )
-    outcome_weight: float = field(
-        default=1.0, metadata={"help": "Weight of the outcome advantage when there are step rewards."}
-    )
-    process_weight: float = field(
-        default=1.0, metadata={"help": "Weight of the process advantage when there are step rewards."}
-    )
-    step_reward_weights: list[float] | None = field(
-        default=None, metadata={"help": "One weight per step reward function. Defaults to 1 for each."}
-    )
-    deepseekmath_step_std: bool = field(
-        default=False,
-        metadata={
-            "help": "Divide step advantages by the group's std, as the DeepSeekMath paper does (difficulty bias)."
-        },
-    )
+    ] = "token_truncate"
+    loss_normalizer: int | None = None
+    advantage_baseline: Literal["group_mean", "leave_one_out", "rloo"] = "group_mean"
+    scale_by_running_std: bool = False
+    beta_warmup_steps: int = 0
+    on_reward_error: Literal["raise", "unscorable"] = "raise"
+    overwrite_output_dir: bool = False
+    adapter_dtype: Literal["float32", "upstream"] = "float32"
+    micro_batching: Literal["exact", "upstream"] = "exact"
+    share_prompts: bool = True
+    fast_generation: bool = True
+    dynamic_sampling: bool | str = False
+    max_sampling_rounds: int = 10
+    curriculum: bool = False
+    curriculum_q_min: float = 0.2
+    prior_pass_rates: str | None = None
+    forks: int = 1
+    fork_depth: int = 1
+    fork_at: Literal["drawn", "entropy", "doubt"] = "drawn"
+    fork_threshold: float | None = None
+    correct_reward: str | None = None
+    correct_threshold: float | None = None
+    warmup_ratio: float | None = None
+    run_log: bool = True
+    record_groups: int = 4
+    run_warnings: dict[str, Any] | bool | str = True
+    step_separator: list[str] | None = None
+    process_role: Literal["reward", "baseline"] = "reward"
+    step_credit: Literal["return_to_go", "immediate", "min_increments", "min_to_go"] = "return_to_go"
+    step_baseline: Literal["to_go", "deepseekmath", "per_completion", "pooled_others", "same_index", "none"] = "to_go"
+    outcome_weight: float = 1.0
+    process_weight: float = 1.0
+    step_reward_weights: list[float] | None = None
+    deepseekmath_step_std: bool = False
 
     def __new__(cls, *args: Any, **fields: Any) -> Self:
         """Names that do not exist, all in one error, where `__init__` would be a bare `TypeError` of the first."""
@@ -603,3 +412,62 @@ def dr_grpo_config(args: GRPOConfig | None, model: Any) -> DrGRPOConfig:
         model_name = model if isinstance(model, str) else model.config._name_or_path
         return DrGRPOConfig(f"{model_name.rstrip('/').split('/')[-1] or 'model'}-DrGRPO")
     raise InputError("args", type(args).__name__, "a DrGRPOConfig", "Build it with trl_drgrpo.DrGRPOConfig(...).")
+
+
+# `metric_for_best_model`: transformers finds out that there is no such metric when the first evaluation is over, with
+# a `KeyError`. What is nearly a metric that every evaluation has is a misspelling, and refused before a model loads;
+# any other may be one that a reward function logs itself.
+_PREFIX = "eval_"
+_EVERY_RUN = ("loss", "reward", "reward_std", "frac_reward_zero_std", "drgrpo/pass_rate", "drgrpo/reward_min")
+_EVERY_REWARD = ("mean", "std", "failed_frac")
+_MISSPELLED = 0.8  # similarity from which on it is one
+
+
+def check_best_metric(
+    args: Any, reward_names: Sequence[str], step_reward_names: Sequence[str] = (), datasets: Iterable[str] = ()
+) -> None:
+    """Refuse a misspelled metric before a model loads.
+
+    Args:
+        args ([`DrGRPOConfig`]): `metric_for_best_model` may be left out, and goes with or without `eval_`.
+        reward_names, step_reward_names (`Sequence[str]`): The reward functions, and the step reward functions.
+        datasets (`Iterable[str]`, *optional*): Names of the evaluation sets, where there are several.
+
+    Raises:
+        `InputError`: Names the metric that was probably meant.
+    """
+    if args.metric_for_best_model is None:
+        return
+    named = [*(f"rewards/{name}" for name in reward_names), *(f"process_rewards/{name}" for name in step_reward_names)]
+    known = [*_EVERY_RUN, *(f"{name}/{kind}" for name in named for kind in _EVERY_REWARD)]
+    known += [f"{dataset}_loss" for dataset in datasets]
+    wanted = args.metric_for_best_model.removeprefix(_PREFIX)
+    unfinished = [f"{wanted}/mean"] if f"{wanted}/mean" in known else []
+    near = unfinished or get_close_matches(wanted, known, n=1, cutoff=_MISSPELLED)
+    if near and wanted not in known:
+        remedy = f"Did you mean {_PREFIX}{near[0]}?"
+        raise InputError("metric_for_best_model", args.metric_for_best_model, "a metric of the evaluations", remedy)
+
+
+def with_best_metric(args: Any, metrics: dict[str, Any]) -> dict[str, Any]:
+    """The metrics of an evaluation in training, with a value for `metric_for_best_model`.
+
+    Args:
+        args ([`DrGRPOConfig`]): As above.
+        metrics (`dict[str, Any]`): Metrics of the evaluation. `None`, where no completion had a reward, becomes the
+            worst value there is: no checkpoint is the best by it.
+
+    Raises:
+        `InputError`: The evaluation has no such metric; names the nearest ones.
+    """
+    if args.metric_for_best_model is None:
+        return metrics
+    name = _PREFIX + args.metric_for_best_model.removeprefix(_PREFIX)
+    if name not in metrics:
+        near = get_close_matches(name, metrics, n=3, cutoff=0.0)
+        remedy = "Resume from the newest checkpoint with a metric that the evaluations have."
+        expected = f"a metric of the evaluations, such as {', '.join(near)}"
+        raise InputError("metric_for_best_model", args.metric_for_best_model, expected, remedy)
+    if metrics[name] is None:
+        return {**metrics, name: -math.inf if args.greater_is_better else math.inf}
+    return metrics

@@ -15,7 +15,7 @@ import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from trl_drgrpo.common.errors import InputError, did_you_mean, shortened
 from trl_drgrpo.common.ranges import RANGES
@@ -44,6 +44,24 @@ _TAKEN: dict[str, tuple[str, ...]] = {
     "gradient_accumulation_kwargs": ("num_steps",),
     "generation_kwargs": ("num_return_sequences", "return_dict_in_generate"),
 }
+
+
+ConfigClass = TypeVar("ConfigClass", bound=type)
+
+
+def with_help(config_class: ConfigClass) -> ConfigClass:
+    """The dataclass, each field that its docstring describes with this text as the `help` of command lines."""
+    for name, text in described(inspect.getdoc(config_class) or "").items():
+        each = config_class.__dataclass_fields__[name]
+        each.metadata = types.MappingProxyType({**each.metadata, "help": text.replace("%", "%%")})
+    return config_class
+
+
+def described(docstring: str) -> dict[str, str]:
+    """What a docstring without its margin says of each parameter, on one line, without marks of references."""
+    entries = re.findall(r"^    (\w+) \(.*\):\n((?: {8}.*\n?)+)", docstring, re.MULTILINE)
+    plain = {name: re.sub(r"\[(`[^`]+`)\]", r"\1", " ".join(text.split())) for name, text in entries}
+    return {name: re.sub(r'`"([^`"]*)"`', r"'\1'", text) for name, text in plain.items()}
 
 
 def read_mappings(config: Any) -> None:

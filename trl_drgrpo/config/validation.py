@@ -44,8 +44,9 @@ def validate(config: Any) -> None:
     _validate_values(config)
     _validate_fields(config)
     _validate_credit(config)
+    _validate_pairs(config)
     _validate_sampling(config)
-    validate_forks(config)
+    _validate_forks(config)
     check_keys(config)
     if config.use_vllm and config.vllm_importance_sampling_correction:
         _validate_correction(config)
@@ -165,13 +166,9 @@ def _validate_fields(config: Any) -> None:
         remedy = "Prompt and completion share that length: raise it, or lower max_completion_length."
         got = f"{longest} with vllm_max_model_length={context}"
         raise InputError("max_completion_length", got, f"less than {context}", remedy)
-    if config.beta_warmup_steps > 0 and config.beta == 0:
-        raise InputError(
-            "beta_warmup_steps",
-            f"{config.beta_warmup_steps} with beta={config.beta}",
-            "0, or a positive number of steps with beta > 0",
-            "There is nothing to warm up without a KL term: set beta, or leave beta_warmup_steps out.",
-        )
+    if config.dynamic_sampling not in (False, True, "dapo"):
+        remedy = "Use True to keep the objective, 'dapo' for the mean over the groups with a signal."
+        raise InputError("dynamic_sampling", repr(config.dynamic_sampling), "True, False or 'dapo'", remedy)
 
 
 def _validate_credit(config: Any) -> None:
@@ -179,13 +176,43 @@ def _validate_credit(config: Any) -> None:
     if config.step_separator is not None:
         configured_segmenter(config.step_separator)
     check_choices(config.step_credit, config.step_baseline, config.deepseekmath_step_std, prefix="step_")
+
+
+def _validate_pairs(config: Any) -> None:
+    """Fields that can have one value only beside another setting."""
+
+    def only(beside: str, why: str, **fields: Any) -> None:
+        for name, value in fields.items():
+            if getattr(config, name) != value:
+                raise InputError(name, f"{getattr(config, name)!r} with {beside}", repr(value), why)
+
+    if config.beta == 0:
+        why = "There is nothing to warm up without a KL term: set beta, or leave beta_warmup_steps out."
+        only(f"beta={config.beta}", why, beta_warmup_steps=0)
+    else:
+        why = "Skipped groups would be missing from the KL term: set beta=0, or turn it off."
+        only(f"beta={config.beta}", why, dynamic_sampling=False, curriculum=False)
+    if config.entropy_coef or config.use_adaptive_entropy:
+        why = "Skipped groups would be missing from the entropy bonus: turn one of them off."
+        only("an entropy bonus", why, dynamic_sampling=False, curriculum=False)
+    if not config.curriculum:
+        only("curriculum=False", "Set curriculum=True to use it.", prior_pass_rates=None)
     if config.process_role == "baseline":
-        paid = {"step_credit": "return_to_go", "step_baseline": "to_go", "process_weight": 1}
-        for name, default in paid.items():
-            if getattr(config, name) != default:
-                got = f"{getattr(config, name)!r} with process_role='baseline'"
-                remedy = "It only applies to process_role='reward': remove it."
-                raise InputError(name, got, repr(default), remedy)
+        why = "It only applies to process_role='reward': remove it."
+        only("process_role='baseline'", why, step_credit="return_to_go", step_baseline="to_go", process_weight=1)
+        why = "With a baseline per step, groups of equal rewards have a signal, too: use curriculum, or 'reward'."
+        only("process_role='baseline'", why, dynamic_sampling=False)
+    if config.forks == 1:
+        only("forks=1", "Set forks=2 or more, or remove it.", fork_depth=1, fork_threshold=None, fork_at="drawn")
+        return
+    why = "Forks compare the branches of a cut with each other: remove it."
+    only("forks", why, process_role="reward", step_baseline="to_go")
+    why = "A truncated branch stays in its siblings' means without a gradient, which biases it: remove it."
+    only("forks", why, mask_truncated_completions=False)
+    why = "One ratio per row averages the rewards of the branches over the row: set 'token'."
+    only("forks", why, importance_sampling_level="token")
+    why = "It would match only a branch's text after the cut: remove it."
+    only("forks", why, vllm_structured_outputs_regex=None)
 
 
 _ALL_TOKENS: dict[str, tuple[Any, ...]] = {"top_p": (None, 1.0), "top_k": (None, 0, -1), "min_p": (None, 0.0)}
@@ -226,30 +253,12 @@ def _validate_correction(config: Any) -> None:
 
 
 def _validate_sampling(config: Any) -> None:
-    """Filling batches: it drops groups, so nothing that they would have added may be part of the objective."""
-    if config.dynamic_sampling not in (False, True, "dapo"):
-        remedy = "Use True to keep the objective, 'dapo' for the mean over the groups with a signal."
-        raise InputError("dynamic_sampling", repr(config.dynamic_sampling), "True, False or 'dapo'", remedy)
-    name = "dynamic_sampling" if config.dynamic_sampling else "curriculum" if config.curriculum else None
-    if config.prior_pass_rates is not None and not config.curriculum:
-        got = repr(config.prior_pass_rates)
-        raise InputError("prior_pass_rates", got, "None without curriculum", "Set curriculum=True to use it.")
-    if name is None:
-        return
-    if config.beta != 0:
-        remedy = "Skipped groups would be missing from the KL term: set beta=0, or turn it off."
-        raise InputError(name, f"{getattr(config, name)!r} with beta={config.beta}", "False with a KL term", remedy)
-    if config.entropy_coef or config.use_adaptive_entropy:
-        remedy = "Skipped groups would be missing from the entropy bonus: turn one of them off."
-        raise InputError(name, f"{getattr(config, name)!r} with an entropy bonus", "False", remedy)
-    if config.dynamic_sampling and config.process_role == "baseline":
-        remedy = "With a baseline per step, groups of equal rewards have a signal, too: use curriculum, or 'reward'."
-        raise InputError("dynamic_sampling", "True with process_role='baseline'", "False", remedy)
-    if generation_rows(config) // (config.num_generations or 1) < 2:
+    """Sampling that weights groups: one group alone has no weight."""
+    name = "dynamic_sampling" if config.dynamic_sampling else "curriculum"
+    if getattr(config, name) and generation_rows(config) // (config.num_generations or 1) < 2:
+        got = f"{getattr(config, name)!r} with one prompt per generation batch"
         remedy = "Its weights need at least two prompts per batch: raise gradient_accumulation_steps."
-        raise InputError(
-            name, f"{getattr(config, name)!r} with one prompt per generation batch", "two or more", remedy
-        )
+        raise InputError(name, got, "two or more", remedy)
 
 
 # Fields of `generation_kwargs` by what a branch, which continues a prompt that ends at the cut, would make of them.
@@ -261,15 +270,9 @@ _SEE_THE_COMPLETION_ALONE = (
 _LIMITS = ("max_new_tokens", "max_length", "max_tokens")
 
 
-def validate_forks(config: Any) -> None:
+def _validate_forks(config: Any) -> None:
     """Forks: groups have room for them, and credit is theirs."""
     if config.forks == 1:
-        changed = [name for name, off in (("fork_depth", 1), ("fork_threshold", None)) if getattr(config, name) != off]
-        if changed or config.fork_at != "drawn":
-            name = (changed or ["fork_at"])[0]
-            raise InputError(
-                name, repr(getattr(config, name)), "the default with forks=1", "Set forks=2 or more, or remove it."
-            )
         return
     leaves, size = config.forks**config.fork_depth, config.num_generations or 1
     if size % leaves or size < 2 * leaves:
@@ -290,16 +293,6 @@ def validate_forks(config: Any) -> None:
     if config.step_separator is not None and list(config.step_separator) == ["turn"]:
         remedy = "Without tools a completion has a single turn: set a separator for its steps."
         raise InputError("step_separator", "'turn' with forks", "separators, 're:<pattern>' or 'tokens:<n>'", remedy)
-    for name, allowed in (("process_role", ("reward",)), ("step_baseline", ("to_go",))):
-        if getattr(config, name) not in allowed:
-            remedy = "Forks compare the branches of a cut with each other: remove it."
-            raise InputError(name, f"{getattr(config, name)!r} with forks", f"{allowed[0]!r}", remedy)
-    if config.mask_truncated_completions:
-        remedy = "A truncated branch stays in its siblings' means without a gradient, which biases it: remove it."
-        raise InputError("mask_truncated_completions", "True with forks", "False", remedy)
-    if config.importance_sampling_level != "token":
-        remedy = "One ratio per row averages the rewards of the branches over the row: set 'token'."
-        raise InputError("importance_sampling_level", "'sequence' with forks", "'token'", remedy)
     _validate_forked_generation(config)
 
 
@@ -311,10 +304,6 @@ def _validate_forked_generation(config: Any) -> None:
         if (config.generation_kwargs or {}).get(name):
             got = f"{config.generation_kwargs[name]!r} with forks"
             raise InputError(f"generation_kwargs: {name}", got, "nothing", remedy)
-    if config.vllm_structured_outputs_regex is not None:
-        got = f"{config.vllm_structured_outputs_regex!r} with forks"
-        remedy = "It would match only a branch's text after the cut: remove it."
-        raise InputError("vllm_structured_outputs_regex", got, "None", remedy)
 
 
 def validate_groups(config: Any) -> None:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from trl_drgrpo.cli import bias, job, train
+from trl_drgrpo.cli import bias, job
 from trl_drgrpo.cli.main import main
+from trl_drgrpo.cli.recipe import read_given
 
 ROOT = Path(__file__).parents[3]
 RECIPE = """
@@ -88,7 +89,7 @@ def test_the_probe_of_the_recipe_for_gpus_is_a_command(capsys):
     bias.add_arguments(parser)
     args = parser.parse_args(["--config", str(ROOT / "recipes/r1_zero.yaml"), "--probe"])
     assert args.probe
-    job.check_given(train.read_given(args))
+    job.check_given(read_given(args))
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import json
 import math
 from pathlib import Path
 
-from trl_drgrpo.cli import train
+from trl_drgrpo.cli import resolved
 from trl_drgrpo.cli.job import logged_values
 from trl_drgrpo.cli.main import _parse
 
@@ -15,7 +15,7 @@ def test_a_finished_run_says_what_came_of_it_and_what_comes_next():
         {"eval_reward": 0.2, "step": 1},
         {"reward": 0.75, "drgrpo/pass_rate": 0.5, "step": 2},
     ]
-    said = train.closing("runs/my run", logged, 61.0, run_log=True).splitlines()
+    said = resolved.closing("runs/my run", logged, 61.0, run_log=True).splitlines()
     assert said == [
         "Trained in 1:01. Model: runs/my run",
         "  pass rate in training: 25% -> 50% (first and last logged)",
@@ -28,43 +28,43 @@ def test_a_finished_run_says_what_came_of_it_and_what_comes_next():
     ]
     for command in said[4:-1]:  # commands that there are
         _parse(command.replace("'runs/my run'", "run").split()[1:])
-    assert "trl-drgrpo eval" not in train.closing("runs/x", [], 1.0, run_log=False)
+    assert "trl-drgrpo eval" not in resolved.closing("runs/x", [], 1.0, run_log=False)
 
 
 def test_steps_without_any_reward_have_no_first_and_last():
     logged = [{"reward": None}, {"reward": 0.5}, {"eval_reward": None}, {"reward": math.nan}, {"reward": 0.25}]
     assert logged_values("reward", logged) == [0.5, 0.25]
-    assert "  reward in training: 0.5 -> 0.25 (first and last logged)" in train.closing("runs/x", logged, 1.0, True)
-    assert "reward" not in train.closing("runs/x", [{"reward": None}] * 2, 1.0, True)
+    assert "  reward in training: 0.5 -> 0.25 (first and last logged)" in resolved.closing("runs/x", logged, 1.0, True)
+    assert "reward" not in resolved.closing("runs/x", [{"reward": None}] * 2, 1.0, True)
 
 
 def test_an_interrupted_run_names_the_checkpoint_and_the_command(tmp_path):
     argv = ["train", "--config", "my recipe.yaml", "--overwrite-output-dir", "true", "--max_steps", "9"]
-    assert "No checkpoint in" in train.interrupted(tmp_path, argv, 1)
+    assert "No checkpoint in" in resolved.interrupted(tmp_path, argv, 1)
     checkpoint = tmp_path / "checkpoint-4"
     checkpoint.mkdir()
     (checkpoint / "trainer_state.json").write_text(json.dumps({"global_step": 4}))
     (tmp_path / "checkpoint-6").mkdir()  # the run died while it was written
-    said = train.interrupted(tmp_path, argv, 1).splitlines()
+    said = resolved.interrupted(tmp_path, argv, 1).splitlines()
     assert said[0] == f"Saved: {checkpoint}. To continue:"
     assert said[1] == (
         f"  trl-drgrpo train --config 'my recipe.yaml' --max_steps 9 --resume_from_checkpoint {checkpoint}"
     )
-    assert "the same command with --resume_from_checkpoint" in train.interrupted(tmp_path, argv, 2)
+    assert "the same command with --resume_from_checkpoint" in resolved.interrupted(tmp_path, argv, 2)
     again = ["train", "--resume_from_checkpoint=x", "--overwrite_output_dir", "--seed", "1"]
-    assert train._without(again) == ["train", "--seed", "1"]
+    assert resolved._without(again) == ["train", "--seed", "1"]
 
 
 def test_a_summary_that_fails_ends_no_run(monkeypatch, capsys, caplog):
-    monkeypatch.setattr(train, "closing", lambda *args: 1 / 0)
-    monkeypatch.setattr(train, "interrupted", lambda *args: 1 / 0)
-    train.say_what_next("runs/x", [], 1.0, True)
-    train.say_how_to_go_on("runs/x", [], 1)
+    monkeypatch.setattr(resolved, "closing", lambda *args: 1 / 0)
+    monkeypatch.setattr(resolved, "interrupted", lambda *args: 1 / 0)
+    resolved.say_what_next("runs/x", [], 1.0, True)
+    resolved.say_how_to_go_on("runs/x", [], 1)
     assert "The closing summary failed" in caplog.text
     monkeypatch.setenv("RANK", "1")
     monkeypatch.undo()
     monkeypatch.setenv("RANK", "1")
-    train.say_what_next("runs/x", [], 1.0, True)
+    resolved.say_what_next("runs/x", [], 1.0, True)
     assert capsys.readouterr().err == ""
 
 
@@ -75,10 +75,10 @@ def test_the_recipe_is_written_when_training_begins(tmp_path):
     class State:
         is_world_process_zero = True
 
-    train.KeepsRecipe("seed: 1\n").on_train_begin(Args, State, None)
+    resolved.KeepsRecipe("seed: 1\n").on_train_begin(Args, State, None)
     recipe = Path(tmp_path, "_drgrpo", "recipe.yaml")
     assert recipe.read_text() == "seed: 1\n"
     recipe.unlink()
     Args.run_log = False
-    train.KeepsRecipe("seed: 1\n").on_train_begin(Args, State, None)
+    resolved.KeepsRecipe("seed: 1\n").on_train_begin(Args, State, None)
     assert not recipe.exists()

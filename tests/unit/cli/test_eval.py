@@ -9,7 +9,7 @@ from evaluations import result, samples
 from runs import written_elsewhere
 
 from trl_drgrpo.cli.main import main
-from trl_drgrpo.cli.train import keep_recipe, kept_recipe, run_folder
+from trl_drgrpo.cli.run_keys import keep_recipe, kept_recipe, run_folder
 from trl_drgrpo.evaluation import models
 from trl_drgrpo.features.sampling.pass_rates import read_pass_rates
 

@@ -1,5 +1,6 @@
 """The static list of keys against the dataclasses themselves, and `--help` without anything heavy."""
 
+import argparse
 import ast
 import dataclasses
 import re
@@ -8,11 +9,11 @@ import sys
 
 import pytest
 
-from trl_drgrpo.cli import flags
-from trl_drgrpo.cli.main import SUBCOMMANDS
+from trl_drgrpo.cli import flags, train
+from trl_drgrpo.cli.main import SUBCOMMANDS, main
 from trl_drgrpo.common.errors import UpstreamError
 
-HEAVY = ("torch", "transformers", "trl", "datasets", "accelerate", "peft")
+HEAVY = ("torch", "transformers", "trl", "datasets", "accelerate", "peft", "pyarrow", "httpx2", "jsonschema")
 
 
 def loaded_after(code: str) -> list[str]:
@@ -22,7 +23,7 @@ def loaded_after(code: str) -> list[str]:
     return ast.literal_eval(done.stdout.rsplit("LOADED", 1)[1].strip())
 
 
-@pytest.mark.parametrize("argv", [["--help"], ["train", "--help"], ["--version"]])
+@pytest.mark.parametrize("argv", [["--help"], ["--version"], *([command, "--help"] for command in SUBCOMMANDS)])
 def test_help_loads_nothing_heavy(argv):
     code = f"from trl_drgrpo.cli.main import main\ntry: main({argv!r})\nexcept SystemExit as e: assert e.code == 0"
     assert loaded_after(code) == []
@@ -86,3 +87,45 @@ def test_the_subcommands_are_modules():
         module = importlib.import_module(f"trl_drgrpo.cli.{name.replace('-', '_')}")
         assert callable(module.add_arguments)
         assert callable(module.run)
+
+
+def test_the_flags_are_those_of_trls_parser():
+    from trl import TrlParser
+
+    theirs = TrlParser([flags.import_dataclass(name) for name in flags.DATACLASSES])
+    ours = argparse.ArgumentParser()
+    train.add_arguments(ours)
+    own = {"--config", "--dry_run", "--dry-run", "--help_all", "--help-all"}
+    assert set(ours._option_string_actions) - own == set(theirs._option_string_actions)
+
+
+def help_of(*argv, capsys):
+    with pytest.raises(SystemExit) as exited:
+        main(list(argv))
+    assert exited.value.code == 0
+    return capsys.readouterr().out
+
+
+def test_every_flag_is_in_the_whole_help(capsys):
+    text = help_of("train", "--help_all", capsys=capsys)
+    assert all(f"--{name} " in text for name in flags.read_flags())
+    assert "(default: default_optim)" in text  # an expression is shown as it is written
+
+
+def test_the_help_shows_what_people_use(capsys):
+    text = help_of("train", "--help", capsys=capsys)
+    shown = [name for name in flags.read_flags() if f"  --{name} " in text]
+    assert 25 < len(shown) < 45
+    assert sum(map(len, train._USUAL.values())) == len(shown)  # no key that a newer TRL has dropped
+    titles = [line[:-1] for line in text.splitlines() if line.endswith(":") and line[0] != " "]
+    assert titles[1:-1] == list(train._USUAL)  # after the options, before the example
+    assert "'rloo'" in text  # the choices stand in the help, or are appended to it
+    assert "One of auto" in text
+    assert "The effective batch" not in text  # the second sentence about num_generations
+    assert text.count("--learning_rate") == 1
+    assert "--learning-rate" not in text
+    assert text.count("\n") < 170
+
+
+def test_bias_takes_the_same_flags_and_shows_its_own(capsys):
+    assert "--batches" in help_of("bias", "--help", capsys=capsys)

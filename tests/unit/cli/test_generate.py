@@ -9,7 +9,7 @@ import yaml
 
 from trl_drgrpo.cli import generate
 from trl_drgrpo.cli.main import main
-from trl_drgrpo.cli.train import keep_recipe
+from trl_drgrpo.cli.run_keys import keep_recipe
 from trl_drgrpo.evaluation import models, running
 from trl_drgrpo.search.sampling import Continuation
 

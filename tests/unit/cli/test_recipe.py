@@ -4,6 +4,7 @@ import pytest
 
 from trl_drgrpo.cli.flags import read_flags
 from trl_drgrpo.cli.recipe import read_recipe
+from trl_drgrpo.cli.values import coerce
 from trl_drgrpo.common.errors import InputError
 
 
@@ -120,3 +121,19 @@ def test_missing_files(tmp_path):
         read_recipe(str(tmp_path / "no.yaml"), read_flags())
     with pytest.raises(InputError, match=r"--config: got .*a directory"):
         read_recipe(str(tmp_path), read_flags())
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("max_steps", "5", 5),
+        ("num_generations", "none", None),
+        ("use_peft", "true", True),
+        ("reward_funcs", ["a", "b"], ["a", "b"]),
+        ("report_to", "none", "none"),
+        ("datasets", ["a/b"], [{"path": "a/b"}]),
+        ("bf16", "0", False),
+    ],
+)
+def test_text_after_a_flag(name, text, value):
+    assert coerce(read_flags()[name], text) == value

@@ -1,7 +1,9 @@
 import copy
 import dataclasses
+import math
 import pickle
 import warnings
+from types import SimpleNamespace
 from typing import Literal, get_args, get_origin
 
 import pytest
@@ -9,6 +11,7 @@ from trl import GRPOConfig
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
 from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.config.config import check_best_metric, with_best_metric
 from trl_drgrpo.config.validation import _choices
 from trl_drgrpo.upstream.quiet import drop_notices
 
@@ -111,31 +114,20 @@ def test_a_share_of_warmup_steps_keeps_its_former_name():
     ("fields", "message"),
     [
         ({"loss_normalizer": 0}, "loss_normalizer: got 0; expected a whole number, at least 1"),
-        ({"num_iterations": 0}, "num_iterations: got 0; expected a whole number, at least 1"),
         ({"num_generations": "8"}, "num_generations: got '8'; expected a whole number, at least 2"),
-        ({"num_generations": 8.0}, "num_generations: got 8.0"),
-        ({"steps_per_generation": 0}, "steps_per_generation: got 0"),
-        ({"gradient_accumulation_steps": 0}, "gradient_accumulation_steps: got 0"),
         ({"beta": float("nan")}, "beta: got nan; expected a finite number, at least 0"),
-        ({"beta": "0.1"}, "beta: got '0.1'"),
-        ({"epsilon": -1}, "epsilon: got -1"),
         ({"outcome_weight": "x"}, "outcome_weight: got 'x'; expected a finite number"),
         ({"reward_weights": [float("nan")]}, "reward_weights: got [nan]; expected a list of finite numbers"),
         ({"reward_weights": 1.0}, "reward_weights: got 1.0"),
         ({"step_reward_weights": "ab"}, "step_reward_weights: got 'ab'"),
         ({"scale_by_running_std": "false"}, "scale_by_running_std: got 'false'; expected True or False"),
         ({"step_separator": 3}, "step_separator: got 3; expected a list or None"),
-        ({"loss_normalizer": True}, "loss_normalizer: got True"),
         ({"max_completion_length": None}, "loss_normalizer: got None together with max_completion_length=None"),
-        ({"max_completion_length": -1}, "max_completion_length: got -1"),
         ({"advantage_baseline": "mean"}, "advantage_baseline: got 'mean'; expected one of group_mean, leave_one_out"),
         ({"on_reward_error": "ignore"}, "on_reward_error: got 'ignore'"),
-        ({"num_generations": 1}, "num_generations: got 1; expected a whole number, at least 2"),
         ({"num_generations": 3}, "num_generations: got 3 for a generation batch of 8 rows"),
         ({"generation_batch_size": 12}, "num_generations: got 8 for a generation batch of 12 rows"),
-        ({"beta": -0.1}, "beta: got -0.1"),
         ({"beta_warmup_steps": 5}, "beta_warmup_steps: got 5 with beta=0.0"),
-        ({"beta_warmup_steps": -5, "beta": 0.1}, "beta_warmup_steps: got -5"),
     ],
 )
 def test_contradictions_are_errors_before_a_model_loads(fields, message):
@@ -148,9 +140,6 @@ def test_contradictions_are_errors_before_a_model_loads(fields, message):
     ("field", "value", "message"),
     [
         ("loss_type", "grpo", "loss_type: got 'grpo'"),
-        ("scale_rewards", "batch", "scale_rewards: got 'batch'"),
-        ("multi_objective_aggregation", "normalize_then_sum", "multi_objective_aggregation: got"),
-        ("sync_ref_model", True, "sync_ref_model: got True"),
         ("beta", -0.1, "beta: got -0.1"),
         ("step_credit", "later", "step_credit: got 'later'"),
         ("num_generations", 3, "num_generations: got 3 for a generation batch of 8 rows"),
@@ -341,3 +330,59 @@ def test_nothing_is_deprecated_about_what_trl_sets():
         for given in ({}, {"gradient_checkpointing": False}):
             DrGRPOConfig(use_cpu=True, **given)
     assert [str(each.message) for each in caught if issubclass(each.category, FutureWarning)] == []
+
+
+def args(metric, greater_is_better=True):
+    return SimpleNamespace(metric_for_best_model=metric, greater_is_better=greater_is_better)
+
+
+@pytest.mark.parametrize(
+    "metric",
+    [
+        None,
+        "loss",
+        "eval_reward",
+        "reward",
+        "eval_rewards/accuracy_reward/mean",
+        "eval_process_rewards/accuracy_reward/mean",
+        "eval_hard_loss",
+        "eval_drgrpo/pass_rate",
+        "eval_completions/mean_length",
+        "eval_accuracy",  # a reward function may log it
+    ],
+)
+def test_what_may_be_there_is_taken(metric):
+    check_best_metric(args(metric), ["accuracy_reward"], ["accuracy_reward"], ["easy", "hard"])
+
+
+@pytest.mark.parametrize(
+    ("metric", "meant"),
+    [
+        ("eval_rewards", "eval_reward"),
+        ("rewrad", "eval_reward"),
+        ("eval_rewards/acuracy_reward/mean", "eval_rewards/accuracy_reward/mean"),
+        ("eval_rewards/accuracy_reward", "eval_rewards/accuracy_reward/mean"),
+        ("eval_drgrpo/passrate", "eval_drgrpo/pass_rate"),
+        ("eval_hrad_loss", "eval_hard_loss"),
+    ],
+)
+def test_a_misspelling_is_refused(metric, meant):
+    with pytest.raises(InputError) as error:
+        check_best_metric(args(metric), ["accuracy_reward"], datasets=["easy", "hard"])
+    assert (error.value.got, error.value.remedy) == (metric, f"Did you mean {meant}?")
+
+
+def test_what_an_evaluation_has_is_left_as_it_is():
+    metrics = {"eval_reward": 0.5}
+    assert with_best_metric(args(None), metrics) is metrics
+    assert with_best_metric(args("reward"), metrics) is metrics
+
+
+@pytest.mark.parametrize(("greater", "worst"), [(True, -math.inf), (False, math.inf)])
+def test_no_value_is_the_worst(greater, worst):
+    assert with_best_metric(args("eval_reward", greater), {"eval_reward": None}) == {"eval_reward": worst}
+
+
+def test_what_it_has_not_is_refused_with_what_it_has():
+    with pytest.raises(InputError, match="^metric_for_best_model: got acc; .* such as eval_accuracy, "):
+        with_best_metric(args("acc"), {"eval_loss": 0.0, "eval_accuracy": 0.5})

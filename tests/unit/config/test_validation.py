@@ -12,12 +12,10 @@ from trl_drgrpo.config.validation import validate, validate_batch
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"temperature": 0.0}, "temperature: got 0.0; expected a finite number, above 0"),
         ({"top_k": -1}, "top_k: got -1; expected a whole number, at least 0. 0 switches it off."),
         ({"lr_scheduler_type": "linaer"}, "lr_scheduler_type: got 'linaer'; expected one of linear, "),
         ({"log_level": "loud"}, "log_level: got 'loud'; expected one of "),
         ({"generation_kwargs": {"top_p": 3}}, "generation_kwargs: top_p: got 3; expected a finite number, above 0"),
-        ({"max_steps": -5}, "max_steps: got -5; expected a whole number, at least 1, or -1."),
         ({"optim": "adamw"}, "optim: got 'adamw'; expected one of adamw_torch, "),
         ({"eval_strategy": "step"}, "eval_strategy: got 'step'; expected one of no, steps, epoch. Did you mean"),
         ({"importance_sampling_level": "row"}, "importance_sampling_level: got 'row'; expected one of token, seq"),
@@ -148,8 +146,6 @@ A_PARENT = "at least two parents per prompt, each with forks ** fork_depth compl
     ("fields", "message"),
     [
         ({"forks": 0}, "forks: got 0; expected a whole number, at least 1"),
-        ({"forks": True}, "forks: got True; expected a whole number, at least 1"),
-        ({"forks": 2.0}, "forks: got 2.0; expected a whole number, at least 1"),
         (
             {"forks": 3},
             f"forks: got 3 (fork_depth=1) with num_generations=8; expected {A_PARENT} a "
@@ -166,14 +162,13 @@ A_PARENT = "at least two parents per prompt, each with forks ** fork_depth compl
             "multiple of forks ** fork_depth = 8, for example 16.",
         ),
         ({"fork_depth": 0}, "fork_depth: got 0; expected a whole number, at least 1 and at most 16"),
-        ({"fork_depth": 10**6}, "fork_depth: got 1000000; expected a whole number, at least 1 and at most 16"),
         ({"fork_at": "entropie"}, "fork_at: got 'entropie'; expected one of drawn, entropy, doubt. Did you mean"),
         ({"fork_at": "entropy"}, "fork_threshold: got None with fork_at='entropy'; expected a number. Set it in nats"),
         ({"fork_threshold": 0.5}, "fork_threshold: got 0.5 with fork_at='drawn'; expected None"),
         ({"fork_threshold": float("nan"), "fork_at": "doubt"}, "fork_threshold: got nan; expected a finite number"),
-        ({"forks": 1, "fork_depth": 2}, "fork_depth: got 2; expected the default with forks=1. Set forks=2"),
-        ({"forks": 1, "fork_at": "doubt"}, "fork_at: got 'doubt'; expected the default with forks=1"),
-        ({"forks": 1, "fork_threshold": 1.0}, "fork_threshold: got 1.0; expected the default with forks=1"),
+        ({"forks": 1, "fork_depth": 2}, "fork_depth: got 2 with forks=1; expected 1. Set forks=2"),
+        ({"forks": 1, "fork_at": "doubt"}, "fork_at: got 'doubt' with forks=1; expected 'drawn'"),
+        ({"forks": 1, "fork_threshold": 1.0}, "fork_threshold: got 1.0 with forks=1; expected None"),
         ({"step_separator": "turn"}, "step_separator: got 'turn' with forks; expected separators, 're:<pattern>'"),
         ({"process_role": "baseline"}, "process_role: got 'baseline' with forks; expected 'reward'"),
         ({"mask_truncated_completions": True}, "mask_truncated_completions: got True with forks; expected False"),

@@ -12,6 +12,7 @@ import yaml
 
 from trl_drgrpo.cli import flags, train, values
 from trl_drgrpo.cli.main import main
+from trl_drgrpo.cli.recipe import read_given
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.rewards.contract import reward_name
 from trl_drgrpo.rewards.recipe_rewards import REWARDS, bare_names, check_spec, resolve_reward
@@ -253,7 +254,7 @@ def test_wrong_flags_are_refused_by_the_parser(text, message):
     parser = argparse.ArgumentParser()
     train.add_arguments(parser)
     with pytest.raises(InputError, match=message):
-        train.read_given(parser.parse_args(["--reward_funcs", "accuracy_reward", text]))
+        read_given(parser.parse_args(["--reward_funcs", "accuracy_reward", text]))
 
 
 def test_a_recipe_with_mappings_survives_a_dry_run(tmp_path, capsys):

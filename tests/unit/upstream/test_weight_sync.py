@@ -217,4 +217,4 @@ def test_the_command_line_refuses_it_while_it_prepares(bits, saved_model, tmp_pa
         f"load_in_{bits}bit": True,
     }
     with pytest.raises(InputError, match=rf"load_in_{bits}bit"):
-        job.prepare(given)
+        job.check(job.prepare(given))

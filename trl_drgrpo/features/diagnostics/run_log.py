@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from trl_drgrpo.objective.fork_advantages import Forks
-from trl_drgrpo.process_rewards.steps.alignment import Aligner
+if TYPE_CHECKING:  # the command line reads the names of files here, before anything heavy loads
+    from trl_drgrpo.objective.fork_advantages import Forks
+    from trl_drgrpo.process_rewards.steps.alignment import Aligner
 
 COLUMN_CHARACTERS = 500
 _NO_COLUMNS = ("prompt", "completion", "completions", "completion_ids")
@@ -76,7 +77,7 @@ class RecordedRow:
     cuts: Sequence[int] | None = None
 
 
-def row_record(row: RecordedRow, aligner: Aligner) -> dict[str, Any]:
+def row_record(row: RecordedRow, aligner: "Aligner") -> dict[str, Any]:
     """A row as it stands in `completions.jsonl`, with what its group needs under `index`, `prompt`, `columns`."""
     return {
         "index": row.index,
@@ -98,7 +99,7 @@ def group_records(
     step: int,
     mode: str,
     first_group: int = 0,
-    forks: Forks | None = None,
+    forks: "Forks | None" = None,
 ) -> list[dict[str, Any]]:
     """The lines of `completions.jsonl`.
 
@@ -143,7 +144,7 @@ def _group_record(number: int, members: list[dict[str, Any]], step: int, mode: s
     }
 
 
-def _spans(row: RecordedRow, aligner: Aligner) -> Iterator[dict[str, Any]]:
+def _spans(row: RecordedRow, aligner: "Aligner") -> Iterator[dict[str, Any]]:
     """Runs of tokens of one kind; their texts joined are the decoded completion."""
     step_of: list[int | None] = [k for k, _ in enumerate(row.step_ends) for _ in range(_step_size(row.step_ends, k))]
     step_of += [None] * (len(row.token_ids) - len(step_of))  # the closing, or a row without steps
