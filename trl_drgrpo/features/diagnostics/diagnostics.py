@@ -8,7 +8,6 @@ No device is waited for: a phase ends when its calls return. Generation and scor
 so what an accelerator still computes then is counted as training.
 """
 
-import json
 import logging
 import time
 from collections.abc import Callable, Iterator
@@ -114,8 +113,6 @@ logger = logging.getLogger(__name__)
 
 # Places, as the guard names them.
 _STATISTICS, _WARNINGS, _PHASES = "The statistics of a batch", "The watch for warnings", "The clock of the phases"
-
-STATE_FILE = "drgrpo_diagnostics.json"  # in every checkpoint
 
 
 class Diagnostics(DescribingFeature):
@@ -309,28 +306,20 @@ class Diagnostics(DescribingFeature):
 
     # Checkpoints
 
-    def on_checkpoint_saved(self, checkpoint: Path) -> None:
-        if self.trainer.args.should_save:
-            with self.describing(f"{STATE_FILE} of a checkpoint"):
-                self._save_state(checkpoint / STATE_FILE)
+    def state_dict(self) -> dict[str, Any] | None:
+        return self.describing.value("The diagnostics of a checkpoint", self._state, otherwise=None)
 
-    def _save_state(self, file: Path) -> None:
-        state = {
-            "right_is_binary": self.correctness_rule.is_binary if self.correctness_rule else None,
-            "warnings": self.run_warnings.state_dict(),
-        }
-        file.write_text(json.dumps(state) + "\n", encoding="utf-8")
+    def _state(self) -> dict[str, Any]:
+        is_binary = self.correctness_rule.is_binary if self.correctness_rule else None
+        return {"right_is_binary": is_binary, "warnings": self.run_warnings.state_dict()}
 
-    def on_checkpoint_loaded(self, checkpoint: Path) -> None:
-        file = checkpoint / STATE_FILE
-        if file.exists():
-            with self.describing(f"Reading {file} (warnings may be repeated)"):
-                self._load_state(json.loads(file.read_text(encoding="utf-8")))
-
-    def _load_state(self, state: dict[str, Any]) -> None:
-        if self.correctness_rule is not None:
-            self.correctness_rule.is_binary = state["right_is_binary"] is not False
-        self.run_warnings.load_state_dict(state["warnings"])
+    def load_state_dict(self, state: dict[str, Any] | None) -> None:
+        if state is None:
+            return
+        with self.describing("Reading the diagnostics of a checkpoint (warnings may be repeated)"):
+            if self.correctness_rule is not None:
+                self.correctness_rule.is_binary = state["right_is_binary"] is not False
+            self.run_warnings.load_state_dict(state["warnings"])
 
 
 def _of_steps(batch: CreditedBatch) -> dict[str, float]:

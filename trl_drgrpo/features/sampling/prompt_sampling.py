@@ -7,7 +7,6 @@ of the batch.
 """
 
 import copy
-import json
 import logging
 import math
 import random
@@ -28,8 +27,6 @@ from trl_drgrpo.upstream.batches import OF_THE_BATCH, CreditedBatch, joined_rows
 from trl_drgrpo.upstream.hooks import Feature
 
 logger = logging.getLogger(__name__)
-
-STATE_FILE = "drgrpo_sampling.json"  # in every checkpoint
 
 
 class PromptSampling(Feature):
@@ -122,19 +119,13 @@ class PromptSampling(Feature):
     def on_credit(self, batch: CreditedBatch) -> None:
         self._credited = batch
 
-    def collect(
+    def collecting(
         self, inputs: list[dict[str, Any]], generate: Callable[[list[dict[str, Any]]], dict[str, Any]]
     ) -> dict[str, Any]:
-        """A generation batch of K groups.
-
-        Args:
-            inputs (`list[dict]` of length `b`): This rank's rows from the dataloader, each prompt G times in a row. Of
-                a stored dataset only their number counts.
-            generate (`Callable`): Makes completions, rewards and advantages for rows of this rank.
-
-        Returns:
-            `dict`: As TRL's, with `b` rows; advantages carry the weights. Groups that are missing have advantages 0.
-        """
+        """As in [`Hooks`]: a generation batch of K groups. Of a stored dataset only the number of `inputs` counts.
+        Advantages carry the weights, those of groups that are missing are 0."""
+        if not (self.trainer.model.training and self.is_on):
+            return generate(inputs)
         args, size = self.trainer.args, self.trainer.num_generations
         examples = self.trainer.gathered(list(inputs))[::size] if self._ranks > 1 else inputs[::size]
         wanted, cap = len(examples), self._cap(len(examples))
@@ -286,27 +277,23 @@ class PromptSampling(Feature):
             rounds_allowed = self.trainer.args.max_sampling_rounds
             logger.warning(cap_warning(drawn, wanted, rounds_allowed))
 
-    def on_checkpoint_saved(self, checkpoint: Path) -> None:
-        """As in [`Hooks`]."""
-        if self.is_on and self.trainer.args.should_save:
-            state = {
-                "position": self.stream.position,
-                "batches": self.batches,
-                "live_share": self.live_share,
-                "pass_rates": self.pass_rates.state_dict(),
-            }
-            (checkpoint / STATE_FILE).write_text(json.dumps(state) + "\n", encoding="utf-8")
+    def state_dict(self) -> dict[str, Any] | None:
+        if not self.is_on:
+            return None
+        return {
+            "position": self.stream.position,
+            "batches": self.batches,
+            "live_share": self.live_share,
+            "pass_rates": self.pass_rates.state_dict(),
+        }
 
-    def on_checkpoint_loaded(self, checkpoint: Path) -> None:
-        """As in [`Hooks`]."""
-        file = checkpoint / STATE_FILE
+    def load_state_dict(self, state: dict[str, Any] | None) -> None:
         if not self.is_on:
             return
-        if not file.exists():
+        if state is None:
             logger.warning(
-                "%s holds no sampling state: pass rates and the stream of prompts start from scratch.", file
+                "The checkpoint holds no sampling state: pass rates and the stream of prompts start from scratch."
             )
             return
-        state = json.loads(file.read_text(encoding="utf-8"))
         self.stream.position, self.batches, self.live_share = state["position"], state["batches"], state["live_share"]
         self.pass_rates.load_state_dict(state["pass_rates"])

@@ -10,7 +10,7 @@ import torch
 from trl_drgrpo.check.tiny import tiny_tokenizer
 from trl_drgrpo.common.errors import DiskFullError, InputError
 from trl_drgrpo.features.diagnostics import diagnostics as room
-from trl_drgrpo.features.diagnostics.diagnostics import STATE_FILE, Diagnostics
+from trl_drgrpo.features.diagnostics.diagnostics import Diagnostics
 from trl_drgrpo.features.diagnostics.run_log import COMPLETIONS, METRICS, RUN, WARNINGS
 from trl_drgrpo.upstream.batches import CreditedBatch, ScoredBatch
 from trl_drgrpo.upstream.description import METRIC, DescribingCallback, DescriptionGuard
@@ -150,23 +150,20 @@ def test_a_full_disk_is_said_once_and_without_lines_of_code(trainer, monkeypatch
     assert "Traceback" not in caplog.text
 
 
-def test_what_was_seen_travels_with_checkpoints(trainer, tmp_path):
+def test_what_was_seen_travels_with_checkpoints(trainer):
     trainer.diagnostics.on_credit(batch([0.5, 0.25]))
     assert not trainer.diagnostics.correctness_rule.is_binary
-    trainer.diagnostics.on_checkpoint_saved(tmp_path)
-    assert json.loads((tmp_path / STATE_FILE).read_text())["right_is_binary"] is False
+    state = json.loads(json.dumps(trainer.diagnostics.state_dict()))
     resumed = Diagnostics(trainer)
     resumed.on_trainer_built()
-    resumed.on_checkpoint_loaded(tmp_path)
+    resumed.load_state_dict(state)
     assert not resumed.correctness_rule.is_binary
     assert resumed.run_warnings.state_dict() == trainer.diagnostics.run_warnings.state_dict()
-    (tmp_path / STATE_FILE).write_text("{")
-    resumed.on_checkpoint_loaded(tmp_path)  # a damaged one costs no run
-    assert trainer.describing.total == 1
-    (tmp_path / STATE_FILE).unlink()
-    trainer.args.should_save = False
-    trainer.diagnostics.on_checkpoint_saved(tmp_path)
-    assert not (tmp_path / STATE_FILE).exists()
+    resumed.load_state_dict(None)
+    assert trainer.describing.total == 0
+    for damaged in ({}, [], {"right_is_binary": True, "warnings": []}):  # costs no run
+        resumed.load_state_dict(damaged)
+    assert trainer.describing.total == 3
 
 
 def test_what_the_run_has_decides_what_is_set_up(trainer):

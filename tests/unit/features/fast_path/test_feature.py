@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from trl_drgrpo.features.fast_path import fast_path
+from trl_drgrpo.features.fast_path.decoding import forwards
 from trl_drgrpo.features.fast_path.fast_path import FastPath
 from trl_drgrpo.features.fast_path.planner import Costs
 from trl_drgrpo.features.fast_path.window import PLAN
@@ -119,7 +120,7 @@ def test_metrics_of_a_planned_micro_batch_wait_for_the_end_of_their_window(train
 
 def test_a_micro_batch_that_is_not_new_is_left_as_it_is(trainer):
     inputs = {"completion_ids": None}
-    assert trainer.fast_path.micro_batch(inputs) is inputs
+    assert trainer.fast_path.on_micro_batch(inputs) is inputs
 
 
 def test_inputs_it_does_not_know_and_rows_without_a_prompt_stay_with_trl_and_are_said_once(trainer, caplog):
@@ -185,7 +186,8 @@ def test_in_lockstep_all_ranks_share_prompts_or_none(others, trainer, monkeypatc
 
 @pytest.mark.parametrize("switch", [None, "args.fast_generation"])
 @pytest.mark.parametrize("elsewhere", ["use_vllm", "use_transformers_continuous_batching"])
-def test_generation_is_trls_where_something_else_generates(elsewhere, switch, trainer):
+def test_generation_is_trls_where_something_else_generates(elsewhere, switch, trainer, monkeypatch):
+    monkeypatch.setattr(forwards, "returns_forks", lambda model: True)
     setattr(trainer, elsewhere, True)
     trainer.args.fast_generation = switch is None
     trainer.continuous_batching_config = SimpleNamespace(num_blocks=8)
