@@ -1,6 +1,5 @@
 """Sampling with a stub in the place of the backend: which rows are asked for, and what is made of them."""
 
-import logging
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -97,15 +96,6 @@ def test_a_row_that_cannot_be_cut_stands_there_for_its_leaves():
     assert [len(row) for row in completions] == [2, 2, 6, 7, 1, 1, 0, 0]
     assert forks.newest.cuts == [[2], [2], [2], [2], [1], [1], [0], [0]]
     assert forks.newest.copies([len(row) for row in completions]) == [False, True, False, False] + [False, True] * 2
-
-
-def test_where_nothing_can_be_cut_nothing_more_is_asked_for():
-    backend = Backend([2, 1, 2, 0])
-    forks, _ = feature()
-    completions, log_probs = forks.completing(rows_of(PROMPTS, 4), 4, backend)
-    assert len(backend.calls) == 1
-    assert completions[::2] == completions[1::2]
-    assert log_probs[::2] == log_probs[1::2]
 
 
 def test_a_backend_that_writes_too_much_is_cut_off():
@@ -266,12 +256,3 @@ def test_what_is_logged():
     metrics.clear()
     forks.on_credit(credited(forks, completions, advantages))  # an evaluation, say: nothing new
     assert metrics == {}
-
-
-def test_steps_that_end_by_what_follows_are_warned_of_once(caplog):
-    forks, _ = feature()
-    forks.segmenter.ahead = True
-    with caplog.at_level(logging.WARNING):
-        for _ in range(2):
-            forks.completing(rows_of(PROMPTS, 4), 4, Backend([6] * 8))
-    assert caplog.text.count("ends a step depends on the text after it, which slightly biases forks") == 1
