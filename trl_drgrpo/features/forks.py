@@ -1,8 +1,15 @@
-"""Fork rules; they read only the tokens before a cut.
+"""Rollouts that fork: some completions of a group go on from a common prefix.
 
-A cut lies behind a step, and whether it does may depend on what was written up to there, never on what follows: a
-branch that was chosen for how it ended would bias the gradient. So a step that makes the rule speak is in front of the
-cut, not behind it.
+Of each group G / b^D parents are written to their end. Each is cut behind a step, and b - 1 further completions are
+sampled from there; with D > 1 all of these are cut again, later. The first branch is what the parent wrote behind its
+cut. A parent that has no place to be cut at stands in the group once for each of its leaves.
+
+Whether a cut lies behind a step may depend on what was written up to there, never on what follows: a branch that was
+chosen for how it ended would bias the gradient. So a step that makes the rule speak is in front of the cut, not behind
+it, and the parent's own continuation is a sample like the others.
+
+All G rows are ordinary rows. Their advantages compare siblings (`objective/fork_advantages.py`); the fast path runs
+what they share once, in generation and in training.
 """
 
 import logging
@@ -19,6 +26,8 @@ from trl_drgrpo.objective.fork_advantages import Forks
 from trl_drgrpo.process_rewards.steps import StepSegmenter
 from trl_drgrpo.upstream.batches import CreditedBatch, ScoredBatch
 from trl_drgrpo.upstream.hooks import Completions, Feature, Generate
+
+logger = logging.getLogger(__name__)
 
 ForkAt = Literal["drawn", "entropy", "doubt"]
 FORK_AT: tuple[str, ...] = get_args(ForkAt)
@@ -91,8 +100,6 @@ def step_means(values: Sequence[float], step_ends: Sequence[int]) -> list[float]
     starts = [0, *(end + 1 for end in step_ends)][: len(step_ends)]
     return [sum(values[start : end + 1]) / (end + 1 - start) for start, end in zip(starts, step_ends, strict=True)]
 
-
-logger = logging.getLogger(__name__)
 
 _ROWS_TO_LOOK_AT = 8  # for steps that end depending on what follows
 

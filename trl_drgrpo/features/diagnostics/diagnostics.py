@@ -1,11 +1,9 @@
-"""Seconds that a training step spends on generating, scoring and training, on the clock of the host.
+"""The diagnostics inside the trainer: statistics of every generation batch, phase times, run log, warnings. Glue only.
 
-- generate: TRL's generation, tools and custom rollouts included;
-- score: the reward functions and the step reward functions, what they sample themselves included;
-- train: the rest of the step: old and reference log-probabilities, planning, forward, backward, the optimizer.
-
-No device is waited for: a phase ends when its calls return. Generation and scoring return values that the host needs,
-so what an accelerator still computes then is counted as training.
+Everything is seen through hooks: `on_credit` after the advantages are made, `rolling_out` and `scoring` around the
+phases, a callback's events for steps and logs. Ranks exchange a few numbers per row and the recorded rows, once per
+generation batch; the main process writes. Nothing here touches a random generator or a tensor that is trained on, and
+nothing here ends a run (`upstream/description.py`).
 """
 
 import logging
@@ -30,11 +28,22 @@ from trl_drgrpo.rewards.contract import reward_name
 from trl_drgrpo.upstream.batches import CreditedBatch
 from trl_drgrpo.upstream.description import METRIC, DescribingCallback, DescribingFeature
 
+logger = logging.getLogger(__name__)
+
 GENERATE, SCORE, TRAIN = "generate", "score", "train"
+# Places, as the guard names them.
+_STATISTICS, _WARNINGS, _PHASES = "The statistics of a batch", "The watch for warnings", "The clock of the phases"
 
 
 class PhaseClock:
-    """Adds up the seconds of each phase between two readings.
+    """Adds up the seconds of each phase of the training steps between two readings, on the clock of the host.
+
+    - generate: TRL's generation, tools and custom rollouts included;
+    - score: the reward functions and the step reward functions, what they sample themselves included;
+    - train: the rest of the step: old and reference log-probabilities, planning, forward, backward, the optimizer.
+
+    No device is waited for: a phase ends when its calls return. Generation and scoring return values that the host
+    needs, so what an accelerator still computes then is counted as training.
 
     Args:
         clock (`Callable[[], float]`, *optional*): Seconds since some moment.
@@ -107,12 +116,6 @@ class PhaseClock:
             result["time/tokens_per_s"] = self._tokens / self._in_steps
         self._clear()
         return result
-
-
-logger = logging.getLogger(__name__)
-
-# Places, as the guard names them.
-_STATISTICS, _WARNINGS, _PHASES = "The statistics of a batch", "The watch for warnings", "The clock of the phases"
 
 
 class Diagnostics(DescribingFeature):

@@ -1,4 +1,5 @@
-"""A check during the first optimizer steps: do the weights that get a gradient move at all?
+"""Two looks at the first optimizer steps: do the weights that get a gradient move at all, and is the first loss as it
+should be?
 
 In bfloat16 an update of 1e-6 next to a weight of 0.01 rounds to nothing: loss, rewards and gradient norm look as
 ever, and the model does not learn. `MovementWatch` compares sampled elements with copies from the start of training
@@ -8,6 +9,8 @@ gradient that is not 0, so dead batches, a warm-up and unused experts do not tri
 The threshold lies in a gap that was measured (share of LoRA-A that changed in 20 steps, base of width 256, see
 `tests/benchmarks/adapter_dtype.py`): in bfloat16 0.4% at learning rate 1e-6, 4.4% at 1e-5, 50% at 1e-4; in float32
 more than 99.9% at each. Wider layers start smaller, so in bfloat16 somewhat more of them moves.
+
+`first_loss_remarks` explains what looks like a fault in the first logged loss, or has no effect.
 """
 
 import dataclasses

@@ -1,4 +1,5 @@
-"""Complete and incomplete checkpoints. Loads neither torch nor TRL: the command line asks before they load.
+"""Complete and incomplete checkpoints, and the run in an output folder. Loads neither torch nor TRL: the command line
+asks before they load.
 
 A process that is killed while it writes a checkpoint leaves a folder that looks like one, and a bad disk or copy
 leaves files of the correct size. So three marks:
@@ -6,6 +7,10 @@ leaves files of the correct size. So three marks:
 - `drgrpo_state.part` stands in the folder from the first moment of writing to the last;
 - `drgrpo_state.json` takes its place in one step, after everything else and over all ranks;
 - it lists the size and the checksum (XXH3, 128 bits) of the files beside it, and of itself.
+
+TRL trains into any folder: a second run deletes the checkpoints of the first (`save_total_limit`), replaces its model,
+or leaves its own checkpoints between the others. Here a folder is its run's until the user says otherwise
+(`choose_start`).
 """
 
 import contextlib

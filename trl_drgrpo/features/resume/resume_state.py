@@ -1,7 +1,12 @@
-"""What a resumed run keeps of its checkpoint, what it takes anew, and what it refuses: one table, which the guide
-shows. Every difference is said, none is silent.
+"""What a checkpoint holds beside TRL's own state, so that a resumed run is the same run, and what a resumed run keeps
+of its checkpoint, takes anew, or refuses: one table, which the guide shows. Every difference is said, none is silent.
 
-Beside it, `objective_facts` (all taken anew) and the batch geometry, which decides on pending completions.
+- `drgrpo_rollouts_<rank>.pt`: the completions that were generated but not trained on yet. TRL forgets them, so a stock
+  run that is interrupted between two generations resumes with other completions. Absent when the next step generates;
+- `drgrpo_features.json`: the `state_dict` of each feature;
+- `drgrpo_state.json`: L, the count of micro-batches, the batch geometry (which decides on pending completions), the
+  running reward scale, and what tells this run from others: its id, objective and settings. It comes last: with it the
+  checkpoint is complete, see `checkpoints.py`.
 """
 
 import contextlib
@@ -35,6 +40,10 @@ from trl_drgrpo.objective.advantages import RunningRewardScale
 from trl_drgrpo.objective.value_baseline import ValueBaseline
 from trl_drgrpo.upstream.hooks import Feature
 
+logger = logging.getLogger(__name__)
+
+FORMAT = 2
+FEATURES_FILE = "drgrpo_features.json"  # in every checkpoint
 ON_RESUME = {
     # With the optimizer's state: torch restores them from there, whatever the arguments say.
     "kept": ("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "optim_args"),
@@ -97,12 +106,6 @@ def changes(before: dict[str, Any], now: dict[str, Any], has_optimizer: bool) ->
     kept = [f"{name} {shortened(before[name])}, not {shortened(differ[name])}" for name in differ if is_kept[name]]
     anew = [f"{name} {shortened(before[name])} -> {shortened(differ[name])}" for name in differ if not is_kept[name]]
     return kept, anew
-
-
-logger = logging.getLogger(__name__)
-
-FORMAT = 2
-FEATURES_FILE = "drgrpo_features.json"  # in every checkpoint
 
 
 @dataclass(frozen=True, kw_only=True)
