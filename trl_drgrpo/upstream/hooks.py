@@ -40,9 +40,9 @@ def event(hook: Hook) -> Hook:
     """A hook that every feature with a method of its name hears."""
 
     @wraps(hook)
-    def tell(self: "Hooks", *args: Any) -> None:
+    def tell(self: "Hooks", *args: Any, **kwargs: Any) -> None:
         for _, method in self.those_with(hook.__name__):
-            method(*args)
+            method(*args, **kwargs)
 
     return tell  # type: ignore[return-value]
 
@@ -52,10 +52,10 @@ def context(hook: Hook) -> Hook:
 
     @wraps(hook)
     @contextmanager
-    def enter(self: "Hooks", *args: Any) -> Iterator[None]:
+    def enter(self: "Hooks", *args: Any, **kwargs: Any) -> Iterator[None]:
         with ExitStack() as stack:
             for _, method in self.those_with(hook.__name__):
-                stack.enter_context(method(*args))
+                stack.enter_context(method(*args, **kwargs))
             yield
 
     return enter  # type: ignore[return-value]

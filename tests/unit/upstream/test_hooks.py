@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from transformers import TrainerCallback
 
 from trl_drgrpo.check.tiny import tiny_model
 from trl_drgrpo.common.errors import InputError
@@ -89,6 +90,11 @@ def test_a_context_that_cannot_be_entered_leaves_those_before_it(hooks):
     with pytest.raises(OSError), hooks.scoring():
         hooks.heard.append("block")
     assert hooks.heard in ([], ["first enters scoring", "first leaves scoring"])
+
+
+def test_no_hook_has_the_name_of_a_callbacks_event():
+    """A feature would seem to define it."""
+    assert [name for name in vars(Hooks) if name[0] != "_" and hasattr(TrainerCallback, name)] == []
 
 
 def test_the_hooks_as_they_stand_change_nothing():

@@ -6,6 +6,7 @@ generation batch; the main process writes. Nothing here touches a random generat
 nothing here ends a run (`upstream/description.py`).
 """
 
+import json
 import logging
 import time
 from collections.abc import Callable, Iterator
@@ -314,7 +315,8 @@ class Diagnostics(DescribingFeature):
 
     def _state(self) -> dict[str, Any]:
         is_binary = self.correctness_rule.is_binary if self.correctness_rule else None
-        return {"right_is_binary": is_binary, "warnings": self.run_warnings.state_dict()}
+        state = {"right_is_binary": is_binary, "warnings": self.run_warnings.state_dict()}
+        return json.loads(json.dumps(state))  # what JSON cannot hold fails here, where it ends no run
 
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
         if state is None:

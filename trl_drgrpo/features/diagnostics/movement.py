@@ -25,6 +25,8 @@ from trl_drgrpo.upstream.description import DescribingFeature
 
 logger = logging.getLogger(__name__)
 
+LEAST_SHARE = 0.5  # of a group's elements: below, the watch warns
+
 
 @dataclass(frozen=True)
 class Movement:
@@ -70,12 +72,11 @@ class MovementWatch(DescribingFeature):
         trainer ([`DrGRPOTrainer`], *optional*): The trainer it belongs to.
         steps (`int`, *optional*, defaults to `10`): Optimizer steps with signal after which it looks.
         elements (`int`, *optional*, defaults to `100_000`): Elements that are sampled, over all parameters.
-        least_share (`float`, *optional*, defaults to `0.5`): Share of a group's elements below which it warns.
     """
 
-    def __init__(self, trainer: Any = None, steps: int = 10, elements: int = 100_000, least_share: float = 0.5):
+    def __init__(self, trainer: Any = None, steps: int = 10, elements: int = 100_000):
         super().__init__(trainer)
-        self.steps, self.elements, self.least_share = steps, elements, least_share
+        self.steps, self.elements = steps, elements
         self.movements: list[Movement] = []  # what was found; empty until then
         self._samples: list[_Sample] = []
         self._signal_steps = 0
@@ -114,7 +115,7 @@ class MovementWatch(DescribingFeature):
             self._warn()
 
     def _warn(self) -> None:
-        still = [movement for movement in self.movements if movement.share < self.least_share]
+        still = [movement for movement in self.movements if movement.share < LEAST_SHARE]
         if not still:
             return
         least = min(still, key=lambda movement: movement.share)

@@ -1,9 +1,9 @@
 """The model's side of generation: prompts that run once, in this package's loop (`Forwards`) and in the continuous
 batching of transformers (`forked_prefill`), and an error that says what to change when a generation does not fit.
 
-In continuous batching TRL hands over the prompt of each completion by itself. Here equal prompts that follow each other
-become one request with `num_return_sequences`: transformers prefills all but its last token once, and each fork draws
-from there by itself.
+In continuous batching TRL hands over the prompt of each completion by itself. Here equal prompts that follow each
+other become one request with `num_return_sequences`: transformers prefills all but its last token once, and each fork
+draws from there by itself.
 """
 
 import copy
@@ -22,7 +22,6 @@ from transformers import DynamicCache
 from trl_drgrpo.features.fast_path.decoding.group_cache import NOT_SERVED, GroupCache, Refused, group_attention_in
 from trl_drgrpo.features.fast_path.decoding.prefixes import Prefixes
 from trl_drgrpo.upstream.private_state import swapped
-
 
 logger = logging.getLogger(__name__)
 
