@@ -162,8 +162,8 @@ def newest_complete_checkpoint(output_dir: Path) -> Path | None:
     """
     folders = checkpoint_folders(output_dir)
     ours = any((path / STATE_FILE).exists() for path in folders)
-    states = {path: state for path in folders if (state := state_or_none(path))}
-    last = max(states, key=lambda path: states[path]["saved_at"], default=None)
+    states = states_in(output_dir)
+    last = next(reversed(states), None)
     for path in folders:
         reason = why_incomplete(path, checksums=False)
         if not reason and ours and path not in states:
@@ -183,6 +183,12 @@ def state_or_none(checkpoint: Path) -> dict[str, Any] | None:
     """As `read_state`, without an error for one that cannot be read."""
     with contextlib.suppress(OSError, ValueError):
         return read_state(checkpoint)
+
+
+def states_in(output_dir: Path) -> dict[Path, dict[str, Any]]:
+    """The state of each checkpoint of a run that has one that can be read; the one written last comes last."""
+    states = {path: state for path in checkpoint_folders(output_dir) if (state := state_or_none(path))}
+    return dict(sorted(states.items(), key=lambda item: item[1]["saved_at"]))
 
 
 def _why_not_of_the_newest(path: Path, state: dict[str, Any], last: Path, newest: dict[str, Any]) -> str:
@@ -290,8 +296,5 @@ def _is_of_the_run_in(output_dir: Path, checkpoint: Path) -> bool:
     """Whether a checkpoint lies in the folder, or is a copy of one of the run that wrote there last."""
     if checkpoint.resolve().parent == output_dir.resolve():
         return True
-    own = state_or_none(checkpoint)
-    states = [state for path in checkpoint_folders(output_dir) if (state := state_or_none(path))]
-    if own is None or not states:
-        return False
-    return max(states, key=lambda state: state["saved_at"])["run_id"] == own["run_id"]
+    own, states = state_or_none(checkpoint), [*states_in(output_dir).values()]
+    return own is not None and bool(states) and states[-1]["run_id"] == own["run_id"]

@@ -33,7 +33,7 @@ from trl_drgrpo.features.resume.checkpoints import (
     file_marks,
     finish_checkpoint,
     read_state,
-    state_or_none,
+    states_in,
     why_changed,
 )
 from trl_drgrpo.objective.advantages import RunningRewardScale
@@ -141,10 +141,8 @@ class RunState:
 
     def save(self, checkpoint: Path) -> None:
         """Write the state into a checkpoint folder, whole or not at all, as the last of its files."""
-        others = [
-            state["saved_at"] for path in checkpoint_folders(checkpoint.parent) if (state := state_or_none(path))
-        ]
-        now = max([time.time(), *(moment + 1 for moment in others)])  # clocks differ, and may be put back
+        others = states_in(checkpoint.parent).values()
+        now = max([time.time(), *(state["saved_at"] + 1 for state in others)])  # clocks differ, and may be put back
         finish_checkpoint(checkpoint, {**asdict(self), "files": file_marks(checkpoint), "saved_at": now})
 
     @classmethod

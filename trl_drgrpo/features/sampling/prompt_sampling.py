@@ -82,7 +82,8 @@ class PromptSampling(Feature):
 
     def _check_prompts(self) -> None:
         """Refuses a dataset that cannot fill a batch without taking a row twice."""
-        wanted, dataset = self._wanted(), self.stream.dataset
+        wanted = self.trainer.args.generation_batch_size // self.trainer.num_generations
+        dataset = self.stream.dataset
         if isinstance(dataset, Dataset) and len(dataset) < self._cap(wanted):
             raise InputError(
                 "max_sampling_rounds",
@@ -107,9 +108,6 @@ class PromptSampling(Feature):
             looked_up,
             known,
         )
-
-    def _wanted(self) -> int:
-        return self.trainer.args.generation_batch_size // self.trainer.num_generations
 
     def _cap(self, wanted: int) -> int:
         return wanted * self.trainer.args.max_sampling_rounds
@@ -161,8 +159,12 @@ class PromptSampling(Feature):
         share = 1.0
         if self.trainer.args.dynamic_sampling and self.live_share is not None:
             share = max(self.live_share, 0.1)
-        unit = self._ranks // math.gcd(self._ranks, self.trainer.num_generations)
-        return math.ceil(math.ceil(missing / share) / unit) * unit
+        return math.ceil(math.ceil(missing / share) / self._unit) * self._unit
+
+    @property
+    def _unit(self) -> int:
+        """Every process gets as many rows of a multiple of so many groups."""
+        return self._ranks // math.gcd(self._ranks, self.trainer.num_generations)
 
     def _draw(self, prompts: Iterator[Any], drawn: list[Draw], groups: int, cap: int) -> list[Draw]:
         """Draw until enough prompts are kept for a round, or the cap is reached."""
@@ -183,8 +185,7 @@ class PromptSampling(Feature):
     def _run_round(self, fresh: list[Draw], number: int, generate: Callable) -> dict[str, Any]:
         """One round: completions, rewards and advantages of the kept prompts."""
         size, ranks = self.trainer.num_generations, self._ranks
-        unit = ranks // math.gcd(ranks, size)
-        filled = fresh + [fresh[-1]] * (-len(fresh) % unit)  # at the cap: rows that nobody takes
+        filled = fresh + [fresh[-1]] * (-len(fresh) % self._unit)  # at the cap: rows that nobody takes
         rows = [draw.example for draw in filled for _ in range(size)]
         share, rank = len(rows) // ranks, self.trainer.accelerator.process_index
         rollouts = generate(copy.deepcopy(rows[rank * share : (rank + 1) * share]))
