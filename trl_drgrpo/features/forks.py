@@ -157,7 +157,9 @@ class ForkedRollouts(Feature):
         """Takes in the completion lengths behind the batch: a mean that moved between its rounds would bias it."""
         self.batch_lengths = []
         yield
-        self._learn_lengths()
+        if self.batch_lengths:
+            mean = sum(self.batch_lengths) / len(self.batch_lengths)
+            self.mean_length = mean if self.mean_length is None else 0.8 * self.mean_length + 0.2 * mean
 
     def rolling_out(self) -> AbstractContextManager[Any]:
         self.newest = None
@@ -304,11 +306,6 @@ class ForkedRollouts(Feature):
             self._noted["forks/cut_position"] = sum(cut) / len(cut)
         self.batch_lengths += self.trainer.gathered(list(parents))
         self.batches += 1
-
-    def _learn_lengths(self) -> None:
-        if self.batch_lengths:
-            mean = sum(self.batch_lengths) / len(self.batch_lengths)
-            self.mean_length = mean if self.mean_length is None else 0.8 * self.mean_length + 0.2 * mean
 
     def on_credit(self, batch: CreditedBatch) -> None:
         """Log the forks of a batch."""

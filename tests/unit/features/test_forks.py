@@ -174,9 +174,9 @@ def test_the_next_batch_draws_other_places_within_the_mean_length():
     forks, _ = feature(max_completion_length=400)
     seen = set()
     for _ in range(6):
-        forks.completing(rows_of(PROMPTS, 4), 4, Backend([100] * 8))
+        with forks.making_batch():
+            forks.completing(rows_of(PROMPTS, 4), 4, Backend([100] * 8))
         seen |= {cut for (cut,) in forks.newest.cuts}
-        forks._learn_lengths()
     assert forks.mean_length == pytest.approx(100.0)
     assert len(seen) > 10
     assert max(seen) <= 102  # the step that the place lies in ends behind it
@@ -185,11 +185,11 @@ def test_the_next_batch_draws_other_places_within_the_mean_length():
 def test_processes_ask_for_as_many_branches():
     few, most = Backend([6, 1]), Backend([2, 1])
     forks, _ = feature(ranks=2, others=[[2], [9, 9]])
-    completions, _ = forks.completing(rows_of(PROMPTS[:1], 4), 4, few)
+    with forks.making_batch():
+        completions, _ = forks.completing(rows_of(PROMPTS[:1], 4), 4, few)
     starts, _, limits = few.calls[1]
     assert len(starts) == len(limits) == 2  # one of which nobody takes
     assert [len(row) for row in completions] == [6, 7, 1, 1]
-    forks._learn_lengths()
     assert forks.mean_length == pytest.approx((6 + 1 + 9 + 9) / 4)
     forks, _ = feature(ranks=2, others=[[1]])
     completions, _ = forks.completing(rows_of(PROMPTS[:1], 4), 4, most)
