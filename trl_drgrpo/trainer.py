@@ -10,8 +10,7 @@
 
 import textwrap
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack
-from pathlib import Path
+from contextlib import ExitStack
 from typing import Any, cast
 
 import torch
@@ -52,12 +51,9 @@ from trl_drgrpo.upstream.batches import (
     CreditedBatch,
     RolloutBatch,
     ScoredBatch,
-    ScoredTokens,
-    TokenBatch,
     checked_advantages,
 )
 from trl_drgrpo.upstream.environments import EnvironmentTurns
-from trl_drgrpo.upstream.hooks import Completions, Generate
 from trl_drgrpo.upstream.host import HostTrainer
 from trl_drgrpo.upstream.seams import require_seams
 from trl_drgrpo.upstream.weight_sync import sync_merged_layers
@@ -168,57 +164,30 @@ class DrGRPOTrainer(HostTrainer):
         self._given_args = (given or args, dict(vars(given or args)))
         self.turns = EnvironmentTurns(self, environment_factory, args.on_reward_error)
         outcome_funcs, given_step_funcs = _as_list(reward_funcs), _as_list(step_reward_funcs)
-        step_reward_funcs = [*given_step_funcs, *self.turns.step_reward_funcs]
         check_inputs(
             args,
             outcome_funcs,
             train_dataset,
             eval_dataset=eval_dataset,
-            step_reward_funcs=step_reward_funcs,
+            step_reward_funcs=[*given_step_funcs, *self.turns.step_reward_funcs],
             tools=tools,
             rollout_func=rollout_func,
             environment_factory=environment_factory,
         )
         init: Any = args.model_init_kwargs
         quantization_config = choose_quantization(model, peft_config, quantization_config, init)
-        self.step_scorer: StepScorer | None = None
         self.step_separator = args.separators(has_turns=bool(tools) or environment_factory is not None)
         segmenter = step_segmenter or configured_segmenter(self.step_separator)
-        if step_reward_funcs:
-            weights = args.step_reward_weights
-            if weights is not None and len(weights) == len(given_step_funcs):
-                weights = [*weights, *[1.0] * len(self.turns.step_reward_funcs)]
-            self.step_scorer = StepScorer(step_reward_funcs, segmenter, weights, args.on_reward_error)
-            if not outcome_funcs and not self.turns.has_outcome:
-                if args.process_role == "baseline":
-                    remedy = "A baseline is subtracted from the outcome reward: pass reward_funcs, or use 'reward'."
-                    raise InputError("process_role", "'baseline' without reward_funcs", "'reward'", remedy)
-                outcome_funcs = [process_only]
-        self.turns.choose(self.step_scorer.segmenter if self.step_scorer else None, args)
+        outcome_funcs = self._prepare_steps(args, outcome_funcs, given_step_funcs, segmenter)
         if advantage_func is not None and not callable(advantage_func):
             got = type(advantage_func).__name__
             raise InputError("advantage_func", got, "a function of a RolloutBatch", "Pass the function itself.")
         self.advantage_func = advantage_func
         check_model(args, model, outcome_funcs, quantization_config, peft_config)
-        self.reward_scale, self.value_baseline = RunningRewardScale(), ValueBaseline()
-        self._batch_rewards: list[torch.Tensor] = []  # of all ranks, by round of the batch at hand
         self.given_optimizers = optimizers  # where not made from the arguments
         # The config has made sure that one of the two is set.
         self.loss_normalizer = int(args.loss_normalizer or args.max_completion_length or 0)
-        self.diagnostics, self.fast_path = Diagnostics(self), FastPath(self)
-        self.resume, self.model_card = Resume(self), ModelCard(self)
-        self.movement_watch = MovementWatch(self)
-        self.sampling, self.forks = PromptSampling(self), ForkedRollouts(self, segmenter)
-        self.features = [
-            self.resume,
-            self.diagnostics,
-            Trackers(self),
-            self.fast_path,
-            self.sampling,
-            self.forks,
-            self.model_card,
-            self.turns,
-        ]
+        self._build_features(segmenter)
         super().__init__(
             model=model,
             reward_funcs=[
@@ -258,6 +227,39 @@ class DrGRPOTrainer(HostTrainer):
         if args.max_completion_length is None and not self.use_vllm:
             self._fill_the_context()
 
+    def _prepare_steps(
+        self,
+        args: DrGRPOConfig,
+        outcome_funcs: list[Any],
+        given_step_funcs: list[StepRewardFunction],
+        segmenter: StepSegmenter,
+    ) -> list[Any]:
+        """Assemble the step rewards. Returns the outcome rewards, which are not empty."""
+        step_reward_funcs = [*given_step_funcs, *self.turns.step_reward_funcs]
+        self.step_scorer = None
+        if step_reward_funcs:
+            weights = args.step_reward_weights
+            if weights is not None and len(weights) == len(given_step_funcs):
+                weights = [*weights, *[1.0] * len(self.turns.step_reward_funcs)]
+            self.step_scorer = StepScorer(step_reward_funcs, segmenter, weights, args.on_reward_error)
+            if not outcome_funcs and not self.turns.has_outcome:
+                if args.process_role == "baseline":
+                    remedy = "A baseline is subtracted from the outcome reward: pass reward_funcs, or use 'reward'."
+                    raise InputError("process_role", "'baseline' without reward_funcs", "'reward'", remedy)
+                outcome_funcs = [process_only]
+        self.turns.choose(segmenter if self.step_scorer else None, args)
+        return outcome_funcs
+
+    def _build_features(self, segmenter: StepSegmenter) -> None:
+        self.reward_scale, self.value_baseline = RunningRewardScale(), ValueBaseline()
+        self._batch_rewards: list[torch.Tensor] = []  # of all ranks, by round of the batch at hand
+        self.diagnostics, self.fast_path = Diagnostics(self), FastPath(self)
+        self.resume, self.model_card = Resume(self), ModelCard(self)
+        self.sampling, self.forks = PromptSampling(self), ForkedRollouts(self, segmenter)
+        self.movement_watch, trackers = MovementWatch(self), Trackers(self)
+        describing, training = [self.diagnostics, trackers], [self.fast_path, self.sampling, self.forks]
+        self.features = [self.resume, *describing, *training, self.model_card, self.turns]
+
     def on_built(self, trainable_values: dict[str, torch.Tensor]) -> None:
         prepare_adapters(self.model, trainable_values, self.args.adapter_dtype)
 
@@ -271,6 +273,7 @@ class DrGRPOTrainer(HostTrainer):
         complete, or was changed since it was written, is an `InputError`. So is a configuration that contradicts
         Dr. GRPO by now, or a field that was assigned too late.
         """
+        self.check_owners()
         take_later_assignments(self.args, *self._given_args)
         self.args.check()
         for name, (then, now) in self.changed_too_late().items():
@@ -299,28 +302,15 @@ class DrGRPOTrainer(HostTrainer):
         is_scheduled = self.is_in_train and not args and kwargs.keys() <= {"ignore_keys"}  # as transformers calls it
         return with_best_metric(self.args, metrics) if is_scheduled else metrics
 
-    # Asked of the sampling: it owns which prompts a generation batch takes
+    # Rewards become advantages
 
     def collecting(self, inputs: list[dict[str, Any]], generate: Callable[..., dict[str, Any]]) -> dict[str, Any]:
-        with self.turns.guarding():
-            if not self.model.training:
-                return generate(inputs)
-            # The rounds of a batch are credited alike: what is learned from them is for the next batch.
-            self._batch_rewards, self.forks.batch_lengths = [], []
-            rollouts = self.sampling.collect(inputs, generate) if self.sampling.is_on else generate(inputs)
+        self._batch_rewards = []
+        rollouts = super().collecting(inputs, generate)
+        # The rounds of a batch are credited alike: what is learned from them is for the next batch.
         for rewards in self._batch_rewards:
             self.reward_scale.update(rewards)
-        self.forks.learn_lengths()
         return rollouts
-
-    # Asked of the forks: they own how the rows of a group begin
-
-    def completing(self, prompt_ids: list[list[int]], num_generations: int, generate: Generate) -> Completions:
-        if not (self.model.training and self.forks.is_on):
-            return generate(prompt_ids, num_generations)
-        return self.forks.complete(prompt_ids, num_generations, generate)
-
-    # Rewards become advantages
 
     def on_rewards(self, batch: ScoredBatch) -> None:
         """Keep the batch. Infinite rewards are caught here, whoever gave them: a model, an environment, a function."""
@@ -346,7 +336,7 @@ class DrGRPOTrainer(HostTrainer):
             num_generations=self.group_size,
             own_rows=self.own_rows,
             training=self.model.training,
-            forks=self._newest_forks(),
+            forks=self.forks.of_all_ranks,
             **steps,
         )
         advantages = self._advantages_given(batch)
@@ -427,15 +417,6 @@ class DrGRPOTrainer(HostTrainer):
             self._batch_rewards.append(batch.rewards)
         return self.reward_scale.std
 
-    def _newest_forks(self) -> Forks | None:
-        """Forks of all ranks' rows in the newest batch."""
-        if not (self.model.training and self.forks.is_on):
-            return None
-        newest = self.forks.newest
-        if newest is None:
-            raise InputError("forks", "prompts with images", "prompts of text", "Remove forks to train on images.")
-        return Forks(newest.branches, self.gathered(list(newest.cuts)))
-
     @property
     def own_advantages(self) -> str | None:
         """Custom advantage function, if any."""
@@ -512,64 +493,12 @@ class DrGRPOTrainer(HostTrainer):
         warmup_steps = self.args.beta_warmup_steps
         return self.beta * min(1.0, (step + 1) / warmup_steps) if warmup_steps else self.beta
 
-    # Asked of the fast path: it owns micro-batches, scoring and generation
-
-    def score_tokens(self, model: Any, tokens: TokenBatch) -> ScoredTokens:
-        return self.fast_path.score_tokens(model, tokens)
-
-    def generating(self, limits: Sequence[int] | None = None) -> AbstractContextManager[Any]:
-        return self.fast_path.generating(limits)
-
-    def keeping_prefixes(self) -> AbstractContextManager[Any]:
-        """Entered around generations of which the later ones continue what the earlier ones wrote."""
-        return self.fast_path.keeping_prefixes()
-
-    def on_micro_batch(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        return self.fast_path.micro_batch(inputs)
-
-    def computing_loss(self, inputs: dict[str, Any]) -> AbstractContextManager[Any]:
-        return self.fast_path.computing_loss(inputs)
-
-    def loss_without_forward(self, inputs: dict[str, Any]) -> torch.Tensor | None:
-        return self.fast_path.loss_without_forward(inputs)
-
-    def loss_metrics(self, inputs: dict[str, Any], metrics: dict[str, list[float]]) -> dict[str, list[float]]:
-        return self.fast_path.loss_metrics(inputs, metrics)
-
-    # Asked of the model card: it owns card and upload
-
-    def writing_card(self, given: dict[str, Any]) -> AbstractContextManager[dict[str, Any]]:
-        return self.model_card.writing_card(given)
-
-    def on_model_saved(self, folder: Path) -> None:
-        self.model_card.on_model_saved(folder)
-
-    def opening_repository(self) -> AbstractContextManager[Any]:
-        return self.model_card.opening_repository()
-
-    def pushing(self) -> AbstractContextManager[Any]:
-        return self.model_card.pushing()
-
-    def on_failed_uploads(self, errors: list[BaseException]) -> None:
-        self.model_card.on_failed_uploads(errors)
-
-    # What is logged and saved
-
-    def writing(self, folder: Path) -> AbstractContextManager[Any]:
-        return self.resume.writing(folder)
-
     def add_to_log(self, logs: dict[str, Any]) -> None:
         if self.args.beta_warmup_steps and self.model.training:
             logs["drgrpo/beta"] = self.beta_at(self.state.global_step - 1)  # the step that was just finished
         if self.args.scale_by_running_std and self.model.training:
             logs["drgrpo/reward_scale"] = self.reward_scale.std
         super().add_to_log(logs)
-
-    def on_checkpoint_saved(self, checkpoint: Path) -> None:
-        super().on_checkpoint_saved(checkpoint)
-        self.resume.complete(checkpoint)  # the one order that matters: its state file lists all the others
-
-    # Generation
 
     def _fill_the_context(self) -> None:
         """Without `max_completion_length`: let transformers generate until the context is full (its default is 20)."""

@@ -281,7 +281,7 @@ def test_pass_rates_of_one_run_filter_and_guide_the_next(recipe, folder, capfd):
 
     guided = recipe(**fields, curriculum=True, prior_pass_rates="rates.jsonl", max_sampling_rounds=2, save_steps=1)
     assert main([*guided, "--save_strategy", "steps"]) == 0
-    state = json.loads(Path("out/checkpoint-1/drgrpo_sampling.json").read_text())
+    state = json.loads(Path("out/checkpoint-1/drgrpo_features.json").read_text())["PromptSampling"]
     assert {rate["key"] for rate in rates} <= set(state["pass_rates"]["counts"])
     strangers = recipe(**{**fields, "system_prompt": "Subtract."}, prior_pass_rates="rates.jsonl")
     for use in ("--curriculum", "--difficulty_range=0"):

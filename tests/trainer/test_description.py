@@ -27,7 +27,7 @@ BROKEN = {
     f"{ROOMS}.diagnostics.run_facts": "The facts of the run",
     f"{ROOMS}.diagnostics.batch_statistics": "The statistics of a batch",
     f"{ROOMS}.run_warnings.RunWarnings.observe": "The watch for warnings",
-    f"{ROOMS}.run_warnings.RunWarnings.state_dict": "drgrpo_diagnostics.json of a checkpoint",
+    f"{ROOMS}.run_warnings.RunWarnings.state_dict": "The diagnostics of a checkpoint",
     f"{ROOMS}.diagnostics.PhaseClock.phase": "The clock of the phases",
     f"{ROOMS}.diagnostics.PhaseClock.step_ends": "Diagnostics.on_step_end",
     f"{ROOMS}.progress.status_line": "ProgressCallback.on_log",

@@ -19,10 +19,10 @@ from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
 from trl_drgrpo.check.tiny import tiny_model
 from trl_drgrpo.cli import flags, values
 from trl_drgrpo.common.errors import InputError, RewardError
-from trl_drgrpo.features.diagnostics.diagnostics import STATE_FILE
 from trl_drgrpo.features.diagnostics.run_warnings import DEFAULTS, RunWarnings
 from trl_drgrpo.features.diagnostics.snapshot import BatchSnapshot
 from trl_drgrpo.features.diagnostics.statistics import BUCKETS
+from trl_drgrpo.features.resume.resume_state import FEATURES_FILE
 from trl_drgrpo.process_rewards.steps import step_segmenter
 from trl_drgrpo.report.contents import report_contents
 from trl_drgrpo.report.reading import read_run
@@ -235,27 +235,13 @@ def test_what_was_seen_of_a_reward_survives_a_resume(settings, prompts, tokenize
     fields = {**settings, "save_strategy": "steps", "save_steps": 2}
     run(fields, prompts, tokenizer, reward)
     checkpoint = Path(fields["output_dir"]) / "checkpoint-2"
-    state = json.loads((checkpoint / STATE_FILE).read_text())
+    state = json.loads((checkpoint / FEATURES_FILE).read_text())["Diagnostics"]
     assert state["right_is_binary"] is False
     resumed = DrGRPOTrainer(tiny_model(tokenizer), reward, DrGRPOConfig(**fields), prompts, processing_class=tokenizer)
     caplog.clear()
     resumed.train(resume_from_checkpoint=str(checkpoint))
     assert resumed.diagnostics.correctness_rule.is_binary is False
     assert "correct_threshold" not in caplog.text
-
-
-def test_a_damaged_state_costs_no_run(settings, prompts, tokenizer, caplog):
-    fields = {**settings, "save_strategy": "steps", "save_steps": 1, "max_steps": 1}
-    trainer = run(fields, prompts, tokenizer)
-    checkpoint = Path(fields["output_dir"]) / "checkpoint-1"
-    for content in ("{", "{}", "[]", '{"right_is_binary": true, "warnings": []}'):
-        (checkpoint / STATE_FILE).write_text(content)
-        caplog.clear()
-        trainer.describing.failures.clear()
-        trainer.diagnostics.on_checkpoint_loaded(checkpoint)
-        assert "warnings may be repeated" in caplog.text
-    (checkpoint / STATE_FILE).unlink()  # a run of plain TRL, or of an earlier version
-    trainer.diagnostics.on_checkpoint_loaded(checkpoint)
 
 
 def test_warnings_reach_log_and_file_and_can_be_silenced(settings, prompts, tokenizer, caplog, tmp_path):

@@ -17,7 +17,7 @@ from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
 from trl_drgrpo.check.parity import build_policy, record
 from trl_drgrpo.check.tiny import tiny_model
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.features.forks import STATE_FILE
+from trl_drgrpo.features.resume.resume_state import FEATURES_FILE
 from trl_drgrpo.process_rewards.steps import step_segmenter
 from trl_drgrpo.upstream.private_state import PrivateState
 
@@ -140,7 +140,7 @@ def whole(tmp_path_factory, prompts, tokenizer, reward):
 @pytest.mark.parametrize("saved", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_a_resumed_run_ends_like_an_uninterrupted_one(saved, whole, prompts, tokenizer, reward):
     folder = Path(whole.settings["output_dir"]) / f"checkpoint-{saved}"
-    state = json.loads((folder / STATE_FILE).read_text())
+    state = json.loads((folder / FEATURES_FILE).read_text())["ForkedRollouts"]
     assert state["batches"] == (saved + 1) // 2
     assert 0 < state["mean_length"] <= 12
     resumed = Spy(

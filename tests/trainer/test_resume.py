@@ -373,37 +373,6 @@ def test_a_run_keeps_its_id_and_says_nothing_of_an_objective_that_is_the_same(
     assert not re.search("objective|differ|Kept", caplog.text)
 
 
-# Release 0.1.0: a checkpoint of its own code, of the tiny model with one attention layer trained. Its batch of
-# rollouts is half used, and it notes neither run nor objective nor checksums.
-
-OLD = Path(__file__).parents[1] / "data" / "checkpoint_0_1_0"
-
-
-def test_a_checkpoint_of_release_0_1_0_is_resumed(settings, prompts, tokenizer, reward, tmp_path, caplog):
-    shutil.copytree(OLD, tmp_path / "run" / "checkpoint-1")
-    model = tiny_model(tokenizer)
-    model.requires_grad_(False)
-    model.model.layers[1].self_attn.requires_grad_(True)
-    calls = []
-
-    def counted(**kwargs):
-        calls.append(1)
-        return reward(**kwargs)
-
-    settings |= {"steps_per_generation": 4, "scale_by_running_std": True, "save_strategy": "steps", "save_steps": 1}
-    trainer = build({**settings, "max_completion_length": 20}, prompts, tokenizer, counted, model=model)
-    trainer.train(resume_from_checkpoint=True)
-    assert (trainer.state.global_step, trainer.loss_normalizer) == (3, 12)
-    assert trainer.reward_scale.state_dict()["count"] == 32  # 16 of the checkpoint
-    assert len(calls) == 1  # step 2 trains on the checkpoint's completions, step 3 on new ones
-    assert RunState.load(OLD).run_id is None
-    states = [RunState.load(tmp_path / "run" / f"checkpoint-{step}") for step in (2, 3)]
-    assert [state.run_id for state in states] == [trainer.run_id] * 2
-    assert newest_complete_checkpoint(tmp_path / "run").name == "checkpoint-3"
-    assert "objective" not in caplog.text
-    assert "skipped" not in caplog.text
-
-
 def test_another_L_in_so_many_words_is_refused(checkpoint, settings, prompts, tokenizer, reward):
     trainer = build({**settings, "loss_normalizer": 20}, prompts, tokenizer, reward)
     with pytest.raises(InputError, match="^loss_normalizer: got 20; expected 12, with which the run in"):
@@ -435,28 +404,39 @@ def test_a_run_of_ours_that_plain_trl_continued_names_its_L(checkpoint, settings
     assert newest_loss_normalizer(checkpoint.parent) is None
 
 
+def state(**fields):
+    facts = {"geometry": {"num_processes": 1}, "run_id": "a", "objective": {}, "settings": {}, "has_rollouts": True}
+    scale = {"count": 3, "mean": 0.5, "sum_of_squares": 1.0}
+    counted = {"loss_normalizer": 12, "micro_step": 7, "reward_scale": scale}
+    return {**facts, **counted, "value_baseline": {"squares": 0.0, "products": 0.0}, **fields}
+
+
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("fields", "message"),
     [
-        ("{not json", "unreadable content"),
-        ('{"loss_normalizer": 12, "format": 1}', "unreadable content"),
-        ('{"loss_normalizer": null, "micro_step": 1, "reward_scale": {}, "geometry": {}, "format": 1}', "KeyError"),
-        ("[]", "unreadable content"),
-        ('{"loss_normalizer": 1, "micro_step": 1, "reward_scale": {}, "format": 99}', "format 99; expected format 2"),
+        ({"loss_normalizer": None}, "unreadable content [(]TypeError"),
+        ({"reward_scale": {}}, "KeyError"),
+        ({"unknown": 1}, "unreadable content [(]TypeError"),
+        ({"format": 99}, "format 99; expected format 2"),
     ],
 )
-def test_a_damaged_state_is_one_clear_error(tmp_path, content, message):
-    (tmp_path / STATE_FILE).write_text(content)
+def test_a_damaged_state_is_one_clear_error(tmp_path, fields, message):
+    finish_checkpoint(tmp_path, state(**{"format": 2, **fields}))
     with pytest.raises(InputError, match=message):
         RunState.load(tmp_path)
 
 
+@pytest.mark.parametrize("content", ["{not json", "[]", "{}"])
+def test_a_state_that_is_not_as_it_was_written_is_one_clear_error(tmp_path, content):
+    (tmp_path / STATE_FILE).write_text(content)
+    with pytest.raises(InputError, match="unreadable content"):
+        RunState.load(tmp_path)
+
+
 def test_state_round_trip(tmp_path):
-    state = RunState(12, 7, {"count": 3, "mean": 0.5, "sum_of_squares": 1.0}, {"num_processes": 1}, True)
     assert RunState.load(tmp_path) is None
-    state.save(tmp_path)
-    assert RunState.load(tmp_path) == state
-    assert json.loads((tmp_path / STATE_FILE).read_text())["loss_normalizer"] == 12
+    RunState(**state()).save(tmp_path)
+    assert RunState.load(tmp_path) == RunState(**state())
 
 
 def test_rollouts_round_trip_per_rank(tmp_path):

@@ -11,7 +11,7 @@ from runs import assert_same_weights, short_run, tiny_model, train, weights
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.features.sampling.prompt_sampling import STATE_FILE
+from trl_drgrpo.features.resume.resume_state import FEATURES_FILE
 from trl_drgrpo.rewards.sample import prompt_key
 
 PROMPTS = [f"prompt {i}: {'dead' if i % 3 == 0 else 'live'}" for i in range(60)]
@@ -114,7 +114,7 @@ def test_a_resumed_run_ends_like_an_uninterrupted_one(iterations, saved, setting
     model = tiny_model(tokenizer)  # a copy from before the run: transformers below 5.18 write into its config
     whole = run(settings, data, tokenizer)
     folder = f"{settings['output_dir']}/checkpoint-{saved}"
-    state = json.loads((Path(folder) / STATE_FILE).read_text())
+    state = json.loads((Path(folder) / FEATURES_FILE).read_text())["PromptSampling"]
     assert state["batches"] > 0
     assert state["pass_rates"]["counts"]
     resumed = Spy(

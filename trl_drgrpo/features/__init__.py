@@ -1,4 +1,4 @@
-"""Plug-ins of the trainer's hooks. Every folder opens with `feature.py`.
+"""Plug-ins of the trainer's hooks.
 
 A feature is an object with hooks (see `upstream/hooks.py`), as a transformers callback is: it owns its state, reads
 `trainer.args` and never imports the configuration.

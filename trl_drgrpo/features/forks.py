@@ -1,25 +1,33 @@
-"""Fork rules; they read only the tokens before a cut.
+"""Rollouts that fork: some completions of a group go on from a common prefix.
 
-A cut lies behind a step, and whether it does may depend on what was written up to there, never on what follows: a
-branch that was chosen for how it ended would bias the gradient. So a step that makes the rule speak is in front of the
-cut, not behind it.
+Of each group G / b^D parents are written to their end. Each is cut behind a step, and b - 1 further completions are
+sampled from there; with D > 1 all of these are cut again, later. The first branch is what the parent wrote behind its
+cut. A parent that has no place to be cut at stands in the group once for each of its leaves.
+
+Whether a cut lies behind a step may depend on what was written up to there, never on what follows: a branch that was
+chosen for how it ended would bias the gradient. So a step that makes the rule speak is in front of the cut, not behind
+it, and the parent's own continuation is a sample like the others.
+
+All G rows are ordinary rows. Their advantages compare siblings (`objective/fork_advantages.py`); the fast path runs
+what they share once, in generation and in training.
 """
 
-import json
 import logging
 import random
 from bisect import bisect_left
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal, get_args
 
 import torch
 
+from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.objective.fork_advantages import Forks
 from trl_drgrpo.process_rewards.steps import StepSegmenter
 from trl_drgrpo.upstream.batches import CreditedBatch, ScoredBatch
 from trl_drgrpo.upstream.hooks import Completions, Feature, Generate
+
+logger = logging.getLogger(__name__)
 
 ForkAt = Literal["drawn", "entropy", "doubt"]
 FORK_AT: tuple[str, ...] = get_args(ForkAt)
@@ -93,9 +101,6 @@ def step_means(values: Sequence[float], step_ends: Sequence[int]) -> list[float]
     return [sum(values[start : end + 1]) / (end + 1 - start) for start, end in zip(starts, step_ends, strict=True)]
 
 
-logger = logging.getLogger(__name__)
-
-STATE_FILE = "drgrpo_forks.json"  # in every checkpoint
 _ROWS_TO_LOOK_AT = 8  # for steps that end depending on what follows
 
 
@@ -132,27 +137,41 @@ class ForkedRollouts(Feature):
         """Rows of one parent."""
         return self.trainer.args.forks**self.trainer.args.fork_depth
 
+    @property
+    def of_all_ranks(self) -> Forks | None:
+        """Forks of all ranks' rows in the newest batch; all ranks ask.
+
+        Raises:
+            `InputError`: It has images.
+        """
+        if not (self.trainer.model.training and self.is_on):
+            return None
+        if self.newest is None:
+            raise InputError("forks", "prompts with images", "prompts of text", "Remove forks to train on images.")
+        return Forks(self.newest.branches, self.trainer.gathered(list(self.newest.cuts)))
+
     # A generation batch
+
+    @contextmanager
+    def making_batch(self) -> Iterator[None]:
+        """Takes in the completion lengths behind the batch: a mean that moved between its rounds would bias it."""
+        self.batch_lengths = []
+        yield
+        if self.batch_lengths:
+            mean = sum(self.batch_lengths) / len(self.batch_lengths)
+            self.mean_length = mean if self.mean_length is None else 0.8 * self.mean_length + 0.2 * mean
 
     def rolling_out(self) -> AbstractContextManager[Any]:
         self.newest = None
         return nullcontext()
 
-    def complete(self, prompt_ids: list[list[int]], num_generations: int, generate: Generate) -> Completions:
-        """Completions of this rank's rows.
-
-        Args:
-            prompt_ids (`list[list[int]]` of length `b`): Prompts; equal ones are consecutive.
-            num_generations (`int`): G.
-            generate (`Callable`): Samples completions of prompts.
-
-        Returns:
-            `tuple`: `b` completions, and the log-probabilities of their tokens where the backend gives them. Leaves of
-            a node are consecutive.
-        """
+    def completing(self, prompt_ids: list[list[int]], num_generations: int, generate: Generate) -> Completions:
+        """As in [`Hooks`]: completions of this rank's rows; leaves of a node are consecutive."""
+        if not (self.trainer.model.training and self.is_on):
+            return generate(prompt_ids, num_generations)
         args, size = self.trainer.args, self.leaves
         prompts = prompt_ids[::size]
-        with self.trainer.keeping_prefixes():
+        with self.trainer.fast_path.keeping_prefixes():
             completions, log_probs = generate(prompts, num_generations // size)
             cuts: list[list[int]] = [[] for _ in prompts]
             sampled, lengths = sum(map(len, completions)), [len(ids) for ids in completions]
@@ -288,13 +307,6 @@ class ForkedRollouts(Feature):
         self.batch_lengths += self.trainer.gathered(list(parents))
         self.batches += 1
 
-    def learn_lengths(self) -> None:
-        """Take in the completion lengths of a whole batch: a mean that moved between its rounds would bias it."""
-        if self.batch_lengths:
-            mean = sum(self.batch_lengths) / len(self.batch_lengths)
-            self.mean_length = mean if self.mean_length is None else 0.8 * self.mean_length + 0.2 * mean
-            self.batch_lengths = []
-
     def on_credit(self, batch: CreditedBatch) -> None:
         """Log the forks of a batch."""
         if not self._noted or batch.forks is None:
@@ -307,21 +319,11 @@ class ForkedRollouts(Feature):
             metrics["forks/live_frac"] = sum(behind) / len(behind)
         self.trainer.log_batch({name: [value] for name, value in metrics.items()}, {})
 
-    def on_checkpoint_saved(self, checkpoint: Path) -> None:
-        """As in [`Hooks`]."""
-        if self.is_on and self.trainer.args.should_save:
-            state = {"batches": self.batches, "mean_length": self.mean_length}
-            (checkpoint / STATE_FILE).write_text(json.dumps(state) + "\n", encoding="utf-8")
+    def state_dict(self) -> dict[str, Any] | None:
+        return {"batches": self.batches, "mean_length": self.mean_length} if self.is_on else None
 
-    def on_checkpoint_loaded(self, checkpoint: Path) -> None:
-        """As in [`Hooks`]."""
-        file = checkpoint / STATE_FILE
-        if not self.is_on:
-            return
-        if not file.exists():
-            logger.warning(
-                "%s not found: the run had no forks before, so completion lengths are learned from scratch.", file
-            )
-            return
-        state = json.loads(file.read_text(encoding="utf-8"))
-        self.batches, self.mean_length = state["batches"], state["mean_length"]
+    def load_state_dict(self, state: dict[str, Any] | None) -> None:
+        if state is not None:
+            self.batches, self.mean_length = state["batches"], state["mean_length"]
+        elif self.is_on:
+            logger.warning("The checkpoint holds no forks: completion lengths are learned from scratch.")

@@ -106,7 +106,7 @@ class EnvironmentTurns(Feature):
         return keys
 
     @contextmanager
-    def guarding(self) -> Iterator[None]:
+    def making_batch(self) -> Iterator[None]:
         """Inside, a `reset` or `get_reward` that fails costs what it shall. TRL calls them: they are swapped on the
         class for the time of a batch."""
         with ExitStack() as stack:

@@ -1,20 +1,25 @@
 """The hooks through which this package steps into `GRPOTrainer`. `batches.py` has what they are handed.
 
-Nothing of TRL is named here. `host.py` calls the hooks of the trainer ([`Hooks`]). The trainer defines those that have
-one owner, and asks that owner; the others go to every [`Feature`]. As they stand they change nothing.
+Nothing of TRL is named here. `host.py` calls the hooks of the trainer ([`Hooks`]), which go to its features: a
+[`Feature`] defines those that it wants. An event is heard, and a context entered, by every feature that defines it, in
+their order; an owned hook goes to the one feature that defines it, and does as written here where none does. A
+subclass of the trainer may override any of them; `super()` then asks the features.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import wraps
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from transformers import TrainerCallback
 
+from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.upstream.batches import CreditedBatch, ScoredBatch
 
 Completions = tuple[list[list[int]], list[list[float]] | None]  # token ids, and log-probabilities where known
+Hook = TypeVar("Hook", bound=Callable[..., Any])
 
 
 class Generate(Protocol):
@@ -28,43 +33,109 @@ class Generate(Protocol):
     ) -> Completions: ...
 
 
+_OWNED: list[str] = []  # names of the hooks that one feature may own
+
+
+def event(hook: Hook) -> Hook:
+    """A hook that every feature with a method of its name hears."""
+
+    @wraps(hook)
+    def tell(self: "Hooks", *args: Any, **kwargs: Any) -> None:
+        for _, method in self.those_with(hook.__name__):
+            method(*args, **kwargs)
+
+    return tell  # type: ignore[return-value]
+
+
+def context(hook: Hook) -> Hook:
+    """A hook that is a context, which every feature with a method of its name enters."""
+
+    @wraps(hook)
+    @contextmanager
+    def enter(self: "Hooks", *args: Any, **kwargs: Any) -> Iterator[None]:
+        with ExitStack() as stack:
+            for _, method in self.those_with(hook.__name__):
+                stack.enter_context(method(*args, **kwargs))
+            yield
+
+    return enter  # type: ignore[return-value]
+
+
+def owned(hook: Hook) -> Hook:
+    """A hook that goes to the one feature with a method of its name; where there is none, it is itself what runs."""
+    _OWNED.append(hook.__name__)
+
+    @wraps(hook)
+    def ask(self: "Hooks", *args: Any, **kwargs: Any) -> Any:
+        method = self.owner_of(hook.__name__)
+        return hook(self, *args, **kwargs) if method is None else method(*args, **kwargs)
+
+    return ask  # type: ignore[return-value]
+
+
 class Hooks:
-    """The interface that `host.py` calls. By default a hook goes to every feature, or leaves TRL's way."""
+    """The interface that `host.py` calls."""
 
     features: Sequence["Feature"] = ()
+
+    def those_with(self, hook: str) -> Iterator[tuple[str, Callable[..., Any]]]:
+        """Name of each feature that defines a hook, and its method."""
+        return ((type(each).__name__, getattr(each, hook)) for each in self.features if hasattr(each, hook))
+
+    def owner_of(self, hook: str) -> Callable[..., Any] | None:
+        """Method of the one feature that defines a hook; an `InputError` where two do."""
+        found = list(self.those_with(hook))
+        if len(found) > 1:
+            names, remedy = " and ".join(name for name, _ in found), "Leave one of them out of trainer.features."
+            raise InputError("features", f"{names}, which both define {hook}", "one owner of it", remedy)
+        return found[0][1] if found else None
+
+    def check_owners(self) -> None:
+        """Refuses two owners of one hook."""
+        for hook in _OWNED:
+            self.owner_of(hook)
 
     def on_built(self, trainable_values: dict[str, torch.Tensor]) -> None:
         """Called at the end of TRL's constructor with the values of trainable parameters from before TRL cast them."""
 
     # A generation batch
 
-    def generating(self, limits: Sequence[int] | None = None) -> AbstractContextManager[Any]:
-        """Entered around each generation with the policy; `limits` as in [`Generate`]."""
+    @context
+    def making_batch(self) -> AbstractContextManager[Any]:
+        """Entered around all that makes a generation batch, which may take several rounds."""
         return nullcontext()
 
-    def rolling_out(self) -> AbstractContextManager[Any]:
-        """Entered around the making of a batch's completions: generation, turns with tools, custom rollouts."""
-        return _entered(feature.rolling_out() for feature in self.features)
-
-    def completing(self, prompt_ids: list[list[int]], num_generations: int, generate: Generate) -> Completions:
-        """Makes the first completions of a batch's rows, where prompts are text; may call `generate` for other rows,
-        and more often."""
-        return generate(prompt_ids, num_generations)
-
-    def on_turns_begin(self, rows: Sequence[int]) -> None:
-        """Called when rows of this rank begin a turn of the model: first all, then those that got a tool's result."""
-        for feature in self.features:
-            feature.on_turns_begin(rows)
-
-    def scoring(self) -> AbstractContextManager[Any]:
-        """Entered around each call of the reward functions."""
-        return _entered(feature.scoring() for feature in self.features)
-
+    @owned
     def collecting(
         self, inputs: list[dict[str, Any]], generate: Callable[[list[dict[str, Any]]], dict[str, Any]]
     ) -> dict[str, Any]:
         """Makes a scored generation batch of this rank's rows; may call `generate` for other rows, and more often."""
         return generate(inputs)
+
+    @context
+    def rolling_out(self) -> AbstractContextManager[Any]:
+        """Entered around the making of a batch's completions: generation, turns with tools, custom rollouts."""
+        return nullcontext()
+
+    @owned
+    def completing(self, prompt_ids: list[list[int]], num_generations: int, generate: Generate) -> Completions:
+        """Makes the first completions of a batch's rows, where prompts are text; may call `generate` for other rows,
+        and more often."""
+        return generate(prompt_ids, num_generations)
+
+    @owned
+    def generating(self, limits: Sequence[int] | None = None) -> AbstractContextManager[Any]:
+        """Entered around each generation with the policy; `limits` as in [`Generate`]."""
+        return nullcontext()
+
+    @event
+    def on_turns_begin(self, rows: Sequence[int]) -> None:
+        """Called when rows of this rank begin a turn of the model: first all, then those that got a tool's result."""
+
+    @context
+    def scoring(self) -> AbstractContextManager[Any]:
+        """Entered around each call of the reward functions."""
+        return nullcontext()
 
     def on_rewards(self, batch: ScoredBatch) -> None:
         """Sees a generation batch right after the reward functions did."""
@@ -73,21 +144,23 @@ class Hooks:
         """May edit a scored generation batch (this rank's rows) before it is split into micro-batches."""
         return rollouts
 
+    @event
     def on_credit(self, batch: CreditedBatch) -> None:
         """Sees each generation batch with its advantages, on every rank."""
-        for feature in self.features:
-            feature.on_credit(batch)
 
     # A micro-batch
 
+    @owned
     def on_micro_batch(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """May replace the micro-batch that is due in training, and those behind it in `buffered_rollouts`."""
         return inputs
 
+    @owned
     def computing_loss(self, inputs: dict[str, Any]) -> AbstractContextManager[Any]:
         """Entered around the loss of a micro-batch."""
         return nullcontext()
 
+    @owned
     def loss_without_forward(self, inputs: dict[str, Any]) -> torch.Tensor | None:
         """The loss of a micro-batch that needs no forward; `None` for all others."""
         return None
@@ -96,57 +169,64 @@ class Hooks:
         """Attributes of the trainer that `_compute_loss` shall read with another value for this micro-batch."""
         return {}
 
+    @owned
     def loss_metrics(self, inputs: dict[str, Any], metrics: dict[str, list[float]]) -> dict[str, list[float]]:
         """May edit what `_compute_loss` logged for a micro-batch."""
         return metrics
 
     # Logs, checkpoints and the Hub
 
+    @owned
     def writing(self, folder: Path) -> AbstractContextManager[Any]:
         """Entered around all that is written into a folder, a checkpoint's or the model's, on every rank."""
         return nullcontext()
 
+    @event
     def add_to_log(self, logs: dict[str, Any]) -> None:
         """May add to what is about to be logged."""
-        for feature in self.features:
-            feature.add_to_log(logs)
 
+    @event
     def on_checkpoint_begun(self, checkpoint: Path) -> None:
         """Called on every rank before anything of a checkpoint is written."""
-        for feature in self.features:
-            feature.on_checkpoint_begun(checkpoint)
 
+    @event
     def on_checkpoint_saved(self, checkpoint: Path) -> None:
-        """Called on every rank after a checkpoint was written, before it is uploaded and older ones are deleted."""
-        for feature in self.features:
-            feature.on_checkpoint_saved(checkpoint)
+        """Called on every rank after a checkpoint was written, for what is to be added to it."""
 
+    @owned
+    def completing_checkpoint(self, checkpoint: Path) -> None:
+        """Called on every rank behind all of that, before it is uploaded and older ones are deleted."""
+
+    @event
     def on_checkpoint_loaded(self, checkpoint: Path) -> None:
         """Called on every rank after optimizer and scheduler were restored, before the first step."""
-        for feature in self.features:
-            feature.on_checkpoint_loaded(checkpoint)
 
+    @owned
     def on_model_saved(self, folder: Path) -> None:
         """Called on every rank after the model, or its adapter, was saved."""
 
+    @owned
     def writing_card(self, given: dict[str, Any]) -> AbstractContextManager[dict[str, Any]]:
         """Entered around TRL's writing of a card; gives the arguments that TRL shall get."""
         return nullcontext(given)
 
+    @owned
     def opening_repository(self) -> AbstractContextManager[Any]:
         """Entered around the opening of the repository on the Hub."""
         return nullcontext()
 
+    @owned
     def pushing(self) -> AbstractContextManager[Any]:
         """Entered around an upload that the run waits for."""
         return nullcontext()
 
+    @owned
     def on_failed_uploads(self, errors: list[BaseException]) -> None:
         """Called on the main process with what went wrong in uploads that ran beside the training."""
 
 
 class Feature(TrainerCallback):
-    """Something that plugs into the trainer: a transformers callback with more events.
+    """Something that plugs into the trainer: a transformers callback that may define hooks of [`Hooks`], too.
 
     A feature owns its state. The trainer builds it, lists it in `trainer.features` and adds it to its callbacks, so
     it hears of steps, logs and evaluations as any callback does. It reads `trainer.args` and never imports the
@@ -171,36 +251,9 @@ class Feature(TrainerCallback):
         """Entered around `train()`; the features that are listed first are the outer ones."""
         return nullcontext()
 
-    def rolling_out(self) -> AbstractContextManager[Any]:
-        """As in [`Hooks`]."""
-        return nullcontext()
+    def state_dict(self) -> dict[str, Any] | None:
+        """What a checkpoint keeps of the feature, JSON-ready; `None`: nothing. Asked on the main process."""
+        return None
 
-    def on_turns_begin(self, rows: Sequence[int]) -> None:
-        """As in [`Hooks`]."""
-
-    def scoring(self) -> AbstractContextManager[Any]:
-        """As in [`Hooks`]."""
-        return nullcontext()
-
-    def on_credit(self, batch: CreditedBatch) -> None:
-        """As in [`Hooks`]."""
-
-    def add_to_log(self, logs: dict[str, Any]) -> None:
-        """As in [`Hooks`]."""
-
-    def on_checkpoint_begun(self, checkpoint: Path) -> None:
-        """As in [`Hooks`]."""
-
-    def on_checkpoint_saved(self, checkpoint: Path) -> None:
-        """As in [`Hooks`]. Whatever it writes is part of the checkpoint: the state file comes last."""
-
-    def on_checkpoint_loaded(self, checkpoint: Path) -> None:
-        """As in [`Hooks`]."""
-
-
-@contextmanager
-def _entered(contexts: Iterable[AbstractContextManager[Any]]) -> Iterator[None]:
-    with ExitStack() as stack:
-        for context in contexts:
-            stack.enter_context(context)
-        yield
+    def load_state_dict(self, state: dict[str, Any] | None) -> None:
+        """Restores what `state_dict` returned, on every rank; `None`: the checkpoint holds none."""

@@ -29,10 +29,10 @@ from trl.trainer.utils import use_adapter  # noqa: E402
 
 from trl_drgrpo.common.secrets import without_secrets  # noqa: E402
 from trl_drgrpo.process_rewards.turns import TURN_METHODS  # noqa: E402
-from trl_drgrpo.upstream.batches import ScoredBatch, ScoredTokens, TokenBatch, joined_rows, token_batch, whole_row  # noqa: E402  # noqa: E402
+from trl_drgrpo.upstream.batches import ScoredBatch, ScoredTokens, TokenBatch, joined_rows, token_batch, whole_row  # noqa: E402
 from trl_drgrpo.upstream.description import CARD  # noqa: E402
 from trl_drgrpo.upstream.environments import ToolLoop  # noqa: E402
-from trl_drgrpo.upstream.hooks import Completions, Hooks  # noqa: E402
+from trl_drgrpo.upstream.hooks import Completions, Hooks, owned  # noqa: E402
 from trl_drgrpo.upstream.private_state import (  # noqa: E402
     PrivateState,
     item_swapped,
@@ -91,6 +91,7 @@ class HostTrainer(Hooks, PrivateState):
         self.built_with = dict(vars(self.args))
         self.on_built(values)
 
+    @owned
     def score_tokens(self, model: Any, tokens: TokenBatch) -> ScoredTokens:
         """Log-probabilities and entropies of completion tokens."""
         return self.score_as_trl(model, tokens)
@@ -102,7 +103,8 @@ class HostTrainer(Hooks, PrivateState):
             return super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
 
     def _generate_and_score_completions(self, inputs):
-        return self.collecting(inputs, self._scored_rollouts)
+        with self.making_batch():
+            return self.collecting(inputs, self._scored_rollouts)
 
     def _scored_rollouts(self, inputs):
         """Completions, rewards and advantages of rows."""
@@ -244,6 +246,7 @@ class HostTrainer(Hooks, PrivateState):
             with put_off, swapped(self.args, save_total_limit=None):
                 super()._save_checkpoint(model, trial)
             self.on_checkpoint_saved(folder)
+            self.completing_checkpoint(folder)
         if self.args.push_to_hub:
             self._push_from_checkpoint(str(folder))
         if self.args.should_save:

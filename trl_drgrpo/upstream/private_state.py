@@ -1,4 +1,4 @@
-"""Values of an object or a mapping replaced for the time of a block."""
+"""Public names for what the package reads and writes of TRL's trainer, and values replaced for the time of a block."""
 
 import asyncio
 import math

@@ -1,4 +1,5 @@
-"""Notices of other libraries that no user can act on, each filtered by its exact source: here, and nowhere else."""
+"""Notices and bars of other libraries that no user can act on, each filtered by its exact source: here, and nowhere
+else."""
 
 import logging
 import warnings

@@ -1,4 +1,5 @@
-"""Weights of a checkpoint whose file calls them by other names than the model does.
+"""Weights on their way: adapters to vLLM, merged one layer at a time, what vLLM cannot be sent, and checkpoints whose
+file calls weights by other names than the model does.
 
 When `from_pretrained` loads a model, transformers fuses the experts of a mixture and renames parts of vision-language
 models; when it saves, it undoes that. `Trainer` knows nothing of it when it resumes (transformers 5.23): what it does

@@ -1,10 +1,16 @@
 """A feature hears each event once, in the order of the features; contexts are left in reverse, after an error too."""
 
+import json
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
+from transformers import TrainerCallback
 
+from trl_drgrpo.check.tiny import tiny_model
+from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.features.resume.checkpoints import STATE_FILE
+from trl_drgrpo.features.resume.resume_state import FEATURES_FILE
 from trl_drgrpo.upstream.hooks import Feature, Hooks
 
 EVENTS = [
@@ -15,7 +21,7 @@ EVENTS = [
     "on_checkpoint_saved",
     "on_checkpoint_loaded",
 ]
-CONTEXTS = ["rolling_out", "scoring"]
+CONTEXTS = ["making_batch", "rolling_out", "scoring"]
 
 
 class Listener(Feature):
@@ -86,6 +92,11 @@ def test_a_context_that_cannot_be_entered_leaves_those_before_it(hooks):
     assert hooks.heard in ([], ["first enters scoring", "first leaves scoring"])
 
 
+def test_no_hook_has_the_name_of_a_callbacks_event():
+    """A feature would seem to define it."""
+    assert [name for name in vars(Hooks) if name[0] != "_" and hasattr(TrainerCallback, name)] == []
+
+
 def test_the_hooks_as_they_stand_change_nothing():
     hooks, feature, given = Hooks(), Feature(), {"a": 1}
     assert hooks.on_rollouts(given) is given
@@ -95,43 +106,77 @@ def test_the_hooks_as_they_stand_change_nothing():
     with hooks.writing_card(given) as arguments:
         assert arguments is given
     for event in EVENTS:
-        assert getattr(feature, event)(given) is None
-    for context in (hooks.generating, hooks.pushing, hooks.opening_repository, feature.around_train, feature.scoring):
+        assert getattr(hooks, event)(given) is None
+    for context in (hooks.generating, hooks.pushing, hooks.opening_repository, feature.around_train, hooks.scoring):
         with context():
             pass
     assert given == {"a": 1}
 
 
-def test_in_a_run_the_state_file_is_written_last_and_contexts_nest(settings, prompts, tokenizer, reward, monkeypatch):
+class Owner(Feature):
+    """Owns what a micro-batch becomes, and the loss of one that needs no forward."""
+
+    def on_micro_batch(self, inputs):
+        return {**inputs, "planned": True}
+
+    def loss_without_forward(self, inputs):
+        return "nothing to do"
+
+
+def test_an_owned_hook_goes_to_its_one_owner_and_a_subclass_comes_first(hooks):
+    class Mine(Hooks):
+        def on_micro_batch(self, inputs):
+            return {**super().on_micro_batch(inputs), "mine": True}
+
+    mine = Mine()
+    mine.features = [*hooks.features, Owner()]
+    mine.check_owners()
+    assert mine.on_micro_batch({"a": 1}) == {"a": 1, "planned": True, "mine": True}
+    assert mine.loss_without_forward({}) == "nothing to do"
+    assert mine.loss_metrics({}, {"kl": [1.0]}) == {"kl": [1.0]}
+
+
+def test_two_owners_of_one_hook_are_refused_when_training_starts(settings, prompts, tokenizer, reward):
+    from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
+
+    trainer = DrGRPOTrainer(
+        tiny_model(tokenizer), reward, DrGRPOConfig(**settings), prompts, processing_class=tokenizer
+    )
+    trainer.features = [*trainer.features, Owner()]
+    with pytest.raises(InputError, match="^features: got FastPath and Owner, which both define on_micro_batch; exp"):
+        trainer.train()
+    assert trainer.state.global_step == 0
+
+
+def test_in_a_run_the_state_file_is_written_last_and_contexts_nest(settings, prompts, tokenizer, reward):
     from runs import train
 
     from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
 
     heard, files = [], []
+    ours = Listener("ours", heard)
+    ours.on_checkpoint_saved = lambda path: (path / "ours").touch()
+    ours.state_dict = lambda: {"seen": 1}
 
     class Plugged(DrGRPOTrainer):
         def __init__(self, *args, **kwargs):
             super().__init__(*args, **kwargs)
-            self.features = [*self.features, Listener("ours", heard)]
+            self.features = [*self.features, ours]
 
-        def on_checkpoint_saved(self, checkpoint):
-            monkeypatch.setattr(self.features[-1], "on_checkpoint_saved", lambda path: (path / "ours").touch())
-            complete = self.resume.complete
-
-            def then_complete(path):
-                files.append({each.name for each in path.iterdir()})
-                complete(path)
-
-            monkeypatch.setattr(self.resume, "complete", then_complete)
-            super().on_checkpoint_saved(checkpoint)
+        def completing_checkpoint(self, checkpoint):
+            files.append({each.name for each in checkpoint.iterdir()})
+            super().completing_checkpoint(checkpoint)
             files.append({each.name for each in checkpoint.iterdir()})
 
     settings = {**settings, "max_steps": 1, "save_strategy": "steps", "save_steps": 1}
     train(Plugged, DrGRPOConfig, settings, prompts, tokenizer, reward)
     before, after = files
     assert "ours" in before
-    assert after - before == {STATE_FILE}
+    assert after - before == {STATE_FILE, FEATURES_FILE}
+    kept = json.loads((Path(settings["output_dir"]) / "checkpoint-1" / FEATURES_FILE).read_text())
+    assert kept["Listener"] == {"seen": 1}
     names = [each if isinstance(each, str) else each[1] for each in heard]
-    around = [f"ours {verb} {place}" for place in CONTEXTS for verb in ("enters", "leaves")]
-    assert [name for name in names if name.startswith("ours ")][:4] == around
+    inner = [f"ours {verb} {place}" for place in CONTEXTS[1:] for verb in ("enters", "leaves")]
+    around = ["ours enters making_batch", *inner, "ours leaves making_batch"]
+    assert [name for name in names if name.startswith("ours ")] == around
     assert [names.count(event) for event in ("on_credit", "on_checkpoint_begun", "on_checkpoint_loaded")] == [1, 1, 0]

@@ -1,11 +1,9 @@
-"""Seconds that a training step spends on generating, scoring and training, on the clock of the host.
+"""The diagnostics inside the trainer: statistics of every generation batch, phase times, run log, warnings. Glue only.
 
-- generate: TRL's generation, tools and custom rollouts included;
-- score: the reward functions and the step reward functions, what they sample themselves included;
-- train: the rest of the step: old and reference log-probabilities, planning, forward, backward, the optimizer.
-
-No device is waited for: a phase ends when its calls return. Generation and scoring return values that the host needs,
-so what an accelerator still computes then is counted as training.
+Everything is seen through hooks: `on_credit` after the advantages are made, `rolling_out` and `scoring` around the
+phases, a callback's events for steps and logs. Ranks exchange a few numbers per row and the recorded rows, once per
+generation batch; the main process writes. Nothing here touches a random generator or a tensor that is trained on, and
+nothing here ends a run (`upstream/description.py`).
 """
 
 import json
@@ -31,11 +29,22 @@ from trl_drgrpo.rewards.contract import reward_name
 from trl_drgrpo.upstream.batches import CreditedBatch
 from trl_drgrpo.upstream.description import METRIC, DescribingCallback, DescribingFeature
 
+logger = logging.getLogger(__name__)
+
 GENERATE, SCORE, TRAIN = "generate", "score", "train"
+# Places, as the guard names them.
+_STATISTICS, _WARNINGS, _PHASES = "The statistics of a batch", "The watch for warnings", "The clock of the phases"
 
 
 class PhaseClock:
-    """Adds up the seconds of each phase between two readings.
+    """Adds up the seconds of each phase of the training steps between two readings, on the clock of the host.
+
+    - generate: TRL's generation, tools and custom rollouts included;
+    - score: the reward functions and the step reward functions, what they sample themselves included;
+    - train: the rest of the step: old and reference log-probabilities, planning, forward, backward, the optimizer.
+
+    No device is waited for: a phase ends when its calls return. Generation and scoring return values that the host
+    needs, so what an accelerator still computes then is counted as training.
 
     Args:
         clock (`Callable[[], float]`, *optional*): Seconds since some moment.
@@ -108,14 +117,6 @@ class PhaseClock:
             result["time/tokens_per_s"] = self._tokens / self._in_steps
         self._clear()
         return result
-
-
-logger = logging.getLogger(__name__)
-
-# Places, as the guard names them.
-_STATISTICS, _WARNINGS, _PHASES = "The statistics of a batch", "The watch for warnings", "The clock of the phases"
-
-STATE_FILE = "drgrpo_diagnostics.json"  # in every checkpoint
 
 
 class Diagnostics(DescribingFeature):
@@ -309,28 +310,21 @@ class Diagnostics(DescribingFeature):
 
     # Checkpoints
 
-    def on_checkpoint_saved(self, checkpoint: Path) -> None:
-        if self.trainer.args.should_save:
-            with self.describing(f"{STATE_FILE} of a checkpoint"):
-                self._save_state(checkpoint / STATE_FILE)
+    def state_dict(self) -> dict[str, Any] | None:
+        return self.describing.value("The diagnostics of a checkpoint", self._state, otherwise=None)
 
-    def _save_state(self, file: Path) -> None:
-        state = {
-            "right_is_binary": self.correctness_rule.is_binary if self.correctness_rule else None,
-            "warnings": self.run_warnings.state_dict(),
-        }
-        file.write_text(json.dumps(state) + "\n", encoding="utf-8")
+    def _state(self) -> dict[str, Any]:
+        is_binary = self.correctness_rule.is_binary if self.correctness_rule else None
+        state = {"right_is_binary": is_binary, "warnings": self.run_warnings.state_dict()}
+        return json.loads(json.dumps(state))  # what JSON cannot hold fails here, where it ends no run
 
-    def on_checkpoint_loaded(self, checkpoint: Path) -> None:
-        file = checkpoint / STATE_FILE
-        if file.exists():
-            with self.describing(f"Reading {file} (warnings may be repeated)"):
-                self._load_state(json.loads(file.read_text(encoding="utf-8")))
-
-    def _load_state(self, state: dict[str, Any]) -> None:
-        if self.correctness_rule is not None:
-            self.correctness_rule.is_binary = state["right_is_binary"] is not False
-        self.run_warnings.load_state_dict(state["warnings"])
+    def load_state_dict(self, state: dict[str, Any] | None) -> None:
+        if state is None:
+            return
+        with self.describing("Reading the diagnostics of a checkpoint (warnings may be repeated)"):
+            if self.correctness_rule is not None:
+                self.correctness_rule.is_binary = state["right_is_binary"] is not False
+            self.run_warnings.load_state_dict(state["warnings"])
 
 
 def _of_steps(batch: CreditedBatch) -> dict[str, float]:

@@ -1,4 +1,5 @@
-"""A check during the first optimizer steps: do the weights that get a gradient move at all?
+"""Two looks at the first optimizer steps: do the weights that get a gradient move at all, and is the first loss as it
+should be?
 
 In bfloat16 an update of 1e-6 next to a weight of 0.01 rounds to nothing: loss, rewards and gradient norm look as
 ever, and the model does not learn. `MovementWatch` compares sampled elements with copies from the start of training
@@ -8,6 +9,8 @@ gradient that is not 0, so dead batches, a warm-up and unused experts do not tri
 The threshold lies in a gap that was measured (share of LoRA-A that changed in 20 steps, base of width 256, see
 `tests/benchmarks/adapter_dtype.py`): in bfloat16 0.4% at learning rate 1e-6, 4.4% at 1e-5, 50% at 1e-4; in float32
 more than 99.9% at each. Wider layers start smaller, so in bfloat16 somewhat more of them moves.
+
+`first_loss_remarks` explains what looks like a fault in the first logged loss, or has no effect.
 """
 
 import dataclasses
@@ -21,6 +24,8 @@ import torch
 from trl_drgrpo.upstream.description import DescribingFeature
 
 logger = logging.getLogger(__name__)
+
+LEAST_SHARE = 0.5  # of a group's elements: below, the watch warns
 
 
 @dataclass(frozen=True)
@@ -67,12 +72,11 @@ class MovementWatch(DescribingFeature):
         trainer ([`DrGRPOTrainer`], *optional*): The trainer it belongs to.
         steps (`int`, *optional*, defaults to `10`): Optimizer steps with signal after which it looks.
         elements (`int`, *optional*, defaults to `100_000`): Elements that are sampled, over all parameters.
-        least_share (`float`, *optional*, defaults to `0.5`): Share of a group's elements below which it warns.
     """
 
-    def __init__(self, trainer: Any = None, steps: int = 10, elements: int = 100_000, least_share: float = 0.5):
+    def __init__(self, trainer: Any = None, steps: int = 10, elements: int = 100_000):
         super().__init__(trainer)
-        self.steps, self.elements, self.least_share = steps, elements, least_share
+        self.steps, self.elements = steps, elements
         self.movements: list[Movement] = []  # what was found; empty until then
         self._samples: list[_Sample] = []
         self._signal_steps = 0
@@ -111,7 +115,7 @@ class MovementWatch(DescribingFeature):
             self._warn()
 
     def _warn(self) -> None:
-        still = [movement for movement in self.movements if movement.share < self.least_share]
+        still = [movement for movement in self.movements if movement.share < LEAST_SHARE]
         if not still:
             return
         least = min(still, key=lambda movement: movement.share)

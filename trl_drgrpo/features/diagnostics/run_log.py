@@ -1,8 +1,9 @@
-"""Completions as the run log keeps them: text cut into spans of equal advantage, with rewards and steps.
+"""The run log: `run.json`, and lines of metrics, warnings and recorded completions, which the report reads.
 
-Which groups of a generation batch are kept depends on their number alone, not on a random generator, so the same ones
-are kept after a resume. Each rank makes the records of its own rows (`row_record`); the main process puts the groups
-together (`group_records`).
+Completions are kept as text cut into spans of equal advantage, with rewards and steps. Which groups of a generation
+batch are kept depends on their number alone, not on a random generator, so the same ones are kept after a resume. Each
+rank makes the records of its own rows (`row_record`); the main process puts the groups together (`group_records`) and
+writes (`RunLog`).
 """
 
 import json

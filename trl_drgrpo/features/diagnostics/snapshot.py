@@ -52,14 +52,14 @@ class BatchSnapshot:
             "tokens": batch.completion_mask.sum(dim=1),
             "trained": batch.trained_mask.sum(dim=1),
             "gradient_weight": advantages.abs().sum(dim=1),
+            "token advantages": advantages[self._recorded],
+            "token masks": batch.trained_mask[self._recorded],
         }
         if (weights := batch.row_weights) is not None:
             tensors["weights"] = weights
-        if batch.advantages.dim() == 2:
-            tensors["token advantages"] = advantages[self._recorded]
-            tensors["token masks"] = batch.trained_mask[self._recorded]
         copied = to_host(tensors)
         self.rewards, self._advantages = copied["rewards"], copied["row advantages"]
+        self._token_advantages, self._token_masks = copied["token advantages"], copied["token masks"]
         self.per_func = [copied[f"reward {f}"] for f in range(batch.scored.rewards_per_func.size(1))]
         self.own = [
             # A tool's tokens are in the completion but not trained on; where all of a row is masked, none can be told.
@@ -80,25 +80,22 @@ class BatchSnapshot:
                 strict=True,
             )
         ]
-        self._token_values = self._per_recorded_row(copied) if batch.advantages.dim() == 2 else {}
-        self._add_rows_with_tools(copied)
 
     def recorded_rows(self, names: Sequence[str], correct: Sequence[bool | None] | None) -> Iterator[RecordedRow]:
         """This rank's rows of the groups that are recorded. `names`: the `F` reward functions; `correct`: `B` values,
         over all ranks."""
         scored, steps, forks = self.batch.scored, self.batch.steps, self.batch.forks
-        for i in self._recorded:
+        width = self.batch.trained_mask.size(1)
+        for n, i in enumerate(self._recorded):
             row, ids, own = self.first_row + i, list(scored.completion_ids[i]), self.own[i]
-            is_trained = own.trained > 0
-            everywhere = [self._advantages[i] if is_trained else 0.0] * len(ids), [is_trained] * len(ids)
-            advantages, trained = self._token_values.get(i, everywhere)
+            tokens = slice(n * width, n * width + len(ids))
             yield RecordedRow(
                 index=row,
                 prompt=scored.prompts[i],
                 columns=scored.inputs[i],
                 token_ids=ids,
-                token_advantages=advantages[: len(ids)],
-                trained=trained[: len(ids)],
+                token_advantages=self._token_advantages[tokens],
+                trained=[mask > 0 for mask in self._token_masks[tokens]],
                 step_ends=steps.steps[i].ends if steps else (),
                 step_rewards=steps.rewards[i] if steps else (),
                 rewards={name: values[row] for name, values in zip(names, self.per_func, strict=True)},
@@ -109,26 +106,6 @@ class BatchSnapshot:
                 correct=correct[row] if correct else None,
                 cuts=forks.cuts[row] if forks else None,
             )
-
-    def _per_recorded_row(self, copied: dict[str, list[float]]) -> dict[int, tuple[list[float], list[bool]]]:
-        width = self.batch.trained_mask.size(1)
-        cuts = [slice(n * width, (n + 1) * width) for n in range(len(self._recorded))]
-        return {
-            i: (copied["token advantages"][cut], [mask > 0 for mask in copied["token masks"][cut]])
-            for i, cut in zip(self._recorded, cuts, strict=True)
-        }
-
-    def _add_rows_with_tools(self, copied: dict[str, list[float]]) -> None:
-        """Tool results make the mask of a row uneven: those, if any are recorded, cost a transfer of their own."""
-        uneven = [
-            i for i in self._recorded if i not in self._token_values and 0 < copied["trained"][i] < copied["tokens"][i]
-        ]
-        if uneven:
-            tensors = {"a": self.batch.token_advantages[uneven], "m": self.batch.trained_mask[uneven]}
-            values, width = to_host(tensors), self.batch.trained_mask.size(1)
-            for n, i in enumerate(uneven):
-                cut = slice(n * width, (n + 1) * width)
-                self._token_values[i] = (values["a"][cut], [mask > 0 for mask in values["m"][cut]])
 
 
 def to_host(tensors: dict[str, torch.Tensor]) -> dict[str, list[float]]:

@@ -8,6 +8,9 @@ beside it.
 
 Groups whose correct rows are known are sorted into six buckets of the pass rate: none, up to 25, 50, 75 percent,
 less than all, all.
+
+Behind these: what the correction for vLLM's probabilities makes of short and long rows, step rewards, and the push of
+an update on the decision to stop.
 """
 
 import math
@@ -260,7 +263,12 @@ QUARTERS = tuple(f"sampling/weight_q{q}_mean" for q in (1, 2, 3, 4))  # from the
 def weight_statistics(
     weights: Sequence[float], lengths: Sequence[int], correct: Sequence[bool | None] | None = None
 ) -> dict[str, float]:
-    """Mean weights of short and long rows, and of correct and incorrect ones.
+    """Mean weights of short and long rows, and of correct and incorrect ones, in the correction for vLLM's
+    probabilities.
+
+    Each token's loss is multiplied by a ratio of the policy's probability to the engine's, bounded in one of four
+    ways. A row's weight is the mean ratio over its trained tokens. Where the ratio is the product over a row, noise
+    that is the same for every token masks or clips long rows more often: a length bias that no other metric shows.
 
     Args:
         weights (`B` floats): NaN for rows without trained tokens, which are left out.
@@ -300,6 +308,9 @@ def step_statistics(
     step_rewards: Sequence[Sequence[float | None]], outcome_rewards: Sequence[float | None]
 ) -> dict[str, float]:
     """Statistics of a generation batch's steps.
+
+    A learned process reward can be raised without solving anything: by more steps, or by mistakes it cannot see. Then
+    it rises while the outcome reward falls: `process_hacked` in `watches.py` warns of it from these numbers.
 
     Args:
         step_rewards (`B` lists of `K_i` floats): Reward of each step; `None` = unscorable.
@@ -387,7 +398,18 @@ def decision_scores(lengths: np.ndarray, stopped: np.ndarray, groups: np.ndarray
 
 
 def stop_push(weights: np.ndarray, scores: np.ndarray, chosen: np.ndarray, groups: np.ndarray) -> Push:
-    """The push of some rows of each group, over the weight of the whole group.
+    """The push of an update on the decision to stop, of some rows of each group, over the weight of the whole group.
+
+    At each token a policy goes on or stops. Were that one coin with probability c of going on, the gradient of its
+    logit over a row of T decisions, k of them to go on, would be `k - c T`, and the push of an update
+
+        sum_i w_i (k_i - c T_i),    w_i: weight of each token of row i, its advantage included.
+
+    Above 0 it makes answers longer. Over correct and incorrect answers apart it is the length bias at its source:
+    under a mean per row (`w_i = A_i / T_i`) incorrect answers are pushed to go on and correct ones to stop, about as
+    hard, so that the two cancel in whatever a policy shares between them. How much is left depends on how well it
+    tells them apart. c is that of the *other* groups of a batch: with the own group's, a row's length would be
+    compared with itself.
 
     Args:
         weights (`np.ndarray` of shape `(B,)`): Of each token of a row, the advantage included.

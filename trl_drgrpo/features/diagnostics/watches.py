@@ -1,4 +1,9 @@
-"""Whether a series of logged numbers has moved or left its usual range. Pure functions on short lists."""
+"""The causes that a run is warned of: for each a watch, with its metrics, thresholds, condition and advice.
+
+A watch judges a window of readings at every optimizer step, and at the end of a run. A reading is what an optimizer
+step brought, however seldom the run logs: the mean over ten steps has another spread than a step, and a window of
+forty logs would outlast most runs. In front of the watches: whether a series has moved or left its usual range.
+"""
 
 import math
 import statistics

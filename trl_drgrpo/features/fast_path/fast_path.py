@@ -94,7 +94,7 @@ class FastPath(Feature):
     def on_credit(self, batch: CreditedBatch) -> None:
         self._rollouts_are_new = self.trainer.model.training
 
-    def micro_batch(self, inputs: dict[str, Any]) -> dict[str, Any]:
+    def on_micro_batch(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """Plan the micro-batches of a new generation batch, and give the one that is due."""
         if not self._rollouts_are_new:
             return inputs

@@ -95,7 +95,7 @@ class Costs:
         forward (`float`, *optional*, defaults to `32.0`): Cost of one more forward and backward pass, however short.
         share_prompts (`bool`, *optional*, defaults to `False`): Whether completions may be packed at all.
         multiple (`int`, *optional*, defaults to `1`): Widths are padded to a multiple of this.
-        apart (`bool`, *optional*, defaults to `False`): Whether branches attend apart (`blocks.py`), so that a pack
+        apart (`bool`, *optional*, defaults to `False`): Whether branches attend apart (`tree_mask.py`), so that a pack
             costs fewer pairs than its width squared.
     """
 

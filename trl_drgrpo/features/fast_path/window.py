@@ -164,7 +164,16 @@ _EXTREMES = {"min": min, "max": max}
 
 
 class WindowMetrics:
-    """Collects what the micro-batches of one window log.
+    """TRL's metrics of the loss, with their meaning kept when rows are regrouped and left out.
+
+    TRL logs each micro-batch's mean over tokens and later averages these means. With micro-batches of unequal size
+    that would weigh tokens unequally, and rows that are left out would be missing. Here numerators and denominators
+    are summed over the window of an optimizer step and logged once, at its end.
+
+    - `clip_ratio/*`: over all rows. A token without advantage is never counted as clipped, so rows that were left out
+      add 0 to the numerator and their tokens to the denominator;
+    - `kl`: over all rows (none is left out with a KL term);
+    - `entropy`: over the rows that were run.
 
     Args:
         clips_rows (`bool`): Whether importance ratios are per sequence, so that clip ratios count rows, not tokens.

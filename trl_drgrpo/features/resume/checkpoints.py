@@ -1,4 +1,5 @@
-"""Complete and incomplete checkpoints. Loads neither torch nor TRL: the command line asks before they load.
+"""Complete and incomplete checkpoints, and the run in an output folder. Loads neither torch nor TRL: the command line
+asks before they load.
 
 A process that is killed while it writes a checkpoint leaves a folder that looks like one, and a bad disk or copy
 leaves files of the correct size. So three marks:
@@ -6,6 +7,10 @@ leaves files of the correct size. So three marks:
 - `drgrpo_state.part` stands in the folder from the first moment of writing to the last;
 - `drgrpo_state.json` takes its place in one step, after everything else and over all ranks;
 - it lists the size and the checksum (XXH3, 128 bits) of the files beside it, and of itself.
+
+TRL trains into any folder: a second run deletes the checkpoints of the first (`save_total_limit`), replaces its model,
+or leaves its own checkpoints between the others. Here a folder is its run's until the user says otherwise
+(`choose_start`).
 """
 
 import contextlib
@@ -66,7 +71,7 @@ def read_state(checkpoint: Path) -> dict[str, Any] | None:
         return None
     if not isinstance(state, dict):
         raise ValueError("no mapping")
-    if _SUM in state and state.pop(_SUM) != _sum_of_state(state):  # release 0.1.0 wrote none
+    if state.pop(_SUM, None) != _sum_of_state(state):
         raise ValueError("its checksum differs")
     return state
 
@@ -97,7 +102,7 @@ def why_incomplete(checkpoint: Path, checksums: bool = True) -> str:
     except (OSError, ValueError):
         return f"{TRAINER_STATE} cannot be read"
     try:
-        marks = _marks_in(read_state(checkpoint))
+        marks = (read_state(checkpoint) or {"files": {}})["files"]
     except (OSError, ValueError) as error:
         return f"{STATE_FILE} cannot be read ({error})"
     needed = {name: mark for name, mark in marks.items() if not name.startswith(_NOT_NEEDED)}
@@ -116,7 +121,7 @@ def why_changed(checkpoint: Path, name: str, mark: dict[str, Any], checksum: boo
         found = path.stat()
         if found.st_size != mark["bytes"]:
             return f"{name} has {found.st_size} bytes instead of {mark['bytes']}"
-        if checksum and mark.get(_SUM) not in (None, _checksum_once(path, found.st_mtime_ns, found.st_ctime_ns)):
+        if checksum and mark[_SUM] != _checksum_once(path, found.st_mtime_ns, found.st_ctime_ns):
             return f"{name} was changed after it was written (its checksum differs)"
     except FileNotFoundError:
         return f"{name} is missing"
@@ -151,15 +156,14 @@ def newest_complete_checkpoint(output_dir: Path) -> Path | None:
     The newest complete checkpoint of the run that wrote last; the log says why others are passed over.
 
     A folder may hold checkpoints of several runs, and of steps behind which a run went back. The one written last says
-    which run is meant and how far it has come: others' checkpoints, and those of higher steps, do not count. Release
-    0.1.0 noted neither run nor time: its checkpoints count as the run's, and as older than all others. Complete is one
-    with our state file and files as it lists them, or, where no checkpoint has one (a plain TRL run), one with a
-    readable `trainer_state.json`.
+    which run is meant and how far it has come: others' checkpoints, and those of higher steps, do not count. Complete
+    is one with our state file and files as it lists them, or, where no checkpoint has one (a plain TRL run), one with
+    a readable `trainer_state.json`.
     """
     folders = checkpoint_folders(output_dir)
     ours = any((path / STATE_FILE).exists() for path in folders)
-    states = {path: state for path in folders if (state := state_or_none(path))}
-    last = max(states, key=lambda path: (saved_at(states[path]), _step(path)), default=None)
+    states = states_in(output_dir)
+    last = next(reversed(states), None)
     for path in folders:
         reason = why_incomplete(path, checksums=False)
         if not reason and ours and path not in states:
@@ -181,14 +185,15 @@ def state_or_none(checkpoint: Path) -> dict[str, Any] | None:
         return read_state(checkpoint)
 
 
-def saved_at(state: dict[str, Any]) -> float:
-    """Unix time at which a checkpoint was completed; 0 where release 0.1.0 noted none."""
-    return state.get("saved_at") or 0.0
+def states_in(output_dir: Path) -> dict[Path, dict[str, Any]]:
+    """The state of each checkpoint of a run that has one that can be read; the one written last comes last."""
+    states = {path: state for path in checkpoint_folders(output_dir) if (state := state_or_none(path))}
+    return dict(sorted(states.items(), key=lambda item: item[1]["saved_at"]))
 
 
 def _why_not_of_the_newest(path: Path, state: dict[str, Any], last: Path, newest: dict[str, Any]) -> str:
-    run, newest_run = state.get("run_id"), newest.get("run_id")
-    if run and newest_run and run != newest_run:
+    run, newest_run = state["run_id"], newest["run_id"]
+    if run != newest_run:
         return f"it belongs to run {run}, but the last run to save here is {newest_run} ({last.name})"
     if _step(path) > _step(last):
         return f"the run was resumed from an earlier step: {last.name} was written later"
@@ -197,14 +202,6 @@ def _why_not_of_the_newest(path: Path, state: dict[str, Any], last: Path, newest
 
 def _step(checkpoint: Path) -> int:
     return int(checkpoint.name.rpartition("-")[2])
-
-
-def _marks_in(state: dict[str, Any] | None) -> dict[str, dict[str, Any]]:
-    """Result of `file_marks` when a checkpoint was written; of release 0.1.0 sizes alone."""
-    files = (state or {}).get("files")
-    if not isinstance(files, dict):
-        return {}
-    return {name: mark if isinstance(mark, dict) else {"bytes": mark} for name, mark in files.items()}
 
 
 def _checksum(path: Path) -> str:
@@ -299,6 +296,5 @@ def _is_of_the_run_in(output_dir: Path, checkpoint: Path) -> bool:
     """Whether a checkpoint lies in the folder, or is a copy of one of the run that wrote there last."""
     if checkpoint.resolve().parent == output_dir.resolve():
         return True
-    run_id = (state_or_none(checkpoint) or {}).get("run_id")
-    states = [state for path in checkpoint_folders(output_dir) if (state := state_or_none(path))]
-    return bool(run_id and states) and max(states, key=saved_at).get("run_id") == run_id
+    own, states = state_or_none(checkpoint), [*states_in(output_dir).values()]
+    return own is not None and bool(states) and states[-1]["run_id"] == own["run_id"]

@@ -29,10 +29,12 @@ from trl_drgrpo.features.resume.resume_state import (
     RandomState,
     RunState,
     changes,
+    load_features,
     load_rollouts,
     newest_loss_normalizer,
     refuse_changes,
     resume_facts,
+    save_features,
     save_rollouts,
 )
 from trl_drgrpo.upstream.hooks import Feature
@@ -52,8 +54,7 @@ class Resume(Feature):
         self.run_id = ""
         self._has_begun = False  # whether the files in the output folder are this trainer's
         self._checkpoints_of_this_run: frozenset[Path] = frozenset()
-        self._settings: dict[str, Any] = {}  # that a checkpoint records, see `on_resume.py`
-        self._keeps_old_credit = False  # whether release 0.1.0 began the run, with step rewards
+        self._settings: dict[str, Any] = {}  # that a checkpoint records, see `resume_state.py`
         self._micro_step = 0  # micro-batches processed when the newest step began or ended
         self._random_state: RandomState | None = None
         self._is_terminated = False  # by SIGTERM: the optimizer step that is being made is the last one
@@ -74,7 +75,7 @@ class Resume(Feature):
             "The record of the settings", lambda: resume_facts(self.trainer), otherwise={}
         )
         if checkpoint and has_optimizer(checkpoint) and (state := RunState.load(checkpoint)):
-            refuse_changes(state.settings or {}, self._settings, checkpoint)
+            refuse_changes(state.settings, self._settings, checkpoint)
         # The one that is resumed from holds its step already: written again, it would be gone if the run died then.
         self._checkpoints_of_this_run = frozenset([checkpoint.resolve()] if checkpoint else [])
         return str(checkpoint) if checkpoint else None
@@ -179,23 +180,24 @@ class Resume(Feature):
             begin_checkpoint(checkpoint)
         self.trainer.accelerator.wait_for_everyone()  # no rank writes into a folder that still counts as complete
 
-    def complete(self, checkpoint: Path) -> None:
-        """Write what is missing, the state file last: with it the checkpoint counts as complete."""
+    def completing_checkpoint(self, checkpoint: Path) -> None:
+        """As in [`Hooks`]: the state of all features, and the state file last. With it the checkpoint counts as
+        complete."""
         pending = self.trainer.pending_rollouts
         save_rollouts(checkpoint, self.trainer.accelerator.process_index, pending)
         self.trainer.accelerator.wait_for_everyone()  # the state file says that all of it is there
         if self.trainer.args.should_save:
+            save_features(checkpoint, self.trainer.features)
             RunState(
-                self.trainer.loss_normalizer,
-                self.trainer.micro_step,
-                self.trainer.reward_scale.state_dict(),
-                self._geometry(),
+                loss_normalizer=self.trainer.loss_normalizer,
+                micro_step=self.trainer.micro_step,
+                reward_scale=self.trainer.reward_scale.state_dict(),
+                value_baseline=self.trainer.value_baseline.state_dict(),
+                geometry=self._geometry(),
                 has_rollouts=pending is not None,
                 run_id=self.run_id,
                 objective=objective_facts(self.trainer),
                 settings=self._settings,
-                value_baseline=self.trainer.value_baseline.state_dict(),
-                keeps_old_credit=self._keeps_old_credit,
             ).save(checkpoint)
         self._checkpoints_of_this_run |= {checkpoint.resolve()}
 
@@ -203,6 +205,7 @@ class Resume(Feature):
         if not has_optimizer(checkpoint):
             message = "%s holds no optimizer state (save_only_model): the optimizer starts from scratch."
             logger.warning(message, checkpoint)
+        load_features(checkpoint, self.trainer.features)
         state = RunState.load(checkpoint)
         if state is None:
             self._say_what_is_missing(checkpoint)
@@ -219,8 +222,6 @@ class Resume(Feature):
             logger.warning(message, state.loss_normalizer, self.trainer.loss_normalizer)
         self.trainer.loss_normalizer = state.loss_normalizer
         self.run_id = state.run_id or self.run_id
-        if state.objective is None or state.keeps_old_credit:
-            self._keep_old_credit()
         self._say_what_changed(state, checkpoint)
         self.trainer.reward_scale.load_state_dict(state.reward_scale)
         if state.value_baseline:
@@ -228,20 +229,9 @@ class Resume(Feature):
         self._resume_position(state, checkpoint)
         self.trainer.advance_train_sampler(int((self.trainer.state.epoch or 0.0) + 1e-6))
 
-    def _keep_old_credit(self) -> None:
-        """A run that release 0.1.0 began with its default credit goes on with it."""
-        args = self.trainer.args
-        is_default = (args.step_baseline, args.process_role, args.forks) == ("to_go", "reward", 1)
-        if self.trainer.step_scorer and is_default and args.step_credit in ("return_to_go", "immediate"):
-            args.step_baseline, self._keeps_old_credit = "deepseekmath", True
-            logger.warning(
-                "This run began with trl-drgrpo 0.1.0 and keeps its credit, step_baseline='deepseekmath' (called "
-                "'pooled' then). The default is now 'to_go', which is unbiased: start a new run to use it."
-            )
-
     def _say_what_changed(self, state: RunState, checkpoint: Path) -> None:
         """Other settings in the middle of a run are allowed, but never silent."""
-        before = state.objective or {}  # release 0.1.0 noted none
+        before = state.objective
         changed = [
             f"{name} {_in_words(before[name])} -> {_in_words(value)}"
             for name, value in objective_facts(self.trainer).items()
@@ -250,7 +240,7 @@ class Resume(Feature):
         if changed:
             message = "The objective differs from that of %s: %s. The run continues with the new one."
             logger.warning(message, checkpoint, "; ".join(changed))
-        kept, anew = changes(state.settings or {}, self._settings, has_optimizer(checkpoint))
+        kept, anew = changes(state.settings, self._settings, has_optimizer(checkpoint))
         if anew:
             message = "Settings differ from those of %s: %s. The run continues with the new ones."
             logger.warning(message, checkpoint, "; ".join(anew))

@@ -1,7 +1,12 @@
-"""What a resumed run keeps of its checkpoint, what it takes anew, and what it refuses: one table, which the guide
-shows. Every difference is said, none is silent.
+"""What a checkpoint holds beside TRL's own state, so that a resumed run is the same run, and what a resumed run keeps
+of its checkpoint, takes anew, or refuses: one table, which the guide shows. Every difference is said, none is silent.
 
-Beside it, `objective_facts` (all taken anew) and the batch geometry, which decides on pending completions.
+- `drgrpo_rollouts_<rank>.pt`: the completions that were generated but not trained on yet. TRL forgets them, so a stock
+  run that is interrupted between two generations resumes with other completions. Absent when the next step generates;
+- `drgrpo_features.json`: the `state_dict` of each feature;
+- `drgrpo_state.json`: L, the count of micro-batches, the batch geometry (which decides on pending completions), the
+  running reward scale, and what tells this run from others: its id, objective and settings. It comes last: with it the
+  checkpoint is complete, see `checkpoints.py`.
 """
 
 import contextlib
@@ -10,6 +15,7 @@ import logging
 import os
 import random
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,13 +33,17 @@ from trl_drgrpo.features.resume.checkpoints import (
     file_marks,
     finish_checkpoint,
     read_state,
-    saved_at,
-    state_or_none,
+    states_in,
     why_changed,
 )
 from trl_drgrpo.objective.advantages import RunningRewardScale
 from trl_drgrpo.objective.value_baseline import ValueBaseline
+from trl_drgrpo.upstream.hooks import Feature
 
+logger = logging.getLogger(__name__)
+
+FORMAT = 2
+FEATURES_FILE = "drgrpo_features.json"  # in every checkpoint
 ON_RESUME = {
     # With the optimizer's state: torch restores them from there, whatever the arguments say.
     "kept": ("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "optim_args"),
@@ -98,28 +108,19 @@ def changes(before: dict[str, Any], now: dict[str, Any], has_optimizer: bool) ->
     return kept, anew
 
 
-logger = logging.getLogger(__name__)
-
-FORMAT = 2
-_READABLE = (1, 2)  # 1: of release 0.1.0, without run, objective, time and checksums
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RunState:
     """The small part of the state.
 
     Args:
         loss_normalizer (`int`): L of the run, in tokens.
         micro_step (`int`): Micro-batches processed since the start of the run, on each rank.
-        reward_scale (`dict[str, float]`): State of [`RunningRewardScale`].
-        value_baseline (`dict[str, float]`, *optional*): State of [`ValueBaseline`].
+        reward_scale, value_baseline (`dict[str, float]`): State of [`RunningRewardScale`] and of [`ValueBaseline`].
         geometry (`dict[str, int]`): Batch sizes and process count, by which `micro_step` and rollouts make sense.
         has_rollouts (`bool`): Whether every rank left a file of pending rollouts.
-        run_id (`str`, *optional*): Of the run, the same from its beginning on.
-        objective (`dict`, *optional*): What it optimizes, see
-            [`objective_facts`].
-        settings (`dict`, *optional*): More that a resumed run compares, see [`resume_facts`].
-        keeps_old_credit (`bool`): Whether release 0.1.0 began the run, and its default step credit goes on.
+        run_id (`str`): Of the run, the same from its beginning on.
+        objective (`dict`): What it optimizes, see [`objective_facts`].
+        settings (`dict`): More that a resumed run compares, see [`resume_facts`].
         files (`dict[str, dict]`): Size and checksum of the other files of the checkpoint, filled in by `save`.
         saved_at (`float`): Unix time, later than that of every checkpoint beside it; filled in by `save`.
         format (`int`): Version of the file's layout.
@@ -128,21 +129,20 @@ class RunState:
     loss_normalizer: int
     micro_step: int
     reward_scale: dict[str, float]
+    value_baseline: dict[str, float]
     geometry: dict[str, int]
-    has_rollouts: bool = False
-    run_id: str | None = None
-    objective: dict[str, Any] | None = None
-    settings: dict[str, Any] | None = None
-    value_baseline: dict[str, float] | None = None
-    keeps_old_credit: bool = False
+    has_rollouts: bool
+    run_id: str
+    objective: dict[str, Any]
+    settings: dict[str, Any]
     files: dict[str, Any] = field(default_factory=dict, compare=False)
     saved_at: float = field(default=0.0, compare=False)
     format: int = FORMAT
 
     def save(self, checkpoint: Path) -> None:
         """Write the state into a checkpoint folder, whole or not at all, as the last of its files."""
-        others = [saved_at(state_or_none(path) or {}) for path in checkpoint_folders(checkpoint.parent)]
-        now = max([time.time(), *(moment + 1 for moment in others)])  # clocks differ, and may be put back
+        others = states_in(checkpoint.parent).values()
+        now = max([time.time(), *(state["saved_at"] + 1 for state in others)])  # clocks differ, and may be put back
         finish_checkpoint(checkpoint, {**asdict(self), "files": file_marks(checkpoint), "saved_at": now})
 
     @classmethod
@@ -154,13 +154,12 @@ class RunState:
             content = read_state(checkpoint)
             if content is None:
                 return None
-            if content.get("format") not in _READABLE:
+            if content.get("format") != FORMAT:
                 remedy = "Resume with the trl-drgrpo version that wrote it."
                 raise InputError(str(source), f"format {content.get('format')}", f"format {FORMAT}", remedy)
             state = cls(**content)
             RunningRewardScale().load_state_dict(state.reward_scale)
-            if state.value_baseline:
-                ValueBaseline().load_state_dict(state.value_baseline)
+            ValueBaseline().load_state_dict(state.value_baseline)
             if not all(isinstance(value, int) for value in (state.loss_normalizer, state.micro_step)):
                 raise TypeError("numbers expected")
         except InputError:
@@ -180,6 +179,21 @@ def newest_loss_normalizer(output_dir: Path) -> int | None:
             if state := RunState.load(path):
                 return state.loss_normalizer
     return None
+
+
+def save_features(checkpoint: Path, features: Sequence[Feature]) -> None:
+    """Write what the features keep into a checkpoint folder, by the names of their classes."""
+    states = {type(feature).__name__: feature.state_dict() for feature in features}
+    kept = {name: state for name, state in states.items() if state is not None}
+    (checkpoint / FEATURES_FILE).write_text(json.dumps(kept) + "\n", encoding="utf-8")
+
+
+def load_features(checkpoint: Path, features: Sequence[Feature]) -> None:
+    """Give each feature what the checkpoint keeps of it; `None` where that is nothing."""
+    file = checkpoint / FEATURES_FILE
+    states = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    for feature in features:
+        feature.load_state_dict(states.get(type(feature).__name__))
 
 
 def save_rollouts(checkpoint: Path, rank: int, micro_batches: list[dict[str, Any]] | None) -> None:

@@ -7,7 +7,6 @@ of the batch.
 """
 
 import copy
-import json
 import logging
 import math
 import random
@@ -28,8 +27,6 @@ from trl_drgrpo.upstream.batches import OF_THE_BATCH, CreditedBatch, joined_rows
 from trl_drgrpo.upstream.hooks import Feature
 
 logger = logging.getLogger(__name__)
-
-STATE_FILE = "drgrpo_sampling.json"  # in every checkpoint
 
 
 class PromptSampling(Feature):
@@ -85,7 +82,8 @@ class PromptSampling(Feature):
 
     def _check_prompts(self) -> None:
         """Refuses a dataset that cannot fill a batch without taking a row twice."""
-        wanted, dataset = self._wanted(), self.stream.dataset
+        wanted = self.trainer.args.generation_batch_size // self.trainer.num_generations
+        dataset = self.stream.dataset
         if isinstance(dataset, Dataset) and len(dataset) < self._cap(wanted):
             raise InputError(
                 "max_sampling_rounds",
@@ -111,9 +109,6 @@ class PromptSampling(Feature):
             known,
         )
 
-    def _wanted(self) -> int:
-        return self.trainer.args.generation_batch_size // self.trainer.num_generations
-
     def _cap(self, wanted: int) -> int:
         return wanted * self.trainer.args.max_sampling_rounds
 
@@ -122,19 +117,13 @@ class PromptSampling(Feature):
     def on_credit(self, batch: CreditedBatch) -> None:
         self._credited = batch
 
-    def collect(
+    def collecting(
         self, inputs: list[dict[str, Any]], generate: Callable[[list[dict[str, Any]]], dict[str, Any]]
     ) -> dict[str, Any]:
-        """A generation batch of K groups.
-
-        Args:
-            inputs (`list[dict]` of length `b`): This rank's rows from the dataloader, each prompt G times in a row. Of
-                a stored dataset only their number counts.
-            generate (`Callable`): Makes completions, rewards and advantages for rows of this rank.
-
-        Returns:
-            `dict`: As TRL's, with `b` rows; advantages carry the weights. Groups that are missing have advantages 0.
-        """
+        """As in [`Hooks`]: a generation batch of K groups. Of a stored dataset only the number of `inputs` counts.
+        Advantages carry the weights, those of groups that are missing are 0."""
+        if not (self.trainer.model.training and self.is_on):
+            return generate(inputs)
         args, size = self.trainer.args, self.trainer.num_generations
         examples = self.trainer.gathered(list(inputs))[::size] if self._ranks > 1 else inputs[::size]
         wanted, cap = len(examples), self._cap(len(examples))
@@ -170,8 +159,12 @@ class PromptSampling(Feature):
         share = 1.0
         if self.trainer.args.dynamic_sampling and self.live_share is not None:
             share = max(self.live_share, 0.1)
-        unit = self._ranks // math.gcd(self._ranks, self.trainer.num_generations)
-        return math.ceil(math.ceil(missing / share) / unit) * unit
+        return math.ceil(math.ceil(missing / share) / self._unit) * self._unit
+
+    @property
+    def _unit(self) -> int:
+        """Every process gets as many rows of a multiple of so many groups."""
+        return self._ranks // math.gcd(self._ranks, self.trainer.num_generations)
 
     def _draw(self, prompts: Iterator[Any], drawn: list[Draw], groups: int, cap: int) -> list[Draw]:
         """Draw until enough prompts are kept for a round, or the cap is reached."""
@@ -192,8 +185,7 @@ class PromptSampling(Feature):
     def _run_round(self, fresh: list[Draw], number: int, generate: Callable) -> dict[str, Any]:
         """One round: completions, rewards and advantages of the kept prompts."""
         size, ranks = self.trainer.num_generations, self._ranks
-        unit = ranks // math.gcd(ranks, size)
-        filled = fresh + [fresh[-1]] * (-len(fresh) % unit)  # at the cap: rows that nobody takes
+        filled = fresh + [fresh[-1]] * (-len(fresh) % self._unit)  # at the cap: rows that nobody takes
         rows = [draw.example for draw in filled for _ in range(size)]
         share, rank = len(rows) // ranks, self.trainer.accelerator.process_index
         rollouts = generate(copy.deepcopy(rows[rank * share : (rank + 1) * share]))
@@ -286,27 +278,23 @@ class PromptSampling(Feature):
             rounds_allowed = self.trainer.args.max_sampling_rounds
             logger.warning(cap_warning(drawn, wanted, rounds_allowed))
 
-    def on_checkpoint_saved(self, checkpoint: Path) -> None:
-        """As in [`Hooks`]."""
-        if self.is_on and self.trainer.args.should_save:
-            state = {
-                "position": self.stream.position,
-                "batches": self.batches,
-                "live_share": self.live_share,
-                "pass_rates": self.pass_rates.state_dict(),
-            }
-            (checkpoint / STATE_FILE).write_text(json.dumps(state) + "\n", encoding="utf-8")
+    def state_dict(self) -> dict[str, Any] | None:
+        if not self.is_on:
+            return None
+        return {
+            "position": self.stream.position,
+            "batches": self.batches,
+            "live_share": self.live_share,
+            "pass_rates": self.pass_rates.state_dict(),
+        }
 
-    def on_checkpoint_loaded(self, checkpoint: Path) -> None:
-        """As in [`Hooks`]."""
-        file = checkpoint / STATE_FILE
+    def load_state_dict(self, state: dict[str, Any] | None) -> None:
         if not self.is_on:
             return
-        if not file.exists():
+        if state is None:
             logger.warning(
-                "%s holds no sampling state: pass rates and the stream of prompts start from scratch.", file
+                "The checkpoint holds no sampling state: pass rates and the stream of prompts start from scratch."
             )
             return
-        state = json.loads(file.read_text(encoding="utf-8"))
         self.stream.position, self.batches, self.live_share = state["position"], state["batches"], state["live_share"]
         self.pass_rates.load_state_dict(state["pass_rates"])

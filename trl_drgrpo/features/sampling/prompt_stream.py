@@ -1,4 +1,4 @@
-"""Prompts that a generation batch drew, and what is said of them: metrics, and a warning at the cap."""
+"""The prompts that generation batches draw: in which order (`PromptStream`), and what is said of those of a batch."""
 
 import itertools
 import json

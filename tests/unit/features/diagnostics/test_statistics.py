@@ -1,11 +1,24 @@
 import math
+import random
+import statistics
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trl_drgrpo.features.diagnostics.statistics import BUCKETS, BatchRows, batch_statistics
+from trl_drgrpo.features.diagnostics.run_warnings import RunWarnings, warning_thresholds
+from trl_drgrpo.features.diagnostics.statistics import (
+    BUCKETS,
+    QUARTERS,
+    BatchRows,
+    batch_statistics,
+    decision_scores,
+    step_statistics,
+    stop_push,
+    weight_statistics,
+)
 
 NAN = math.nan
 
@@ -228,3 +241,161 @@ def test_invariants(drawn, random):
     double = batch([2 * r for r in rewards], lengths, size)
     lowest = {"drgrpo/reward_min": 2 * min(rewards)}
     assert batch_statistics(double) == pytest.approx(stats | lowest, abs=1e-3)
+
+
+def test_golden_weights():
+    # In the order of length: 1.0 and 0.8, 0.6 and 0.4, 0.5 and 0.3, 0.2 and 0.0; one row is not trained on.
+    weights = [0.5, 0.2, 1.0, 0.8, math.nan, 0.3, 0.6, 0.0, 0.4]
+    lengths = [50, 70, 10, 20, 90, 60, 30, 80, 40]
+    correct = [True, False, True, None, True, False, False, False, True]
+    assert weight_statistics(weights, lengths, correct) == pytest.approx(
+        {
+            "sampling/weight_q1_mean": 0.9,
+            "sampling/weight_q2_mean": 0.5,
+            "sampling/weight_q3_mean": 0.4,
+            "sampling/weight_q4_mean": 0.1,
+            "sampling/weight_correct_mean": (0.5 + 1.0 + 0.4) / 3,
+            "sampling/weight_incorrect_mean": (0.2 + 0.3 + 0.6 + 0.0) / 4,
+        }
+    )
+
+
+def test_rows_of_one_length_are_in_one_quarter_whatever_their_order():
+    weights, lengths = [1.0, 0.0, 1.0, 0.0, 0.5], [9, 9, 9, 9, 3]
+    # Mean ranks: (0 + 1) / 2 and (1 + 5) / 2 of 5.
+    assert weight_statistics(weights, lengths) == {QUARTERS[0]: 0.5, QUARTERS[2]: 0.5}
+    assert weight_statistics(weights[::-1], lengths[::-1]) == {QUARTERS[0]: 0.5, QUARTERS[2]: 0.5}
+
+
+def test_nothing_is_known_where_nothing_is_trained_on():
+    assert weight_statistics([math.nan] * 4, [1, 2, 3, 4], [True] * 4) == {}
+    assert weight_statistics([], []) == {}
+
+
+def warned(shortest, longest, **thresholds):
+    """What is warned of when the quarters weigh this much, step by step."""
+    told = []
+    setting = {"unequal_weights": thresholds} if thresholds else True
+    watched = RunWarnings(warning_thresholds(setting), 8, lambda *what: told.append(what))
+    for step, (short, long) in enumerate(zip(shortest, longest, strict=True), start=1):
+        watched.observe(step, {QUARTERS[0]: short, QUARTERS[3]: long})
+    watched.finish()
+    return told
+
+
+def noisy(mean, std, seed, length=300):
+    rng = random.Random(seed)
+    return [mean + rng.gauss(0, std) for _ in range(length)]
+
+
+def test_a_slope_is_warned_of():
+    [(step, cause, message)] = warned(noisy(0.95, 0.2, 0), noisy(0.45, 0.2, 1))
+    assert (step, cause) == (40, "unequal_weights")
+    assert "the longest quarter of the completions 0.4" in message
+    assert "token_truncate" in message
+
+
+def test_a_short_run_is_judged_at_its_end():
+    assert [step for step, *_ in warned([1.0] * 12, [0.5] * 12)] == [12]
+    assert warned([1.0] * 9, [0.5] * 9) == []
+
+
+def test_long_rows_that_weigh_more_are_a_slope_too():
+    assert warned(noisy(0.6, 0.05, 0), noisy(0.95, 0.05, 1))
+
+
+def test_a_gap_below_the_share_or_within_the_noise_is_none():
+    assert warned([1.0] * 100, [0.93] * 100) == []
+    assert warned([1.0] * 100, [0.93] * 100, share=0.05, steps=1)
+    assert warned(noisy(1.0, 0.7, 0, 41), noisy(0.8, 0.7, 1, 41)) == []
+
+
+@pytest.mark.slow
+def test_noise_alone_is_not_called_a_slope():
+    # Two rows of each quarter per step, each masked with probability 1/2: the noisiest that is likely to occur.
+    def quarter(rng):
+        return [statistics.fmean(rng.choice((0.0, 1.0)) for _ in range(2)) for _ in range(300)]
+
+    alarms = 0
+    for seed in range(100):
+        rng = random.Random(seed)
+        alarms += bool(warned(quarter(rng), quarter(rng)))
+    assert alarms == 0
+
+
+def test_golden_statistics():
+    # rows: (1, 0), (1, None), () with outcomes 0, 1, 1
+    stats = step_statistics([[1.0, 0.0], [1.0, None], []], [0.0, 1.0, 1.0])
+    assert stats["process/steps_mean"] == 2.0  # 4 steps in 2 completions that have any
+    assert stats["process/unscorable_frac"] == 0.25
+    assert stats["process/reward_mean"] == pytest.approx(2 / 3)
+    # two steps: middles at 1/4 and 3/4 of the completion, so quarters 2 and 4
+    assert stats["process/reward_quarter_2"] == 1.0
+    assert stats["process/reward_quarter_4"] == 0.0
+    assert "process/reward_quarter_1" not in stats
+    # row means .5 and 1 with outcomes 0 and 1: perfectly correlated
+    assert stats["process/outcome_correlation"] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("outcomes", [[1.0, 1.0], [None, 1.0], [math.nan, 0.0]])
+def test_a_correlation_that_is_not_defined_is_left_out(outcomes):
+    assert "process/outcome_correlation" not in step_statistics([[0.0], [1.0]], outcomes)
+
+
+def test_nothing_from_nothing():
+    assert step_statistics([[], []], [0.0, 1.0]) == {}
+    assert step_statistics([[None]], [0.0]) == {"process/steps_mean": 1.0, "process/unscorable_frac": 1.0}
+
+
+@given(st.lists(st.lists(st.one_of(st.none(), st.floats(-1, 1)), max_size=9), min_size=1, max_size=6))
+def test_every_scored_step_is_in_one_quarter(rewards):
+    stats = step_statistics(rewards, [0.0] * len(rewards))
+    quarters = [stats[key] for key in stats if "quarter" in key]
+    scored = [s for row in rewards for s in row if s is not None]
+    assert bool(quarters) == bool(scored)
+    assert all(min(scored) - 1e-9 <= q <= max(scored) + 1e-9 for q in quarters)
+
+
+def simulated(objective, seed=0, prompts=400, size=8, go=0.9):
+    """One coin decides lengths, another one correctness; nothing links them."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.geometric(1 - go, size=prompts * size)
+    correct = rng.random(prompts * size) < 0.5
+    group, batch = np.arange(prompts * size) // size, np.arange(prompts * size) // (10 * size)
+    rewards = correct.astype(float).reshape(-1, size)
+    advantages = (rewards - rewards.mean(axis=1, keepdims=True)).reshape(-1)
+    weights = advantages / lengths if objective == "mean per row" else advantages
+    scores = decision_scores(lengths, np.ones(len(lengths), bool), group, batch)
+    return stop_push(weights, scores, ~correct, group), stop_push(weights, scores, correct, group)
+
+
+def test_a_mean_per_row_pushes_incorrect_answers_to_go_on_and_correct_ones_to_stop():
+    incorrect, correct = simulated("mean per row")
+    assert incorrect.value > 5 * incorrect.standard_error > 0
+    assert correct.value < -5 * correct.standard_error
+    assert incorrect.value == pytest.approx(-correct.value, rel=0.2)
+
+
+def test_a_constant_divisor_does_not():
+    for push in simulated("constant"):
+        assert abs(push.value) < 3 * push.standard_error
+        assert push.groups > 390
+
+
+def test_scores_by_hand():
+    # The second group has 3 + 1 tokens and both rows stopped: 2 of 4 decisions were to go on.
+    lengths, stopped = np.array([4, 2, 3, 1]), np.array([True, False, True, True])
+    scores = decision_scores(lengths, stopped, np.array([0, 0, 1, 1]), np.zeros(4, int))
+    assert scores[:2].tolist() == [3 - 0.5 * 4, 2 - 0.5 * 2]
+    assert scores[2:].tolist() == pytest.approx([2 - 5 / 6 * 3, 0 - 5 / 6 * 1])
+    weights, chosen = np.array([0.5, -0.5, 0.0, 0.0]), np.array([True, False, True, False])
+    push = stop_push(weights, scores, chosen, np.array([0, 0, 1, 1]))
+    assert push.value == pytest.approx(0.5 * 1.0 / 1.0)
+    assert push.groups == 1
+    assert math.isnan(push.standard_error)
+
+
+def test_a_batch_of_one_group_says_nothing():
+    scores = decision_scores(np.array([3, 4]), np.array([True, True]), np.array([0, 0]), np.zeros(2, int))
+    assert np.isnan(scores).all()
+    assert stop_push(np.array([1.0, -1.0]), scores, np.array([True, False]), np.array([0, 0])).groups == 0

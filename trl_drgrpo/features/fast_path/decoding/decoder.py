@@ -1,9 +1,12 @@
-"""The random numbers that `torch.multinomial` draws for a batch, as far as its live rows need them.
+"""Sampling G completions of a prompt: run the prompt once, and do not go on with rows that have finished.
 
-`Tensor.exponential_` of a CPU draws a uniform float64 per number and takes its logarithm, one number at a time: at
-2048 tokens in the vocabulary that is a tenth of a decoding step. Here the uniform numbers are drawn for all rows, so
-that the generator ends where it would, and the logarithm, vectorized, is taken for live rows alone. Where torch draws
-otherwise (on a GPU, or as a test of this build finds), `exponential_` itself is called.
+transformers' loop runs the same prompt through the model G times, and carries rows that ended long ago until the last
+one ends. This loop is handed to `generate` as its `custom_generate`, so that everything before it (logits processors,
+stopping criteria, cache, padding) is transformers' own. `can_decode` selects the calls; all others stay as they are.
+
+The same seed gives the same tokens as transformers' loop, up to rounding in the logits: for every row, also a finished
+one, as many random numbers are drawn as there (`exponential`), and a token is chosen by the rule of
+`torch.multinomial`.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +29,11 @@ BLOCK = 2**16  # numbers at a time: half a megabyte
 def exponential(live: torch.Tensor, rows: int, like: torch.Tensor) -> torch.Tensor:
     """
     Rows `live` of `like.new_empty(rows, V).exponential_(1)`, with the generator left as after that.
+
+    `Tensor.exponential_` of a CPU draws a uniform float64 per number and takes its logarithm, one number at a time: at
+    2048 tokens in the vocabulary that is a tenth of a decoding step. Here the uniform numbers are drawn for all rows,
+    so that the generator ends where it would, and the logarithm, vectorized, is taken for live rows alone. Where torch
+    draws otherwise (on a GPU, or as a test of this build finds), `exponential_` itself is called.
 
     Args:
         live (`torch.Tensor` of shape `(n,)`, int64): Rows wanted, ascending.

@@ -1,4 +1,10 @@
-"""An error that says what to change when a generation does not fit into memory."""
+"""The model's side of generation: prompts that run once, in this package's loop (`Forwards`) and in the continuous
+batching of transformers (`forked_prefill`), and an error that says what to change when a generation does not fit.
+
+In continuous batching TRL hands over the prompt of each completion by itself. Here equal prompts that follow each
+other become one request with `num_return_sequences`: transformers prefills all but its last token once, and each fork
+draws from there by itself.
+"""
 
 import copy
 import inspect
@@ -16,6 +22,8 @@ from transformers import DynamicCache
 from trl_drgrpo.features.fast_path.decoding.group_cache import NOT_SERVED, GroupCache, Refused, group_attention_in
 from trl_drgrpo.features.fast_path.decoding.prefixes import Prefixes
 from trl_drgrpo.upstream.private_state import swapped
+
+logger = logging.getLogger(__name__)
 
 
 def does_not_fit(error: Exception, input_ids: torch.Tensor, new: int, shares: bool) -> Exception:
@@ -105,7 +113,6 @@ def forked_prefill(model: Any) -> Iterator[None]:
         yield
 
 
-logger = logging.getLogger(__name__)
 # How far logits of the first step may be apart, as a share of the largest (from their mean).
 AGREEMENT = {torch.float64: 1e-6, torch.float32: 1e-3}
 AGREEMENT_BELOW = 0.1  # of numbers with fewer bits

@@ -279,7 +279,11 @@ def group_attention(
     position_bias: torch.Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """An attention function as transformers calls it.
+    """Attention of one new token per row over a [`GroupCache`], as transformers calls it: rows that share a prompt
+    are one product with its keys.
+
+    Registered with transformers under [`NAME`]. A name without a mask function gets no mask: windows and padding are
+    the cache's. Whatever it does not know it refuses, and decoding goes on without it.
 
     Args:
         module: The layer that attends.

@@ -42,6 +42,7 @@ def sampling(world, rank, rows, data=DATA, **fields):
         num_generations=GROUP,
         training_examples=data,
         shuffle_dataset=True,
+        model=SimpleNamespace(training=True),
         environment_factories=None,
         reward_func_names=["passes"],
         pad_token_id=0,
@@ -72,7 +73,7 @@ def collected(size, batches=2, rows=12, **fields):
         found = []
         for start in range(batches):
             examples = [DATA[start * (rows // GROUP) + i // GROUP] for i in range(rows)]
-            found.append(feature.collect(examples[rank * share : (rank + 1) * share], generate))
+            found.append(feature.collecting(examples[rank * share : (rank + 1) * share], generate))
         return found, logged
 
     with ThreadPoolExecutor(size) as pool:
@@ -113,7 +114,7 @@ def test_a_curriculum_draws_alike(size):
 def test_groups_that_are_missing_do_not_train():
     data = DATA.filter(lambda row: "dead" in row["prompt"] or row["prompt"] in ("live 0", "live 3"))
     feature, logged = sampling(World(1), 0, 12, data=data, max_sampling_rounds=3)
-    batch = feature.collect([DATA[i // GROUP] for i in range(12)], generate)
+    batch = feature.collecting([DATA[i // GROUP] for i in range(12)], generate)
     # two live groups among 18 draws: their sum over the cap
     assert batch["advantages"].tolist() == pytest.approx([6 / 18] * 4 + [0.0] * 8)
     assert logged[0]["sampling/capped_frac"] == [1.0]
@@ -122,7 +123,7 @@ def test_groups_that_are_missing_do_not_train():
 
 def test_padding_of_rounds_is_joined():
     feature, _ = sampling(World(1), 0, 12)
-    batch = feature.collect([DATA[i // GROUP] for i in range(12)], generate)
+    batch = feature.collecting([DATA[i // GROUP] for i in range(12)], generate)
     for ids, mask in zip(batch["completion_ids"], batch["completion_mask"], strict=True):
         assert (ids > 0).eq(mask > 0).all()
         assert mask.sum() == 1 + ids[0] % 3
@@ -132,11 +133,11 @@ def test_a_short_stream_begins_again_and_an_empty_one_is_an_error():
     data = Dataset.from_dict({"prompt": ["dead 0", "dead 1", "dead 2"]}).to_iterable_dataset()
     examples = [{"prompt": f"dead {i // GROUP}"} for i in range(4)]
     feature, logged = sampling(World(1), 0, 4, data=data)
-    feature.collect(examples, generate)
+    feature.collecting(examples, generate)
     assert logged[0]["sampling/draws"] == [10.0]
     feature, _ = sampling(World(1), 0, 4, data=data.filter(lambda row: False))
     with pytest.raises(InputError, match="train_dataset: got a stream that has ended"):
-        feature.collect(examples, generate)
+        feature.collecting(examples, generate)
 
 
 @pytest.mark.parametrize("fields", [{}, {"curriculum": True}, {"curriculum": True, "dynamic_sampling": False}])
@@ -153,7 +154,7 @@ def test_rows_that_share_a_prompt_are_estimated_without_bias(fields):
     chance, found = random.Random(0), []
     for _ in range(3000):
         drawn = chance.sample(list(data), 2)
-        batch = feature.collect([row for row in drawn for _ in range(GROUP)], of_rows)
+        batch = feature.collecting([row for row in drawn for _ in range(GROUP)], of_rows)
         found.append(batch["advantages"].mean().item())
     assert abs(statistics.fmean(found) - 0.5) < 4 * statistics.stdev(found) / len(found) ** 0.5
 
@@ -161,4 +162,4 @@ def test_rows_that_share_a_prompt_are_estimated_without_bias(fields):
 def test_images_are_refused():
     feature, _ = sampling(World(1), 0, 4)
     with pytest.raises(InputError, match="dynamic_sampling: got a batch with pixel_values; expected text only"):
-        feature.collect([DATA[0]] * 4, lambda rows: generate(rows) | {"pixel_values": torch.zeros(len(rows))})
+        feature.collecting([DATA[0]] * 4, lambda rows: generate(rows) | {"pixel_values": torch.zeros(len(rows))})

@@ -1,15 +1,14 @@
 """The feature with a trainer that is a namespace: when it stands aside, and the constants of what it has planned."""
 
-from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from trl_drgrpo.features.fast_path import fast_path
+from trl_drgrpo.features.fast_path.decoding import forwards
 from trl_drgrpo.features.fast_path.fast_path import FastPath
 from trl_drgrpo.features.fast_path.planner import Costs
-from trl_drgrpo.features.fast_path.window import PLAN
 from trl_drgrpo.upstream.batches import TokenBatch
 
 
@@ -89,39 +88,6 @@ def test_rows_are_left_out_only_where_the_advantage_is_all_that_moves_them(train
     assert not trainer.fast_path.skips
 
 
-def test_a_planned_micro_batch_is_divided_by_the_rows_of_a_stock_one(trainer):
-    assert trainer.fast_path.rows_per_nominal_row({}) == 1.0
-    assert trainer.fast_path.rows_per_nominal_row({PLAN: {"rows": 6, "nominal_rows": 4}}) == 1.5
-
-
-def test_an_empty_slot_has_a_loss_of_zero_without_a_forward(trainer):
-    loss = trainer.fast_path.loss_without_forward({PLAN: {"rows": 0}})
-    loss.backward()
-    assert loss.item() == 0.0
-    assert trainer.fast_path.loss_without_forward({PLAN: {"rows": 1}}) is None
-    assert trainer.fast_path.loss_without_forward({}) is None
-
-
-def test_the_packs_of_a_micro_batch_are_those_of_its_loss_only(trainer):
-    with trainer.fast_path.computing_loss({PLAN: {"packs": [[0, 1], [2]]}}):
-        assert trainer.fast_path._packs == [(0, 1), (2,)]
-    assert trainer.fast_path._packs is None
-    assert isinstance(trainer.fast_path.computing_loss({}), nullcontext)
-
-
-def test_metrics_of_a_planned_micro_batch_wait_for_the_end_of_their_window(trainer):
-    logged = {"kl": [0.5]}
-    planned = {"rows": 1, "tokens": 2, "loss_tokens": 2}
-    assert trainer.fast_path.loss_metrics({}, logged) is logged
-    with trainer.fast_path.around_train():
-        assert trainer.fast_path.loss_metrics({PLAN: planned}, {}) == {}
-
-
-def test_a_micro_batch_that_is_not_new_is_left_as_it_is(trainer):
-    inputs = {"completion_ids": None}
-    assert trainer.fast_path.micro_batch(inputs) is inputs
-
-
 def test_inputs_it_does_not_know_and_rows_without_a_prompt_stay_with_trl_and_are_said_once(trainer, caplog):
     trainer.gathered = lambda values: values
     known = {"completion_ids": torch.ones(2, 3), "prompt_mask": torch.ones(2, 2)}
@@ -185,7 +151,8 @@ def test_in_lockstep_all_ranks_share_prompts_or_none(others, trainer, monkeypatc
 
 @pytest.mark.parametrize("switch", [None, "args.fast_generation"])
 @pytest.mark.parametrize("elsewhere", ["use_vllm", "use_transformers_continuous_batching"])
-def test_generation_is_trls_where_something_else_generates(elsewhere, switch, trainer):
+def test_generation_is_trls_where_something_else_generates(elsewhere, switch, trainer, monkeypatch):
+    monkeypatch.setattr(forwards, "returns_forks", lambda model: True)
     setattr(trainer, elsewhere, True)
     trainer.args.fast_generation = switch is None
     trainer.continuous_batching_config = SimpleNamespace(num_blocks=8)

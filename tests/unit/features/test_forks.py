@@ -1,7 +1,5 @@
 """Sampling with a stub in the place of the backend: which rows are asked for, and what is made of them."""
 
-import json
-import logging
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -10,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trl_drgrpo.features.forks import STATE_FILE, ForkedRollouts
+from trl_drgrpo.features.forks import ForkedRollouts, boundaries, cut_behind, drawn_places, first_above, step_means
 from trl_drgrpo.objective.fork_advantages import Forks
 
 PROMPTS = [[100] * 2, [101] * 3]
@@ -57,7 +55,8 @@ def feature(ranks=1, rank=0, others=(), scores=None, entropies=None, **fields):
             batch_decode=lambda rows, **_: [" ".join(map(str, row)) for row in rows],
         ),
         gathered=lambda own: own + (others.pop(0) if others else []),
-        keeping_prefixes=nullcontext,
+        fast_path=SimpleNamespace(keeping_prefixes=nullcontext),
+        model=SimpleNamespace(training=True),
         scoring=nullcontext,
         state=None,
         rollout_inputs=[],
@@ -75,7 +74,7 @@ def rows_of(prompts, size):
 def test_parents_first_then_the_branches_of_their_cuts():
     backend = Backend([6, 5, 4, 3])
     forks, _ = feature()
-    completions, log_probs = forks.complete(rows_of(PROMPTS, 4), 4, backend)
+    completions, log_probs = forks.completing(rows_of(PROMPTS, 4), 4, backend)
     (parents, of_each, limits), (starts, more, left) = backend.calls
     assert (parents, of_each, limits) == (rows_of(PROMPTS, 2), 2, None)
     # the first batch knows no length: behind the first step of two tokens
@@ -92,25 +91,16 @@ def test_parents_first_then_the_branches_of_their_cuts():
 def test_a_row_that_cannot_be_cut_stands_there_for_its_leaves():
     backend = Backend([2, 6, 1, 0])
     forks, _ = feature()
-    completions, _ = forks.complete(rows_of(PROMPTS, 4), 4, backend)
+    completions, _ = forks.completing(rows_of(PROMPTS, 4), 4, backend)
     assert len(backend.calls[1][0]) == 1
     assert [len(row) for row in completions] == [2, 2, 6, 7, 1, 1, 0, 0]
     assert forks.newest.cuts == [[2], [2], [2], [2], [1], [1], [0], [0]]
     assert forks.newest.copies([len(row) for row in completions]) == [False, True, False, False] + [False, True] * 2
 
 
-def test_where_nothing_can_be_cut_nothing_more_is_asked_for():
-    backend = Backend([2, 1, 2, 0])
-    forks, _ = feature()
-    completions, log_probs = forks.complete(rows_of(PROMPTS, 4), 4, backend)
-    assert len(backend.calls) == 1
-    assert completions[::2] == completions[1::2]
-    assert log_probs[::2] == log_probs[1::2]
-
-
 def test_a_backend_that_writes_too_much_is_cut_off():
     forks, _ = feature(max_completion_length=7)
-    completions, log_probs = forks.complete(rows_of(PROMPTS, 4), 4, Backend([7, 6, 5, 3, 9, 9, 9, 9], exceeds=True))
+    completions, log_probs = forks.completing(rows_of(PROMPTS, 4), 4, Backend([7, 6, 5, 3, 9, 9, 9, 9], exceeds=True))
     assert [len(row) for row in completions[1::2]] == [7] * 4
     assert [len(row) for row in log_probs] == [len(row) for row in completions]
 
@@ -122,7 +112,7 @@ def test_without_log_probs_and_without_a_limit():
         assert limits is None
         return [[1, 2, 3, 4] for _ in prompt_ids], None
 
-    completions, log_probs = forks.complete(rows_of(PROMPTS, 4), 4, generate)
+    completions, log_probs = forks.completing(rows_of(PROMPTS, 4), 4, generate)
     assert log_probs is None
     assert completions[1] == [1, 2, 1, 2, 3, 4]
 
@@ -137,7 +127,7 @@ def test_leaves_are_trees(shape, lengths, mean_length):
     leaves = branches**depth
     forks, _ = feature(forks=branches, fork_depth=depth)
     forks.mean_length = mean_length
-    completions, log_probs = forks.complete(rows_of(PROMPTS, 2 * leaves), 2 * leaves, Backend(lengths))
+    completions, log_probs = forks.completing(rows_of(PROMPTS, 2 * leaves), 2 * leaves, Backend(lengths))
     assert len(completions) == 4 * leaves
     assert [len(row) for row in log_probs] == [len(row) for row in completions]
     assert max(map(len, completions)) <= 12
@@ -160,7 +150,7 @@ def test_leaves_are_trees(shape, lengths, mean_length):
 def test_all_leaves_of_a_parent_share_its_drawn_places():
     forks, _ = feature(fork_depth=2, max_completion_length=40)
     forks.mean_length = 20.0
-    forks.complete(rows_of(PROMPTS, 8), 8, Backend([40] * 16))
+    forks.completing(rows_of(PROMPTS, 8), 8, Backend([40] * 16))
     for start in range(0, 16, 4):
         assert len({tuple(cuts) for cuts in forks.newest.cuts[start : start + 4]}) == 1
     assert len({tuple(cuts) for cuts in forks.newest.cuts}) > 1
@@ -169,12 +159,12 @@ def test_all_leaves_of_a_parent_share_its_drawn_places():
 def test_two_processes_draw_the_places_of_one():
     together, _ = feature(max_completion_length=40)
     together.mean_length = 20.0
-    together.complete(rows_of(PROMPTS, 4), 4, Backend([40] * 8))
+    together.completing(rows_of(PROMPTS, 4), 4, Backend([40] * 8))
     cuts = []
     for rank in (0, 1):
         alone, _ = feature(ranks=2, rank=rank, others=[[2]], max_completion_length=40)
         alone.mean_length = 20.0
-        alone.complete(rows_of(PROMPTS[rank : rank + 1], 4), 4, Backend([40] * 4))
+        alone.completing(rows_of(PROMPTS[rank : rank + 1], 4), 4, Backend([40] * 4))
         cuts += alone.newest.cuts
     assert cuts == together.newest.cuts
     assert len({tuple(row) for row in cuts}) > 1
@@ -184,9 +174,9 @@ def test_the_next_batch_draws_other_places_within_the_mean_length():
     forks, _ = feature(max_completion_length=400)
     seen = set()
     for _ in range(6):
-        forks.complete(rows_of(PROMPTS, 4), 4, Backend([100] * 8))
+        with forks.making_batch():
+            forks.completing(rows_of(PROMPTS, 4), 4, Backend([100] * 8))
         seen |= {cut for (cut,) in forks.newest.cuts}
-        forks.learn_lengths()
     assert forks.mean_length == pytest.approx(100.0)
     assert len(seen) > 10
     assert max(seen) <= 102  # the step that the place lies in ends behind it
@@ -195,14 +185,14 @@ def test_the_next_batch_draws_other_places_within_the_mean_length():
 def test_processes_ask_for_as_many_branches():
     few, most = Backend([6, 1]), Backend([2, 1])
     forks, _ = feature(ranks=2, others=[[2], [9, 9]])
-    completions, _ = forks.complete(rows_of(PROMPTS[:1], 4), 4, few)
+    with forks.making_batch():
+        completions, _ = forks.completing(rows_of(PROMPTS[:1], 4), 4, few)
     starts, _, limits = few.calls[1]
     assert len(starts) == len(limits) == 2  # one of which nobody takes
     assert [len(row) for row in completions] == [6, 7, 1, 1]
-    forks.learn_lengths()
     assert forks.mean_length == pytest.approx((6 + 1 + 9 + 9) / 4)
     forks, _ = feature(ranks=2, others=[[1]])
-    completions, _ = forks.complete(rows_of(PROMPTS[:1], 4), 4, most)
+    completions, _ = forks.completing(rows_of(PROMPTS[:1], 4), 4, most)
     starts, _, limits = most.calls[1]
     assert (starts, limits) == ([PROMPTS[0] + completions[0][:1]], [11])  # the least to do
     assert [len(row) for row in completions] == [2, 2, 1, 1]
@@ -214,7 +204,7 @@ def test_entropy_cuts_behind_the_first_step_above_the_threshold():
         return [[0.1, 0.1, 0.8, 0.4, 2.0, 2.0][: len(ids)] for ids in completions]
 
     forks, _ = feature(fork_at="entropy", fork_threshold=0.5, entropies=entropies)
-    forks.complete(rows_of(PROMPTS, 4), 4, Backend([6, 4, 5, 2]))
+    forks.completing(rows_of(PROMPTS, 4), 4, Backend([6, 4, 5, 2]))
     # the second step's mean is .6; of the row of four tokens it is the last one, and the last row has but one step
     assert forks.newest.cuts == [[4], [4], [4], [4], [4], [4], [2], [2]]
     assert forks.newest.copies([6, 9, 4, 4, 5, 9, 2, 2]) == [False, False, False, True, False, False, False, True]
@@ -234,7 +224,7 @@ def test_doubt_cuts_behind_the_first_step_that_scores_low(conversational):
     forks, _ = feature(fork_at="doubt", fork_threshold=0.5, scores=Scorer())
     prompts = [[{"role": "user", "content": c}] if conversational else c for c in "pq"]
     forks.trainer.rollout_inputs = [{"prompt": p, "answer": i} for i, p in enumerate(prompts) for _ in range(4)]
-    completions, _ = forks.complete(rows_of(PROMPTS, 4), 4, Backend([9, 9, 9, 5]))
+    completions, _ = forks.completing(rows_of(PROMPTS, 4), 4, Backend([9, 9, 9, 5]))
     assert forks.newest.cuts == [[6]] * 6 + [[5]] * 2
     (batch,) = seen
     assert [row["answer"] for row in batch.inputs] == [0, 0, 1, 1]
@@ -254,7 +244,7 @@ def credited(forks, completions, advantages):
 
 def test_what_is_logged():
     forks, metrics = feature()
-    completions, _ = forks.complete(rows_of(PROMPTS, 4), 4, Backend([4, 2, 8, 1, 2, 6]))
+    completions, _ = forks.completing(rows_of(PROMPTS, 4), 4, Backend([4, 2, 8, 1, 2, 6]))
     assert [len(row) for row in completions] == [4, 4, 2, 2, 8, 8, 1, 1]
     advantages = torch.zeros(8, 8)
     advantages[0, 3] = advantages[4, 0] = 1.0  # behind the cut, and before it
@@ -268,27 +258,61 @@ def test_what_is_logged():
     assert metrics == {}
 
 
-def test_the_state_is_kept_in_checkpoints(tmp_path, caplog):
-    forks, _ = feature()
-    forks.complete(rows_of(PROMPTS, 4), 4, Backend([6] * 8))
-    forks.learn_lengths()
-    forks.on_checkpoint_saved(tmp_path)
-    assert json.loads((tmp_path / STATE_FILE).read_text()) == {"batches": 1, "mean_length": 6.0}
-    resumed, _ = feature()
-    resumed.on_checkpoint_loaded(tmp_path)
-    assert (resumed.batches, resumed.mean_length) == (1, 6.0)
-    resumed.on_checkpoint_loaded(tmp_path / "elsewhere")
-    assert "lengths are learned from scratch" in caplog.text
-    off, _ = feature(forks=1)
-    off.on_checkpoint_saved(tmp_path / "off")  # writes nothing: the folder is not there
-    off.on_checkpoint_loaded(tmp_path)
-    assert off.batches == 0
+rows = st.lists(st.integers(1, 4), min_size=1, max_size=6).map(
+    lambda lengths: [sum(lengths[: k + 1]) - 1 for k in range(len(lengths))]
+)
 
 
-def test_steps_that_end_by_what_follows_are_warned_of_once(caplog):
-    forks, _ = feature()
-    forks.segmenter.ahead = True
-    with caplog.at_level(logging.WARNING):
-        for _ in range(2):
-            forks.complete(rows_of(PROMPTS, 4), 4, Backend([6] * 8))
-    assert caplog.text.count("ends a step depends on the text after it, which slightly biases forks") == 1
+@given(rows, st.integers(0, 3))
+def test_a_boundary_has_tokens_on_both_sides(ends, behind):
+    length = ends[-1] + 1 + behind  # an EOS, say, that is in no step
+    places = boundaries(ends, length)
+    assert places == [end + 1 for end in ends if end != length - 1]
+    assert all(0 < place < length for place in places)
+
+
+def test_a_row_without_steps_has_no_boundary():
+    assert boundaries([], 0) == boundaries([2], 3) == []
+
+
+@given(st.integers(1, 4), st.floats(0, 100), st.text(max_size=5))
+def test_places_are_drawn_in_order_and_the_same_again(depth, length, seed):
+    places = drawn_places(seed, depth, length)
+    assert places == sorted(places) == drawn_places(seed, depth, length)
+    assert len(places) == depth
+    assert all(0 <= place <= length for place in places)
+
+
+def test_places_are_uniform():
+    places = [drawn_places(f"{i}", 1, 10.0)[0] for i in range(2000)]
+    assert sum(places) / 2000 == pytest.approx(5.0, abs=0.3)
+    assert sum(place < 1 for place in places) / 2000 == pytest.approx(0.1, abs=0.03)
+
+
+@given(rows, st.floats(0, 30), st.integers(0, 20), st.data())
+def test_a_cut_is_decided_by_what_is_before_it(ends, at, after, data):
+    """Whatever is written behind a cut, it stays where it is, or comes to lie at the row's end and is none."""
+    measures = data.draw(st.lists(st.floats(0, 1), min_size=len(ends), max_size=len(ends)))
+    for rule in (
+        lambda places, measures: cut_behind(places, at, after),
+        lambda places, measures: first_above(places, measures[: len(places)], 0.5, after),
+    ):
+        cut = rule(boundaries(ends, ends[-1] + 1), measures)
+        if cut is None:
+            continue
+        assert cut > after
+        known = sum(end < cut for end in ends)
+        other_ends = ends[:known] + [cut + k for k in range(data.draw(st.integers(1, 4)))]
+        other_measures = measures[:known] + [1.0] * (len(other_ends) - known)
+        assert rule(boundaries(other_ends, other_ends[-1] + 1), other_measures) == cut
+
+
+def test_a_step_that_cannot_be_scored_does_not_speak():
+    assert first_above([4, 8], [None, 0.9], 0.5, 0) == 8
+    assert first_above([4], [float("nan")], 0.5, 0) is None
+    assert first_above([4, 8], [0.5, 0.5], 0.5, 0) is None  # more than the threshold, not as much
+
+
+def test_step_means_leave_out_what_is_behind_the_last_step():
+    assert step_means([1.0, 3.0, 5.0, 9.0], [1, 2]) == [2.0, 5.0]
+    assert step_means([], []) == []
