@@ -420,7 +420,7 @@ class DrGRPOConfig(GRPOConfig):
             "reward, as a value estimate of the state before each step; the scores must not read later text.",
         },
     )
-    step_credit: Literal["return_to_go", "immediate", "min_increments", "min_to_go"] = field(
+    step_credit: Literal["return_to_go", "immediate", "min_increments"] = field(
         default="return_to_go",
         metadata={
             "help": "Step rewards credited to a token: 'return_to_go', 'immediate' or 'min_increments'.",
@@ -461,8 +461,6 @@ class DrGRPOConfig(GRPOConfig):
         self._spell_out()
         validate(self)
         validate_groups(self)
-        if self.step_credit == "min_to_go":
-            logger.warning("step_credit='min_to_go' is biased and will be removed in 0.3. Use 'min_increments'.")
         self._fall_back_to_cpu()
         try:
             super().__post_init__()
@@ -548,8 +546,6 @@ class DrGRPOConfig(GRPOConfig):
             self.step_separator = [self.step_separator]
         if self.advantage_baseline == "rloo":
             self.advantage_baseline = "leave_one_out"
-        if self.step_credit == "min_to_go" and self.step_baseline == "to_go":
-            self.step_baseline = "deepseekmath"  # its default in 0.1.0
         if isinstance(self.dynamic_sampling, str) and self.dynamic_sampling.lower() in ("true", "false"):
             self.dynamic_sampling = self.dynamic_sampling.lower() == "true"
         if isinstance(self.run_warnings, str) and self.run_warnings.lower() in ("true", "false"):

@@ -17,9 +17,7 @@ from trl_drgrpo.objective.step_advantages import (
 
 
 def fits(credit, baseline):
-    if credit == "min_increments":
-        return baseline in ("to_go", "none")
-    return credit != "min_to_go" or baseline not in ("to_go", "same_index", "none")
+    return credit != "min_increments" or baseline in ("to_go", "none")
 
 
 CHOICES = [(c, b) for c in STEP_CREDITS for b in STEP_BASELINES if fits(c, b)]
@@ -63,11 +61,10 @@ def test_each_baseline_on_one_uneven_group():
     assert immediate["to_go"] == [[0.5, 0.0], [0.5], [-1.0]]  # row 1 ended: 0 against 0
 
 
-def test_min_to_go_cannot_be_raised_by_more_steps():
+def test_min_increments_cannot_be_raised_by_more_steps():
     few, many = [[0.2, 0.9], [0.4]], [[0.2, *[0.9] * 50], [0.4]]
-    for choice, expected in ((("min_to_go", "deepseekmath"), 0.2 - 0.3), (("min_increments",), 0.2 - 0.4)):
-        first = step_advantages(few, 2, *choice)[0][0]
-        assert step_advantages(many, 2, *choice)[0][0] == pytest.approx(first) == pytest.approx(expected)
+    first = step_advantages(few, 2, "min_increments")[0][0]
+    assert step_advantages(many, 2, "min_increments")[0][0] == pytest.approx(first) == pytest.approx(0.2 - 0.4)
     # the hazard it avoids: return-to-go pays for the extra steps
     assert step_advantages(many, 2)[0][0] > step_advantages(few, 2)[0][0]
 
@@ -184,15 +181,13 @@ def test_rows_without_steps_are_zero(num_generations):
         (lambda: step_advantages([[math.inf]], 1), "step_rewards: got inf for step 0 of row 0"),
         (lambda: step_advantages([[1.0]], 1, "later"), "credit: got 'later'"),
         (lambda: step_advantages([[1.0]], 1, baseline="mean"), "baseline: got 'mean'"),
-        (lambda: step_advantages([[1.0]], 1, "min_to_go", "same_index"), "baseline: got 'same_index' with"),
-        (lambda: step_advantages([[1.0]], 1, "min_to_go"), "baseline: got 'to_go' with credit 'min_to_go'"),
         (
             lambda: step_advantages([[1.0]], 1, "min_increments", "deepseekmath"),
             "baseline: got 'deepseekmath' with credit",
         ),
         (
-            lambda: step_advantages([[1.0]], 1, "min_to_go", "deepseekmath", deepseekmath_std=True),
-            "deepseekmath_std: got True with",
+            lambda: step_advantages([[1.0]], 1, deepseekmath_std=True),
+            "deepseekmath_std: got True with baseline 'to_go'",
         ),
         (lambda: step_advantages([[1.0, 2.0]], 1, state_keys=[["a"]]), "state_keys: got 1 keys for 2 steps in row 0"),
         (lambda: broadcast_to_tokens([[1.0]], [[0, 1]], torch.ones(1, 3)), "step_ends: got 2 ends for 1 step rewards"),
