@@ -18,7 +18,7 @@ from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.hub_errors import hub_errors
 from trl_drgrpo.common.ranges import refuse_out_of_range
 from trl_drgrpo.process_rewards.formats import DEFAULT_SEPARATOR
-from trl_drgrpo.process_rewards.scorer import load_tokenizer
+from trl_drgrpo.process_rewards.loading import load_tokenizer
 from trl_drgrpo.process_rewards.texts import END_TOKENS, Cleaner, encode_piecewise, prompt_text
 from trl_drgrpo.rewards.scoring import read_json_lines
 

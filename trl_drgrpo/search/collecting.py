@@ -278,13 +278,13 @@ def collect(
     chosen = SearchSettings(**settings)
     check_values(verifier, prm)
     check_prompt_rows(rows, "dataset_name", OWN_COLUMNS)
-    from trl_drgrpo.process_rewards.scorer import load_tokenizer
+    from trl_drgrpo.process_rewards.loading import load_tokenizer
 
     tokenizer = load_tokenizer(model, tokenizer)
     segmenter = chosen.segmenter()
     sampling: dict[str, Any] = {"temperature": chosen.temperature, "top_p": chosen.top_p}
     if vllm_server_base_url is None:
-        from trl_drgrpo.process_rewards.scorer import load_model
+        from trl_drgrpo.process_rewards.loading import load_model
         from trl_drgrpo.search.sampling import TransformersSampler
 
         loaded = load_model(model, "AutoModelForCausalLM")

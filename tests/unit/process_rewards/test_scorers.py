@@ -279,10 +279,9 @@ def test_a_checkpoint_without_the_head_is_refused(saved_model):
 def test_a_head_of_three_classes_is_refused():
     tokenizer = marked_tokenizer()
     model = built(Qwen2ForTokenClassification, config(tokenizer, num_labels=3))
-    with pytest.raises(InputError, match="got 3 classes; expected a head of 2 classes"):
-        TokenClassificationScorer(model, tokenizer)
-    with pytest.raises(InputError, match="got 3 outputs per token; expected a head of 2 classes"):
-        QwenMathScorer(model, tokenizer)
+    for kind in (TokenClassificationScorer, QwenMathScorer):
+        with pytest.raises(InputError, match="got 3 outputs per token; expected a head of 2 classes"):
+            kind(model, tokenizer)
     with pytest.raises(InputError, match="2 classes per token"):
         QwenMathScorer(built(Qwen2ForCausalLM, config(tokenizer)), tokenizer)
     with pytest.raises(InputError, match="without a language modeling head"):
@@ -341,6 +340,8 @@ def test_models_that_do_not_load(tmp_path):
         TokenClassificationScorer(str(tmp_path / "nothing"), tiny_tokenizer())
     with pytest.raises(InputError, match="batch_size: got 0"):
         token_classification(batch_size=0)
+    with pytest.raises(InputError, match="bach_size: got an unknown option; .* Did you mean batch_size?"):
+        token_classification(bach_size=1)
 
 
 # Rules ---------------------------------------------------------------------------------------------------------------
