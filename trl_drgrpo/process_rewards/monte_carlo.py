@@ -1,26 +1,40 @@
-"""Rollouts: continuations of a prefix, sampled in batches.
+"""Monte-Carlo process rewards: the value of a prefix is how often the policy is correct from there.
 
-Monte-Carlo values take any callable `generate(prefixes, k) -> list[list[str]]`. Here are the two that need no writing:
-`TransformersRollouts` for a model in memory, and `TrainerRollouts` for the policy in training, sampled the way its
-trainer samples completions (vLLM, DeepSpeed, FSDP included). Prefixes are texts or, exact to the token, lists of
-token ids.
+    value v_k  = share of n rollouts from `prompt + steps 1..k` that the outcome verifier accepts
+    reward     = v_k ("value") or v_k - v_{k-1} ("gain"; v_0 from the prompt alone)
+
+The estimate that a tree search would make at that node (arXiv 2312.08935, 2410.01679). Where the last step ends the
+completion no token can follow, so its value is the verifier's verdict on the completion itself. An EOS behind its
+separator is a decision of its own, which a *value* does not know of: such a step is rolled out like the others. A
+*gain* takes the verdict there, too: gains sum to `verdict - v_0`, and writing more steps earns nothing. The gain of
+such a last step reads the EOS behind it (`is_causal`: values only). Equal prefixes, such as the prompt of a group, are
+rolled out once per call. Cost: up to n rollouts per step, more than the training step itself.
+
+Rollouts come from any callable `generate(prefixes, k) -> list[list[str]]`. Two need no writing: `TransformersRollouts`
+for a model in memory, and `TrainerRollouts` for the policy in training, sampled the way its trainer samples
+completions (vLLM, DeepSpeed, FSDP included). Prefixes are texts or, exact to the token, lists of token ids.
+
+`label_steps` makes labels for a process reward model: a step is good if at least one rollout from behind it is
+accepted (the hard estimate of Math-Shepherd), its value is kept beside the label. A label is only as good as the model
+is able and the verifier correct: a step from which the model merely guesses the answer counts as good.
 """
 
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 
 from trl_drgrpo.common.errors import InputError, RewardError
-from trl_drgrpo.process_rewards.scoring import dataset_columns, row_of
-from trl_drgrpo.process_rewards.texts import END_TOKENS, Cleaner, prompt_ids, split_into_steps
+from trl_drgrpo.process_rewards.scoring import dataset_columns, log_nothing, row_of
+from trl_drgrpo.process_rewards.texts import END_TOKENS, Cleaner, completion_like, prompt_ids, split_into_steps
 from trl_drgrpo.rewards.contract import checked_reward, reward_name
 
 Prefixes = Sequence[str] | Sequence[Sequence[int]]
+Sampled = TypeVar("Sampled")
 
 
 class TrainerRollouts:
@@ -142,30 +156,54 @@ class TransformersRollouts:
         ]
         jobs = [i for i in range(len(encoded)) for _ in range(k)]
         jobs.sort(key=lambda i: len(encoded[i]))  # rows of like length share a batch; stable
-        texts: list[list[str]] = [[] for _ in encoded]
-        was_training = self.model.training
-        self.model.eval()
-        try:
-            self._sample(encoded, jobs, texts)
-        finally:
-            self.model.train(was_training)
+        texts = sampled_in_batches(
+            self.model, encoded, jobs, self._continue, batch_size=self.batch_size, seed=self.seed + self.calls
+        )
         self.calls += 1
         return texts
-
-    def _sample(self, encoded: list[list[int]], jobs: list[int], texts: list[list[str]]) -> None:
-        """One continuation per job, added to the texts of its prefix."""
-        devices = [self.model.device] if self.model.device.type == "cuda" else []
-        with torch.random.fork_rng(devices=devices), torch.no_grad():
-            torch.manual_seed(self.seed + self.calls)
-            for start in range(0, len(jobs), self.batch_size):
-                batch = jobs[start : start + self.batch_size]
-                for i, text in zip(batch, self._continue([encoded[i] for i in batch]), strict=True):
-                    texts[i].append(text)
 
     def _continue(self, prefixes: list[list[int]]) -> list[str]:
         """One continuation per prefix."""
         output = continued(self.model, self.tokenizer, prefixes, max_new_tokens=self.max_new_tokens, **self.decoding)
         return self.tokenizer.batch_decode(output, skip_special_tokens=self.skip_special_tokens)
+
+
+def sampled_in_batches(
+    model: Any,
+    rows: Sequence[Any],
+    jobs: Sequence[int],
+    sample: Callable[[list[Any]], Iterable[Sampled]],
+    *,
+    batch_size: int,
+    seed: int,
+) -> list[list[Sampled]]:
+    """Samples for some rows; the same seed, jobs and batch size give the same ones.
+
+    Args:
+        model (`PreTrainedModel`): Put into evaluation mode for the call and back after it.
+        rows (`Sequence`): What is continued.
+        jobs (`Sequence[int]`): A row for each sample, in the order in which they are drawn.
+        sample (`Callable`): Draws one sample for each row of a batch.
+        batch_size (`int`): Samples per call of it.
+        seed (`int`): The global random state is put back afterwards.
+
+    Returns:
+        `list[list]`: The samples of each row.
+    """
+    found: list[list[Sampled]] = [[] for _ in rows]
+    devices = [model.device] if model.device.type == "cuda" else []
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.random.fork_rng(devices=devices), torch.no_grad():
+            torch.manual_seed(seed)
+            for start in range(0, len(jobs), batch_size):
+                batch = jobs[start : start + batch_size]
+                for i, each in zip(batch, sample([rows[i] for i in batch]), strict=True):
+                    found[i].append(each)
+    finally:
+        model.train(was_training)
+    return found
 
 
 def continued(model: Any, tokenizer: Any, prefixes: Sequence[Sequence[int]], **generation: Any) -> torch.Tensor:
@@ -364,7 +402,8 @@ class MonteCarloScorer:
         for prefix, group in zip(wanted, continuations, strict=True):
             for continuation in group:
                 rows.append(prefix.row)
-                texts.append(judge.like_completion(prefix.row, self._cleaner.bare(prefix.text + continuation)))
+                text = self._cleaner.bare(prefix.text + continuation)
+                texts.append(completion_like(judge.completions[prefix.row], text))
                 if self.tokenizer is not None:
                     more = self.tokenizer(continuation, add_special_tokens=False)["input_ids"]
                     token_ids.append([*prefix.token_ids, *more])
@@ -422,18 +461,10 @@ class _Judge:
             prompts=[self.prompts[row] for row in rows],
             completions=completions,
             trainer_state=self.trainer_state,
-            log_metric=_log_nothing,
-            log_extra=_log_nothing,
+            log_metric=log_nothing,
+            log_extra=log_nothing,
             **more,
         )
-
-    def like_completion(self, row: int, text: str) -> Any:
-        """The text in the format of the row's completion: plain, or one message of the assistant."""
-        return text if isinstance(self.completions[row], str) else [{"role": "assistant", "content": text}]
-
-
-def _log_nothing(*args: Any) -> None:
-    """Takes the place of the trainer's `log_metric` and `log_extra` for completions that are not trained on."""
 
 
 def _ids_of(completion_ids: Any, rows: list[int]) -> list[list[int]] | None:
@@ -533,10 +564,7 @@ def _values(chunk: _Completed, scorer: MonteCarloScorer, tokenizer: Any) -> list
     columns: dict[str, Any] = {name: [row.get(name) for row, _ in chunk] for name in names}
     return scorer(
         prompts=[row["prompt"] for row, _ in chunk],
-        completions=[
-            text if isinstance(row["prompt"], str) else [{"role": "assistant", "content": text}]
-            for (row, _), text in zip(chunk, texts, strict=True)
-        ],
+        completions=[completion_like(row["prompt"], text) for (row, _), text in zip(chunk, texts, strict=True)],
         steps=[steps for _, steps in chunk],
         completion_ids=[[token for step in row for token in step] for row in ids],
         step_ends=ends,

@@ -1,14 +1,29 @@
-"""Rules as process rewards: a function that judges one step becomes a step reward function.
+r"""Step rewards without a process reward model: a rule as a function, or a chat model that gives verdicts.
 
-A rule sees the prompt, the steps written so far, the step itself and the dataset row; it cannot be exploited beyond
-what it leaves unchecked, costs microseconds, and needs no model. Whatever it does wrong (an exception, a string, an
-infinite number) is one error that names row and step, or, for those who opted in, an unscorable step and a counter.
+**Rules** (`step_verifier`). A rule sees the prompt, the steps written so far, the step itself and the dataset row; it
+cannot be exploited beyond what it leaves unchecked, costs microseconds, and needs no model. Whatever it does wrong (an
+exception, a string, an infinite number) is one error that names row and step, or, for those who opted in, an
+unscorable step and a counter.
+
+**Verdicts** (`StepJudge`). ThinkPRM, a generative process reward model, or any chat model, judges step by step:
+
+    Step 1: <critique> The step is \boxed{correct}
+    Step 2: <critique> The step is \boxed{incorrect}
+
+Reward 1 for a correct step and 0 for an incorrect one. It is asked about every step, with the solution up to and
+including that step, so that no score depends on later text; `reads="solution"` asks once per completion instead. Such
+a judge stops at the first mistake: the steps behind it are not judged (`None`), as in the data that ThinkPRM was
+trained on. A reply that leaves an earlier step without a verdict is a failure, worth 0 and counted; without a reply it
+is `None`. Prompt and verdicts: arXiv 2504.16828 and its code, `launch/ThinkPRM-1.5B` behind vLLM for example. Differs
+in two points: a chat API does not let us begin the model's reply ("Let's verify step by step:"), and the last verdict
+on a step counts. No such model was run here. A judge can be talked to, see [`JudgeReward`]: what the policy writes is
+kept from posing as a step of another number, and no more.
 """
 
 import inspect
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -17,6 +32,7 @@ from trl_drgrpo.process_rewards.scoring import dataset_columns, row_of
 from trl_drgrpo.process_rewards.texts import END_TOKENS, Cleaner, prompt_text, texts_of
 from trl_drgrpo.rewards.contract import OnError, check_on_error, declared, reward_name, reward_number
 from trl_drgrpo.rewards.functions.judge.judge import Judge, Messages
+from trl_drgrpo.rewards.signatures import is_required, parameters
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +79,11 @@ def step_verifier(func: Callable[..., Any], name: str | None = None, on_error: O
             "A step verifier is called step by step: write a step reward function instead, it may be asynchronous."
         )
         raise InputError("step_verifier", "an asynchronous function", "a plain function", remedy)
-    rule = _Rule(func, name or reward_name(func), on_error == "raise")
+    known = parameters(func)  # None: a built-in without a signature
+    takes_all = known is None or any(each.kind is each.VAR_KEYWORD for each in known)
+    columns = (known or ())[3:]
+    accepted = None if takes_all else {each.name for each in columns if each.kind is not each.POSITIONAL_ONLY}
+    rule = _Rule(func, name or reward_name(func), on_error == "raise", accepted)
 
     def verified(
         prompts: Sequence[Any],
@@ -77,38 +97,24 @@ def step_verifier(func: Callable[..., Any], name: str | None = None, on_error: O
     verified.is_causal = True  # type: ignore[attr-defined]  # it sees nothing behind the step
     verified.__name__ = verified.__qualname__ = rule.name
     verified.__doc__ = inspect.getdoc(func)
-    verified.__signature__ = _with_columns(verified, func)  # type: ignore[attr-defined]
+    # With the columns that the rule requires: they are checked before training.
+    *own, rest = inspect.signature(verified).parameters.values()
+    required = {each.name for each in columns if is_required(each)} - {each.name for each in (*own, rest)}
+    asked = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in sorted(required)]
+    verified.__signature__ = inspect.Signature([*own, *asked, rest])  # type: ignore[attr-defined]
     return verified
 
 
-def _with_columns(verified: Callable[..., Any], func: Callable[..., Any]) -> inspect.Signature:
-    """The signature of the step reward function, with the columns that the rule requires: they are checked early."""
-    own = inspect.signature(verified)
-    try:
-        asked = list(inspect.signature(func).parameters.values())[3:]
-    except (TypeError, ValueError):  # a built-in without a signature
-        return own
-    *named, rest = own.parameters.values()
-    columns = [
-        inspect.Parameter(p.name, inspect.Parameter.KEYWORD_ONLY)
-        for p in asked
-        if p.default is p.empty
-        and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
-        and p.name not in own.parameters
-    ]
-    return own.replace(parameters=[*named, *columns, rest])
-
-
 class _Rule:
-    """A verifier with its name, which columns it takes, and how its failures are treated."""
+    """A verifier with its name, which columns it takes (`None`: all), and how its failures are treated."""
 
-    def __init__(self, func: Callable[..., Any], name: str, raises: bool):
+    def __init__(self, func: Callable[..., Any], name: str, raises: bool, accepted: Collection[str] | None):
         self.func = func
         self.name = name
         self.raises = raises
         self.has_logged = False
         self.lowest: float | None = declared(func, "lowest_reward")
-        self.accepted = _named_parameters(func)
+        self.accepted = accepted
 
     def score(
         self,
@@ -160,17 +166,6 @@ class _Rule:
             return self.lowest, True
 
 
-def _named_parameters(func: Callable[..., Any]) -> frozenset[str] | None:
-    """The columns that a function can take by name; `None` if it takes any."""
-    try:
-        parameters = list(inspect.signature(func).parameters.values())
-    except (TypeError, ValueError):  # a built-in without a signature
-        return None
-    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
-        return None
-    return frozenset(p.name for p in parameters[3:] if p.kind is not inspect.Parameter.POSITIONAL_ONLY)
-
-
 THINKPRM_TEMPLATE = """\
 You are given a math problem and a proposed step-by-step solution:
 
@@ -185,6 +180,15 @@ You are given a math problem and a proposed step-by-step solution:
 Review and critique each step in the proposed solution to determine whether each step is correct. If the solution is \
 incomplete, only verify the provided steps."""
 
+_JUDGE_DEFAULTS: dict[str, Any] = {
+    "batch_timeout": 600.0,
+    "max_tokens": 4096,
+    "extra_body": None,
+    "price": None,
+    "log_replies": False,
+    "on_error": "unscorable",
+    "name": "step_judge",
+}
 _HEADING = re.compile(r"(?im)^\W*step\s+(\d+)\b")
 _VERDICT = re.compile(r"\\boxed\{\s*(?:\\text(?:bf)?\{\s*)?(correct|incorrect)\b", re.IGNORECASE)
 
@@ -206,8 +210,8 @@ class StepJudge(Judge):
             depend on later text: refused as `process_role="baseline"`, and biased credit where it is paid.
         batch_timeout (`float`, *optional*, defaults to 600.0): Seconds for a whole call.
         max_tokens (`int`, *optional*, defaults to 4096): Length of a reply, ThinkPRM's own.
-        extra_body, price, log_replies, on_error, **endpoint: As in [`JudgeReward`].
         name (`str`, *optional*, defaults to `"step_judge"`): Name in logs.
+        **settings: `extra_body`, `price`, `log_replies`, `on_error` and those of the endpoint, as in [`JudgeReward`].
 
     Raises:
         [`InputError`]: A template without `{problem}` or `{solution}`, an unknown `reads`, an unfit setting.
@@ -223,28 +227,9 @@ class StepJudge(Judge):
         *,
         template: str = THINKPRM_TEMPLATE,
         reads: Literal["prefix", "solution"] = "prefix",
-        batch_timeout: float = 600.0,
-        max_tokens: int = 4096,
-        extra_body: Mapping[str, Any] | None = None,
-        price: tuple[float, float] | None = None,
-        log_replies: bool = False,
-        on_error: OnError = "unscorable",
-        name: str = "step_judge",
-        **endpoint: Any,
+        **settings: Any,
     ):
-        super().__init__(
-            model,
-            base_url,
-            api_key_env,
-            batch_timeout=batch_timeout,
-            max_tokens=max_tokens,
-            extra_body=extra_body,
-            price=price,
-            log_replies=log_replies,
-            on_error=on_error,
-            name=name,
-            **endpoint,
-        )
+        super().__init__(model, base_url, api_key_env, **{**_JUDGE_DEFAULTS, **settings})
         for placeholder in ("{problem}", "{solution}"):
             if placeholder not in template:
                 raise InputError(

@@ -1,4 +1,12 @@
-"""From trees to rows: one per finished completion, and from those the rows for supervised fine-tuning.
+"""Problems in, rows out: several problems are searched side by side, so that they share forward passes.
+
+A strategy knows no model, no tokenizer and no reward. Problems go through in groups of a fixed size, each group with
+seeds of its own: a search that is taken up at a group's beginning ends with the same rows. The file of a search (or an
+evaluation) is written problem by problem. Beside `found.jsonl` lies `found.search.json` with everything that the rows
+depend on; the same command, started again, goes on behind the last whole group: lines behind it, a torn one among
+them, are cut off, so that the file ends up the same, byte by byte. Another command does not touch it.
+
+A row per finished completion, and from those the rows for supervised fine-tuning:
 
 | key | what |
 |---|---|
@@ -30,20 +38,8 @@ from trl_drgrpo.search.strategies import beam, best_of_n, puct
 from trl_drgrpo.search.values import Appraiser
 
 Row = dict[str, Any]
-OWN_COLUMNS = (
-    *(
-        "steps",
-        "labels",
-        "values",
-        "visits",
-        "prm_scores",
-        "outcome",
-        "correct",
-        "selected",
-        "finish_reason",
-        "search",
-    ),
-)
+OWN_COLUMNS = ("steps", "labels", "values", "visits", "prm_scores")
+OWN_COLUMNS += ("outcome", "correct", "selected", "finish_reason", "search")
 
 
 def rows_of(problem: Problem, appraiser: Appraiser) -> list[Row]:
