@@ -56,9 +56,8 @@ class Decoding:
 
     def for_vllm(self) -> dict[str, Any]:
         """Fields of a request beside temperature and top_p."""
-        fields = {"top_k": self.top_k or 0, "min_p": self.min_p or 0.0, "repetition_penalty": self.repetition_penalty}
         off = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
-        return {name: value for name, value in fields.items() if value != off[name]}
+        return {name: value for name, none in off.items() if (value := getattr(self, name) or none) != none}
 
 
 class ModelSampler:

@@ -36,6 +36,7 @@ from transformers.modeling_outputs import TokenClassifierOutput
 
 from trl_drgrpo.common.errors import InputError, did_you_mean
 from trl_drgrpo.common.hub_errors import hub_errors
+from trl_drgrpo.common.ranges import refuse_outside, whole
 from trl_drgrpo.process_rewards.loading import load_model, load_tokenizer, longest_input
 from trl_drgrpo.process_rewards.texts import (
     END_TOKENS,
@@ -95,8 +96,7 @@ class PRMScorer:
         trust_remote_code: bool = False,
         **settings: Any,
     ):
-        if batch_size < 1:
-            raise InputError("batch_size", str(batch_size), "at least 1", "Set the rows per forward pass.")
+        refuse_outside("batch_size", batch_size, whole(1, remedy="Set the rows per forward pass."))
         self.check_options(settings)
         vars(self).update({**self.settings, **settings})
         self.__name__ = name or self.default_name
@@ -502,7 +502,7 @@ class TokenClassificationScorer(PRMScorer):
     auto_class = "AutoModelForTokenClassification"
     outputs = 2
     settings: ClassVar = {"step_separator": None}
-    step_separator: str | None
+    step_separator: str  # `None` until the model says
 
     def _load(self, model: Any) -> Any:
         loaded = super()._load(model)

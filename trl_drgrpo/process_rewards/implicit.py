@@ -21,9 +21,12 @@ from typing import Any, ClassVar
 import torch
 
 from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.ranges import positive, refuse_outside
 from trl_drgrpo.process_rewards.formats import PRMScorer, marked_prompt
 from trl_drgrpo.process_rewards.loading import load_tokenizer, longest_input
 from trl_drgrpo.process_rewards.texts import STEP, ScoringInput, encode_boundaries
+
+_BETA = positive(remedy="0.05 is the default.")
 
 
 class ImplicitRewardScorer(PRMScorer):
@@ -73,7 +76,7 @@ class ImplicitRewardScorer(PRMScorer):
             self.max_length = min(self.max_length, longest_input(self.reference, self.tokenizer))
 
     def _load(self, model: Any) -> Any:
-        _check_beta(self.beta)
+        refuse_outside("beta", self.beta, _BETA)
         if self.reference is None and not hasattr(model, "disable_adapter"):
             remedy = "Name the model that it was trained from, or pass a PEFT model: its base is the reference."
             raise InputError(f"reference of '{self.__name__}'", "none", "a second causal language model", remedy)
@@ -163,7 +166,7 @@ class PolicyLogRatio:
     is_causal = True  # of the tokens that were written, by causal models
 
     def __init__(self, beta: float = 0.05, *, cumulative: bool = False, name: str = "policy_log_ratio"):
-        _check_beta(beta)
+        refuse_outside("beta", beta, _BETA)
         self.beta, self.cumulative = beta, cumulative
         self.__name__ = name
         self._trainer: Any = None
@@ -244,11 +247,6 @@ def _per_step(ratio: torch.Tensor, widths: Sequence[int], beta: float, cumulativ
 def _boundaries(row: ScoringInput) -> list[int]:
     """The last token before the answer, then the last token of each step."""
     return [position for position in row.positions if position is not None]
-
-
-def _check_beta(beta: float) -> None:
-    if not 0 < beta < float("inf"):
-        raise InputError("beta", repr(beta), "a positive number", "0.05 is the default.")
 
 
 def _own_vocabulary(tokenizer: Any) -> dict[str, int]:

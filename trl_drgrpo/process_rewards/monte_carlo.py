@@ -29,6 +29,7 @@ from typing import Any, Literal, TypeVar
 import torch
 
 from trl_drgrpo.common.errors import InputError, RewardError
+from trl_drgrpo.common.ranges import positive, refuse_outside, whole
 from trl_drgrpo.process_rewards.scoring import dataset_columns, log_nothing, row_of
 from trl_drgrpo.process_rewards.texts import END_TOKENS, Cleaner, completion_like, prompt_ids, split_into_steps
 from trl_drgrpo.rewards.contract import checked_reward, reward_name
@@ -59,8 +60,7 @@ class TrainerRollouts:
     collective = True
 
     def __init__(self, trainer: Any = None, *, batch_size: int = 32):
-        if batch_size < 1:
-            raise InputError("batch_size", str(batch_size), "at least 1", "Give a positive number.")
+        refuse_outside("batch_size", batch_size, whole(1, remedy="Give a positive number."))
         self.trainer, self.batch_size = trainer, batch_size
 
     def __call__(self, prefixes: Sequence[Sequence[int]], k: int) -> list[list[str]]:
@@ -112,7 +112,6 @@ class TransformersRollouts:
         batch_size (`int`, *optional*, defaults to `32`): Continuations per call of `model.generate`.
         seed (`int`, *optional*, defaults to `0`): Every call is seeded with `seed` plus the number of calls before.
             The global random state is put back afterwards.
-        skip_special_tokens (`bool`, *optional*, defaults to `True`): Leave special tokens out of the texts.
     """
 
     def __init__(
@@ -125,18 +124,13 @@ class TransformersRollouts:
         top_p: float = 1.0,
         batch_size: int = 32,
         seed: int = 0,
-        skip_special_tokens: bool = True,
     ):
         for field, value in (("max_new_tokens", max_new_tokens), ("batch_size", batch_size)):
-            if value < 1:
-                raise InputError(field, str(value), "at least 1", "Give a positive number.")
-        if temperature <= 0:
-            remedy = "Greedy rollouts are all the same: raise it."
-            raise InputError("temperature", str(temperature), "more than 0", remedy)
+            refuse_outside(field, value, whole(1, remedy="Give a positive number."))
+        refuse_outside("temperature", temperature, positive(remedy="Greedy rollouts are all the same: raise it."))
         self.model, self.tokenizer = model, tokenizer
         self.max_new_tokens, self.batch_size = max_new_tokens, batch_size
         self.seed, self.calls = seed, 0
-        self.skip_special_tokens = skip_special_tokens
         self.decoding = {"do_sample": True, "temperature": temperature, "top_p": top_p, "top_k": 0}
 
     def __call__(self, prefixes: Prefixes, k: int) -> list[list[str]]:
@@ -148,7 +142,7 @@ class TransformersRollouts:
             k (`int`): Continuations per prefix.
 
         Returns:
-            `list[list[str]]`: `N` lists of `k` continuations, without their prefix.
+            `list[list[str]]`: `N` lists of `k` continuations, without special tokens and without their prefix.
         """
         encoded = [
             list(self.tokenizer(prefix)["input_ids"]) if isinstance(prefix, str) else list(prefix)
@@ -165,7 +159,7 @@ class TransformersRollouts:
     def _continue(self, prefixes: list[list[int]]) -> list[str]:
         """One continuation per prefix."""
         output = continued(self.model, self.tokenizer, prefixes, max_new_tokens=self.max_new_tokens, **self.decoding)
-        return self.tokenizer.batch_decode(output, skip_special_tokens=self.skip_special_tokens)
+        return self.tokenizer.batch_decode(output, skip_special_tokens=True)
 
 
 def sampled_in_batches(
@@ -265,8 +259,6 @@ class MonteCarloScorer:
             messages.
         accept_above (`float`, *optional*, defaults to `0.5`): A completion is accepted if its reward is larger. Of
             rollouts that the verifier cannot score (`None`) nothing is counted.
-        keep_cache (`bool`, *optional*, defaults to `False`): Keep values between calls. Only for a generator that does
-            not change; a policy in training does.
         name (`str`, *optional*, defaults to `"monte_carlo"`): Name in logs and metrics.
 
     Raises:
@@ -283,11 +275,9 @@ class MonteCarloScorer:
         tokenizer: Any = None,
         render_prompt: Callable[[Any], str] | None = None,
         accept_above: float = 0.5,
-        keep_cache: bool = False,
         name: str = "monte_carlo",
     ):
-        if k < 1:
-            raise InputError("k", str(k), "at least 1", "A share needs at least one rollout.")
+        refuse_outside("k", k, whole(1, remedy="A share needs at least one rollout."))
         if reward not in ("value", "gain"):
             raise InputError("reward", repr(reward), "'value' or 'gain'", "Choose one of the two.")
         if inspect.iscoroutinefunction(verifier):
@@ -296,10 +286,8 @@ class MonteCarloScorer:
         self.generate, self.verifier = generate, checked_reward(verifier)
         self.k, self.reward, self.accept_above = k, reward, accept_above
         self.tokenizer, self.render_prompt = tokenizer, render_prompt
-        self.keep_cache = keep_cache
         self.__name__ = name
         self.is_causal = reward == "value"
-        self._cache: dict[Any, float | None] = {}
         self._cleaner = Cleaner(END_TOKENS if tokenizer is None else [*tokenizer.all_special_tokens, *END_TOKENS])
 
     def on_trainer_built(self, trainer: Any) -> None:
@@ -338,8 +326,6 @@ class MonteCarloScorer:
             `RewardError`: A verifier that fails, or a generator that returns something else than `k` texts per prefix.
         """
         columns = dataset_columns(kwargs, len(prompts))
-        if not self.keep_cache:
-            self._cache.clear()
         judge = _Judge(self.verifier, prompts, completions, columns, trainer_state)
         with_steps = [row for row in range(len(prompts)) if steps[row]]
         ended = [row for row in with_steps if self.reward == "gain" or not _goes_on(row, completion_ids, step_ends)]
@@ -351,12 +337,12 @@ class MonteCarloScorer:
             )
             for row in with_steps
         }
-        rollouts = self._fill_cache([prefix for row in with_steps for prefix in prefixes[row]], judge)
+        value_of = self._roll_out([prefix for row in with_steps for prefix in prefixes[row]], judge)
         if log_metric is not None:
-            log_metric(f"process_rewards/{self.__name__}/rollouts", float(rollouts))
+            log_metric(f"process_rewards/{self.__name__}/rollouts", float(self.k * len(value_of)))
         rewards: list[list[float | None]] = [[] for _ in prompts]
         for row in with_steps:
-            values = [self._cache[prefix.key] for prefix in prefixes[row]]
+            values = [value_of[prefix.key] for prefix in prefixes[row]]
             values += [last[row]] if row in last else []
             rewards[row] = _gains(values) if self.reward == "gain" else values
         return rewards
@@ -389,11 +375,11 @@ class MonteCarloScorer:
             prefixes.append(_Prefix(row, (judged_alike, rolled), rolled, text, token_ids))
         return prefixes
 
-    def _fill_cache(self, prefixes: Sequence[_Prefix], judge: "_Judge") -> int:
-        """Roll out every prefix without a value once; returns how many rollouts that took."""
-        wanted = list({prefix.key: prefix for prefix in prefixes if prefix.key not in self._cache}.values())
+    def _roll_out(self, prefixes: Sequence[_Prefix], judge: "_Judge") -> dict[Any, float | None]:
+        """The value of each prefix by its key; equal ones are rolled out once."""
+        wanted = list({prefix.key: prefix for prefix in prefixes}.values())
         if not wanted and not getattr(self.generate, "collective", False):
-            return 0
+            return {}
         rolled = [prefix.rolled if isinstance(prefix.rolled, str) else list(prefix.rolled) for prefix in wanted]
         continuations = self._checked(self.generate(rolled, self.k), len(wanted))
         rows: list[int] = []
@@ -408,10 +394,11 @@ class MonteCarloScorer:
                     more = self.tokenizer(continuation, add_special_tokens=False)["input_ids"]
                     token_ids.append([*prefix.token_ids, *more])
         verdicts = [self._accepted(r) for r in judge.score(rows, texts, token_ids if self.tokenizer else None)]
+        value_of: dict[Any, float | None] = {}
         for i, prefix in enumerate(wanted):
             counted = [v for v in verdicts[i * self.k : (i + 1) * self.k] if v is not None]
-            self._cache[prefix.key] = sum(counted) / len(counted) if counted else None
-        return len(rows)
+            value_of[prefix.key] = sum(counted) / len(counted) if counted else None
+        return value_of
 
     def _accepted(self, reward: float | None) -> float | None:
         return None if reward is None else float(reward > self.accept_above)
@@ -436,19 +423,15 @@ class MonteCarloScorer:
         return continuations
 
 
+@dataclass(frozen=True)
 class _Judge:
     """The verifier, and what it needs about each row of the call."""
 
-    def __init__(
-        self,
-        verifier: Callable[..., Any],
-        prompts: Sequence[Any],
-        completions: Sequence[Any],
-        columns: dict[str, Sequence[Any]],
-        trainer_state: Any,
-    ):
-        self.verifier, self.prompts, self.completions = verifier, prompts, completions
-        self.columns, self.trainer_state = columns, trainer_state
+    verifier: Callable[..., Any]
+    prompts: Sequence[Any]
+    completions: Sequence[Any]
+    columns: dict[str, Sequence[Any]]
+    trainer_state: Any
 
     def score(self, rows: list[int], completions: list[Any], token_ids: Any) -> list[float | None]:
         """Rewards of completions that belong to the given rows; their metrics are nobody's."""

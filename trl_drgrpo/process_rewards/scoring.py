@@ -286,7 +286,11 @@ class StepScorer:
         if self.on_error == "raise":
             if isinstance(error, RewardError):
                 raise error from error.__cause__
-            raise _as_reward_error(name, error).caught_as(error) from error
+            remedy = (
+                'Fix the function (its traceback is above), or set on_reward_error="unscorable" to go on without it.'
+            )
+            field, expected = f"step reward function '{name}'", "one list of rewards per completion"
+            raise RewardError(field, told(error), expected, remedy).caught_as(error) from error
         if name not in self._logged_failures:
             self._logged_failures.add(name)
             message = (
@@ -395,12 +399,3 @@ def _outcome(func: StepRewardFunction, call: dict[str, Any]) -> Any:
 
 async def _gather(calls: list[Any]) -> list[Any]:
     return await asyncio.gather(*calls, return_exceptions=True)
-
-
-def _as_reward_error(name: str, error: Exception) -> RewardError:
-    return RewardError(
-        f"step reward function '{name}'",
-        told(error),
-        "one list of rewards per completion",
-        'Fix the function (its traceback is above), or set on_reward_error="unscorable" to go on without it.',
-    )

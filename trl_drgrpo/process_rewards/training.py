@@ -11,6 +11,7 @@ TRL's former PRM trainer: steps are never cut (a row whose steps do not fit is l
 missing, and the separator is noted in the model's config, so that the scorer cannot take another one.
 """
 
+import copy
 import logging
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -362,8 +363,6 @@ def _with_head(model: Any, seed: int) -> Any:
 
 def _padding_right(tokenizer: Any) -> Any:
     """The tokenizer, padding on the right as the scorer does; the caller's stays as it is."""
-    import copy
-
     padded = copy.copy(tokenizer)
     padded.padding_side = "right"
     if padded.pad_token is None:

@@ -25,6 +25,7 @@ least one correct one goes through the step; false, if there are only incorrect 
 """
 
 import json
+import math
 import os
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -61,7 +62,9 @@ def rows_of(problem: Problem, appraiser: Appraiser) -> list[Row]:
             for step in leaf.path():
                 through[id(step)] += 1
                 correct[id(step)] += int(accepted)
-    selected = max(leaves, key=lambda leaf: _rank(appraiser.value(leaf), leaf))
+    values = [appraiser.value(leaf) for leaf in leaves]
+    ranks = [(-math.inf if value is None else value, leaf.samples) for value, leaf in zip(values, leaves, strict=True)]
+    selected = leaves[ranks.index(max(ranks))]
     budget = problem.budget
     rows = []
     for number, leaf in enumerate(leaves):
@@ -93,10 +96,6 @@ def rows_of(problem: Problem, appraiser: Appraiser) -> list[Row]:
             }
         )
     return rows
-
-
-def _rank(value: float | None, leaf: Node) -> tuple[float, int]:
-    return (float("-inf") if value is None else value, leaf.samples)
 
 
 def sft_rows(rows: Iterable[Mapping[str, Any]]) -> list[Row]:

@@ -165,8 +165,10 @@ class SearchSettings:
     on_reward_error: OnError = "raise"
 
     def __post_init__(self):
-        _check_choice("strategy", self.strategy, STRATEGIES)
-        _check_choice("path_value", self.path_value, PATH_VALUES)
+        for name, known in (("strategy", STRATEGIES), ("path_value", PATH_VALUES)):
+            if (given := getattr(self, name)) not in known:
+                remedy = did_you_mean(given, known, "Choose one of them.")
+                raise InputError(name, repr(given), f"one of {', '.join(known)}", remedy)
         check_on_error(self.on_reward_error)
         for name in ("max_completion_length", "width", "children", "batch_size", "problems_at_once"):
             refuse_outside(name, getattr(self, name), whole(1, remedy="Give a positive number."))
@@ -195,12 +197,6 @@ def check_values(verifier: Any, prm: Any) -> None:
     if verifier is None and prm is None:
         expected = "a verifier (reward_funcs), a process reward model (prm), or both"
         raise InputError("reward_funcs", "none, and no prm", expected, "Add one: its values guide the search.")
-
-
-def _check_choice(field: str, value: Any, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        remedy = did_you_mean(value, choices, "Choose one of them.")
-        raise InputError(field, repr(value), f"one of {', '.join(choices)}", remedy)
 
 
 @dataclass
