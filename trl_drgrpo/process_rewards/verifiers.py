@@ -23,7 +23,7 @@ kept from posing as a step of another number, and no more.
 import inspect
 import logging
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -180,15 +180,6 @@ You are given a math problem and a proposed step-by-step solution:
 Review and critique each step in the proposed solution to determine whether each step is correct. If the solution is \
 incomplete, only verify the provided steps."""
 
-_JUDGE_DEFAULTS: dict[str, Any] = {
-    "batch_timeout": 600.0,
-    "max_tokens": 4096,
-    "extra_body": None,
-    "price": None,
-    "log_replies": False,
-    "on_error": "unscorable",
-    "name": "step_judge",
-}
 _HEADING = re.compile(r"(?im)^\W*step\s+(\d+)\b")
 _VERDICT = re.compile(r"\\boxed\{\s*(?:\\text(?:bf)?\{\s*)?(correct|incorrect)\b", re.IGNORECASE)
 
@@ -210,8 +201,8 @@ class StepJudge(Judge):
             depend on later text: refused as `process_role="baseline"`, and biased credit where it is paid.
         batch_timeout (`float`, *optional*, defaults to 600.0): Seconds for a whole call.
         max_tokens (`int`, *optional*, defaults to 4096): Length of a reply, ThinkPRM's own.
+        extra_body, price, log_replies, on_error, **endpoint: As in [`JudgeReward`].
         name (`str`, *optional*, defaults to `"step_judge"`): Name in logs.
-        **settings: `extra_body`, `price`, `log_replies`, `on_error` and those of the endpoint, as in [`JudgeReward`].
 
     Raises:
         [`InputError`]: A template without `{problem}` or `{solution}`, an unknown `reads`, an unfit setting.
@@ -227,9 +218,28 @@ class StepJudge(Judge):
         *,
         template: str = THINKPRM_TEMPLATE,
         reads: Literal["prefix", "solution"] = "prefix",
-        **settings: Any,
+        batch_timeout: float = 600.0,
+        max_tokens: int = 4096,
+        extra_body: Mapping[str, Any] | None = None,
+        price: tuple[float, float] | None = None,
+        log_replies: bool = False,
+        on_error: OnError = "unscorable",
+        name: str = "step_judge",
+        **endpoint: Any,
     ):
-        super().__init__(model, base_url, api_key_env, **{**_JUDGE_DEFAULTS, **settings})
+        super().__init__(
+            model,
+            base_url,
+            api_key_env,
+            batch_timeout=batch_timeout,
+            max_tokens=max_tokens,
+            extra_body=extra_body,
+            price=price,
+            log_replies=log_replies,
+            on_error=on_error,
+            name=name,
+            **endpoint,
+        )
         for placeholder in ("{problem}", "{solution}"):
             if placeholder not in template:
                 raise InputError(
