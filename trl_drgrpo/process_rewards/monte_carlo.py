@@ -329,7 +329,8 @@ class MonteCarloScorer:
         judge = _Judge(self.verifier, prompts, completions, columns, trainer_state)
         with_steps = [row for row in range(len(prompts)) if steps[row]]
         ended = [row for row in with_steps if self.reward == "gain" or not _goes_on(row, completion_ids, step_ends)]
-        verdicts = judge.score(ended, [completions[row] for row in ended], _ids_of(completion_ids, ended))
+        ids = None if completion_ids is None else [list(completion_ids[row]) for row in ended]
+        verdicts = judge.score(ended, [completions[row] for row in ended], ids)
         last = dict(zip(ended, map(self._accepted, verdicts), strict=True))
         prefixes = {
             row: self._prefixes(
@@ -448,10 +449,6 @@ class _Judge:
             log_extra=log_nothing,
             **more,
         )
-
-
-def _ids_of(completion_ids: Any, rows: list[int]) -> list[list[int]] | None:
-    return None if completion_ids is None else [list(completion_ids[row]) for row in rows]
 
 
 def _goes_on(row: int, completion_ids: Any, step_ends: Any) -> bool:
