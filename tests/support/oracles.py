@@ -66,7 +66,7 @@ def dr_grpo(logps, old_logps, advantages, mask, normalizer, epsilon_low, epsilon
 
 
 def step_token_advantages(step_rewards, step_ends, mask, num_generations, credit, baseline):
-    """By the definition, token by token: sums and minima over the steps that end at or after the token."""
+    """By the definition, token by token: sums over the steps that end at or after the token."""
     if baseline == "to_go" or credit == "min_increments":
         return compared_from_the_same_step(step_rewards, step_ends, mask, num_generations, credit, baseline)
     result = []
@@ -81,21 +81,10 @@ def step_token_advantages(step_rewards, step_ends, mask, num_generations, credit
             ahead = [k for k in range(len(row)) if step_ends[i][k] >= t]
             if is_trained and ahead and not silent:
                 known = [k for k in ahead if scorable(row[k])]
-                if credit == "min_to_go":
-                    lowest = [min(s for s in other if scorable(s)) for other in group if any(map(scorable, other))]
-                    if baseline == "pooled_others":
-                        mine = [s for s in row if scorable(s)]
-                        lowest = list(lowest)
-                        if mine:
-                            lowest.remove(min(mine))
-                    b = 0.0 if baseline == "none" else (sum(lowest) / len(lowest) if lowest else None)
-                    if known and b is not None:
-                        value = min(row[k] for k in known) - b
-                else:
-                    counted = known if credit == "return_to_go" else [k for k in known if k == ahead[0]]
-                    for k in counted:
-                        b = step_baseline(group, i - first, k, baseline)
-                        value += 0.0 if b is None else row[k] - b
+                counted = known if credit == "return_to_go" else [k for k in known if k == ahead[0]]
+                for k in counted:
+                    b = step_baseline(group, i - first, k, baseline)
+                    value += 0.0 if b is None else row[k] - b
             result[-1].append(value)
     return result
 

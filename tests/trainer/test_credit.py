@@ -189,7 +189,6 @@ MASK = [[1] * WIDTH] * 3 + [[1] * 8 + [0] * 4]
     [
         *[(c, b) for c in ("return_to_go", "immediate") for b in STEP_BASELINES],
         ("min_increments", "to_go"),
-        ("min_to_go", "deepseekmath"),
     ],
 )
 def test_step_rewards_become_the_advantages_of_the_definition(rule, baseline, credit):

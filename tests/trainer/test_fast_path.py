@@ -150,7 +150,7 @@ def test_forks_have_the_gradients_of_stock_trl(plain_head, blocks_cut):
     assert any(len(block.path) > 1 for each in blocks_cut for block in each)
 
 
-@pytest.mark.parametrize("credit", ["return_to_go", "min_to_go"])
+@pytest.mark.parametrize("credit", ["return_to_go", "min_increments"])
 def test_process_rewards_give_the_gradients_of_upstream_micro_batches(credit):
     settings = {"step_separator": ["tokens:2"], "step_credit": credit, "steps_per_generation": 4}
     arguments = {"trainer_arguments": {"step_reward_funcs": step_reward}}

@@ -148,7 +148,6 @@ def test_every_switch_that_changes_the_objective_is_stated(settings, prompts, to
         ("return_to_go", "Q_ik - mean of Q_jk over the other rows j; Q_ik = sum over steps l >= k of s_il, 0 once"),
         ("immediate", "Q_ik - mean of Q_jk over the other rows j; Q_ik = s_ik, 0 once row i has ended"),
         ("min_increments", "Q_ik - mean of Q_jk over the other rows j; Q_ik = sum over steps l >= k of (m_il - m_i"),
-        ("min_to_go", "min over steps k that end at or after t of s_ik, minus the group's mean"),
     ],
 )
 def test_process_supervision_is_stated_and_cited(credit, formula, settings, prompts, tokenizer, reward):

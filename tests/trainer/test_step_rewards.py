@@ -215,14 +215,14 @@ class TestInputsAreCheckedBeforeAModelLoads:
         [
             ({"step_credit": "later"}, "step_credit: got 'later'"),
             ({"step_baseline": "mean"}, "step_baseline: got 'mean'"),
-            ({"step_credit": "min_to_go", "step_baseline": "same_index"}, "step_baseline: got 'same_index' with"),
+            ({"step_credit": "min_increments", "step_baseline": "same_index"}, "step_baseline: got 'same_index' with"),
             ({"process_role": "value"}, "process_role: got 'value'; expected one of reward, baseline"),
             (
                 {"process_role": "baseline", "step_baseline": "none"},
                 "step_baseline: got 'none' with process_role='baseline'; expected 'to_go'",
             ),
             ({"process_role": "baseline", "process_weight": 0.5}, "process_weight: got 0.5 with process_role"),
-            ({"deepseekmath_step_std": True, "step_credit": "min_to_go"}, "deepseekmath_step_std: got True with"),
+            ({"deepseekmath_step_std": True}, "deepseekmath_step_std: got True with"),
             ({"step_separator": []}, "step_separator: got an empty list"),
             ({"step_separator": [""]}, "step_separator: got an empty separator"),
             ({"step_separator": "re:("}, r"step_separator: got the regex"),

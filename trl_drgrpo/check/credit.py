@@ -55,6 +55,7 @@ from trl_drgrpo.check.policies import (
     total,
     two_turns,
     until_a_mistake,
+    worst_to_go,
 )
 
 
@@ -105,8 +106,7 @@ def _stop_or_go() -> Iterator[CreditCase]:
         yield line(name, policies, TrainerCredit(step_baseline=baseline), control=True)
     z_score = TrainerCredit(step_baseline="deepseekmath", deepseekmath_step_std=True)
     yield line("DeepSeekMath, z-score per step", policies, z_score, control=True)
-    pure = TrainerCredit(step_credit="min_to_go", step_baseline="deepseekmath")
-    yield line("min_to_go (PURE): the worst step", policies, pure, lowest, control=True)
+    yield line("min_to_go (PURE): the worst step", merged, PublishedCredit(worst_to_go), lowest, control=True)
 
 
 def _outcome() -> Iterator[CreditCase]:

@@ -339,15 +339,26 @@ Group = Sequence[Trajectory]
 
 
 class PublishedCredit:
-    """Advantages `(B, T)` of rows in groups, one step per token, by a rule for one group."""
+    """Advantages `(B, T)` of rows in groups, by a rule for the steps of one group."""
 
     def __init__(self, of_group: Callable[[Group], list[list[float]]]):
         self.of_group = of_group
 
     def __call__(self, rows: Sequence[Trajectory], num_generations: int) -> torch.Tensor:
-        groups = [rows[start : start + num_generations] for start in range(0, len(rows), num_generations)]
-        credited = [torch.tensor(row, dtype=torch.float64) for group in groups for row in self.of_group(group)]
+        credited = []
+        for start in range(0, len(rows), num_generations):
+            group = rows[start : start + num_generations]
+            for row, steps in zip(group, self.of_group(group), strict=True):
+                widths = torch.tensor([-1, *row.step_ends]).diff()
+                credited.append(torch.tensor(steps, dtype=torch.float64).repeat_interleave(widths))
         return torch.nn.utils.rnn.pad_sequence(credited, batch_first=True)
+
+
+def worst_to_go(group: Group) -> list[list[float]]:
+    """PURE's value of a step (arXiv 2504.15275), the worst reward from it on, minus the rows' mean worst one."""
+    values = [[min(row.step_rewards[k:]) for k in range(len(row.step_rewards))] for row in group]
+    mean = sum(row[0] for row in values) / len(values)
+    return [[value - mean for value in row] for row in values]
 
 
 def same_turn_z_score(group: Group) -> list[list[float]]:

@@ -66,8 +66,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _label(args: argparse.Namespace, rows: list[dict[str, Any]], reward: Any) -> list[dict[str, Any]]:
     """Rows as they are written, each as soon as it is there."""
+    from trl_drgrpo.process_rewards.loading import load_model, load_tokenizer
     from trl_drgrpo.process_rewards.monte_carlo import TransformersRollouts, label_steps
-    from trl_drgrpo.process_rewards.scorer import load_model, load_tokenizer
 
     tokenizer = load_tokenizer(args.model, None)
     generate = TransformersRollouts(

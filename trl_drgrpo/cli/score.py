@@ -248,7 +248,7 @@ def _split_logged(rows: list[dict[str, Any]], names: list[str]) -> tuple[list[di
 def _tokenized(args: argparse.Namespace, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     if args.tokenizer is None:
         return rows
-    from trl_drgrpo.process_rewards.scorer import load_tokenizer
+    from trl_drgrpo.process_rewards.loading import load_tokenizer
     from trl_drgrpo.rewards.sample import completion_text
 
     tokenizer = load_tokenizer(args.tokenizer, None)

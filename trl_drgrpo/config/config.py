@@ -250,7 +250,7 @@ class DrGRPOConfig(GRPOConfig):
     run_warnings: dict[str, Any] | bool | str = True
     step_separator: list[str] | None = None
     process_role: Literal["reward", "baseline"] = "reward"
-    step_credit: Literal["return_to_go", "immediate", "min_increments", "min_to_go"] = "return_to_go"
+    step_credit: Literal["return_to_go", "immediate", "min_increments"] = "return_to_go"
     step_baseline: Literal["to_go", "deepseekmath", "per_completion", "pooled_others", "same_index", "none"] = "to_go"
     outcome_weight: float = 1.0
     process_weight: float = 1.0
@@ -270,8 +270,6 @@ class DrGRPOConfig(GRPOConfig):
         self._spell_out()
         validate(self)
         validate_groups(self)
-        if self.step_credit == "min_to_go":
-            logger.warning("step_credit='min_to_go' is biased and will be removed in 0.3. Use 'min_increments'.")
         self._fall_back_to_cpu()
         try:
             super().__post_init__()
@@ -357,8 +355,6 @@ class DrGRPOConfig(GRPOConfig):
             self.step_separator = [self.step_separator]
         if self.advantage_baseline == "rloo":
             self.advantage_baseline = "leave_one_out"
-        if self.step_credit == "min_to_go" and self.step_baseline == "to_go":
-            self.step_baseline = "deepseekmath"  # its default in 0.1.0
         if isinstance(self.dynamic_sampling, str) and self.dynamic_sampling.lower() in ("true", "false"):
             self.dynamic_sampling = self.dynamic_sampling.lower() == "true"
         if isinstance(self.run_warnings, str) and self.run_warnings.lower() in ("true", "false"):

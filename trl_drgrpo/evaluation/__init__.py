@@ -1,7 +1,7 @@
 """Evaluation: pass@1 and pass@k of a model on a dataset with a reward, with intervals, against another model.
 
-`estimates.py` has the estimator and its interval, `sampling.py` and `running.py` sample and score, `results.py` makes
-numbers of the samples, `table.py` shows them, `card.py` states them in a model card. Samples are written as they come:
+`models.py` loads, `running.py` samples and scores, `results.py` makes numbers of the samples (the estimator and its
+interval), `table.py` shows them and states them in a model card. Samples are written as they come:
 an evaluation that was killed goes on.
 
 Names resolve on first use: importing this package loads neither torch nor transformers.

@@ -82,7 +82,7 @@ def load_config(name: str, loading: Loading) -> Any:
 
 def load_tokenizer(name: str, loading: Loading) -> Any:
     """The tokenizer of a model, or of an adapter's folder; of its base, where the folder has none."""
-    from trl_drgrpo.process_rewards.scorer import load_tokenizer as load
+    from trl_drgrpo.process_rewards.loading import load_tokenizer as load
 
     path = Path(name).expanduser()
     if is_adapter(name) and not (path / "tokenizer_config.json").is_file():
@@ -97,7 +97,7 @@ def load_model(name: str, loading: Loading) -> Any:
     Raises:
         `InputError`: It does not load, or an adapter does not fit its base.
     """
-    from trl_drgrpo.process_rewards.scorer import load_model as load
+    from trl_drgrpo.process_rewards.loading import load_model as load
 
     options: dict[str, Any] = {"dtype": loading.dtype, "trust_remote_code": loading.trust_remote_code}
     if loading.bits is not None:

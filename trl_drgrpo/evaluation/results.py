@@ -1,4 +1,7 @@
-"""pass@k and its interval over prompts. Pure: NumPy alone.
+"""Numbers of an evaluation: pass@k and its interval over prompts, as one JSON-ready dictionary, and the file of it.
+
+A prompt whose completions the reward could not score counts in no mean; one with fewer scored completions than `k`
+counts in no pass@k. Both are counted. Completions that were cut at the limit count by their reward.
 
 The estimator is that of Chen et al. (arXiv 2107.03374, equation 1): with `n` samples of a prompt, `c` of them
 correct, `1 - C(n - c, k) / C(n, k)` is the unbiased estimate of the chance that one of `k` samples is correct; for

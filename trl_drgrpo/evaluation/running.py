@@ -1,6 +1,10 @@
-"""Completions of prompts, several of each: from a model in memory, whose prompts are run once per group, or a server.
+"""The loop: prompts in, scored samples out, written as they come.
 
-Both are samplers as those of a search (`search/sampling.py`), asked for whole completions.
+Samplers are those of a search (`search/sampling.py`), asked for whole completions: a model in memory, which runs the
+prompt of several completions once, or a server. A row of the samples' file is a completion: the dataset's columns,
+`completion`, and under `eval` the problem, the number of the sample, its rewards, its tokens and how it ended.
+`trl-drgrpo score` reads the file. Each group of problems has seeds of its own, so that an evaluation that goes on ends
+with the same samples.
 """
 
 import random
@@ -10,7 +14,7 @@ from typing import Any
 
 from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.common.ranges import RANGES, Range, refuse_outside, whole
-from trl_drgrpo.process_rewards.texts import prompt_ids
+from trl_drgrpo.process_rewards.texts import completion_like, prompt_ids
 from trl_drgrpo.rewards.scoring import RewardScores, score_rows
 from trl_drgrpo.search.collecting import SearchFile
 from trl_drgrpo.search.sampling import Continuation, Request, Sampler
@@ -52,16 +56,15 @@ class Decoding:
 
     def for_vllm(self) -> dict[str, Any]:
         """Fields of a request beside temperature and top_p."""
-        fields = {"top_k": self.top_k or 0, "min_p": self.min_p or 0.0, "repetition_penalty": self.repetition_penalty}
         off = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
-        return {name: value for name, value in fields.items() if value != off[name]}
+        return {name: value for name, none in off.items() if (value := getattr(self, name) or none) != none}
 
 
 class ModelSampler:
     """Samples whole completions from a model in memory; the same requests and batch size give the same ones.
 
     Args:
-        model (`PreTrainedModel` or `PeftModel`): A causal language model in evaluation mode.
+        model (`PreTrainedModel` or `PeftModel`): A causal language model.
         tokenizer (`PreTrainedTokenizerBase`): Its tokenizer.
         decoding ([`Decoding`]): How.
         batch_size (`int`): Completions per call of `model.generate`.
@@ -81,18 +84,11 @@ class ModelSampler:
 
     def __call__(self, requests: Sequence[Request]) -> list[list[Continuation]]:
         """Sample, seeded by the first request; completions of one prompt share its forward pass where they can."""
-        import torch
+        from trl_drgrpo.process_rewards.monte_carlo import sampled_in_batches
 
         jobs = [i for i, request in enumerate(requests) for _ in range(request.count)]
-        found: list[list[Continuation]] = [[] for _ in requests]
-        devices = [self.model.device] if self.model.device.type == "cuda" else []
-        with torch.random.fork_rng(devices=devices), torch.no_grad():
-            torch.manual_seed(requests[0].seed)
-            for start in range(0, len(jobs), self.batch_size):
-                batch = jobs[start : start + self.batch_size]
-                for i, each in zip(batch, self._completed([requests[i].prefix for i in batch]), strict=True):
-                    found[i].append(each)
-        return found
+        prefixes, seed = [request.prefix for request in requests], requests[0].seed
+        return sampled_in_batches(self.model, prefixes, jobs, self._completed, batch_size=self.batch_size, seed=seed)
 
     def _completed(self, prefixes: Sequence[Sequence[int]]) -> Iterator[Continuation]:
         import torch
@@ -228,8 +224,7 @@ def sample_and_score(
 
 def completion_of(prompt: Any, token_ids: Sequence[int], tokenizer: Any) -> Any:
     """A completion decoded as TRL does, in the form of the prompt: text, or one message."""
-    text = tokenizer.decode(list(token_ids), skip_special_tokens=True)
-    return text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
+    return completion_like(prompt, tokenizer.decode(list(token_ids), skip_special_tokens=True))
 
 
 def score_completions(reward: Callable, sampled: Sequence[Row], name: str) -> RewardScores:

@@ -1,4 +1,9 @@
-"""The result of an evaluation as rows of text: for the terminal, Markdown, the report and the model card."""
+"""The result of an evaluation as rows of text: for the terminal, Markdown, the report and the model card.
+
+In a model card it is a section in the text, and `model-index` in its metadata, which the Hub shows. The card that a
+run writes stays as it is around them; written again, by a training that goes on, it states them no more, as they were
+of another model. Data and models are named by their Hub ids; of local ones no path gets in.
+"""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

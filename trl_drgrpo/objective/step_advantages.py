@@ -1,7 +1,17 @@
-"""The baselines that were published for step rewards. They are biased: `step_advantages.py` says why.
+"""Step rewards become token advantages: process supervision for Dr. GRPO.
 
-They are kept to reproduce a published run. Each is subtracted from every step's reward, and the differences are then
-added up over the remaining steps.
+A row's steps partition its completion; each step has one reward. Two choices turn them into advantages:
+
+- the *credit*: which step rewards a token answers for;
+- the *baseline*: what that is compared with, over the completions of the same prompt.
+
+The gradient is unbiased if a token is compared with a number that does not depend on what this row does from that
+token on: its prefix and all *other* rows are free to use. `to_go` keeps to this. The baselines that were published for
+step rewards do not, because they are subtracted once per remaining step: how much is subtracted depends on whether the
+row goes on. They are kept to reproduce a published run. `trl-drgrpo check --credit` shows both by enumeration.
+
+Pure tensors, made of lists by numpy (a quarter of torch's time). Shapes: `B = P * G` rows, `T` completion tokens
+(padded), `K_i` steps of row i, `K` the largest of them.
 """
 
 import math
@@ -14,62 +24,7 @@ import torch
 
 from trl_drgrpo.common.errors import InputError
 
-
-def to_go(values: torch.Tensor) -> torch.Tensor:
-    """Sums over each step and all later ones `(P, G, K)`."""
-    return values.flip(2).cumsum(dim=2).flip(2)
-
-
-def published_advantages(rewards: torch.Tensor, credit: str, baseline: str) -> torch.Tensor:
-    """Advantages under a published baseline `(P, G, K)`.
-
-    Args:
-        rewards (`torch.Tensor` of shape `(P, G, K)`, float64): NaN where there is no step, or no number for it.
-        credit, baseline (`str`): As in [`step_advantages`].
-
-    Returns:
-        `torch.Tensor` of shape `(P, G, K)`: An unscored step adds 0; a group of equal rewards gets exactly 0.
-    """
-    known = ~rewards.isnan()
-    if credit == "min_to_go":
-        minima = rewards.nan_to_num(nan=math.inf).flip(2).cummin(dim=2).values.flip(2)
-        values = minima.masked_fill(minima.isinf(), math.nan)
-        compared = values - _mean(values[..., :1], baseline)
-    else:
-        compared = rewards - _mean(rewards, baseline)
-    compared = compared.nan_to_num(nan=0.0)
-    highest = rewards.masked_fill(~known, -math.inf).amax(dim=(1, 2), keepdim=True)
-    lowest = rewards.masked_fill(~known, math.inf).amin(dim=(1, 2), keepdim=True)
-    compared = compared.masked_fill(highest <= lowest, 0.0)
-    return to_go(compared) if credit == "return_to_go" else compared
-
-
-def _mean(rewards: torch.Tensor, baseline: str) -> torch.Tensor:
-    """The mean that is subtracted from each reward: broadcasts to `(P, G, K)`, NaN where there is nothing to take."""
-    if baseline == "same_index":
-        return rewards.nanmean(dim=1, keepdim=True)
-    if baseline == "per_completion":
-        return rewards.nanmean(dim=2, keepdim=True).nanmean(dim=1, keepdim=True)
-    if baseline == "deepseekmath":
-        return rewards.nanmean(dim=(1, 2), keepdim=True)
-    sums, counts = rewards.nansum(dim=2, keepdim=True), (~rewards.isnan()).sum(dim=2, keepdim=True)
-    return (sums.sum(dim=1, keepdim=True) - sums) / (counts.sum(dim=1, keepdim=True) - counts)  # of the other rows
-
-
-def pooled_std(rewards: torch.Tensor) -> torch.Tensor:
-    """Standard deviation (n - 1) of all step rewards of each group `(P, 1, 1)`; infinite where it is 0."""
-    std = [_std(group[~group.isnan()].tolist()) for group in rewards]
-    return torch.tensor([each or math.inf for each in std], dtype=torch.float64).view(-1, 1, 1)
-
-
-def _std(values: Sequence[float]) -> float:
-    if len(values) < 2:
-        return 0.0
-    mean = math.fsum(values) / len(values)
-    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
-
-
-StepCredit = Literal["return_to_go", "immediate", "min_increments", "min_to_go"]
+StepCredit = Literal["return_to_go", "immediate", "min_increments"]
 StepBaseline = Literal["to_go", "deepseekmath", "per_completion", "pooled_others", "same_index", "none"]
 STEP_CREDITS: tuple[str, ...] = get_args(StepCredit)
 STEP_BASELINES: tuple[str, ...] = get_args(StepBaseline)
@@ -143,10 +98,7 @@ def step_advantages(
             - `"immediate"`: `s` of this step alone;
             - `"min_increments"`: the sum over this step and all later ones of `m_k - m_{k-1}`, the increments of the
               running minimum `m_k = min(s_1..s_k)`, with `m_0 = 0`. They add up to the smallest reward of the row, so
-              nothing is gained by more steps, and steps behind the worst one earn 0;
-            - `"min_to_go"`: deprecated, gone in 0.3. The smallest `s` of this step and all later ones (how PURE,
-              arXiv 2504.15275, defines a step's value) minus the rows' mean minimum. Biased: the baseline ignores the
-              position.
+              nothing is gained by more steps, and steps behind the worst one earn 0.
         baseline (`str`, *optional*, defaults to `"to_go"`): Over the group:
             - `"to_go"`: the mean of the *other* rows' credit from the same step on, 0 once they ended. Unbiased, if
               the tokens up to a step's end determine that end and the step's reward. Without another row: advantage 0;
@@ -157,10 +109,10 @@ def step_advantages(
             - `"per_completion"`: the mean over rows of each row's mean; biased in the same way;
             - `"same_index"`: the mean over rows of the reward of step k; biased in the same way.
 
-            The last four go with the first two credits; with `"min_to_go"`, all of them but `"same_index"`.
+            The last four go with the first two credits.
         deepseekmath_std (`bool`, *optional*, defaults to `False`):
             Divide by the standard deviation (n - 1) of all step rewards of the group, as the DeepSeekMath paper does:
-            the difficulty bias that Dr. GRPO removes. With `"return_to_go"` or `"immediate"` and `"deepseekmath"`.
+            the difficulty bias that Dr. GRPO removes. With `"deepseekmath"`.
         state_keys (`B` lists of `K_i` hashables, *optional*):
             The state that each step begins in, `None` = unknown; with `"to_go"`. A step is compared with the mean over
             the other rows of the group that passed the same state, at any step, of what they earned from there on
@@ -360,6 +312,54 @@ def _state_means(
     return means
 
 
+def to_go(values: torch.Tensor) -> torch.Tensor:
+    """Sums over each step and all later ones `(P, G, K)`."""
+    return values.flip(2).cumsum(dim=2).flip(2)
+
+
+def published_advantages(rewards: torch.Tensor, credit: str, baseline: str) -> torch.Tensor:
+    """Advantages under a published baseline `(P, G, K)`.
+
+    Args:
+        rewards (`torch.Tensor` of shape `(P, G, K)`, float64): NaN where there is no step, or no number for it.
+        credit, baseline (`str`): As in [`step_advantages`].
+
+    Returns:
+        `torch.Tensor` of shape `(P, G, K)`: An unscored step adds 0; a group of equal rewards gets exactly 0.
+    """
+    known = ~rewards.isnan()
+    compared = (rewards - _mean(rewards, baseline)).nan_to_num(nan=0.0)
+    highest = rewards.masked_fill(~known, -math.inf).amax(dim=(1, 2), keepdim=True)
+    lowest = rewards.masked_fill(~known, math.inf).amin(dim=(1, 2), keepdim=True)
+    compared = compared.masked_fill(highest <= lowest, 0.0)
+    return to_go(compared) if credit == "return_to_go" else compared
+
+
+def _mean(rewards: torch.Tensor, baseline: str) -> torch.Tensor:
+    """The mean that is subtracted from each reward: broadcasts to `(P, G, K)`, NaN where there is nothing to take."""
+    if baseline == "same_index":
+        return rewards.nanmean(dim=1, keepdim=True)
+    if baseline == "per_completion":
+        return rewards.nanmean(dim=2, keepdim=True).nanmean(dim=1, keepdim=True)
+    if baseline == "deepseekmath":
+        return rewards.nanmean(dim=(1, 2), keepdim=True)
+    sums, counts = rewards.nansum(dim=2, keepdim=True), (~rewards.isnan()).sum(dim=2, keepdim=True)
+    return (sums.sum(dim=1, keepdim=True) - sums) / (counts.sum(dim=1, keepdim=True) - counts)  # of the other rows
+
+
+def pooled_std(rewards: torch.Tensor) -> torch.Tensor:
+    """Standard deviation (n - 1) of all step rewards of each group `(P, 1, 1)`; infinite where it is 0."""
+    std = [_std(group[~group.isnan()].tolist()) for group in rewards]
+    return torch.tensor([each or math.inf for each in std], dtype=torch.float64).view(-1, 1, 1)
+
+
+def _std(values: Sequence[float]) -> float:
+    if len(values) < 2:
+        return 0.0
+    mean = math.fsum(values) / len(values)
+    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
+
+
 def check_choices(credit: str, baseline: str, deepseekmath_std: bool, prefix: str = "") -> None:
     """Refuse an unknown or contradictory choice.
 
@@ -373,14 +373,9 @@ def check_choices(credit: str, baseline: str, deepseekmath_std: bool, prefix: st
     for name, value, allowed in (("credit", credit, STEP_CREDITS), ("baseline", baseline, STEP_BASELINES)):
         if value not in allowed:
             raise InputError(f"{prefix}{name}", repr(value), f"one of {', '.join(allowed)}", "Pick one of them.")
-    got = f"{baseline!r} with credit {credit!r}"
-    if credit == "min_to_go" and baseline in ("to_go", "same_index", "none"):
-        remedy = "The minimum over later steps is deprecated: use credit 'min_increments', which is unbiased."
-        raise InputError(f"{prefix}baseline", got, "'deepseekmath' or 'pooled_others'", remedy)
     if credit == "min_increments" and baseline not in ("to_go", "none"):
         remedy = "Increments are compared with the later rewards of the other rows: use 'to_go'."
-        raise InputError(f"{prefix}baseline", got, "'to_go' or 'none'", remedy)
-    if deepseekmath_std and (credit == "min_to_go" or baseline != "deepseekmath"):
+        raise InputError(f"{prefix}baseline", f"{baseline!r} with credit {credit!r}", "'to_go' or 'none'", remedy)
+    if deepseekmath_std and baseline != "deepseekmath":
         remedy = "The paper divides over the pooled mean: use that, or leave the division out."
-        got = f"True with credit {credit!r} and baseline {baseline!r}"
-        raise InputError(f"deepseekmath_{prefix}std", got, "baseline 'deepseekmath' and not 'min_to_go'", remedy)
+        raise InputError(f"deepseekmath_{prefix}std", f"True with baseline {baseline!r}", "'deepseekmath'", remedy)

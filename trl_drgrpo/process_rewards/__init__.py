@@ -2,9 +2,9 @@
 
 Everything here is a step reward function, or makes one: called as `f(prompts=, completions=, steps=, completion_ids=,
 step_ends=, ..., <dataset columns>)`, it returns one list of floats per completion, one per step, `None` where a step
-cannot be scored. `step_verifiers` checks steps with a function, the scorers with a process reward model (PRM),
-`implicit` with a log-ratio, `step_judge` with a chat model, `monte_carlo` with rollouts. `training` and `labeling`
-make a PRM.
+cannot be scored. `verifiers` checks steps with a function or a chat model, `formats` with a process reward model
+(PRM), `implicit` with a log-ratio, `monte_carlo` with rollouts, which also label steps; `training` makes a PRM of
+them.
 
 Names resolve on first use: importing this package loads neither torch nor transformers.
 """

@@ -1,62 +1,240 @@
-"""Process reward models that are read at a marker: Math-Shepherd, Qwen2.5-Math-PRM, and chat-turn models.
+"""Process reward models (PRM): one scorer, and per published format how a row is written and which number is read.
 
 | format | input | read |
 |---|---|---|
-| Math-Shepherd (arXiv 2312.08935) | `question Step 1: ... ки\\nStep 2: ... ки` | `+` against `-` at each `ки` |
-| Qwen2.5-Math-PRM (arXiv 2501.07301) | chat, the answer's steps each followed by `<extra_0>` | class 1 of 2 there |
+| Math-Shepherd (arXiv 2312.08935) | `question Step 1: ... ки\nStep 2: ... ки` | `+` against `-` at each `ки` |
+| VersaPRM (arXiv 2502.06737) | `question \n\n`, each step and ` \n\n\n\n` | `+` against `-` at it |
+| Math-PSA (arXiv 2410.09671) | `question `, `Step 1: ...`, ` \n\n\n\n\n`, a space, ... | ` +` against ` -` at it |
 | chat turns (RLHFlow, arXiv 2405.07863) | each step a user turn, answered `+` | `+` against `-` as the answer |
+| Qwen2.5-Math-PRM (arXiv 2501.07301) | chat, the answer's steps each followed by `<extra_0>` | class 1 of 2 there |
+| `train-prm`'s | `[bos] prompt step separator step separator ...` | class 1 of 2 at its last token |
+| Skywork-o1-Open-PRM | `problem\n`, each line of the answer and the step token `\n` | sigmoid at a step's last `\n` |
+| ReasonFlux-PRM-1.5B (arXiv 2506.18896) | problem and answer | sigmoid at a step's last token |
 
 Places are known by construction, not found by searching the input for the marker; a policy that writes the marker
-itself gains nothing. All steps of a completion are scored in one forward pass: the models are causal.
+itself gains nothing. All steps of a completion are scored in one forward pass. A score depends on its own row only,
+and, where the scorer is causal, on nothing behind its step, for rows that fit: how much of the prompt a longer one
+keeps depends on all of its steps. Rows are sorted by length, padded on the right and masked, so neither the batch a
+row lands in nor its padding changes it beyond rounding.
+
+The space before the line breaks of a marker belongs to it: it keeps the tokenizers of Llama 3 and Qwen2.5 from joining
+the first break with a full stop. ReasonFlux-PRM-1.5B is published as the score of a whole text, read at its last
+token; its score of a step is that of the text up to there. Of VersaPRM, Math-PSA, Skywork and ReasonFlux no published
+weights were run here: they are checked against their authors' code.
 """
 
+import inspect
 import re
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from transformers import Qwen2Config, Qwen2Model, Qwen2PreTrainedModel
 from transformers.modeling_outputs import TokenClassifierOutput
 
-from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.errors import InputError, did_you_mean
 from trl_drgrpo.common.hub_errors import hub_errors
-from trl_drgrpo.process_rewards.scorer import PRMScorer, load_model, load_tokenizer, wrong_head
+from trl_drgrpo.common.ranges import refuse_outside, whole
+from trl_drgrpo.process_rewards.loading import load_model, load_tokenizer, longest_input
 from trl_drgrpo.process_rewards.texts import (
+    END_TOKENS,
     PROMPT_END,
     PROMPT_START,
     STEP,
+    Cleaner,
     ScoringInput,
     encode_boundaries,
     encode_piecewise,
     encode_whole,
+    message_text,
+    prompt_text,
     single_token_id,
+    texts_of,
 )
 
+HEAD_FILE = "reward_head.pt"
+DEFAULT_SEPARATOR = "\n"
+_COMMON = ("batch_size", "max_length", "dtype", "device", "quantization_config", "trust_remote_code")
 
-class MarkerScorer(PRMScorer):
-    """Loading, and the checks that every format with a marker or a chat needs before anything is scored."""
 
+class PRMScorer:
+    """A process reward model as a step reward function; a format sets the constants and writes rows (`_encode`).
+
+    Args:
+        model, tokenizer, name, batch_size, max_length, prompt_text, dtype, device, quantization_config,
+            trust_remote_code: As in [`TokenClassificationScorer`].
+        **settings: The format's own, see `settings`.
+
+    Raises:
+        `InputError`: An unknown setting; a model that does not load; a tokenizer or head of another format.
+    """
+
+    is_learned = True  # so the trainer says what it means to pay for its scores
+    is_causal: bool | None = True  # a decoder, read at a step's own marker: no later text changes the score
+    default_name: str
     auto_class = "AutoModelForCausalLM"
-    loading_options = frozenset({"dtype", "device", "quantization_config", "trust_remote_code"})
+    outputs: int | None = None  # of the head, per token: 2 classes, or 1, the logit of "good". None: a vocabulary
+    settings: ClassVar[Mapping[str, Any]] = {}  # the format's own, with their defaults; attributes of each scorer
+    marker: str | None = None  # taken out of whatever the policy wrote
+    good: str | int | None = None
+    bad: str | int | None = None
 
-    def __init__(self, model: Any, tokenizer: Any, marker: str | None, name: str, options: dict[str, Any]):
-        tokenizer = load_tokenizer(model, tokenizer, options.get("trust_remote_code", False))
-        if marker is not None:
-            self.marker_id = required_token(tokenizer, marker, "marker", name)
-        loading = {key: options.pop(key) for key in self.loading_options & options.keys()}
-        super().__init__(self._load(model, **loading), tokenizer, name=name, marker=marker, **options)
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any = None,
+        *,
+        name: str | None = None,
+        batch_size: int = 8,
+        max_length: int | None = None,
+        prompt_text: Callable[[Any], str] | None = None,
+        dtype: Any = None,
+        device: Any = None,
+        quantization_config: Any = None,
+        trust_remote_code: bool = False,
+        **settings: Any,
+    ):
+        refuse_outside("batch_size", batch_size, whole(1, remedy="Set the rows per forward pass."))
+        self.check_options(settings)
+        vars(self).update({**self.settings, **settings})
+        self.__name__ = name or self.default_name
+        self.tokenizer = load_tokenizer(model, tokenizer, trust_remote_code)
+        if self.marker is not None:
+            self.marker_id = self._token("marker", self.marker)
+        self._loading = {
+            "dtype": dtype,
+            "device": device,
+            "quantization_config": quantization_config,
+            "trust_remote_code": trust_remote_code,
+        }
+        self.model = self._load(model).eval()
+        self.candidates = [] if self.good is None else self._candidates(good=self.good, bad=self.bad)
+        self.batch_size = batch_size
+        self.max_length = max_length or longest_input(self.model, self.tokenizer)
+        self._prompt_text = prompt_text
+        self._cleaner = Cleaner([*self.tokenizer.all_special_tokens, *END_TOKENS], self.marker)
+        self._warned: set[str] = set()
+        self._check_format()
 
-    def _load(self, model: Any, **loading: Any) -> Any:
-        return load_model(model, self.auto_class, **loading)
+    @classmethod
+    def check_options(cls, options: Collection[str]) -> None:
+        """Refuse an option that a recipe cannot give to this format."""
+        known = (*cls.settings, "name", "tokenizer", *_COMMON)
+        for option in options:
+            if option not in known:
+                remedy = did_you_mean(option, known, "Remove it.")
+                raise InputError(option, "an unknown option", f"one of {', '.join(known)}", remedy)
 
+    def _load(self, model: Any) -> Any:
+        return load_model(model, self.auto_class, OWN_CLASSES, **self._loading)
+
+    def _token(self, field: str, text: str) -> int:
+        """The id of a text that must be one token of the vocabulary, or the error that says so."""
+        token_id = single_token_id(self.tokenizer, text)
+        if token_id is None:
+            got = f"{text!r}, which is not one token of the tokenizer"
+            remedy = "Load the tokenizer of a process reward model of this format; the policy's has no such marker."
+            raise InputError(f"{field} of '{self.__name__}'", got, "one token of the vocabulary", remedy)
+        return token_id
+
+    def _candidates(self, **tokens: Any) -> list[int]:
+        """The ids of the two candidate tokens, checked against the model's vocabulary."""
+        vocabulary = self.model.config.get_text_config().vocab_size
+        ids = [token if isinstance(token, int) else self._token(field, token) for field, token in tokens.items()]
+        head = self.model.get_output_embeddings()
+        if head is None or max(ids) >= vocabulary:
+            got = "a model without a language modeling head" if head is None else f"{vocabulary} outputs per token"
+            remedy = (
+                "This format reads the logits of two tokens: load the process reward model as a causal language model."
+            )
+            raise InputError(f"model of '{self.__name__}'", got, f"an output for the tokens {ids}", remedy)
+        return ids
+
+    def _sample_row(self) -> ScoringInput:
+        """A short row for checks, past the user's `prompt_text`: it may expect messages."""
+        theirs, self._prompt_text = self._prompt_text, None
+        row = self._encode("1+1+1=?", ["1+1=2", "2+1=3"])
+        self._prompt_text = theirs
+        return row
+
+    @torch.no_grad()
     def _check_format(self) -> None:
-        """Write a short row and see that every step can be read where it should be."""
-        encoded = self._sample_row()
-        if len(encoded.positions) != 2 or None in encoded.positions:
-            got = "a tokenizer or chat template that merges the marker with its surroundings"
+        """Write a short row: every step must be read where it should be, from a head of as many outputs as are due."""
+        row = self._sample_row()
+        wanted = [position for position in row.positions if position is not None]
+        if len(wanted) != len(row.positions):
+            got = "a tokenizer or chat template that merges the marker with its surroundings, or changes the answer"
             remedy = "Use the tokenizer and the chat template that the model was trained with."
-            raise InputError(f"tokenizer of '{self.__name__}'", got, "one token of its own per marker", remedy)
+            raise InputError(f"tokenizer of '{self.__name__}'", got, "one that leaves both unchanged", remedy)
+        if self.outputs is None:
+            return
+        outputs = self._logits([row], [wanted], self.model)[0].size(-1)
+        if outputs != self.outputs:
+            expected = "a head of 1 output per token" if self.outputs == 1 else "a head of 2 classes per token"
+            remedy = "Load a process reward model of this format."
+            if self.outputs == 2:
+                remedy = "Load a process reward model (class 1 = good), or train one with `trl-drgrpo train-prm`."
+            raise InputError(f"model of '{self.__name__}'", f"{outputs} outputs per token", expected, remedy)
+
+    def __call__(
+        self,
+        prompts: Sequence[Any],
+        completions: Sequence[Any] | None = None,
+        steps: Sequence[Sequence[str]] = (),
+        log_metric: Callable[[str, float], None] | None = None,
+        **kwargs: Any,
+    ) -> list[list[float | None]]:
+        """Score every step, as a step reward function.
+
+        Args:
+            prompts (`B` texts or message lists): The prompts.
+            completions (`B` texts or message lists, *optional*): Not read: the steps are what is scored.
+            steps (`B` sequences of `K_i` texts): The steps of each completion.
+            log_metric (`Callable`, *optional*): Gets `process_rewards/<name>/truncated_frac`, the share of rows that
+                were too long: cut, or left unscorable.
+            **kwargs: Other arguments of the trainer.
+
+        Returns:
+            `list[list[float | None]]`: For each row `K_i` scores, by default probabilities from 0 to 1 that the step
+            is good. `None` for a step without text (special tokens and white space only). A row of which nothing can
+            be scored, because it has no text or does not fit, gets 0 for each step: what was written is the reason.
+
+        Raises:
+            `InputError`: If there are not as many prompts as rows of steps.
+        """
+        if len(prompts) != len(steps):
+            got = f"{len(steps)} rows of steps for {len(prompts)} prompts"
+            raise InputError("steps", got, "one row of steps per prompt", "Pass the steps of every completion.")
+        rewards: list[list[float | None]] = [[None] * len(row) for row in steps]
+        inputs: list[tuple[int, list[int], ScoringInput]] = []
+        truncated = 0
+        for row, (prompt, texts) in enumerate(zip(prompts, steps, strict=True)):
+            kept, indices = texts_of(texts, self._cleaner)
+            if not kept:
+                continue
+            encoded = self._encode(prompt, kept)
+            fitted = encoded.fit(self.max_length)
+            truncated += fitted is not encoded
+            if self._fits(encoded, fitted) and encoded.positions.count(None) < len(encoded.positions):
+                inputs.append((row, indices, fitted))  # type: ignore[arg-type]
+        for (row, indices, _), scores in zip(inputs, self._run([item for *_, item in inputs]), strict=True):
+            for index, score in zip(indices, scores, strict=True):
+                rewards[row][index] = score
+        if log_metric is not None:
+            log_metric(f"process_rewards/{self.__name__}/truncated_frac", truncated / max(len(prompts), 1))
+        return [[0.0] * len(row) if all(score is None for score in row) else row for row in rewards]
+
+    def _encode(self, prompt: Any, steps: Sequence[str]) -> ScoringInput:
+        """Write a row in the model's format; the steps are clean and not empty."""
+        raise NotImplementedError
+
+    def _read(self, logits: torch.Tensor) -> torch.Tensor:
+        """Scores `(K,)` from the logits `(K, classes or vocabulary)` at a row's positions, in float32."""
+        if self.outputs is None:
+            return logits[:, self.candidates].softmax(dim=-1)[:, 0]
+        return logits.softmax(dim=-1)[:, 1] if self.outputs == 2 else logits[:, 0].sigmoid()
 
     def _chat(self, messages: list[dict[str, str]]) -> str:
         if not self.tokenizer.chat_template:
@@ -64,8 +242,91 @@ class MarkerScorer(PRMScorer):
             raise InputError(f"tokenizer of '{self.__name__}'", "no chat template", "a chat template", remedy)
         return self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=False)
 
+    def _text(self, prompt: Any) -> str:
+        """The prompt as one clean text."""
+        return self._cleaner.prompt((self._prompt_text or prompt_text)(prompt))
 
-class MathShepherdScorer(MarkerScorer):
+    def _messages(self, prompt: Any) -> list[dict[str, str]]:
+        """The prompt as clean messages; a text, or what `prompt_text` makes, becomes the user's message."""
+        if isinstance(prompt, str) or self._prompt_text is not None:
+            return [{"role": "user", "content": self._text(prompt).strip()}]
+        return [
+            {"role": message["role"], "content": self._cleaner.prompt(message_text(message)).strip()}
+            for message in prompt
+        ]
+
+    def _fits(self, encoded: ScoringInput, fitted: ScoringInput | None) -> bool:
+        limit = f"'{self.__name__}' reads at most {self.max_length} tokens"
+        if fitted is None:
+            tokens = len(encoded.input_ids) - (encoded.cut[1] - encoded.cut[0])
+            self._warn("steps", f"{limit}; rows whose steps alone are longer (the first: {tokens}) get 0.")
+        elif fitted is not encoded:
+            self._warn("prompt", f"{limit}; prompts of longer rows are truncated from the left (the steps are kept).")
+        if None in encoded.positions:
+            reason = "a marker merged with its surroundings, or the chat template left a part of the answer out"
+            self._warn("format", f"'{self.__name__}': {reason}; such steps have no score, rows of them get 0.")
+        return fitted is not None
+
+    def _warn(self, kind: str, message: str) -> None:
+        if kind not in self._warned:
+            self._warned.add(kind)
+            warnings.warn(f"{message} Shown once.", UserWarning, stacklevel=4)
+
+    @torch.no_grad()
+    def _run(self, inputs: Sequence[ScoringInput]) -> list[list[float | None]]:
+        """Scores in the order of the inputs; forward passes over rows of like length."""
+        self.model.eval()
+        scores: list[list[float | None]] = [[] for _ in inputs]
+        by_length = sorted(range(len(inputs)), key=lambda i: len(inputs[i].input_ids), reverse=True)
+        for start in range(0, len(by_length), self.batch_size):
+            indices = by_length[start : start + self.batch_size]
+            for i, row_scores in zip(indices, self._scores([inputs[i] for i in indices]), strict=True):
+                scores[i] = row_scores
+        return scores
+
+    def _scores(self, rows: Sequence[ScoringInput]) -> list[list[float | None]]:
+        """Scores of one batch, `K_i` per row."""
+        wanted = [[position for position in row.positions if position is not None] for row in rows]
+        scores: list[list[float | None]] = []
+        for row, logits in zip(rows, self._logits(rows, wanted, self.model), strict=True):
+            values = iter(self._read(logits.float()).tolist())
+            scores.append([None if position is None else next(values) for position in row.positions])
+        return scores
+
+    def _logits(self, rows: Sequence[ScoringInput], wanted: Sequence[Sequence[int]], model: Any) -> list[torch.Tensor]:
+        """One forward pass: for each row the logits at the wanted positions, `(positions, classes or vocabulary)`."""
+        width = max(len(row.input_ids) for row in rows)
+        device = model.device
+        input_ids = torch.full((len(rows), width), self.tokenizer.pad_token_id or 0)  # (B, S)
+        attention_mask = torch.zeros_like(input_ids)
+        for i, row in enumerate(rows):
+            input_ids[i, : len(row.input_ids)] = torch.tensor(row.input_ids)
+            attention_mask[i, : len(row.input_ids)] = 1
+        column = {position: position for position in range(width)}
+        options: dict[str, Any] = {}
+        inner = model.get_base_model() if hasattr(model, "get_base_model") else model  # behind adapters
+        parameters = inspect.signature(inner.forward).parameters
+        if "use_cache" in parameters:
+            options["use_cache"] = False
+        if "logits_to_keep" in parameters:  # a vocabulary of logits at every token is what runs out of memory
+            kept = sorted({position for positions in wanted for position in positions})
+            column = {position: i for i, position in enumerate(kept)}
+            options["logits_to_keep"] = torch.tensor(kept, dtype=torch.long, device=device)
+        output = model(input_ids=input_ids.to(device), attention_mask=attention_mask.to(device), **options)
+        logits = output.logits if hasattr(output, "logits") else output[0]
+        return [logits[i, [column[position] for position in row]] for i, row in enumerate(wanted)]
+
+
+def marked_prompt(messages: list[dict[str, str]]) -> list[dict[str, str]]:
+    """Marks around the prompt: from the first message that is not the system's to the end of the last one."""
+    marked = [dict(message) for message in messages]
+    first = next((i for i, message in enumerate(marked) if message["role"] != "system"), 0)
+    marked[first]["content"] = PROMPT_START + marked[first]["content"]
+    marked[-1]["content"] += PROMPT_END
+    return marked
+
+
+class MathShepherdScorer(PRMScorer):
     """Math-Shepherd: a causal model that predicts `+` or `-` at a marker behind every step.
 
     Score = softmax over the logits of the two candidate tokens at the marker, the share of `good`.
@@ -79,8 +340,8 @@ class MathShepherdScorer(MarkerScorer):
         number_steps (`bool`, *optional*, defaults to `True`): Write `Step k: ` before steps that do not begin so, as
             every step of the training data does.
         name (`str`, *optional*, defaults to `"math_shepherd_prm"`): Name in logs and metrics.
-        **options: `batch_size`, `max_length`, `prompt_text`, `dtype`, `device`, `quantization_config`,
-            `trust_remote_code`: as in [`TokenClassificationScorer`].
+        batch_size, max_length, prompt_text, dtype, device, quantization_config, trust_remote_code: As in
+            [`TokenClassificationScorer`].
 
     Raises:
         `InputError`: Marker or candidate that is not one token, a vocabulary that does not hold them, a model that
@@ -89,25 +350,11 @@ class MathShepherdScorer(MarkerScorer):
     Source: arXiv 2312.08935, and the code on its model card.
     """
 
+    default_name = "math_shepherd_prm"
+    settings: ClassVar = {"marker": "ки", "good": "+", "bad": "-", "number_steps": True}
+    number_steps: bool
     # Between prompt and first step, between a step and its marker, between a marker and the next step.
     layout: tuple[str, str, str] = (" ", " ", "\n")
-
-    def __init__(
-        self,
-        model: Any,
-        tokenizer: Any = None,
-        *,
-        marker: str = "ки",
-        good: str | int = "+",
-        bad: str | int = "-",
-        number_steps: bool = True,
-        name: str = "math_shepherd_prm",
-        **options: Any,
-    ):
-        super().__init__(model, tokenizer, marker, name, options)
-        self.marker, self.number_steps = marker, number_steps
-        self.candidates = _candidates(self, good, bad)
-        self._check_format()
 
     def _encode(self, prompt: Any, steps: Sequence[str]) -> ScoringInput:
         before_steps, before_marker, between = self.layout
@@ -119,181 +366,22 @@ class MathShepherdScorer(MarkerScorer):
     def _numbered(self, step: str, k: int) -> str:
         return step if not self.number_steps or re.match(r"Step \d+:", step) else f"Step {k}: {step.lstrip()}"
 
-    def _read(self, logits: torch.Tensor) -> torch.Tensor:
-        return logits[:, self.candidates].softmax(dim=-1)[:, 0]
-
-
-class QwenMathScorer(MarkerScorer):
-    """Qwen2.5-Math-PRM: a head of two classes, read at a marker token behind every step of a chat answer.
-
-    Args:
-        model (`str` or `PreTrainedModel`): Path, Hub id (`Qwen/Qwen2.5-Math-PRM-7B`) or any model whose logits have
-            two classes per token. Checkpoints of that architecture load without code from the Hub.
-        tokenizer (`str` or `PreTrainedTokenizerBase`, *optional*): Of that model, with a chat template; required if
-            the model is loaded already.
-        marker (`str`, *optional*, defaults to `"<extra_0>"`): One token of the vocabulary.
-        auto_class (`str`, *optional*, defaults to `"AutoModelForTokenClassification"`): Loads a checkpoint of another
-            architecture; `"AutoModel"` with `trust_remote_code=True` runs the repository's own class.
-        name (`str`, *optional*, defaults to `"qwen_math_prm"`): Name in logs and metrics.
-        **options: `batch_size`, `max_length`, `prompt_text`, `dtype`, `device`, `quantization_config`,
-            `trust_remote_code`: as in [`TokenClassificationScorer`]. Messages keep their roles, the
-            system's too, unless `prompt_text` is given.
-
-    Raises:
-        `InputError`: A marker that is not one token, a tokenizer without chat template, a head that has not two
-            classes, a model that does not load.
-
-    Source: arXiv 2501.07301, and the code on its model card.
-    """
-
-    def __init__(
-        self,
-        model: Any,
-        tokenizer: Any = None,
-        *,
-        marker: str = "<extra_0>",
-        auto_class: str = "AutoModelForTokenClassification",
-        name: str = "qwen_math_prm",
-        **options: Any,
-    ):
-        self.auto_class = auto_class
-        super().__init__(model, tokenizer, marker, name, options)
-        self.marker = marker
-        self._check_format()
-        self._check_outputs(2)
-
-    def _encode(self, prompt: Any, steps: Sequence[str]) -> ScoringInput:
-        messages = marked_prompt(self._messages(prompt))
-        answer = "".join(f"{step}{STEP}{self.marker}" for step in steps)
-        text = self._chat([*messages, {"role": "assistant", "content": answer}])
-        return encode_whole(self.tokenizer, text, len(steps), self.marker_id, shift=0, special_tokens=False)
-
-    def _read(self, logits: torch.Tensor) -> torch.Tensor:
-        return logits.softmax(dim=-1)[:, 1]
-
-
-class ChatTurnScorer(MarkerScorer):
-    """Chat-turn models: every step is a user turn, the assistant answers `+` or `-`.
-
-    Score of step k = softmax over the logits of the two answers where the k-th answer is predicted, the share of
-    `good`, all earlier answers being `good`, as the published evaluation does. The prompt opens the first turn.
-
-    Args:
-        model (`str` or `PreTrainedModel`): Path, Hub id (`RLHFlow/Llama3.1-8B-PRM-Deepseek-Data`) or model.
-        tokenizer (`str` or `PreTrainedTokenizerBase`, *optional*): Of that model, with a chat template; required if
-            the model is loaded already.
-        good (`str`, *optional*, defaults to `"+"`): The answer to a good step, one token.
-        bad (`str` or `int`, *optional*, defaults to `"-"`): The other answer, one token or its id.
-        name (`str`, *optional*, defaults to `"chat_turn_prm"`): Name in logs and metrics.
-        **options: `batch_size`, `max_length`, `prompt_text`, `dtype`, `device`, `quantization_config`,
-            `trust_remote_code`: as in [`TokenClassificationScorer`].
-
-    Raises:
-        `InputError`: Answers that are not one token, a vocabulary that does not hold them, a tokenizer without chat
-            template, a model that does not load.
-
-    Source: RLHFlow's process reward models (arXiv 2405.07863 and their evaluation code).
-    """
-
-    def __init__(
-        self,
-        model: Any,
-        tokenizer: Any = None,
-        *,
-        good: str = "+",
-        bad: str | int = "-",
-        name: str = "chat_turn_prm",
-        **options: Any,
-    ):
-        super().__init__(model, tokenizer, None, name, options)
-        self.good = good
-        self.candidates = _candidates(self, good, bad)
-        self._check_format()
-
-    def _encode(self, prompt: Any, steps: Sequence[str]) -> ScoringInput:
-        question = f"{PROMPT_START}{self._text(prompt).strip()}{PROMPT_END}"
-        turns: list[dict[str, str]] = []
-        for k, step in enumerate(steps):
-            turns.append({"role": "user", "content": step if k else f"{question} {step}"})
-            turns.append({"role": "assistant", "content": f"{STEP}{self.good}"})
-        text = self._chat(turns)
-        return encode_whole(self.tokenizer, text, len(steps), self.candidates[0], shift=-1, special_tokens=False)
-
-    def _read(self, logits: torch.Tensor) -> torch.Tensor:
-        return logits[:, self.candidates].softmax(dim=-1)[:, 0]
-
-
-def marked_prompt(messages: list[dict[str, str]]) -> list[dict[str, str]]:
-    """Marks around the prompt: from the first message that is not the system's to the end of the last one."""
-    marked = [dict(message) for message in messages]
-    first = next((i for i, message in enumerate(marked) if message["role"] != "system"), 0)
-    marked[first]["content"] = PROMPT_START + marked[first]["content"]
-    marked[-1]["content"] += PROMPT_END
-    return marked
-
-
-def _candidates(scorer: MarkerScorer, good: str | int, bad: str | int) -> list[int]:
-    """The ids of the two candidate tokens, checked against the model's vocabulary."""
-    name, vocabulary = scorer.__name__, scorer.model.config.get_text_config().vocab_size
-    ids = [
-        token if isinstance(token, int) else required_token(scorer.tokenizer, token, field, name)
-        for field, token in (("good", good), ("bad", bad))
-    ]
-    head = scorer.model.get_output_embeddings()
-    if head is None or max(ids) >= vocabulary:
-        got = "a model without a language modeling head" if head is None else f"{vocabulary} outputs per token"
-        remedy = (
-            "This format reads the logits of two tokens: load the process reward model as a causal language model."
-        )
-        raise InputError(f"model of '{name}'", got, f"an output for the tokens {ids}", remedy)
-    return ids
-
-
-def required_token(tokenizer: Any, text: str, field: str, name: str) -> int:
-    """The id of a text that must be one token of the vocabulary, or the error that says so."""
-    token_id = single_token_id(tokenizer, text)
-    if token_id is None:
-        got = f"{text!r}, which is not one token of the tokenizer"
-        remedy = "Load the tokenizer of a process reward model of this format; the policy's has no such marker."
-        raise InputError(f"{field} of '{name}'", got, "one token of the vocabulary", remedy)
-    return token_id
-
 
 class VersaScorer(MathShepherdScorer):
     r"""VersaPRM and Llama-PRM800K: Llama 3 that predicts `+` or `-` at ` \n\n\n\n`; steps are not numbered.
 
     Args:
         model (`str` or `PreTrainedModel`): Path, Hub id (`UW-Madison-Lee-Lab/VersaPRM`) or model.
-        tokenizer, marker, good, bad, number_steps, name, **options: As in [`MathShepherdScorer`].
+        tokenizer, marker, good, bad, number_steps, name, batch_size, max_length, prompt_text, dtype, device,
+            quantization_config, trust_remote_code: As in [`MathShepherdScorer`]; other defaults.
 
     Raises:
         `InputError`: As [`MathShepherdScorer`].
     """
 
+    default_name = "versa_prm"
+    settings: ClassVar = {"marker": " \n\n\n\n", "good": "+", "bad": "-", "number_steps": False}
     layout = (" \n\n", "", "")
-
-    def __init__(
-        self,
-        model: Any,
-        tokenizer: Any = None,
-        *,
-        marker: str = " \n\n\n\n",
-        good: str | int = "+",
-        bad: str | int = "-",
-        number_steps: bool = False,
-        name: str = "versa_prm",
-        **options: Any,
-    ):
-        super().__init__(
-            model,
-            tokenizer,
-            marker=marker,
-            good=good,
-            bad=bad,
-            number_steps=number_steps,
-            name=name,
-            **options,
-        )
 
     def _encode(self, prompt: Any, steps: Sequence[str]) -> ScoringInput:
         return super()._encode(prompt, [step.strip() for step in steps])
@@ -306,36 +394,231 @@ class MathPSAScorer(VersaScorer):
 
     Args:
         model (`str` or `PreTrainedModel`): Path, Hub id or model; an adapter's too.
-        tokenizer, marker, good, bad, number_steps, name, **options: As in [`MathShepherdScorer`].
+        tokenizer, marker, good, bad, number_steps, name, batch_size, max_length, prompt_text, dtype, device,
+            quantization_config, trust_remote_code: As in [`MathShepherdScorer`]; other defaults.
 
     Raises:
         `InputError`: As [`MathShepherdScorer`].
     """
 
+    default_name = "math_psa_prm"
+    settings: ClassVar = {"marker": " \n\n\n\n\n", "good": " +", "bad": " -", "number_steps": True}
     layout = (" ", "", " ")
 
-    def __init__(
-        self,
-        model: Any,
-        tokenizer: Any = None,
-        *,
-        marker: str = " \n\n\n\n\n",
-        good: str | int = " +",
-        bad: str | int = " -",
-        number_steps: bool = True,
-        name: str = "math_psa_prm",
-        **options: Any,
-    ):
-        super().__init__(
-            model,
-            tokenizer,
-            marker=marker,
-            good=good,
-            bad=bad,
-            number_steps=number_steps,
-            name=name,
-            **options,
-        )
+
+class ChatTurnScorer(PRMScorer):
+    """Chat-turn models: every step is a user turn, the assistant answers `+` or `-`.
+
+    Score of step k = softmax over the logits of the two answers where the k-th answer is predicted, the share of
+    `good`, all earlier answers being `good`, as the published evaluation does. The prompt opens the first turn.
+
+    Args:
+        model (`str` or `PreTrainedModel`): Path, Hub id (`RLHFlow/Llama3.1-8B-PRM-Deepseek-Data`) or model.
+        tokenizer (`str` or `PreTrainedTokenizerBase`, *optional*): Of that model, with a chat template; required if
+            the model is loaded already.
+        good (`str`, *optional*, defaults to `"+"`): The answer to a good step, one token.
+        bad (`str` or `int`, *optional*, defaults to `"-"`): The other answer, one token or its id.
+        name (`str`, *optional*, defaults to `"chat_turn_prm"`): Name in logs and metrics.
+        batch_size, max_length, prompt_text, dtype, device, quantization_config, trust_remote_code: As in
+            [`TokenClassificationScorer`].
+
+    Raises:
+        `InputError`: Answers that are not one token, a vocabulary that does not hold them, a tokenizer without chat
+            template, a model that does not load.
+
+    Source: RLHFlow's process reward models (arXiv 2405.07863 and their evaluation code).
+    """
+
+    default_name = "chat_turn_prm"
+    settings: ClassVar = {"good": "+", "bad": "-"}
+
+    def _encode(self, prompt: Any, steps: Sequence[str]) -> ScoringInput:
+        question = f"{PROMPT_START}{self._text(prompt).strip()}{PROMPT_END}"
+        turns: list[dict[str, str]] = []
+        for k, step in enumerate(steps):
+            turns.append({"role": "user", "content": step if k else f"{question} {step}"})
+            turns.append({"role": "assistant", "content": f"{STEP}{self.good}"})
+        text = self._chat(turns)
+        return encode_whole(self.tokenizer, text, len(steps), self.candidates[0], shift=-1, special_tokens=False)
+
+
+class QwenMathScorer(PRMScorer):
+    """Qwen2.5-Math-PRM: a head of two classes, read at a marker token behind every step of a chat answer.
+
+    Args:
+        model (`str` or `PreTrainedModel`): Path, Hub id (`Qwen/Qwen2.5-Math-PRM-7B`) or any model whose logits have
+            two classes per token. Checkpoints of that architecture load without code from the Hub.
+        tokenizer (`str` or `PreTrainedTokenizerBase`, *optional*): Of that model, with a chat template; required if
+            the model is loaded already.
+        marker (`str`, *optional*, defaults to `"<extra_0>"`): One token of the vocabulary.
+        auto_class (`str`, *optional*, defaults to `"AutoModelForTokenClassification"`): Loads a checkpoint of another
+            architecture; `"AutoModel"` with `trust_remote_code=True` runs the repository's own class.
+        name (`str`, *optional*, defaults to `"qwen_math_prm"`): Name in logs and metrics.
+        batch_size, max_length, prompt_text, dtype, device, quantization_config, trust_remote_code: As in
+            [`TokenClassificationScorer`]. Messages keep their roles, the system's too, unless `prompt_text` is given.
+
+    Raises:
+        `InputError`: A marker that is not one token, a tokenizer without chat template, a head that has not two
+            classes, a model that does not load.
+
+    Source: arXiv 2501.07301, and the code on its model card.
+    """
+
+    default_name = "qwen_math_prm"
+    outputs = 2
+    settings: ClassVar = {"marker": "<extra_0>", "auto_class": "AutoModelForTokenClassification"}
+
+    def _encode(self, prompt: Any, steps: Sequence[str]) -> ScoringInput:
+        messages = marked_prompt(self._messages(prompt))
+        answer = "".join(f"{step}{STEP}{self.marker}" for step in steps)
+        text = self._chat([*messages, {"role": "assistant", "content": answer}])
+        return encode_whole(self.tokenizer, text, len(steps), self.marker_id, shift=0, special_tokens=False)
+
+
+class TokenClassificationScorer(PRMScorer):
+    """Step rewards from an `AutoModelForTokenClassification` with two classes.
+
+    Args:
+        model (`str` or `PreTrainedModel`): Path, Hub id or model.
+        tokenizer (`str` or `PreTrainedTokenizerBase`, *optional*): Of that model; required if it is loaded already.
+        step_separator (`str`, *optional*): What followed every step in training. Defaults to what `train-prm` noted
+            in the model's config, else to a line break, TRL's default.
+        name (`str`, *optional*, defaults to `"token_classification_prm"`): Name in logs and metrics.
+        batch_size (`int`, *optional*, defaults to `8`): Rows per forward pass.
+        max_length (`int`, *optional*): Longest input in tokens. Defaults to what model and tokenizer state.
+        dtype (`torch.dtype` or `str`, *optional*): Type of the weights; by default the checkpoint's.
+        device (`torch.device` or `str`, *optional*): By default this process's GPU, else the CPU.
+        quantization_config (*optional*): For `from_pretrained`.
+        trust_remote_code (`bool`, *optional*, defaults to `False`): Whether code of the repository may run.
+        prompt_text (`Callable`, *optional*): Turns a prompt into text. By default the contents of all messages but the
+            system's, separated by an empty line.
+
+    Raises:
+        `InputError`: A model that does not load, lacks its head, or whose head has not two classes.
+    """
+
+    default_name = "token_classification_prm"
+    is_causal = None  # a decoder or an encoder: known once it is loaded
+    auto_class = "AutoModelForTokenClassification"
+    outputs = 2
+    settings: ClassVar = {"step_separator": None}
+    step_separator: str  # `None` until the model says
+
+    def _load(self, model: Any) -> Any:
+        loaded = super()._load(model)
+        if self.step_separator is None:
+            self.step_separator = getattr(loaded.config, "step_separator", DEFAULT_SEPARATOR)
+        attends = [module.is_causal for module in loaded.modules() if hasattr(module, "is_causal")]
+        self.is_causal = all(attends) if attends else None  # not every architecture says
+        return loaded
+
+    def _encode(self, prompt: Any, steps: Sequence[str]) -> ScoringInput:
+        return encode_piecewise(self.tokenizer, self._text(prompt), steps, self.step_separator)
+
+
+class SkyworkScorer(PRMScorer):
+    r"""Skywork-o1-Open-PRM: Qwen2 with a value head, read at the step token behind every step.
+
+    The model was trained on lines: each line of a step is followed by the step token, as in the published code, and
+    the step's score is the one at its last line.
+
+    Args:
+        model (`str` or `PreTrainedModel`): Path, Hub id (`Skywork/Skywork-o1-Open-PRM-Qwen-2.5-1.5B`) or a model with
+            one output per token. Loads without code from the Hub.
+        tokenizer (`str` or `PreTrainedTokenizerBase`, *optional*): Of that model; required if it is loaded already.
+        step_token (`str`, *optional*, defaults to a line break): One token of the vocabulary.
+        name (`str`, *optional*, defaults to `"skywork_prm"`): Name in logs and metrics.
+        batch_size, max_length, prompt_text, dtype, device, quantization_config, trust_remote_code: As in
+            [`TokenClassificationScorer`].
+
+    Raises:
+        `InputError`: A step token that is not one token, a checkpoint without its head, a head of other outputs.
+    """
+
+    default_name = "skywork_prm"
+    auto_class = "Qwen2ForPrmModel"
+    outputs = 1
+    settings: ClassVar = {"step_token": "\n"}
+    step_token: str
+
+    def _load(self, model: Any) -> Any:
+        self._token("step_token", self.step_token)
+        return super()._load(model)
+
+    def _encode(self, prompt: Any, steps: Sequence[str]) -> ScoringInput:
+        lines = [step.split(self.step_token) for step in steps]
+        every_line = [line for each in lines for line in each]
+        row = encode_piecewise(self.tokenizer, self._text(prompt) + "\n", every_line, self.step_token)
+        last = [sum(map(len, lines[: k + 1])) - 1 for k in range(len(lines))]
+        return ScoringInput(row.input_ids, [row.positions[line] for line in last], row.cut)
+
+
+class ReasonFluxScorer(PRMScorer):
+    r"""ReasonFlux-PRM-1.5B: a causal language model's decoder and, in a file of its own, a linear head.
+
+    ReasonFlux-PRM-7B has the format of Qwen2.5-Math-PRM: [`QwenMathScorer`] loads it.
+
+    Args:
+        model (`str` or `PreTrainedModel`): Path, Hub id (`Gen-Verse/ReasonFlux-PRM-1.5B`; both with the head in
+            `reward_head.pt`) or a model with one output per token.
+        tokenizer (`str` or `PreTrainedTokenizerBase`, *optional*): Of that model; required if it is loaded already.
+        step_separator (`str`, *optional*, defaults to an empty line): Between two steps.
+        name (`str`, *optional*, defaults to `"reasonflux_prm"`): Name in logs and metrics.
+        batch_size, max_length, prompt_text, dtype, device, quantization_config, trust_remote_code: As in
+            [`TokenClassificationScorer`].
+
+    Raises:
+        `InputError`: A checkpoint without its head, a head of other outputs.
+    """
+
+    default_name = "reasonflux_prm"
+    is_causal = False  # a step's last token may merge with the separator, which is there only if a step follows
+    auto_class = "AutoModel"
+    outputs = 1
+    settings: ClassVar = {"step_separator": "\n\n"}
+    step_separator: str
+
+    def _load(self, model: Any) -> Any:
+        decoder = super()._load(model)
+        return decoder if decoder is model else _DecoderWithHead(decoder, _head_weights(model, decoder))
+
+    def _encode(self, prompt: Any, steps: Sequence[str]) -> ScoringInput:
+        answer = self.step_separator.join(f"{step}{STEP}" for step in steps)
+        text = f"{PROMPT_START}{self._text(prompt)}{PROMPT_END}{answer}"
+        return encode_boundaries(self.tokenizer, text, len(steps), special_tokens=True)
+
+
+class _DecoderWithHead(torch.nn.Module):
+    """One output per token from a decoder's last hidden state."""
+
+    def __init__(self, decoder: Any, weights: dict[str, torch.Tensor]):
+        super().__init__()
+        self.decoder, self.config = decoder, decoder.config
+        self.reward_head = torch.nn.Linear(weights["weight"].size(1), 1).to(decoder.device, decoder.dtype)
+        self.reward_head.load_state_dict(weights)
+
+    @property
+    def device(self) -> torch.device:
+        return self.decoder.device
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> SimpleNamespace:
+        hidden = self.decoder(input_ids=input_ids, attention_mask=attention_mask, use_cache=False).last_hidden_state
+        return SimpleNamespace(logits=self.reward_head(hidden))
+
+
+def _head_weights(model: Any, decoder: Any) -> dict[str, torch.Tensor]:
+    """The head beside a checkpoint, checked."""
+    from transformers.utils import cached_file
+
+    with hub_errors("model", str(model), f"a folder or Hub id with {HEAD_FILE}, the head"):
+        file = cached_file(model, HEAD_FILE)
+        weights = torch.load(str(file), map_location="cpu", weights_only=True)
+    shapes = {name: tuple(value.shape) for name, value in weights.items()}
+    due = {"weight": (1, decoder.config.hidden_size), "bias": (1,)}
+    if shapes != due:
+        got = f"{HEAD_FILE} with {', '.join(f'{name} {shape}' for name, shape in shapes.items())}"
+        raise InputError("model", got, f"weight {due['weight']} and bias (1,)", "Pass the published checkpoint.")
+    return weights
 
 
 class _Qwen2WithHead(Qwen2PreTrainedModel):
@@ -404,199 +687,5 @@ class Qwen2ForPrmModel(_Qwen2WithHead):
         return self.v_head["summary"](hidden)
 
 
-HEAD_FILE = "reward_head.pt"
-
-
-class SkyworkScorer(MarkerScorer):
-    r"""Skywork-o1-Open-PRM: Qwen2 with a value head, read at the step token behind every step.
-
-    The model was trained on lines: each line of a step is followed by the step token, as in the published code, and
-    the step's score is the one at its last line.
-
-    Args:
-        model (`str` or `PreTrainedModel`): Path, Hub id (`Skywork/Skywork-o1-Open-PRM-Qwen-2.5-1.5B`) or a model with
-            one output per token. Loads without code from the Hub.
-        tokenizer (`str` or `PreTrainedTokenizerBase`, *optional*): Of that model; required if it is loaded already.
-        step_token (`str`, *optional*, defaults to a line break): One token of the vocabulary.
-        name (`str`, *optional*, defaults to `"skywork_prm"`): Name in logs and metrics.
-        **options: `batch_size`, `max_length`, `prompt_text`, `dtype`, `device`, `quantization_config`,
-            `trust_remote_code`: as in [`TokenClassificationScorer`].
-
-    Raises:
-        `InputError`: A step token that is not one token, a checkpoint without its head, a head of other outputs.
-    """
-
-    auto_class = "Qwen2ForPrmModel"
-
-    def __init__(
-        self,
-        model: Any,
-        tokenizer: Any = None,
-        *,
-        step_token: str = "\n",
-        name: str = "skywork_prm",
-        **options: Any,
-    ):
-        super().__init__(model, tokenizer, None, name, options)
-        self.step_token = step_token
-        required_token(self.tokenizer, step_token, "step_token", name)
-        self._check_outputs(1)
-
-    def _encode(self, prompt: Any, steps: Sequence[str]) -> ScoringInput:
-        lines = [step.split(self.step_token) for step in steps]
-        every_line = [line for each in lines for line in each]
-        row = encode_piecewise(self.tokenizer, self._text(prompt) + "\n", every_line, self.step_token)
-        last = [sum(map(len, lines[: k + 1])) - 1 for k in range(len(lines))]
-        return ScoringInput(row.input_ids, [row.positions[line] for line in last], row.cut)
-
-    def _read(self, logits: torch.Tensor) -> torch.Tensor:
-        return logits[:, 0].sigmoid()
-
-
-class ReasonFluxScorer(MarkerScorer):
-    r"""ReasonFlux-PRM-1.5B: a causal language model's decoder and, in a file of its own, a linear head.
-
-    ReasonFlux-PRM-7B has the format of Qwen2.5-Math-PRM: [`QwenMathScorer`] loads it.
-
-    Args:
-        model (`str` or `PreTrainedModel`): Path, Hub id (`Gen-Verse/ReasonFlux-PRM-1.5B`; both with the head in
-            `reward_head.pt`) or a model with one output per token.
-        tokenizer (`str` or `PreTrainedTokenizerBase`, *optional*): Of that model; required if it is loaded already.
-        step_separator (`str`, *optional*, defaults to an empty line): Between two steps.
-        name (`str`, *optional*, defaults to `"reasonflux_prm"`): Name in logs and metrics.
-        **options: `batch_size`, `max_length`, `prompt_text`, `dtype`, `device`, `quantization_config`,
-            `trust_remote_code`: as in [`TokenClassificationScorer`].
-
-    Raises:
-        `InputError`: A checkpoint without its head, a head of other outputs.
-    """
-
-    auto_class = "AutoModel"
-    is_causal = False  # a step's last token may merge with the separator, which is there only if a step follows
-
-    def __init__(
-        self,
-        model: Any,
-        tokenizer: Any = None,
-        *,
-        step_separator: str = "\n\n",
-        name: str = "reasonflux_prm",
-        **options: Any,
-    ):
-        super().__init__(model, tokenizer, None, name, options)
-        self.step_separator = step_separator
-        self._check_outputs(1)
-
-    def _load(self, model: Any, **loading: Any) -> Any:
-        decoder = super()._load(model, **loading)
-        return decoder if decoder is model else _DecoderWithHead(decoder, _head_weights(model, decoder))
-
-    def _encode(self, prompt: Any, steps: Sequence[str]) -> ScoringInput:
-        answer = self.step_separator.join(f"{step}{STEP}" for step in steps)
-        text = f"{PROMPT_START}{self._text(prompt)}{PROMPT_END}{answer}"
-        return encode_boundaries(self.tokenizer, text, len(steps), special_tokens=True)
-
-    def _read(self, logits: torch.Tensor) -> torch.Tensor:
-        return logits[:, 0].sigmoid()
-
-
-class _DecoderWithHead(torch.nn.Module):
-    """One output per token from a decoder's last hidden state."""
-
-    def __init__(self, decoder: Any, weights: dict[str, torch.Tensor]):
-        super().__init__()
-        self.decoder, self.config = decoder, decoder.config
-        self.reward_head = torch.nn.Linear(weights["weight"].size(1), 1).to(decoder.device, decoder.dtype)
-        self.reward_head.load_state_dict(weights)
-
-    @property
-    def device(self) -> torch.device:
-        return self.decoder.device
-
-    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> SimpleNamespace:
-        hidden = self.decoder(input_ids=input_ids, attention_mask=attention_mask, use_cache=False).last_hidden_state
-        return SimpleNamespace(logits=self.reward_head(hidden))
-
-
-def _head_weights(model: Any, decoder: Any) -> dict[str, torch.Tensor]:
-    """The head beside a checkpoint, checked."""
-    from transformers.utils import cached_file
-
-    with hub_errors("model", str(model), f"a folder or Hub id with {HEAD_FILE}, the head"):
-        file = cached_file(model, HEAD_FILE)
-        weights = torch.load(str(file), map_location="cpu", weights_only=True)
-    shapes = {name: tuple(value.shape) for name, value in weights.items()}
-    due = {"weight": (1, decoder.config.hidden_size), "bias": (1,)}
-    if shapes != due:
-        got = f"{HEAD_FILE} with {', '.join(f'{name} {shape}' for name, shape in shapes.items())}"
-        raise InputError("model", got, f"weight {due['weight']} and bias (1,)", "Pass the published checkpoint.")
-    return weights
-
-
-DEFAULT_SEPARATOR = "\n"
-
-
-class TokenClassificationScorer(PRMScorer):
-    """Step rewards from an `AutoModelForTokenClassification` with two classes.
-
-    Args:
-        model (`str` or `PreTrainedModel`): Path, Hub id or model.
-        tokenizer (`str` or `PreTrainedTokenizerBase`, *optional*): Of that model; required if it is loaded already.
-        step_separator (`str`, *optional*): What followed every step in training. Defaults to what `train-prm` noted
-            in the model's config, else to a line break, TRL's default.
-        name (`str`, *optional*, defaults to `"token_classification_prm"`): Name in logs and metrics.
-        batch_size (`int`, *optional*, defaults to `8`): Rows per forward pass.
-        max_length (`int`, *optional*): Longest input in tokens. Defaults to what model and tokenizer state.
-        dtype (`torch.dtype` or `str`, *optional*): Type of the weights; by default the checkpoint's.
-        device (`torch.device` or `str`, *optional*): By default this process's GPU, else the CPU.
-        quantization_config (*optional*): For `from_pretrained`.
-        trust_remote_code (`bool`, *optional*, defaults to `False`): Whether code of the repository may run.
-        prompt_text (`Callable`, *optional*): Turns a prompt into text. By default the contents of all messages but the
-            system's, separated by an empty line.
-
-    Raises:
-        `InputError`: A model that does not load, lacks its head, or whose head has not two classes.
-    """
-
-    is_causal: bool | None = None  # a decoder or an encoder: known once it is loaded
-
-    def __init__(
-        self,
-        model: Any,
-        tokenizer: Any = None,
-        *,
-        step_separator: str | None = None,
-        name: str = "token_classification_prm",
-        batch_size: int = 8,
-        max_length: int | None = None,
-        dtype: Any = None,
-        device: Any = None,
-        quantization_config: Any = None,
-        trust_remote_code: bool = False,
-        prompt_text: Callable[[Any], str] | None = None,
-    ):
-        tokenizer = load_tokenizer(model, tokenizer, trust_remote_code)
-        loaded = load_model(
-            model,
-            "AutoModelForTokenClassification",
-            dtype=dtype,
-            device=device,
-            quantization_config=quantization_config,
-            trust_remote_code=trust_remote_code,
-        )
-        if getattr(loaded.config, "num_labels", 2) != 2:
-            raise wrong_head(name, f"{loaded.config.num_labels} classes")
-        super().__init__(
-            loaded, tokenizer, name=name, batch_size=batch_size, max_length=max_length, prompt_text=prompt_text
-        )
-        noted: str = getattr(loaded.config, "step_separator", DEFAULT_SEPARATOR)
-        self.step_separator = noted if step_separator is None else step_separator
-        self._check_outputs(2)
-        attends = [module.is_causal for module in loaded.modules() if hasattr(module, "is_causal")]
-        self.is_causal = all(attends) if attends else None  # not every architecture says
-
-    def _encode(self, prompt: Any, steps: Sequence[str]) -> ScoringInput:
-        return encode_piecewise(self.tokenizer, self._text(prompt), steps, self.step_separator)
-
-    def _read(self, logits: torch.Tensor) -> torch.Tensor:
-        return logits.softmax(dim=-1)[:, 1]
+# Architectures of published checkpoints, loaded without code from the Hub: their weights have the published names.
+OWN_CLASSES: dict[str, type] = {each.__name__: each for each in (Qwen2ForProcessRewardModel, Qwen2ForPrmModel)}

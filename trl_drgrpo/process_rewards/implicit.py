@@ -16,17 +16,20 @@ import copy
 from collections.abc import Sequence
 from contextlib import nullcontext
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.process_rewards.formats import MarkerScorer, marked_prompt
-from trl_drgrpo.process_rewards.scorer import load_tokenizer, longest_input
+from trl_drgrpo.common.ranges import positive, refuse_outside
+from trl_drgrpo.process_rewards.formats import PRMScorer, marked_prompt
+from trl_drgrpo.process_rewards.loading import load_tokenizer, longest_input
 from trl_drgrpo.process_rewards.texts import STEP, ScoringInput, encode_boundaries
 
+_BETA = positive(remedy="0.05 is the default.")
 
-class ImplicitRewardScorer(MarkerScorer):
+
+class ImplicitRewardScorer(PRMScorer):
     r"""Step rewards from the log-ratio of two causal language models of one vocabulary.
 
     The row is a chat: the prompt's messages and the steps as the assistant's answer, joined by `step_separator`. A
@@ -44,8 +47,9 @@ class ImplicitRewardScorer(MarkerScorer):
         cumulative (`bool`, *optional*, defaults to `False`): `q_k` in the place of `r_k`.
         step_separator (`str`, *optional*, defaults to an empty line): Between two steps.
         name (`str`, *optional*, defaults to `"implicit_prm"`): Name in logs and metrics.
-        **options: `batch_size` (2 by default: logits of the whole vocabulary at every token of an answer),
-            `max_length`, `prompt_text`, `dtype`, `device`, `quantization_config`, `trust_remote_code`: as in
+        batch_size (`int`, *optional*, defaults to `2`): Rows per forward pass, with logits of the whole vocabulary at
+            every token of an answer.
+        max_length, prompt_text, dtype, device, quantization_config, trust_remote_code: As in
             [`TokenClassificationScorer`], for both models.
 
     Raises:
@@ -56,39 +60,47 @@ class ImplicitRewardScorer(MarkerScorer):
     counts the first token of the next step to a step.
     """
 
+    default_name = "implicit_prm"
     is_causal = False  # the separator counts to the step before it, and is there only if a step follows
+    settings: ClassVar = {"reference": None, "beta": 0.05, "cumulative": False, "step_separator": "\n\n"}
+    reference: Any
+    beta: float
+    cumulative: bool
+    step_separator: str
 
     def __init__(
-        self,
-        model: Any,
-        reference: Any = None,
-        tokenizer: Any = None,
-        *,
-        beta: float = 0.05,
-        cumulative: bool = False,
-        step_separator: str = "\n\n",
-        name: str = "implicit_prm",
-        **options: Any,
+        self, model: Any, reference: Any = None, tokenizer: Any = None, *, batch_size: int = 2, **options: Any
     ):
-        _check_beta(beta)
-        if reference is None and not hasattr(model, "disable_adapter"):
-            remedy = "Name the model that it was trained from, or pass a PEFT model: its base is the reference."
-            raise InputError(f"reference of '{name}'", "none", "a second causal language model", remedy)
-        trusts = options.get("trust_remote_code", False)
-        tokenizer = load_tokenizer(model, tokenizer, trusts)
-        _check_same_tokenizer(reference, tokenizer, name, trusts)
-        loading = {key: options[key] for key in self.loading_options & options.keys()}
-        options.setdefault("batch_size", 2)
-        super().__init__(model, tokenizer, None, name, options)
-        self.beta, self.cumulative, self.step_separator = beta, cumulative, step_separator
-        self.reference = None if reference is None else self._load(reference, **loading)
+        super().__init__(model, tokenizer, reference=reference, batch_size=batch_size, **options)
         if self.reference is not None:
-            self.max_length = min(self.max_length, longest_input(self.reference, tokenizer))
-        sample = self._sample_row()
-        if None in sample.positions:
-            got = "a chat template that changes the answer"
-            raise InputError(f"tokenizer of '{name}'", got, "one that leaves it unchanged", "Set another one.")
-        self._check_vocabulary(sample.input_ids)
+            self.max_length = min(self.max_length, longest_input(self.reference, self.tokenizer))
+
+    def _load(self, model: Any) -> Any:
+        refuse_outside("beta", self.beta, _BETA)
+        if self.reference is None and not hasattr(model, "disable_adapter"):
+            remedy = "Name the model that it was trained from, or pass a PEFT model: its base is the reference."
+            raise InputError(f"reference of '{self.__name__}'", "none", "a second causal language model", remedy)
+        self._check_same_tokenizer()
+        loaded = super()._load(model)
+        if self.reference is not None:
+            self.reference = super()._load(self.reference)
+        return loaded
+
+    def _check_same_tokenizer(self) -> None:
+        """A reference that is named by its path must have the model's vocabulary; added tokens may differ."""
+        if not isinstance(self.reference, str):
+            return
+        theirs = load_tokenizer(self.reference, None, self._loading["trust_remote_code"])
+        if differing := len(_own_vocabulary(self.tokenizer).items() ^ _own_vocabulary(theirs).items()):
+            got, remedy = (
+                f"a tokenizer in which {differing} entries differ",
+                "Name the model that it was trained from.",
+            )
+            raise InputError(f"reference of '{self.__name__}'", got, "the model's own tokenizer", remedy)
+
+    def _check_format(self) -> None:
+        super()._check_format()
+        self._check_vocabulary(self._sample_row().input_ids)
 
     def _encode(self, prompt: Any, steps: Sequence[str]) -> ScoringInput:
         messages = marked_prompt(self._messages(prompt))
@@ -154,7 +166,7 @@ class PolicyLogRatio:
     is_causal = True  # of the tokens that were written, by causal models
 
     def __init__(self, beta: float = 0.05, *, cumulative: bool = False, name: str = "policy_log_ratio"):
-        _check_beta(beta)
+        refuse_outside("beta", beta, _BETA)
         self.beta, self.cumulative = beta, cumulative
         self.__name__ = name
         self._trainer: Any = None
@@ -235,21 +247,6 @@ def _per_step(ratio: torch.Tensor, widths: Sequence[int], beta: float, cumulativ
 def _boundaries(row: ScoringInput) -> list[int]:
     """The last token before the answer, then the last token of each step."""
     return [position for position in row.positions if position is not None]
-
-
-def _check_beta(beta: float) -> None:
-    if not 0 < beta < float("inf"):
-        raise InputError("beta", repr(beta), "a positive number", "0.05 is the default.")
-
-
-def _check_same_tokenizer(reference: Any, tokenizer: Any, name: str, trusts: bool) -> None:
-    """A reference that is named by its path must have the model's vocabulary; added tokens may differ."""
-    if not isinstance(reference, str):
-        return
-    theirs = load_tokenizer(reference, None, trusts)
-    if differing := len(_own_vocabulary(tokenizer).items() ^ _own_vocabulary(theirs).items()):
-        got, remedy = f"a tokenizer in which {differing} entries differ", "Name the model that it was trained from."
-        raise InputError(f"reference of '{name}'", got, "the model's own tokenizer", remedy)
 
 
 def _own_vocabulary(tokenizer: Any) -> dict[str, int]:

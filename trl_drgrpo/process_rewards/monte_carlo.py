@@ -1,26 +1,41 @@
-"""Rollouts: continuations of a prefix, sampled in batches.
+"""Monte-Carlo process rewards: the value of a prefix is how often the policy is correct from there.
 
-Monte-Carlo values take any callable `generate(prefixes, k) -> list[list[str]]`. Here are the two that need no writing:
-`TransformersRollouts` for a model in memory, and `TrainerRollouts` for the policy in training, sampled the way its
-trainer samples completions (vLLM, DeepSpeed, FSDP included). Prefixes are texts or, exact to the token, lists of
-token ids.
+    value v_k  = share of n rollouts from `prompt + steps 1..k` that the outcome verifier accepts
+    reward     = v_k ("value") or v_k - v_{k-1} ("gain"; v_0 from the prompt alone)
+
+The estimate that a tree search would make at that node (arXiv 2312.08935, 2410.01679). Where the last step ends the
+completion no token can follow, so its value is the verifier's verdict on the completion itself. An EOS behind its
+separator is a decision of its own, which a *value* does not know of: such a step is rolled out like the others. A
+*gain* takes the verdict there, too: gains sum to `verdict - v_0`, and writing more steps earns nothing. The gain of
+such a last step reads the EOS behind it (`is_causal`: values only). Equal prefixes, such as the prompt of a group, are
+rolled out once per call. Cost: up to n rollouts per step, more than the training step itself.
+
+Rollouts come from any callable `generate(prefixes, k) -> list[list[str]]`. Two need no writing: `TransformersRollouts`
+for a model in memory, and `TrainerRollouts` for the policy in training, sampled the way its trainer samples
+completions (vLLM, DeepSpeed, FSDP included). Prefixes are texts or, exact to the token, lists of token ids.
+
+`label_steps` makes labels for a process reward model: a step is good if at least one rollout from behind it is
+accepted (the hard estimate of Math-Shepherd), its value is kept beside the label. A label is only as good as the model
+is able and the verifier correct: a step from which the model merely guesses the answer counts as good.
 """
 
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 
 from trl_drgrpo.common.errors import InputError, RewardError
-from trl_drgrpo.process_rewards.scoring import dataset_columns, row_of
-from trl_drgrpo.process_rewards.texts import END_TOKENS, Cleaner, prompt_ids, split_into_steps
+from trl_drgrpo.common.ranges import positive, refuse_outside, whole
+from trl_drgrpo.process_rewards.scoring import dataset_columns, log_nothing, row_of
+from trl_drgrpo.process_rewards.texts import END_TOKENS, Cleaner, completion_like, prompt_ids, split_into_steps
 from trl_drgrpo.rewards.contract import checked_reward, reward_name
 
 Prefixes = Sequence[str] | Sequence[Sequence[int]]
+Sampled = TypeVar("Sampled")
 
 
 class TrainerRollouts:
@@ -45,8 +60,7 @@ class TrainerRollouts:
     collective = True
 
     def __init__(self, trainer: Any = None, *, batch_size: int = 32):
-        if batch_size < 1:
-            raise InputError("batch_size", str(batch_size), "at least 1", "Give a positive number.")
+        refuse_outside("batch_size", batch_size, whole(1, remedy="Give a positive number."))
         self.trainer, self.batch_size = trainer, batch_size
 
     def __call__(self, prefixes: Sequence[Sequence[int]], k: int) -> list[list[str]]:
@@ -98,7 +112,6 @@ class TransformersRollouts:
         batch_size (`int`, *optional*, defaults to `32`): Continuations per call of `model.generate`.
         seed (`int`, *optional*, defaults to `0`): Every call is seeded with `seed` plus the number of calls before.
             The global random state is put back afterwards.
-        skip_special_tokens (`bool`, *optional*, defaults to `True`): Leave special tokens out of the texts.
     """
 
     def __init__(
@@ -111,18 +124,13 @@ class TransformersRollouts:
         top_p: float = 1.0,
         batch_size: int = 32,
         seed: int = 0,
-        skip_special_tokens: bool = True,
     ):
         for field, value in (("max_new_tokens", max_new_tokens), ("batch_size", batch_size)):
-            if value < 1:
-                raise InputError(field, str(value), "at least 1", "Give a positive number.")
-        if temperature <= 0:
-            remedy = "Greedy rollouts are all the same: raise it."
-            raise InputError("temperature", str(temperature), "more than 0", remedy)
+            refuse_outside(field, value, whole(1, remedy="Give a positive number."))
+        refuse_outside("temperature", temperature, positive(remedy="Greedy rollouts are all the same: raise it."))
         self.model, self.tokenizer = model, tokenizer
         self.max_new_tokens, self.batch_size = max_new_tokens, batch_size
         self.seed, self.calls = seed, 0
-        self.skip_special_tokens = skip_special_tokens
         self.decoding = {"do_sample": True, "temperature": temperature, "top_p": top_p, "top_k": 0}
 
     def __call__(self, prefixes: Prefixes, k: int) -> list[list[str]]:
@@ -134,7 +142,7 @@ class TransformersRollouts:
             k (`int`): Continuations per prefix.
 
         Returns:
-            `list[list[str]]`: `N` lists of `k` continuations, without their prefix.
+            `list[list[str]]`: `N` lists of `k` continuations, without special tokens and without their prefix.
         """
         encoded = [
             list(self.tokenizer(prefix)["input_ids"]) if isinstance(prefix, str) else list(prefix)
@@ -142,30 +150,54 @@ class TransformersRollouts:
         ]
         jobs = [i for i in range(len(encoded)) for _ in range(k)]
         jobs.sort(key=lambda i: len(encoded[i]))  # rows of like length share a batch; stable
-        texts: list[list[str]] = [[] for _ in encoded]
-        was_training = self.model.training
-        self.model.eval()
-        try:
-            self._sample(encoded, jobs, texts)
-        finally:
-            self.model.train(was_training)
+        texts = sampled_in_batches(
+            self.model, encoded, jobs, self._continue, batch_size=self.batch_size, seed=self.seed + self.calls
+        )
         self.calls += 1
         return texts
-
-    def _sample(self, encoded: list[list[int]], jobs: list[int], texts: list[list[str]]) -> None:
-        """One continuation per job, added to the texts of its prefix."""
-        devices = [self.model.device] if self.model.device.type == "cuda" else []
-        with torch.random.fork_rng(devices=devices), torch.no_grad():
-            torch.manual_seed(self.seed + self.calls)
-            for start in range(0, len(jobs), self.batch_size):
-                batch = jobs[start : start + self.batch_size]
-                for i, text in zip(batch, self._continue([encoded[i] for i in batch]), strict=True):
-                    texts[i].append(text)
 
     def _continue(self, prefixes: list[list[int]]) -> list[str]:
         """One continuation per prefix."""
         output = continued(self.model, self.tokenizer, prefixes, max_new_tokens=self.max_new_tokens, **self.decoding)
-        return self.tokenizer.batch_decode(output, skip_special_tokens=self.skip_special_tokens)
+        return self.tokenizer.batch_decode(output, skip_special_tokens=True)
+
+
+def sampled_in_batches(
+    model: Any,
+    rows: Sequence[Any],
+    jobs: Sequence[int],
+    sample: Callable[[list[Any]], Iterable[Sampled]],
+    *,
+    batch_size: int,
+    seed: int,
+) -> list[list[Sampled]]:
+    """Samples for some rows; the same seed, jobs and batch size give the same ones.
+
+    Args:
+        model (`PreTrainedModel`): Put into evaluation mode for the call and back after it.
+        rows (`Sequence`): What is continued.
+        jobs (`Sequence[int]`): A row for each sample, in the order in which they are drawn.
+        sample (`Callable`): Draws one sample for each row of a batch.
+        batch_size (`int`): Samples per call of it.
+        seed (`int`): The global random state is put back afterwards.
+
+    Returns:
+        `list[list]`: The samples of each row.
+    """
+    found: list[list[Sampled]] = [[] for _ in rows]
+    devices = [model.device] if model.device.type == "cuda" else []
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.random.fork_rng(devices=devices), torch.no_grad():
+            torch.manual_seed(seed)
+            for start in range(0, len(jobs), batch_size):
+                batch = jobs[start : start + batch_size]
+                for i, each in zip(batch, sample([rows[i] for i in batch]), strict=True):
+                    found[i].append(each)
+    finally:
+        model.train(was_training)
+    return found
 
 
 def continued(model: Any, tokenizer: Any, prefixes: Sequence[Sequence[int]], **generation: Any) -> torch.Tensor:
@@ -227,8 +259,6 @@ class MonteCarloScorer:
             messages.
         accept_above (`float`, *optional*, defaults to `0.5`): A completion is accepted if its reward is larger. Of
             rollouts that the verifier cannot score (`None`) nothing is counted.
-        keep_cache (`bool`, *optional*, defaults to `False`): Keep values between calls. Only for a generator that does
-            not change; a policy in training does.
         name (`str`, *optional*, defaults to `"monte_carlo"`): Name in logs and metrics.
 
     Raises:
@@ -245,11 +275,9 @@ class MonteCarloScorer:
         tokenizer: Any = None,
         render_prompt: Callable[[Any], str] | None = None,
         accept_above: float = 0.5,
-        keep_cache: bool = False,
         name: str = "monte_carlo",
     ):
-        if k < 1:
-            raise InputError("k", str(k), "at least 1", "A share needs at least one rollout.")
+        refuse_outside("k", k, whole(1, remedy="A share needs at least one rollout."))
         if reward not in ("value", "gain"):
             raise InputError("reward", repr(reward), "'value' or 'gain'", "Choose one of the two.")
         if inspect.iscoroutinefunction(verifier):
@@ -258,10 +286,8 @@ class MonteCarloScorer:
         self.generate, self.verifier = generate, checked_reward(verifier)
         self.k, self.reward, self.accept_above = k, reward, accept_above
         self.tokenizer, self.render_prompt = tokenizer, render_prompt
-        self.keep_cache = keep_cache
         self.__name__ = name
         self.is_causal = reward == "value"
-        self._cache: dict[Any, float | None] = {}
         self._cleaner = Cleaner(END_TOKENS if tokenizer is None else [*tokenizer.all_special_tokens, *END_TOKENS])
 
     def on_trainer_built(self, trainer: Any) -> None:
@@ -300,12 +326,11 @@ class MonteCarloScorer:
             `RewardError`: A verifier that fails, or a generator that returns something else than `k` texts per prefix.
         """
         columns = dataset_columns(kwargs, len(prompts))
-        if not self.keep_cache:
-            self._cache.clear()
         judge = _Judge(self.verifier, prompts, completions, columns, trainer_state)
         with_steps = [row for row in range(len(prompts)) if steps[row]]
         ended = [row for row in with_steps if self.reward == "gain" or not _goes_on(row, completion_ids, step_ends)]
-        verdicts = judge.score(ended, [completions[row] for row in ended], _ids_of(completion_ids, ended))
+        ids = None if completion_ids is None else [list(completion_ids[row]) for row in ended]
+        verdicts = judge.score(ended, [completions[row] for row in ended], ids)
         last = dict(zip(ended, map(self._accepted, verdicts), strict=True))
         prefixes = {
             row: self._prefixes(
@@ -313,12 +338,12 @@ class MonteCarloScorer:
             )
             for row in with_steps
         }
-        rollouts = self._fill_cache([prefix for row in with_steps for prefix in prefixes[row]], judge)
+        value_of = self._roll_out([prefix for row in with_steps for prefix in prefixes[row]], judge)
         if log_metric is not None:
-            log_metric(f"process_rewards/{self.__name__}/rollouts", float(rollouts))
+            log_metric(f"process_rewards/{self.__name__}/rollouts", float(self.k * len(value_of)))
         rewards: list[list[float | None]] = [[] for _ in prompts]
         for row in with_steps:
-            values = [self._cache[prefix.key] for prefix in prefixes[row]]
+            values = [value_of[prefix.key] for prefix in prefixes[row]]
             values += [last[row]] if row in last else []
             rewards[row] = _gains(values) if self.reward == "gain" else values
         return rewards
@@ -351,11 +376,11 @@ class MonteCarloScorer:
             prefixes.append(_Prefix(row, (judged_alike, rolled), rolled, text, token_ids))
         return prefixes
 
-    def _fill_cache(self, prefixes: Sequence[_Prefix], judge: "_Judge") -> int:
-        """Roll out every prefix without a value once; returns how many rollouts that took."""
-        wanted = list({prefix.key: prefix for prefix in prefixes if prefix.key not in self._cache}.values())
+    def _roll_out(self, prefixes: Sequence[_Prefix], judge: "_Judge") -> dict[Any, float | None]:
+        """The value of each prefix by its key; equal ones are rolled out once."""
+        wanted = list({prefix.key: prefix for prefix in prefixes}.values())
         if not wanted and not getattr(self.generate, "collective", False):
-            return 0
+            return {}
         rolled = [prefix.rolled if isinstance(prefix.rolled, str) else list(prefix.rolled) for prefix in wanted]
         continuations = self._checked(self.generate(rolled, self.k), len(wanted))
         rows: list[int] = []
@@ -364,15 +389,17 @@ class MonteCarloScorer:
         for prefix, group in zip(wanted, continuations, strict=True):
             for continuation in group:
                 rows.append(prefix.row)
-                texts.append(judge.like_completion(prefix.row, self._cleaner.bare(prefix.text + continuation)))
+                text = self._cleaner.bare(prefix.text + continuation)
+                texts.append(completion_like(judge.completions[prefix.row], text))
                 if self.tokenizer is not None:
                     more = self.tokenizer(continuation, add_special_tokens=False)["input_ids"]
                     token_ids.append([*prefix.token_ids, *more])
         verdicts = [self._accepted(r) for r in judge.score(rows, texts, token_ids if self.tokenizer else None)]
+        value_of: dict[Any, float | None] = {}
         for i, prefix in enumerate(wanted):
             counted = [v for v in verdicts[i * self.k : (i + 1) * self.k] if v is not None]
-            self._cache[prefix.key] = sum(counted) / len(counted) if counted else None
-        return len(rows)
+            value_of[prefix.key] = sum(counted) / len(counted) if counted else None
+        return value_of
 
     def _accepted(self, reward: float | None) -> float | None:
         return None if reward is None else float(reward > self.accept_above)
@@ -397,19 +424,15 @@ class MonteCarloScorer:
         return continuations
 
 
+@dataclass(frozen=True)
 class _Judge:
     """The verifier, and what it needs about each row of the call."""
 
-    def __init__(
-        self,
-        verifier: Callable[..., Any],
-        prompts: Sequence[Any],
-        completions: Sequence[Any],
-        columns: dict[str, Sequence[Any]],
-        trainer_state: Any,
-    ):
-        self.verifier, self.prompts, self.completions = verifier, prompts, completions
-        self.columns, self.trainer_state = columns, trainer_state
+    verifier: Callable[..., Any]
+    prompts: Sequence[Any]
+    completions: Sequence[Any]
+    columns: dict[str, Sequence[Any]]
+    trainer_state: Any
 
     def score(self, rows: list[int], completions: list[Any], token_ids: Any) -> list[float | None]:
         """Rewards of completions that belong to the given rows; their metrics are nobody's."""
@@ -422,22 +445,10 @@ class _Judge:
             prompts=[self.prompts[row] for row in rows],
             completions=completions,
             trainer_state=self.trainer_state,
-            log_metric=_log_nothing,
-            log_extra=_log_nothing,
+            log_metric=log_nothing,
+            log_extra=log_nothing,
             **more,
         )
-
-    def like_completion(self, row: int, text: str) -> Any:
-        """The text in the format of the row's completion: plain, or one message of the assistant."""
-        return text if isinstance(self.completions[row], str) else [{"role": "assistant", "content": text}]
-
-
-def _log_nothing(*args: Any) -> None:
-    """Takes the place of the trainer's `log_metric` and `log_extra` for completions that are not trained on."""
-
-
-def _ids_of(completion_ids: Any, rows: list[int]) -> list[list[int]] | None:
-    return None if completion_ids is None else [list(completion_ids[row]) for row in rows]
 
 
 def _goes_on(row: int, completion_ids: Any, step_ends: Any) -> bool:
@@ -533,10 +544,7 @@ def _values(chunk: _Completed, scorer: MonteCarloScorer, tokenizer: Any) -> list
     columns: dict[str, Any] = {name: [row.get(name) for row, _ in chunk] for name in names}
     return scorer(
         prompts=[row["prompt"] for row, _ in chunk],
-        completions=[
-            text if isinstance(row["prompt"], str) else [{"role": "assistant", "content": text}]
-            for (row, _), text in zip(chunk, texts, strict=True)
-        ],
+        completions=[completion_like(row["prompt"], text) for (row, _), text in zip(chunk, texts, strict=True)],
         steps=[steps for _, steps in chunk],
         completion_ids=[[token for step in row for token in step] for row in ids],
         step_ends=ends,

@@ -7,20 +7,12 @@
 Loading waits, so that `--dry_run` and a run with an invalid key do not read billions of weights first.
 """
 
-import importlib
-import inspect
-import os
 from collections.abc import Callable
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.common.hub_errors import hub_errors
-
-# Options that every scorer takes and that the marker scorers pass on.
-_COMMON = ("batch_size", "max_length", "dtype", "device", "quantization_config", "trust_remote_code")
-_NOT_IN_A_RECIPE = ("self", "model", "options", "prompt_text")
+from trl_drgrpo.common.hub_errors import check_local, hub_errors
 
 # Formats that no configuration states, by what the published ids have in common.
 _BY_ID = {
@@ -42,7 +34,7 @@ class NamedScorer:
     """A step reward function that loads its process reward model at the first call.
 
     Args:
-        scorer (`type`): Class of the scorer, [`QwenMathScorer`] for example.
+        scorer (`type[PRMScorer]`): Class of the scorer, [`QwenMathScorer`] for example.
         model (`str`): Path or Hub id of the process reward model.
         name (`str`): Name in logs and metrics.
         options (`dict[str, Any]`): Further arguments of the scorer.
@@ -54,17 +46,11 @@ class NamedScorer:
 
     is_learned = True  # so the trainer says what it means to pay for its scores
 
-    def __init__(self, scorer: type, model: str, name: str, options: dict[str, Any]):
+    def __init__(self, scorer: Any, model: str, name: str, options: dict[str, Any]):
         _check_model(model)
         if options.get("reference") is not None:
             _check_model(options["reference"], "reference")
-        known = [option for option in inspect.signature(scorer).parameters if option not in _NOT_IN_A_RECIPE]
-        known += [option for option in _COMMON if option not in known]
-        for option in options:
-            if option not in known:
-                near = get_close_matches(option, known, n=1, cutoff=0.5)
-                remedy = f"Did you mean {near[0]}?" if near else "Remove it."
-                raise InputError(option, "an unknown option", f"one of {', '.join(known)}", remedy)
+        scorer.check_options(options)
         self.__name__ = options.get("name", name)
         self.model = model
         self._load: Callable[[], Any] = lambda: scorer(model, **{"name": name, **options})
@@ -86,9 +72,9 @@ def _named(scorer: str, name: str) -> Callable[..., NamedScorer]:
     """The function behind a recipe's name; `scorer` is a class of this package."""
 
     def build(model: str, **options: Any) -> NamedScorer:
-        return NamedScorer(
-            getattr(importlib.import_module("trl_drgrpo.process_rewards"), scorer), model, name, options
-        )
+        import trl_drgrpo.process_rewards as scorers
+
+        return NamedScorer(getattr(scorers, scorer), model, name, options)
 
     build.__name__ = build.__qualname__ = name
     build.__doc__ = f"[`~trl_drgrpo.process_rewards.{scorer}`] of a path or Hub id, loaded at the first call."
@@ -128,9 +114,10 @@ def _format_of(model: str) -> str:
             return scorer
     if (path / "reward_head.pt").is_file():
         return "ReasonFluxScorer"
-    loading = importlib.import_module("trl_drgrpo.process_rewards.scorer")
+    from trl_drgrpo.process_rewards.loading import architecture
+
     with hub_errors("model", model, "a folder or the id of a process reward model on the Hub"):
-        stated = loading.architecture(model)
+        stated = architecture(model)
     if stated.endswith("ForTokenClassification"):
         return "TokenClassificationScorer"
     if stated not in _BY_ARCHITECTURE:
@@ -143,10 +130,5 @@ def _format_of(model: str) -> str:
 def _check_model(model: Any, field: str = "model") -> None:
     if not isinstance(model, str) or not model:
         raise InputError(field, repr(model), "a path or Hub id", "Name a process reward model.")
-    path = Path(model).expanduser()
-    looks_local = path.is_absolute() or model.startswith((".", "~")) or model.count("/") > 1
-    if path.is_dir() and not any((path / name).is_file() for name in ("config.json", "adapter_config.json")):
-        raise InputError(field, f"{model}, a folder without config.json", "a saved model", "Name its folder.")
-    if looks_local and not path.is_dir():
-        remedy = f"Relative paths start at the current directory, {os.getcwd()}."
-        raise InputError(field, f"{model}, which does not exist", "a model's folder or Hub id", remedy)
+    if not (Path(model).expanduser() / "adapter_config.json").is_file():
+        check_local(field, model)

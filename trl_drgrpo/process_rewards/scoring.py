@@ -1,7 +1,9 @@
-"""Tells dataset columns from the other keywords of a step reward function, and takes rows of them.
+"""Calls step reward functions on a scored batch and keeps what the advantages need. Knows neither TRL nor the credit.
 
-The trainer passes its own keywords and the columns side by side. Whoever calls a user's function row by row (a step
-verifier) or on other completions than the trainer's (rollouts) needs the columns alone.
+completions -> steps (`steps`) -> one list of rewards per completion and function -> weighted sum per step.
+
+The trainer passes its own keywords and the dataset's columns side by side; whoever calls a user's function row by row
+(a step verifier) or on other completions than the trainer's (rollouts) takes the columns from here.
 """
 
 import asyncio
@@ -18,6 +20,12 @@ from trl_drgrpo.process_rewards.steps import Steps, StepSegmenter, one_step_frac
 from trl_drgrpo.process_rewards.steps.rules import Turns
 from trl_drgrpo.rewards.contract import FAILING_IS_FREE, OnError, innermost, reward_name, reward_number
 
+logger = logging.getLogger(__name__)
+
+StepRewards = Sequence[Sequence[float | None]]
+RaggedRewards = list[list[float | None]]
+
+_ROWS_TO_LOOK_AT = 8
 # What the trainer passes to a step reward function next to the dataset's columns.
 TRAINER_KEYWORDS = frozenset(
     {
@@ -56,13 +64,8 @@ def row_of(columns: Mapping[str, Sequence[Any]], row: int) -> dict[str, Any]:
     return {name: values[row] for name, values in columns.items()}
 
 
-logger = logging.getLogger(__name__)
-
-_ROWS_TO_LOOK_AT = 8
-
-StepRewards = Sequence[Sequence[float | None]]
-
-RaggedRewards = list[list[float | None]]
+def log_nothing(*args: Any) -> None:
+    """Takes the place of the trainer's `log_metric` and `log_extra` for completions that are not trained on."""
 
 
 class StepRewardFunction(Protocol):
@@ -283,7 +286,11 @@ class StepScorer:
         if self.on_error == "raise":
             if isinstance(error, RewardError):
                 raise error from error.__cause__
-            raise _as_reward_error(name, error).caught_as(error) from error
+            remedy = (
+                'Fix the function (its traceback is above), or set on_reward_error="unscorable" to go on without it.'
+            )
+            field, expected = f"step reward function '{name}'", "one list of rewards per completion"
+            raise RewardError(field, told(error), expected, remedy).caught_as(error) from error
         if name not in self._logged_failures:
             self._logged_failures.add(name)
             message = (
@@ -392,12 +399,3 @@ def _outcome(func: StepRewardFunction, call: dict[str, Any]) -> Any:
 
 async def _gather(calls: list[Any]) -> list[Any]:
     return await asyncio.gather(*calls, return_exceptions=True)
-
-
-def _as_reward_error(name: str, error: Exception) -> RewardError:
-    return RewardError(
-        f"step reward function '{name}'",
-        told(error),
-        "one list of rewards per completion",
-        'Fix the function (its traceback is above), or set on_reward_error="unscorable" to go on without it.',
-    )

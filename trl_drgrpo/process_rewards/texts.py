@@ -1,8 +1,13 @@
-"""The texts that a process reward model reads: prompts as text, steps without what does not belong into them.
+"""The texts that a process reward model reads, and the way from a text to token ids and the places that are read.
 
 Steps come as they were generated: with the separator at their end, special tokens of the policy's tokenizer included
 (`<|im_end|>`). A process reward model was trained on neither. And a policy that writes the model's own step marker
 into its completion would be scored at places of its choosing: markers are taken out, repeatedly, until none is left.
+
+Two ways to token ids. *Piecewise*: prompt, steps and separators are tokenized one by one and joined, as TRL's former
+PRM trainer did. *Whole*: the rendered text is tokenized at once, as the marker formats do, and character places become
+token positions by the tokenizer's offsets; looking for the marker's id in the input would find the policy's copies
+too.
 """
 
 import re
@@ -68,6 +73,11 @@ def message_text(message: dict[str, Any]) -> str:
     if isinstance(content, str):
         return content
     return "".join(part.get("text", "") for part in content if part.get("type") == "text")
+
+
+def completion_like(prompt: Any, text: str) -> Any:
+    """A completion in the form of its prompt (or of another completion): text, or one message of the assistant."""
+    return text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
 
 
 class Cleaner:

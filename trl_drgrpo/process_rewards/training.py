@@ -1,11 +1,17 @@
-r"""Labeled steps: reading them, checking them, and converting the two published shapes.
+r"""Train a process reward model from labeled steps: token classification on `transformers.Trainer`.
 
-One row: `{"prompt": text or messages, "steps": [text, ...], "labels": [true, false, ...]}`; a label may be `null`
-(not trained on). The column was called `completions` in TRL's stepwise format and is accepted under that name.
-PRM800K (arXiv 2305.20050) and Math-Shepherd (arXiv 2312.08935) records convert; one PRM800K record gives a row per
-alternative that the annotators rated, each with the steps chosen before it.
+A row of labeled steps: `{"prompt": text or messages, "steps": [text, ...], "labels": [true, false, ...]}`; a label may
+be `null` (not trained on). The column was called `completions` in TRL's stepwise format and is accepted under that
+name. PRM800K (arXiv 2305.20050) and Math-Shepherd (arXiv 2312.08935) records convert; one PRM800K record gives a row
+per alternative that the annotators rated, each with the steps chosen before it.
+
+For training a row becomes `[bos] prompt step separator step separator ...` with the step's label on the separator's
+last token and -100 elsewhere: what [`TokenClassificationScorer`] reads back, through the same function. Deltas from
+TRL's former PRM trainer: steps are never cut (a row whose steps do not fit is left out and counted), labels may be
+missing, and the separator is noted in the model's config, so that the scorer cannot take another one.
 """
 
+import copy
 import logging
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,10 +24,14 @@ from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.hub_errors import hub_errors
 from trl_drgrpo.common.ranges import refuse_out_of_range
 from trl_drgrpo.process_rewards.formats import DEFAULT_SEPARATOR
-from trl_drgrpo.process_rewards.scorer import load_tokenizer
+from trl_drgrpo.process_rewards.loading import load_tokenizer
 from trl_drgrpo.process_rewards.texts import END_TOKENS, Cleaner, encode_piecewise, prompt_text
 from trl_drgrpo.rewards.scoring import read_json_lines
 
+logger = logging.getLogger(__name__)
+
+IGNORED = -100
+LABEL_NAMES = {0: "bad", 1: "good"}
 Row = dict[str, Any]
 
 
@@ -193,12 +203,6 @@ def _wrong_shape(source: str, got: str, expected: str) -> InputError:
     return InputError(f"{source} record", got, expected, "Pass records as they were published.")
 
 
-logger = logging.getLogger(__name__)
-
-IGNORED = -100
-LABEL_NAMES = {0: "bad", 1: "good"}
-
-
 def train_prm(
     model: Any,
     rows: Sequence[Mapping[str, Any]],
@@ -359,8 +363,6 @@ def _with_head(model: Any, seed: int) -> Any:
 
 def _padding_right(tokenizer: Any) -> Any:
     """The tokenizer, padding on the right as the scorer does; the caller's stays as it is."""
-    import copy
-
     padded = copy.copy(tokenizer)
     padded.padding_side = "right"
     if padded.pad_token is None:

@@ -1,14 +1,29 @@
-"""Rules as process rewards: a function that judges one step becomes a step reward function.
+r"""Step rewards without a process reward model: a rule as a function, or a chat model that gives verdicts.
 
-A rule sees the prompt, the steps written so far, the step itself and the dataset row; it cannot be exploited beyond
-what it leaves unchecked, costs microseconds, and needs no model. Whatever it does wrong (an exception, a string, an
-infinite number) is one error that names row and step, or, for those who opted in, an unscorable step and a counter.
+**Rules** (`step_verifier`). A rule sees the prompt, the steps written so far, the step itself and the dataset row; it
+cannot be exploited beyond what it leaves unchecked, costs microseconds, and needs no model. Whatever it does wrong (an
+exception, a string, an infinite number) is one error that names row and step, or, for those who opted in, an
+unscorable step and a counter.
+
+**Verdicts** (`StepJudge`). ThinkPRM, a generative process reward model, or any chat model, judges step by step:
+
+    Step 1: <critique> The step is \boxed{correct}
+    Step 2: <critique> The step is \boxed{incorrect}
+
+Reward 1 for a correct step and 0 for an incorrect one. It is asked about every step, with the solution up to and
+including that step, so that no score depends on later text; `reads="solution"` asks once per completion instead. Such
+a judge stops at the first mistake: the steps behind it are not judged (`None`), as in the data that ThinkPRM was
+trained on. A reply that leaves an earlier step without a verdict is a failure, worth 0 and counted; without a reply it
+is `None`. Prompt and verdicts: arXiv 2504.16828 and its code, `launch/ThinkPRM-1.5B` behind vLLM for example. Differs
+in two points: a chat API does not let us begin the model's reply ("Let's verify step by step:"), and the last verdict
+on a step counts. No such model was run here. A judge can be talked to, see [`JudgeReward`]: what the policy writes is
+kept from posing as a step of another number, and no more.
 """
 
 import inspect
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -17,6 +32,7 @@ from trl_drgrpo.process_rewards.scoring import dataset_columns, row_of
 from trl_drgrpo.process_rewards.texts import END_TOKENS, Cleaner, prompt_text, texts_of
 from trl_drgrpo.rewards.contract import OnError, check_on_error, declared, reward_name, reward_number
 from trl_drgrpo.rewards.functions.judge.judge import Judge, Messages
+from trl_drgrpo.rewards.signatures import is_required, parameters
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +79,11 @@ def step_verifier(func: Callable[..., Any], name: str | None = None, on_error: O
             "A step verifier is called step by step: write a step reward function instead, it may be asynchronous."
         )
         raise InputError("step_verifier", "an asynchronous function", "a plain function", remedy)
-    rule = _Rule(func, name or reward_name(func), on_error == "raise")
+    known = parameters(func)  # None: a built-in without a signature
+    takes_all = known is None or any(each.kind is each.VAR_KEYWORD for each in known)
+    columns = (known or ())[3:]
+    accepted = None if takes_all else {each.name for each in columns if each.kind is not each.POSITIONAL_ONLY}
+    rule = _Rule(func, name or reward_name(func), on_error == "raise", accepted)
 
     def verified(
         prompts: Sequence[Any],
@@ -77,38 +97,24 @@ def step_verifier(func: Callable[..., Any], name: str | None = None, on_error: O
     verified.is_causal = True  # type: ignore[attr-defined]  # it sees nothing behind the step
     verified.__name__ = verified.__qualname__ = rule.name
     verified.__doc__ = inspect.getdoc(func)
-    verified.__signature__ = _with_columns(verified, func)  # type: ignore[attr-defined]
+    # With the columns that the rule requires: they are checked before training.
+    *own, rest = inspect.signature(verified).parameters.values()
+    required = {each.name for each in columns if is_required(each)} - {each.name for each in (*own, rest)}
+    asked = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in sorted(required)]
+    verified.__signature__ = inspect.Signature([*own, *asked, rest])  # type: ignore[attr-defined]
     return verified
 
 
-def _with_columns(verified: Callable[..., Any], func: Callable[..., Any]) -> inspect.Signature:
-    """The signature of the step reward function, with the columns that the rule requires: they are checked early."""
-    own = inspect.signature(verified)
-    try:
-        asked = list(inspect.signature(func).parameters.values())[3:]
-    except (TypeError, ValueError):  # a built-in without a signature
-        return own
-    *named, rest = own.parameters.values()
-    columns = [
-        inspect.Parameter(p.name, inspect.Parameter.KEYWORD_ONLY)
-        for p in asked
-        if p.default is p.empty
-        and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
-        and p.name not in own.parameters
-    ]
-    return own.replace(parameters=[*named, *columns, rest])
-
-
 class _Rule:
-    """A verifier with its name, which columns it takes, and how its failures are treated."""
+    """A verifier with its name, which columns it takes (`None`: all), and how its failures are treated."""
 
-    def __init__(self, func: Callable[..., Any], name: str, raises: bool):
+    def __init__(self, func: Callable[..., Any], name: str, raises: bool, accepted: Collection[str] | None):
         self.func = func
         self.name = name
         self.raises = raises
         self.has_logged = False
         self.lowest: float | None = declared(func, "lowest_reward")
-        self.accepted = _named_parameters(func)
+        self.accepted = accepted
 
     def score(
         self,
@@ -158,17 +164,6 @@ class _Rule:
                 due = "None, which counts as 0" if self.lowest is None else f"{self.lowest:g}, its lowest reward"
                 logger.error(message, self.name, where, due, exc_info=error)
             return self.lowest, True
-
-
-def _named_parameters(func: Callable[..., Any]) -> frozenset[str] | None:
-    """The columns that a function can take by name; `None` if it takes any."""
-    try:
-        parameters = list(inspect.signature(func).parameters.values())
-    except (TypeError, ValueError):  # a built-in without a signature
-        return None
-    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
-        return None
-    return frozenset(p.name for p in parameters[3:] if p.kind is not inspect.Parameter.POSITIONAL_ONLY)
 
 
 THINKPRM_TEMPLATE = """\

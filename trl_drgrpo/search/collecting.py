@@ -1,4 +1,12 @@
-"""From trees to rows: one per finished completion, and from those the rows for supervised fine-tuning.
+"""Problems in, rows out: several problems are searched side by side, so that they share forward passes.
+
+A strategy knows no model, no tokenizer and no reward. Problems go through in groups of a fixed size, each group with
+seeds of its own: a search that is taken up at a group's beginning ends with the same rows. The file of a search (or an
+evaluation) is written problem by problem. Beside `found.jsonl` lies `found.search.json` with everything that the rows
+depend on; the same command, started again, goes on behind the last whole group: lines behind it, a torn one among
+them, are cut off, so that the file ends up the same, byte by byte. Another command does not touch it.
+
+A row per finished completion, and from those the rows for supervised fine-tuning:
 
 | key | what |
 |---|---|
@@ -17,6 +25,7 @@ least one correct one goes through the step; false, if there are only incorrect 
 """
 
 import json
+import math
 import os
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -30,20 +39,8 @@ from trl_drgrpo.search.strategies import beam, best_of_n, puct
 from trl_drgrpo.search.values import Appraiser
 
 Row = dict[str, Any]
-OWN_COLUMNS = (
-    *(
-        "steps",
-        "labels",
-        "values",
-        "visits",
-        "prm_scores",
-        "outcome",
-        "correct",
-        "selected",
-        "finish_reason",
-        "search",
-    ),
-)
+OWN_COLUMNS = ("steps", "labels", "values", "visits", "prm_scores")
+OWN_COLUMNS += ("outcome", "correct", "selected", "finish_reason", "search")
 
 
 def rows_of(problem: Problem, appraiser: Appraiser) -> list[Row]:
@@ -65,7 +62,9 @@ def rows_of(problem: Problem, appraiser: Appraiser) -> list[Row]:
             for step in leaf.path():
                 through[id(step)] += 1
                 correct[id(step)] += int(accepted)
-    selected = max(leaves, key=lambda leaf: _rank(appraiser.value(leaf), leaf))
+    values = [appraiser.value(leaf) for leaf in leaves]
+    ranks = [(-math.inf if value is None else value, leaf.samples) for value, leaf in zip(values, leaves, strict=True)]
+    selected = leaves[ranks.index(max(ranks))]
     budget = problem.budget
     rows = []
     for number, leaf in enumerate(leaves):
@@ -97,10 +96,6 @@ def rows_of(problem: Problem, appraiser: Appraiser) -> list[Row]:
             }
         )
     return rows
-
-
-def _rank(value: float | None, leaf: Node) -> tuple[float, int]:
-    return (float("-inf") if value is None else value, leaf.samples)
 
 
 def sft_rows(rows: Iterable[Mapping[str, Any]]) -> list[Row]:
@@ -278,13 +273,13 @@ def collect(
     chosen = SearchSettings(**settings)
     check_values(verifier, prm)
     check_prompt_rows(rows, "dataset_name", OWN_COLUMNS)
-    from trl_drgrpo.process_rewards.scorer import load_tokenizer
+    from trl_drgrpo.process_rewards.loading import load_tokenizer
 
     tokenizer = load_tokenizer(model, tokenizer)
     segmenter = chosen.segmenter()
     sampling: dict[str, Any] = {"temperature": chosen.temperature, "top_p": chosen.top_p}
     if vllm_server_base_url is None:
-        from trl_drgrpo.process_rewards.scorer import load_model
+        from trl_drgrpo.process_rewards.loading import load_model
         from trl_drgrpo.search.sampling import TransformersSampler
 
         loaded = load_model(model, "AutoModelForCausalLM")

@@ -1,7 +1,13 @@
-"""The tree of a problem: a node per step, plain objects that know their parent.
+"""A problem under way: its settings, its tree, its budget, and what a strategy asks for.
 
-Equal texts under one node are one node: their samples and visits add up, and the tokens of the first stay. A reader
-sees no difference between two tokenizations of a step, so they are not two ideas.
+The tree has a node per step, plain objects that know their parent. Equal texts under one node are one node: their
+samples and visits add up, and the tokens of the first stay. A reader sees no difference between two tokenizations of a
+step, so they are not two ideas.
+
+The budget, in three sentences. Every token that the model samples is counted once, kept or not. The sum never exceeds
+the limit: a continuation to the end is begun only if its longest possible outcome can be paid, and the steps of one
+round share what is left in equal parts. As long as no completion is finished, the tokens of the longest one are kept
+back, so that every problem ends with at least one. A step that its part cuts short is counted and thrown away.
 """
 
 import random
@@ -13,7 +19,7 @@ from trl_drgrpo.common.errors import InputError, did_you_mean
 from trl_drgrpo.common.ranges import RANGES, Range, positive, refuse_outside, whole
 from trl_drgrpo.process_rewards.steps import StepSegmenter, step_segmenter
 from trl_drgrpo.process_rewards.steps.rules import Turns
-from trl_drgrpo.process_rewards.texts import END_TOKENS, Cleaner, prompt_ids
+from trl_drgrpo.process_rewards.texts import END_TOKENS, Cleaner, completion_like, prompt_ids
 from trl_drgrpo.rewards.contract import OnError, check_on_error
 from trl_drgrpo.search.sampling import Continuation, Request
 
@@ -159,8 +165,10 @@ class SearchSettings:
     on_reward_error: OnError = "raise"
 
     def __post_init__(self):
-        _check_choice("strategy", self.strategy, STRATEGIES)
-        _check_choice("path_value", self.path_value, PATH_VALUES)
+        for name, known in (("strategy", STRATEGIES), ("path_value", PATH_VALUES)):
+            if (given := getattr(self, name)) not in known:
+                remedy = did_you_mean(given, known, "Choose one of them.")
+                raise InputError(name, repr(given), f"one of {', '.join(known)}", remedy)
         check_on_error(self.on_reward_error)
         for name in ("max_completion_length", "width", "children", "batch_size", "problems_at_once"):
             refuse_outside(name, getattr(self, name), whole(1, remedy="Give a positive number."))
@@ -189,12 +197,6 @@ def check_values(verifier: Any, prm: Any) -> None:
     if verifier is None and prm is None:
         expected = "a verifier (reward_funcs), a process reward model (prm), or both"
         raise InputError("reward_funcs", "none, and no prm", expected, "Add one: its values guide the search.")
-
-
-def _check_choice(field: str, value: Any, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        remedy = did_you_mean(value, choices, "Choose one of them.")
-        raise InputError(field, repr(value), f"one of {', '.join(choices)}", remedy)
 
 
 @dataclass
@@ -333,7 +335,7 @@ class Problem:
     def completion(self, node: Node) -> Any:
         """The completion up to a node, decoded as TRL does, in the form of the prompt: text, or one message."""
         text = self.tokenizer.decode(list(self.completion_ids(node)), skip_special_tokens=True)
-        return text if isinstance(self.prompt, str) else [{"role": "assistant", "content": text}]
+        return completion_like(self.prompt, text)
 
     def grow(self, branch: Branch, request: Request, continuation: Continuation) -> Node | None:
         """Count a continuation and make it part of the tree. None where the budget has cut it short."""

@@ -3,6 +3,12 @@
 A continuation of one step ends where the step rule says so, at an end token, or at its limit. The rule is asked with
 the step's own tokens and one more behind them, after every token: with a separator nothing is sampled beyond the end.
 A rule that looks ahead (`re:\\n(?=Step)`) shows its end later; the tokens behind it are counted and cut off.
+
+Two samplers. A model in memory: every row of a batch ends by itself. A vLLM server: `POST /v1/completions` with token
+ids in and token ids out, one request per continuation with a seed of its own, many under way at a time; the server
+shares the prefixes. Separators are sent as stop strings; for the other rules a step is sampled in chunks, and what
+lies behind its end is counted and cut off. TRL's own client is not used: it needs vLLM installed where the search
+runs.
 """
 
 import asyncio
@@ -14,7 +20,7 @@ import torch
 from transformers import StoppingCriteria, StoppingCriteriaList
 
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.process_rewards.monte_carlo import continued
+from trl_drgrpo.process_rewards.monte_carlo import continued, sampled_in_batches
 from trl_drgrpo.process_rewards.steps import StepSegmenter
 from trl_drgrpo.process_rewards.steps.alignment import REPLACEMENT
 from trl_drgrpo.process_rewards.steps.rules import Separators
@@ -134,20 +140,9 @@ class TransformersSampler:
         """Sample, seeded by the first request."""
         jobs = [i for i, request in enumerate(requests) for _ in range(request.count)]
         jobs.sort(key=lambda i: len(requests[i].prefix))  # rows of like length share a batch; stable
-        found: list[list[Continuation]] = [[] for _ in requests]
-        devices = [self.model.device] if self.model.device.type == "cuda" else []
-        was_training = self.model.training
-        self.model.eval()
-        try:
-            with torch.random.fork_rng(devices=devices), torch.no_grad():
-                torch.manual_seed(requests[0].seed)
-                for start in range(0, len(jobs), self.batch_size):
-                    batch = jobs[start : start + self.batch_size]
-                    for i, each in zip(batch, self._continue([requests[i] for i in batch]), strict=True):
-                        found[i].append(each)
-        finally:
-            self.model.train(was_training)
-        return found
+        return sampled_in_batches(
+            self.model, requests, jobs, self._continue, batch_size=self.batch_size, seed=requests[0].seed
+        )
 
     def _continue(self, rows: Sequence[Request]) -> list[Continuation]:
         watch = _Watch(rows, self.step_end, self.eos)

@@ -1,7 +1,25 @@
-"""Best of N: whole completions, as many as the budget pays for; the best one is selected in the end.
+"""The three strategies: generators that yield branches and get back the nodes where the continuations end, valued.
 
-The baseline of every search: N follows from the budget. Without a process reward model the verifier selects, which is
-rejection sampling.
+**Best of N**: whole completions, as many as the budget pays for; the best one is selected in the end. The baseline of
+every search. Without a process reward model the verifier selects, which is rejection sampling.
+
+**Beam search** over steps: the `width` best steps of all beams are continued, the others are given up. With a process
+reward model a step's value is that of its path (arXiv 2408.03314, section 5.2, has the same search). Without one whole
+continuations are sampled, a step's value is the share of correct ones through it, and the next steps are those that
+the continuations begin with: no token is sampled for a value alone. A search that has ended with budget left begins
+anew from the prompt, in the same tree.
+
+**PUCT** over steps: the tree grows where values are high and where little was looked at.
+
+    a* = argmax_a  Q(s, a) + c * P(a | s) * sqrt(sum_b N(s, b)) / (1 + N(s, a))
+
+`Q` is the mean of the values backed up through a step, `N` their number, `P` the share of the samples from `s` that
+began with it: the policy's own probabilities, as far as they were sampled. From the root down to a node that was not
+continued yet; `children` continuations of it are sampled, valued and backed up. Source: AlphaGo Zero (Silver et al.,
+Nature 550, 2017, Methods), after PUCB (Rosin, 2011). Differs in: the actions are sampled steps instead of all legal
+moves, there is no noise at the root, and a step without a value counts as good as its parent. `c` is meant for values
+from 0 to 1. Without a process reward model the continuations go to the end, the verifier's verdicts are the values,
+and the steps of each become nodes: rollouts and expansion are one.
 """
 
 import math

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from trl_drgrpo.process_rewards.scoring import StepScorer
+from trl_drgrpo.process_rewards.scoring import StepScorer, log_nothing
 from trl_drgrpo.process_rewards.steps import Steps
 from trl_drgrpo.rewards.contract import checked_reward
 from trl_drgrpo.search.problem import Node, Problem, SearchSettings
@@ -99,10 +99,6 @@ def _call(found: Found) -> dict[str, Any]:
         "prompts": [problem.prompt for problem, _ in found],
         "completions": [problem.completion(node) for problem, node in found],
         "trainer_state": None,
-        "log_metric": _log_nothing,
-        "log_extra": _log_nothing,
+        "log_metric": log_nothing,
+        "log_extra": log_nothing,
     }
-
-
-def _log_nothing(*args: Any) -> None:
-    """Takes the place of the trainer's `log_metric` and `log_extra`."""

@@ -195,12 +195,12 @@ def test_a_reward_that_fails_keeps_the_finished_problems(tmp_path, capsys, monke
     ],
 )
 def test_bad_input_is_one_line_before_a_model_loads(changes, message, tmp_path, monkeypatch, capsys):
-    from trl_drgrpo.process_rewards import scorer
+    from trl_drgrpo.process_rewards import loading
 
     def load(*args, **kwargs):
         raise AssertionError("a model loads")
 
-    monkeypatch.setattr(scorer, "load_model", load)
+    monkeypatch.setattr(loading, "load_model", load)
     monkeypatch.chdir(tmp_path)
     Path("empty.jsonl").write_text("")
     Path("questions.jsonl").write_text('{"question": "3+8", "answer": "11"}\n')

@@ -174,7 +174,6 @@ A_PARENT = "at least two parents per prompt, each with forks ** fork_depth compl
         ({"mask_truncated_completions": True}, "mask_truncated_completions: got True with forks; expected False"),
         ({"step_baseline": "deepseekmath"}, "step_baseline: got 'deepseekmath' with forks; expected 'to_go'"),
         ({"step_baseline": "none"}, "step_baseline: got 'none' with forks; expected 'to_go'"),
-        ({"step_credit": "min_to_go"}, "step_baseline: got 'deepseekmath' with forks; expected 'to_go'"),
         (
             {"importance_sampling_level": "sequence"},
             "importance_sampling_level: got 'sequence' with forks; expected 'token'. One ratio per row",

@@ -17,9 +17,7 @@ from trl_drgrpo.objective.step_advantages import (
 
 
 def fits(credit, baseline):
-    if credit == "min_increments":
-        return baseline in ("to_go", "none")
-    return credit != "min_to_go" or baseline not in ("to_go", "same_index", "none")
+    return credit != "min_increments" or baseline in ("to_go", "none")
 
 
 CHOICES = [(c, b) for c in STEP_CREDITS for b in STEP_BASELINES if fits(c, b)]
@@ -63,11 +61,35 @@ def test_each_baseline_on_one_uneven_group():
     assert immediate["to_go"] == [[0.5, 0.0], [0.5], [-1.0]]  # row 1 ended: 0 against 0
 
 
-def test_min_to_go_cannot_be_raised_by_more_steps():
+def test_the_worked_example_of_the_paper_by_hand():
+    # DeepSeekMath, section 4.1.3, process supervision: R = {{1, 0, 1}, {0, 1}}, index(j) = ends.
+    # mean(R) = 3/5; normalized without std: (.4, -.6, .4) and (-.6, .4); A_t = sum of those with index(j) >= t:
+    # row 0: tokens of step 1: .4 - .6 + .4 = .2; of step 2: -.2; of step 3: .4. Row 1: -.2, then .4.
+    given = [[1, 0, 1], [0, 1]], [[1, 2, 4], [0, 2]], torch.ones(2, 5), 2
+    advantages = step_token_advantages(*given, baseline="deepseekmath")
+    expected = [[0.2, 0.2, -0.2, 0.4, 0.4], [-0.2, 0.4, 0.4, 0.0, 0.0]]
+    torch.testing.assert_close(advantages, torch.tensor(expected))
+
+
+def test_the_papers_std_is_there_when_asked_for_by_name():
+    # R = {1, 0, 1, 0, 1}: mean 3/5, std (n - 1) = sqrt((3 * .16 + 2 * .36) / 4) = sqrt(.3)
+    plain = step_advantages([[1, 0, 1], [0, 1]], 2, baseline="deepseekmath")
+    scaled = step_advantages([[1, 0, 1], [0, 1]], 2, baseline="deepseekmath", deepseekmath_std=True)
+    for before, after in zip(plain, scaled, strict=True):
+        assert after == pytest.approx([value / math.sqrt(0.3) for value in before])
+
+
+@pytest.mark.parametrize("credit", ["return_to_go", "immediate"])
+@pytest.mark.parametrize("baseline", sorted({*STEP_BASELINES} - {"to_go", "none"}))
+def test_equal_step_rewards_are_exactly_zero(credit, baseline):
+    rewards = [[0.7] * 3, [0.7], [0.7, None, 0.7]]
+    assert step_advantages(rewards, 3, credit, baseline) == [[0.0] * 3, [0.0], [0.0] * 3]
+
+
+def test_min_increments_cannot_be_raised_by_more_steps():
     few, many = [[0.2, 0.9], [0.4]], [[0.2, *[0.9] * 50], [0.4]]
-    for choice, expected in ((("min_to_go", "deepseekmath"), 0.2 - 0.3), (("min_increments",), 0.2 - 0.4)):
-        first = step_advantages(few, 2, *choice)[0][0]
-        assert step_advantages(many, 2, *choice)[0][0] == pytest.approx(first) == pytest.approx(expected)
+    first = step_advantages(few, 2, "min_increments")[0][0]
+    assert step_advantages(many, 2, "min_increments")[0][0] == pytest.approx(first) == pytest.approx(0.2 - 0.4)
     # the hazard it avoids: return-to-go pays for the extra steps
     assert step_advantages(many, 2)[0][0] > step_advantages(few, 2)[0][0]
 
@@ -184,15 +206,13 @@ def test_rows_without_steps_are_zero(num_generations):
         (lambda: step_advantages([[math.inf]], 1), "step_rewards: got inf for step 0 of row 0"),
         (lambda: step_advantages([[1.0]], 1, "later"), "credit: got 'later'"),
         (lambda: step_advantages([[1.0]], 1, baseline="mean"), "baseline: got 'mean'"),
-        (lambda: step_advantages([[1.0]], 1, "min_to_go", "same_index"), "baseline: got 'same_index' with"),
-        (lambda: step_advantages([[1.0]], 1, "min_to_go"), "baseline: got 'to_go' with credit 'min_to_go'"),
         (
             lambda: step_advantages([[1.0]], 1, "min_increments", "deepseekmath"),
             "baseline: got 'deepseekmath' with credit",
         ),
         (
-            lambda: step_advantages([[1.0]], 1, "min_to_go", "deepseekmath", deepseekmath_std=True),
-            "deepseekmath_std: got True with",
+            lambda: step_advantages([[1.0]], 1, deepseekmath_std=True),
+            "deepseekmath_std: got True with baseline 'to_go'",
         ),
         (lambda: step_advantages([[1.0, 2.0]], 1, state_keys=[["a"]]), "state_keys: got 1 keys for 2 steps in row 0"),
         (lambda: broadcast_to_tokens([[1.0]], [[0, 1]], torch.ones(1, 3)), "step_ends: got 2 ends for 1 step rewards"),

@@ -7,7 +7,7 @@ p)`, which is q / 2; in the logit of "good", `(1 + p + p^2) q (1 - q)`.
 
 import math
 from dataclasses import dataclass
-from itertools import pairwise, product
+from itertools import product
 from random import Random
 
 import pytest
@@ -81,11 +81,6 @@ def to_go(group):
     return credited
 
 
-def increments(row):
-    minima = [0.0, *(min(row[: k + 1]) for k in range(len(row)))]
-    return [after - before for before, after in pairwise(minima)]
-
-
 def by_state(group, keys):
     """The other rows' return to go at the same state, `to_go`'s where none passed it."""
     credited = to_go(group)
@@ -153,17 +148,6 @@ def test_to_go_is_exact_in_both_decisions_and_so_is_its_definition(q, group_size
 groups_of_rewards = st.lists(
     st.lists(st.integers(-8, 8).map(lambda n: n / 4), min_size=0, max_size=4), min_size=2, max_size=4
 )
-
-
-@given(groups_of_rewards)
-def test_to_go_is_its_definition(group):
-    assert step_advantages(group, len(group)) == to_go(group)
-
-
-@given(groups_of_rewards)
-def test_increments_of_the_minimum_are_their_definition(group):
-    credited = step_advantages(group, len(group), "min_increments")
-    assert credited == to_go([increments(row) for row in group])
 
 
 @given(groups_of_rewards, st.randoms(use_true_random=False))

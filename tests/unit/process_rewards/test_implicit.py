@@ -91,7 +91,7 @@ def test_what_cannot_be_compared_is_refused():
     with pytest.raises(InputError, match="beta: got 0"):
         ImplicitRewardScorer(model, model, tokenizer, beta=0)
     for template, message in (
-        ("{{ messages[0]['content'] }}{{ messages[1]['content'][:2] }}", "a chat template that changes the answer"),
+        ("{{ messages[0]['content'] }}{{ messages[1]['content'][:2] }}", "or changes the answer"),
         ("{{ messages[1]['content'] }}", "a chat template that leaves the prompt out"),
     ):
         tokenizer.chat_template = template

@@ -64,12 +64,11 @@ def test_a_value_does_not_know_that_the_row_stops_behind_it():
     assert sum(gain(**call, completion_ids=[[0] * 5])[0]) == 1 - 0.25
 
 
-def test_values_are_kept_between_calls_only_on_request():
-    for keep_cache, calls in ((False, 2), (True, 1)):
-        scripted = Scripted()
-        scorer = MonteCarloScorer(scripted, ends_well, k=2, keep_cache=keep_cache)
-        assert scorer(**CALL) == scorer(**CALL)
-        assert len(scripted.prefixes) == calls
+def test_values_are_not_kept_between_calls():
+    scripted = Scripted()
+    scorer = MonteCarloScorer(scripted, ends_well, k=2)
+    assert scorer(**CALL) == scorer(**CALL)
+    assert len(scripted.prefixes) == 2
 
 
 def test_equal_prefixes_with_another_answer_are_judged_apart():

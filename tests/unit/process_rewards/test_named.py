@@ -112,7 +112,7 @@ def test_nothing_loads_before_the_first_step(tmp_path):
         ({"qwen_math_prn": {"model": "a/b"}}, "Did you mean qwen_math_prm"),
         ({"prm": {"model": "peiyi9979/math-shepherd-mistral-7b-prm", "markr": "x"}}, "Did you mean marker?"),
         ({"prm": {"model": "a/b"}}, "prm.model: got a/b, which is not in the local cache"),
-        ({"policy_log_ratio": {"beta": -1}}, "policy_log_ratio.beta: got -1; expected a positive number"),
+        ({"policy_log_ratio": {"beta": -1}}, "policy_log_ratio.beta: got -1; expected a finite number, above 0"),
         ({"step_judge": {"model": "m", "base_url": "nowhere"}}, "step_judge.base_url: got an address of another form"),
     ],
 )

@@ -1,12 +1,13 @@
 """Step verifiers and process reward models: each format against its published recipe, batching, cutting, bad input."""
 
 import json
+import re
 import warnings
 
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from tiny_prms import (
     CLEAN,
     PROMPTS,
@@ -16,10 +17,14 @@ from tiny_prms import (
     chat_turn,
     close,
     config,
+    line_break_tokenizer,
     marked_tokenizer,
+    math_psa,
     metaspace_tokenizer,
     qwen_math,
+    skywork,
     token_classification,
+    versa,
 )
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
@@ -32,17 +37,21 @@ from transformers import (
     Qwen2ForTokenClassification,
 )
 
-import trl_drgrpo.process_rewards as process_rewards
 from trl_drgrpo.check.tiny import tiny_tokenizer
 from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.process_rewards import (
     ChatTurnScorer,
+    MathPSAScorer,
     MathShepherdScorer,
     QwenMathScorer,
+    ReasonFluxScorer,
+    SkyworkScorer,
     TokenClassificationScorer,
+    VersaScorer,
     step_verifier,
 )
-from trl_drgrpo.process_rewards.formats import Qwen2ForProcessRewardModel
+from trl_drgrpo.process_rewards.formats import Qwen2ForPrmModel, Qwen2ForProcessRewardModel
+from trl_drgrpo.rewards.recipe_rewards import resolve_reward
 
 
 @pytest.fixture(params=SCORERS)
@@ -95,15 +104,81 @@ def by_recipe_chat_turn(scorer, prompt, steps):
     return scores
 
 
-@pytest.mark.parametrize("kind", ["token_classification", "math_shepherd", "qwen_math", "chat_turn"])
+def by_recipe_line_breaks(scorer, text, candidates):
+    """The whole text tokenized at once; good against bad at every token that is the marker."""
+    tokenizer = scorer.tokenizer
+    (marker_id,) = tokenizer.encode(scorer.marker)
+    ids = torch.tensor([tokenizer.encode(text)])
+    good_and_bad = [tokenizer.encode(candidate)[0] for candidate in candidates]
+    return scorer.model(ids).logits[:, :, good_and_bad].softmax(-1)[:, :, 0][ids == marker_id].tolist()
+
+
+@torch.no_grad()
+def by_recipe_versa(scorer, prompt, steps):
+    text = f"{prompt} \n\n" + "".join(f"{step} \n\n\n\n" for step in steps)
+    return by_recipe_line_breaks(scorer, text, ("+", "-"))
+
+
+@torch.no_grad()
+def by_recipe_math_psa(scorer, prompt, steps):
+    text = f"{prompt} " + "".join(f"Step {k}: {step} \n\n\n\n\n " for k, step in enumerate(steps, start=1))
+    return by_recipe_line_breaks(scorer, text, (" +", " -"))
+
+
+@torch.no_grad()
+def every_line_by_recipe(scorer, prompt, response):
+    """Skywork: every line by itself, the step token behind it; the sigmoid of the value head there."""
+    tokenizer = scorer.tokenizer
+    ids, flags = tokenizer.encode(prompt + "\n"), []
+    for line in response.split("\n"):
+        ids = ids + (tokenizer.encode(line) if line else []) + tokenizer.encode("\n")
+        flags.append(len(ids) - 1)
+    hidden = scorer.model.model(torch.tensor([ids])).last_hidden_state
+    return scorer.model.v_head["summary"](hidden)[0, flags, 0].sigmoid().tolist()
+
+
+def by_recipe_skywork(scorer, prompt, steps):
+    return every_line_by_recipe(scorer, prompt, "\n".join(steps))
+
+
+RECIPES = {
+    "token_classification": by_recipe_token_classification,
+    "math_shepherd": by_recipe_math_shepherd,
+    "qwen_math": by_recipe_qwen_math,
+    "chat_turn": by_recipe_chat_turn,
+    "versa": by_recipe_versa,
+    "math_psa": by_recipe_math_psa,
+    "skywork": by_recipe_skywork,
+}
+
+
+@pytest.mark.parametrize("kind", RECIPES)
 def test_scores_are_those_of_the_published_recipe(kind):
-    scorer = SCORERS[kind]()
-    recipe = globals()[f"by_recipe_{kind}"]
+    scorer, recipe = SCORERS[kind](), RECIPES[kind]
     expected = [recipe(scorer, p, s) if s else [] for p, s in zip(PROMPTS, CLEAN, strict=True)]
     scores = scorer(prompts=PROMPTS, completions=PROMPTS, steps=STEPS)
     close(scores, expected)
     flat = [score for row in scores for score in row]
     assert max(flat) - min(flat) > 0.02  # scores that do not vary prove nothing
+
+
+@pytest.mark.parametrize("make", [versa, math_psa])
+def test_line_breaks_of_the_policy_end_no_step(make):
+    scorer = make()
+    marker_id = scorer.marker_id
+    for written in ("so\n\n\n\n\n\nit", "so \n \n\n\n\n it", "so   \n\n\n\n\n\n\n\n\n"):
+        row = scorer._encode("1?\n\n \n\n\n\n2?", [scorer._cleaner.step(written), "2"])
+        text = scorer.tokenizer.decode(row.input_ids)
+        assert len(re.findall(r"\n\s*\n\s*\n\s*\n", text)) == 2  # the format's own
+        assert [row.input_ids[position] for position in row.positions] == [marker_id] * 2
+
+
+def test_skywork_scores_a_step_of_several_lines_at_its_last_one():
+    scorer = skywork()
+    steps = ["first\n\nsecond", "third.\nfourth"]
+    every_line = every_line_by_recipe(scorer, "1?", "\n".join(steps))
+    assert len(every_line) == 5
+    close(scorer(["1?"], steps=[steps]), [[every_line[2], every_line[4]]])
 
 
 # What holds for every format -----------------------------------------------------------------------------------------
@@ -279,10 +354,9 @@ def test_a_checkpoint_without_the_head_is_refused(saved_model):
 def test_a_head_of_three_classes_is_refused():
     tokenizer = marked_tokenizer()
     model = built(Qwen2ForTokenClassification, config(tokenizer, num_labels=3))
-    with pytest.raises(InputError, match="got 3 classes; expected a head of 2 classes"):
-        TokenClassificationScorer(model, tokenizer)
-    with pytest.raises(InputError, match="got 3 outputs per token; expected a head of 2 classes"):
-        QwenMathScorer(model, tokenizer)
+    for kind in (TokenClassificationScorer, QwenMathScorer):
+        with pytest.raises(InputError, match="got 3 outputs per token; expected a head of 2 classes"):
+            kind(model, tokenizer)
     with pytest.raises(InputError, match="2 classes per token"):
         QwenMathScorer(built(Qwen2ForCausalLM, config(tokenizer)), tokenizer)
     with pytest.raises(InputError, match="without a language modeling head"):
@@ -295,6 +369,8 @@ def test_a_tokenizer_without_the_marker_is_refused():
         QwenMathScorer(built(Qwen2ForProcessRewardModel, config(plain)), plain)
     with pytest.raises(InputError, match=r"marker of 'math_shepherd_prm': got 'ки'"):
         MathShepherdScorer(built(Qwen2ForCausalLM, config(plain)), plain)
+    with pytest.raises(InputError, match=r"marker of 'versa_prm': got ' \\n\\n\\n\\n', which is not one token of the"):
+        VersaScorer(built(Qwen2ForCausalLM, config(plain)), plain)
     pieces = metaspace_tokenizer()
     with pytest.raises(InputError, match=r"good of 'math_shepherd_prm': got 'good'"):
         MathShepherdScorer(built(LlamaForCausalLM, config(pieces, LlamaConfig)), pieces, good="good")
@@ -332,6 +408,93 @@ def test_a_tokenizer_without_chat_template_is_refused():
         QwenMathScorer(built(Qwen2ForProcessRewardModel, config(tokenizer)), tokenizer)
 
 
+def test_an_adapter_is_loaded_on_the_model_under_it(tmp_path):
+    tokenizer, base, folder = line_break_tokenizer(), tmp_path / "base", tmp_path / "adapter"
+    model = built(Qwen2ForCausalLM, config(tokenizer))
+    model.save_pretrained(base)
+    lora = LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM", init_lora_weights=False)
+    adapted = get_peft_model(Qwen2ForCausalLM.from_pretrained(base), lora)
+    adapted.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    named = resolve_reward({"math_psa_prm": {"model": str(folder), "device": "cpu"}}, "step_reward_funcs")
+    scores = named(prompts=PROMPTS, steps=STEPS)
+    close(scores, MathPSAScorer(adapted, tokenizer)(PROMPTS, steps=STEPS), 1e-6)
+    bare = MathPSAScorer(model, tokenizer)(PROMPTS, steps=STEPS)
+    assert max(abs(one - other) for one, other in zip(scores[1], bare[1], strict=True)) > 1e-3
+    with pytest.raises(InputError, match=r"an adapter; expected a whole checkpoint with its head"):
+        TokenClassificationScorer(str(folder), tokenizer)
+
+
+def test_a_skywork_checkpoint_loads_from_a_folder(tmp_path):
+    scorer = skywork()
+    scorer.model.save_pretrained(tmp_path)
+    scorer.tokenizer.save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    assert {"v_head.summary.weight", "v_head.summary.bias", "model.norm.weight"} <= set(weights)
+    assert json.loads((tmp_path / "config.json").read_text())["architectures"] == ["Qwen2ForPrmModel"]
+    weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()  # the published one has it, unused
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    expected = scorer(PROMPTS, steps=STEPS)
+    for name in ("skywork_prm", "prm"):
+        named = resolve_reward({name: {"model": str(tmp_path), "device": "cpu"}}, "step_reward_funcs")
+        close(named(prompts=PROMPTS, steps=STEPS), expected, 1e-6)
+    assert isinstance(named._scorer, SkyworkScorer)
+
+
+@pytest.fixture(scope="module")
+def reasonflux_folder(tmp_path_factory):
+    folder, tokenizer = tmp_path_factory.mktemp("reasonflux"), line_break_tokenizer()
+    built(Qwen2ForCausalLM, config(tokenizer)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    generator = torch.Generator().manual_seed(0)
+    head = {"weight": torch.randn(1, 32, generator=generator), "bias": torch.randn(1, generator=generator)}
+    torch.save(head, folder / "reward_head.pt")
+    return folder
+
+
+@torch.no_grad()
+def published_reasonflux(folder, text):
+    """One number for a text: the sigmoid of the head on the last token's last hidden state."""
+    model, tokenizer = Qwen2ForCausalLM.from_pretrained(folder).eval(), line_break_tokenizer()
+    head = torch.load(folder / "reward_head.pt")
+    hidden = model.model(torch.tensor([tokenizer.encode(text)]), output_hidden_states=True).hidden_states[-1][0, -1]
+    return (hidden @ head["weight"][0] + head["bias"]).sigmoid().item()
+
+
+def test_reasonflux_scores_are_those_of_the_texts_so_far(reasonflux_folder):
+    named = resolve_reward({"prm": {"model": str(reasonflux_folder), "device": "cpu"}}, "step_reward_funcs")
+    steps = ["3+8 is 11", "So the answer is 11", "Sure"]
+    expected = [published_reasonflux(reasonflux_folder, "3+8=?" + "\n\n".join(steps[:k])) for k in (1, 2, 3)]
+    close(named(prompts=["3+8=?"], steps=[steps]), [expected])
+    assert isinstance(named._scorer, ReasonFluxScorer)
+    assert max(expected) - min(expected) > 0.02
+    half = ReasonFluxScorer(str(reasonflux_folder), device="cpu", dtype="bfloat16")
+    close(half(["3+8=?"], steps=[steps]), [expected], 0.1)
+
+
+def test_missing_heads_are_refused(saved_model, tmp_path):
+    with pytest.raises(InputError, match=r"a checkpoint without v_head.summary.bias, v_head.summary.weight"):
+        SkyworkScorer(saved_model, device="cpu")
+    with pytest.raises(InputError, match=r"model: got .*; expected a folder or Hub id with reward_head.pt"):
+        ReasonFluxScorer(saved_model, device="cpu")
+    built(Qwen2ForCausalLM, config(tiny_tokenizer())).save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    torch.save({"weight": torch.zeros(1, 8), "bias": torch.zeros(1)}, tmp_path / "reward_head.pt")
+    with pytest.raises(InputError, match=r"weight \(1, 8\), bias \(1,\); expected weight \(1, 32\)"):
+        ReasonFluxScorer(str(tmp_path), device="cpu")
+
+
+def test_other_heads_and_step_tokens_are_refused():
+    tokenizer = line_break_tokenizer()
+    two = built(Qwen2ForTokenClassification, config(tokenizer, num_labels=2))
+    for kind in (SkyworkScorer, ReasonFluxScorer):
+        with pytest.raises(InputError, match="got 2 outputs per token; expected a head of 1 output per token"):
+            kind(two, tokenizer)
+    one = built(Qwen2ForPrmModel, config(tokenizer))
+    with pytest.raises(InputError, match=r"step_token of 'skywork_prm': got '<step>'"):
+        SkyworkScorer(one, tokenizer, step_token="<step>")
+
+
 def test_models_that_do_not_load(tmp_path):
     with pytest.raises(InputError, match="tokenizer: got none for a model that is already loaded"):
         TokenClassificationScorer(built(Qwen2ForTokenClassification, config(tiny_tokenizer(), num_labels=2)))
@@ -341,6 +504,8 @@ def test_models_that_do_not_load(tmp_path):
         TokenClassificationScorer(str(tmp_path / "nothing"), tiny_tokenizer())
     with pytest.raises(InputError, match="batch_size: got 0"):
         token_classification(batch_size=0)
+    with pytest.raises(InputError, match="bach_size: got an unknown option; .* Did you mean batch_size?"):
+        token_classification(bach_size=1)
 
 
 # Rules ---------------------------------------------------------------------------------------------------------------
@@ -417,11 +582,3 @@ def test_verifiers_that_cannot_work():
         step_verifier(later)
     with pytest.raises(InputError, match="on_error: got 'ignore'"):
         step_verifier(len, on_error="ignore")
-
-
-def test_every_export_resolves():
-    for name in process_rewards.__all__:
-        assert callable(getattr(process_rewards, name))
-        assert name in dir(process_rewards)
-    with pytest.raises(AttributeError):
-        process_rewards.nothing  # noqa: B018

@@ -121,7 +121,6 @@ def _credit(args: Any) -> str:
         "return_to_go": f"sum over steps k that end at or after t of (s_ik{reference})",
         "immediate": f"s_ik{reference} of the step k that token t is in",
         "min_increments": "sum over steps k that end at or after t of (m_ik - m_i,k-1)",
-        "min_to_go": "min over steps k that end at or after t of s_ik, minus the group's mean of each row's minimum",
     }[args.step_credit]
     return f"({credit}) / group std" if args.deepseekmath_step_std else credit
 

@@ -14,10 +14,9 @@ a separator that never occurs; in a list every string is a separator.
 
 import re
 from collections.abc import Callable, Sequence
-from difflib import get_close_matches
 from typing import TypeAlias
 
-from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.errors import InputError, did_you_mean
 from trl_drgrpo.process_rewards.steps.rules import Interval, Offsets, Regex, Separators, Turns
 from trl_drgrpo.process_rewards.steps.segmenter import StepSegmenter
 
@@ -104,14 +103,9 @@ def _from_string(spec: str, field: str) -> Separators | Regex | Interval | Turns
 
 
 def _unknown(spec: str, name: str, field: str) -> InputError:
-    near = get_close_matches(name, RULES, n=1, cutoff=0.5)
-    hint = f"Did you mean {near[0]!r}? " if near else ""
-    return InputError(
-        field,
-        repr(spec),
-        "a separator, 're:<pattern>', 'tokens:<n>' or 'turn'",
-        f"{hint}To use it as a separator, put it in a list: [{spec!r}].",
-    )
+    hint = did_you_mean(name, RULES, "", form="{!r}")
+    remedy = f"{hint} To use it as a separator, put it in a list: [{spec!r}].".lstrip()
+    return InputError(field, repr(spec), "a separator, 're:<pattern>', 'tokens:<n>' or 'turn'", remedy)
 
 
 def _separators(separators: Sequence[str], field: str) -> Separators:

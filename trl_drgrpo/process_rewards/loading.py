@@ -1,0 +1,137 @@
+"""Load a process reward model from a path or Hub id, and refuse what would score with random weights.
+
+`AutoModelForTokenClassification` loads any checkpoint: where the head is missing, it is made up at random with nothing
+but a log line, and the scores are noise. Here that is an error. The models of searches and evaluations load here, too.
+"""
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.hub_errors import hub_errors
+
+_NO_LIMIT = 10**9  # tokenizers without a limit say 1e30
+
+
+def load_tokenizer(model: Any, tokenizer: Any, trust_remote_code: bool = False) -> Any:
+    """The tokenizer as given, or that of the model's path.
+
+    Args:
+        model (`str` or `PreTrainedModel`): Model given to the scorer.
+        tokenizer (`str`, `PreTrainedTokenizerBase` or `None`): Tokenizer given to the scorer.
+        trust_remote_code (`bool`, *optional*, defaults to `False`): Whether code of the repository may run.
+
+    Returns:
+        `PreTrainedTokenizerBase`: A fast tokenizer.
+
+    Raises:
+        `InputError`: A loaded model without a tokenizer, a path without one, or a slow tokenizer.
+    """
+    if tokenizer is None:
+        if not isinstance(model, (str, os.PathLike)):
+            remedy = "Pass the tokenizer of the process reward model; it need not be the policy's."
+            raise InputError("tokenizer", "none for a model that is already loaded", "its tokenizer", remedy)
+        tokenizer = model
+    if isinstance(tokenizer, (str, os.PathLike)):
+        from transformers import AutoTokenizer
+
+        with hub_errors("tokenizer", str(tokenizer), "a folder or the id of a tokenizer on the Hub"):
+            tokenizer = AutoTokenizer.from_pretrained(tokenizer, trust_remote_code=trust_remote_code)
+    if not getattr(tokenizer, "is_fast", False):
+        remedy = "Load it with `AutoTokenizer` and the `tokenizers` library installed."
+        raise InputError("tokenizer", type(tokenizer).__name__, "a fast tokenizer, which knows offsets", remedy)
+    return tokenizer
+
+
+def load_model(
+    model: Any,
+    auto_class: str,
+    own_classes: Mapping[str, type] | None = None,
+    *,
+    dtype: Any = None,
+    device: Any = None,
+    quantization_config: Any = None,
+    trust_remote_code: bool = False,
+) -> Any:
+    """The model as given, moved where asked, or loaded from a path or Hub id.
+
+    Args:
+        model (`str` or `PreTrainedModel`): Path, Hub id or model.
+        auto_class (`str`): Name of the class that loads it: one of `own_classes`, or of `transformers`.
+        own_classes (`Mapping[str, type]`, *optional*): Architectures that load without code from the Hub: a checkpoint
+            that names one of them is loaded by it.
+        dtype (`torch.dtype` or `str`, *optional*): Type of the weights. By default that of the checkpoint or model.
+        device (`torch.device` or `str`, *optional*): By default a loaded model stays where it is; from a path, this
+            process's GPU if there is one, else the CPU.
+        quantization_config (*optional*): For `from_pretrained`; only with a path.
+        trust_remote_code (`bool`, *optional*, defaults to `False`): Whether code of the repository may run.
+
+    Returns:
+        `PreTrainedModel`.
+
+    Raises:
+        `InputError`: Load failure, a checkpoint without the head, quantization of a loaded model.
+    """
+    if not isinstance(model, (str, os.PathLike)):
+        if quantization_config is not None:
+            remedy = "Quantize it when it is loaded, or pass its path instead."
+            raise InputError("quantization_config", "a model that is already loaded", "a path or Hub id", remedy)
+        options = {
+            key: value for key, value in {"device": device, "dtype": _dtype(dtype)}.items() if value is not None
+        }
+        return model.to(**options) if options else model
+    import transformers
+
+    device = device or _default_device()
+    options: dict[str, Any] = {
+        "dtype": dtype or "auto",
+        "trust_remote_code": trust_remote_code,
+        "output_loading_info": True,
+    }
+    if quantization_config is not None:
+        options |= {"quantization_config": quantization_config, "device_map": {"": device}}
+    with hub_errors("model", str(model), f"a folder or Hub id that {auto_class} loads"):
+        with_head = auto_class != "AutoModelForCausalLM"
+        if with_head and transformers.utils.find_adapter_config_file(str(model)) is not None:
+            remedy = "Its base alone has a random head: merge the two first."
+            raise InputError("model", f"{str(model)!r}, an adapter", "a whole checkpoint with its head", remedy)
+        own_classes = own_classes or {}
+        loader: Any = own_classes.get(auto_class)
+        if loader is None and own_classes and not trust_remote_code:
+            loader = own_classes.get(architecture(model))
+        if loader is None:
+            loader = getattr(transformers, auto_class)
+        else:
+            del options["trust_remote_code"]
+        loaded, info = loader.from_pretrained(model, **options)
+    if missing := sorted(info["missing_keys"]):
+        got = f"{str(model)!r}, a checkpoint without {', '.join(missing[:3])}"
+        remedy = "The head would be random: pass a trained process reward model (`trl-drgrpo train-prm` makes one)."
+        raise InputError("model", got, f"a checkpoint that holds every weight of {type(loaded).__name__}", remedy)
+    return loaded if quantization_config is not None else loaded.to(device)
+
+
+def architecture(model: Any) -> str:
+    """Name of the first architecture that the configuration of a path or Hub id states; empty if it states none."""
+    from transformers import PreTrainedConfig
+
+    config, _ = PreTrainedConfig.get_config_dict(model)
+    return (config.get("architectures") or [""])[0]
+
+
+def _dtype(dtype: Any) -> torch.dtype | None:
+    return getattr(torch, dtype) if isinstance(dtype, str) else dtype
+
+
+def _default_device() -> str:
+    return f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if torch.cuda.is_available() else "cpu"
+
+
+def longest_input(model: Any, tokenizer: Any) -> int:
+    """Tokens that model and tokenizer say they can read."""
+    config = model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config
+    positions = getattr(config, "max_position_embeddings", None) or _NO_LIMIT
+    return int(min(positions, tokenizer.model_max_length, _NO_LIMIT))
