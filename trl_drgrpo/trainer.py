@@ -178,7 +178,7 @@ class DrGRPOTrainer(HostTrainer):
         quantization_config = choose_quantization(model, peft_config, quantization_config, init)
         self.step_separator = args.separators(has_turns=bool(tools) or environment_factory is not None)
         segmenter = step_segmenter or configured_segmenter(self.step_separator)
-        outcome_funcs = self._prepare_steps(args, outcome_funcs, given_step_funcs, segmenter)
+        outcome_funcs = self._assemble_steps(args, outcome_funcs, given_step_funcs, segmenter)
         if advantage_func is not None and not callable(advantage_func):
             got = type(advantage_func).__name__
             raise InputError("advantage_func", got, "a function of a RolloutBatch", "Pass the function itself.")
@@ -227,7 +227,7 @@ class DrGRPOTrainer(HostTrainer):
         if args.max_completion_length is None and not self.use_vllm:
             self._fill_the_context()
 
-    def _prepare_steps(
+    def _assemble_steps(
         self,
         args: DrGRPOConfig,
         outcome_funcs: list[Any],

@@ -87,7 +87,7 @@ def returns_forks(model: Any) -> bool:
     """Whether `generate_batch` returns the completions of forks: transformers 5.17 drops all but the first."""
     try:
         return "__child#" in inspect.getsource(type(model).generate_batch)
-    except (OSError, TypeError):
+    except (AttributeError, OSError, TypeError):
         return False
 
 
