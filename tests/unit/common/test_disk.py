@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors import SafetensorError
+from tiny import tiny_model
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
-from trl_drgrpo.check.tiny import tiny_model
 from trl_drgrpo.common import disk
 from trl_drgrpo.common.disk import room_needed
 from trl_drgrpo.common.errors import DiskFullError, RewardError

@@ -5,10 +5,10 @@ import re
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from tiny import tiny_tokenizer
 from tiny_prms import CLEAN, PROMPTS, STEPS, built, close, config, line_break_tokenizer, math_psa, versa
 from transformers import Qwen2ForCausalLM, Qwen2ForTokenClassification
 
-from trl_drgrpo.check.tiny import tiny_tokenizer
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.process_rewards import MathPSAScorer, TokenClassificationScorer, VersaScorer
 from trl_drgrpo.rewards.recipe_rewards import resolve_reward

@@ -5,10 +5,10 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tiny import tiny_tokenizer
 from tiny_prms import CLEAN, PROMPTS, STEPS, built, close, config, line_break_tokenizer, skywork
 from transformers import Qwen2ForCausalLM, Qwen2ForTokenClassification
 
-from trl_drgrpo.check.tiny import tiny_tokenizer
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.process_rewards import ReasonFluxScorer, SkyworkScorer
 from trl_drgrpo.process_rewards.formats import Qwen2ForPrmModel

@@ -7,6 +7,7 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
+from tiny import tiny_tokenizer
 from tiny_prms import (
     CLEAN,
     PROMPTS,
@@ -33,7 +34,6 @@ from transformers import (
 )
 
 import trl_drgrpo.process_rewards as process_rewards
-from trl_drgrpo.check.tiny import tiny_tokenizer
 from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.process_rewards import (
     ChatTurnScorer,

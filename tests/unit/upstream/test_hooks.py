@@ -105,7 +105,7 @@ def test_the_hooks_as_they_stand_change_nothing():
 def test_in_a_run_the_state_file_is_written_last_and_contexts_nest(settings, prompts, tokenizer, reward, monkeypatch):
     from runs import train
 
-    from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
+    from trl_drgrpo import DrGRPOTrainer
 
     heard, files = [], []
 
@@ -127,7 +127,7 @@ def test_in_a_run_the_state_file_is_written_last_and_contexts_nest(settings, pro
             files.append({each.name for each in checkpoint.iterdir()})
 
     settings = {**settings, "max_steps": 1, "save_strategy": "steps", "save_steps": 1}
-    train(Plugged, DrGRPOConfig, settings, prompts, tokenizer, reward)
+    train(Plugged, settings, prompts, tokenizer, reward)
     before, after = files
     assert "ours" in before
     assert after - before == {STATE_FILE}

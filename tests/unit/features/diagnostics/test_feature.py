@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from tiny import tiny_tokenizer
 
-from trl_drgrpo.check.tiny import tiny_tokenizer
 from trl_drgrpo.common.errors import DiskFullError, InputError
 from trl_drgrpo.features.diagnostics import diagnostics as room
 from trl_drgrpo.features.diagnostics.diagnostics import STATE_FILE, Diagnostics
