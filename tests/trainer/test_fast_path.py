@@ -26,12 +26,12 @@ def watching():
 @pytest.fixture
 def blocks_cut(monkeypatch):
     """How many blocks each pack was cut into, where they cost nothing but their pairs."""
-    found = []
+    found, cut_into_blocks = [], tree_mask.cut_into_blocks
     for cost in ("KEY_COST", "BLOCK_COST"):
         monkeypatch.setattr(tree_mask, cost, 0)
 
     def cut(ends):
-        found.append(tree_mask.cut_into_blocks(ends))
+        found.append(cut_into_blocks(ends))
         return found[-1]
 
     monkeypatch.setattr(tree_mask, "cut_into_blocks", cut)
