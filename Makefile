@@ -64,7 +64,7 @@ $(OLDEST_VENV)/.dev: pyproject.toml constraints-oldest.txt
 	touch $@
 
 test-oldest: $(OLDEST_VENV)/.dev
-	$(OFFLINE) $(OLDEST_VENV)/bin/python -m pytest -m "not slow and not gpu" $(OLDEST_TESTS)
+	$(subst $(VENV)/,$(OLDEST_VENV)/,$(PYTEST)) -m "not slow and not gpu" $(OLDEST_TESTS)
 
 # Runs the notebooks and writes their outputs into them.
 notebooks: $(VENV)/.dev

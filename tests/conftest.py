@@ -70,14 +70,14 @@ def pytest_terminal_summary(terminalreporter):
 
 @pytest.fixture(scope="session")
 def tokenizer():
-    from trl_drgrpo.check.tiny import tiny_tokenizer
+    from tiny import tiny_tokenizer
 
     return tiny_tokenizer()
 
 
 @pytest.fixture
 def model(tokenizer):
-    from trl_drgrpo.check.tiny import tiny_model
+    from tiny import tiny_model
 
     return tiny_model(tokenizer)
 
@@ -85,12 +85,9 @@ def model(tokenizer):
 @pytest.fixture(scope="session")
 def saved_model(tokenizer, tmp_path_factory):
     """A folder that `from_pretrained` loads."""
-    from trl_drgrpo.check.tiny import tiny_model
+    from tiny import save_tiny
 
-    folder = tmp_path_factory.mktemp("tiny-model")
-    tiny_model(tokenizer).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return str(folder)
+    return save_tiny(tmp_path_factory.mktemp("tiny-model"), tokenizer)
 
 
 @pytest.fixture(scope="session")

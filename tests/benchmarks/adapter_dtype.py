@@ -16,11 +16,11 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 import torch
 from datasets import Dataset
 from runs import length_reward
+from tiny import tiny_tokenizer
 from tiny_bases import save_base
 from transformers.utils import logging
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer, lora_preset
-from trl_drgrpo.check.tiny import tiny_tokenizer
 
 STEPS = 20
 

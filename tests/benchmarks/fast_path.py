@@ -32,11 +32,11 @@ import torch
 import transformers
 from datasets import Dataset
 from peft import LoraConfig
+from tiny import tiny_tokenizer
 from transformers import PrinterCallback, Qwen2Config, Qwen2ForCausalLM, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
-from trl_drgrpo.check.tiny import tiny_tokenizer
 
 KINDS = {
     "ours": (DrGRPOTrainer, DrGRPOConfig, {}),

@@ -17,11 +17,11 @@ os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
 import torch
 from datasets import Dataset
 from peft import LoraConfig
+from tiny import tiny_tokenizer
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PrinterCallback, Qwen2Config, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
-from trl_drgrpo.check.tiny import tiny_tokenizer
 from trl_drgrpo.single_gpu.memory import Planner
 from trl_drgrpo.single_gpu.memory.setup import from_keys
 

@@ -20,9 +20,9 @@ os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
 
 import torch
 from datasets import Dataset
+from tiny import tiny_model, tiny_tokenizer
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
-from trl_drgrpo.check.tiny import tiny_model, tiny_tokenizer
 from trl_drgrpo.config.validation import SAMPLING_CORRECTIONS
 from trl_drgrpo.features.diagnostics.statistics import QUARTERS
 from trl_drgrpo.upstream.private_state import swapped

@@ -22,11 +22,11 @@ warnings.simplefilter("ignore")
 import torch
 import transformers
 from datasets import Dataset
+from tiny import tiny_model, tiny_tokenizer
 from transformers import PrinterCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
-from trl_drgrpo.check.tiny import tiny_model, tiny_tokenizer
 
 STOCK = {"loss_type": "dr_grpo", "scale_rewards": "none", "use_cpu": True, "bf16": False}
 

@@ -22,11 +22,11 @@ import transformers
 from datasets import Dataset
 from fast_path import KINDS
 from generation import GROUP, small_model
+from tiny import tiny_tokenizer
 from transformers import PrinterCallback, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
-from trl_drgrpo.check.tiny import tiny_tokenizer
 
 PROMPTS, DEAD = 4, 1
 

@@ -5,6 +5,7 @@ in `__all__`; what it does is the first sentence of its docstring.
 """
 
 import argparse
+import dataclasses
 import importlib
 import inspect
 import pkgutil
@@ -55,6 +56,14 @@ def what_it_is(value: Any) -> str:
     if isinstance(value, str | int | tuple):
         return f"A constant, {type(value).__name__}."
     return f"`{type(value).__name__}()`, ready to use."
+
+
+def own_fields() -> list[dataclasses.Field]:
+    """The fields of `DrGRPOConfig` that TRL's configuration has not."""
+    from trl import GRPOConfig
+
+    inherited = {field.name for field in dataclasses.fields(GRPOConfig)}
+    return [field for field in dataclasses.fields(trl_drgrpo.DrGRPOConfig) if field.name not in inherited]
 
 
 def flags(command: str) -> list[argparse.Action]:

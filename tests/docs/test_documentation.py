@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from reference_page import first_sentence, flags, page, public_names, public_packages
+from reference_page import first_sentence, flags, own_fields, page, public_names, public_packages
 
-from trl_drgrpo import __version__
+from trl_drgrpo import DrGRPOConfig, __version__
 from trl_drgrpo.cli.flags import read_flags
 from trl_drgrpo.cli.main import SUBCOMMANDS
 
@@ -50,16 +50,8 @@ def test_a_public_name_describes_every_parameter(package, name):
 
 
 def test_every_own_field_of_the_configuration_is_described_and_has_a_help():
-    import dataclasses
-
-    from trl import GRPOConfig
-
-    from trl_drgrpo import DrGRPOConfig
-
-    inherited = {field.name for field in dataclasses.fields(GRPOConfig)}
-    own = [field for field in dataclasses.fields(DrGRPOConfig) if field.name not in inherited]
-    assert len(own) > 15
-    for field in own:
+    assert len(own_fields()) > 15
+    for field in own_fields():
         assert re.search(rf"^\s+(\w+, )*{field.name}(, \w+)* \(`", DrGRPOConfig.__doc__, re.MULTILINE), field.name
         assert field.metadata["help"].endswith("."), field.name
 

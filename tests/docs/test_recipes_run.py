@@ -5,13 +5,14 @@ import os
 from pathlib import Path
 
 import pytest
-import torch
 import yaml
 from accelerate.commands.config.config_args import load_config_from_file
 from bubblewrap import needs_bwrap
-from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2ForTokenClassification
+from tiny import save_tiny
+from tiny_bases import save_base
+from tiny_prms import built, config
+from transformers import Qwen2ForTokenClassification
 
-from trl_drgrpo.check.tiny import tiny_tokenizer
 from trl_drgrpo.cli.flags import read_flags
 from trl_drgrpo.cli.main import main
 from trl_drgrpo.cli.recipe import read_recipe
@@ -19,7 +20,6 @@ from trl_drgrpo.cli.recipe import read_recipe
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
 LAUNCHERS = sorted((ROOT / "recipes" / "accelerate").glob("*.yaml"))
-CHAT = "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '\n' }}{% endfor %}assistant: "
 # One row in the shape of each dataset that a recipe names.
 ROWS = {
     "openai/gsm8k": {"question": "What is 1+1?", "answer": "1+1=2\n#### 2"},
@@ -45,31 +45,12 @@ SMALL = {
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    """Folders of a policy with a chat template and of a process reward model, wide enough for 4 bits."""
-    tokenizer = tiny_tokenizer()
-    tokenizer.chat_template = CHAT
-    sizes = {
-        "vocab_size": len(tokenizer),
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 1024,
-        "pad_token_id": tokenizer.pad_token_id,
-        "eos_token_id": tokenizer.eos_token_id,
-    }
-    folders = {}
-    for name, kind, extra in (
-        ("policy", Qwen2ForCausalLM, {}),
-        ("prm", Qwen2ForTokenClassification, {"num_labels": 2}),
-    ):
-        torch.manual_seed(0)
-        folders[name] = str(tmp_path_factory.mktemp(name))
-        kind(Qwen2Config(**sizes, **extra)).save_pretrained(folders[name])
-        tokenizer.save_pretrained(folders[name])
-    return folders
+def tiny(tokenizer, tmp_path_factory):
+    """Folders of a policy, wide enough for 4 bits, and of a process reward model."""
+    long = {"max_position_embeddings": 1024}
+    policy = save_base(tmp_path_factory.mktemp("policy"), tokenizer, bias=True, **long)
+    prm = built(Qwen2ForTokenClassification, config(tokenizer, num_labels=2, **long))
+    return {"policy": policy, "prm": save_tiny(tmp_path_factory.mktemp("prm"), tokenizer, prm)}
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,7 @@ import tomllib
 from pathlib import Path
 
 import datasets
-import pytest
-from transformers import Qwen2Config, Qwen2ForCausalLM
 from transformers.utils import logging as transformers_logging
-
-from trl_drgrpo.check.tiny import tiny_tokenizer
 
 ROOT = Path(__file__).parents[2]
 SCRIPT, DOCKERFILE = ROOT / "recipes" / "quickstart.py", ROOT / "recipes" / "Dockerfile"
@@ -34,27 +30,11 @@ def test_the_script_names_what_it_needs():
     assert (SCRIPT.parent / head["tool"]["uv"]["sources"][PROJECT["name"]]["path"]).resolve() == ROOT
 
 
-@pytest.fixture(scope="module")
-def policy(tmp_path_factory):
-    """Folder of a tiny model with a chat template."""
-    folder = str(tmp_path_factory.mktemp("policy"))
-    tokenizer = tiny_tokenizer()
-    tokenizer.chat_template = "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '\n' }}{% endfor %}a: "
-    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    config = Qwen2Config(
-        vocab_size=len(tokenizer), num_key_value_heads=2, max_position_embeddings=512,
-        pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id, **sizes,
-    )  # fmt: skip
-    Qwen2ForCausalLM(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
-
-
-def test_the_script_runs_and_says_little(policy, tmp_path, monkeypatch, capsys):
+def test_the_script_runs_and_says_little(saved_model, tmp_path, monkeypatch, capsys):
     """As it stands, but for the model, the data and the lengths."""
     text = SCRIPT.read_text()
     for given, stand_in in {
-        '"Qwen/Qwen2.5-0.5B-Instruct"': repr(policy),
+        '"Qwen/Qwen2.5-0.5B-Instruct"': repr(saved_model),
         '"runs/quickstart"': repr(str(tmp_path)),
         "max_steps=200, gradient_accumulation_steps=8": "max_steps=2, max_completion_length=4",
     }.items():

@@ -22,6 +22,14 @@ def run(*jobs, launcher=()):
     return [torch.load(output, weights_only=False) for output, _, _ in jobs]
 
 
+def one_and_two(folder, mode, alone=None, within=1e-12):
+    """Results of one process and of two, whose weights moved and agree."""
+    one, two = run((folder / "one.pt", 1, alone or mode), (folder / "two.pt", 2, mode))
+    assert difference(one["weights"], one["start"]) > 1e-3
+    assert difference(two["weights"], one["weights"]) < within
+    return one, two
+
+
 def difference(first, second):
     return max(float((first[name] - second[name]).detach().abs().max()) for name in first)
 
@@ -34,11 +42,9 @@ def difference(first, second):
     ],
 )
 def test_two_processes_train_like_one(mode, tmp_path):
-    one, two = run((tmp_path / "one.pt", 1, mode), (tmp_path / "two.pt", 2, mode))
+    one, two = one_and_two(tmp_path, mode)
     assert one["scale"] == pytest.approx(two["scale"])
     assert one["scale"]["count"] > 0
-    assert difference(one["weights"], one["start"]) > 1e-3
-    assert difference(two["weights"], one["weights"]) < 1e-12
     assert_same_diagnostics(one, two, tmp_path)
 
 
@@ -63,9 +69,7 @@ def assert_same_diagnostics(one, two, folder):
 
 @pytest.mark.slow
 def test_two_processes_draw_the_same_prompts_and_share_the_groups(tmp_path):
-    one, two = run((tmp_path / "one.pt", 1, "sampling"), (tmp_path / "two.pt", 2, "sampling"))
-    assert difference(one["weights"], one["start"]) > 1e-3
-    assert difference(two["weights"], one["weights"]) < 1e-12
+    one, two = one_and_two(tmp_path, "sampling")
     for first, second in zip(one["log"], two["log"], strict=True):
         metrics = {name: value for name, value in first.items() if name.startswith("sampling/")}
         assert metrics == pytest.approx({name: second[name] for name in metrics})
@@ -74,9 +78,7 @@ def test_two_processes_draw_the_same_prompts_and_share_the_groups(tmp_path):
 
 @pytest.mark.slow
 def test_two_processes_fork_like_one(tmp_path):
-    one, two = run((tmp_path / "one.pt", 1, "forks"), (tmp_path / "two.pt", 2, "forks"))
-    assert difference(one["weights"], one["start"]) > 1e-3
-    assert difference(two["weights"], one["weights"]) < 1e-12
+    one, two = one_and_two(tmp_path, "forks")
     for first, second in zip(one["log"], two["log"], strict=True):
         metrics = {name: first[name] for name in ("forks/cut_frac", "completions/unique_frac", "drgrpo/pass_rate")}
         assert metrics == pytest.approx({name: second[name] for name in metrics})
@@ -105,17 +107,14 @@ def test_two_processes_resume_bit_for_bit(tmp_path):
 def test_two_processes_with_different_numbers_of_live_rows(tmp_path):
     # The first rank has six rows with a signal, the second none: both must run the same forwards, and the one that is
     # left carries the all-reduce.
-    one, two = run((tmp_path / "one.pt", 1, "uneven_upstream"), (tmp_path / "two.pt", 2, "uneven"))
-    assert difference(one["weights"], one["start"]) > 1e-3
-    assert difference(two["weights"], one["weights"]) < 1e-12
+    _, two = one_and_two(tmp_path, "uneven", alone="uneven_upstream")
     assert min(entry["drgrpo/micro_batches"] for entry in two["log"]) < 3  # some slots ran nothing
     assert [entry["drgrpo/rows_skipped_frac"] >= 2 / 3 for entry in two["log"]] == [True] * 4
 
 
 @pytest.mark.slow
 def test_a_process_that_cannot_describe_its_rows_holds_up_nobody(tmp_path):
-    one, two = run((tmp_path / "one.pt", 1, "group_mean"), (tmp_path / "two.pt", 2, "blind"))
-    assert difference(two["weights"], one["weights"]) < 1e-12
+    _, two = one_and_two(tmp_path, "blind", alone="group_mean")
     assert two["failures"] == {"The statistics of a batch": 4}
     assert not [name for entry in two["log"] for name in entry if name.startswith("difficulty/")]
 
@@ -149,10 +148,8 @@ def test_a_sharded_run_resumes_bit_for_bit(mode, tmp_path):
 @pytest.mark.skipif(find_spec("deepspeed") is None, reason="needs deepspeed")
 @pytest.mark.parametrize("stage", ["zero2", "zero3"])
 def test_deepspeed_trains_like_one_process_and_resumes_bit_for_bit(stage, tmp_path):
-    one, two = run((tmp_path / "one.pt", 1, f"{stage}_uneven"), (tmp_path / "two.pt", 2, f"{stage}_uneven"))
+    _, two = one_and_two(tmp_path, f"{stage}_uneven", within=1e-6)  # it computes in float32
     assert two["kind"] == "DistributedType.DEEPSPEED"
-    assert difference(one["weights"], one["start"]) > 1e-3
-    assert difference(two["weights"], one["weights"]) < 1e-6  # it computes in float32
     assert [entry["drgrpo/micro_batches"] for entry in two["log"]] == [3] * 4
     (done,) = run((tmp_path / "three.pt", 2, f"{stage}_resume"))
     assert difference(done["resumed"], done["weights"]) == 0.0
@@ -160,16 +157,12 @@ def test_deepspeed_trains_like_one_process_and_resumes_bit_for_bit(stage, tmp_pa
 
 @pytest.mark.slow
 def test_sharded_adapters_train_like_whole_ones(tmp_path):
-    one, two = run((tmp_path / "one.pt", 1, "fsdp_lora"), (tmp_path / "two.pt", 2, "fsdp_lora"))
-    assert difference(one["weights"], one["start"]) > 1e-3
-    assert difference(two["weights"], one["weights"]) < 1e-12
+    one_and_two(tmp_path, "fsdp_lora")
 
 
 @pytest.mark.slow
 def test_a_sharded_policy_generates_and_is_held_to_its_reference(tmp_path):
-    one, two = run((tmp_path / "one.pt", 1, "fsdp_reference"), (tmp_path / "two.pt", 2, "fsdp_reference"))
-    assert difference(one["weights"], one["start"]) > 1e-3
-    assert difference(two["weights"], one["weights"]) < 1e-11
+    one_and_two(tmp_path, "fsdp_reference", within=1e-11)
     (done,) = run((tmp_path / "three.pt", 2, "fsdp_generate"))
     assert difference(done["weights"], done["start"]) > 1e-3
     assert all(entry["completions/mean_length"] > 0 for entry in done["log"])

@@ -13,16 +13,16 @@ from pathlib import Path
 import pytest
 import torch
 import vllm_stub
-from gradient_runs import EXACT, GEOMETRY, Watching, difference, half_dead, step_reward
+from gradient_runs import EXACT, GEOMETRY, Watching, difference, half_dead
 from peft import LoraConfig
-from runs import train, weights
-from trl import GRPOConfig, GRPOTrainer
+from runs import STOCK, logged, step_reward, train, weights
+from tiny import tiny_model
+from trl import GRPOTrainer
 from vllm_server import MODEL_ID, Server
 from vllm_stub import Engine
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
 from trl_drgrpo.check.parity import build_policy, record
-from trl_drgrpo.check.tiny import tiny_model
 from trl_drgrpo.process_rewards import MonteCarloScorer, TrainerRollouts
 
 GAP = "sampling/sampling_logp_difference/max"
@@ -36,10 +36,6 @@ def vllm():
         yield
 
 
-def logged(trainer, metric):
-    return [entry[metric] for entry in trainer.state.log_history if metric in entry]
-
-
 @pytest.fixture
 def run(settings, prompts, tokenizer, reward):
     """Trains against a server that starts from other weights than the trainer's."""
@@ -48,11 +44,10 @@ def run(settings, prompts, tokenizer, reward):
         of_the_trainer = ("peft_config", "step_reward_funcs", "eval_dataset")
         extra = {name: changes.pop(name) for name in of_the_trainer if name in changes}
         reward_func = changes.pop("reward_func", reward)
-        stock = {"loss_type": "dr_grpo", "scale_rewards": "none"} if trainer_class is GRPOTrainer else {}
-        config_class = GRPOConfig if trainer_class is GRPOTrainer else DrGRPOConfig
+        stock = STOCK if trainer_class is GRPOTrainer else {}
         with Server(Engine(tiny_model(tokenizer, seed=7)), drops_weights=drops_weights) as server:
             values = {**settings, "use_cpu": True, "bf16": False, **stock, **server.settings, **changes}
-            trainer = train(trainer_class, config_class, values, prompts, tokenizer, reward_func, **extra)
+            trainer = train(trainer_class, values, prompts, tokenizer, reward_func, **extra)
         return trainer, server
 
     return run
@@ -200,7 +195,7 @@ def test_branches_begin_with_the_tokens_of_their_parent(run, settings):
 
 def test_log_probs_before_temperature_are_warned_about(settings, prompts, tokenizer, reward, caplog):
     with Server(Engine(tiny_model(tokenizer)), logprobs_mode="raw_logprobs") as server:
-        train(DrGRPOTrainer, DrGRPOConfig, {**settings, **server.settings, "max_steps": 1}, prompts, tokenizer, reward)
+        train(DrGRPOTrainer, {**settings, **server.settings, "max_steps": 1}, prompts, tokenizer, reward)
     assert "--logprobs-mode raw_logprobs" in caplog.text
 
 
@@ -276,7 +271,7 @@ def test_gradients_are_those_of_upstream_micro_batches(settings):
     assert difference(ours, upstream) <= EXACT
     assert len(metrics) == len(upstream_metrics) > 0
     for name in (f"{RATIO}/min", f"{RATIO}/mean", f"{RATIO}/max", GAP):
-        a, b = ([logs[name] for logs in logged] for logged in (metrics, upstream_metrics))
+        a, b = ([logs[name] for logs in run] for run in (metrics, upstream_metrics))
         assert a == pytest.approx(b, rel=1e-6), name
     assert max(logs[f"{RATIO}/max"] for logs in metrics) > 1.05  # there was something to correct
     assert any(name.startswith("sampling/weight_q") for logs in metrics for name in logs)

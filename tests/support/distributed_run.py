@@ -17,12 +17,13 @@ import torch
 from accelerate import DistributedType, PartialState
 from datasets import Dataset
 from peft import LoraConfig
+from runs import step_reward
+from tiny import in_double_precision, tiny_model, tiny_tokenizer
 from trl.chat_template_utils import qwen3_chat_template
 from walk import Scripted, Walk
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
 from trl_drgrpo.check.parity import DEFAULTS, use_plain_lm_head
-from trl_drgrpo.check.tiny import in_double_precision, tiny_model, tiny_tokenizer
 from trl_drgrpo.common.errors import InputError
 
 DEEPSPEED = {
@@ -90,10 +91,6 @@ class Forking(DrGRPOTrainer):
 
 def reward(completion_ids, **kwargs):
     return [None if sum(ids) % 11 == 0 else float(sum(ids) % 3) for ids in completion_ids]
-
-
-def step_reward(step_ends, completion_ids, **kwargs):
-    return [[float(ids[end] % 3) for end in ends] for ids, ends in zip(completion_ids, step_ends, strict=True)]
 
 
 def mode_of(name):

@@ -57,7 +57,3 @@ class Watching(DrGRPOTrainer):
         inputs = super().on_micro_batch(inputs)
         self.plans_seen.append(inputs.get(PLAN))
         return inputs
-
-
-def step_reward(step_ends, completion_ids, **kwargs):
-    return [[float(ids[end] % 3) for end in ends] for ids, ends in zip(completion_ids, step_ends, strict=True)]

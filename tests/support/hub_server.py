@@ -9,54 +9,17 @@ import hashlib
 import json
 import re
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import unquote, urlsplit
+
+from loopback import Handler, Loopback
 
 LFS = (".safetensors", ".bin", ".pt", ".pth", ".png")
 
 
-class Hub:
-    """The state of the server, and the server.
-
-    Args:
-        token (`str`): What a client must send to write, and to read a private repository.
-    """
-
-    def __init__(self, token):
-        self.token = token
-        self.repos = {}  # id -> {"private": bool, "commits": [{"sha", "message", "files": {path: bytes}}]}
-        self.objects = {}  # git-LFS, by sha256
-        self.refuse = {}  # regular expression on "METHOD path" -> status
-        self.requests = []
-        hub = self
-
-        class Handler(_Handler):
-            pass
-
-        Handler.hub = hub
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
-        threading.Thread(target=self.server.serve_forever, args=(0.05,), daemon=True).start()
-
-    def close(self):
-        self.server.shutdown()
-        self.server.server_close()
-
-    def files(self, repo):
-        """The files of the newest commit."""
-        return self.repos[repo]["commits"][-1]["files"]
-
-    def messages(self, repo):
-        return [commit["message"] for commit in self.repos[repo]["commits"]]
-
-
-class _Handler(BaseHTTPRequestHandler):
-    hub: Hub
-    protocol_version = "HTTP/1.1"
-
-    def log_message(self, *args):
-        pass
+class _Handler(Handler):
+    @property
+    def hub(self):
+        return self.server.serving
 
     def do_GET(self):
         self.answer("GET")
@@ -83,26 +46,9 @@ class _Handler(BaseHTTPRequestHandler):
                 return handle(self, body, **match.groupdict())
         return self.send(404, {"error": f"no route for {method} {path}"})
 
-    def body(self):
-        if self.headers.get("Transfer-Encoding") == "chunked":
-            chunks = []
-            while size := int(self.rfile.readline(), 16):
-                chunks.append(self.rfile.read(size))
-                self.rfile.readline()
-            self.rfile.readline()
-            return b"".join(chunks)
-        return self.rfile.read(int(self.headers.get("Content-Length") or 0))
-
     def send(self, status, content=b"", **headers):
         data = content if isinstance(content, bytes) else json.dumps(content).encode()
-        self.send_response(status)
-        for name, value in headers.items():
-            self.send_header(name.replace("_", "-"), value)
-        if "Content_Length" not in headers:
-            self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(data)
+        self.say(status, {name.replace("_", "-"): value for name, value in headers.items()}, data)
 
     def allowed(self, repo=None):
         """Whether the client may; if not, it has been told."""
@@ -143,13 +89,9 @@ class _Handler(BaseHTTPRequestHandler):
     def preupload(self, body, repo):
         if self.allowed():
             modes = [
-                {
-                    "path": file["path"],
-                    "uploadMode": "lfs" if file["path"].endswith(LFS) else "regular",
-                    "shouldIgnore": False,
-                    "oid": None,
-                }
-                for file in json.loads(body)["files"]
+                {"path": path, "uploadMode": "lfs" if path.endswith(LFS) else "regular"}
+                | {"shouldIgnore": False, "oid": None}
+                for path in (file["path"] for file in json.loads(body)["files"])
             ]
             self.send(200, {"files": modes})
 
@@ -218,8 +160,6 @@ class _Handler(BaseHTTPRequestHandler):
             return self.send(404, {"error": "not there"}, X_Error_Code="EntryNotFound", X_Repo_Commit=newest["sha"])
         data = newest["files"][file]
         headers = {"ETag": f'"{hashlib.sha256(data).hexdigest()}"', "X_Repo_Commit": newest["sha"]}
-        if self.command == "HEAD":
-            return self.send(200, Content_Length=str(len(data)), **headers)
         return self.send(200, data, **headers)
 
     def known(self, repo):
@@ -246,10 +186,31 @@ ROUTES = [
     ("PUT", "/lfs/(?P<oid>[0-9a-f]+)", _Handler.lfs_put),
     ("GET", f"/api/models/{REPO}", _Handler.info),
     ("GET", f"/api/models/{REPO}/revision/(?P<rev>[^/]+)", _Handler.info),
-    (
-        "GET",
-        f"/api/models/{REPO}/tree/(?P<rev>[^/]+)(?P<folder>/.*)?",
-        _Handler.tree,
-    ),
+    ("GET", f"/api/models/{REPO}/tree/(?P<rev>[^/]+)(?P<folder>/.*)?", _Handler.tree),
     *[(verb, f"/{REPO}/resolve/(?P<rev>[^/]+)/(?P<file>.+)", _Handler.resolve) for verb in ("GET", "HEAD")],
 ]
+
+
+class Hub(Loopback):
+    """The state of the server, and the server.
+
+    Args:
+        token (`str`): What a client must send to write, and to read a private repository.
+    """
+
+    handler = _Handler
+
+    def __init__(self, token):
+        self.token = token
+        self.repos = {}  # id -> {"private": bool, "commits": [{"sha", "message", "files": {path: bytes}}]}
+        self.objects = {}  # git-LFS, by sha256
+        self.refuse = {}  # regular expression on "METHOD path" -> status
+        self.requests = []
+        super().__init__()
+
+    def files(self, repo):
+        """The files of the newest commit."""
+        return self.repos[repo]["commits"][-1]["files"]
+
+    def messages(self, repo):
+        return [commit["message"] for commit in self.repos[repo]["commits"]]

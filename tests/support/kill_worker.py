@@ -16,13 +16,15 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
+import runs
 import safetensors.torch
 import torch
 import transformers.modeling_utils
 from datasets import Dataset
+from runs import length_reward, short_run, step_reward
+from tiny import tiny_tokenizer
 
-from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
-from trl_drgrpo.check.tiny import tiny_model, tiny_tokenizer
+from trl_drgrpo import DrGRPOTrainer
 
 torch.set_num_threads(1)
 TOKENIZER = tiny_tokenizer()
@@ -31,44 +33,13 @@ EVENTS = ("open", "os.rename", "os.remove", "os.rmdir")
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
 
-def reward(completion_ids, **kwargs):
-    return [float(sum(ids) % 3) for ids in completion_ids]
-
-
-def step_reward(completion_ids, step_ends, **kwargs):
-    return [[float(ids[end] % 3) for end in ends] for ids, ends in zip(completion_ids, step_ends, strict=True)]
-
-
 def train(folder, resume):
     """A run with all of our state: two passes over each generation batch of two steps, a running scale, steps."""
-    trainer = DrGRPOTrainer(
-        model=tiny_model(TOKENIZER),
-        reward_funcs=reward,
-        step_reward_funcs=step_reward,
-        args=DrGRPOConfig(
-            output_dir=str(folder),
-            per_device_train_batch_size=4,
-            gradient_accumulation_steps=2,
-            steps_per_generation=4,
-            num_iterations=2,
-            num_generations=4,
-            max_completion_length=12,
-            max_steps=8,
-            learning_rate=1e-2,
-            scale_by_running_std=True,
-            step_separator=["tokens:3"],
-            gradient_checkpointing=False,
-            save_strategy="steps",
-            save_steps=1,
-            save_total_limit=1,
-            report_to="none",
-            logging_steps=1,
-            disable_tqdm=True,
-        ),
-        train_dataset=PROMPTS,
-        processing_class=TOKENIZER,
-    )
-    trainer.train(resume_from_checkpoint=resume or None)
+    settings = {**short_run(folder), "max_steps": 8, "steps_per_generation": 4, "num_iterations": 2}
+    settings |= {"scale_by_running_std": True, "step_separator": ["tokens:3"]}
+    settings |= {"save_strategy": "steps", "save_steps": 1, "save_total_limit": 1}
+    arguments = {"step_reward_funcs": step_reward, "resume": resume or None}
+    trainer = runs.train(DrGRPOTrainer, settings, PROMPTS, TOKENIZER, length_reward, **arguments)
     weights = {name: p.detach() for name, p in trainer.model.named_parameters()}
     torch.save({"weights": weights, "scale": trainer.reward_scale.state_dict()}, folder / "end.part")
     (folder / "end.part").replace(folder / "end.pt")

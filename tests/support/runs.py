@@ -5,13 +5,17 @@ import sys
 from contextlib import contextmanager
 
 import torch
-
-from trl_drgrpo.check.tiny import tiny_model
+from tiny import tiny_model
 
 
 def length_reward(completion_ids, **kwargs):
     """A reward that varies within every group."""
     return [float(sum(ids) % 3) for ids in completion_ids]
+
+
+def step_reward(step_ends, completion_ids, **kwargs):
+    """Of a step, by the token that ends it."""
+    return [[float(ids[end] % 3) for end in ends] for ids, ends in zip(completion_ids, step_ends, strict=True)]
 
 
 def short_run(output_dir):
@@ -32,17 +36,36 @@ def short_run(output_dir):
     }
 
 
-def train(trainer_class, config_class, settings, prompts, tokenizer, reward, model=None, **trainer_arguments):
-    trainer = trainer_class(
+# What makes TRL's trainer compute the objective of ours.
+STOCK = {"loss_type": "dr_grpo", "scale_rewards": "none", "use_cpu": True, "bf16": False}
+
+
+def build(trainer_class, settings, prompts, tokenizer, reward, model=None, **trainer_arguments):
+    """A trainer, ours or TRL's, of the tiny model where none is given."""
+    from trl import GRPOConfig
+
+    from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
+
+    return trainer_class(
         model=model or tiny_model(tokenizer),
         reward_funcs=reward,
-        args=config_class(**settings),
+        args=(DrGRPOConfig if issubclass(trainer_class, DrGRPOTrainer) else GRPOConfig)(**settings),
         train_dataset=prompts,
         processing_class=tokenizer,
         **trainer_arguments,
     )
-    trainer.train()
+
+
+def train(*arguments, resume=None, **trainer_arguments):
+    """As `build`, trained; `resume`: the checkpoint that it goes on from, or `True` for the newest."""
+    trainer = build(*arguments, **trainer_arguments)
+    trainer.train(**({} if resume is None else {"resume_from_checkpoint": resume if resume is True else str(resume)}))
     return trainer
+
+
+def logged(trainer, metric):
+    """Its values, log by log."""
+    return [entry[metric] for entry in trainer.state.log_history if metric in entry]
 
 
 def weights(trainer):

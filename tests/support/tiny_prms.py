@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tiny import CHAT_TEMPLATE, tiny_tokenizer
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     LlamaConfig,
@@ -12,7 +13,6 @@ from transformers import (
     Qwen2ForTokenClassification,
 )
 
-from trl_drgrpo.check.tiny import CHAT_TEMPLATE, tiny_tokenizer
 from trl_drgrpo.process_rewards import (
     ChatTurnScorer,
     ImplicitRewardScorer,

@@ -3,10 +3,9 @@
 import torch
 from datasets import Dataset, Image
 from PIL import Image as Picture
+from tiny import tiny_tokenizer
 from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration, Qwen2VLProcessor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
-
-from trl_drgrpo.check.tiny import tiny_tokenizer
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"

@@ -7,15 +7,12 @@ import torch
 import vllm_stub
 from accelerate import PartialState
 from datasets import Dataset
+from runs import build, length_reward
+from tiny import in_double_precision, tiny_model, tiny_tokenizer
 from vllm_server import Server
 
-from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
+from trl_drgrpo import DrGRPOTrainer
 from trl_drgrpo.check.parity import DEFAULTS, use_plain_lm_head
-from trl_drgrpo.check.tiny import in_double_precision, tiny_model, tiny_tokenizer
-
-
-def reward(completion_ids, **kwargs):
-    return [float(sum(ids) % 3) for ids in completion_ids]
 
 
 def main(output, processes):
@@ -27,18 +24,11 @@ def main(output, processes):
     with vllm_stub.installed(), Server(engine) if first else nullcontext() as server:
         # The others are told nothing but that there is a server: an address where nobody listens would fail them.
         address = server.settings if first else {"use_vllm": True, "vllm_mode": "server"}
-        trainer = DrGRPOTrainer(
-            model=model,
-            reward_funcs=reward,
-            args=DrGRPOConfig(
-                output_dir=output + ".run",
-                **{**DEFAULTS, "num_generations": 6, "learning_rate": 0.05, "max_steps": 3, **address},
-                per_device_train_batch_size=6 // processes,
-                gradient_accumulation_steps=3,
-            ),
-            train_dataset=Dataset.from_dict({"prompt": [f"{i}+{i * i}=" for i in range(9)]}),
-            processing_class=tokenizer,
-        )
+        settings = {**DEFAULTS, "num_generations": 6, "learning_rate": 0.05, "max_steps": 3, **address}
+        settings |= {"per_device_train_batch_size": 6 // processes, "gradient_accumulation_steps": 3}
+        settings["output_dir"] = output + ".run"
+        prompts = Dataset.from_dict({"prompt": [f"{i}+{i * i}=" for i in range(9)]})
+        trainer = build(DrGRPOTrainer, settings, prompts, tokenizer, length_reward, model)
         if trainer.accelerator.num_processes != processes:
             raise SystemExit(f"{trainer.accelerator.num_processes} processes, expected {processes}")
         use_plain_lm_head(model)

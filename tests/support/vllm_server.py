@@ -5,11 +5,10 @@ are answered with 400, as TRL must not make them.
 """
 
 import json
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlparse
 
 import vllm_stub
+from loopback import Handler, Loopback
 
 MODEL_ID = "tiny"
 
@@ -18,7 +17,33 @@ class Refused(Exception):
     """A request that vLLM would not take."""
 
 
-class Server:
+class _Handler(Handler):
+    wbufsize = 2**16  # an answer in one packet: two would wait 40 ms for the acknowledgement of the first
+    disable_nagle_algorithm = True
+
+    def _answer(self, method):
+        serving = self.server.serving
+        route = urlparse(self.path).path
+        serving.routes.append(route)
+        body = json.loads(self.body() or "null")
+        action = getattr(serving, method + route.replace("/", "_"), None)
+        status, answer = 404, {"detail": "Not Found"}
+        if action is not None:
+            try:
+                status, answer = 200, action(body)
+            except Exception as error:  # 400, not 500: TRL would try that again
+                status, answer = 400, {"error": {"message": repr(error), "code": 400}}
+        data = b"" if answer is None else json.dumps(answer).encode()
+        self.say(status, {"Content-Type": "application/json"}, data)
+
+    def do_GET(self):
+        self._answer("get")
+
+    def do_POST(self):
+        self._answer("post")
+
+
+class Server(Loopback):
     """Serves until the `with` block ends.
 
     Args:
@@ -26,6 +51,8 @@ class Server:
         logprobs_mode: As `vllm serve` was started with.
         drops_weights: Take weights from the wire and throw them away: the control for tests of the sync.
     """
+
+    handler = _Handler
 
     def __init__(self, engine, logprobs_mode="processed_logprobs", drops_weights=False):
         self.engine = engine
@@ -35,26 +62,14 @@ class Server:
         self.completions = []  # bodies of /v1/completions
         self.link = None
         self.updating = False
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
-        self.http.serving = self  # where the handler finds us
-
-    def __enter__(self):
-        self.thread = threading.Thread(target=self.http.serve_forever, args=(0.01,), daemon=True)
-        self.thread.start()
-        return self
-
-    def __exit__(self, *exc_info):
-        self.http.shutdown()
-        self.http.server_close()
-        self.thread.join()
+        super().__init__()
 
     @property
     def settings(self):
         """Fields of a configuration that trains against this server."""
-        port = self.http.server_address[1]
-        url = f"http://127.0.0.1:{port}"
         # The port of the weight-transfer group is a name here: nothing listens on it.
-        return {"use_vllm": True, "vllm_mode": "server", "vllm_server_base_url": url, "vllm_group_port": port}
+        address = {"vllm_server_base_url": self.url, "vllm_group_port": self.http.server_address[1]}
+        return {"use_vllm": True, "vllm_mode": "server", **address}
 
     # Routes
 
@@ -136,38 +151,3 @@ def _choice(index, prompt, ids, log_probs):
         "prompt_token_ids": prompt,
         "prompt_logprobs": None,
     }
-
-
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    wbufsize = 2**16  # an answer in one packet: two would wait 40 ms for the acknowledgement of the first
-    disable_nagle_algorithm = True
-
-    def _answer(self, method):
-        serving = self.server.serving
-        route = urlparse(self.path).path
-        serving.routes.append(route)
-        length = int(self.headers.get("Content-Length") or 0)
-        body = json.loads(self.rfile.read(length)) if length else None
-        action = getattr(serving, method + route.replace("/", "_"), None)
-        status, answer = 404, {"detail": "Not Found"}
-        if action is not None:
-            try:
-                status, answer = 200, action(body)
-            except Exception as error:  # 400, not 500: TRL would try that again
-                status, answer = 400, {"error": {"message": repr(error), "code": 400}}
-        data = b"" if answer is None else json.dumps(answer).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def do_GET(self):
-        self._answer("get")
-
-    def do_POST(self):
-        self._answer("post")
-
-    def log_message(self, *args):
-        """Nothing on stderr."""

@@ -3,6 +3,9 @@
 import json
 import re
 
+from tiny import tiny_model, tiny_tokenizer
+from trl.chat_template_utils import qwen3_chat_template
+
 from trl_drgrpo import DrGRPOTrainer
 
 
@@ -34,6 +37,15 @@ class Walk:
 
     def get_turn_rewards(self):
         return self.paid
+
+
+def with_tools():
+    """The tiny model and its tokenizer with a chat template that has tools."""
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = qwen3_chat_template
+    model = tiny_model(tokenizer)
+    model.config.max_position_embeddings = 4096  # the tools' description comes with the prompt
+    return model, tokenizer
 
 
 def call(name, **arguments):

@@ -1,10 +1,11 @@
 """QLoRA for real on CPU (bitsandbytes, NF4): trained in float32, saved, resumed; what cannot train is refused."""
 
 import pytest
+import runs
 import torch
 from bitsandbytes.nn import Linear4bit
 from peft import LoraConfig, PeftModel, PromptTuningConfig, get_peft_model
-from runs import train
+from runs import logged, train
 from tiny_bases import load, nf4, save_base
 from transformers import BitsAndBytesConfig
 
@@ -26,9 +27,8 @@ def base_with_bias(tokenizer, tmp_path_factory):
 
 
 def build(model, settings, prompts, tokenizer, reward, trainer_class=DrGRPOTrainer, **arguments):
-    config = {"adapter_dtype": arguments.pop("adapter_dtype", "float32"), **arguments.pop("config", {})}
-    args = DrGRPOConfig(**settings, **config)
-    return trainer_class(model, reward, args, prompts, processing_class=tokenizer, **arguments)
+    fields = {"adapter_dtype": arguments.pop("adapter_dtype", "float32"), **arguments.pop("config", {})}
+    return runs.build(trainer_class, settings | fields, prompts, tokenizer, reward, model, **arguments)
 
 
 def adapter(trainer):
@@ -131,7 +131,7 @@ def test_the_adapter_of_a_wrapped_model_and_its_reference_stay_exact(base, setti
     named = dict(trainer.model.named_parameters())
     assert all(torch.equal(named[name.replace(".default.", ".ref.")], value) for name, value in before.items())
     trainer.train()
-    kl = [entry["kl"] for entry in trainer.state.log_history if "kl" in entry]
+    kl = logged(trainer, "kl")
     assert kl[0] == pytest.approx(0, abs=1e-9)  # policy and reference are the same at first
     assert kl[-1] > 0
 
@@ -199,10 +199,9 @@ def test_in_bfloat16_weights_stand_still_and_the_watch_says_so(base, settings, p
         trainer.movement_watch.steps = 2
         caplog.clear()
         trainer.train()
-        logged = [e["drgrpo/moved_frac"] for e in trainer.state.log_history if "drgrpo/moved_frac" in e]
-        assert len(logged) == 1
+        [frac] = logged(trainer, "drgrpo/moved_frac")
         assert any(isinstance(callback, MovementWatch) for callback in trainer.callback_handler.callbacks)
-        return logged[0], [record.message for record in caplog.records if "that had a gradient" in record.message]
+        return frac, [record.message for record in caplog.records if "that had a gradient" in record.message]
 
     frac, warnings = moved("upstream")
     assert frac < 0.05
@@ -343,7 +342,7 @@ def test_an_adapter_that_is_left_empty_is_refused_after_construction(model, sett
 
 def test_virtual_tokens_still_train(model, settings, prompts, tokenizer, reward):
     config = PromptTuningConfig(num_virtual_tokens=2, task_type="CAUSAL_LM")
-    trainer = train(DrGRPOTrainer, DrGRPOConfig, settings, prompts, tokenizer, reward, model, peft_config=config)
+    trainer = train(DrGRPOTrainer, settings, prompts, tokenizer, reward, model, peft_config=config)
     assert trainer.state.global_step == 3
 
 

@@ -3,12 +3,12 @@
 from pathlib import Path
 
 import pytest
+import runs
 import torch
 from safetensors.torch import load_file
 from transformers import EarlyStoppingCallback
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
-from trl_drgrpo.check.tiny import tiny_model
 from trl_drgrpo.common.errors import InputError
 
 LEVELS = (0.0, 1.0, 3.0, 2.0, 2.0, 2.0, 2.0)  # of the reward, by the optimizer steps done
@@ -24,28 +24,12 @@ def build(settings, prompts, tokenizer):
     """Evaluates and saves at each of 6 steps, keeps two checkpoints, stops after two evaluations without a better."""
 
     def build(reward=level, **fields):
-        settings_here = {
-            **settings,
-            "max_steps": 6,
-            "eval_strategy": "steps",
-            "eval_steps": 1,
-            "per_device_eval_batch_size": 4,
-            "save_strategy": "steps",
-            "save_steps": 1,
-            "save_total_limit": 2,
-            "load_best_model_at_end": True,
-            "metric_for_best_model": "eval_reward",
-            **fields,
-        }
-        return DrGRPOTrainer(
-            model=tiny_model(tokenizer),
-            reward_funcs=reward,
-            args=DrGRPOConfig(**settings_here),
-            train_dataset=prompts,
-            eval_dataset=prompts.select(range(1)),
-            processing_class=tokenizer,
-            callbacks=[EarlyStoppingCallback(2)],
-        )
+        each_step = {"max_steps": 6, "eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 4}
+        each_step |= {"save_strategy": "steps", "save_steps": 1, "save_total_limit": 2}
+        best = {"load_best_model_at_end": True, "metric_for_best_model": "eval_reward"}
+        arguments = {"eval_dataset": prompts.select(range(1)), "callbacks": [EarlyStoppingCallback(2)]}
+        fields = settings | each_step | best | fields
+        return runs.build(DrGRPOTrainer, fields, prompts, tokenizer, reward, **arguments)
 
     return build
 

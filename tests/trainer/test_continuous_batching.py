@@ -8,7 +8,7 @@ from datasets import Dataset
 from runs import short_run, train
 from transformers import ContinuousBatchingConfig
 
-from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
+from trl_drgrpo import DrGRPOTrainer
 
 PROMPTS = ["1+2=", "7*8=", "12345+67890="]
 PAGE = "page_size" if hasattr(ContinuousBatchingConfig(), "page_size") else "block_size"  # below transformers 5.18
@@ -31,9 +31,7 @@ def run(tokenizer, tmp_path_factory):
         "use_transformers_continuous_batching": True,
         "transformers_continuous_batching_config": SMALL,
     }
-    return train(
-        DrGRPOTrainer, DrGRPOConfig, settings, Dataset.from_dict({"prompt": PROMPTS}), tokenizer, one_dead_group
-    )
+    return train(DrGRPOTrainer, settings, Dataset.from_dict({"prompt": PROMPTS}), tokenizer, one_dead_group)
 
 
 def test_a_step_is_taken_on_the_fast_path(run):

@@ -12,7 +12,7 @@ import pytest
 import torch
 from runs import short_run, train
 
-from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer, dr_grpo_loss
+from trl_drgrpo import DrGRPOTrainer, dr_grpo_loss
 from trl_drgrpo.common.errors import RewardError
 from trl_drgrpo.objective.advantages import RunningRewardScale
 from trl_drgrpo.objective.step_advantages import STEP_BASELINES
@@ -69,7 +69,7 @@ def trained(tmp_path_factory, prompts, tokenizer, saved_model):
         "num_completions_to_print": 0,
         "run_log": False,
     }
-    trainer = train(Spy, DrGRPOConfig, settings, prompts, tokenizer, [first, second], saved_model)
+    trainer = train(Spy, settings, prompts, tokenizer, [first, second], saved_model)
     trainer.run = SimpleNamespace(seen=trainer.seen, credited=trainer.credited, handed=trainer.handed)
     return trainer
 
@@ -251,7 +251,7 @@ def test_tool_tokens_get_no_advantage_and_turns_are_steps(settings, prompts, tok
 
     settings = {**settings, "step_separator": ["turn"], "step_credit": "immediate", "max_steps": 1}
     arguments = {"rollout_func": rollout, "step_reward_funcs": by_row}
-    advantages = train(Spy, DrGRPOConfig, settings, prompts, tokenizer, None, **arguments).seen["advantages"]
+    advantages = train(Spy, settings, prompts, tokenizer, None, **arguments).seen["advantages"]
     assert advantages[:, 3:5].abs().sum() == 0
     assert (advantages[:, :3] == advantages[:, :1]).all()
     assert advantages[:, :3].abs().sum() > 0

@@ -4,12 +4,13 @@ import logging
 from pathlib import Path
 
 import pytest
+import runs
 import torch
-from runs import short_run
+from runs import logged, short_run
+from tiny import tiny_model
 from transformers import AutoModelForCausalLM, TrainerCallback
 
-from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer, ProgressCallback
-from trl_drgrpo.check.tiny import tiny_model
+from trl_drgrpo import DrGRPOTrainer, ProgressCallback
 from trl_drgrpo.features.resume.checkpoints import newest_complete_checkpoint
 from trl_drgrpo.report.reading import read_run
 from trl_drgrpo.upstream.description import METRIC, DescribingCallback, DescriptionGuard
@@ -65,8 +66,7 @@ class Said(logging.Handler):
 def build(folder, prompts, tokenizer, **arguments):
     fields = {**short_run(folder), "save_strategy": "steps", "save_steps": 2, "step_separator": ["tokens:3"]}
     fields |= arguments.pop("fields", {})
-    config = DrGRPOConfig(**fields)
-    return DrGRPOTrainer(tiny_model(tokenizer), parity, config, prompts, processing_class=tokenizer, **arguments)
+    return runs.build(DrGRPOTrainer, fields, prompts, tokenizer, parity, **arguments)
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +102,7 @@ def test_the_run_is_trained_and_saved_all_the_same(broken, tokenizer):
     start = tiny_model(tokenizer).state_dict()
     assert any(not torch.equal(saved[name], start[name]) for name in start)
     assert newest_complete_checkpoint(folder) == folder / "checkpoint-3"
-    counts = [entry[METRIC] for entry in trainer.state.log_history if METRIC in entry]
+    counts = logged(trainer, METRIC)
     assert counts == sorted(counts)
     assert 0 < counts[-1] < trainer.describing.total
     assert all("loss" in entry for entry in trainer.state.log_history[:3])

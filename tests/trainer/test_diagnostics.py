@@ -12,11 +12,10 @@ from pathlib import Path
 import pandas
 import pytest
 import torch
-from runs import assert_same_weights, train, weights
+from runs import assert_same_weights, build, step_reward, train, weights
 from transformers import HfArgumentParser, TrainerCallback
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
-from trl_drgrpo.check.tiny import tiny_model
 from trl_drgrpo.cli import flags, values
 from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.features.diagnostics.run_warnings import DEFAULTS, RunWarnings
@@ -35,13 +34,9 @@ def parity_reward(completion_ids, **kwargs):
     return [float(sum(ids) % 2) for ids in completion_ids]
 
 
-def step_reward(step_ends, completion_ids, **kwargs):
-    return [[float(ids[end] % 3) for end in ends] for ids, ends in zip(completion_ids, step_ends, strict=True)]
-
-
 def run(settings, prompts, tokenizer, reward=parity_reward, trainer_arguments=None, **fields):
     fields = {**settings, **fields}
-    return train(DrGRPOTrainer, DrGRPOConfig, fields, prompts, tokenizer, reward, **(trainer_arguments or {}))
+    return train(DrGRPOTrainer, fields, prompts, tokenizer, reward, **(trainer_arguments or {}))
 
 
 def read(settings, name):
@@ -217,10 +212,7 @@ def test_a_resumed_run_appends_repeats_no_warning_and_records_the_same(settings,
     whole = run(fields, prompts, tokenizer)
     before = read(fields, "completions.jsonl")
     assert [(w["step"], w["cause"]) for w in read(fields, "warnings.jsonl")] == [(1, "truncation")]
-    resumed = DrGRPOTrainer(
-        tiny_model(tokenizer), parity_reward, DrGRPOConfig(**fields), prompts, processing_class=tokenizer
-    )
-    resumed.train(resume_from_checkpoint=str(Path(fields["output_dir"]) / "checkpoint-2"))
+    resumed = run(fields, prompts, tokenizer, trainer_arguments={"resume": f"{fields['output_dir']}/checkpoint-2"})
     assert_same_weights(weights(whole), weights(resumed))
     assert [start["step"] for start in read(fields, "run.json")["starts"]] == [0, 2]
     assert len(read(fields, "warnings.jsonl")) == 1
@@ -237,9 +229,8 @@ def test_what_was_seen_of_a_reward_survives_a_resume(settings, prompts, tokenize
     checkpoint = Path(fields["output_dir"]) / "checkpoint-2"
     state = json.loads((checkpoint / FEATURES_FILE).read_text())["Diagnostics"]
     assert state["right_is_binary"] is False
-    resumed = DrGRPOTrainer(tiny_model(tokenizer), reward, DrGRPOConfig(**fields), prompts, processing_class=tokenizer)
     caplog.clear()
-    resumed.train(resume_from_checkpoint=str(checkpoint))
+    resumed = run(fields, prompts, tokenizer, reward, {"resume": checkpoint})
     assert resumed.diagnostics.correctness_rule.is_binary is False
     assert "correct_threshold" not in caplog.text
 
@@ -344,8 +335,7 @@ def test_recorded_groups_reach_a_tracker(settings, prompts, tokenizer, monkeypat
         def Table(columns, data):
             return [dict(zip(columns, row, strict=True)) for row in data]
 
-    config = DrGRPOConfig(**{**settings, "max_steps": 1})
-    trainer = DrGRPOTrainer(tiny_model(tokenizer), parity_reward, config, prompts, processing_class=tokenizer)
+    trainer = build(DrGRPOTrainer, {**settings, "max_steps": 1}, prompts, tokenizer, parity_reward)
     monkeypatch.setattr("trl.extras.profiling.trackio", Trackio, raising=False)
     monkeypatch.setitem(sys.modules, "trackio", Trackio)  # not installed here: what it is handed is what counts
     trainer.args.report_to = ["trackio"]
@@ -371,14 +361,7 @@ def test_the_table_of_completions_has_steps_rewards_and_advantages_once(settings
 
     monkeypatch.setattr(host, "trackio", Trackio, raising=False)
     fields = {**settings, "max_steps": 1, "log_completions": True, "step_separator": ["tokens:3"]}
-    trainer = DrGRPOTrainer(
-        tiny_model(tokenizer),
-        parity_reward,
-        DrGRPOConfig(**fields),
-        prompts,
-        processing_class=tokenizer,
-        step_reward_funcs=step_reward,
-    )
+    trainer = build(DrGRPOTrainer, fields, prompts, tokenizer, parity_reward, step_reward_funcs=step_reward)
     trainer.args.report_to = ["trackio"]  # not installed here: what TRL hands it is what counts
     trainer.train()
     table = Trackio.tables[0]

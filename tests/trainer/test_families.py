@@ -9,7 +9,7 @@ from runs import assert_same_weights, length_reward, train, weights
 from tiny_families import DENSE, EXPERTS, tiny
 from transformers import AutoModelForCausalLM
 
-from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
+from trl_drgrpo import DrGRPOTrainer
 
 SAVES = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1}
 
@@ -19,7 +19,7 @@ def trained(settings, prompts, tokenizer, family, **fields):
     model = tiny(family, tokenizer)
     start = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     fields = {**settings, **SAVES, **fields}
-    trainer = train(DrGRPOTrainer, DrGRPOConfig, fields, prompts, tokenizer, length_reward, model)
+    trainer = train(DrGRPOTrainer, fields, prompts, tokenizer, length_reward, model)
     trainer.save_model()
     assert any(not torch.equal(start[name], value) for name, value in weights(trainer).items())
     loaded = AutoModelForCausalLM.from_pretrained(settings["output_dir"])
@@ -58,11 +58,9 @@ def test_experts_train_and_save(family, given, weight, settings, prompts, tokeni
 def test_experts_resume_bit_for_bit(settings, prompts, tokenizer):
     # The file holds each expert by itself, the model all of them as one tensor.
     whole = trained(settings, prompts, tokenizer, "Qwen3Moe")
-    resumed = DrGRPOTrainer(
-        tiny("Qwen3Moe", tokenizer), length_reward, whole.args, prompts, processing_class=tokenizer
-    )
-    checkpoint = str(Path(settings["output_dir"]) / "checkpoint-1")
-    resumed.train(resume_from_checkpoint=checkpoint)
+    model, checkpoint = tiny("Qwen3Moe", tokenizer), str(Path(settings["output_dir"]) / "checkpoint-1")
+    fields = {**settings, **SAVES}
+    resumed = train(DrGRPOTrainer, fields, prompts, tokenizer, length_reward, model, resume=checkpoint)
     assert_same_weights(weights(whole), weights(resumed))
     resumed.state.best_model_checkpoint = checkpoint  # as load_best_model_at_end=True leaves it
     resumed._load_best_model()

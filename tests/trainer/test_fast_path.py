@@ -5,14 +5,14 @@ from itertools import product
 import pytest
 import torch
 from datasets import Dataset
-from gradient_runs import EXACT, GEOMETRY, STOCK, Watching, difference, gradients, half_dead, step_reward
-from runs import assert_same_weights, train, weights
+from gradient_runs import EXACT, GEOMETRY, STOCK, Watching, difference, gradients, half_dead
+from runs import assert_same_weights, build, logged, step_reward, train, weights
+from tiny import tiny_model
 from transformers import AutoModelForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
-from trl_drgrpo.check.parity import LONG_PROMPTS, PROMPTS, completion_reward, record
-from trl_drgrpo.check.tiny import tiny_model
+from trl_drgrpo.check.parity import LONG_PROMPTS, completion_reward, record
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.features.fast_path import tree_mask
 from trl_drgrpo.features.fast_path.fast_path import FastPath
@@ -26,12 +26,12 @@ def watching():
 @pytest.fixture
 def blocks_cut(monkeypatch):
     """How many blocks each pack was cut into, where they cost nothing but their pairs."""
-    found, as_it_is = [], tree_mask.cut_into_blocks
+    found, cut_into_blocks = [], tree_mask.cut_into_blocks
     for cost in ("KEY_COST", "BLOCK_COST"):
         monkeypatch.setattr(tree_mask, cost, 0)
 
     def cut(ends):
-        found.append(as_it_is(ends))
+        found.append(cut_into_blocks(ends))
         return found[-1]
 
     monkeypatch.setattr(tree_mask, "cut_into_blocks", cut)
@@ -234,7 +234,7 @@ def test_a_step_without_signal_still_is_a_step(settings, prompts, tokenizer):
             seen.append([p.grad for p in model.parameters() if p.requires_grad])
             return loss
 
-    trainer = train(Recording, DrGRPOConfig, {**settings, "max_steps": 1}, prompts, tokenizer, never)
+    trainer = train(Recording, {**settings, "max_steps": 1}, prompts, tokenizer, never)
     assert all(gradient is not None and not gradient.any() for gradient in seen[-1])
     for name, start in tiny_model(tokenizer).named_parameters():
         decays = name.endswith("weight") and "norm" not in name
@@ -246,7 +246,7 @@ def test_a_step_without_signal_still_is_a_step(settings, prompts, tokenizer):
 
 
 def last(trainer, key):
-    return [entry[key] for entry in trainer.state.log_history if key in entry][-1]
+    return logged(trainer, key)[-1]
 
 
 def test_metrics_over_all_rows_keep_their_meaning(settings, prompts, tokenizer):
@@ -257,7 +257,7 @@ def test_metrics_over_all_rows_keep_their_meaning(settings, prompts, tokenizer):
         return half_dead(completion_ids)
 
     def metrics(**extra):
-        trainer = train(DrGRPOTrainer, DrGRPOConfig, {**settings, **extra}, prompts, tokenizer, reward)
+        trainer = train(DrGRPOTrainer, {**settings, **extra}, prompts, tokenizer, reward)
         return [entry for entry in trainer.state.log_history if "clip_ratio/low_mean" in entry]
 
     ours, upstream = (
@@ -281,7 +281,7 @@ def test_entropy_and_kl_over_all_rows_where_none_is_left_out(settings, prompts, 
 
     def metrics(**extra):
         model = AutoModelForCausalLM.from_pretrained(saved_model)  # the reference is loaded from the same place
-        trainer = train(DrGRPOTrainer, DrGRPOConfig, {**settings, **extra}, prompts, tokenizer, reward, model)
+        trainer = train(DrGRPOTrainer, {**settings, **extra}, prompts, tokenizer, reward, model)
         return [(entry["entropy"], entry["kl"]) for entry in trainer.state.log_history if "kl" in entry]
 
     ours = metrics()
@@ -295,7 +295,7 @@ def test_what_was_planned_is_logged(settings, prompts, tokenizer):
     def reward(completion_ids, **kwargs):  # the second group of each two is dead
         return [float(sum(ids) % 2) if i < 4 else 1.0 for i, ids in enumerate(completion_ids)]
 
-    trainer = train(DrGRPOTrainer, DrGRPOConfig, {**settings, "logging_steps": 1}, prompts, tokenizer, reward)
+    trainer = train(DrGRPOTrainer, {**settings, "logging_steps": 1}, prompts, tokenizer, reward)
     assert last(trainer, "drgrpo/rows_skipped_frac") >= 0.5
     assert 0 < last(trainer, "drgrpo/useful_token_frac") <= 1
     assert 0 < last(trainer, "drgrpo/upstream_token_frac") < 0.7
@@ -308,9 +308,9 @@ def test_inputs_that_cannot_be_regrouped_stay_with_trl(settings, prompts, tokeni
             return {**super().on_rollouts(rollouts), "anything_new": torch.zeros(len(rollouts["advantages"]))}
 
     with caplog.at_level("INFO"):
-        ours = weights(train(Images, DrGRPOConfig, settings, prompts, tokenizer, reward))
+        ours = weights(train(Images, settings, prompts, tokenizer, reward))
     upstream = {**settings, "micro_batching": "upstream"}
-    stock = weights(train(DrGRPOTrainer, DrGRPOConfig, upstream, prompts, tokenizer, reward))
+    stock = weights(train(DrGRPOTrainer, upstream, prompts, tokenizer, reward))
     assert_same_weights(ours, stock)
     assert not any(Watching.plans_seen)
     assert caplog.text.count("Micro-batches with anything_new are not re-batched: they stay as TRL makes them.") == 1
@@ -385,8 +385,8 @@ def test_a_reference_with_another_attention_is_tested_by_itself(settings, prompt
     def run(micro_batching):
         model = AutoModelForCausalLM.from_pretrained(saved_model)
         config = {**settings, "micro_batching": micro_batching, "logging_steps": 1}
-        trainer = train(DrGRPOTrainer, DrGRPOConfig, config, long, tokenizer, reward, model)
-        return trainer, [entry["kl"] for entry in trainer.state.log_history if "kl" in entry]
+        trainer = train(DrGRPOTrainer, config, long, tokenizer, reward, model)
+        return trainer, logged(trainer, "kl")
 
     (ours, kl), (_, upstream_kl) = run("exact"), run("upstream")
     shares = {
@@ -400,7 +400,7 @@ def test_a_policy_that_has_diverged_stops_the_run(settings, prompts, tokenizer, 
     model = tiny_model(tokenizer)
     model.lm_head.weight.data.fill_(torch.nan)
     with pytest.raises(RuntimeError, match="probability tensor contains either `inf`, `nan`"):
-        train(DrGRPOTrainer, DrGRPOConfig, settings, prompts, tokenizer, reward, model)
+        train(DrGRPOTrainer, settings, prompts, tokenizer, reward, model)
 
 
 def test_rotary_angles_that_depend_on_the_batch_keep_trls_micro_batches():
@@ -416,14 +416,8 @@ def test_rotary_angles_that_depend_on_the_batch_keep_trls_micro_batches():
 def test_evaluation_is_untouched(settings, prompts, tokenizer, reward):
     results = []
     for micro_batching in ("exact", "upstream"):
-        trainer = DrGRPOTrainer(
-            model=tiny_model(tokenizer),
-            reward_funcs=reward,
-            args=DrGRPOConfig(**{**settings, "micro_batching": micro_batching}),
-            train_dataset=prompts,
-            eval_dataset=prompts.select(range(2)),
-            processing_class=tokenizer,
-        )
+        fields, evaluation = {**settings, "micro_batching": micro_batching}, prompts.select(range(2))
+        trainer = build(DrGRPOTrainer, fields, prompts, tokenizer, reward, eval_dataset=evaluation)
         torch.manual_seed(0)
         results.append(trainer.evaluate())
     for key in ("eval_loss", "eval_reward", "eval_entropy"):
@@ -434,7 +428,3 @@ def test_evaluation_is_untouched(settings, prompts, tokenizer, reward):
 def test_bad_settings_are_refused(settings):
     with pytest.raises(InputError, match=next(iter(settings))):
         DrGRPOConfig(use_cpu=True, bf16=False, **settings)
-
-
-def test_the_prompts_are_those_of_the_check():
-    assert len(set(PROMPTS)) == len(set(LONG_PROMPTS)) == 16

@@ -3,19 +3,20 @@
 import json
 import logging
 import math
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import oracles
 import pytest
 import torch
-from gradient_runs import GEOMETRY, difference, step_reward
+from gradient_runs import GEOMETRY, difference
 from peft import LoraConfig
-from runs import assert_same_weights, short_run, train, weights
+from runs import assert_same_weights, short_run, step_reward, train, weights
+from tiny import tiny_model
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
 from trl_drgrpo.check.parity import build_policy, record
-from trl_drgrpo.check.tiny import tiny_model
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.features.resume.resume_state import FEATURES_FILE
 from trl_drgrpo.process_rewards.steps import step_segmenter
@@ -39,8 +40,7 @@ def settings(tmp_path):
     return {**short_run(tmp_path / "run"), **FORKED}
 
 
-def run(settings, prompts, tokenizer, reward, **arguments):
-    return train(Spy, DrGRPOConfig, settings, prompts, tokenizer, reward, **arguments)
+run = partial(train, Spy)
 
 
 def assert_forked(batch, trainer):
@@ -143,14 +143,7 @@ def test_a_resumed_run_ends_like_an_uninterrupted_one(saved, whole, prompts, tok
     state = json.loads((folder / FEATURES_FILE).read_text())["ForkedRollouts"]
     assert state["batches"] == (saved + 1) // 2
     assert 0 < state["mean_length"] <= 12
-    resumed = Spy(
-        tiny_model(tokenizer),
-        reward,
-        DrGRPOConfig(**{**whole.settings, "save_strategy": "no"}),
-        prompts,
-        processing_class=tokenizer,
-    )
-    resumed.train(resume_from_checkpoint=str(folder))
+    resumed = run({**whole.settings, "save_strategy": "no"}, prompts, tokenizer, reward, resume=folder)
     assert_same_weights(weights(resumed), whole.weights_at_the_end)
     assert resumed.seen[-1].forks.cuts == next(b for b in reversed(whole.seen) if b.training).forks.cuts
     assert resumed.forks.batches == 3
@@ -158,15 +151,9 @@ def test_a_resumed_run_ends_like_an_uninterrupted_one(saved, whole, prompts, tok
 
 def test_other_forks_in_the_middle_of_a_run_are_said(whole, prompts, tokenizer, reward, caplog, tmp_path):
     changed = {"forks": 1, "save_strategy": "no", "max_steps": 3, "output_dir": str(tmp_path)}
-    resumed = Spy(
-        tiny_model(tokenizer),
-        reward,
-        DrGRPOConfig(**{**whole.settings, **changed}),
-        prompts,
-        processing_class=tokenizer,
-    )
+    checkpoint = f"{whole.settings['output_dir']}/checkpoint-2"
     with caplog.at_level(logging.WARNING):
-        resumed.train(resume_from_checkpoint=f"{whole.settings['output_dir']}/checkpoint-2")
+        resumed = run({**whole.settings, **changed}, prompts, tokenizer, reward, resume=checkpoint)
     assert "forks 2 -> 1" in caplog.text
     assert resumed.seen[-1].forks is None
 
@@ -224,7 +211,7 @@ def test_a_branch_does_not_run_its_prefix_again(settings, prompts, tokenizer, re
 
             return super().completing(prompt_ids, num_generations, watched)
 
-    train(Watched, DrGRPOConfig, {**settings, "max_steps": 1}, prompts, tokenizer, reward)
+    train(Watched, {**settings, "max_steps": 1}, prompts, tokenizer, reward)
     parents, branches = widths
     assert max(parents) > 1  # prompts
     assert set(branches) == {1}

@@ -1,13 +1,15 @@
 """What a CPU cannot show: autocast to bfloat16, 4-bit weights and generation on an accelerator. Run by `make gpu`."""
 
+from functools import partial
+
 import pytest
 import torch
 from peft import LoraConfig
-from runs import train, weights
+from runs import logged, train, weights
+from tiny import tiny_model
 from transformers import BitsAndBytesConfig, GenerationConfig
 
-from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
-from trl_drgrpo.check.tiny import tiny_model
+from trl_drgrpo import DrGRPOTrainer
 from trl_drgrpo.features.fast_path.decoding.decoder import shared_prefill
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
@@ -18,12 +20,11 @@ def on_gpu(settings):
     return {**settings, "use_cpu": False, "bf16": True}
 
 
-def ours(settings, prompts, tokenizer, reward, **arguments):
-    return train(DrGRPOTrainer, DrGRPOConfig, settings, prompts, tokenizer, reward, **arguments)
+ours = partial(train, DrGRPOTrainer)
 
 
 def last_loss(trainer):
-    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry][-1]
+    return logged(trainer, "loss")[-1]
 
 
 @pytest.mark.parametrize("extra", [{}, {"beta": 0.1}, {"forks": 2, "step_separator": ["tokens:3"]}])
@@ -69,12 +70,5 @@ def test_lora_on_four_bits(on_gpu, prompts, tokenizer, reward, saved_model):
 def test_a_resumed_run_is_the_same_run(on_gpu, prompts, tokenizer, reward, tmp_path):
     saved = {**on_gpu, "save_strategy": "steps", "save_steps": 2, "max_steps": 4}
     whole = ours(saved, prompts, tokenizer, reward)
-    again = DrGRPOTrainer(
-        model=tiny_model(tokenizer),
-        reward_funcs=reward,
-        args=DrGRPOConfig(**saved),
-        train_dataset=prompts,
-        processing_class=tokenizer,
-    )
-    again.train(resume_from_checkpoint=f"{saved['output_dir']}/checkpoint-2")
+    again = ours(saved, prompts, tokenizer, reward, resume=f"{saved['output_dir']}/checkpoint-2")
     assert last_loss(again) == pytest.approx(last_loss(whole), rel=1e-3)

@@ -9,16 +9,17 @@ from pathlib import Path
 
 import huggingface_hub.hf_api
 import pytest
+import runs
 import torch
 import transformers.utils.hub
 from hub_server import Hub
 from huggingface_hub import ModelCard, constants, snapshot_download
 from huggingface_hub.utils import filter_repo_objects
 from peft import AutoPeftModelForCausalLM, LoraConfig
+from tiny import save_tiny
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
-from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
-from trl_drgrpo.check.tiny import tiny_model
+from trl_drgrpo import DrGRPOTrainer
 from trl_drgrpo.cli.main import main
 from trl_drgrpo.common.errors import InputError, PushError
 from trl_drgrpo.features.resume.checkpoints import why_incomplete
@@ -45,14 +46,7 @@ def hub(monkeypatch, tmp_path):
 
 
 def build(settings, prompts, tokenizer, reward, **arguments):
-    return DrGRPOTrainer(
-        model=arguments.pop("model", None) or tiny_model(tokenizer),
-        reward_funcs=reward,
-        args=DrGRPOConfig(**{"hub_token": TOKEN, **settings}),
-        train_dataset=prompts,
-        processing_class=tokenizer,
-        **arguments,
-    )
+    return runs.build(DrGRPOTrainer, {"hub_token": TOKEN, **settings}, prompts, tokenizer, reward, **arguments)
 
 
 def logits(model):
@@ -182,14 +176,8 @@ def test_no_token_is_left_anywhere(hub, settings, prompts, tokenizer, reward, ca
     except ImportError:
         settings["report_to"] = "none"
     waiting = EachUploadEnds()  # the last push writes the arguments anew: look at those of the uploads before it
-    trainer = waiting.trainer = DrGRPOTrainer(
-        callbacks=[waiting],
-        model=saved(tokenizer, Path(settings["output_dir"]).parent / "base"),
-        reward_funcs=reward,
-        args=DrGRPOConfig(**settings, hub_token=TOKEN),
-        train_dataset=prompts,
-        processing_class=tokenizer,
-    )
+    base = save_tiny(Path(settings["output_dir"]).parent / "base", tokenizer)
+    trainer = waiting.trainer = build(settings, prompts, tokenizer, reward, model=base, callbacks=[waiting])
     trainer.train()
     trainer.push_to_hub()
     output = capfd.readouterr()
@@ -206,12 +194,6 @@ def test_no_token_is_left_anywhere(hub, settings, prompts, tokenizer, reward, ca
     torch.save({"token": TOKEN}, Path(settings["output_dir"]) / "control.bin")
     control = (Path(settings["output_dir"]) / "control.bin").read_bytes()
     assert any(TOKEN.encode() in text for text in plaintexts(control))
-
-
-def saved(tokenizer, folder):
-    tiny_model(tokenizer).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return str(folder)
 
 
 # When the Hub does not answer

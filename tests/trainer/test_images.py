@@ -3,14 +3,12 @@
 import pytest
 import torch
 from datasets import Dataset
-from runs import assert_same_weights, length_reward, short_run, weights
+from runs import STOCK, assert_same_weights, length_reward, logged, short_run, train, weights
 from tiny_vision import pictures, tiny_processor, tiny_vision_model
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOTrainer
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
 from trl_drgrpo.common.errors import InputError
-
-STOCK = {"loss_type": "dr_grpo", "scale_rewards": "none", "use_cpu": True, "bf16": False}
 
 
 @pytest.fixture(scope="module")
@@ -18,28 +16,16 @@ def processor():
     return tiny_processor()
 
 
-def trained(trainer_class, args, processor, data, resume=None, **arguments):
-    trainer = trainer_class(
-        model=tiny_vision_model(processor),
-        reward_funcs=length_reward,
-        args=args,
-        train_dataset=data,
-        processing_class=processor,
-        **arguments,
-    )
-    if trainer_class is DrGRPOTrainer:
-        trainer.train(resume_from_checkpoint=resume)
-    else:
-        trainer.train()
-    return trainer
+def trained(trainer_class, fields, processor, data, **arguments):
+    return train(trainer_class, fields, data, processor, length_reward, tiny_vision_model(processor), **arguments)
 
 
 def test_a_run_on_images_is_trls_and_resumes_from_the_middle_of_a_generation(processor, tmp_path, caplog):
     data, fields = pictures(8), {**short_run(tmp_path / "ours"), "steps_per_generation": 4, "max_steps": 2}
-    stock = trained(GRPOTrainer, GRPOConfig(**{**fields, **STOCK, "output_dir": str(tmp_path)}), processor, data)
+    stock = trained(GRPOTrainer, {**fields, **STOCK, "output_dir": str(tmp_path)}, processor, data)
     fields |= {"save_strategy": "steps", "save_steps": 1, "eval_strategy": "steps", "eval_steps": 2}
     arguments = {"eval_dataset": pictures(4)}
-    ours = trained(DrGRPOTrainer, DrGRPOConfig(**fields), processor, data, **arguments)
+    ours = trained(DrGRPOTrainer, fields, processor, data, **arguments)
     assert_same_weights(weights(ours), weights(stock))
     start = dict(tiny_vision_model(processor).named_parameters())
     assert max(float((weights(ours)[name] - start[name]).detach().abs().max()) for name in start) > 1e-3
@@ -49,7 +35,7 @@ def test_a_run_on_images_is_trls_and_resumes_from_the_middle_of_a_generation(pro
     )
     assert sum("eval_reward" in entry for entry in ours.state.log_history) == 1
     checkpoint = str(tmp_path / "ours" / "checkpoint-1")
-    resumed = trained(DrGRPOTrainer, DrGRPOConfig(**fields), processor, data, checkpoint, **arguments)
+    resumed = trained(DrGRPOTrainer, fields, processor, data, resume=checkpoint, **arguments)
     assert_same_weights(weights(resumed), weights(ours))
 
 
@@ -57,9 +43,9 @@ def test_without_images_the_same_model_is_trained_on_the_fast_path(processor, tm
     prompts = [[{"role": "user", "content": "x" * (i % 3) + f"Number {i}?"}] for i in range(8)]
     data = Dataset.from_dict({"prompt": prompts})
     fields = {**short_run(tmp_path), "optim": "sgd"}
-    stock = trained(GRPOTrainer, GRPOConfig(**fields, **STOCK), processor, data)
-    ours = trained(DrGRPOTrainer, DrGRPOConfig(**fields, overwrite_output_dir=True), processor, data)
-    fractions = [e["drgrpo/upstream_token_frac"] for e in ours.state.log_history if "drgrpo/upstream_token_frac" in e]
+    stock = trained(GRPOTrainer, {**fields, **STOCK}, processor, data)
+    ours = trained(DrGRPOTrainer, {**fields, "overwrite_output_dir": True}, processor, data)
+    fractions = logged(ours, "drgrpo/upstream_token_frac")
     assert fractions
     assert max(fractions) < 0.8
     start = dict(tiny_vision_model(processor).named_parameters())

@@ -3,9 +3,11 @@
 import dataclasses
 import re
 import struct
+from functools import partial
 from pathlib import Path
 
 import pytest
+import runs
 import torch
 import yaml
 from datasets import Dataset
@@ -13,11 +15,11 @@ from huggingface_hub import ModelCard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from peft import LoraConfig, get_peft_model
-from runs import short_run, train
+from runs import logged, short_run, step_reward, train
+from tiny import tiny_model
 from tiny_bases import nf4
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
-from trl_drgrpo.check.tiny import tiny_model
 from trl_drgrpo.common.secrets import is_secret, redacted, scrubbed
 from trl_drgrpo.features.diagnostics.run_facts import objective_facts, run_facts
 from trl_drgrpo.features.model_card import card_facts
@@ -29,12 +31,8 @@ from trl_drgrpo.single_gpu.memory.warning import setup_of
 from trl_drgrpo.upstream.host import swapped
 
 
-def step_reward(completion_ids, step_ends, **kwargs):
-    return [[float(ids[end] % 3) for end in ends] for ids, ends in zip(completion_ids, step_ends, strict=True)]
-
-
 def run(settings, prompts, tokenizer, reward, **arguments):
-    trainer = train(DrGRPOTrainer, DrGRPOConfig, settings, prompts, tokenizer, reward, **arguments)
+    trainer = train(DrGRPOTrainer, settings, prompts, tokenizer, reward, **arguments)
     trainer.save_model()
     trainer.create_model_card()
     return trainer, ModelCard.load(Path(settings["output_dir"]) / "README.md")
@@ -80,7 +78,7 @@ def test_the_facts_of_a_plain_run(plain_card):
     assert row(card, "prompt and completion tokens seen") == [f"{trainer.state.num_input_tokens_seen:,}"]
     assert row(card, "learning rate") == ["0.01, schedule linear"]
     results = card.text.partition("## Results")[2]
-    rewards = [entry["reward"] for entry in trainer.state.log_history if "reward" in entry]
+    rewards = logged(trainer, "reward")
     assert row(results, "reward") == [f"{rewards[0]:.4g}", f"{rewards[-1]:.4g}", "3"]
     assert row(card, "torch")[0].replace("\\", "") == torch.__version__
     assert "One run with seed 42" in card.text
@@ -159,11 +157,7 @@ def test_process_supervision_is_stated_and_cited(credit, formula, settings, prom
     assert row(card, "step&#95;reward") == ["step reward", "1"]
 
 
-def built(settings, prompts, tokenizer, reward, trainer_class=DrGRPOTrainer, **arguments):
-    """A trainer that does not train: what it would optimize is known."""
-    model = arguments.pop("model", None) or tiny_model(tokenizer)
-    args = DrGRPOConfig(**settings)
-    return trainer_class(model, reward, args, prompts, processing_class=tokenizer, **arguments)
+built = partial(runs.build, DrGRPOTrainer)  # it does not train: what it would optimize is known
 
 
 @pytest.mark.parametrize("passed_in", [False, True])
@@ -229,14 +223,8 @@ def test_what_else_changes_the_objective(settings, prompts, tokenizer, reward):
         def _compute_loss(self, model, inputs):
             return super()._compute_loss(model, inputs)
 
-    trainer = built(
-        {**settings, "deepseekmath_step_std": True, "step_baseline": "deepseekmath"},
-        prompts,
-        tokenizer,
-        reward,
-        Other,
-        step_reward_funcs=[step_reward, step_reward],
-    )
+    fields = {**settings, "deepseekmath_step_std": True, "step_baseline": "deepseekmath"}
+    trainer = runs.build(Other, fields, prompts, tokenizer, reward, step_reward_funcs=[step_reward, step_reward])
     trainer.args.use_vllm = True  # after the constructor, which would start the engine
     objective = objective_of(trainer)
     notes = " ".join(objective.notes)
@@ -373,7 +361,6 @@ def test_what_was_given_instead_of_settings_is_what_the_card_states(settings, pr
     settings |= {"eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 4}
     trainer = train(
         DrGRPOTrainer,
-        DrGRPOConfig,
         settings,
         prompts,
         tokenizer,
@@ -394,7 +381,7 @@ def test_what_was_given_instead_of_settings_is_what_the_card_states(settings, pr
     assert "r_i  = 0.5 * length_reward + 2 * other\n" in card.text
     assert "s_ik =" not in card.text
     assert "/home/me" not in card.text
-    rewards = [entry["eval_reward"] for entry in trainer.state.log_history if "eval_reward" in entry]
+    rewards = logged(trainer, "eval_reward")
     for split, value in zip(("easy", "hard"), rewards, strict=True):
         assert row(card, f"eval&#95;reward ({split})") == [f"{value:.4g}", f"{value:.4g}", "1"]
     assert "No evaluation on held-out prompts" not in card.text
@@ -417,14 +404,7 @@ def test_names_that_mean_something_to_markdown(settings, tokenizer, tmp_path):
 
 
 def test_the_card_of_a_run_without_logs_or_steps(settings, prompts, tokenizer, reward):
-    trainer = DrGRPOTrainer(
-        model=tiny_model(tokenizer),
-        reward_funcs=reward,
-        args=DrGRPOConfig(**settings),
-        train_dataset=prompts,
-        processing_class=tokenizer,
-    )
-    trainer.create_model_card()
+    built(settings, prompts, tokenizer, reward).create_model_card()
     card = ModelCard.load(Path(settings["output_dir"]) / "README.md")
     assert "Nothing was logged yet." in card.text
     assert not (Path(settings["output_dir"]) / "card").exists()
@@ -432,7 +412,7 @@ def test_the_card_of_a_run_without_logs_or_steps(settings, prompts, tokenizer, r
 
 def test_a_card_is_finished_by_the_end_of_training(settings, prompts, tokenizer, reward):
     settings |= {"save_strategy": "steps", "save_steps": 3}
-    train(DrGRPOTrainer, DrGRPOConfig, settings, prompts, tokenizer, reward)  # nothing saved by hand
+    train(DrGRPOTrainer, settings, prompts, tokenizer, reward)  # nothing saved by hand
     text = (Path(settings["output_dir"]) / "README.md").read_text()
     assert "In progress" not in text
     picture = (Path(settings["output_dir"]) / "card" / "curves.png").read_bytes()

@@ -3,10 +3,10 @@
 import pytest
 import torch
 from peft import LoraConfig
-from runs import length_reward, train
+from runs import length_reward, logged, train
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForTokenClassification
 
-from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
+from trl_drgrpo import DrGRPOTrainer
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.process_rewards import (
     MonteCarloScorer,
@@ -27,13 +27,9 @@ def run(settings, prompts, tokenizer):
     def run(*step_reward_funcs, trainer_class=DrGRPOTrainer, **changes):
         values = {**settings, "step_separator": ["tokens:4"], "max_steps": 2, **changes}
         arguments = {"step_reward_funcs": list(step_reward_funcs)}
-        return train(trainer_class, DrGRPOConfig, values, prompts, tokenizer, None, **arguments)
+        return train(trainer_class, values, prompts, tokenizer, None, **arguments)
 
     return run
-
-
-def logged(trainer, metric):
-    return [entry[metric] for entry in trainer.state.log_history if metric in entry]
 
 
 def test_a_process_reward_model_and_a_rule_drive_training(run, tokenizer):
@@ -76,7 +72,7 @@ def test_the_trainers_own_policy_rolls_out(settings, prompts, tokenizer):
             return sampled
 
     values = {**settings, "step_separator": ["tokens:4"], "max_steps": 2}
-    trainer = train(Watched, DrGRPOConfig, values, prompts, tokenizer, None, step_reward_funcs=[scorer])
+    trainer = train(Watched, values, prompts, tokenizer, None, step_reward_funcs=[scorer])
     assert all(norm > 0 for norm in logged(trainer, "grad_norm"))
     for prompt_ids, num_generations, sampled in seen:
         assert num_generations == 4
@@ -151,7 +147,6 @@ def test_the_policys_log_ratio_to_what_it_began_as(reference, settings, prompts,
     adapter = lora if reference == "without the adapter" else None
     trainer = train(
         DrGRPOTrainer,
-        DrGRPOConfig,
         values,
         prompts,
         tokenizer,

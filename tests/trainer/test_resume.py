@@ -5,14 +5,15 @@ import os
 import re
 import shutil
 import signal
+from functools import partial
 from pathlib import Path
 
 import pytest
+import runs
 import torch
-from runs import short_run
+from runs import assert_same_weights, logged, short_run, weights
 
-from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
-from trl_drgrpo.check.tiny import tiny_model
+from trl_drgrpo import DrGRPOTrainer
 from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.features.resume.checkpoints import (
     STATE_FILE,
@@ -23,20 +24,8 @@ from trl_drgrpo.features.resume.checkpoints import (
 )
 from trl_drgrpo.features.resume.resume_state import RunState, load_rollouts, newest_loss_normalizer, save_rollouts
 
-
-def build(settings, prompts, tokenizer, reward, **arguments):
-    return DrGRPOTrainer(
-        model=arguments.pop("model", None) or tiny_model(tokenizer),
-        reward_funcs=reward,
-        args=DrGRPOConfig(**settings),
-        train_dataset=prompts,
-        processing_class=tokenizer,
-        **arguments,
-    )
-
-
-def weights(trainer):
-    return [p.detach().clone() for p in trainer.model.parameters()]
+build = partial(runs.build, DrGRPOTrainer)
+train = partial(runs.train, DrGRPOTrainer)
 
 
 GEOMETRIES = {
@@ -57,25 +46,22 @@ RARE = ("one generation per step", "two iterations", "with running scale")
 )
 def test_a_resumed_run_ends_like_an_uninterrupted_one(extra, settings, prompts, tokenizer, reward):
     settings = {**settings, "max_steps": 7, "save_strategy": "steps", "save_steps": 1, **extra}
-    whole = build(settings, prompts, tokenizer, reward)
-    whole.train()
+    whole = train(settings, prompts, tokenizer, reward)
     for stop_at in (3, 5):
-        resumed = build({**settings, "save_strategy": "no"}, prompts, tokenizer, reward)
-        resumed.train(resume_from_checkpoint=f"{settings['output_dir']}/checkpoint-{stop_at}")
+        checkpoint = f"{settings['output_dir']}/checkpoint-{stop_at}"
+        resumed = train({**settings, "save_strategy": "no"}, prompts, tokenizer, reward, resume=checkpoint)
         assert resumed.state.global_step == 7
-        assert all(torch.equal(a, b) for a, b in zip(weights(resumed), weights(whole), strict=True)), stop_at
+        assert_same_weights(weights(resumed), weights(whole))
         assert resumed.reward_scale.state_dict() == whole.reward_scale.state_dict()
 
 
 def test_a_finished_run_is_finished(settings, prompts, tokenizer, reward):
     # a constant rate, and the middle of an epoch: transformers would train, and save, a fourth step
     settings |= {"save_strategy": "steps", "save_steps": 1, "lr_scheduler_type": "constant"}
-    whole = build(settings, prompts, tokenizer, reward)
-    whole.train()
-    resumed = build(settings, prompts, tokenizer, reward)
-    resumed.train(resume_from_checkpoint=True)
+    whole = train(settings, prompts, tokenizer, reward)
+    resumed = train(settings, prompts, tokenizer, reward, resume=True)
     assert resumed.state.global_step == 3
-    assert all(torch.equal(a, b) for a, b in zip(weights(resumed), weights(whole), strict=True))
+    assert_same_weights(weights(resumed), weights(whole))
     assert not (Path(settings["output_dir"]) / "checkpoint-4").exists()
 
 
@@ -83,10 +69,9 @@ def test_a_finished_run_is_finished(settings, prompts, tokenizer, reward):
 def test_micro_batching_may_change_in_the_middle_of_a_generation_batch(switch, settings, prompts, tokenizer, reward):
     # the pending micro-batches are as the first setting made them, and the second one takes them as they are
     settings = {**settings, "max_steps": 4, "save_strategy": "steps", "save_steps": 1, "steps_per_generation": 8}
-    whole = build({**settings, "micro_batching": switch[0]}, prompts, tokenizer, reward)
-    whole.train()
-    resumed = build({**settings, "micro_batching": switch[1]}, prompts, tokenizer, reward)
-    resumed.train(resume_from_checkpoint=f"{settings['output_dir']}/checkpoint-1")
+    whole = train({**settings, "micro_batching": switch[0]}, prompts, tokenizer, reward)
+    settings |= {"micro_batching": switch[1]}
+    resumed = train(settings, prompts, tokenizer, reward, resume=f"{settings['output_dir']}/checkpoint-1")
     for name, weight in resumed.model.named_parameters():
         torch.testing.assert_close(weight, whole.model.get_parameter(name), rtol=1e-3, atol=1e-4)
 
@@ -94,19 +79,17 @@ def test_micro_batching_may_change_in_the_middle_of_a_generation_batch(switch, s
 def test_without_our_state_the_resumed_run_is_another_one(settings, prompts, tokenizer, reward):
     # negative control: what TRL alone restores is not enough in the middle of a generation batch
     settings = {**settings, "max_steps": 5, "save_strategy": "steps", "save_steps": 1, "steps_per_generation": 4}
-    whole = build(settings, prompts, tokenizer, reward)
-    whole.train()
+    whole = train(settings, prompts, tokenizer, reward)
     checkpoint = Path(settings["output_dir"]) / "checkpoint-3"
     for own in (*checkpoint.glob("drgrpo_rollouts_*"), checkpoint / STATE_FILE):
         own.unlink()
-    resumed = build(settings, prompts, tokenizer, reward)
-    resumed.train(resume_from_checkpoint=str(checkpoint))
-    assert any(not torch.equal(a, b) for a, b in zip(weights(resumed), weights(whole), strict=True))
+    resumed = train(settings, prompts, tokenizer, reward, resume=checkpoint)
+    theirs = weights(whole)
+    assert any(not torch.equal(value, theirs[name]) for name, value in weights(resumed).items())
 
 
 def test_resuming_without_a_checkpoint_starts_anew_and_says_so(settings, prompts, tokenizer, reward, caplog):
-    trainer = build({**settings, "max_steps": 1}, prompts, tokenizer, reward)
-    trainer.train(resume_from_checkpoint=True)
+    trainer = train({**settings, "max_steps": 1}, prompts, tokenizer, reward, resume=True)
     assert trainer.state.global_step == 1
     assert f"No checkpoint in {settings['output_dir']} to resume from: starting from scratch." in caplog.text
 
@@ -138,13 +121,11 @@ def test_a_run_whose_reward_failed_is_resumed_as_if_it_had_not(extra, call, sett
     settings = {**settings, "max_steps": 5, **extra}
     if call == 2 and extra.get("steps_per_generation") == 1:
         call = 4  # the second micro-batch of the second step: the step is repeated from its beginning
-    whole = build(settings, prompts, tokenizer, reward)
-    whole.train()
+    whole = train(settings, prompts, tokenizer, reward)
     with pytest.raises(RewardError):
-        build(settings, prompts, tokenizer, failing(call)).train()
-    resumed = build(settings, prompts, tokenizer, reward)
-    resumed.train(resume_from_checkpoint=True)
-    assert all(torch.equal(a, b) for a, b in zip(weights(resumed), weights(whole), strict=True))
+        train(settings, prompts, tokenizer, failing(call))
+    resumed = train(settings, prompts, tokenizer, reward, resume=True)
+    assert_same_weights(weights(resumed), weights(whole))
 
 
 @pytest.mark.parametrize("step", [2, pytest.param(4, id="the last of an epoch")])
@@ -153,8 +134,7 @@ def test_a_run_that_is_ended_between_two_steps_is_resumed_as_if_it_had_not(
     how, step, settings, prompts, tokenizer, reward
 ):
     settings = {**settings, "max_steps": 5, "gradient_accumulation_steps": 4}  # 16 prompts, 4 per step
-    whole = build(settings, prompts, tokenizer, reward)
-    whole.train()
+    whole = train(settings, prompts, tokenizer, reward)
 
     def ends(completion_ids, trainer_state, **kwargs):
         if how == "SIGTERM" and trainer_state.global_step == step - 1:
@@ -165,12 +145,11 @@ def test_a_run_that_is_ended_between_two_steps_is_resumed_as_if_it_had_not(
 
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises((RewardError, SystemExit)) as ended:
-        build(settings, prompts, tokenizer, ends).train()
+        train(settings, prompts, tokenizer, ends)
     assert getattr(ended.value, "code", 143) == 143
     assert signal.getsignal(signal.SIGTERM) is before
-    resumed = build(settings, prompts, tokenizer, reward)
-    resumed.train(resume_from_checkpoint=f"{settings['output_dir']}/checkpoint-{step}")
-    assert all(torch.equal(a, b) for a, b in zip(weights(resumed), weights(whole), strict=True))
+    resumed = train(settings, prompts, tokenizer, reward, resume=f"{settings['output_dir']}/checkpoint-{step}")
+    assert_same_weights(weights(resumed), weights(whole))
 
 
 def test_rollouts_newer_than_the_checkpoint_are_not_saved_with_it(settings, prompts, tokenizer):
@@ -178,7 +157,7 @@ def test_rollouts_newer_than_the_checkpoint_are_not_saved_with_it(settings, prom
     # and fails at the fifth (8). At hand is the fourth, which is not what micro-batch 5 was to train on.
     settings |= {"gradient_accumulation_steps": 5, "steps_per_generation": 2}
     with pytest.raises(RewardError):
-        build(settings, prompts, tokenizer, failing(5)).train()
+        train(settings, prompts, tokenizer, failing(5))
     state = RunState.load(Path(settings["output_dir"]) / "checkpoint-1")
     assert (state.micro_step, state.has_rollouts) == (5, False)
 
@@ -205,7 +184,7 @@ def test_a_stale_checkpoint_of_an_older_run_is_no_excuse(settings, prompts, toke
     stale.mkdir(parents=True)
     (stale / "drgrpo_rollouts_0.pt").write_text("of another run")
     with pytest.raises(RewardError):
-        build(settings, prompts, tokenizer, failing(3)).train()
+        train(settings, prompts, tokenizer, failing(3))
     assert RunState.load(stale).micro_step == 4
     assert not (stale / "drgrpo_rollouts_0.pt").exists()
     assert f"resume from {stale}" in caplog.text
@@ -220,7 +199,7 @@ def finished(tmp_path_factory, prompts, tokenizer, reward):
         key = json.dumps(fields, sort_keys=True)
         if key not in runs:
             runs[key] = tmp_path_factory.mktemp("finished")
-            build({**short_run(runs[key]), **fields}, prompts, tokenizer, reward).train()
+            train({**short_run(runs[key]), **fields}, prompts, tokenizer, reward)
         shutil.copytree(runs[key], output_dir)
         return Path(output_dir) / "checkpoint-1"
 
@@ -240,8 +219,7 @@ def half_way(settings, finished):
     [{"steps_per_generation": 8}, {"per_device_train_batch_size": 8}, {"num_generations": 2}],
 )
 def test_another_geometry_generates_anew_and_says_so(changed, half_way, settings, prompts, tokenizer, reward, caplog):
-    trainer = build({**settings, **changed}, prompts, tokenizer, reward)
-    trainer.train(resume_from_checkpoint=str(half_way))
+    trainer = train({**settings, **changed}, prompts, tokenizer, reward, resume=half_way)
     assert trainer.state.global_step == 4
     name = next(iter(changed))
     assert f"Batch sizes changed ({name} " in caplog.text
@@ -251,8 +229,7 @@ def test_a_kl_term_that_is_new_needs_new_completions(
     half_way, settings, prompts, tokenizer, reward, caplog, saved_model
 ):
     # those at hand have no reference log-probabilities
-    trainer = build({**settings, "beta": 0.1}, prompts, tokenizer, reward, model=saved_model)
-    trainer.train(resume_from_checkpoint=str(half_way))
+    trainer = train({**settings, "beta": 0.1}, prompts, tokenizer, reward, model=saved_model, resume=half_way)
     assert trainer.state.global_step == 4
     assert "lack ref_per_token_logps, which the run now needs: they are generated again" in caplog.text
 
@@ -262,8 +239,7 @@ def test_a_checkpoint_without_optimizer_is_taken_with_a_word(half_way, settings,
     content = read_state(half_way)
     del content["files"]["optimizer.pt"]  # as save_only_model leaves it
     finish_checkpoint(half_way, content)
-    trainer = build({**settings, "max_steps": 2}, prompts, tokenizer, reward)
-    trainer.train(resume_from_checkpoint=str(half_way))
+    trainer = train({**settings, "max_steps": 2}, prompts, tokenizer, reward, resume=half_way)
     assert trainer.state.global_step == 2
     assert f"{half_way} holds no optimizer state (save_only_model)" in caplog.text
 
@@ -277,8 +253,7 @@ def test_rollouts_that_cannot_be_read_are_generated_anew(
     changed = content.replace(b"PK", b"KP", 1)
     left = {"empty": b"", "truncated": content[:100], "changed": changed}
     file.unlink() if damage == "missing" else file.write_bytes(left[damage])
-    trainer = build(settings, prompts, tokenizer, reward)
-    trainer.train(resume_from_checkpoint=str(half_way))
+    trainer = train(settings, prompts, tokenizer, reward, resume=half_way)
     assert trainer.state.global_step == 4
     assert "not bit for bit" in caplog.text
 
@@ -317,8 +292,7 @@ def test_another_objective_is_said_in_one_warning(checkpoint, settings, prompts,
         "temperature": 0.9,
         "reward_weights": [1, 2],
     }
-    trainer = build({**settings, **changed}, prompts, tokenizer, [reward, another_reward])
-    trainer.train(resume_from_checkpoint=str(checkpoint))
+    trainer = train({**settings, **changed}, prompts, tokenizer, [reward, another_reward], resume=checkpoint)
     assert trainer.state.global_step == 2
     said = [record.message for record in caplog.records if "objective" in record.message]
     assert said == [
@@ -338,8 +312,7 @@ def test_every_other_setting_is_said(checkpoint, settings, prompts, tokenizer, r
         "seed": 1,
     }
     prompted = prompts.map(lambda row: {"prompt": "Add. " + row["prompt"]})  # as a system prompt does
-    trainer = build({**settings, **changed}, prompted, tokenizer, reward)
-    trainer.train(resume_from_checkpoint=str(checkpoint))
+    trainer = train({**settings, **changed}, prompted, tokenizer, reward, resume=checkpoint)
     anew = (
         "lr_scheduler_type 'linear' -> 'constant'; max_grad_norm 1.0 -> 0.5; generation_kwargs None -> {'top_k': 5}; "
         r"seed 42 -> 1; dataset '16 rows of answer, prompt \(\w+\)' -> '16 rows of answer, prompt \(\w+\)'\. The run"
@@ -347,7 +320,7 @@ def test_every_other_setting_is_said(checkpoint, settings, prompts, tokenizer, r
     assert re.search(f"Settings differ from those of {checkpoint}: {anew}", caplog.text)
     kept = "learning_rate 0.01, not 1e-09; weight_decay 0.0, not 0.1."
     assert f"Kept from the optimizer's state in {checkpoint}: {kept}" in caplog.text
-    rates = [each["learning_rate"] for each in trainer.state.log_history if "learning_rate" in each]
+    rates = logged(trainer, "learning_rate")
     assert rates == [0.01, 0.005]  # the second as the checkpoint's schedule has set it
     assert {group["weight_decay"] for group in trainer.optimizer.param_groups} == {0.0}
 
@@ -364,8 +337,7 @@ def test_a_run_keeps_its_id_and_says_nothing_of_an_objective_that_is_the_same(
     checkpoint, settings, prompts, tokenizer, reward, caplog
 ):
     first = RunState.load(checkpoint)
-    trainer = build(settings, prompts, tokenizer, reward)
-    trainer.train(resume_from_checkpoint=str(checkpoint))
+    trainer = train(settings, prompts, tokenizer, reward, resume=checkpoint)
     second = RunState.load(checkpoint.with_name("checkpoint-2"))
     assert first.run_id == second.run_id == trainer.run_id
     log = json.loads((checkpoint.parent / "_drgrpo" / "run.json").read_text())
@@ -382,8 +354,7 @@ def test_another_L_in_so_many_words_is_refused(checkpoint, settings, prompts, to
 
 def test_a_checkpoint_of_plain_trl_is_taken_with_a_word(checkpoint, settings, prompts, tokenizer, reward, caplog):
     (checkpoint / STATE_FILE).unlink()
-    trainer = build(settings, prompts, tokenizer, reward)
-    trainer.train(resume_from_checkpoint=str(checkpoint))
+    trainer = train(settings, prompts, tokenizer, reward, resume=checkpoint)
     assert trainer.state.global_step == 2
     assert "holds no Dr. GRPO state: continuing with L = 12" in caplog.text
     assert "Other checkpoints" not in caplog.text
@@ -393,8 +364,7 @@ def test_a_run_of_ours_that_plain_trl_continued_names_its_L(checkpoint, settings
     continued = checkpoint.with_name("checkpoint-2")
     (continued / STATE_FILE).unlink()  # TRL writes none
     longer = {**settings, "max_completion_length": 20, "max_steps": 3}
-    trainer = build(longer, prompts, tokenizer, reward)
-    trainer.train(resume_from_checkpoint=str(continued))
+    trainer = train(longer, prompts, tokenizer, reward, resume=continued)
     assert trainer.loss_normalizer == 20
     assert "were trained with L = 12. Set loss_normalizer=12 to keep it." in caplog.text
     assert newest_loss_normalizer(checkpoint.parent) == 20  # of checkpoint-3: the newest, not the first
@@ -451,7 +421,7 @@ def test_rollouts_round_trip_per_rank(tmp_path):
 
 def test_rollouts_are_saved_only_when_some_are_pending(settings, prompts, tokenizer, reward):
     settings = {**settings, "max_steps": 2, "save_strategy": "steps", "save_steps": 1, "steps_per_generation": 4}
-    build(settings, prompts, tokenizer, reward).train()
+    train(settings, prompts, tokenizer, reward)
     # 4 micro-batches per generation, 2 per step: after step 1 half of them are left, after step 2 none
     files = [len(list(Path(settings["output_dir"]).glob(f"checkpoint-{n}/drgrpo_rollouts_*"))) for n in (1, 2)]
     assert files == [1, 0]

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 from datasets import Dataset
-from runs import assert_same_weights, short_run, tiny_model, train, weights
+from runs import assert_same_weights, short_run, train, weights
+from tiny import tiny_model
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
 from trl_drgrpo.common.errors import InputError
@@ -56,7 +57,7 @@ def data():
 
 
 def run(settings, data, tokenizer, reward=mixed, trainer_class=Spy, **arguments):
-    return train(trainer_class, DrGRPOConfig, settings, data, tokenizer, reward, **arguments)
+    return train(trainer_class, settings, data, tokenizer, reward, **arguments)
 
 
 def prompts_of(batch, tokenizer):
@@ -117,14 +118,7 @@ def test_a_resumed_run_ends_like_an_uninterrupted_one(iterations, saved, setting
     state = json.loads((Path(folder) / FEATURES_FILE).read_text())["PromptSampling"]
     assert state["batches"] > 0
     assert state["pass_rates"]["counts"]
-    resumed = Spy(
-        model,
-        args=DrGRPOConfig(**settings),
-        reward_funcs=mixed,
-        train_dataset=data,
-        processing_class=tokenizer,
-    )
-    resumed.train(resume_from_checkpoint=folder)
+    resumed = run(settings, data, tokenizer, model=model, resume=folder)
     assert_same_weights(weights(resumed), weights(whole))
     assert resumed.rounds == whole.rounds[len(whole.rounds) - len(resumed.rounds) :]
     assert resumed.sampling.batches == whole.sampling.batches

@@ -3,14 +3,17 @@
 from functools import partial
 from pathlib import Path
 
+import pandas
 import pytest
 import torch
 from peft import LoraConfig
 from runs import assert_same_weights, length_reward, train, weights
+from transformers import AutoModelForCausalLM
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
-from trl_drgrpo.check.tiny import tiny_model
 from trl_drgrpo.common.errors import InputError, RewardError
+from trl_drgrpo.config.preflight import check_inputs
+from trl_drgrpo.process_rewards import PolicyLogRatio, step_verifier
 
 
 def parity(steps, step_ends, completion_ids, **kwargs):
@@ -24,7 +27,7 @@ def parity(steps, step_ends, completion_ids, **kwargs):
 def process(settings, prompts, tokenizer, reward=None, **arguments):
     settings = {"step_separator": ["tokens:3"], **settings}
     arguments.setdefault("step_reward_funcs", [parity])
-    return train(DrGRPOTrainer, DrGRPOConfig, settings, prompts, tokenizer, reward, **arguments)
+    return train(DrGRPOTrainer, settings, prompts, tokenizer, reward, **arguments)
 
 
 def test_one_step_per_completion_trains_like_the_outcome(settings, prompts, tokenizer, reward):
@@ -32,7 +35,7 @@ def test_one_step_per_completion_trains_like_the_outcome(settings, prompts, toke
         return [[r] for r in length_reward(completion_ids)]
 
     settings = {**settings, "step_separator": ["tokens:1000"], "advantage_baseline": "leave_one_out"}
-    outcome = weights(train(DrGRPOTrainer, DrGRPOConfig, settings, prompts, tokenizer, reward))
+    outcome = weights(train(DrGRPOTrainer, settings, prompts, tokenizer, reward))
     steps = weights(process(settings, prompts, tokenizer, step_reward_funcs=as_one_step))
     assert_same_weights(steps, outcome)
 
@@ -48,8 +51,6 @@ def test_one_step_per_completion_trains_like_the_outcome(settings, prompts, toke
     ],
 )
 def test_works_together_with(extra, settings, prompts, tokenizer, reward, saved_model):
-    from transformers import AutoModelForCausalLM
-
     model = AutoModelForCausalLM.from_pretrained(saved_model)
     start = {name: p.detach().clone() for name, p in model.named_parameters()}
     trainer = process({**settings, **extra}, prompts, tokenizer, reward, model=model)
@@ -74,23 +75,13 @@ def test_a_resumed_run_ends_like_an_uninterrupted_one(role, settings, prompts, t
     settings = {**settings, "max_steps": 3, "save_strategy": "steps", "save_steps": 1, "process_role": role}
     reward = reward if role == "baseline" else None
     whole = process(settings, prompts, tokenizer, reward)
-    resumed = DrGRPOTrainer(
-        tiny_model(tokenizer),
-        reward,
-        args=DrGRPOConfig(**{"step_separator": ["tokens:3"], **settings}),
-        train_dataset=prompts,
-        processing_class=tokenizer,
-        step_reward_funcs=parity,
-    )
-    resumed.train(resume_from_checkpoint=f"{settings['output_dir']}/checkpoint-1")
+    resumed = process(settings, prompts, tokenizer, reward, resume=f"{settings['output_dir']}/checkpoint-1")
     assert_same_weights(weights(resumed), weights(whole))
     assert resumed.value_baseline.state_dict() == whole.value_baseline.state_dict()
     assert (whole.value_baseline.squares > 0) == (role == "baseline")
 
 
 def test_metrics_and_the_table_of_completions(settings, prompts, tokenizer, reward):
-    import pandas
-
     def chatty(steps, log_metric, log_extra, **kwargs):
         log_metric("my_metric", 2.0)
         log_extra("first_step", [each[0] if each else "" for each in steps])
@@ -122,115 +113,105 @@ def test_a_failing_step_function_saves_what_was_computed(settings, prompts, toke
     assert (Path(settings["output_dir"]) / "checkpoint-2").exists()
 
 
-class TestInputsAreCheckedBeforeAModelLoads:
-    def build(self, settings, prompts, func, **fields):
-        args = DrGRPOConfig(**settings, **fields)
-        return DrGRPOTrainer("nobody/no-such-model", args=args, train_dataset=prompts, step_reward_funcs=func)
+# Before a model loads
 
-    def test_a_column_that_is_missing(self, settings, prompts):
-        def needs_solution(steps, solution, **kwargs):
-            return []
 
-        with pytest.raises(InputError, match="solution"):
-            self.build(settings, prompts, needs_solution)
+def needs_solution(steps, solution, **kwargs):
+    return []
 
-    def test_a_column_that_a_rule_needs(self, settings, prompts):
-        from trl_drgrpo.process_rewards import step_verifier
 
-        def rule(prompt, previous_steps, step, solution, tolerance=0.1, **columns):
-            return 1.0
+def rule(prompt, previous_steps, step, solution, tolerance=0.1, **columns):
+    return 1.0
 
-        with pytest.raises(InputError, match="reward rule: .*'solution'"):
-            self.build(settings, prompts, step_verifier(rule))
 
-    def test_a_rule_that_was_not_wrapped(self, settings, prompts):
-        def rule(prompt, previous_steps, step, **columns):
-            return 1.0
+def of_a_step(prompt, previous_steps, step, **columns):
+    return 1.0
 
-        with pytest.raises(InputError, match=r"'rule', which scores one step; .* Wrap it: .*step_verifier\(rule\)"):
-            self.build(settings, prompts, rule)
 
-    def test_step_settings_without_step_rewards_are_said_to_do_nothing(self, settings, prompts, caplog):
-        from trl_drgrpo.config.preflight import check_inputs
+@pytest.mark.parametrize(
+    ("function", "fields", "message"),
+    [
+        (needs_solution, {}, ".*solution"),
+        (step_verifier(rule), {}, ".*reward rule: .*'solution'"),
+        (of_a_step, {}, r".*'of_a_step', which scores one step; .* Wrap it: .*step_verifier\(of_a_step\)"),
+        (parity, {"process_role": "baseline"}, "process_role: got 'baseline' without reward_funcs"),
+        (parity, {"step_reward_weights": [1.0, 2.0]}, "step_reward_weights: got 2 weights"),
+    ],
+)
+def test_functions_that_do_not_fit_are_refused(function, fields, message, settings, prompts):
+    args = DrGRPOConfig(**settings, **fields)
+    with pytest.raises(InputError, match=f"^{message}"):
+        DrGRPOTrainer("nobody/no-such-model", args=args, train_dataset=prompts, step_reward_funcs=function)
 
-        check_inputs(DrGRPOConfig(**settings), [length_reward], prompts)
-        assert "no effect" not in caplog.text
-        check_inputs(DrGRPOConfig(**settings, step_credit="immediate"), [length_reward], prompts)
-        assert "step_credit: no effect without step_reward_funcs" in caplog.text
 
-    def test_a_separator_of_forks_is_not_said_to_do_nothing(self, settings, prompts, caplog):
-        from trl_drgrpo.config.preflight import check_inputs
+def test_step_settings_without_step_rewards_are_said_to_do_nothing(settings, prompts, caplog):
+    check_inputs(DrGRPOConfig(**settings), [length_reward], prompts)
+    assert "no effect" not in caplog.text
+    check_inputs(DrGRPOConfig(**settings, step_credit="immediate"), [length_reward], prompts)
+    assert "step_credit: no effect without step_reward_funcs" in caplog.text
 
-        fields = {**settings, "step_separator": ["tokens:3"]}
-        check_inputs(DrGRPOConfig(**fields, forks=2), [length_reward], prompts)
-        assert "no effect" not in caplog.text
-        check_inputs(DrGRPOConfig(**fields), [length_reward], prompts)
-        assert "step_separator: no effect without step_reward_funcs" in caplog.text
 
-    def test_a_model_that_is_paid_is_warned_of(self, settings, prompts, caplog):
-        from trl_drgrpo.config.preflight import check_inputs
-        from trl_drgrpo.process_rewards import PolicyLogRatio
+def test_a_separator_of_forks_is_not_said_to_do_nothing(settings, prompts, caplog):
+    fields = {**settings, "step_separator": ["tokens:3"]}
+    check_inputs(DrGRPOConfig(**fields, forks=2), [length_reward], prompts)
+    assert "no effect" not in caplog.text
+    check_inputs(DrGRPOConfig(**fields), [length_reward], prompts)
+    assert "step_separator: no effect without step_reward_funcs" in caplog.text
 
-        functions = {"step_reward_funcs": [parity, PolicyLogRatio()]}
-        check_inputs(DrGRPOConfig(**settings, process_role="baseline"), [length_reward], prompts, **functions)
-        check_inputs(DrGRPOConfig(**settings), [length_reward], prompts, step_reward_funcs=[parity])
-        assert "is a model" not in caplog.text
-        check_inputs(DrGRPOConfig(**settings), [length_reward], prompts, **functions)
-        assert "process_role: policy_log_ratio is a model whose scores are rewarded" in caplog.text
 
-    def test_scores_that_read_later_text(self, settings, prompts, caplog):
-        from trl_drgrpo.config.preflight import check_inputs
+def test_a_model_that_is_paid_is_warned_of(settings, prompts, caplog):
+    functions = {"step_reward_funcs": [parity, PolicyLogRatio()]}
+    check_inputs(DrGRPOConfig(**settings, process_role="baseline"), [length_reward], prompts, **functions)
+    check_inputs(DrGRPOConfig(**settings), [length_reward], prompts, step_reward_funcs=[parity])
+    assert "is a model" not in caplog.text
+    check_inputs(DrGRPOConfig(**settings), [length_reward], prompts, **functions)
+    assert "process_role: policy_log_ratio is a model whose scores are rewarded" in caplog.text
 
-        def later(steps, **kwargs):
-            return []
 
-        def check(is_causal, **fields):
-            caplog.clear()
-            later.is_causal = is_causal
-            functions = {"step_reward_funcs": [partial(later)]}
-            check_inputs(DrGRPOConfig(**{**settings, **fields}), [length_reward], prompts, **functions)
-            return "".join(record.message for record in caplog.records if "preflight" in record.name)
+def test_scores_that_read_later_text(settings, prompts, caplog):
+    def later(steps, **kwargs):
+        return []
 
-        for fields in ({}, {"process_role": "baseline"}):
-            assert check(True, **fields) == ""
-        assert check(None) == ""  # not known, and paid
-        assert "unbiased exactly if the score of a step reads no further" in check(None, process_role="baseline")
-        assert "The tokens of later steps are not credited with it" in check(False)
-        with pytest.raises(InputError, match="^process_role: got 'baseline' with later, whose score"):
-            check(False, process_role="baseline")
-        forked = {"forks": 2, "fork_at": "doubt", "fork_threshold": 0.5}
-        with pytest.raises(InputError, match="^fork_at: got 'doubt' with later"):
-            check(False, **forked)
+    def check(is_causal, **fields):
+        caplog.clear()
+        later.is_causal = is_causal
+        functions = {"step_reward_funcs": [partial(later)]}
+        check_inputs(DrGRPOConfig(**{**settings, **fields}), [length_reward], prompts, **functions)
+        return "".join(record.message for record in caplog.records if "preflight" in record.name)
 
-    def test_a_baseline_of_nothing(self, settings, prompts):
-        with pytest.raises(InputError, match="^process_role: got 'baseline' without reward_funcs"):
-            self.build(settings, prompts, parity, process_role="baseline")
+    for fields in ({}, {"process_role": "baseline"}):
+        assert check(True, **fields) == ""
+    assert check(None) == ""  # not known, and paid
+    assert "unbiased exactly if the score of a step reads no further" in check(None, process_role="baseline")
+    assert "The tokens of later steps are not credited with it" in check(False)
+    with pytest.raises(InputError, match="^process_role: got 'baseline' with later, whose score"):
+        check(False, process_role="baseline")
+    forked = {"forks": 2, "fork_at": "doubt", "fork_threshold": 0.5}
+    with pytest.raises(InputError, match="^fork_at: got 'doubt' with later"):
+        check(False, **forked)
 
-    def test_weights_that_do_not_fit(self, settings, prompts):
-        with pytest.raises(InputError, match="^step_reward_weights: got 2 weights"):
-            self.build(settings, prompts, parity, step_reward_weights=[1.0, 2.0])
 
-    @pytest.mark.parametrize(
-        ("fields", "message"),
-        [
-            ({"step_credit": "later"}, "step_credit: got 'later'"),
-            ({"step_baseline": "mean"}, "step_baseline: got 'mean'"),
-            ({"step_credit": "min_increments", "step_baseline": "same_index"}, "step_baseline: got 'same_index' with"),
-            ({"process_role": "value"}, "process_role: got 'value'; expected one of reward, baseline"),
-            (
-                {"process_role": "baseline", "step_baseline": "none"},
-                "step_baseline: got 'none' with process_role='baseline'; expected 'to_go'",
-            ),
-            ({"process_role": "baseline", "process_weight": 0.5}, "process_weight: got 0.5 with process_role"),
-            ({"deepseekmath_step_std": True}, "deepseekmath_step_std: got True with"),
-            ({"step_separator": []}, "step_separator: got an empty list"),
-            ({"step_separator": [""]}, "step_separator: got an empty separator"),
-            ({"step_separator": "re:("}, r"step_separator: got the regex"),
-        ],
-    )
-    def test_choices_that_contradict(self, fields, message):
-        with pytest.raises(ValueError, match=f"^{message}"):
-            DrGRPOConfig(**fields)
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"step_credit": "later"}, "step_credit: got 'later'"),
+        ({"step_baseline": "mean"}, "step_baseline: got 'mean'"),
+        ({"step_credit": "min_increments", "step_baseline": "same_index"}, "step_baseline: got 'same_index' with"),
+        ({"process_role": "value"}, "process_role: got 'value'; expected one of reward, baseline"),
+        (
+            {"process_role": "baseline", "step_baseline": "none"},
+            "step_baseline: got 'none' with process_role='baseline'; expected 'to_go'",
+        ),
+        ({"process_role": "baseline", "process_weight": 0.5}, "process_weight: got 0.5 with process_role"),
+        ({"deepseekmath_step_std": True}, "deepseekmath_step_std: got True with"),
+        ({"step_separator": []}, "step_separator: got an empty list"),
+        ({"step_separator": [""]}, "step_separator: got an empty separator"),
+        ({"step_separator": "re:("}, r"step_separator: got the regex"),
+    ],
+)
+def test_choices_that_contradict(fields, message):
+    with pytest.raises(ValueError, match=f"^{message}"):
+        DrGRPOConfig(**fields)
 
 
 def test_one_ratio_per_row_is_refused_with_credit_per_step(settings, prompts, tokenizer):

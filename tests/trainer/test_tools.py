@@ -6,12 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 from datasets import Dataset
-from runs import short_run
+from runs import short_run, train
 from transformers import AutoModelForCausalLM
-from trl.chat_template_utils import qwen3_chat_template
+from walk import with_tools
 
-from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
-from trl_drgrpo.check.tiny import tiny_model, tiny_tokenizer
+from trl_drgrpo import DrGRPOTrainer
 
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 3, "b": 4}}\n</tool_call><|im_end|>'
 
@@ -70,21 +69,16 @@ def called(completions, **kwargs):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "rewards"),
+    ("arguments", "reward", "rewards"),
     [
-        ({"tools": [add], "reward_funcs": called}, [0.0, 1.0]),
-        ({"environment_factory": Sums}, [0.0, 7.0]),
-        pytest.param(
-            {"environment_factory": {"sums": Sums}, "tools": [], "reward_funcs": called},
-            [0.0, 8.0],
-            marks=pytest.mark.slow,
-        ),
+        ({"tools": [add]}, called, [0.0, 1.0]),
+        ({"environment_factory": Sums}, None, [0.0, 7.0]),
+        pytest.param({"environment_factory": {"sums": Sums}, "tools": []}, called, [0.0, 8.0], marks=pytest.mark.slow),
     ],
     ids=["tools", "environment", "environments"],
 )
-def test_a_run_with_tools_trains_saves_and_records(arguments, rewards, tmp_path):
-    tokenizer = tiny_tokenizer()
-    tokenizer.chat_template = qwen3_chat_template
+def test_a_run_with_tools_trains_saves_and_records(arguments, reward, rewards, tmp_path):
+    model, tokenizer = with_tools()
     prompt = [{"role": "user", "content": "3 + 4?"}]
     data = Dataset.from_list([{"prompt": prompt, "environment": "sums"}] * 16)
     settings = {
@@ -95,13 +89,8 @@ def test_a_run_with_tools_trains_saves_and_records(arguments, rewards, tmp_path)
         "save_steps": 1,
         "record_groups": -1,
     }
-    model = tiny_model(tokenizer)
-    model.config.max_position_embeddings = 4096  # the tools' description comes with the prompt
     start = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    trainer = Scripted(
-        model, args=DrGRPOConfig(**settings), train_dataset=data, processing_class=tokenizer, **arguments
-    )
-    trainer.train()
+    trainer = train(Scripted, settings, data, tokenizer, reward, model, **arguments)
     trainer.save_model()
     assert trainer.describing.failures == {}
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
@@ -118,21 +107,11 @@ def test_a_run_with_tools_trains_saves_and_records(arguments, rewards, tmp_path)
 
 def test_rows_of_an_environment_fill_a_batch(tmp_path):
     """One prompt and sixteen tasks: an environment reads the other columns, so these are different ones."""
-    tokenizer = tiny_tokenizer()
-    tokenizer.chat_template = qwen3_chat_template
+    model, tokenizer = with_tools()
     data = Dataset.from_list([{"prompt": [{"role": "user", "content": "3 + 4?"}], "task": i} for i in range(16)])
     sampling = {"dynamic_sampling": True, "curriculum": True, "max_sampling_rounds": 4, "correct_threshold": 1.0}
     settings = {**short_run(tmp_path), "max_steps": 1, "max_completion_length": 256, **sampling}
-    model = tiny_model(tokenizer)
-    model.config.max_position_embeddings = 4096
-    trainer = Scripted(
-        model,
-        args=DrGRPOConfig(**settings),
-        train_dataset=data,
-        processing_class=tokenizer,
-        environment_factory=Sums,
-    )
-    trainer.train()
+    trainer = train(Scripted, settings, data, tokenizer, None, model, environment_factory=Sums)
     step = trainer.state.log_history[0]
     assert step["sampling/groups_trained"] == 2
     assert step["sampling/tokens_per_live_group"] > 0

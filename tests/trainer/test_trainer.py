@@ -8,17 +8,15 @@ import torch
 from accelerate.utils import DistributedType
 from datasets import Dataset
 from peft import LoraConfig, PeftModel
-from runs import assert_same_weights, train, weights
+from runs import STOCK, assert_same_weights, build, train, weights
+from tiny import tiny_model
 from transformers import AutoModelForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
-from trl_drgrpo.check.tiny import tiny_model
 from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.features.resume.checkpoints import STATE_FILE
 from trl_drgrpo.upstream.private_state import PrivateState
-
-STOCK = {"loss_type": "dr_grpo", "scale_rewards": "none", "use_cpu": True, "bf16": False}
 
 
 @pytest.mark.parametrize(
@@ -40,13 +38,13 @@ def test_swapping_the_class_changes_no_bit(extra, settings, prompts, tokenizer, 
         return AutoModelForCausalLM.from_pretrained(saved_model)
 
     start = dict(policy().named_parameters())
-    stock = weights(train(GRPOTrainer, GRPOConfig, {**settings, **STOCK}, prompts, tokenizer, reward, policy()))
+    stock = weights(train(GRPOTrainer, {**settings, **STOCK}, prompts, tokenizer, reward, policy()))
     upstream = {**settings, "micro_batching": "upstream"}
-    ours = weights(train(DrGRPOTrainer, DrGRPOConfig, upstream, prompts, tokenizer, reward, policy()))
+    ours = weights(train(DrGRPOTrainer, upstream, prompts, tokenizer, reward, policy()))
     assert_same_weights(ours, stock)
     assert any(not torch.equal(ours[name], start[name]) for name in ours), "nothing was trained"
     # With planned micro-batches the same tokens are sampled, and the weights agree to float32's rounding.
-    planned = weights(train(DrGRPOTrainer, DrGRPOConfig, settings, prompts, tokenizer, reward, policy()))
+    planned = weights(train(DrGRPOTrainer, settings, prompts, tokenizer, reward, policy()))
     moved = sum((stock[name] - start[name]).square().sum() for name in stock) ** 0.5
     apart = sum((planned[name] - stock[name]).square().sum() for name in stock) ** 0.5
     assert apart <= 1e-3 * moved  # Adam divides by tiny gradients too: 1e-7 in a gradient is more in a step
@@ -55,8 +53,8 @@ def test_swapping_the_class_changes_no_bit(extra, settings, prompts, tokenizer, 
 def test_the_identity_test_can_fail(settings, prompts, tokenizer, reward):
     # negative control: TRL's dr_grpo with its own default for scale_rewards is another run
     std_on = {**settings, **STOCK, "scale_rewards": "group"}
-    stock = weights(train(GRPOTrainer, GRPOConfig, std_on, prompts, tokenizer, reward))
-    ours = weights(train(DrGRPOTrainer, DrGRPOConfig, settings, prompts, tokenizer, reward))
+    stock = weights(train(GRPOTrainer, std_on, prompts, tokenizer, reward))
+    ours = weights(train(DrGRPOTrainer, settings, prompts, tokenizer, reward))
     assert any(not torch.equal(ours[name], stock[name]) for name in ours)
 
 
@@ -69,8 +67,8 @@ def test_what_a_subclass_makes_of_the_rewards_is_trained_on(settings, prompts, t
         return next(entry for entry in trainer.state.log_history if "grad_norm" in entry)
 
     settings = {**settings, "max_steps": 1, "max_grad_norm": 0.0}
-    plain = first(train(DrGRPOTrainer, DrGRPOConfig, settings, prompts, tokenizer, reward))
-    shaped = first(train(Shaped, DrGRPOConfig, settings, prompts, tokenizer, reward))
+    plain = first(train(DrGRPOTrainer, settings, prompts, tokenizer, reward))
+    shaped = first(train(Shaped, settings, prompts, tokenizer, reward))
     assert shaped["grad_norm"] == pytest.approx(2 * plain["grad_norm"], rel=1e-4)
     assert shaped["reward"] == pytest.approx(2 * plain["reward"])
 
@@ -83,8 +81,8 @@ def test_equal_rewards_leave_the_weights_alone_where_trl_moves_them(settings, pr
         return [0.7] * len(completions)
 
     start = dict(tiny_model(tokenizer).named_parameters())
-    stock = weights(train(GRPOTrainer, GRPOConfig, {**settings, **STOCK}, prompts, tokenizer, constant))
-    ours = weights(train(DrGRPOTrainer, DrGRPOConfig, settings, prompts, tokenizer, constant))
+    stock = weights(train(GRPOTrainer, {**settings, **STOCK}, prompts, tokenizer, constant))
+    ours = weights(train(DrGRPOTrainer, settings, prompts, tokenizer, constant))
     assert_same_weights(ours, start)
     assert any(not torch.equal(stock[name], start[name]) for name in start), "TRL no longer has the residue"
 
@@ -134,7 +132,7 @@ def test_what_is_assigned_to_a_plain_grpo_config_later_is_seen(settings, prompts
 
 def test_lora_trains_adapters_only_saves_and_loads(settings, prompts, tokenizer, reward, saved_model):
     lora = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
-    trainer = train(DrGRPOTrainer, DrGRPOConfig, settings, prompts, tokenizer, reward, saved_model, peft_config=lora)
+    trainer = train(DrGRPOTrainer, settings, prompts, tokenizer, reward, saved_model, peft_config=lora)
     trained = {name for name, p in trainer.model.named_parameters() if p.requires_grad}
     assert trained
     assert all("lora_" in name for name in trained)
@@ -147,24 +145,15 @@ def test_lora_trains_adapters_only_saves_and_loads(settings, prompts, tokenizer,
 
 
 def test_save_and_load_of_a_full_model(settings, prompts, tokenizer, reward):
-    trainer = train(DrGRPOTrainer, DrGRPOConfig, settings, prompts, tokenizer, reward)
+    trainer = train(DrGRPOTrainer, settings, prompts, tokenizer, reward)
     trainer.save_model()
     reloaded = AutoModelForCausalLM.from_pretrained(settings["output_dir"])
     assert_same_weights(dict(reloaded.named_parameters()), weights(trainer))
 
 
-def test_the_model_card_and_tags_name_the_method(settings, prompts, tokenizer, reward):
-    trainer = train(DrGRPOTrainer, DrGRPOConfig, settings, prompts, tokenizer, reward)
-    trainer.create_model_card(model_name="tiny")
-    card = (Path(settings["output_dir"]) / "README.md").read_text()
-    assert "2503.20783" in card
-    assert "dr-grpo" in card
-    assert "2402.03300" not in card
-
-
 def test_evaluation_works_also_with_groups_of_one(settings, prompts, tokenizer, reward):
     settings = {**settings, "num_generations_eval": 1, "per_device_eval_batch_size": 4}
-    trainer = train(DrGRPOTrainer, DrGRPOConfig, settings, prompts, tokenizer, reward, eval_dataset=prompts)
+    trainer = train(DrGRPOTrainer, settings, prompts, tokenizer, reward, eval_dataset=prompts)
     metrics = trainer.evaluate()
     assert metrics["eval_loss"] == 0.0  # a group of one has no signal
     assert "eval_reward" in metrics
@@ -172,62 +161,58 @@ def test_evaluation_works_also_with_groups_of_one(settings, prompts, tokenizer, 
 
 def test_without_a_length_limit_generation_fills_the_context(settings, prompts, tokenizer, reward):
     settings = {**settings, "max_completion_length": None, "loss_normalizer": 64, "max_steps": 1}
-    trainer = train(DrGRPOTrainer, DrGRPOConfig, settings, prompts, tokenizer, reward)
+    trainer = train(DrGRPOTrainer, settings, prompts, tokenizer, reward)
     assert trainer.generation_config.max_length == trainer.model.config.max_position_embeddings
     assert trainer.loss_normalizer == 64
     assert trainer.max_completion_length is None
 
 
-class TestInputsAreCheckedBeforeAModelLoads:
+def needs_solution(completions, solution, **kwargs):
+    return [0.0] * len(completions)
+
+
+def needs_answer(completions, answer, **kwargs):
+    return [0.0] * len(completions)
+
+
+def of_prompts(*values):
+    return Dataset.from_dict({"prompt": list(values)})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"train_dataset": Dataset.from_dict({"question": ["?"] * 8})},
+            r'.*expected a column .prompt.\. Rename yours: .*\("question", "prompt"\)',
+        ),
+        ({"train_dataset": of_prompts("?")}, "train_dataset: got 1 prompts; expected at least 2"),
+        ({"train_dataset": {"train": of_prompts("?")}}, "train_dataset: got dict"),
+        ({"train_dataset": of_prompts(*[1] * 8)}, ".*int 1 as the prompt in row 0"),
+        ({"train_dataset": of_prompts(*[[]] * 8)}, ".*an empty list as the prompt in row 0"),
+        ({"eval_dataset": {"x": of_prompts(*[""] * 8)}}, ".*an empty text as the prompt"),
+        ({"reward_funcs": needs_solution}, ".*solution"),
+        ({"reward_funcs": needs_answer, "eval_dataset": of_prompts("?")}, ".*answer"),
+        ({"reward_funcs": None}, "reward_funcs: got none; .* No reward source provided. Pass `reward_f"),
+        ({"reward_funcs": [len, 1.0]}, "reward_funcs: got float at position 1"),
+        ({"args": {"reward_weights": [1.0, 2.0]}}, "reward_weights: got 2 weights; expected 1"),
+        (
+            {"args": {"max_completion_length": None, "loss_normalizer": 64}, "tools": [len]},
+            "max_completion_length: got None together with tools",
+        ),
+    ],
+)
+def test_inputs_are_checked_before_a_model_loads(changes, message, settings, prompts, reward):
     """The model id does not exist: had it been looked up, the error would be another one."""
+    args = DrGRPOConfig(**{**settings, **changes.get("args", {})})
+    arguments = {"reward_funcs": reward, "train_dataset": prompts, **changes, "args": args}
+    with pytest.raises(InputError, match=f"^{message}"):
+        DrGRPOTrainer("nobody/no-such-model", **arguments)
 
-    MODEL = "nobody/no-such-model"
 
-    def build(self, settings, train_dataset, reward, **arguments):
-        args = DrGRPOConfig(**settings)
-        return DrGRPOTrainer(self.MODEL, reward, args, train_dataset, **arguments)
-
-    def test_columns_without_prompt(self, settings, reward):
-        dataset = Dataset.from_dict({"question": ["?"] * 8})
-        with pytest.raises(InputError, match=r'expected a column .prompt.\. Rename yours: .*\("question", "prompt"\)'):
-            self.build(settings, dataset, reward)
-
-    def test_too_few_prompts_for_one_generation(self, settings, reward):
-        dataset = Dataset.from_dict({"prompt": ["?"]})
-        with pytest.raises(InputError, match="^train_dataset: got 1 prompts; expected at least 2"):
-            self.build(settings, dataset, reward)
-
-    def test_a_dict_of_splits(self, settings, prompts, reward):
-        with pytest.raises(InputError, match="^train_dataset: got dict"):
-            self.build(settings, {"train": prompts}, reward)
-
-    def test_a_reward_that_asks_for_a_missing_column(self, settings, prompts):
-        def needs_solution(completions, solution, **kwargs):
-            return [0.0] * len(completions)
-
-        with pytest.raises(InputError, match="solution"):
-            self.build(settings, prompts, needs_solution)
-
-    def test_no_reward(self, settings, prompts):
-        with pytest.raises(InputError, match="^reward_funcs: got none; .* No reward source provided. Pass `reward_f"):
-            self.build(settings, prompts, None)
-
-    def test_a_reward_that_is_no_function(self, settings, prompts):
-        with pytest.raises(InputError, match="^reward_funcs: got float at position 1"):
-            self.build(settings, prompts, [len, 1.0])
-
-    def test_weights_that_do_not_fit(self, settings, prompts, reward):
-        with pytest.raises(InputError, match="^reward_weights: got 2 weights; expected 1"):
-            self.build({**settings, "reward_weights": [1.0, 2.0]}, prompts, reward)
-
-    def test_args_of_another_kind(self, prompts, reward):
-        with pytest.raises(InputError, match="^args: got dict"):
-            DrGRPOTrainer(self.MODEL, reward, {"beta": 0.1}, prompts)
-
-    def test_tools_without_a_length_limit(self, settings, prompts, reward):
-        settings = {**settings, "max_completion_length": None, "loss_normalizer": 64}
-        with pytest.raises(InputError, match="^max_completion_length: got None together with tools"):
-            self.build(settings, prompts, reward, tools=[len])
+def test_args_of_another_kind(prompts, reward):
+    with pytest.raises(InputError, match="^args: got dict"):
+        DrGRPOTrainer("nobody/no-such-model", reward, {"beta": 0.1}, prompts)
 
 
 @pytest.mark.parametrize("launcher", [False, True])
@@ -277,30 +262,6 @@ def test_an_environment_needs_no_prompt_column(settings, reward):
         check_inputs(DrGRPOConfig(**settings), [reward], dataset)
 
 
-@pytest.mark.parametrize(
-    ("column", "message"),
-    [
-        ([1] * 8, "int 1 as the prompt in row 0"),
-        ([[]] * 8, "an empty list as the prompt in row 0"),
-        ([""] * 8, "an empty text as the prompt"),
-    ],
-)
-def test_prompts_of_another_kind_are_named(column, message, settings, prompts, reward):
-    bad = Dataset.from_dict({"prompt": column})
-    for arguments in ({"train_dataset": bad}, {"train_dataset": prompts, "eval_dataset": {"x": bad}}):
-        with pytest.raises(InputError, match=message):
-            DrGRPOTrainer("nobody/no-such-model", reward, DrGRPOConfig(**settings), **arguments)
-
-
-def test_an_evaluation_split_without_the_column_a_reward_needs(settings, prompts):
-    def needs_answer(completions, answer, **kwargs):
-        return [0.0] * len(completions)
-
-    args = DrGRPOConfig(**settings)
-    with pytest.raises(InputError, match="answer"):
-        DrGRPOTrainer("nobody/no-such-model", needs_answer, args, prompts, prompts.remove_columns("answer"))
-
-
 def test_an_infinite_reward_saves_what_was_computed(settings, prompts, tokenizer):
     calls = []
 
@@ -309,7 +270,7 @@ def test_an_infinite_reward_saves_what_was_computed(settings, prompts, tokenizer
         return [1e39 if len(calls) == 3 else float(sum(ids) % 3) for ids in completion_ids]
 
     with pytest.raises(RewardError, match="reward function 'overflows': got inf in float32 for row 0") as error:
-        train(DrGRPOTrainer, DrGRPOConfig, settings, prompts, tokenizer, overflows)
+        train(DrGRPOTrainer, settings, prompts, tokenizer, overflows)
     # One of them is that of the trainer: the training loop's frames say nothing about the reward.
     assert [frame.name for frame in error.traceback][1:] == ["train", "train"]
     assert error.value.__cause__ is None
@@ -330,26 +291,22 @@ class TestAFailingReward:
 
     def test_saves_what_was_computed_and_says_where(self, settings, prompts, tokenizer, caplog):
         with pytest.raises(RewardError, match="judge is down"):
-            train(DrGRPOTrainer, DrGRPOConfig, settings, prompts, tokenizer, self.failing_from(3))
+            train(DrGRPOTrainer, settings, prompts, tokenizer, self.failing_from(3))
         checkpoint = Path(settings["output_dir"]) / "checkpoint-2"
         assert json.loads((checkpoint / STATE_FILE).read_text())["micro_step"] == 4
         assert f"resume from {checkpoint}" in caplog.text
 
-        arguments = [settings, prompts, tokenizer, self.failing_from(99)]
-        trainer = DrGRPOTrainer(
-            tiny_model(tokenizer), arguments[3], DrGRPOConfig(**settings), prompts, processing_class=tokenizer
-        )
-        trainer.train(resume_from_checkpoint=str(checkpoint))
+        trainer = train(DrGRPOTrainer, settings, prompts, tokenizer, self.failing_from(99), resume=checkpoint)
         assert trainer.state.global_step == 3
 
     def test_in_the_first_step_there_is_nothing_to_save(self, settings, prompts, tokenizer):
         with pytest.raises(RewardError):
-            train(DrGRPOTrainer, DrGRPOConfig, settings, prompts, tokenizer, self.failing_from(1))
+            train(DrGRPOTrainer, settings, prompts, tokenizer, self.failing_from(1))
         assert not list(Path(settings["output_dir"]).glob("checkpoint-*"))
 
     def test_costs_one_call_when_the_user_opted_in(self, settings, prompts, tokenizer):
         settings = {**settings, "on_reward_error": "unscorable"}
-        trainer = train(DrGRPOTrainer, DrGRPOConfig, settings, prompts, tokenizer, self.failing_from(2))
+        trainer = train(DrGRPOTrainer, settings, prompts, tokenizer, self.failing_from(2))
         failed = [e["rewards/fails_late/failed_frac"] for e in trainer.state.log_history if "reward" in e]
         assert failed[:3] == [0.0, 1.0, 0.0]
 
@@ -358,7 +315,7 @@ def test_asynchronous_rewards_work(settings, prompts, tokenizer):
     async def judged(completion_ids, **kwargs):
         return [float(sum(ids) % 3) for ids in completion_ids]
 
-    trainer = train(DrGRPOTrainer, DrGRPOConfig, {**settings, "max_steps": 1}, prompts, tokenizer, judged)
+    trainer = train(DrGRPOTrainer, {**settings, "max_steps": 1}, prompts, tokenizer, judged)
     assert "rewards/judged/mean" in trainer.state.log_history[0]
 
 
@@ -369,9 +326,7 @@ def test_the_docstring_names_every_argument():
 
 
 def test_what_is_assigned_after_the_constructor_is_refused_when_training_starts(settings, prompts, tokenizer, reward):
-    trainer = DrGRPOTrainer(
-        tiny_model(tokenizer), reward, DrGRPOConfig(**settings), prompts, processing_class=tokenizer
-    )
+    trainer = build(DrGRPOTrainer, settings, prompts, tokenizer, reward)
     late = {
         "loss_type": ("grpo", "^loss_type: got 'grpo'; expected 'dr_grpo'"),
         "scale_rewards": ("batch", "^scale_rewards: got 'batch'; expected 'none'"),

@@ -6,13 +6,11 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+import runs
 from datasets import Dataset
 from runs import assert_same_weights, short_run, weights
-from trl.chat_template_utils import qwen3_chat_template
-from walk import SAYS, Scripted, Walk
+from walk import SAYS, Scripted, Walk, with_tools
 
-from trl_drgrpo import DrGRPOConfig
-from trl_drgrpo.check.tiny import tiny_model, tiny_tokenizer
 from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.process_rewards.steps import step_segmenter
 
@@ -40,18 +38,12 @@ def build(folder, data=({},), **changes):
     """A trainer; `changes` are arguments of it, or else fields of its configuration."""
     names = ("tools", "environment_factory", "reward_funcs", "step_reward_funcs", "eval_dataset", "step_segmenter")
     arguments = {name: changes.pop(name) for name in names if name in changes}
-    tokenizer = tiny_tokenizer()
-    tokenizer.chat_template = qwen3_chat_template
-    model = tiny_model(tokenizer)
-    model.config.max_position_embeddings = 4096  # the tools' description comes with the prompt
+    model, tokenizer = with_tools()
     rows = [{"prompt": [{"role": "user", "content": "Walk."}], **row} for row in data]
     settings = {**short_run(folder), "max_steps": 1, "max_completion_length": 512, "run_log": False}
-    return Kept(
-        model,
-        args=DrGRPOConfig(**{**settings, **changes}),
-        train_dataset=Dataset.from_list(rows * (16 // len(rows))),
-        processing_class=tokenizer,
-        **arguments,
+    data = Dataset.from_list(rows * (16 // len(rows)))
+    return runs.build(
+        Kept, settings | changes, data, tokenizer, arguments.pop("reward_funcs", None), model, **arguments
     )
 
 

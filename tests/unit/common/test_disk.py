@@ -12,9 +12,9 @@ import pytest
 import torch
 from runs import written_elsewhere
 from safetensors import SafetensorError
+from tiny import tiny_model
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
-from trl_drgrpo.check.tiny import tiny_model
 from trl_drgrpo.common import disk
 from trl_drgrpo.common.disk import check_writable, room_needed, sole_writer
 from trl_drgrpo.common.errors import DiskFullError, InputError, RewardError

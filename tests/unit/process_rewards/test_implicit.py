@@ -6,10 +6,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from tiny import tiny_tokenizer
 from tiny_prms import CLEAN, PROMPTS, STEPS, built, close, config, implicit, line_break_tokenizer
 from transformers import Qwen2ForCausalLM
 
-from trl_drgrpo.check.tiny import tiny_tokenizer
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.process_rewards import ImplicitRewardScorer, PolicyLogRatio
 from trl_drgrpo.rewards.recipe_rewards import resolve_reward

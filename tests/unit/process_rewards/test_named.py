@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from tiny import tiny_tokenizer
 from transformers import Qwen2Config, Qwen2ForTokenClassification
 
-from trl_drgrpo.check.tiny import tiny_tokenizer
 from trl_drgrpo.cli.main import main
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.process_rewards import PolicyLogRatio, TokenClassificationScorer, step_verifier

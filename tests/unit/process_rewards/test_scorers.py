@@ -8,6 +8,7 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
+from tiny import tiny_tokenizer
 from tiny_prms import (
     CLEAN,
     PROMPTS,
@@ -37,7 +38,6 @@ from transformers import (
     Qwen2ForTokenClassification,
 )
 
-from trl_drgrpo.check.tiny import tiny_tokenizer
 from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.process_rewards import (
     ChatTurnScorer,

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 from runs import train
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOTrainer
 
 from trl_drgrpo.report.contents import report_contents
 from trl_drgrpo.report.plain_trl import batch_metrics
@@ -36,7 +36,7 @@ def stock_run(tmp_path_factory, tokenizer, prompts):
         "gradient_checkpointing": False,
         "disable_tqdm": True,
     }
-    train(GRPOTrainer, GRPOConfig, settings, prompts, tokenizer, even_reward)
+    train(GRPOTrainer, settings, prompts, tokenizer, even_reward)
     return folder
 
 

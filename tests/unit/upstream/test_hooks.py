@@ -5,9 +5,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from tiny import tiny_model
 from transformers import TrainerCallback
 
-from trl_drgrpo.check.tiny import tiny_model
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.features.resume.checkpoints import STATE_FILE
 from trl_drgrpo.features.resume.resume_state import FEATURES_FILE
@@ -151,7 +151,7 @@ def test_two_owners_of_one_hook_are_refused_when_training_starts(settings, promp
 def test_in_a_run_the_state_file_is_written_last_and_contexts_nest(settings, prompts, tokenizer, reward):
     from runs import train
 
-    from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
+    from trl_drgrpo import DrGRPOTrainer
 
     heard, files = [], []
     ours = Listener("ours", heard)
@@ -169,7 +169,7 @@ def test_in_a_run_the_state_file_is_written_last_and_contexts_nest(settings, pro
             files.append({each.name for each in checkpoint.iterdir()})
 
     settings = {**settings, "max_steps": 1, "save_strategy": "steps", "save_steps": 1}
-    train(Plugged, DrGRPOConfig, settings, prompts, tokenizer, reward)
+    train(Plugged, settings, prompts, tokenizer, reward)
     before, after = files
     assert "ours" in before
     assert after - before == {STATE_FILE, FEATURES_FILE}

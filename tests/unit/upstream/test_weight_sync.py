@@ -7,10 +7,10 @@ import pytest
 import torch
 from peft import IA3Config, LoraConfig, PromptTuningConfig, get_peft_model
 from runs import length_reward
+from tiny import tiny_model
 from transformers import BitsAndBytesConfig
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
-from trl_drgrpo.check.tiny import tiny_model
 from trl_drgrpo.cli import job
 from trl_drgrpo.common.errors import InputError, UpstreamError
 from trl_drgrpo.upstream.weight_sync import merged_while_read, refuse_unsendable

@@ -5,9 +5,9 @@ import errno
 import json
 
 import pytest
+from tiny import tiny_model
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
-from trl_drgrpo.check.tiny import tiny_model
 from trl_drgrpo.common.errors import DiskFullError
 from trl_drgrpo.features.diagnostics.diagnostics import PhaseClock
 

@@ -146,7 +146,7 @@ def test_groups_keep_apart_what_starts_at_zero():
 def test_in_the_trainer(settings, prompts, tokenizer, reward, dead):
     settings = {**settings, "max_steps": 12, "warmup_steps": 1, "max_completion_length": 6}
     rewards = (lambda completions, **kwargs: [0.7] * len(completions)) if dead else reward
-    trainer = train(DrGRPOTrainer, DrGRPOConfig, settings, prompts, tokenizer, rewards)
+    trainer = train(DrGRPOTrainer, settings, prompts, tokenizer, rewards)
     logged = [entry["drgrpo/moved_frac"] for entry in trainer.state.log_history if "drgrpo/moved_frac" in entry]
     assert logged == [] if dead else logged[0] > 0.99
 

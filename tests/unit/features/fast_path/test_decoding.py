@@ -3,10 +3,10 @@
 import pytest
 import torch
 from runs import train
+from tiny import tiny_model
 from transformers import GenerationConfig
 
-from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
-from trl_drgrpo.check.tiny import tiny_model
+from trl_drgrpo import DrGRPOTrainer
 from trl_drgrpo.features.fast_path.decoding import decoder, forwards
 from trl_drgrpo.features.fast_path.decoding.decoder import shared_prefill
 
@@ -196,7 +196,7 @@ def test_the_trainer_generates_the_same_completions(settings, prompts, tokenizer
             lambda module, args, kwargs: sizes.append(len(kwargs["input_ids"])), with_kwargs=True
         )
         config = {**settings, "fast_generation": fast, "max_steps": 1}
-        train(DrGRPOTrainer, DrGRPOConfig, config, prompts, tokenizer, watching, model, **peft)
+        train(DrGRPOTrainer, config, prompts, tokenizer, watching, model, **peft)
         return sizes[0]
 
     assert run(True) == 2

@@ -4,8 +4,8 @@ from dataclasses import replace
 import pytest
 import torch
 import transformers
+from tiny import in_double_precision, tiny_model
 
-from trl_drgrpo.check.tiny import in_double_precision, tiny_model
 from trl_drgrpo.features.fast_path.packing import pack_rows, scored_only
 from trl_drgrpo.features.fast_path.sharing import attention_pair_cost, why_not_shared
 

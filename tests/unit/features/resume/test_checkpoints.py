@@ -11,10 +11,10 @@ import torch
 import transformers.modeling_utils
 import xxhash
 from runs import short_run
+from tiny import tiny_model
 from transformers.trainer_callback import TrainerState
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
-from trl_drgrpo.check.tiny import tiny_model
 from trl_drgrpo.cli.job import run_folder
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.features.resume import checkpoints

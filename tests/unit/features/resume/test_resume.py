@@ -5,9 +5,9 @@ import signal
 from pathlib import Path
 
 import pytest
+from tiny import tiny_model
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
-from trl_drgrpo.check.tiny import tiny_model
 from trl_drgrpo.common.errors import InputError, RewardError, Terminated
 
 

@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
+from tiny import tiny_model
 from transformers import TrainerCallback
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
-from trl_drgrpo.check.tiny import tiny_model
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.features.resume.checkpoints import (
     STATE_FILE,
