@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from trl_drgrpo.process_rewards.steps import step_segmenter as step_segmenter
     from trl_drgrpo.report import write_report as write_report
     from trl_drgrpo.rewards.contract import RewardFunction as RewardFunction
-    from trl_drgrpo.single_gpu.presets import lora_preset as lora_preset
-    from trl_drgrpo.single_gpu.presets import preset_arguments as preset_arguments
+    from trl_drgrpo.single_gpu.lora_presets import lora_preset as lora_preset
+    from trl_drgrpo.single_gpu.lora_presets import preset_arguments as preset_arguments
     from trl_drgrpo.trainer import DrGRPOTrainer as DrGRPOTrainer
     from trl_drgrpo.upstream.batches import RolloutBatch as RolloutBatch
     from trl_drgrpo.upstream.seams import check_upstream as check_upstream

@@ -26,7 +26,7 @@ from trl_drgrpo.features.diagnostics.movement import MovementWatch
 from trl_drgrpo.features.diagnostics.progress import progress_by_default
 from trl_drgrpo.features.fast_path.fast_path import FastPath
 from trl_drgrpo.features.forks import ForkedRollouts
-from trl_drgrpo.features.model_card.model_card import ModelCard
+from trl_drgrpo.features.model_card.publishing import ModelCard
 from trl_drgrpo.features.resume.resume import Resume
 from trl_drgrpo.features.sampling.prompt_sampling import PromptSampling
 from trl_drgrpo.features.trackers import Trackers

@@ -18,7 +18,7 @@ from trl_drgrpo.upstream.description import METRIC, DescribingCallback, Descript
 ROOMS = "trl_drgrpo.features.diagnostics"
 # What is broken -> the place that says so.
 BROKEN = {
-    "trl_drgrpo.features.model_card.model_card.write_card": "The model card",
+    "trl_drgrpo.features.model_card.publishing.write_card": "The model card",
     f"{ROOMS}.run_log.RunLog.start": "The start of the run log",
     f"{ROOMS}.run_log.RunLog.metrics": "The run log's metrics",
     f"{ROOMS}.run_log.RunLog.completions": "The run log's completions",

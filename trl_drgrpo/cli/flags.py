@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from trl_drgrpo.common.errors import UpstreamError
-from trl_drgrpo.config.kinds import described
+from trl_drgrpo.config.field_kinds import described
 
 # The four dataclasses of the command, in the order in which they are built, and what --help calls each.
 DATACLASSES = {

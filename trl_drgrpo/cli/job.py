@@ -21,11 +21,11 @@ from trl_drgrpo.common.disk import check_writable, sole_writer
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.hub_errors import check_local
 from trl_drgrpo.common.ranges import refuse_out_of_range
-from trl_drgrpo.config.kinds import refused
+from trl_drgrpo.config.field_kinds import refused
 from trl_drgrpo.demo import MODEL_DIR
 from trl_drgrpo.features.resume.checkpoints import checkpoint_folders, choose_start
 from trl_drgrpo.rewards.recipe_rewards import resolve_reward
-from trl_drgrpo.single_gpu.presets import check_preset, preset_values
+from trl_drgrpo.single_gpu.lora_presets import check_preset, preset_values
 
 # `difficulty_range`: plain filtering, for those who want it. What is left out is no part of the objective any more,
 # and what the model learns of it meanwhile is not seen; `curriculum` spares the same generations and weights the rest

@@ -22,8 +22,8 @@ from trl_drgrpo.cli.recipe import read_given
 from trl_drgrpo.cli.values import add_flag
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.ranges import refuse_outside, whole
-from trl_drgrpo.single_gpu.memory.amounts import Card, readable
-from trl_drgrpo.single_gpu.presets import PRESETS, preset_values
+from trl_drgrpo.single_gpu.lora_presets import PRESETS, preset_values
+from trl_drgrpo.single_gpu.memory.devices import Card, readable
 
 if TYPE_CHECKING:
     from trl_drgrpo.single_gpu.memory.proposal import Proposal
@@ -169,7 +169,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Plan and print; 1 when nothing fits."""
-    from trl_drgrpo.single_gpu.memory.amounts import find_card, parse_margin, parse_memory
+    from trl_drgrpo.single_gpu.memory.devices import find_card, parse_margin, parse_memory
 
     device, card = args.device.lower(), None
     if device not in ("cuda", "cpu"):

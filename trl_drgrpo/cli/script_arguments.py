@@ -5,7 +5,7 @@ Read statically by `flags.py` for `--help` and the strict check; imported only w
 
 from dataclasses import dataclass, field
 
-from trl_drgrpo.config.kinds import with_help
+from trl_drgrpo.config.field_kinds import with_help
 from trl_drgrpo.rewards.recipe_rewards import RewardSpec
 from trl_drgrpo.upstream.versions import require_supported_trl
 

@@ -13,7 +13,7 @@ Deltas from `GRPOConfig`:
 - on a machine without an accelerator it selects CPU and float32 by itself, where TRL raises.
 
 Each field is described once, in the docstring of the class, which is the help of its flag as well. What values may be
-is in `kinds.py` and `validation.py`, what the inputs of a trainer may be in `preflight.py`.
+is in `field_kinds.py` and `validation.py`, what the inputs of a trainer may be in `preflight.py`.
 """
 
 import copy
@@ -30,7 +30,7 @@ from typing import Any, Literal, Self
 from trl_drgrpo.common.errors import InputError, UnknownNameError, in_one
 from trl_drgrpo.common.ranges import RANGES, refuse_outside
 from trl_drgrpo.common.secrets import is_saving, scrubbed
-from trl_drgrpo.config.kinds import read_mappings, refused, with_help
+from trl_drgrpo.config.field_kinds import read_mappings, refused, with_help
 from trl_drgrpo.config.validation import validate, validate_batch, validate_groups
 from trl_drgrpo.upstream.versions import remedy_for_name, require_supported_trl
 

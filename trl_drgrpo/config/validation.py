@@ -13,7 +13,7 @@ from typing import Any
 
 from trl_drgrpo.common.errors import InputError, did_you_mean, in_one, shortened
 from trl_drgrpo.common.ranges import Range, refuse_out_of_range
-from trl_drgrpo.config.kinds import check_keys, check_kinds
+from trl_drgrpo.config.field_kinds import check_keys, check_kinds
 from trl_drgrpo.features.diagnostics.run_warnings import warning_thresholds
 from trl_drgrpo.features.forks import FORK_AT
 from trl_drgrpo.objective.advantages import ADVANTAGE_BASELINES

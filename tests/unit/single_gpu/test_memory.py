@@ -14,7 +14,7 @@ from transformers import Gemma2Config, GPT2Config, LlamaConfig, Qwen2Config, Qwe
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.features.fast_path.planner import Budget, Row, plan_window
 from trl_drgrpo.single_gpu.memory import Adapter, Planner, Setup, estimate, parse_memory, passes
-from trl_drgrpo.single_gpu.memory.amounts import CARDS, find_card, parse_margin, readable
+from trl_drgrpo.single_gpu.memory.devices import CARDS, find_card, parse_margin, readable
 from trl_drgrpo.single_gpu.memory.estimate import host_phases
 from trl_drgrpo.single_gpu.memory.passes import Phases
 from trl_drgrpo.single_gpu.memory.setup import from_keys

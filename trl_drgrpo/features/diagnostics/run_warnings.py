@@ -11,7 +11,7 @@ from typing import Any
 
 from trl_drgrpo.common.errors import InputError, did_you_mean
 from trl_drgrpo.common.ranges import positive, share, whole
-from trl_drgrpo.features.diagnostics.watches import WATCHES, Metrics, Watch
+from trl_drgrpo.features.diagnostics.warning_causes import WATCHES, Metrics, Watch
 
 logger = logging.getLogger(__name__)
 

@@ -28,8 +28,8 @@ from trl_drgrpo.rewards.contract import (
     reward_number,
 )
 from trl_drgrpo.rewards.isolation.isolated import Limits, scored_in_workers, settled
+from trl_drgrpo.rewards.isolation.pool import Call, Failure
 from trl_drgrpo.rewards.isolation.worker import failure_of
-from trl_drgrpo.rewards.isolation.workers import Call, Failure
 from trl_drgrpo.rewards.recipe_rewards import resolve_object
 from trl_drgrpo.rewards.sample import column_values, completion_text, prompt_text
 from trl_drgrpo.rewards.signatures import signature_of

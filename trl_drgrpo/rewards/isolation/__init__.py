@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from trl_drgrpo.rewards.isolation.isolated import IsolatedReward as IsolatedReward
     from trl_drgrpo.rewards.isolation.isolated import isolate as isolate
     from trl_drgrpo.rewards.isolation.isolated import scored_in_workers as scored_in_workers
-    from trl_drgrpo.rewards.isolation.workers import close_pools as close_pools
+    from trl_drgrpo.rewards.isolation.pool import close_pools as close_pools
     from trl_drgrpo.rewards.limits import Limits as Limits
 
 attach(__name__)

@@ -22,8 +22,8 @@ from trl_drgrpo.rewards.columns import check_own_columns, check_ready, check_val
 from trl_drgrpo.rewards.contract import FAILING_IS_FREE, OnError, check_flag, check_on_error, declared, reward_name
 from trl_drgrpo.rewards.isolation.in_worker import RewardCaller, SampleScorer, Scored
 from trl_drgrpo.rewards.isolation.nursery import original, pickled, portable
+from trl_drgrpo.rewards.isolation.pool import Call, Failure, pool_for
 from trl_drgrpo.rewards.isolation.worker import failure_of
-from trl_drgrpo.rewards.isolation.workers import Call, Failure, pool_for
 from trl_drgrpo.rewards.limits import Limits
 from trl_drgrpo.rewards.recipe_rewards import resolve_reward
 

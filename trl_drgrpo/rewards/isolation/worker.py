@@ -3,7 +3,7 @@
 A worker reads frames from one socket and writes frames to it; whatever a reward prints goes to stderr and cannot
 disturb them. Every call is unpickled, run and answered on its own and on the main thread (so rewards that rely on
 SIGALRM work), and only plain text about an exception travels back: an exception, a result or an argument that does not
-pickle costs that one call. The process that reads the answers is `trl_drgrpo.rewards.isolation.workers`.
+pickle costs that one call. The process that reads the answers is `trl_drgrpo.rewards.isolation.pool`.
 
 Frames: 8 bytes of length, then a pickle. To the worker: `("load", key, sys_path, function)`, answered by
 `("loaded", key, failure)`, and `("calls", key, calls)`, answered by one `("done", result, failure, seconds, retire)`

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from trl_drgrpo.common.lazy import attach
 
 if TYPE_CHECKING:
-    from trl_drgrpo.single_gpu.memory.amounts import parse_memory as parse_memory
+    from trl_drgrpo.single_gpu.memory.devices import parse_memory as parse_memory
     from trl_drgrpo.single_gpu.memory.estimate import Estimate as Estimate
     from trl_drgrpo.single_gpu.memory.estimate import Planner as Planner
     from trl_drgrpo.single_gpu.memory.proposal import propose as propose

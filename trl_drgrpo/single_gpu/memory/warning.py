@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.single_gpu.memory.amounts import default_margin, readable
+from trl_drgrpo.single_gpu.memory.devices import default_margin, readable
 from trl_drgrpo.single_gpu.memory.estimate import Estimate, Planner
 from trl_drgrpo.single_gpu.memory.proposal import propose
 from trl_drgrpo.single_gpu.memory.setup import LOADED_IN, Setup, from_keys

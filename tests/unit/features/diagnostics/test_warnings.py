@@ -12,7 +12,7 @@ from told import G, Told
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.features.diagnostics.run_warnings import DEFAULTS, warning_thresholds
-from trl_drgrpo.features.diagnostics.watches import distance_from_usual, looks_hacked, moved
+from trl_drgrpo.features.diagnostics.warning_causes import distance_from_usual, looks_hacked, moved
 
 
 def noise(mean, std, length, seed, correlation=0.0):

@@ -20,7 +20,7 @@ from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.rewards.columns import check_columns
 from trl_drgrpo.rewards.contract import checked_reward, reward_name
 from trl_drgrpo.rewards.isolation import Limits, isolate, scored_in_workers
-from trl_drgrpo.rewards.isolation.workers import close_pools
+from trl_drgrpo.rewards.isolation.pool import close_pools
 from trl_drgrpo.rewards.recipe_rewards import resolve_reward
 from trl_drgrpo.rewards.sample import SampleReward
 

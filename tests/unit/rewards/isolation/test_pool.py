@@ -24,8 +24,8 @@ from misbehaving import (
     start_processes,
 )
 
-from trl_drgrpo.rewards.isolation.processes import NurseryHandle
-from trl_drgrpo.rewards.isolation.workers import Failure, WorkerPool, close_pools, pool_for
+from trl_drgrpo.rewards.isolation.handles import NurseryHandle
+from trl_drgrpo.rewards.isolation.pool import Failure, WorkerPool, close_pools, pool_for
 from trl_drgrpo.rewards.limits import Limits
 
 

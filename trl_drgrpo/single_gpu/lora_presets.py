@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from peft import LoraConfig
     from transformers import BitsAndBytesConfig
 
+
 Preset = Literal["lora", "qlora"]
 PRESETS: tuple[str, ...] = get_args(Preset)
 LEARNING_RATE = 1e-5

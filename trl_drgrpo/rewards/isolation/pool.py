@@ -27,7 +27,7 @@ from typing import Any
 
 import cloudpickle
 
-from trl_drgrpo.rewards.isolation.processes import NurseryHandle, WorkerHandle
+from trl_drgrpo.rewards.isolation.handles import NurseryHandle, WorkerHandle
 from trl_drgrpo.rewards.isolation.worker import send_frame
 from trl_drgrpo.rewards.limits import Limits, available_workers
 

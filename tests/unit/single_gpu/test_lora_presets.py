@@ -14,7 +14,7 @@ from trl import GRPOConfig, GRPOTrainer, ModelConfig, get_peft_config, get_quant
 
 from trl_drgrpo import DrGRPOConfig, lora_preset, preset_arguments
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.single_gpu.presets import PRESETS, preset_values
+from trl_drgrpo.single_gpu.lora_presets import PRESETS, preset_values
 
 SIZES = {
     "vocab_size": 97,
@@ -169,7 +169,7 @@ def test_without_bitsandbytes_the_way_out_is_named(monkeypatch):
 
 
 def test_importing_the_room_loads_nothing_heavy():
-    code = "import sys, trl_drgrpo.single_gpu, trl_drgrpo.single_gpu.presets, trl_drgrpo.cli.merge, trl_drgrpo.cli.job"
+    code = "import sys, trl_drgrpo.single_gpu.lora_presets, trl_drgrpo.cli.merge, trl_drgrpo.cli.job"
     code += "; print([m for m in ('torch', 'trl', 'peft', 'transformers') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"
