@@ -325,12 +325,17 @@ def test_every_other_setting_is_said(checkpoint, settings, prompts, tokenizer, r
     assert {group["weight_decay"] for group in trainer.optimizer.param_groups} == {0.0}
 
 
+def own_words(caplog) -> str:
+    """The log without the lines of other libraries, whose wording changes."""
+    return "\n".join(record.getMessage() for record in caplog.records if record.name.startswith("trl_drgrpo"))
+
+
 def test_another_optimizer_is_refused_before_training(checkpoint, settings, prompts, tokenizer, reward, caplog):
     trainer = build({**settings, "optim": "sgd"}, prompts, tokenizer, reward)
     with pytest.raises(InputError, match=f"^optim: got sgd; expected adamw_torch, whose state is in {checkpoint}"):
         trainer.train(resume_from_checkpoint=str(checkpoint))
     build({**settings, "optim": "adamw_torch"}, prompts, tokenizer, reward).train(resume_from_checkpoint=True)
-    assert "differ" not in caplog.text  # the default, adamw_torch_fused, has the same state
+    assert "differ" not in own_words(caplog)  # the default, adamw_torch_fused, has the same state
 
 
 def test_a_run_keeps_its_id_and_says_nothing_of_an_objective_that_is_the_same(
@@ -342,7 +347,7 @@ def test_a_run_keeps_its_id_and_says_nothing_of_an_objective_that_is_the_same(
     assert first.run_id == second.run_id == trainer.run_id
     log = json.loads((checkpoint.parent / "_drgrpo" / "run.json").read_text())
     assert [start["run_id"] for start in log["starts"]] == [first.run_id] * 2
-    assert not re.search("objective|differ|Kept", caplog.text)
+    assert not re.search("objective|differ|Kept", own_words(caplog))
 
 
 def test_another_L_in_so_many_words_is_refused(checkpoint, settings, prompts, tokenizer, reward):
