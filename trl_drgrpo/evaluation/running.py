@@ -122,7 +122,7 @@ def check_context(model: Any, lengths: Sequence[int], decoding: Decoding) -> Non
         lengths (`Sequence[int]`): Tokens of each prompt.
         decoding ([`Decoding`]): Length limits of completions.
     """
-    from trl_drgrpo.single_gpu.model_checks import context_length
+    from trl_drgrpo.single_gpu.memory.skeleton import context_length
 
     context = context_length(model.config)
     row = max(range(len(lengths)), key=lengths.__getitem__)

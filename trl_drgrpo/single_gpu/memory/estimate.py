@@ -17,7 +17,7 @@ from torch import nn
 from trl_drgrpo.single_gpu.memory.passes import Phases
 from trl_drgrpo.single_gpu.memory.setup import LOADED_IN, Setup
 from trl_drgrpo.single_gpu.memory.skeleton import build
-from trl_drgrpo.single_gpu.memory.stand_ins import AdaptedLinear, FourBitLinear
+from trl_drgrpo.single_gpu.memory.stand_ins import AdaptedLinear, QuantizedLinear
 
 MIB = 2**20
 ACTIVATIONS = "activations"
@@ -151,7 +151,7 @@ class Planner:
 
     def _load(self) -> Phase:
         """Weights are cast on the host, but quantized on the device, one after the other."""
-        quantized = [m for m in self.model.modules() if isinstance(m, FourBitLinear)]
+        quantized = [m for m in self.model.modules() if isinstance(m, QuantizedLinear)]
         element = LOADED_IN[self.setup.dtype]
         sizes = [m.shape[0] * m.shape[1] * element for m in quantized]
         return Phase("load", _parts(self._weights, {"a weight, not quantized yet": max(sizes, default=0)}))
@@ -267,7 +267,7 @@ def host_phases(planner: Planner) -> dict[str, dict[str, int]]:
 
 def _matrix_sizes(model: Any) -> list[int]:
     """Elements of each weight matrix before it is quantized, the largest first."""
-    quantized = [m for m in model.modules() if isinstance(m, FourBitLinear)]
+    quantized = [m for m in model.modules() if isinstance(m, QuantizedLinear)]
     packed = {id(m.weight) for m in quantized}
     plain = [p.numel() for p in model.parameters() if p.dim() > 1 and id(p) not in packed]
     return sorted([*plain, *(m.shape[0] * m.shape[1] for m in quantized)], reverse=True)
