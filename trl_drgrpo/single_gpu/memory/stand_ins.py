@@ -160,7 +160,12 @@ class Precision(TorchFunctionMode):
         super().__init__()
         self.dtype = dtype
         self.device = device
+        self.keeps_casts = True  # not behind prompts that are held once: measured on a CPU, they go one by one
         self._casts: dict[int, torch.Tensor] = {}
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self.forget()
 
     def forget(self) -> None:
         """Autocast's outermost block ends: cast weights that nothing else holds are freed."""
@@ -184,7 +189,7 @@ class Precision(TorchFunctionMode):
     def _lowered(self, value: Any) -> Any:
         if not _is_float(value) or value.dtype == self.dtype:
             return value
-        if not (value.is_leaf and value.requires_grad and value.dtype == torch.float32):
+        if not (self.keeps_casts and value.is_leaf and value.requires_grad and value.dtype == torch.float32):
             return value.to(self.dtype)
         if id(value) not in self._casts:
             self._casts[id(value)] = value.to(self.dtype)
