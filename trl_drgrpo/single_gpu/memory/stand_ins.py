@@ -118,32 +118,11 @@ HEAD_TOKENS, HEAD_VOCABULARY = 4096, 32768
 # Of bitsandbytes: weights that share a scale, scales that share one when quantized twice, and its code books.
 BLOCK, NESTED_BLOCK, CODE_BYTES = 64, 256, 64 + 1024
 
-_LOWER = {
-    functional.linear,
-    functional.conv1d,
-    torch.matmul,
-    torch.Tensor.matmul,
-    torch.Tensor.__matmul__,
-    torch.bmm,
-    torch.baddbmm,
-    torch.addmm,
-    torch.einsum,
-    functional.scaled_dot_product_attention,
-}
-_FLOAT32_ON_GPU = {
-    functional.layer_norm,
-    functional.softmax,
-    functional.log_softmax,
-    torch.softmax,
-    torch.Tensor.softmax,
-    torch.pow,
-    torch.Tensor.pow,
-    torch.rsqrt,
-    torch.cumsum,
-    torch.Tensor.cumsum,
-}
-
-
+# What autocast runs in its type; and what it runs in float32, on a GPU alone.
+_LOWER = {functional.linear, functional.conv1d, functional.scaled_dot_product_attention, torch.einsum}
+_LOWER |= {torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, torch.bmm, torch.baddbmm, torch.addmm}
+_FLOAT32_ON_GPU = {functional.layer_norm, functional.softmax, functional.log_softmax, torch.softmax, torch.pow}
+_FLOAT32_ON_GPU |= {torch.Tensor.softmax, torch.Tensor.pow, torch.rsqrt, torch.cumsum, torch.Tensor.cumsum}
 # Products of tokens, sorted by expert, with each expert's weights: on the meta device they take bfloat16 alone.
 _GROUPED = {getattr(functional, "grouped_mm", None), getattr(torch, "_grouped_mm", None)} - {None}
 
