@@ -13,7 +13,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -40,19 +40,15 @@ class Probe:
         weights (`str`): `"real"` or `"random"`.
         ended_in (`str`, *optional*): A key of `LOWER` where memory ran out; `None`: it went through.
         seconds (`float`): From loading to the end.
-        allocated, reserved (`int`, *optional*): Most that PyTorch had in tensors, and held, on a GPU.
-        resident (`int`, *optional*): On a CPU, peak resident memory of the whole process.
-        before (`int`, *optional*): The same before the model was loaded: Python and libraries.
+        took (`dict[str, int]`): Most bytes, by who counts: on a GPU PyTorch, what was allocated and reserved; on a CPU
+            the system, what the whole process had resident, and had before the model was loaded.
     """
 
     device: str
     weights: str
     ended_in: str | None = None
     seconds: float = 0.0
-    allocated: int | None = None
-    reserved: int | None = None
-    resident: int | None = None
-    before: int | None = None
+    took: Mapping[str, int] = field(default_factory=dict)
 
     def sentence(self, recipe: Mapping[str, Any], estimate: Any) -> str:
         """The measurement beside the closed form's number; where memory ran out, what to lower."""
@@ -60,14 +56,9 @@ class Probe:
         if self.ended_in:
             lower = [f"{key} ({recipe[key]})" if key in recipe else key for key in LOWER[self.ended_in]]
             return f"{run}: out of memory in {self.ended_in}. Lower {', then '.join(lower)}."
-        if self.allocated is not None and self.reserved is not None:
-            took = f"{readable(self.allocated)} allocated and {readable(self.reserved)} reserved by PyTorch"
-            planned = f"{readable(estimate.tensors)} and, with context and slack, {readable(estimate.total)}"
-        else:
-            more = readable((self.resident or 0) - (self.before or 0))
-            took = f"{readable(self.resident or 0)} resident, the whole process, {more} more than before the model"
-            planned = f"{readable(estimate.tensors)} in tensors"
-        return f"{run}, two steps in {self.seconds:.0f} s: at most {took}; planned: {planned}."
+        took = ", ".join(f"{readable(size)} {what}" for what, size in self.took.items())
+        planned = f"{readable(estimate.tensors)} in tensors, {readable(estimate.total)} in all"
+        return f"{run}, two steps in {self.seconds:.0f} s: {took}; planned: {planned}."
 
 
 def run_probe(path: str, recipe: Mapping[str, Any], device: str, prompt: int) -> Probe:
@@ -86,23 +77,20 @@ def run_probe(path: str, recipe: Mapping[str, Any], device: str, prompt: int) ->
         remedy = "vLLM takes the share that vllm_gpu_memory_utilization says; leave --probe out."
         raise InputError("--probe", "use_vllm", "generation by transformers", remedy)
     bare = Path(path).is_dir() and not any(file.suffix in (".safetensors", ".bin") for file in Path(path).iterdir())
-    weights, name = "random" if bare else "real", "this CPU"
-    if device == "cuda":
-        import torch
+    weights, name = "random" if bare else "real", "this CPU" if device == "cpu" else "this GPU"
+    import torch
 
-        if not torch.cuda.is_available():
-            remedy = "Add --device cpu, or run it where the card is."
-            raise InputError("--probe", "a plan for a GPU on a machine without one", "its own device", remedy)
-        name = torch.cuda.get_device_name()
+    if device == "cuda" and not torch.cuda.is_available():
+        remedy = "Add --device cpu, or run it where the card is."
+        raise InputError("--probe", "a plan for a GPU on a machine without one", "its own device", remedy)
     with TemporaryDirectory() as folder:
         try:
             if bare:
                 path = _alone(_with_random_weights, path, f"{folder}/model", recipe.get("dtype"))
-            ended_in, measured = _alone(_measure, path, dict(recipe), device, prompt, folder)
+            return Probe(name, weights, *_alone(_measure, path, dict(recipe), device, prompt, folder))
         except BrokenProcessPool:  # the system killed it, which says no word
-            done = Path(folder, "stage")
-            ended_in, measured = done.read_text() if done.exists() else "loading the model", {}
-    return Probe(name, weights, ended_in, **measured)
+            stage = Path(folder, "stage")
+            return Probe(name, weights, stage.read_text() if stage.exists() else "loading the model")
 
 
 def _alone(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -124,8 +112,8 @@ def _with_random_weights(path: str, folder: str, dtype: Any) -> str:
     return folder
 
 
-def _measure(path: str, recipe: dict[str, Any], device: str, prompt: int, folder: str) -> tuple[str | None, dict]:
-    """Where memory ran out, and the fields of a `Probe`; what it does is in a file as well, to be read after a kill."""
+def _measure(path: str, recipe: dict[str, Any], device: str, prompt: int, folder: str) -> tuple[Any, ...]:
+    """The fields of a `Probe` from `ended_in` on; what it does is in a file as well, to be read after a kill."""
     os.environ["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
     os.environ |= {"HF_DATASETS_CACHE": folder, "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
     import torch
@@ -134,13 +122,16 @@ def _measure(path: str, recipe: dict[str, Any], device: str, prompt: int, folder
     import trl_drgrpo.trainer  # noqa: F401  # counts as there before
     from trl_drgrpo.cli import job
 
-    stage, doing = Path(folder, "stage"), "loading the model"
+    stage = Path(folder, "stage")
+    stage.write_text("loading the model")
 
     def rewards(completions: list[Any], **_: Any) -> list[float]:
-        nonlocal doing
-        doing = "training"
-        stage.write_text(doing)
+        stage.write_text("training")
         return [float(row % 2) for row in range(len(completions))]
+
+    class Steps(transformers.TrainerCallback):
+        def on_step_begin(self, *_: Any, **__: Any) -> None:
+            stage.write_text("generation")
 
     transformers.logging.set_verbosity_error()
     tokenizer = transformers.AutoTokenizer.from_pretrained(path)
@@ -157,18 +148,18 @@ def _measure(path: str, recipe: dict[str, Any], device: str, prompt: int, folder
             trainer = job.build_trainer(prepared)
             trainer.remove_callback(transformers.PrinterCallback)
             trainer.generation_config.suppress_tokens = sorted(trainer.stop_token_ids)
-            doing = "generation"
-            stage.write_text(doing)
+            trainer.add_callback(Steps())
             trainer.train()
     except (MemoryError, RuntimeError) as error:
-        if not isinstance(error, (MemoryError, torch.OutOfMemoryError)) and "allocate memory" not in str(error):
+        said = any(words in str(error) for words in ("allocate memory", "ALLOC_FAILED"))
+        if not said and not isinstance(error, (MemoryError, torch.OutOfMemoryError)):
             raise
-        return doing, {}
-    measured: dict[str, Any] = {"seconds": time.perf_counter() - start}
-    if device == "cuda":
-        allocated, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
-        return None, {**measured, "allocated": allocated, "reserved": reserved}
-    return None, {**measured, "resident": _resident(), "before": before}
+        return (stage.read_text(),)
+    seconds = time.perf_counter() - start
+    if device == "cpu":
+        return None, seconds, {"resident, the whole process": _resident(), "of them before the model": before}
+    allocated, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+    return None, seconds, {"allocated by PyTorch": allocated, "reserved by PyTorch": reserved}
 
 
 def _prompt(tokenizer: Any, number: int, tokens: int) -> str:
