@@ -2,7 +2,8 @@
 
 Reads the model's configuration and nothing else of it: no weights, no data, no TRL. stdout has a recipe fragment with
 settings that fit (its comments say what they were planned for) or, with `--json`, everything; the table of components
-goes to stderr. With `--probe` two real steps are run as well. Exit code 1: nothing fits, or the probe ran out of memory.
+goes to stderr. With `--probe` two real steps are run as well. Exit code 1: nothing fits, or the probe has run out of
+memory.
 """
 
 import argparse

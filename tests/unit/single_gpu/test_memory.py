@@ -191,7 +191,8 @@ def test_the_text_part_of_a_vision_model_is_planned_like_the_model_it_is_made_of
 
 def test_names_of_cards():
     for card, gigabytes in CARDS.items():
-        assert find_card(card) == find_card(f"NVIDIA {card.lower().replace('-', ' ')}") == (card, int(gigabytes * 2**30))
+        written = f"NVIDIA {card.lower().replace('-', ' ')}"
+        assert find_card(card) == find_card(written) == (card, int(gigabytes * 2**30))
     assert find_card("4090")[0] == "RTX-4090"
     assert find_card("h100")[0] == "H100-80GB"
 

@@ -119,9 +119,9 @@ class Planner:
         """The memory of a run, whose setup is like the planner's in everything that decides how the model is
         loaded."""
         if setup not in self._known:
-            phases = [self._complete(setup, name, parts) for name, parts in self._parts(setup).items()]
+            phases = tuple(self._complete(setup, name, parts) for name, parts in self._parts(setup).items())
             trained = sum(p.numel() for p in self._trained)
-            self._known[setup] = Estimate(setup, tuple(each for each in phases if each.parts), self.parameters, trained)
+            self._known[setup] = Estimate(setup, phases, self.parameters, trained)
         return self._known[setup]
 
     def training(self, setup: Setup) -> int:

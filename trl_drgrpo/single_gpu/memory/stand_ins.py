@@ -298,8 +298,8 @@ def _tile(hidden: torch.Tensor, weight: torch.Tensor, compute: torch.dtype, fold
 class QuantizedLinear(nn.Module):
     """bitsandbytes' layers, whose weights are unpacked for each product.
 
-    `Linear4bit`: half a byte per weight, scales per block. `Linear8bitLt`: one byte per weight and a scale per row; the
-    input is quantized as well.
+    `Linear4bit`: half a byte per weight, scales per block. `Linear8bitLt`: one byte per weight and a scale per row;
+    the input is quantized as well.
 
     Args:
         rows, columns (`int`): Of the weight.
@@ -307,7 +307,7 @@ class QuantizedLinear(nn.Module):
         compute (`torch.dtype`): Compute dtype of the product.
         bits (`int`): 4 or 8.
         nested (`bool`): Whether the scales of 4 bits are quantized too.
-        packed (`bool`): Whether a kernel multiplies packed weights of 4 bits in the forward, as on a CPU; of 8 it does.
+        packed (`bool`): Whether a kernel multiplies packed weights in the forward, as on a CPU; of 8 bits it does.
     """
 
     def __init__(
