@@ -242,9 +242,10 @@ def _longest_prompt(config: Any, tokens: int | None, given: Mapping[str, Any]) -
         return tokens or DEFAULT_PROMPT
     prompt = tokens or max(1, min(DEFAULT_PROMPT, context - (completion or context // 2)))
     if prompt + (completion or 1) > context:
-        got = f"{prompt} before completions of {completion or 'any length'}"
-        expected = f"at most the model's context of {context} tokens, both together"
-        raise InputError("--max_prompt_length", got, expected, "Lower it, or max_completion_length.")
+        field = "max_completion_length" if completion else "--max_prompt_length"
+        got = f"{completion} behind prompts of {prompt}" if completion else str(prompt)
+        expected = f"prompt and completion within the model's context of {context} tokens"
+        raise InputError(field, got, expected, "Lower the one or the other.")
     if completion is None and context - prompt < LENGTHS[0]:
         left = f"leaves at most {context - prompt} for a completion behind prompts of {prompt}"
         console.log(f"max_completion_length: the model's context of {context} tokens {left}.")
