@@ -11,14 +11,17 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from misbehaving import kill_self
 from peft import PromptTuningConfig, get_peft_model
 from runs import train
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
+from trl_drgrpo.cli import plan_probe
 from trl_drgrpo.cli.flags import read_flags
 from trl_drgrpo.cli.main import main
-from trl_drgrpo.cli.plan_probe import Probe
+from trl_drgrpo.cli.plan_probe import Probe, run_probe
 from trl_drgrpo.cli.recipe import read_recipe
+from trl_drgrpo.demo import MODEL_DIR
 from trl_drgrpo.single_gpu.memory.warning import MemoryWatch, setup_of
 
 ROOT = Path(__file__).parents[3]
@@ -165,6 +168,11 @@ def test_a_probe_that_runs_out_of_memory_says_what_to_lower(capfd):
     assert "Nothing fits" in out  # the plan is there all the same
     said = "real weights: out of memory in loading the model. Lower dtype: bfloat16, then preset: qlora."
     assert err.splitlines()[-1] == f"Probe on this CPU, {said}"
+
+
+def test_a_probe_that_the_system_kills_is_out_of_memory_too(monkeypatch):
+    monkeypatch.setattr(plan_probe, "_measure", kill_self)  # as the kernel does on a host without memory
+    assert run_probe(str(MODEL_DIR), {}, "cpu", 8) == Probe("this CPU", "real", "loading the model")
 
 
 @pytest.mark.parametrize(
