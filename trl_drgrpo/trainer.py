@@ -20,7 +20,7 @@ from trl import GRPOConfig
 
 from trl_drgrpo.common.errors import InputError, RewardError, told
 from trl_drgrpo.config.config import DrGRPOConfig, dr_grpo_config, take_later_assignments, with_best_metric
-from trl_drgrpo.config.preflight import check_inputs
+from trl_drgrpo.config.preflight import check_inputs, named_splits
 from trl_drgrpo.features.diagnostics.diagnostics import Diagnostics
 from trl_drgrpo.features.diagnostics.movement import MovementWatch
 from trl_drgrpo.features.diagnostics.progress import progress_by_default
@@ -46,7 +46,7 @@ from trl_drgrpo.process_rewards.steps.separators import configured_segmenter
 from trl_drgrpo.rewards.contract import RewardFunction, checked_reward, reward_name, without_frames
 from trl_drgrpo.single_gpu.adapters import choose_quantization, prepare_adapters
 from trl_drgrpo.single_gpu.memory.warning import MemoryWatch
-from trl_drgrpo.single_gpu.model_checks import check_model
+from trl_drgrpo.single_gpu.model_checks import check_model, check_prompt_lengths, context_length
 from trl_drgrpo.upstream.batches import (
     CreditedBatch,
     RolloutBatch,
@@ -224,6 +224,10 @@ class DrGRPOTrainer(HostTrainer):
             self.step_scorer.on_trainer_built(self)
         if not self.in_lockstep:  # plans are of whole models
             self.add_callback(MemoryWatch())
+        if rollout_func is None:
+            context = (args.vllm_max_model_length if self.use_vllm else None) or context_length(self.model.config)
+            splits = named_splits(train_dataset, eval_dataset)
+            check_prompt_lengths(splits, self.prompt_lengths, args.max_completion_length, context)
         if args.max_completion_length is None and not self.use_vllm:
             self._fill_the_context()
 

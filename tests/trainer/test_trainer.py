@@ -12,6 +12,7 @@ from runs import STOCK, assert_same_weights, build, train, weights
 from tiny import tiny_model
 from transformers import AutoModelForCausalLM
 from trl import GRPOConfig, GRPOTrainer
+from walk import with_tools
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
 from trl_drgrpo.common.errors import InputError, RewardError
@@ -353,3 +354,58 @@ def test_what_is_assigned_after_the_constructor_is_refused_when_training_starts(
     trainer.args.temperature = trainer.temperature = 0.9
     trainer.train()
     assert trainer.state.global_step == 1
+
+
+def test_a_prompt_behind_which_nothing_fits_ends_the_run_before_it_starts(settings, prompts, tokenizer, reward):
+    rows = [*prompts["prompt"][:5], "1+2=" * 400, "1+2=" * 300, *prompts["prompt"][:9]]
+    most = len(tokenizer(rows[5])["input_ids"])
+    longer = Dataset.from_dict({"prompt": rows})
+    got = f"got 12 after a prompt of {most} tokens, row 5"
+    for data, field in (({"train_dataset": longer}, "train_dataset"), ({"eval_dataset": {"a": longer}}, "a")):
+        for length in (most + 11, most + 12):
+            model = tiny_model(tokenizer)
+            model.config.max_position_embeddings = length
+            arguments = {"args": DrGRPOConfig(**settings), "train_dataset": prompts, "processing_class": tokenizer}
+            arguments |= data
+            if length == most + 12:
+                DrGRPOTrainer(model, reward, **arguments)
+                continue
+            with pytest.raises(InputError) as error:
+                DrGRPOTrainer(model, reward, **arguments)
+            field = field if field == "train_dataset" else "eval_dataset['a']"
+            assert str(error.value) == (
+                f"max_completion_length: {got} (from 0) of {field}; expected at most {length} tokens together, "
+                "the model's context. Lower it, or drop such prompts."
+            )
+    model = tiny_model(tokenizer)
+    model.config.alibi = True  # positions without an end
+    DrGRPOTrainer(model, reward, DrGRPOConfig(**settings), longer, processing_class=tokenizer)
+
+
+def add(a: int, b: int) -> int:
+    """Add two numbers.
+
+    Args:
+        a: The first number.
+        b: The second number.
+    """
+    return a + b
+
+
+class Adds:
+    add = staticmethod(add)
+
+    def reset(self, **kwargs):
+        return None
+
+
+def test_the_description_of_tools_is_a_part_of_the_prompt(settings, prompts, reward):
+    model, tokenizer = with_tools()
+    data = prompts.map(lambda row: {"prompt": [{"role": "user", "content": row["prompt"]}]})
+    model.config.max_position_embeddings = 128
+    given = {"args": DrGRPOConfig(**settings), "train_dataset": data, "processing_class": tokenizer}
+    DrGRPOTrainer(model, reward, **given)
+    for brings in ({"tools": [add]}, {"environment_factory": Adds}, {"environment_factory": {"sums": Adds}}):
+        given["train_dataset"] = data.add_column("environment", ["sums"] * len(data))
+        with pytest.raises(InputError, match=r"^max_completion_length: got 12 after a prompt of \d{3} tokens, row "):
+            DrGRPOTrainer(model, reward, **given, **brings)

@@ -95,6 +95,22 @@ def prompt_problem(prompt: Any) -> str:
     return ""
 
 
+def prompt_rows(dataset: Any) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Number, prompt and name of the environment of a split's rows that have a prompt; none of rows made on the
+    fly, or with images."""
+    columns = dataset.column_names
+    if _is_made_on_reading(dataset) or {"image", "images"}.intersection(columns or ()):
+        return
+    rows = islice(dataset, STREAMED_ROWS)
+    if not _is_stream(dataset):
+        if "prompt" not in columns:
+            return
+        rows = iter(dataset.select_columns([name for name in ("prompt", "environment") if name in columns]))
+    for number, row in enumerate(rows):
+        if row.get("prompt") is not None:
+            yield number, row
+
+
 def column_values(dataset: Any, names: Sequence[str]) -> dict[str, ColumnValues]:
     """Contents of a split's columns, by name; empty for rows made on the fly."""
     if not names or _is_made_on_reading(dataset) or (not _is_stream(dataset) and len(dataset) == 0):

@@ -117,14 +117,7 @@ def check_inputs(
             "%s: no effect without step_reward_funcs. Pass step_reward_funcs, or remove the setting.",
             ", ".join(unused),
         )
-    splits = {"train_dataset": train_dataset}
-    if isinstance(eval_dataset, dict):
-        splits |= {f"eval_dataset[{name!r}]": split for name, split in eval_dataset.items()}
-    else:
-        splits["eval_dataset"] = eval_dataset
-    for field, dataset in splits.items():
-        if dataset is None:
-            continue
+    for field, dataset in named_splits(train_dataset, eval_dataset).items():
         _check_kind(field, dataset)
         if field == "train_dataset":
             _check_size(args, dataset)
@@ -136,6 +129,14 @@ def check_inputs(
             _check_columns(reward_funcs, dataset.column_names)
             _check_columns(step_reward_funcs or [], [*dataset.column_names, "steps", "step_ends"])
             _check_golds([*reward_funcs, *(step_reward_funcs or [])], field, dataset)
+
+
+def named_splits(train_dataset: Any, eval_dataset: Any) -> dict[str, Any]:
+    """The datasets of a run, by field."""
+    several = eval_dataset if isinstance(eval_dataset, dict) else {}
+    splits = {"train_dataset": train_dataset, "eval_dataset": None if several else eval_dataset}
+    splits |= {f"eval_dataset[{name!r}]": split for name, split in several.items()}
+    return {field: dataset for field, dataset in splits.items() if dataset is not None}
 
 
 def _check_forks(args: DrGRPOConfig, step_reward_funcs: list[Any], others: list[str]) -> None:
