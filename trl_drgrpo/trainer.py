@@ -506,7 +506,7 @@ class DrGRPOTrainer(HostTrainer):
 
     def _fill_the_context(self) -> None:
         """Without `max_completion_length`: let transformers generate until the context is full (its default is 20)."""
-        if {"max_length", "max_new_tokens"} & set(self.args.generation_kwargs or {}):
+        if "max_length" in (self.args.generation_kwargs or {}):
             return
         context = self.model.config.get_text_config().max_position_embeddings
         self.generation_config.max_length = self.generation_kwargs["max_length"] = context

@@ -33,7 +33,7 @@ _ALSO: dict[str, tuple[type, ...]] = {
     "debug": (list, type(None)),
 }
 _FILES = ("accelerator_config", "fsdp_config", "deepspeed")  # mappings that may be written as the path of a JSON file
-_JUDGED = ("dynamic_sampling", "run_warnings", "reward_weights", "step_reward_weights")  # by checks of their own
+_JUDGED = ("dynamic_sampling", "run_warnings", "reward_weights", "step_reward_weights")  # by rules of their own
 
 # Keys that TRL sets itself: a second value is an error in the middle of the run, or another shape of batch.
 _TAKEN: dict[str, tuple[str, ...]] = {
@@ -92,6 +92,51 @@ def check_kinds(config: Any) -> None:
         _check_kind(name, value, members, _ALSO.get(name, ()))
 
 
+def check_choices(config: Any) -> None:
+    """Refuses a text that is none of those that its field takes: of the annotation, TRL's metadata, or the table
+    below. Numbers and booleans are judged elsewhere."""
+    hints, choices = _hints(type(config)), _choices()
+    for field in dataclasses.fields(config):
+        literals = [typing.get_args(each) for each in _members(hints[field.name]) if _is_literal(each)]
+        allowed = literals[0] if literals else choices.get(field.name) or field.metadata.get("choices")
+        value = getattr(config, field.name)
+        if allowed and value not in allowed and value is not None and not isinstance(value, bool):
+            remedy = did_you_mean(value, allowed, "Pick one of them.", cutoff=0.6, form="{!r}")
+            raise InputError(field.name, shortened(value), f"one of {', '.join(allowed)}", remedy)
+
+
+def _is_literal(member: Any) -> bool:
+    return typing.get_origin(member) is typing.Literal
+
+
+def _choices() -> dict[str, tuple[str, ...]]:
+    """The values of fields of TRL that take one of a few texts. What transformers names itself is asked there."""
+    from accelerate.utils import DynamoBackend
+    from transformers.generation.configuration_utils import ALL_CACHE_IMPLEMENTATIONS
+    from transformers.trainer_utils import HubStrategy, IntervalStrategy, SaveStrategy, SchedulerType
+    from transformers.training_args import OptimizerNames, trainer_log_levels
+
+    enumerations: dict[str, Any] = {
+        "lr_scheduler_type": SchedulerType,
+        "optim": OptimizerNames,
+        "logging_strategy": IntervalStrategy,
+        "eval_strategy": IntervalStrategy,
+        "save_strategy": SaveStrategy,
+        "hub_strategy": HubStrategy,
+    }
+    return {
+        "importance_sampling_level": ("token", "sequence"),
+        "log_level": tuple(trainer_log_levels),
+        "log_level_replica": tuple(trainer_log_levels),
+        "vllm_mode": ("server", "colocate"),
+        "cache_implementation": (*ALL_CACHE_IMPLEMENTATIONS, "paged"),
+        "include_num_input_tokens_seen": ("all", "non_padding", "no"),
+        "torch_compile_backend": tuple(backend.value.lower() for backend in DynamoBackend),
+        "torch_compile_mode": ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"),
+        **{name: tuple(str(member.value) for member in values) for name, values in enumerations.items()},
+    }
+
+
 def check_keys(config: Any) -> None:
     """Refuses a key of a mapping that nobody would read, and a value that its reader would refuse in the run.
 
@@ -109,9 +154,9 @@ def check_keys(config: Any) -> None:
         from accelerate.utils import GradientAccumulationPlugin
 
         _check_mapping("gradient_accumulation_kwargs", nested, _hints(GradientAccumulationPlugin))
-    with refused_values("generation_kwargs", config.generation_kwargs):
-        _sampling(config)
-    with refused_values("lr_scheduler_type, lr_scheduler_kwargs", config.lr_scheduler_kwargs):
+    with _refused_values("generation_kwargs", config.generation_kwargs):
+        _check_sampling(config)
+    with _refused_values("lr_scheduler_type, lr_scheduler_kwargs", config.lr_scheduler_kwargs):
         _schedule(config)
     _check_optimizer(config)
 
@@ -139,7 +184,7 @@ def _check_kind(field: str, value: Any, members: tuple[Any, ...], also: tuple[An
 
 
 @contextmanager
-def refused_values(field: str, value: Any) -> Iterator[None]:
+def _refused_values(field: str, value: Any) -> Iterator[None]:
     """Makes one `InputError` of what a library says about the values of a field."""
     try:
         yield
@@ -253,11 +298,22 @@ _KEYS: dict[str, Callable[[Any], Mapping[str, Any] | None]] = {
 }
 
 
-def _sampling(config: Any) -> None:
-    if config.generation_kwargs and not config.use_vllm:
-        from transformers import GenerationConfig
+def _check_sampling(config: Any) -> None:
+    """Keys that `GenerationConfig` refuses, and such under which nothing is sampled: greedy search, beams."""
+    given = config.generation_kwargs
+    if config.use_vllm or not given:
+        return
+    from transformers import GenerationConfig
+    from transformers.generation import GenerationMode
 
-        GenerationConfig(**{"do_sample": True, **config.generation_kwargs})
+    def samples(options: Mapping[str, Any]) -> bool:
+        mode = GenerationConfig(**{"do_sample": True, **options}).get_generation_mode()
+        return mode in (GenerationMode.SAMPLE, GenerationMode.ASSISTED_GENERATION)
+
+    if not samples(given):
+        key = next((key for key, value in given.items() if not samples({key: value})), next(iter(given)))
+        remedy = "A group needs different completions, each drawn from the policy: remove it."
+        raise InputError(f"generation_kwargs: {key}", shortened(given[key]), "sampling", remedy)
 
 
 def _schedule(config: Any) -> None:

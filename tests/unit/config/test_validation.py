@@ -6,7 +6,7 @@ import pytest
 
 from trl_drgrpo import DrGRPOConfig
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.config.validation import validate, validate_batch
+from trl_drgrpo.config.rules import validate, validate_batch
 
 
 @pytest.mark.parametrize(
@@ -30,6 +30,21 @@ from trl_drgrpo.config.validation import validate, validate_batch
             "generation_kwargs: temprature: got an unknown key; expected a key",
         ),
         ({"generation_kwargs": {"num_beams": "x"}}, "generation_kwargs: num_beams: got 'x'; expected a whole number"),
+        (
+            {"generation_kwargs": {"do_sample": False}},
+            "generation_kwargs: do_sample: got False; expected sampling. A group needs different completions",
+        ),
+        (
+            {"generation_kwargs": {"top_k": 5, "num_beams": 4}},
+            "generation_kwargs: num_beams: got 4; expected sampling",
+        ),
+        ({"generation_kwargs": {"temperature": 0}}, "generation_kwargs: temperature: got 0; expected a finite number"),
+        (
+            {"generation_kwargs": {"max_new_tokens": 5}},
+            "generation_kwargs: max_new_tokens: got 5; expected nothing. Set max_completion_length in its place",
+        ),
+        ({"generation_kwargs": {"max_length": 5}}, "generation_kwargs: max_length: got 5; expected nothing"),
+        ({"use_vllm": True, "generation_kwargs": {"max_tokens": 5}}, "generation_kwargs: max_tokens: got 5; expected"),
         ({"generation_kwargs": {1: 2}}, "generation_kwargs: 1: got a key of type int; expected text"),
         ({"generation_kwargs": {"suppress_tokens": 5}}, "generation_kwargs: suppress_tokens: got 5; expected a list"),
         ({"cache_implementation": "false"}, "cache_implementation: got 'false'; expected one of static, "),
@@ -110,6 +125,7 @@ def test_a_configuration_refuses_them(fields, message):
         {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": '{"min_lr": 1e-8}'},
         {"accelerator_config": {"even_batches": False}, "gradient_checkpointing_kwargs": {"use_reentrant": False}},
         {"logging_steps": 10.0, "save_steps": 0.5, "max_steps": 20},
+        {"max_completion_length": None, "loss_normalizer": 9, "generation_kwargs": {"max_length": 64}},
     ],
 )
 def test_what_trl_fills_in_is_in_range_as_well(fields):
@@ -183,11 +199,6 @@ A_PARENT = "at least two parents per prompt, each with forks ** fork_depth compl
             "generation_kwargs: min_new_tokens: got 4 with forks; expected nothing. It would see only a branch",
         ),
         ({"generation_kwargs": {"presence_penalty": 0.5}}, "generation_kwargs: presence_penalty: got 0.5 with forks"),
-        (
-            {"generation_kwargs": {"max_new_tokens": 64}},
-            "generation_kwargs: max_new_tokens: got 64 with forks; expected nothing. Branches share their "
-            "parent's token limit: set max_completion_length instead.",
-        ),
         (
             {"generation_kwargs": {"stop": ["\n\nQ:"]}},
             "generation_kwargs: stop: got ['\\n\\nQ:'] with",
