@@ -113,32 +113,6 @@ def test_a_share_of_warmup_steps_keeps_its_former_name():
 
 
 @pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"loss_normalizer": 0}, "loss_normalizer: got 0; expected a whole number, at least 1"),
-        ({"num_generations": "8"}, "num_generations: got '8'; expected a whole number, at least 2"),
-        ({"beta": float("nan")}, "beta: got nan; expected a finite number, at least 0"),
-        ({"outcome_weight": "x"}, "outcome_weight: got 'x'; expected a finite number"),
-        ({"reward_weights": [float("nan")]}, "reward_weights: got [nan]; expected a list of finite numbers"),
-        ({"reward_weights": 1.0}, "reward_weights: got 1.0"),
-        ({"step_reward_weights": "ab"}, "step_reward_weights: got 'ab'"),
-        ({"scale_by_running_std": "false"}, "scale_by_running_std: got 'false'; expected True or False"),
-        ({"step_separator": 3}, "step_separator: got 3; expected a list or None"),
-        ({"max_completion_length": None}, "loss_normalizer: got None together with max_completion_length=None"),
-        ({"advantage_baseline": "mean"}, "advantage_baseline: got 'mean'; expected one of group_mean, leave_one_out"),
-        ({"on_reward_error": "ignore"}, "on_reward_error: got 'ignore'"),
-        ({"num_generations": 3}, "num_generations: got 3 for a generation batch of 8 rows"),
-        ({"generation_batch_size": 12}, "num_generations: got 8 for a generation batch of 12 rows"),
-        ({"beta_warmup_steps": 5}, "beta_warmup_steps: got 5 with beta=0.0"),
-    ],
-)
-def test_contradictions_are_errors_before_a_model_loads(fields, message):
-    with pytest.raises(ValueError) as error:
-        DrGRPOConfig(**fields)
-    assert str(error.value).startswith(message)
-
-
-@pytest.mark.parametrize(
     ("field", "value", "message"),
     [
         ("loss_type", "grpo", "loss_type: got 'grpo'"),
@@ -164,52 +138,6 @@ def test_what_fits_may_be_assigned_later(field):
     config.scale_rewards = False
     config.check()
     assert config.scale_rewards == "none"
-
-
-CORRECTED = " with vllm_importance_sampling_correction=True; expected "
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        (
-            {"top_p": 0.9},
-            f"top_p: got 0.9{CORRECTED}1.0, so that the policy is sampled as it is. vLLM's",
-        ),
-        ({"top_k": 20}, f"top_k: got 20{CORRECTED}0,"),
-        ({"min_p": 0.05}, f"min_p: got 0.05{CORRECTED}0.0,"),
-        ({"generation_kwargs": {"top_k": 20}}, f"generation_kwargs: top_k: got 20{CORRECTED}0,"),
-        ({"repetition_penalty": 1.2}, f"repetition_penalty: got 1.2{CORRECTED}1.0,"),
-        (
-            {"generation_kwargs": {"logit_bias": {3: 1.0}}},
-            f"generation_kwargs: logit_bias: got {{3: 1.0}}{CORRECTED}None,",
-        ),
-        (
-            {"vllm_importance_sampling_clip_max": None},
-            "vllm_importance_sampling_clip_max: got None with vllm_importance_sampling_mode='token_truncate'",
-        ),
-    ],
-)
-def test_ratios_of_other_distributions_are_refused(fields, message):
-    with pytest.raises(InputError) as error:
-        DrGRPOConfig(use_vllm=True, **fields)
-    assert str(error.value).startswith(message)
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"top_p": 0.9, "use_vllm": False},
-        {"top_p": 0.9, "top_k": 20, "vllm_importance_sampling_correction": False},
-        {"top_p": 0.9, "generation_kwargs": {"top_p": 1}},  # which is what vLLM gets
-        {"top_k": -1, "min_p": 0.0},
-        {"vllm_importance_sampling_mode": "sequence_mask", "vllm_importance_sampling_clip_max": None},
-        {"vllm_importance_sampling_clip_min": 0.5, "vllm_importance_sampling_clip_max": None},
-    ],
-)
-def test_what_samples_from_the_policy_or_is_not_corrected_is_taken(fields):
-    config = DrGRPOConfig(**{"use_vllm": True, **fields})
-    assert {name: getattr(config, name) for name in fields} == fields
 
 
 def test_sampling_that_is_not_the_policys_is_said_in_one_line(settings, prompts, reward, caplog):
