@@ -58,6 +58,7 @@ from trl_drgrpo.upstream.host import HostTrainer
 from trl_drgrpo.upstream.seams import require_seams
 from trl_drgrpo.upstream.weight_sync import sync_merged_layers
 
+EvalData = Dataset | IterableDataset | DatasetDict | IterableDatasetDict | dict[str, Dataset | IterableDataset]
 RewardSource = RewardFunction | str | PreTrainedModel  # a name is that of a reward model
 
 
@@ -138,12 +139,7 @@ class DrGRPOTrainer(HostTrainer):
         reward_funcs: RewardSource | Sequence[RewardSource] | None = None,
         args: GRPOConfig | None = None,
         train_dataset: Dataset | IterableDataset | None = None,
-        eval_dataset: Dataset
-        | IterableDataset
-        | DatasetDict
-        | IterableDatasetDict
-        | dict[str, Dataset | IterableDataset]
-        | None = None,
+        eval_dataset: EvalData | None = None,
         processing_class: PreTrainedTokenizerBase | ProcessorMixin | None = None,
         reward_processing_classes: PreTrainedTokenizerBase | list[PreTrainedTokenizerBase] | None = None,
         callbacks: list[TrainerCallback] | None = None,
@@ -163,22 +159,25 @@ class DrGRPOTrainer(HostTrainer):
         given, args = args, dr_grpo_config(args, model)
         self._given_args = (given or args, dict(vars(given or args)))
         self.turns = EnvironmentTurns(self, environment_factory, args.on_reward_error)
-        outcome_funcs, given_step_funcs = _as_list(reward_funcs), _as_list(step_reward_funcs)
-        check_inputs(
-            args,
-            outcome_funcs,
-            train_dataset,
-            eval_dataset=eval_dataset,
-            step_reward_funcs=[*given_step_funcs, *self.turns.step_reward_funcs],
-            tools=tools,
-            rollout_func=rollout_func,
-            environment_factory=environment_factory,
-        )
-        init: Any = args.model_init_kwargs
-        quantization_config = choose_quantization(model, peft_config, quantization_config, init)
+        outcome_funcs, given_steps = _as_list(reward_funcs), _as_list(step_reward_funcs)
+        writers = {"tools": tools, "rollout_func": rollout_func, "environment_factory": environment_factory}
+        steps = [*given_steps, *self.turns.step_reward_funcs]
+        check_inputs(args, outcome_funcs, train_dataset, eval_dataset=eval_dataset, step_reward_funcs=steps, **writers)
+        quantization_config = choose_quantization(model, peft_config, quantization_config, args.model_init_kwargs)
         self.step_separator = args.separators(has_turns=bool(tools) or environment_factory is not None)
         segmenter = step_segmenter or configured_segmenter(self.step_separator)
-        outcome_funcs = self._assemble_steps(args, outcome_funcs, given_step_funcs, segmenter)
+        self.step_scorer = None
+        if steps:
+            weights = args.step_reward_weights
+            if weights is not None and len(weights) == len(given_steps):
+                weights = [*weights, *[1.0] * len(self.turns.step_reward_funcs)]
+            self.step_scorer = StepScorer(steps, segmenter, weights, args.on_reward_error)
+        if steps and not (outcome_funcs or self.turns.has_outcome):
+            if args.process_role == "baseline":
+                remedy = "A baseline is subtracted from the outcome reward: pass reward_funcs, or use 'reward'."
+                raise InputError("process_role", "'baseline' without reward_funcs", "'reward'", remedy)
+            outcome_funcs = [process_only]
+        self.turns.choose(segmenter if steps else None, args)
         if advantage_func is not None and not callable(advantage_func):
             got = type(advantage_func).__name__
             raise InputError("advantage_func", got, "a function of a RolloutBatch", "Pass the function itself.")
@@ -188,31 +187,17 @@ class DrGRPOTrainer(HostTrainer):
         # The config has made sure that one of the two is set.
         self.loss_normalizer = int(args.loss_normalizer or args.max_completion_length or 0)
         self._build_features(segmenter)
-        super().__init__(
-            model=model,
-            reward_funcs=[
-                f if not callable(f) or isinstance(f, torch.nn.Module) else checked_reward(f, args.on_reward_error)
-                for f in outcome_funcs
-            ],
-            args=args,
-            train_dataset=train_dataset,
-            eval_dataset=eval_dataset,
-            processing_class=processing_class,
-            reward_processing_classes=reward_processing_classes,
-            callbacks=callbacks,
-            optimizers=optimizers,
-            quantization_config=quantization_config,
-            peft_config=peft_config,
-            tools=tools,
-            rollout_func=rollout_func,
-            environment_factory=self.turns.factory,
-            **parent_kwargs,
-        )
-        for i in range(len(outcome_funcs), len(self.reward_funcs)):  # those that TRL added for environments
-            name = self.reward_func_names[i]
-            reward_func: Any = self.reward_funcs[i]
-            checked: Any = checked_reward(reward_func, name=name)  # what fails there costs a row, see `turns`
-            self.reward_funcs[i] = checked
+        rewards = [
+            checked_reward(f, args.on_reward_error) if callable(f) and not isinstance(f, torch.nn.Module) else f
+            for f in outcome_funcs
+        ]
+        data = (train_dataset, eval_dataset, processing_class, reward_processing_classes, callbacks, optimizers)
+        rest = (quantization_config, peft_config, tools, rollout_func, self.turns.factory)
+        super().__init__(model, rewards, args, *data, *rest, **parent_kwargs)
+        for i in range(len(rewards), len(self.reward_funcs)):  # those that TRL added for environments
+            added: Any = self.reward_funcs[i]
+            # What fails there costs a row, see `turns`.
+            self.reward_funcs[i] = cast(Any, checked_reward(added, name=self.reward_func_names[i]))
         if self.use_vllm and not self.in_lockstep:
             sync_merged_layers(self.vllm_generation)
         if not self.in_lockstep:  # there, a process may hold a part of each gradient only
@@ -229,30 +214,7 @@ class DrGRPOTrainer(HostTrainer):
             splits = named_splits(train_dataset, eval_dataset)
             check_prompt_lengths(splits, self.prompt_lengths, args.max_completion_length, context)
         if args.max_completion_length is None and not self.use_vllm:
-            self._fill_the_context()
-
-    def _assemble_steps(
-        self,
-        args: DrGRPOConfig,
-        outcome_funcs: list[Any],
-        given_step_funcs: list[StepRewardFunction],
-        segmenter: StepSegmenter,
-    ) -> list[Any]:
-        """Assemble the step rewards. Returns the outcome rewards, which are not empty."""
-        step_reward_funcs = [*given_step_funcs, *self.turns.step_reward_funcs]
-        self.step_scorer = None
-        if step_reward_funcs:
-            weights = args.step_reward_weights
-            if weights is not None and len(weights) == len(given_step_funcs):
-                weights = [*weights, *[1.0] * len(self.turns.step_reward_funcs)]
-            self.step_scorer = StepScorer(step_reward_funcs, segmenter, weights, args.on_reward_error)
-            if not outcome_funcs and not self.turns.has_outcome:
-                if args.process_role == "baseline":
-                    remedy = "A baseline is subtracted from the outcome reward: pass reward_funcs, or use 'reward'."
-                    raise InputError("process_role", "'baseline' without reward_funcs", "'reward'", remedy)
-                outcome_funcs = [process_only]
-        self.turns.choose(segmenter if self.step_scorer else None, args)
-        return outcome_funcs
+            self.fill_the_context()
 
     def _build_features(self, segmenter: StepSegmenter) -> None:
         self.reward_scale, self.value_baseline = RunningRewardScale(), ValueBaseline()
@@ -503,13 +465,6 @@ class DrGRPOTrainer(HostTrainer):
         if self.args.scale_by_running_std and self.model.training:
             logs["drgrpo/reward_scale"] = self.reward_scale.std
         super().add_to_log(logs)
-
-    def _fill_the_context(self) -> None:
-        """Without `max_completion_length`: let transformers generate until the context is full (its default is 20)."""
-        if "max_length" in (self.args.generation_kwargs or {}):
-            return
-        context = self.model.config.get_text_config().max_position_embeddings
-        self.generation_config.max_length = self.generation_kwargs["max_length"] = context
 
 
 def _as_list(reward_funcs: Any) -> list[Any]:

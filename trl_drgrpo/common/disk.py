@@ -150,7 +150,8 @@ def sole_writer(field: str, target: Path, *, is_file: bool = False) -> Iterator[
     """Inside the block no other process that asks so too writes to a folder, or to a file.
 
     A lock of the operating system, which ends with its process; blocks of one thread may be nested. Leaves nothing
-    behind, also on SIGTERM, which it answers with [`Terminated`]. Where the file system has no locks, the log says so, and the block runs without.
+    behind, also on SIGTERM, which it answers with [`Terminated`]. Where the file system has no locks, the log says so,
+    and the block runs without.
 
     Args:
         field (`str`): Input that names the target, for the message.

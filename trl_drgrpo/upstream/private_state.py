@@ -194,6 +194,12 @@ class PrivateState(GRPOTrainer):
         """The result of a coroutine, from the event loop on which TRL runs asynchronous methods of environments."""
         return asyncio.run_coroutine_threadsafe(coroutine, self.async_loop).result()
 
+    def fill_the_context(self) -> None:
+        """Without `max_completion_length`: let transformers generate until the context is full (its default is 20)."""
+        if "max_length" not in (self.args.generation_kwargs or {}):
+            context = self.model.config.get_text_config().max_position_embeddings
+            self.generation_config.max_length = self.generation_kwargs["max_length"] = context
+
     @contextmanager
     def completions_up_to(self, tokens: int | None) -> Iterator[None]:
         """Inside the block, the backend writes at most so many tokens; with vLLM, the most that any process says.
