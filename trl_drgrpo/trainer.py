@@ -31,7 +31,7 @@ from trl_drgrpo.features.resume.resume import Resume
 from trl_drgrpo.features.sampling.prompt_sampling import PromptSampling
 from trl_drgrpo.features.trackers import Trackers
 from trl_drgrpo.objective.advantages import AdvantageBaseline, RunningRewardScale, combine_rewards, group_advantages
-from trl_drgrpo.objective.fork_advantages import Forks, fork_step_advantages, fork_token_advantages
+from trl_drgrpo.objective.fork_advantages import fork_step_advantages, fork_token_advantages
 from trl_drgrpo.objective.step_advantages import (
     StepBaseline,
     StepCredit,
@@ -242,11 +242,7 @@ class DrGRPOTrainer(HostTrainer):
         self.check_owners()
         take_later_assignments(self.args, *self._given_args)
         self.args.check()
-        for name, (then, now) in self.changed_too_late().items():
-            remedy = "The trainer has copied it: set it before, or build a new trainer."
-            raise InputError(
-                name, f"{now!r}, assigned after the trainer was built", f"{then!r}, as when it was built", remedy
-            )
+        self.refuse_late_changes()
         try:
             with ExitStack() as running:
                 checkpoint = running.enter_context(self.resume.started(resume_from_checkpoint))
@@ -328,51 +324,43 @@ class DrGRPOTrainer(HostTrainer):
             `torch.Tensor`: One advantage per row of this rank `(b,)`, or of all ranks `(B,)`, or one per token of this
             rank's rows `(b, T)`; any dtype and device. They must be finite. Tokens that are not trained on get 0.
         """
-        if batch.forks is not None:
-            return self._forked_advantages(batch, batch.forks)
-        outcome = group_advantages(
-            batch.rewards, batch.num_generations, cast(AdvantageBaseline, self.args.advantage_baseline)
-        )
+        args, forks, rows = self.args, batch.forks, batch.own_rows
+        if forks is None:
+            baseline = cast(AdvantageBaseline, args.advantage_baseline)
+            outcome = group_advantages(batch.rewards, batch.num_generations, baseline)  # (B,)
+        else:  # siblings are compared: (b, T)
+            outcome = fork_token_advantages(batch.rewards, batch.num_generations, forks, batch.trained_mask, rows)
         outcome = outcome / self._reward_scale(batch)
         if batch.step_rewards is None or batch.step_ends is None:
             return outcome
-        is_baseline = self.args.process_role == "baseline"
-        apart = is_baseline or self.args.step_baseline in ("to_go", "none")
+        is_baseline, unscorable = args.process_role == "baseline", batch.rewards.isnan()
+        outcome_weight, process_weight = args.outcome_weight, args.process_weight
+        apart = forks is not None or is_baseline or args.step_baseline in ("to_go", "none")
         rewards, ends = with_closings(batch.step_rewards, batch.step_ends, apart=apart)
-        if is_baseline:
-            scored = outcome.masked_fill(batch.rewards.isnan(), torch.nan)
+        rule = cast(StepCredit, args.step_credit)
+        if forks is not None:
+            credits = fork_step_advantages(rewards, ends, batch.num_generations, forks, rule, unscorable)
+        elif is_baseline:
+            scored = outcome.masked_fill(unscorable, torch.nan)
             credits, metrics = self.value_baseline.subtract(
                 scored, rewards, ends, batch.num_generations, update=batch.training
             )
             self.log_batch({f"process/baseline_{name}": [value] for name, value in metrics.items()}, {})
-            process_weight, outcome_weight = self.args.outcome_weight, 0.0  # the outcome is in it
+            outcome_weight, process_weight = 0.0, outcome_weight  # the outcome is in it
         else:
             credits = step_advantages(
                 rewards,
                 batch.num_generations,
-                cast(StepCredit, self.args.step_credit),
-                cast(StepBaseline, self.args.step_baseline),
-                deepseekmath_std=self.args.deepseekmath_step_std,
+                rule,
+                cast(StepBaseline, args.step_baseline),
+                deepseekmath_std=args.deepseekmath_step_std,
                 state_keys=batch.state_keys,
-                unscorable=batch.rewards.isnan(),
+                unscorable=unscorable,
             )
-            process_weight, outcome_weight = self.args.process_weight, self.args.outcome_weight
-        process = broadcast_to_tokens(credits[batch.own_rows], ends[batch.own_rows], batch.trained_mask)  # (b, T)
-        own_outcome = outcome[batch.own_rows].to(process.device).unsqueeze(1)
-        return outcome_weight * own_outcome + process_weight * process
-
-    def _forked_advantages(self, batch: RolloutBatch, forks: Forks) -> torch.Tensor:
-        """Token advantages `(b, T)` of groups that fork: siblings are compared."""
-        rows, mask = batch.own_rows, batch.trained_mask
-        outcome = fork_token_advantages(batch.rewards, batch.num_generations, forks, mask, rows)
-        outcome = outcome / self._reward_scale(batch)
-        if batch.step_rewards is None or batch.step_ends is None:
-            return outcome
-        rewards, ends = with_closings(batch.step_rewards, batch.step_ends, apart=True)
-        out = batch.rewards.isnan()
-        credits = fork_step_advantages(rewards, ends, batch.num_generations, forks, self.args.step_credit, out)
-        process = broadcast_to_tokens(credits[rows], ends[rows], mask)
-        return self.args.outcome_weight * outcome + self.args.process_weight * process
+        process = broadcast_to_tokens(credits[rows], ends[rows], batch.trained_mask)  # (b, T)
+        if outcome.dim() == 1:
+            outcome = outcome[rows].to(process.device).unsqueeze(1)
+        return outcome_weight * outcome + process_weight * process
 
     def _reward_scale(self, batch: RolloutBatch) -> float:
         """Divisor of the outcome advantages: of earlier batches, 1 in the first, since one that this batch had changed

@@ -18,7 +18,7 @@ from trl_drgrpo.common.errors import InputError, did_you_mean, shortened
 from trl_drgrpo.common.rows import check_prompt_values, column_values
 from trl_drgrpo.config.config import DrGRPOConfig, check_best_metric
 from trl_drgrpo.config.field_kinds import optimizer_of
-from trl_drgrpo.config.rules import Rows, refuse, warn_of_distorted_sampling
+from trl_drgrpo.config.rules import Rules, refuse, warn_of_distorted_sampling
 from trl_drgrpo.features.diagnostics.correctness import CorrectnessRule
 from trl_drgrpo.features.sampling.pass_rates import read_pass_rates
 from trl_drgrpo.rewards.columns import check_columns, check_form, check_ready, check_values, gold_columns
@@ -97,7 +97,7 @@ def check_inputs(
             _check_golds([*reward_funcs, *steps], field, dataset)
 
 
-def _contradictions(args: Any, rewards: list[Any], steps: list[Any], others: dict[str, Any]) -> Rows:
+def _contradictions(args: Any, rewards: list[Any], steps: list[Any], others: dict[str, Any]) -> Rules:
     """Settings that do not fit the functions, and what else writes completions."""
     if not (rewards or steps or others["environment_factory"] is not None):
         # The sentence before the comma is TRL's, for those who search for it.
@@ -105,38 +105,40 @@ def _contradictions(args: Any, rewards: list[Any], steps: list[Any], others: dic
             "No reward source provided. Pass `reward_funcs`, or an `environment_factory` whose environment defines a "
             "`get_reward` method, or `step_reward_funcs`."
         )
-        yield "reward_funcs", "none", "at least one reward function", remedy
+        yield InputError("reward_funcs", "none", "at least one reward function", remedy)
     weights = args.reward_weights
     if weights is not None and len(weights) != len(rewards):
         expected = f"{len(rewards)}, one per reward function"
-        yield "reward_weights", f"{len(weights)} weights", expected, "Give one number per function."
+        yield InputError("reward_weights", f"{len(weights)} weights", expected, "Give one number per function.")
     if args.max_completion_length is None and (others["tools"] or others["environment_factory"] is not None):
         remedy = "TRL ends conversations with tools at this limit: set max_completion_length."
-        yield "max_completion_length", "None together with tools", "a number of tokens", remedy
+        yield InputError("max_completion_length", "None together with tools", "a number of tokens", remedy)
     for other in [name for name, value in others.items() if value and args.forks > 1]:
         remedy = f"Completions with {other} cannot be branched: remove it, or set forks=1."
-        yield "forks", f"{args.forks} with {other}", "1", remedy
+        yield InputError("forks", f"{args.forks} with {other}", "1", remedy)
     cuts_by_doubt = args.forks > 1 and args.fork_at == "doubt"
     if cuts_by_doubt and not steps:
         remedy = "Pass step_reward_funcs, or set fork_at='entropy' or 'drawn'."
-        yield "fork_at", "'doubt' without step_reward_funcs", "scores of steps", remedy
+        yield InputError("fork_at", "'doubt' without step_reward_funcs", "scores of steps", remedy)
     for func in steps:
         if cuts_by_doubt and hasattr(func, "on_rollouts"):
             remedy = "It scores only finished batches: set fork_at='entropy' or 'drawn'."
-            yield "fork_at", f"'doubt' with {reward_name(func)}", "a function that scores texts", remedy
+            yield InputError("fork_at", f"'doubt' with {reward_name(func)}", "a function that scores texts", remedy)
         if _is_rule_of_a_step(func):  # the commonest mix-up
             name = reward_name(func)
             remedy = f"Wrap it: trl_drgrpo.process_rewards.step_verifier({name})."
-            yield "step_reward_funcs", f"{name!r}, which scores one step", "a function that scores a batch", remedy
+            yield InputError(
+                "step_reward_funcs", f"{name!r}, which scores one step", "a function that scores a batch", remedy
+            )
     later = _names(steps, "is_causal", False)
     for field, applies in {"process_role": args.process_role == "baseline", "fork_at": cuts_by_doubt}.items():
         if later and applies:
             got = f"{getattr(args, field)!r} with {later}, whose score of a step depends on later text"
             remedy = "It would bias the gradient: use scores of the text up to a step (`StepJudge(reads='prefix')`)."
-            yield field, got, "scores that read no further than the end of their step", remedy
+            yield InputError(field, got, "scores that read no further than the end of their step", remedy)
     if steps and args.importance_sampling_level == "sequence":
         remedy = "One ratio per row averages the step rewards over the row: set 'token'."
-        yield "importance_sampling_level", "'sequence' with step_reward_funcs", "'token'", remedy
+        yield InputError("importance_sampling_level", "'sequence' with step_reward_funcs", "'token'", remedy)
 
 
 def _names(funcs: list[Any], attribute: str, value: bool | None) -> str:

@@ -1,4 +1,4 @@
-"""One table of what a configuration must not be: under its condition each row has field, value, expected, what to do.
+"""What a configuration must not be: under its condition each rule has field, value, expected, what to do.
 
 `DrGRPOConfig` calls `validate` when it is built and, as its fields may be assigned to, when a trainer takes it and
 when training starts. Messages name the bias that a value would bring back and the class of TRL to use for the other
@@ -21,21 +21,21 @@ from trl_drgrpo.process_rewards.steps.separators import configured_segmenter
 
 logger = logging.getLogger(__name__)
 
-Rows = Iterator[tuple[str, str, str, str]]
+Rules = Iterator[InputError]
 
 
-def refuse(rows: Iterable[tuple[str, str, str, str]]) -> None:
-    """Raises the first row as an error."""
-    for row in rows:
-        raise InputError(*row)
+def refuse(errors: Iterable[InputError]) -> None:
+    """Raises the first."""
+    for error in errors:
+        raise error
 
 
 def validate(config: Any) -> None:
     """Raise on what makes a run something else than Dr. GRPO, and on values that do not fit each other. `config` has
     `scale_rewards` as TRL's string and `step_separator` as a list."""
     check_kinds(config)
-    if other := contradictions(config):
-        raise in_one(other)
+    if found := list(contradictions(config)):
+        raise in_one(found)
     _check_ranges(config)
     check_choices(config)
     warning_thresholds(config.run_warnings)
@@ -57,43 +57,37 @@ _BIAS_OF_LOSS = {
     "than a short one, so incorrect answers grow (length bias).",
     "bnpo": "It divides by the tokens of a micro-batch: the weight of a token depends on which rows share it.",
 }
+_REMOVE = "Remove it: Dr. GRPO sets it."
 OBJECTIVE = ("loss_type", "scale_rewards", "multi_objective_aggregation", "sync_ref_model")
 
 
-def contradictions(config: Any) -> list[InputError]:
+def contradictions(c: Any) -> Rules:
     """Values of [`OBJECTIVE`] under which the run would not be Dr. GRPO any more."""
-    remedies = {}
-    if config.loss_type != "dr_grpo":
-        bias = _BIAS_OF_LOSS.get(config.loss_type, "It is not the objective of Dr. GRPO.")
-        remedies["loss_type"] = "'dr_grpo'", f"{bias} Use trl.GRPOTrainer for that objective."
-    if config.scale_rewards != "none":
-        remedies["scale_rewards"] = (
-            "'none' (or False)",
-            "Dividing by the standard deviation makes very easy and very hard prompts weigh more than the others "
-            "(difficulty bias). Use trl.GRPOTrainer for that, or scale_by_running_std=True for one scale over all "
-            "prompts.",
+    if c.loss_type != "dr_grpo":
+        bias = _BIAS_OF_LOSS.get(c.loss_type, "It is not the objective of Dr. GRPO.")
+        remedy = f"{_REMOVE} {bias} Use trl.GRPOTrainer for that objective."
+        remedy = did_you_mean(str(c.loss_type).lower(), ["dr_grpo"], remedy, cutoff=0.8, form="{!r}")
+        yield InputError("loss_type", repr(c.loss_type), "'dr_grpo'", remedy)
+    if c.scale_rewards != "none":
+        remedy = (
+            f"{_REMOVE} Dividing by the standard deviation makes very easy and very hard prompts weigh more than the "
+            "others (difficulty bias). Use trl.GRPOTrainer for that, or scale_by_running_std=True for one scale over "
+            "all prompts."
         )
-    if config.multi_objective_aggregation != "sum_then_normalize":
-        remedies["multi_objective_aggregation"] = (
-            "'sum_then_normalize' (here: a weighted sum, nothing is normalized)",
-            "Normalizing each reward divides by a group's standard deviation (difficulty bias). Use trl.GRPOTrainer "
-            "for that (GDPO).",
+        yield InputError("scale_rewards", repr(c.scale_rewards), "'none' (or False)", remedy)
+    if c.multi_objective_aggregation != "sum_then_normalize":
+        expected = "'sum_then_normalize' (here: a weighted sum, nothing is normalized)"
+        remedy = (
+            f"{_REMOVE} Normalizing each reward divides by a group's standard deviation (difficulty bias). Use "
+            "trl.GRPOTrainer for that (GDPO)."
         )
-    if config.sync_ref_model:
-        remedies["sync_ref_model"] = (
-            "False",
-            "Moving the reference towards the policy makes the KL term measure recent drift only: nothing holds the "
-            "run to the model it started from. Use trl.GRPOTrainer for that (TR-DPO).",
+        yield InputError("multi_objective_aggregation", repr(c.multi_objective_aggregation), expected, remedy)
+    if c.sync_ref_model:
+        remedy = (
+            f"{_REMOVE} Moving the reference towards the policy makes the KL term measure recent drift only: nothing "
+            "holds the run to the model it started from. Use trl.GRPOTrainer for that (TR-DPO)."
         )
-    found = []
-    for name, (expected, why) in remedies.items():
-        value = getattr(config, name)
-        meant = ["dr_grpo"] if name == "loss_type" else []
-        remedy = did_you_mean(
-            str(value).lower(), meant, f"Remove it: Dr. GRPO sets it. {why}", cutoff=0.8, form="{!r}"
-        )
-        found.append(InputError(name, repr(value), expected, remedy))
-    return found
+        yield InputError("sync_ref_model", "True", "False", remedy)
 
 
 def _check_ranges(config: Any) -> None:
@@ -109,14 +103,14 @@ def _check_ranges(config: Any) -> None:
         raise error.under(f"generation_kwargs: {error.field}") from None
 
 
-def _values(c: Any) -> Rows:
+def _values(c: Any) -> Rules:
     for name in ("reward_weights", "step_reward_weights"):
         weights = getattr(c, name)
         if weights is not None and not (isinstance(weights, (list, tuple)) and all(map(Range().allows, weights))):
-            yield name, repr(weights), "a list of finite numbers", "Give one number per function."
+            yield InputError(name, repr(weights), "a list of finite numbers", "Give one number per function.")
     if c.logging_strategy == "steps" and c.logging_steps == 0:
         remedy = "Set logging_strategy='no' to turn logging off."
-        yield "logging_steps", "0", "a number above 0 with logging_strategy 'steps'", remedy
+        yield InputError("logging_steps", "0", "a number above 0 with logging_strategy 'steps'", remedy)
     longest, context = c.max_completion_length, c.vllm_max_model_length
     if longest is None and c.loss_normalizer is None:
         remedy = (
@@ -124,17 +118,17 @@ def _values(c: Any) -> Rows:
             "the longest length you expect."
         )
         got = "None together with max_completion_length=None"
-        yield "loss_normalizer", got, "a positive number of tokens", remedy
+        yield InputError("loss_normalizer", got, "a positive number of tokens", remedy)
     if c.use_vllm and None not in (context, longest) and longest >= context:
         remedy = "Prompt and completion share that length: raise it, or lower max_completion_length."
         got = f"{longest} with vllm_max_model_length={context}"
-        yield "max_completion_length", got, f"less than {context}", remedy
+        yield InputError("max_completion_length", got, f"less than {context}", remedy)
     if c.dynamic_sampling not in (False, True, "dapo"):
         remedy = "Use True to keep the objective, 'dapo' for the mean over the groups with a signal."
-        yield "dynamic_sampling", repr(c.dynamic_sampling), "True, False or 'dapo'", remedy
+        yield InputError("dynamic_sampling", repr(c.dynamic_sampling), "True, False or 'dapo'", remedy)
 
 
-def _pairs(c: Any) -> Rows:
+def _pairs(c: Any) -> Rules:
     """Fields that can have one value only beside another setting."""
     skipped = {"dynamic_sampling": False, "curriculum": False}
     no_forks = {"fork_depth": 1, "fork_threshold": None, "fork_at": "drawn"}
@@ -156,11 +150,11 @@ def _pairs(c: Any) -> Rows:
     for applies, beside, values, remedy in table:
         for name, value in values.items():
             if applies and getattr(c, name) != value:
-                yield name, f"{getattr(c, name)!r} with {beside}", repr(value), remedy
+                yield InputError(name, f"{getattr(c, name)!r} with {beside}", repr(value), remedy)
     name = "dynamic_sampling" if c.dynamic_sampling else "curriculum"
     if getattr(c, name) and _rows(c) // (c.num_generations or 1) < 2:
         remedy = "Its weights need at least two prompts per batch: raise gradient_accumulation_steps."
-        yield name, f"{getattr(c, name)!r} with one prompt per generation batch", "two or more", remedy
+        yield InputError(name, f"{getattr(c, name)!r} with one prompt per generation batch", "two or more", remedy)
 
 
 _NO_KL = "There is nothing to warm up without a KL term: set beta, or leave beta_warmup_steps out."
@@ -175,7 +169,7 @@ _ONE_RATIO = "One ratio per row averages the rewards of the branches over the ro
 _AFTER_THE_CUT = "It would match only a branch's text after the cut: remove it."
 
 
-def _forks(c: Any) -> Rows:
+def _forks(c: Any) -> Rules:
     """Groups have room for forks, and credit is theirs."""
     if c.forks == 1:
         return
@@ -184,15 +178,15 @@ def _forks(c: Any) -> Rows:
         got = f"{c.forks} (fork_depth={c.fork_depth}) with num_generations={size}"
         expected = "at least two parents per prompt, each with forks ** fork_depth completions"
         remedy = f"Set num_generations to a multiple of forks ** fork_depth = {leaves}, for example {2 * leaves}."
-        yield "forks", got, expected, remedy
+        yield InputError("forks", got, expected, remedy)
     got = f"{c.fork_threshold} with fork_at={c.fork_at!r}"
     if c.fork_at == "drawn" and c.fork_threshold is not None:
-        yield "fork_threshold", got, "None", "It is for 'entropy' and 'doubt' only: remove it."
+        yield InputError("fork_threshold", got, "None", "It is for 'entropy' and 'doubt' only: remove it.")
     if c.fork_at != "drawn" and c.fork_threshold is None:
-        yield "fork_threshold", got, "a number", "Set it in nats of entropy per token, or as 1 - score."
+        yield InputError("fork_threshold", got, "a number", "Set it in nats of entropy per token, or as 1 - score.")
     if list(c.step_separator or ()) == ["turn"]:
         remedy = "Without tools a completion has a single turn: set a separator for its steps."
-        yield "step_separator", "'turn' with forks", "separators, 're:<pattern>' or 'tokens:<n>'", remedy
+        yield InputError("step_separator", "'turn' with forks", "separators, 're:<pattern>' or 'tokens:<n>'", remedy)
 
 
 # What makes the distribution that completions are drawn from another one than the policy's: fields, and keys of
@@ -255,18 +249,18 @@ _SEE_THE_COMPLETION_ALONE = (
 _LIMITS = ("max_new_tokens", "max_tokens", "max_length")
 
 
-def _generation(c: Any) -> Rows:
+def _generation(c: Any) -> Rules:
     """Ways to generate that train something else than the configuration says."""
     given = c.generation_kwargs or {}
     # Without a limit of completions, that of the whole context is none of them.
     for name in _LIMITS[:2] if c.max_completion_length is None else _LIMITS:
         if given.get(name):
             remedy = "Set max_completion_length in its place, which is L, the loss's divisor, by default."
-            yield f"generation_kwargs: {name}", repr(given[name]), "nothing", remedy
+            yield InputError(f"generation_kwargs: {name}", repr(given[name]), "nothing", remedy)
     for name in _SEE_THE_COMPLETION_ALONE if c.forks > 1 else ():
         if given.get(name):
             remedy = "It would see only a branch's text after the cut: remove it."
-            yield f"generation_kwargs: {name}", f"{given[name]!r} with forks", "nothing", remedy
+            yield InputError(f"generation_kwargs: {name}", f"{given[name]!r} with forks", "nothing", remedy)
     if not (c.use_vllm and c.vllm_importance_sampling_correction):
         return
     refuse_distorted_sampling(
@@ -279,7 +273,7 @@ def _generation(c: Any) -> Rows:
     if c.vllm_importance_sampling_mode.endswith("_truncate") and bounds == (None, None):
         got = f"None with vllm_importance_sampling_mode={c.vllm_importance_sampling_mode!r}"
         remedy = "Set it (TRL's default is 3.0), or use 'sequence_mask' for the unclipped ratio of a row."
-        yield "vllm_importance_sampling_clip_max", got, "a number", remedy
+        yield InputError("vllm_importance_sampling_clip_max", got, "a number", remedy)
 
 
 def _rows(c: Any) -> int:
@@ -292,7 +286,7 @@ def _processes() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def _groups(c: Any) -> Rows:
+def _groups(c: Any) -> Rules:
     """A generation batch that would cut a prompt's group in two."""
     if _rows(c) % (c.num_generations or 1):
         got = (
@@ -304,7 +298,7 @@ def _groups(c: Any) -> Rows:
             "Every prompt needs all its completions in the batch: change gradient_accumulation_steps or "
             "per_device_train_batch_size so that the product is a multiple of num_generations."
         )
-        yield "num_generations", got, "a divisor of the generation batch", remedy
+        yield InputError("num_generations", got, "a divisor of the generation batch", remedy)
 
 
 def validate_batch(config: Any) -> None:
@@ -313,7 +307,7 @@ def validate_batch(config: Any) -> None:
     refuse(_batch(config))
 
 
-def _batch(c: Any) -> Rows:
+def _batch(c: Any) -> Rules:
     batch, steps, processes = c.per_device_train_batch_size, c.steps_per_generation or 1, c.world_size
     rows = batch * steps
     if c.generation_batch_size != rows * processes:
@@ -322,11 +316,11 @@ def _batch(c: Any) -> Rows:
         remedy = (
             "Pass batch sizes to DrGRPOConfig(...), or assign generation_batch_size and steps_per_generation, too."
         )
-        yield "generation_batch_size", got, f"{rows * processes}: {sizes}", remedy
+        yield InputError("generation_batch_size", got, f"{rows * processes}: {sizes}", remedy)
     size, leaves = c.num_generations or 1, c.forks**c.fork_depth
     if c.dynamic_sampling or c.curriculum:  # rounds may be smaller
         rows = math.gcd(rows, size // math.gcd(processes, size))
     if processes > 1 and rows % leaves:
         got = f"{c.forks} (fork_depth={c.fork_depth}) with {rows} rows per process"
         remedy = "The branches of a parent stay on one process: raise per_device_train_batch_size."
-        yield "forks", got, f"a multiple of {leaves} rows", remedy
+        yield InputError("forks", got, f"a multiple of {leaves} rows", remedy)
