@@ -6,6 +6,7 @@ annotations; the keys are those that the installed library takes, so no list her
 """
 
 import dataclasses
+import enum
 import functools
 import inspect
 import json
@@ -13,7 +14,7 @@ import os
 import re
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -97,43 +98,37 @@ def check_choices(config: Any) -> None:
     below. Numbers and booleans are judged elsewhere."""
     hints, choices = _hints(type(config)), _choices()
     for field in dataclasses.fields(config):
-        literals = [typing.get_args(each) for each in _members(hints[field.name]) if _is_literal(each)]
-        allowed = literals[0] if literals else choices.get(field.name) or field.metadata.get("choices")
+        allowed = _listed(hints[field.name]) or choices.get(field.name) or field.metadata.get("choices")
         value = getattr(config, field.name)
         if allowed and value not in allowed and value is not None and not isinstance(value, bool):
             remedy = did_you_mean(value, allowed, "Pick one of them.", cutoff=0.6, form="{!r}")
             raise InputError(field.name, shortened(value), f"one of {', '.join(allowed)}", remedy)
 
 
-def _is_literal(member: Any) -> bool:
-    return typing.get_origin(member) is typing.Literal
+def _listed(hint: Any) -> tuple[str, ...]:
+    """The texts that an annotation lists: those of a literal, or the values of an enumeration."""
+    for member in _members(hint):
+        if typing.get_origin(member) is typing.Literal:
+            return typing.get_args(member)
+        if isinstance(member, type) and issubclass(member, enum.Enum):
+            return tuple(str(each.value) for each in member)
+    return ()
 
 
 def _choices() -> dict[str, tuple[str, ...]]:
-    """The values of fields of TRL that take one of a few texts. What transformers names itself is asked there."""
+    """The texts of fields whose annotation lists none."""
     from accelerate.utils import DynamoBackend
     from transformers.generation.configuration_utils import ALL_CACHE_IMPLEMENTATIONS
-    from transformers.trainer_utils import HubStrategy, IntervalStrategy, SaveStrategy, SchedulerType
-    from transformers.training_args import OptimizerNames, trainer_log_levels
+    from transformers.training_args import trainer_log_levels
 
-    enumerations: dict[str, Any] = {
-        "lr_scheduler_type": SchedulerType,
-        "optim": OptimizerNames,
-        "logging_strategy": IntervalStrategy,
-        "eval_strategy": IntervalStrategy,
-        "save_strategy": SaveStrategy,
-        "hub_strategy": HubStrategy,
-    }
     return {
         "importance_sampling_level": ("token", "sequence"),
-        "log_level": tuple(trainer_log_levels),
-        "log_level_replica": tuple(trainer_log_levels),
+        **dict.fromkeys(("log_level", "log_level_replica"), tuple(trainer_log_levels)),
         "vllm_mode": ("server", "colocate"),
         "cache_implementation": (*ALL_CACHE_IMPLEMENTATIONS, "paged"),
         "include_num_input_tokens_seen": ("all", "non_padding", "no"),
         "torch_compile_backend": tuple(backend.value.lower() for backend in DynamoBackend),
         "torch_compile_mode": ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"),
-        **{name: tuple(str(member.value) for member in values) for name, values in enumerations.items()},
     }
 
 
@@ -143,10 +138,9 @@ def check_keys(config: Any) -> None:
     Raises:
         `InputError`: Names the field, the key, and the nearest one that is known.
     """
-    for name, known_keys in _KEYS.items():
-        given = getattr(config, name)
-        if isinstance(given, Mapping) and given:
-            _check_mapping(name, given, known_keys(config))
+    for name, known in _keys(config).items():
+        if isinstance(given := getattr(config, name), Mapping):
+            _check_mapping(name, given, known)
     nested = getattr(config.accelerator_config, "gradient_accumulation_kwargs", None)
     if isinstance(config.accelerator_config, Mapping):
         nested = config.accelerator_config.get("gradient_accumulation_kwargs")
@@ -244,29 +238,34 @@ def _fits(kind: Any, value: Any) -> bool:
 # Who reads the mappings ----------------------------------------------------------------------------------------------
 
 
-def _accelerator_keys(config: Any) -> Mapping[str, Any]:
+def _keys(config: Any) -> dict[str, Mapping[str, Any] | None]:
+    """Keys that each mapping may have, with their kinds; `None`: any."""
+    from torch.optim.lr_scheduler import ReduceLROnPlateau
+    from torch.utils.checkpoint import checkpoint
+    from transformers import ContinuousBatchingConfig, SchedulerType
+    from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION
     from transformers.trainer_pt_utils import AcceleratorConfig
 
-    return _hints(AcceleratorConfig)
-
-
-def _batching_keys(config: Any) -> Mapping[str, Any]:
-    from transformers import ContinuousBatchingConfig
-
-    return _hints(ContinuousBatchingConfig)
-
-
-def _checkpointing_keys(config: Any) -> Mapping[str, Any]:
-    from torch.utils.checkpoint import checkpoint
-
+    kind = SchedulerType(config.lr_scheduler_type)
+    schedule: Any = ReduceLROnPlateau if kind == "reduce_lr_on_plateau" else TYPE_TO_SCHEDULER_FUNCTION[kind]
+    set_by_trainer = ("optimizer", "num_warmup_steps", "num_training_steps", "last_epoch")
     named = [p.name for p in inspect.signature(checkpoint).parameters.values() if p.kind is p.KEYWORD_ONLY]
-    return {**dict.fromkeys(named, Any), "use_reentrant": bool | None, "preserve_rng_state": bool}
+    return {
+        "accelerator_config": _hints(AcceleratorConfig),
+        "chat_template_kwargs": None,  # a template may read any
+        "generation_kwargs": None if config.use_vllm else _sampling_keys(),  # vLLM refuses others itself
+        "gradient_checkpointing_kwargs": {
+            **dict.fromkeys(named, Any),
+            "use_reentrant": bool | None,
+            "preserve_rng_state": bool,
+        },
+        "lr_scheduler_kwargs": {p: Any for p in inspect.signature(schedule).parameters if p not in set_by_trainer},
+        "transformers_continuous_batching_config": _hints(ContinuousBatchingConfig),
+    }
 
 
-def _sampling_keys(config: Any) -> Mapping[str, Any] | None:
+def _sampling_keys() -> Mapping[str, Any]:
     """The fields of `GenerationConfig`, of the kinds that its documentation gives: it looks at few of them itself."""
-    if config.use_vllm:  # its own parameters, and it refuses others itself
-        return None
     from transformers import GenerationConfig
 
     kinds = {"bool": bool, "int": int, "float": float, "str": str, "list[int]": list[int]}
@@ -274,28 +273,6 @@ def _sampling_keys(config: Any) -> Mapping[str, Any] | None:
     documented = re.findall(r"(\w+) \(`([^`]+)`", GenerationConfig.__doc__ or "")
     known = dict.fromkeys((key for key in GenerationConfig().__dict__ if not key.startswith("_")), Any)
     return known | {key: kinds[kind] | None for key, kind in documented if kind in kinds}
-
-
-def _schedule_keys(config: Any) -> Mapping[str, Any]:
-    from torch.optim.lr_scheduler import ReduceLROnPlateau
-    from transformers import SchedulerType
-    from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION
-
-    kind = SchedulerType(config.lr_scheduler_type)
-    schedule: Any = ReduceLROnPlateau if kind == "reduce_lr_on_plateau" else TYPE_TO_SCHEDULER_FUNCTION[kind]
-    parameters = inspect.signature(schedule).parameters
-    set_by_trainer = ("optimizer", "num_warmup_steps", "num_training_steps", "last_epoch")
-    return {name: Any for name in parameters if name not in set_by_trainer}
-
-
-_KEYS: dict[str, Callable[[Any], Mapping[str, Any] | None]] = {
-    "accelerator_config": _accelerator_keys,
-    "chat_template_kwargs": lambda config: None,  # a template may read any
-    "generation_kwargs": _sampling_keys,
-    "gradient_checkpointing_kwargs": _checkpointing_keys,
-    "lr_scheduler_kwargs": _schedule_keys,
-    "transformers_continuous_batching_config": _batching_keys,
-}
 
 
 def _check_sampling(config: Any) -> None:
