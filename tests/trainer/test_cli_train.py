@@ -4,8 +4,8 @@ import errno
 import json
 import os
 import re
-import subprocess
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -149,9 +149,7 @@ def test_a_run_that_is_asked_to_end_saves_and_says_how_to_go_on(recipe, monkeypa
     assert yaml.safe_load(capfd.readouterr().out)["steps"] == 4
 
 
-def test_a_run_that_is_asked_to_end_before_its_first_step_leaves_nothing(
-    recipe, monkeypatch, caplog
-):
+def test_a_run_that_is_asked_to_end_before_its_first_step_leaves_nothing(recipe, monkeypatch, caplog):
     monkeypatch.setattr("trl_drgrpo.cli.job.prepare", lambda given: os.kill(os.getpid(), signal.SIGTERM))
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(SystemExit) as ended:
