@@ -253,7 +253,6 @@ class HostTrainer(Hooks, PrivateState):
             self.on_checkpoint_begun(folder)
             with put_off, swapped(self.args, save_total_limit=None):
                 super()._save_checkpoint(model, trial)
-            self.on_checkpoint_saved(folder)
             self.completing_checkpoint(folder)
         if self.args.push_to_hub:
             self._push_from_checkpoint(str(folder))
