@@ -109,7 +109,7 @@ def column_values(dataset: Any, names: Sequence[str]) -> dict[str, ColumnValues]
     kinds: dict[str, set[str]] = {name: set() for name in names}
     nulls: dict[str, list[int]] = {name: [] for name in names}
     rows = 0
-    for batch in _batches(dataset, names) if names else ():
+    for batch in _batches(dataset, names, raw=True) if names else ():
         for name, values in batch.items():
             kinds[name].update(map(_kind, values))
             nulls[name] += [row for row, value in enumerate(values, rows) if _is_nothing(value)]
@@ -123,15 +123,16 @@ def column_values(dataset: Any, names: Sequence[str]) -> dict[str, ColumnValues]
     return found
 
 
-def _batches(dataset: Any, names: Sequence[str]) -> Iterator[dict[str, list[Any]]]:
-    """The columns in batches of rows; none of rows from a generator, or through a function of the user's: reading them
-    may change what comes next."""
+def _batches(dataset: Any, names: Sequence[str], raw: bool = False) -> Iterator[dict[str, list[Any]]]:
+    """The columns in batches of rows, `raw`: as they are stored, images as bytes, say; none of rows from a generator,
+    or through a function of the user's: reading them may change what comes next."""
     if not hasattr(dataset, "__len__"):
         if dataset.info.builder_name != "generator":
             rows = list(islice(dataset, STREAMED_ROWS))
             yield {name: [row.get(name) for row in rows] for name in names}
     elif dataset.format["type"] != "custom":
-        yield from dataset.select_columns(list(names)).with_format(None).iter(_BATCH)
+        for batch in dataset.select_columns(list(names)).with_format("arrow" if raw else None).iter(_BATCH):
+            yield batch.to_pydict() if raw else batch
 
 
 def _is_nothing(value: Any) -> bool:
