@@ -11,6 +11,7 @@ import inspect
 import re
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
+from itertools import chain
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -167,10 +168,11 @@ def check_prompt_lengths(
         most, context (`int`, *optional*): As there.
     """
     for field, dataset in splits.items():
-        if context is None or (first := next(prompt_rows(dataset), None)) is None:
+        rows = prompt_rows(dataset)
+        if context is None or (first := next(rows, None)) is None:
             continue
         room = context - (most or 1) - count([first[1]])[0]
-        sized = ((len(str(row["prompt"]).encode(errors="replace")), i, row) for i, row in prompt_rows(dataset))
+        sized = ((len(str(row["prompt"]).encode(errors="replace")), i, row) for i, row in chain([first], rows))
         longest = heapq.nlargest(_COUNTED, (each for each in sized if each[0] > room), key=itemgetter(0))
         tokens: list[int] = []
         for start in range(0, len(longest), _AT_ONCE):
