@@ -163,7 +163,8 @@ class DrGRPOTrainer(HostTrainer):
         writers = {"tools": tools, "rollout_func": rollout_func, "environment_factory": environment_factory}
         steps = [*given_steps, *self.turns.step_reward_funcs]
         check_inputs(args, outcome_funcs, train_dataset, eval_dataset=eval_dataset, step_reward_funcs=steps, **writers)
-        quantization_config = choose_quantization(model, peft_config, quantization_config, args.model_init_kwargs)
+        init: Any = args.model_init_kwargs
+        quantization_config = choose_quantization(model, peft_config, quantization_config, init)
         self.step_separator = args.separators(has_turns=bool(tools) or environment_factory is not None)
         segmenter = step_segmenter or configured_segmenter(self.step_separator)
         self.step_scorer = None
