@@ -43,7 +43,7 @@ _TAKEN: dict[str, tuple[str, ...]] = {
         *("return_tensors", "continue_final_message"),
     ),
     "gradient_accumulation_kwargs": ("num_steps",),
-    "generation_kwargs": ("num_return_sequences", "return_dict_in_generate"),
+    "generation_kwargs": ("num_return_sequences", "return_dict_in_generate", "n", "logprobs"),
 }
 
 
