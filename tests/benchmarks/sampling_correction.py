@@ -23,12 +23,12 @@ from datasets import Dataset
 from tiny import tiny_model, tiny_tokenizer
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
-from trl_drgrpo.config.validation import SAMPLING_CORRECTIONS
 from trl_drgrpo.features.diagnostics.statistics import QUARTERS
 from trl_drgrpo.upstream.private_state import swapped
 
 LENGTHS = (128, 512, 1024, 2048)
 SIGMAS = (0.02, 0.05)
+SAMPLING_CORRECTIONS = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 BOUND = 3.0  # TRL's default of vllm_importance_sampling_clip_max
 
 

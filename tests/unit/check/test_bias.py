@@ -292,7 +292,7 @@ def test_of_a_lora_run_only_the_adapter_is_looked_at(build):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"top_p": 0.9}, "top_p: got 0.9; expected 1.0, so that all tokens can be sampled"),
+        ({"top_p": 0.9}, "top_p: got 0.9; expected 1.0, so that the policy is sampled as it is"),
         ({"top_k": 20}, "top_k: got 20"),
         ({"min_p": 0.1}, "min_p: got 0.1"),
     ],
