@@ -26,10 +26,13 @@ ALWAYS_PASSED = ("prompts", "completions", "completion_ids", *PER_CALL)
 # Dataset columns that TRL leaves out of the keywords: their batched form is passed instead.
 NEVER_PASSED = {"prompt": "prompts", "completion": "completions", "completion_ids": "completion_ids"}
 
+# What to do about a column that is missing, where the data are those of a run.
+RENAME = "Rename the column that holds it to {0!r} (`rename_columns: [<column>={0}]` in a recipe)"
+
 _ACCURACY_REWARDS = "trl.rewards.accuracy_rewards"
 
 
-def check_columns(reward_func: Callable | Any, columns: Iterable[str], name: str) -> None:
+def check_columns(reward_func: Callable | Any, columns: Iterable[str], name: str, supply: str = RENAME) -> None:
     """
     Checks, before a model loads, that TRL can call a reward function with the columns of the dataset.
 
@@ -45,6 +48,8 @@ def check_columns(reward_func: Callable | Any, columns: Iterable[str], name: str
             Column names of the dataset, `prompt` included.
         name (`str`):
             What to call the reward in the message.
+        supply (`str`, *optional*):
+            How the user gives a missing column its name, `{0}`. Defaults to what recipes have for it.
 
     Raises:
         [`InputError`]: If a required parameter is neither passed by TRL nor a column, if a keyword
@@ -83,7 +88,7 @@ def check_columns(reward_func: Callable | Any, columns: Iterable[str], name: str
                 "TRL passes everything by keyword: remove the `/` from the signature.",
             )
         if is_required(parameter) and parameter.name not in available:
-            raise _missing_column(name, parameter.name, names, passed_columns, adapter_hint(reward_func))
+            raise _missing_column(reward_func, name, parameter.name, names, supply)
     _check_accepts([*ALWAYS_PASSED, *passed_columns], named, name, adapter_hint(reward_func))
 
 
@@ -205,17 +210,20 @@ def _is_model(reward_func: Any) -> bool:
     return isinstance(reward_func, str) or not callable(reward_func) or is_module
 
 
-def _missing_column(name: str, missing: str, columns: list[str], passed_columns: list[str], hint: str) -> InputError:
-    remedy = f"Rename the column that holds it to {missing!r} (`rename_columns: [<column>={missing}]` in a recipe)"
+def _missing_column(reward_func: Any, name: str, missing: str, columns: list[str], supply: str) -> InputError:
+    remedy = supply.format(missing)
     if missing in NEVER_PASSED:
         remedy = f"TRL passes it as {NEVER_PASSED[missing]!r}: rename the parameter"
-    elif near := get_close_matches(missing, passed_columns, n=1, cutoff=0.5):
+    elif near := get_close_matches(missing, [each for each in columns if each not in NEVER_PASSED], n=1, cutoff=0.5):
         remedy = f"Did you mean the column {near[0]!r}? {remedy}"
+    options = parameters(type(reward_func)) or ()
+    naming = [option.name for option in options if str(getattr(reward_func, option.name, None)) == missing]
+    other = f"set {naming[0]} to its name" if naming else "give the parameter a default"
     return InputError(
         f"reward {name}",
         f"a dataset with the columns {', '.join(columns) or '(none)'}",
         f"a column {missing!r}, which the function requires",
-        hint or f"{remedy}, or give the parameter a default.",
+        adapter_hint(reward_func) or f"{remedy}, or {other}.",
     )
 
 

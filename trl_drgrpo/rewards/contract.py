@@ -11,6 +11,8 @@ import keyword
 import logging
 import math
 import numbers
+import os
+import traceback
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Literal, Protocol, get_args
 
@@ -28,6 +30,7 @@ FAILING_IS_FREE = (
 
 OnError = Literal["raise", "unscorable"]
 ON_ERROR: tuple[str, ...] = get_args(OnError)
+_PACKAGE = os.path.dirname(os.path.dirname(__file__))
 # Keywords of TRL's call that are no column, and columns that it passes under another name.
 _NO_COLUMNS = ("completions", "completion", "prompt", *PER_CALL)
 
@@ -204,6 +207,16 @@ def innermost(func: Callable) -> Callable:
     return func if inspect.isroutine(func) else type(func).__call__
 
 
+def to_fix(error: BaseException, option: str = "on_reward_error", what: str = "function") -> str:
+    """Advice on an exception of a user's function, with the line of the user's file that it came through. The
+    traceback is with the `RewardError`'s cause: whoever catches and prints that error sees none."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_PACKAGE)]
+    own = [frame for frame in frames if frame.filename == frames[0].filename]
+    place = f"{own[-1].filename}, line {own[-1].lineno}; " if own else ""
+    where = f"{place}the traceback is in the error's `__cause__`"
+    return f'Fix the {what} ({where}), or set {option}="unscorable" to go on without it.'
+
+
 def without_frames(error: RewardError) -> RewardError:
     """The error without the dozens of frames of the training loop that it came through; its cause keeps its own."""
     return error.with_traceback(None)
@@ -290,12 +303,11 @@ class _Call:
         return True
 
     def _as_reward_error(self, error: BaseException) -> RewardError:
-        remedy = 'Fix the function (its traceback is above), or set on_reward_error="unscorable" to go on without it.'
         return RewardError(
             f"reward function '{self.guard.name}'",
             told(error),
             "a list of rewards",
-            (self.guard.hint if isinstance(error, TypeError) else "") or remedy,
+            (self.guard.hint if isinstance(error, TypeError) else "") or to_fix(error),
         )
 
     def _count(self, failed: float) -> None:

@@ -19,7 +19,6 @@ import os
 import sys
 import zlib
 from collections.abc import Callable, Mapping
-from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -277,6 +276,15 @@ def bare_names() -> list[str]:
     return sorted(name for name, entry in REWARDS.items() if entry.default or entry.usual)
 
 
+def _unknown(name: str, field: str, otherwise: str) -> InputError:
+    """The error for a name that is not in the table: all that are, the nearest, else other advice."""
+    alone = bare_names()
+    others = sorted(REWARDS.keys() - set(alone))
+    expected = f"one of {', '.join(alone)}, with options {', '.join(others)}, or a path"
+    known = [] if name.endswith(".py") else REWARDS  # a file was meant
+    return InputError(field, repr(name), expected, did_you_mean(name, known, otherwise, most=2))
+
+
 def _bare(name: str) -> Callable:
     """The reward that a name of the table stands for on its own. `ImportError`: its module does not import;
     [`InputError`]: it needs options."""
@@ -302,9 +310,7 @@ def _split(spec: Any, field: str) -> tuple[str, Any]:
         raise InputError(field, f"a mapping with {keys}", "a mapping with one key, the reward's name", remedy)
     name, options = next(iter(spec.items()))
     if name not in REWARDS:
-        remedy = did_you_mean(str(name), REWARDS, "A path takes no options: write it as a string.", most=2)
-        with_options = sorted(known for known, entry in REWARDS.items() if entry.factory)
-        raise InputError(field, f"the unknown name {str(name)!r}", f"one of {', '.join(with_options)}", remedy)
+        raise _unknown(str(name), field, "A path takes no options: write it as a string.")
     return name, options
 
 
@@ -370,18 +376,11 @@ def resolve_reward(spec: str | Mapping[str, Any], field: str = "reward_funcs") -
         spec (`str` or `Mapping[str, Any]`):
             One of
 
-            - a registered name: `accuracy_reward`, `reasoning_accuracy_reward`, `think_format_reward`,
-              `get_soft_overlong_punishment` (TRL's, the last with `max_completion_len=1280, soft_punish_cache=256`),
-              `reasoning_gym` (the task's own `score_answer`), `list_sum_reward` (the demo's), `list_sum_line_reward`
-              (the demo's step reward), `math_reward`, `code_reward`, `format_reward`, `exact_match_reward`,
-              `numeric_reward`, `choice_reward`, `json_schema_reward`;
+            - a name of [`REWARDS`] that needs no options: `accuracy_reward`, `math_reward`;
             - a dotted path: `my_package.rewards.score` (the current directory is searched too);
             - a file and a function in it: `rewards/mine.py:score`;
-            - a mapping with one key, a name of [`REWARDS`] and its options, for example
-              `{"verl": {"function": "mine.py:compute_score"}}`, see [`resolve_mapping`]: most
-              of the above, `judge_reward`, `regex_reward`, `repetition_penalty`, `overlong_penalty` and
-              `length_penalty`, what is put around others (`isolate`, `weighted_sum`, `gated`, `clipped`, `cached`,
-              `noted_if_not_binary`) and adapters (`trl`, `verl`, `openrlhf`, `swift`, `verifiers`, `r1_zero`).
+            - a mapping with one key, a name of [`REWARDS`], and its options, for example
+              `{"verl": {"function": "mine.py:compute_score"}}`, see [`resolve_mapping`].
         field (`str`, *optional*, defaults to `"reward_funcs"`): Name of the setting in error messages.
 
     Returns:
@@ -407,10 +406,7 @@ def _resolve(spec: str) -> Callable:
             raise import_failed(spec, "its module", error) from error
     if (found := at_path(spec)) is not None:
         return _callable(*found, spec)
-    remedy = write_path(spec)
-    if near := [] if spec.endswith(".py") else get_close_matches(spec, bare_names(), n=2, cutoff=0.5):
-        remedy = f"Did you mean {' or '.join(near)}? {remedy}"
-    raise InputError("reward_funcs", repr(spec), f"one of {', '.join(bare_names())} or a path", remedy)
+    raise _unknown(spec, "reward_funcs", write_path(spec))
 
 
 def _callable(module: ModuleType, found: Any, spec: str) -> Callable:

@@ -94,6 +94,29 @@ def test_the_remedies_name_a_near_column_or_the_renaming():
         check_columns(wants_solution, COLUMNS, "r")
 
 
+@pytest.mark.parametrize(
+    ("name", "supply", "message"),
+    [
+        ("math_reward", (), r"\[<column>=solution\]` in a recipe\), or set answer_column to its name\.$"),
+        ("numeric_reward", ("Pass `--columns {}=<value>`",), "Did you mean .* Pass `--columns answer=<value>`, or set"),
+        ("accuracy_reward", (), "or give the parameter a default"),
+    ],
+)
+def test_the_remedies_name_the_option_and_the_command_s_own_way(name, supply, message):
+    with pytest.raises(InputError, match=message):
+        check_columns(resolve_reward(name), ["prompt", "answr"], name, *supply)
+
+
+def test_generate_and_score_say_how_they_name_a_column(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "p", "completion": "1", "answr": "1"}\n')
+    generate = ["generate", "--model", "trl_drgrpo:demo", "1+2=", "--columns", "answr=3", "--reward_funcs"]
+    assert main([*generate, "numeric_reward"]) == 2
+    assert "Give its value: `--columns answer=<value>`" in capsys.readouterr().err
+    assert main(["score", "--rewards", "numeric_reward", "--data", "rows.jsonl"]) == 2
+    assert "`--columns <column>=answer`" in capsys.readouterr().err
+
+
 def test_environments_are_passed_where_there_are_any():
     check_columns(wants_environments, [*COLUMNS, "environments"], "r")
 

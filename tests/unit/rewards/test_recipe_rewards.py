@@ -133,6 +133,12 @@ def test_flags_know_the_floats_of_recipes():
     assert values.coerce(flag, ["{clipped: {low: 1e-3}}"]) == [{"clipped": {"low": 0.001}}]
 
 
+def test_the_help_of_the_flag_names_every_reward():
+    text = flags.read_flags()["reward_funcs"].help.partition(". ")[0]  # as `train --help` has it
+    rewards = {name for name, entry in REWARDS.items() if "process_rewards" not in entry.module}
+    assert {name for name in rewards if f"`{name}`" not in text} == {"list_sum_line_reward"}  # a step reward
+
+
 def test_functions_of_files_and_modules_reach_the_workers():
     for function in ("mine.py:compute_score", "mine.compute_score"):
         reward = resolve_reward({"verl": {"function": function, "data_source": "s", "timeout": 30}})
@@ -148,18 +154,15 @@ def test_names_of_what_was_built():
 
 # Wrong ones that need no import to be seen
 WITHOUT_IMPORT = [
-    ("{verll: mine.py:f}", "reward_funcs: got the unknown name 'verll'; .* Did you mean verl"),
-    (
-        "{mine.py:length: {a: 1}}",
-        "the unknown name 'mine.py:length'; .* A path takes no options: write it as a string",
-    ),
+    ("{verll: mine.py:f}", "reward_funcs: got 'verll'; .* Did you mean verl"),
+    ("{mine.py:length: {a: 1}}", "got 'mine.py:length'; .* A path takes no options: write it as a string"),
     ("{accuracy_reward: {x: 1}}", "got options for accuracy_reward; expected `accuracy_reward` alone"),
     ("{verl: mine.py:f, timeout: 3}", "got a mapping with verl, timeout; expected a mapping with one key"),
     ("{}", "got a mapping with no keys; expected a mapping with one key"),
     ("[accuracy_reward]", "got list .*; expected a name, a path, or a mapping"),
     ("3", "got int 3; expected a name, a path, or a mapping"),
-    ("{isolate: {reward: {verll: f}}}", "reward_funcs: isolate.reward: got the unknown name 'verll'"),
-    ("{weighted_sum: {parts: [[{verll: f}, 1]]}}", "reward_funcs: weighted_sum.parts: got the unknown name 'verll'"),
+    ("{isolate: {reward: {verll: f}}}", "reward_funcs: isolate.reward: got 'verll'"),
+    ("{weighted_sum: {parts: [[{verll: f}, 1]]}}", "reward_funcs: weighted_sum.parts: got 'verll'"),
 ]
 
 
@@ -387,7 +390,8 @@ def test_paths(modules, spec):
     ("spec", "message"),
     [
         ("acuracy_reward", r"Did you mean accuracy_reward"),
-        ("reward", "expected one of accuracy_reward, "),
+        ("reward", "expected one of accuracy_reward, .*, with options .*judge_reward, .*regex_reward, .*, or a path"),
+        ("jugde_reward", r"Did you mean judge_reward"),
         ("my_rewards_for_test.py", "A file needs the function's name too: `my_rewards_for_test.py:my_reward`"),
         ("nowhere.py:score", "a file that does not exist"),
         ("no_such_module_at_all.f", "whose module 'no_such_module_at_all' does not exist"),
