@@ -98,7 +98,11 @@ def test_the_remedies_name_a_near_column_or_the_renaming():
     ("name", "supply", "message"),
     [
         ("math_reward", (), r"\[<column>=solution\]` in a recipe\), or set answer_column to its name\.$"),
-        ("numeric_reward", ("Pass `--columns {}=<value>`",), "Did you mean .* Pass `--columns answer=<value>`, or set"),
+        (
+            "numeric_reward",
+            ("Pass `--columns {}=<value>`",),
+            "Did you mean .* Pass `--columns answer=<value>`, or set",
+        ),
         ("accuracy_reward", (), "or give the parameter a default"),
     ],
 )

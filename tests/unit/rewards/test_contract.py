@@ -124,7 +124,9 @@ def test_an_exception_names_the_function_and_keeps_its_cause():
         call(broken)
     assert isinstance(error.value.__cause__, ZeroDivisionError)
     line = broken.__code__.co_firstlineno + 1  # where the function failed, as its traceback may be shown nowhere
-    assert f"Fix the function ({__file__}, line {line}; the traceback is in the error's `__cause__`)" in str(error.value)
+    assert f"Fix the function ({__file__}, line {line}; the traceback is in the error's `__cause__`)" in str(
+        error.value
+    )
 
 
 class OwnError(ValueError):
