@@ -155,12 +155,16 @@ def row_problem(reward_func: Any, columns: Mapping[str, Any]) -> str | None:
     return _ask(reward_func, "check_row", **columns)
 
 
-def pass_on_checks(wrapper: Any, reward_func: Any) -> None:
-    """Gives a wrapper the checks of the reward inside it, where it has any, and its lowest reward."""
-    wrapper.lowest_reward = getattr(reward_func, "lowest_reward", None)
+def pass_on_checks(wrapper: Any, *reward_funcs: Any) -> None:
+    """Gives a wrapper the checks that the rewards inside it have: all of them are asked."""
     for name in ("check", "check_columns", "check_values", "check_row"):
-        if (own_check := _own(reward_func, name)) is not None:
-            setattr(wrapper, name, own_check)
+        if any(_own(reward_func, name) is not None for reward_func in reward_funcs):
+            setattr(wrapper, name, functools.partial(_ask_all, reward_funcs, name))
+
+
+def _ask_all(reward_funcs: Sequence[Any], name: str, /, *args: Any, **kwargs: Any) -> Any:
+    said = [_ask(reward_func, name, *args, **kwargs) for reward_func in reward_funcs]
+    return next((each for each in said if each is not None), None)
 
 
 def _has_math_verify(name: str) -> None:
@@ -189,7 +193,7 @@ def _own(reward_func: Any, name: str) -> Callable | None:
     return found if callable(found) else None
 
 
-def _ask(reward_func: Any, name: str, *args: Any, **kwargs: Any) -> Any:
+def _ask(reward_func: Any, name: str, /, *args: Any, **kwargs: Any) -> Any:
     """What a reward's method of that name says; `None` where it has none, or where it is one of the user's that
     happens to have the name and takes other arguments."""
     own_check = _own(reward_func, name)

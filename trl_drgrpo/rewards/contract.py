@@ -86,6 +86,7 @@ def checked_reward(reward_func: Callable, on_error: OnError = "raise", name: str
     scored: Any = scored_later if inspect.iscoroutinefunction(innermost(reward_func)) else scored_now
     scored.__name__ = scored.__qualname__ = guard.name
     scored.__doc__ = inspect.getdoc(reward_func)
+    scored.lowest_reward = getattr(reward_func, "lowest_reward", None)
     pass_on_checks(scored, reward_func)
     return scored
 

@@ -108,7 +108,7 @@ def test_where_the_ground_truth_stands(options, columns):
     [
         ({}, ["answer", "data_source"], "expected the ground truth in one of the columns reward_model.ground_truth"),
         ({"answer_column": "gold"}, ["answer", "data_source"], "in the column 'gold'. Point answer_column="),
-        ({}, ["ground_truth"], "expected a column 'data_source'.* data_source="),
+        ({}, ["ground_truth"], "the data source in the column 'data_source'.* data_source="),
     ],
 )
 def test_a_missing_column_is_an_error_before_and_at_the_call(options, columns, message):
