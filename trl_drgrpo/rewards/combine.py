@@ -29,14 +29,12 @@ from typing import Any, Literal
 from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.common.ranges import finite_number, refuse_outside, whole
 from trl_drgrpo.rewards.columns import PER_CALL, pass_on_checks
-from trl_drgrpo.rewards.contract import check_name, innermost, log_mean, reward_name, validate_rewards
+from trl_drgrpo.rewards.contract import Rewards, check_name, innermost, log_mean, reward_name, validate_rewards
 from trl_drgrpo.rewards.functions.strings.formats import format_reward
 from trl_drgrpo.rewards.recipe_rewards import resolve_reward
 from trl_drgrpo.rewards.signatures import required, select, signature_of
 
 logger = logging.getLogger(__name__)
-
-Rewards = list[float | None]
 
 
 @dataclass

@@ -30,6 +30,8 @@ FAILING_IS_FREE = (
 
 OnError = Literal["raise", "unscorable"]
 ON_ERROR: tuple[str, ...] = get_args(OnError)
+Rewards = list[float | None]
+_OWN_FAILURES = (Exception, SystemExit)  # KeyboardInterrupt and friends are nobody's reward; sys.exit() is one's own
 _PACKAGE = os.path.dirname(os.path.dirname(__file__))
 # Keywords of TRL's call that are no column, and columns that it passes under another name.
 _NO_COLUMNS = ("completions", "completion", "prompt", *PER_CALL)
@@ -69,19 +71,23 @@ def checked_reward(reward_func: Callable, on_error: OnError = "raise", name: str
     Returns:
         `Callable`: Same call, same name; returns one finite float or `None` per completion.
     """
-    guard = _Guard(name or reward_name(reward_func), on_error, adapter_hint(reward_func))
+    guard = _Guard(reward_func, on_error, name or reward_name(reward_func))
 
     async def scored_later(*args, **kwargs):
-        kwargs = _by_name(reward_func, args, kwargs, guard.name)
-        with guard.call(kwargs) as call:
-            call.rewards = await reward_func(**kwargs)
-        return call.rewards
+        kwargs, finish = guard.begin(args, kwargs)
+        try:
+            output = await reward_func(**kwargs)
+        except _OWN_FAILURES as error:
+            output = error
+        return finish(output)
 
     def scored_now(*args, **kwargs):
-        kwargs = _by_name(reward_func, args, kwargs, guard.name)
-        with guard.call(kwargs) as call:
-            call.rewards = reward_func(**kwargs)
-        return call.rewards
+        kwargs, finish = guard.begin(args, kwargs)
+        try:
+            output = reward_func(**kwargs)
+        except _OWN_FAILURES as error:
+            output = error
+        return finish(output)
 
     scored: Any = scored_later if inspect.iscoroutinefunction(innermost(reward_func)) else scored_now
     scored.__name__ = scored.__qualname__ = guard.name
@@ -238,79 +244,57 @@ def _by_name(reward_func: Callable, args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 class _Guard:
-    """Per reward function: how failures are treated, and whether one was logged already."""
+    """Around the calls of one reward function: its rewards are validated, and a failure is turned into its due."""
 
-    def __init__(self, name: str, on_error: str, hint: str = ""):
-        self.name = name
-        self.hint = hint  # for a function of another stack
-        self.raises = on_error == "raise"
-        self.has_logged = False
+    def __init__(self, reward_func: Callable, on_error: str, name: str):
+        self.reward_func, self.name, self.raises = reward_func, name, on_error == "raise"
         self.metric = f"rewards/{name}/failed_frac"
+        self.has_logged = False
 
-    def call(self, kwargs: dict[str, Any]) -> "_Call":
+    def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[str, Any], Callable[[Any], Rewards]]:
+        """The keywords of a call, and what makes of its output, or of its exception, the rewards."""
+        kwargs = _by_name(self.reward_func, args, kwargs, self.name)
         rows = kwargs["completions"] if "completions" in kwargs else kwargs["environments"]
-        call = _Call(self, len(rows), kwargs.get("log_metric"))
-        if call.log_metric is not None:
-            kwargs["log_metric"] = call.log
-        return call
+        log_metric, logged = kwargs.get("log_metric"), set[str]()
 
+        def log(metric: str, value: float) -> None:
+            logged.add(metric)
+            log_metric(metric, value)
 
-class _Call:
-    """One call of a reward function: on exit its rewards are validated, or the failure is turned into its due."""
+        if log_metric is not None:
+            kwargs["log_metric"] = log
 
-    def __init__(self, guard: _Guard, num_completions: int, log_metric: Callable[[str, float], None] | None):
-        self.guard = guard
-        self.num_completions = num_completions
-        self.log_metric = log_metric
-        self.rewards: Any = None
-        self.is_counted = False
+        def finish(output: Any) -> Rewards:
+            rewards, failed = self._settled(output, len(rows))
+            # A function that counts its own failures, per completion, is believed.
+            if not self.raises and log_metric is not None and self.metric not in logged:
+                log_metric(self.metric, float(failed))
+            return rewards
 
-    def log(self, name: str, value: float) -> None:
-        """The function's `log_metric`: one that counts its own failures, per completion, is believed."""
-        self.is_counted = self.is_counted or name == self.guard.metric
-        if self.log_metric is not None:
-            self.log_metric(name, value)
+        return kwargs, finish
 
-    def __enter__(self) -> "_Call":
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: Any) -> bool:
-        if error is not None and not isinstance(error, (Exception, SystemExit)):
-            return False  # KeyboardInterrupt and friends are nobody's reward; sys.exit() is one's own
-        if error is None:
+    def _settled(self, output: Any, count: int) -> tuple[Rewards, bool]:
+        """The rewards, and whether the call failed."""
+        error = output
+        if not isinstance(output, BaseException):
             try:
-                self.rewards = validate_rewards(self.rewards, self.num_completions, self.guard.name)
+                return validate_rewards(output, count, self.name), False
             except RewardError as broken_contract:
                 error = broken_contract
-        if error is None:
-            self._count(failed=0.0)
-            return True
-        if self.guard.raises:
-            if isinstance(error, RewardError):
-                raise error from error.__cause__
-            raise self._as_reward_error(error).caught_as(error) from error
-        if not self.guard.has_logged:
-            self.guard.has_logged = True
+        if self.raises and isinstance(error, RewardError):
+            raise error from error.__cause__
+        if self.raises:
+            remedy = (adapter_hint(self.reward_func) if isinstance(error, TypeError) else "") or to_fix(error)
+            failure = RewardError(f"reward function '{self.name}'", told(error), "a list of rewards", remedy)
+            raise failure.caught_as(error) from error
+        if not self.has_logged:
+            self.has_logged = True
             message = (
                 "Reward function '%s' failed; the call's completions are left out of their groups. Further failures "
                 "are only counted. " + FAILING_IS_FREE
             )
             if speaks_for_itself(error):
-                logger.error(f"{message} %s", self.guard.name, error)
+                logger.error(f"{message} %s", self.name, error)
             else:
-                logger.error(message, self.guard.name, exc_info=error)
-        self.rewards = [None] * self.num_completions
-        self._count(failed=1.0)
-        return True
-
-    def _as_reward_error(self, error: BaseException) -> RewardError:
-        return RewardError(
-            f"reward function '{self.guard.name}'",
-            told(error),
-            "a list of rewards",
-            (self.guard.hint if isinstance(error, TypeError) else "") or to_fix(error),
-        )
-
-    def _count(self, failed: float) -> None:
-        if not self.guard.raises and not self.is_counted and self.log_metric is not None:
-            self.log_metric(self.guard.metric, failed)
+                logger.error(message, self.name, exc_info=error)
+        return [None] * count, True
