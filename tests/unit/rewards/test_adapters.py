@@ -302,13 +302,6 @@ def test_orms():
     assert asyncio.run(later(**given)) == [1.0, 0.0]
 
 
-def test_orm_classes_that_cannot_be_made():
-    with pytest.raises(InputError, match="args: got None, with which Orm fails: .*'limit'"):
-        adapters.from_swift(Orm)
-    with pytest.raises(InputError, match="none: AsyncOrm takes no args"):
-        adapters.from_swift(AsyncOrm, args={"limit": 1})
-
-
 # verifiers -----------------------------------------------------------------------------------------------------------
 
 

@@ -30,8 +30,6 @@ def test_a_completion_that_never_leaves_its_reasoning():
     opened = MathReward(think_opened=True, limits=None)
     assert score(opened, r"so \boxed{5}", "5") == 0.0
     assert score(opened, r"so 5</think> \boxed{5}", "5") == 1.0
-    with pytest.raises(InputError, match="think_opened: got 'yes'; expected 'auto' or True"):
-        MathReward(think_opened="yes")
 
 
 def test_trl_scores_the_same_answer_zero():
