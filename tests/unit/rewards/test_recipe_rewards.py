@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from case_tables import DATA, cases
 
 from trl_drgrpo.cli import flags, train, values
 from trl_drgrpo.cli.main import main
@@ -20,66 +21,12 @@ from trl_drgrpo.rewards.contract import reward_name
 from trl_drgrpo.rewards.isolation import Limits, isolate
 from trl_drgrpo.rewards.recipe_rewards import REWARDS, bare_names, check_spec, resolve_reward
 
-MINE = """
-import time
-
-
-def compute_score(data_source, solution_str, ground_truth, extra_info=None):
-    return float(solution_str == ground_truth)
-
-
-async def compute_later(data_source, solution_str, ground_truth, extra_info=None):
-    return {"score": len(solution_str) - len(ground_truth)}
-
-
-def length(completions, **kwargs):
-    return [len(completion) for completion in completions]
-
-
-def for_messages(completions, **kwargs):
-    return [len(completion[0]["content"]) for completion in completions]
-
-
-def slow(completions, **kwargs):
-    time.sleep(60)
-
-
-class Orm:
-    def __init__(self, args=None, **kwargs):
-        self.bonus = args.bonus
-
-    def __call__(self, completions, **kwargs):
-        return [self.bonus for _ in completions]
-
-
-class ORM: ...
-class Plain:
-    def __call__(self, completions, **kwargs): ...
-
-
-constant = 3
-def batch(solution_strs): ...
-def group(states): ...
-async def openrlhf_later(queries, prompts, labels): ...
-
-
-def exact(completion, answer):
-    return float(completion == answer)
-
-
-def grader(response, gt, fast=False):
-    return {}, float(response == gt) + fast
-
-
-def openrlhf(queries, prompts, labels):
-    return {"rewards": [len(query) for query in queries]}
-"""
 ROW = {"prompts": ["p"], "completions": ["four"], "answer": ["four"], "ground_truth": ["four"]}
 
 
 @pytest.fixture(autouse=True)
 def mine(tmp_path, monkeypatch):
-    (tmp_path / "mine.py").write_text(MINE)
+    (tmp_path / "mine.py").write_text((DATA / "mine.txt").read_text())
     (tmp_path / "broken_for_test.py").write_text("import a_module_that_is_not_there\n")
     (tmp_path / "failing_for_test.py").write_text("x = 1 / 0\n")
     (tmp_path / "unfinished_for_test.py").write_text("def f(:\n")
@@ -99,41 +46,16 @@ def test_every_row_of_the_table_leads_somewhere(name):
         assert list(inspect.signature(getattr(module, entry.factory)).parameters)
 
 
-@pytest.mark.parametrize(
-    ("text", "reward"),
-    [
-        ("mine.py:length", 4),
-        ("{verl: {function: mine.py:compute_score, data_source: sums}}", 1.0),
-        ("{verl: {function: mine.compute_score, data_source: sums, answer_column: answer}}", 1.0),
-        ("{trl: {function: mine.py:for_messages, completions_as: messages}}", 4),
-        ("{swift: {orm: mine.py:Orm, args: {bonus: 0.25}}}", 0.25),
-        ("{verifiers: {rubric: [mine.py:exact, mine.py:exact], weights: [1, 0.5]}}", 1.5),
-        ("{verifiers: mine.py:exact}", 1.0),
-        ("{r1_zero: mine.py:grader}", 2.0),
-        ("{r1_zero: {grader: mine.py:grader, fast: false}}", 1.0),
-        ("{openrlhf: mine.py:openrlhf}", 5),  # "p" + "four"
-        ("{openrlhf: {function: mine.py:openrlhf, batched: false}}", 5),
-        ("{clipped: {reward: mine.py:length, high: 3}}", 3),
-        ("{clipped: mine.py:length}", 1.0),
-        ("{cached: {reward: {clipped: {reward: mine.py:length, high: 2}}}}", 2),
-        ("{gated: {reward: mine.py:length, gate: {regex_reward: {pattern: '^f'}}}}", 4),
-        ("{gated: {reward: mine.py:length, gate: {regex_reward: '^x'}, else_value: -1}}", -1),
-        ("{weighted_sum: {parts: [[mine.py:length, 0.5], [{clipped: mine.py:length}, 1]]}}", 3.0),
-        ("{weighted_sum: {parts: {exact_match_reward: 2, mine.py:length: 0.25}}}", 3.0),
-        ("{weighted_sum: {parts: {a: [mine.py:length, 1], b: [mine.py:length, 2]}}}", 12.0),
-        ("{exact_match_reward: {column: ground_truth}}", 1.0),
-        ("{exact_match_reward: }", 1.0),
-        ("{isolate: {reward: mine.py:length, timeout: 30}}", 4),
-        ("{isolate: {reward: mine.py:slow, timeout: 0.2}}", None),
-        ("{isolate: {reward: {verl: {function: mine.py:compute_score, data_source: s}}, timeout: 30}}", 1.0),
-        ("{math_reward: {answer_column: answer, limits: {timeout: 30}}}", 0.0),
-    ],
-)
-def test_rewards_as_recipes_write_them(text, reward):
+WITHOUT_IMPORT = list(cases("recipe_rewards.tsv", "forms, seen without an import"))
+REFUSED = [case for case in cases("recipe_rewards.tsv") if case[0] != "accepted"]
+
+
+@pytest.mark.parametrize(("_", "text", "due"), cases("recipe_rewards.tsv", "accepted"))
+def test_rewards_as_recipes_write_them(_, text, due):
     spec = yaml.safe_load(text)
     check_spec(spec)
     row = {**ROW, "completions": ["5"], "answer": ["4"]} if "math" in text else ROW
-    assert list(resolve_reward(spec)(**row)) == [reward]
+    assert list(resolve_reward(spec)(**row)) == [due and float(due)]
     if isinstance(spec, dict):  # after a flag the same text, or JSON
         flag = flags.read_flags()["reward_funcs"]
         assert values.coerce(flag, [text, "accuracy_reward"]) == [spec, "accuracy_reward"]
@@ -169,24 +91,12 @@ def test_names_of_what_was_built():
     assert reward_name(resolve_reward(spec)) == "equal"
 
 
-def refused():
-    """Section, spec and message of every row of the table of what recipes may not write."""
-    for line in (Path(__file__).parents[2] / "data/refused_rewards.tsv").read_text("utf-8").split("\n"):
-        if line.startswith("## "):
-            section = line
-        elif line and not line.startswith("#"):
-            yield section, *line.split("\t")
-
-
-WITHOUT_IMPORT = [(text, message) for section, text, message in refused() if "seen without an import" in section]
-
-
-@pytest.mark.parametrize(("section", "text", "message"), refused())
+@pytest.mark.parametrize(("section", "text", "message"), REFUSED)
 def test_what_a_recipe_may_not_write(section, text, message):
     spec = yaml.safe_load(text)
     with pytest.raises(InputError, match=message):
         resolve_reward(spec)
-    if (text, message) in WITHOUT_IMPORT:
+    if section == WITHOUT_IMPORT[0][0]:
         with pytest.raises(InputError, match=message):
             check_spec(spec)
 
@@ -220,7 +130,7 @@ def test_what_python_may_not_pass(build, message):
     [
         ("{verl: [}", "YAML error: "),
         ("{clipped: {low: 1, low: 2}}", "low: got the same key twice"),
-        *WITHOUT_IMPORT[:5],
+        *(case[1:] for case in WITHOUT_IMPORT[:5]),
     ],
 )
 def test_wrong_flags_are_refused_by_the_parser(text, message):

@@ -1,8 +1,7 @@
 """Golden cases of the mathematics, in two tables: verdicts on pairs of answers, and what is read of a text."""
 
-from pathlib import Path
-
 import pytest
+from case_tables import cases
 
 from trl_drgrpo.rewards.functions.mathematics import MathReward, unreadable_gold
 from trl_drgrpo.rewards.functions.mathematics.answers import (
@@ -19,23 +18,11 @@ from trl_drgrpo.rewards.functions.mathematics.latex import tidy
 from trl_drgrpo.rewards.functions.mathematics.quantities import exact_number
 from trl_drgrpo.rewards.functions.mathematics.units import split_unit, units_agree
 
-DATA = Path(__file__).parents[4] / "data"
 HERE = MathReward(limits=None)
 
 
-def lines(name):
-    """Section and line of every case of a table."""
-    section = ""
-    for line in (DATA / name).read_text("utf-8").split("\n"):
-        if line.startswith("## "):
-            section = line.removeprefix("## ")
-        elif line and not line.startswith("# "):
-            yield section, line
-
-
-@pytest.mark.parametrize(("section", "pair"), lines("math_pairs.tsv"))
-def test_the_verdict_on_a_pair(section, pair):
-    verdict, gold, answer = pair.split("\t")
+@pytest.mark.parametrize(("_", "verdict", "gold", "answer"), cases("math_pairs.tsv"))
+def test_the_verdict_on_a_pair(_, verdict, gold, answer):
     assert equivalent(gold, answer) is (verdict == "same")
     assert equivalent(gold, answer, deep=False) in (verdict == "same", None)
     if verdict == "different":
@@ -65,29 +52,28 @@ READERS = {
     "number": lambda text: (number := exact_number(text)) and number.value,
     "number and unit": lambda text: split_unit(tidy(text)),
 }
-SHOWN = {"None": "∅", "True": "yes", "False": "no"}
+SHOWN = {"True": "yes", "False": "no"}
 
 
-@pytest.mark.parametrize(
-    ("section", "line"), [case for case in lines("math_reading.tsv") if case[0] not in ("reward", "units agree")]
-)
-def test_what_is_read_of_a_text(section, line):
-    text, *due = line.replace("⏎", "\n").split("\t")
+def shown(value):
+    return None if value is None else SHOWN.get(str(value), str(value))
+
+
+@pytest.mark.parametrize("case", cases("math_reading.tsv", *READERS), ids=str)
+def test_what_is_read_of_a_text(case):
+    section, text, *due = case
     found = READERS[section](text)
-    found = found if isinstance(found, tuple) else (found,)
-    assert [SHOWN.get(str(each), str(each)) for each in found] == due
+    assert [*map(shown, found if isinstance(found, tuple) else (found,))] == due
 
 
-@pytest.mark.parametrize("line", [line for section, line in lines("math_reading.tsv") if section == "units agree"])
-def test_two_units_contradict_each_other_and_one_does_not(line):
-    one, other, due = line.split("\t")
-    assert SHOWN[str(units_agree(one, other))] == SHOWN[str(units_agree(other, one))] == due
+@pytest.mark.parametrize(("_", "one", "other", "due"), cases("math_reading.tsv", "units agree"))
+def test_two_units_contradict_each_other_and_one_does_not(_, one, other, due):
+    assert shown(units_agree(one, other)) == shown(units_agree(other, one)) == due
 
 
-@pytest.mark.parametrize("line", [line for section, line in lines("math_reading.tsv") if section == "reward"])
-def test_the_reward_of_a_completion(line):
-    text, due, *golds = line.replace("⏎", "\n").split("\t")
-    golds = [None if gold == "∅" else gold for gold in golds]
+@pytest.mark.parametrize("case", cases("math_reading.tsv", "reward"), ids=str)
+def test_the_reward_of_a_completion(case):
+    _, text, due, *golds = case
     for completion in (text, [{"role": "assistant", "content": text}]):
-        [reward] = HERE(completions=[completion], solution=[golds if len(golds) > 1 else golds[0]])
-        assert reward == (None if due == "∅" else float(due))
+        rewards = HERE(completions=[completion], solution=[golds if len(golds) > 1 else golds[0]])
+        assert rewards == [due and float(due)]

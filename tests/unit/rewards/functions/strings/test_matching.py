@@ -3,10 +3,10 @@
 import json
 import pickle
 import time
-from pathlib import Path
 
 import pytest
 import yaml
+from case_tables import cases
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -29,22 +29,12 @@ def score(reward, completion, truth):
     return reward(completions=[completion], answer=[truth])[0]
 
 
-def lines():
-    """Section and line of every case of the table."""
-    for line in (Path(__file__).parents[4] / "data/text_rewards.tsv").read_text("utf-8").split("\n"):
-        if line.startswith("## "):
-            section = line.removeprefix("## ")
-        elif line and not line.startswith("# "):
-            yield section, line
+REWARDS = [case for case in cases("text_rewards.tsv") if case[0].startswith("{")]
 
 
-def cells(line):
-    return [None if cell == "∅" else cell.replace("⏎", "\n").replace("⇥", "\t") for cell in line.split("\t")]
-
-
-@pytest.mark.parametrize(("section", "line"), [case for case in lines() if case[0].startswith("{")])
-def test_the_reward_of_a_text(section, line):
-    due, completion, truth, *prompt = cells(line)
+@pytest.mark.parametrize("case", REWARDS, ids=str)
+def test_the_reward_of_a_text(case):
+    section, due, completion, truth, *prompt = case
     reward = resolve_reward(yaml.safe_load(section))
     row = {"answer": [json.loads(truth)], "prompts": [json.loads(each) for each in prompt] or [None]}
     for form in (completion, [{"role": "assistant", "content": completion}]):
@@ -63,9 +53,8 @@ def test_where_reasoning_gym_finds_one_pair_or_box_so_does_this(pieces):
         assert (answer_text(text, "answer") or None) == (extract_answer(text) or None)
 
 
-@pytest.mark.parametrize("line", [line for section, line in lines() if section == "answer, marked answer"])
-def test_answers_are_found(line):
-    completion, answer, marked = cells(line)
+@pytest.mark.parametrize(("_", "completion", "answer", "marked"), cases("text_rewards.tsv", "answer, marked answer"))
+def test_answers_are_found(_, completion, answer, marked):
     assert answer_text(completion, "answer") == answer
     assert answer_text(completion, "marked") == marked
     assert answer_text(completion, "whole") == completion
@@ -152,9 +141,8 @@ def test_a_list_of_truths_may_hold_no_null_and_no_mapping():
 # Choices -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("line", [line for section, line in lines() if section == "choice"])
-def test_choices(line):
-    completion, picked = cells(line)
+@pytest.mark.parametrize(("_", "completion", "picked"), cases("text_rewards.tsv", "choice"))
+def test_choices(_, completion, picked):
     assert choice_reward.choice(completion) == picked
 
 
