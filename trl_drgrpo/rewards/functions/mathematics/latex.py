@@ -18,11 +18,11 @@ _GREEK |= {letter.upper(): _GREEK[letter].capitalize() for letter in "γδθλξ
 _GREEK |= {"ϕ": "phi", "ϵ": "epsilon", "\u00b5": "mu", "\u2126": "Omega", "ℓ": "ell", "ħ": "hbar"}
 # Signs and their macros, which a space ends; then those that stand for themselves.
 _MACROS_OF_SIGNS = """
-× times · cdot ⋅ cdot ∞ infty ± pm ∪ cup ∈ in ≤ le ≥ ge ≠ ne ≈ approx ∅ emptyset ∩ cap ⌊ lfloor ⌋ rfloor ⌈ lceil ⌉ rceil
-∠ angle ∑ sum ∫ int ∂ partial
-""".split()
-_SIGNS = {**_GREEK, **dict(zip(_MACROS_OF_SIGNS[::2], _MACROS_OF_SIGNS[1::2], strict=True))}
-_UNICODE = str.maketrans({sign: rf"\{name} " for sign, name in _SIGNS.items()})
+× times · cdot ⋅ cdot ∞ infty ± pm ∪ cup ∈ in ≤ le ≥ ge ≠ ne ≈ approx ∅ emptyset ∩ cap ⌊ lfloor ⌋ rfloor ⌈ lceil
+⌉ rceil ∠ angle ∑ sum ∫ int ∂ partial
+"""
+_SIGNS = re.findall(r"(\S) (\w+)", _MACROS_OF_SIGNS)
+_UNICODE = str.maketrans({sign: rf"\{name} " for sign, name in [*_GREEK.items(), *_SIGNS]})
 _UNICODE |= str.maketrans({"°": r"^\circ ", "ℝ": r"\mathbb{R}", "ℤ": r"\mathbb{Z}"})
 _UNICODE |= str.maketrans("−–÷′\u212b\u00a0\u202f", "--/'Å  ")
 _RAISED = re.compile("[\u2070\u00b9\u00b2\u00b3\u2074-\u207f]+")
