@@ -14,6 +14,7 @@ import asyncio
 import csv
 import inspect
 import io
+import itertools
 import json
 import statistics
 import sys
@@ -31,7 +32,6 @@ from trl_drgrpo.rewards.sample import prompt_key
 from trl_drgrpo.rewards.signatures import parameters
 
 Row = dict[str, Any]
-READERS = (".jsonl", ".json", ".csv", ".parquet")
 # What TRL's table has beside prompt, completion and the rewards; no dataset column.
 TABLE_COLUMNS = ("step", "advantage")
 
@@ -51,23 +51,15 @@ def read_rows(path: str | Path, field: str = "data") -> list[Row]:
         [`InputError`]: No such file, another type of file, a line or a file that cannot be read (by
             its number), or no row.
     """
-    file = Path(path)
-    if file.is_dir():
-        parts = sorted(file.glob("*.parquet"))
-        rows = [row for part in parts for row in read_parquet(part, field)]
-    elif not file.is_file():
-        expected = f"a {', '.join(READERS)} file, or a folder of Parquet files"
+    file, suffixes = Path(path), ", ".join(_READERS)
+    if not file.exists():
+        expected = f"a {suffixes} file, or a folder of Parquet files"
         raise InputError(field, f"{str(path)!r}, which is not a file", expected, "Check the path.")
-    elif file.suffix == ".parquet":
-        rows = read_parquet(file, field)
-    elif file.suffix == ".csv":
-        rows = _read_csv(file, field)
-    elif file.suffix in READERS:
-        rows = read_json_lines(file, field)
-    else:
+    if not file.is_dir() and file.suffix not in _READERS:
         remedy = "Rename the file to match its format."
-        raise InputError(field, f"{str(path)!r}", f"a file that ends in {', '.join(READERS)}", remedy)
-    return _not_empty(rows, path, field)
+        raise InputError(field, f"{str(path)!r}", f"a file that ends in {suffixes}", remedy)
+    parts = sorted(file.glob("*.parquet")) if file.is_dir() else [file]
+    return _not_empty([row for part in parts for row in _READERS[part.suffix](part, field)], path, field)
 
 
 def check_completions(rows: Iterable[Row]) -> None:
@@ -188,6 +180,9 @@ def read_parquet(file: Path, field: str = "data", columns: Sequence[str] | None 
         raise InputError(field, f"{str(file)!r} ({reason})", "a Parquet file", "Write the file again.") from error
 
 
+_READERS = {".jsonl": read_json_lines, ".json": read_json_lines, ".csv": _read_csv, ".parquet": read_parquet}
+
+
 def _text(file: Path, field: str) -> str:
     try:
         return file.read_text(encoding="utf-8-sig")
@@ -196,16 +191,13 @@ def _text(file: Path, field: str) -> str:
 
 
 def _is_text(value: Any) -> bool:
-    if isinstance(value, str):
-        return True
-    if not isinstance(value, list) or not all(isinstance(message, dict) for message in value):
-        return False
-    contents = [message.get("content") for message in value]
-    return all(content is None or isinstance(content, str) or _is_parts(content) for content in contents)
-
-
-def _is_parts(content: Any) -> bool:
-    return isinstance(content, list) and all(isinstance(part, dict) for part in content)
+    """Whether it is a text, or messages whose content is one, parts of one, or nothing."""
+    if not isinstance(value, list):
+        return isinstance(value, str)
+    contents = [message.get("content") if isinstance(message, dict) else 0 for message in value]
+    parts = [part for content in contents if isinstance(content, list) for part in content]
+    is_content = all(content is None or isinstance(content, str | list) for content in contents)
+    return is_content and all(isinstance(part, dict) for part in parts)
 
 
 _OWN_COUNT = "counted as failed by the reward itself; see the log above"
@@ -319,7 +311,7 @@ def score_rows(
                 output = asyncio.run(_result(output))
             rewards = validate_rewards(output, len(batch), name)
         except (Exception, SystemExit) as error:  # whatever a user's function raises is a row of the table
-            if isinstance(error, InputError) and type(error) is InputError:
+            if type(error) is InputError:
                 raise
             rewards = [None] * len(batch)
             reason = told(error)
@@ -372,20 +364,11 @@ def disagreements(graders: dict[str, Sequence[float | None]], tolerance: float) 
     Returns:
         `list[Disagreement]`: One per pair, in order.
     """
-    names = list(graders)
-    return [
-        Disagreement(
-            one,
-            two,
-            [
-                row
-                for row, pair in enumerate(zip(graders[one], graders[two], strict=True))
-                if _differ(*pair, tolerance)
-            ],
-        )
-        for index, one in enumerate(names)
-        for two in names[index + 1 :]
-    ]
+    found = []
+    for one, two in itertools.combinations(graders, 2):
+        pairs = zip(graders[one], graders[two], strict=True)
+        found.append(Disagreement(one, two, [row for row, pair in enumerate(pairs) if _differ(*pair, tolerance)]))
+    return found
 
 
 def _differ(one: float | None, two: float | None, tolerance: float) -> bool:
