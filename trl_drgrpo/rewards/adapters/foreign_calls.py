@@ -144,9 +144,27 @@ def as_messages(value: Any, role: str) -> list[dict[str, Any]]:
     return [{"role": role, "content": value}] if isinstance(value, str) else value
 
 
+@dataclass(frozen=True)
 class Convention:
-    """How one stack calls its functions: what they are given of a sample, and what their result means."""
+    """
+    How one stack calls its functions.
 
+    Args:
+        row (`Callable[[Sample, str], Any]`): What a call needs of one sample; the second argument is the reward's
+            name, for messages.
+        call (`Callable[[Callable, list], Call]`): Positional and keyword arguments of a function, for one row or,
+            where it takes a batch, for all.
+        read (`Callable[[Any], Any]`, *optional*): The number in what the function returned for one completion, `None`:
+            unscorable. Defaults to the result itself.
+        read_batch (`Callable`, *optional*): From the result of a batch, and `log(key, values)`, the rewards. Defaults
+            to `read` of each.
+        places (`tuple[Place, ...]`, *optional*): Where the dataset has to have something.
+    """
+
+    row: Callable[[Sample, str], Any]
+    call: Callable[[Callable, list[Any]], Call]
+    read: Callable[[Any], Any] = lambda result: result
+    read_batch: Callable[..., Any] | None = None
     places: tuple[Place, ...] = ()
 
     def check_columns(self, columns: Iterable[str], reward: str) -> None:
@@ -154,21 +172,12 @@ class Convention:
         for place in self.places:
             place.column(columns, reward)
 
-    def row(self, sample: Sample, reward: str) -> Any:
-        """What a call needs of one sample."""
-        raise NotImplementedError
-
-    def call(self, function: Callable, rows: list[Any]) -> Call:
-        """Positional and keyword arguments: for one row, or where the function takes a batch for all."""
-        raise NotImplementedError
-
-    def read(self, result: Any) -> Any:
-        """The number in what the function returned for one completion; `None`: unscorable."""
-        return result
-
-    def read_batch(self, result: Any, log: Callable[[str, Iterable[float | None]], None]) -> Any:
-        """The rewards in what the function returned for all completions."""
-        return [self.read(each) for each in result]
+    def rows(self, keywords: Mapping[str, Any], reward: str) -> list[Any]:
+        """The rows of one call of TRL's, so that missing columns are the user's error and no sample's."""
+        samples = read_samples(keywords, reward)
+        for sample in samples[:1]:
+            self.check_columns(sample.columns, reward)
+        return [self.row(sample, reward) for sample in samples]
 
 
 def translated(
@@ -210,13 +219,17 @@ def adapted(
         raise InputError("timeout", f"{timeout} for a batch function", "none", remedy)
 
     def translate(kwargs: dict[str, Any], reward: str) -> Call:
-        samples = read_samples(kwargs, reward)
-        return convention.call(functions[0], [convention.row(sample, reward) for sample in samples])
+        return convention.call(functions[0], convention.rows(kwargs, reward))
+
+    def read(result: Any, log: Callable[[str, Iterable[float | None]], None]) -> Any:
+        if convention.read_batch is not None:
+            return convention.read_batch(result, log)
+        return [convention.read(each) for each in result]
 
     is_async = any(inspect.iscoroutinefunction(innermost(function)) for function in functions)
     kind = AsyncPerCompletion if is_async else PerCompletion
     if is_batch:
-        reward: Any = translated(functions[0], name, translate, convention.read_batch, columns=())
+        reward: Any = translated(functions[0], name, translate, read, columns=())
     else:
         reward = kind(functions, convention, name, limits, on_error, **options)
     reward.check_columns = functools.partial(convention.check_columns, reward=name)
@@ -272,12 +285,10 @@ class PerCompletion:
         return self.convention.read(self.functions[part](*args, **kwargs))
 
     def _calls(self, completions: Sequence[Any], kwargs: dict[str, Any]) -> list[tuple[int, Any, Any]]:
-        """All calls, completion by completion, so that missing columns are the user's error and no sample's."""
-        samples = read_samples({**kwargs, "completions": completions}, self.__name__)
-        rows = [self.convention.row(sample, self.__name__) for sample in samples]
+        """All calls, completion by completion."""
         return [
             (part, *self.convention.call(function, [row]))
-            for row in rows
+            for row in self.convention.rows({**kwargs, "completions": completions}, self.__name__)
             for part, function in enumerate(self.functions)
         ]
 

@@ -38,7 +38,7 @@ Here the task is named once, and the entry is put together from the columns that
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, Literal
 
@@ -177,60 +177,43 @@ def from_verl(
     """
     found = loaded(function, "function")
     is_batch = "solution_strs" in {parameter.name for parameter in signatures.parameters(found) or ()}
-    convention = _Verl(found, is_batch, answer_column, data_source, reward_kwargs or {})
-    title = name or reward_name(found)
+    names, constants, needed = _BATCH if is_batch else _SINGLE, reward_kwargs or {}, signatures.required(found)
+    offered = (*names, *(() if is_batch else _TEXT_NAMES), *constants)
+    if unknown := [parameter for parameter in needed if parameter not in offered]:
+        raise InputError(
+            "function",
+            f"{reward_name(found)}, which needs {', '.join(unknown)}",
+            f"a function of {', '.join(names)}",
+            "Give the other arguments as constants with reward_kwargs.",
+        )
+    truth = Place("the ground truth", "answer_column", answer_column, ("reward_model.ground_truth", "ground_truth"))
+    advice = "Add it, or give a constant with data_source=...."
+    source = Place("the data source", "data_source", "data_source", advice=advice)
+    places = (truth, source) if names[0] in needed and data_source is None else (truth,)
+
+    def row(sample: Sample, reward: str) -> tuple[Any, str, Any, dict[str, Any]]:
+        columns = sample.columns
+        # A copy: verl's functions may write into it, and rows of a group share the dict.
+        extra = {"num_turns": None, "rollout_reward_scores": {}, **(decoded(columns.get("extra_info")) or {})}
+        given = columns.get("data_source") if data_source is None else data_source
+        return given, sample.text, truth.value(columns, reward), extra
+
+    def call(function: Callable, rows: list[Any]) -> Call:
+        values = [[row[part] for row in rows] for part in range(len(names))] if is_batch else rows[0]
+        given = {**dict(zip(names, values, strict=True)), **constants}
+        return (), signatures.select(function, given, dict.fromkeys(_TEXT_NAMES, values[1]))
+
+    convention, title = Convention(row, call, _verl_score, places=places), name or reward_name(found)
     return adapted([found], convention, name=title, is_batch=is_batch, timeout=timeout, on_error=on_error)
 
 
-class _Verl(Convention):
-    """One call, in the singular or the plural."""
-
-    def __init__(
-        self,
-        function: Callable,
-        is_batch: bool,
-        answer_column: str | None,
-        data_source: str | None,
-        constants: Mapping[str, Any],
-    ):
-        self.is_batch, self.names = is_batch, _BATCH if is_batch else _SINGLE
-        offered = (*self.names, *(() if is_batch else _TEXT_NAMES), *constants)
-        needed = signatures.required(function)
-        if unknown := [name for name in needed if name not in offered]:
-            raise InputError(
-                "function",
-                f"{reward_name(function)}, which needs {', '.join(unknown)}",
-                f"a function of {', '.join(self.names)}",
-                "Give the other arguments as constants with reward_kwargs.",
-            )
-        usual = ("reward_model.ground_truth", "ground_truth")
-        self.places = (Place("the ground truth", "answer_column", answer_column, usual),)
-        if self.names[0] in needed and data_source is None:
-            advice = "Add it, or give a constant with data_source=...."
-            self.places += (Place("the data source", "data_source", "data_source", advice=advice),)
-        self.data_source, self.constants = data_source, dict(constants)
-
-    def row(self, sample: Sample, reward: str) -> tuple[Any, str, Any, dict[str, Any]]:
-        """Arguments of verl for one sample, in the order of its signature."""
-        row = sample.columns
-        self.check_columns(row, reward)
-        source = row.get("data_source") if self.data_source is None else self.data_source
-        # A copy: verl's functions may write into it, and rows of a group share the dict.
-        extra = {"num_turns": None, "rollout_reward_scores": {}, **(decoded(row.get("extra_info")) or {})}
-        return source, sample.text, self.places[0].value(row, reward), extra
-
-    def call(self, function: Callable, rows: list[Any]) -> Call:
-        values = [[row[part] for row in rows] for part in range(len(_BATCH))] if self.is_batch else rows[0]
-        offered = {**dict(zip(self.names, values, strict=True)), **self.constants}
-        return (), signatures.select(function, offered, dict.fromkeys(_TEXT_NAMES, values[1]))
-
-    def read(self, result: Any) -> Any:
-        if isinstance(result, Mapping):
-            if "score" not in result:
-                keys = ", ".join(map(str, result)) or "no keys"
-                raise RewardError("a verl function", f"a dict with {keys}", "a dict with 'score'", "Return a score.")
-            return result["score"]
-        return result[0] if isinstance(result, tuple | list) and result else result
+def _verl_score(result: Any) -> Any:
+    if isinstance(result, Mapping):
+        if "score" not in result:
+            keys = ", ".join(map(str, result)) or "no keys"
+            raise RewardError("a verl function", f"a dict with {keys}", "a dict with 'score'", "Return a score.")
+        return result["score"]
+    return result[0] if isinstance(result, tuple | list) and result else result
 
 
 def from_openrlhf(
@@ -276,48 +259,38 @@ def from_openrlhf(
     if inspect.iscoroutinefunction(innermost(found)):
         remedy = "Use from_trl, from_verl or from_verifiers for async functions."
         raise InputError("function", f"{reward_name(found)}, which is async", "a sync function", remedy)
-    convention = _OpenRLHF(answer_column, None if render_prompt is None else loaded(render_prompt, "render_prompt"))
+    render = prompt_text if render_prompt is None else loaded(render_prompt, "render_prompt")
+    label = Place("the label", "answer_column", answer_column, ("label", "answer", "solution"))
+
+    def row(sample: Sample, reward: str) -> tuple[str, str, Any]:
+        prompt = sample.prompt if isinstance(sample.prompt, str) else render(sample.prompt)
+        return prompt + sample.text, prompt, label.value(sample.columns, reward)
+
+    def call(function: Callable, rows: list[Any]) -> Call:
+        return tuple([row[part] for row in rows] for part in range(3)), {}
+
+    convention = Convention(row, call, _openrlhf_reward, _openrlhf_rewards, (label,))
     title = name or reward_name(found)
     return adapted([found], convention, name=title, is_batch=batched, timeout=timeout, on_error=on_error)
 
 
-class _OpenRLHF(Convention):
-    """Lists of queries, prompts and labels, of one sample or of all."""
+def _openrlhf_reward(result: Any) -> float | None:
+    return validate_rewards(_listed(_openrlhf_rewards(result)), 1, "reward_func")[0]
 
-    def __init__(self, answer_column: str | None, render: Callable | None):
-        self.places = (Place("the label", "answer_column", answer_column, ("label", "answer", "solution")),)
-        self.render = render
 
-    def row(self, sample: Sample, reward: str) -> tuple[str, str, Any]:
-        as_text = prompt_text if self.render is None or isinstance(sample.prompt, str) else self.render
-        prompt = as_text(sample.prompt)
-        return prompt + sample.text, prompt, self.places[0].value(sample.columns, reward)
-
-    def call(self, function: Callable, rows: list[Any]) -> Call:
-        return tuple([row[part] for row in rows] for part in range(3)), {}
-
-    def read(self, result: Any) -> Any:
-        rewards = _listed(_rewards_in(result))
-        return validate_rewards(rewards, 1, "reward_func")[0]
-
-    def read_batch(self, result: Any, log: Callable[[str, Iterable[float | None]], None]) -> Any:
-        if isinstance(result, Mapping):
-            for key, values in (result.get("extra_logs") or {}).items():
-                log(key, _listed(values))
-        return _rewards_in(result)
+def _openrlhf_rewards(result: Any, log: Callable[[str, Sequence[Any]], None] | None = None) -> Any:
+    """The rewards in a result, under `rewards`, else `scores`, or the result itself; its `extra_logs` are logged."""
+    if not isinstance(result, Mapping):
+        return result
+    for key, values in (result.get("extra_logs") or {}).items() if log is not None else ():
+        log(key, _listed(values))
+    rewards = result.get("rewards")
+    return result.get("scores") if rewards is None else rewards
 
 
 def _listed(values: Any) -> Sequence[Any]:
     values = values.tolist() if hasattr(values, "tolist") else values
     return values if isinstance(values, list | tuple) else [values]
-
-
-def _rewards_in(result: Any) -> Any:
-    """The rewards in what a `reward_func` returned: under `rewards`, else `scores`, or the result itself."""
-    if not isinstance(result, Mapping):
-        return result
-    rewards = result.get("rewards")
-    return result.get("scores") if rewards is None else rewards
 
 
 _PASSED = ("messages", "response_token_ids", "trainer_state")
@@ -448,7 +421,7 @@ def from_verifiers(
     columns = {column for function in functions for column in signatures.required(function)} - {*_OFFERED, *known}
     return adapted(
         functions,
-        _Verifiers(answer_column or "answer"),
+        Convention(functools.partial(_rollout, answer_column or "answer"), _verifiers_call),
         name=name or (reward_name(functions[0]) if len(functions) == 1 else "rubric"),
         weights=chosen,
         columns=[*sorted(columns), *filter(None, [answer_column])],
@@ -490,26 +463,22 @@ def _with_objects(function: Callable, objects: Mapping[str, Any]) -> functools.p
     return own
 
 
-class _Verifiers(Convention):
-    """What a function of a rubric names, of the row, the rollout and its rubric."""
+def _rollout(answer_column: str, sample: Sample, reward: str) -> dict[str, Any]:
+    """What functions of a rubric may name, of the row and the rollout."""
+    row = sample.columns
+    info = decoded(row.get("info"))
+    fields = {
+        "prompt": sample.prompt,
+        "completion": sample.completion,
+        "answer": row.get(answer_column, ""),
+        "info": {} if info is None else info,
+        "task": row.get("task", "default"),
+    }
+    return {**row, **fields, "state": {**row, **fields, "trajectory": []}}
 
-    def __init__(self, answer_column: str):
-        self.answer_column = answer_column
 
-    def row(self, sample: Sample, reward: str) -> dict[str, Any]:
-        row = sample.columns
-        info = decoded(row.get("info"))
-        fields = {
-            "prompt": sample.prompt,
-            "completion": sample.completion,
-            "answer": row.get(self.answer_column, ""),
-            "info": {} if info is None else info,
-            "task": row.get("task", "default"),
-        }
-        return {**row, **fields, "state": {**row, **fields, "trajectory": []}}
-
-    def call(self, function: Any, rows: list[Any]) -> Call:
-        return (), signatures.select(function, {**rows[0], **function.objects})
+def _verifiers_call(function: Any, rows: list[Any]) -> Call:
+    return (), signatures.select(function, {**rows[0], **function.objects})
 
 
 def from_r1_zero(
@@ -558,28 +527,21 @@ def from_r1_zero(
     found = loaded(grader, "grader")
     check_flag("fast", fast)
     check_takes(found, "grader", "f(response, gt, fast=...) -> (info, reward)", 2, ("fast",))
-    title = name or reward_name(found)
-    return adapted([found], _R1Zero(answer_column, fast), name=title, timeout=timeout, on_error=on_error)
+    answer = Place("the correct answer", "answer_column", answer_column, ("answer", "solution", "gt_answer"))
+    convention = Convention(
+        lambda sample, reward: (sample.text, answer.value(sample.columns, reward)),
+        lambda function, rows: (rows[0], signatures.select(function, {}, {"fast": fast})),
+        _r1_zero_reward,
+        places=(answer,),
+    )
+    return adapted([found], convention, name=name or reward_name(found), timeout=timeout, on_error=on_error)
 
 
-class _R1Zero(Convention):
-    """Response and correct answer by position."""
-
-    def __init__(self, answer_column: str | None, fast: bool):
-        usual = ("answer", "solution", "gt_answer")
-        self.places, self.fast = (Place("the correct answer", "answer_column", answer_column, usual),), fast
-
-    def row(self, sample: Sample, reward: str) -> tuple[str, Any]:
-        return sample.text, self.places[0].value(sample.columns, reward)
-
-    def call(self, function: Callable, rows: list[Any]) -> Call:
-        return rows[0], signatures.select(function, {}, {"fast": self.fast})
-
-    def read(self, result: Any) -> Any:
-        if not isinstance(result, tuple | list) or len(result) != 2:
-            got = f"{type(result).__name__} {result!r}"[:80]
-            raise RewardError("an understand-r1-zero grader", got, "a pair (info, reward)", "Use another adapter.")
-        return result[1]
+def _r1_zero_reward(result: Any) -> Any:
+    if not isinstance(result, tuple | list) or len(result) != 2:
+        got = f"{type(result).__name__} {result!r}"[:80]
+        raise RewardError("an understand-r1-zero grader", got, "a pair (info, reward)", "Use another adapter.")
+    return result[1]
 
 
 def from_reasoning_gym(
@@ -614,7 +576,15 @@ def from_reasoning_gym(
     """
     scorer = functools.partial(_scored, _score_answer(task))
     needed = (entry_column,) if entry_column else ("answer", "metadata")
-    convention = _ReasoningGym(entry_column)
+
+    def row(sample: Sample, reward: str) -> tuple[str, Any]:
+        columns = sample.columns
+        if entry_column:
+            return sample.text, decoded(columns[entry_column])
+        parts = {"question": columns.get("question"), "answer": columns["answer"]}
+        return sample.text, {**parts, "metadata": decoded(columns["metadata"])}
+
+    convention = Convention(row, lambda function, rows: (rows[0], {}))
     return adapted([scorer], convention, name=name, columns=needed, timeout=timeout, on_error=on_error)
 
 
@@ -635,20 +605,3 @@ def _scored(score_answer: Callable[..., Any], text: str, entry: dict[str, Any]) 
 
 
 _scored.lowest_reward = 0.0  # pyright: ignore[reportFunctionMemberAccess]
-
-
-class _ReasoningGym(Convention):
-    """Text and entry of one completion."""
-
-    def __init__(self, entry_column: str | None):
-        self.entry_column = entry_column
-
-    def row(self, sample: Sample, reward: str) -> tuple[str, Any]:
-        row = sample.columns
-        if self.entry_column:
-            return sample.text, decoded(row[self.entry_column])
-        entry = {"question": row.get("question"), "answer": row["answer"], "metadata": decoded(row["metadata"])}
-        return sample.text, entry
-
-    def call(self, function: Callable, rows: list[Any]) -> Call:
-        return rows[0], {}
