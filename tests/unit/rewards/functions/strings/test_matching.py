@@ -106,10 +106,9 @@ def test_a_truth_that_is_no_number_costs_its_row(truth):
 # Both ----------------------------------------------------------------------------------------------------------------
 
 
-HOSTILE = [
-    piece * (100_000 // len(piece))
-    for piece in ("1", "1,", "1,111", "1/", "1.", "-", " ", "<answer>", "</answer>", "\\boxed{", "{", "}", "1e", "\n")
-]
+DIGITS = ("1", "1,", "1,111", "1/", "1.", "-", " ", "1e", "\n")
+MARKS = ("<answer>", "</answer>", "<answer></answer", "</think>", "\\boxed{", "{", "}")
+HOSTILE = [piece * (100_000 // len(piece)) for piece in (*DIGITS, *MARKS)]
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=lambda text: repr(text[:9]))
@@ -117,6 +116,7 @@ def test_hostile_text_takes_linear_time(text):
     begun = time.monotonic()
     for reward in (exact_match_reward, numeric_reward, NumericReward(where="whole"), NumericReward(thousands=" ")):
         assert score(reward, text, "7") == 0.0
+    extract_answer(text)
     assert time.monotonic() - begun < 10  # measured: below 0.4 s; a quadratic search took 16 to 35 s
 
 
@@ -139,6 +139,11 @@ def test_a_list_of_truths_may_hold_no_null_and_no_mapping():
 
 
 # Choices -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("_", "completion", "answer"), cases("text_rewards.tsv", "answer of a reasoning-gym task"))
+def test_answers_of_reasoning_gym(_, completion, answer):
+    assert extract_answer(completion or "") == answer
 
 
 @pytest.mark.parametrize(("_", "completion", "picked"), cases("text_rewards.tsv", "choice"))
