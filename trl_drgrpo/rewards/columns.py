@@ -17,7 +17,7 @@ from typing import Any
 
 from trl_drgrpo.common.errors import InputError, require_package
 from trl_drgrpo.common.rows import ColumnValues
-from trl_drgrpo.rewards.signatures import adapter_hint, is_required, parameters, required
+from trl_drgrpo.rewards.signatures import adapter_hint, behind_partials, is_required, parameters, required
 
 # What TRL passes to every reward function (`GRPOTrainer._calculate_rewards`), next to the dataset's columns; the first
 # three once per call, the others as one value per completion.
@@ -183,8 +183,7 @@ _TRLS_CHECKS: dict[str, Callable] = {"check": _has_math_verify, "check_values": 
 
 def _own(reward_func: Any, name: str) -> Callable | None:
     """The method of that name of a reward, behind partials; a model's methods are its own affair."""
-    while isinstance(reward_func, functools.partial):
-        reward_func = reward_func.func
+    reward_func = behind_partials(reward_func)
     if _is_model(reward_func):
         return None
     if getattr(reward_func, "__module__", None) == _ACCURACY_REWARDS and name in _TRLS_CHECKS:

@@ -18,7 +18,7 @@ from typing import Any, Literal, Protocol, get_args
 
 from trl_drgrpo.common.errors import InputError, RewardError, shortened, speaks_for_itself, told
 from trl_drgrpo.rewards.columns import PER_CALL, pass_on_checks
-from trl_drgrpo.rewards.signatures import adapter_hint, parameters
+from trl_drgrpo.rewards.signatures import adapter_hint, behind_partials, parameters
 
 logger = logging.getLogger(__name__)
 
@@ -49,9 +49,8 @@ class RewardFunction(Protocol):
 
 def reward_name(reward_func: Callable) -> str:
     """Name of a reward function in logs and metrics: as TRL builds it, through partials, from function or class."""
-    while isinstance(reward_func, functools.partial):
-        reward_func = reward_func.func
-    return getattr(reward_func, "__name__", type(reward_func).__name__)
+    named = behind_partials(reward_func)
+    return getattr(named, "__name__", type(named).__name__)
 
 
 def checked_reward(reward_func: Callable, on_error: OnError = "raise", name: str | None = None) -> RewardFunction:
@@ -103,9 +102,7 @@ def declared(func: Any, attribute: str) -> Any:
     `lowest_reward` (`float`): what a completion gets that makes it fail. `is_causal` (`bool`, step rewards): whether
     the score of a step reads no further than the end of that step. `is_learned` (`bool`): a model's scores.
     """
-    while isinstance(func, functools.partial):
-        func = func.func
-    return getattr(func, attribute, None)
+    return getattr(behind_partials(func), attribute, None)
 
 
 def check_on_error(on_error: Any) -> None:
@@ -209,8 +206,7 @@ def _warn_of_nan(field: str) -> None:
 
 def innermost(func: Callable) -> Callable:
     """The function whose `async` counts: behind partials, or the `__call__` of an instance."""
-    while isinstance(func, functools.partial):
-        func = func.func
+    func = behind_partials(func)
     return func if inspect.isroutine(func) else type(func).__call__
 
 
