@@ -70,26 +70,43 @@ def check_columns(reward_func: Callable | Any, columns: Iterable[str], name: str
         return
     names = list(columns)
     check_own_columns(reward_func, names)
-    if clash := [column for column in names if column in ("prompts", "completions")]:
-        raise InputError(
-            f"reward {name}",
-            f"a dataset column called {clash[0]!r}",
-            "no column with the name of a keyword that TRL passes itself",
-            f"Rename or remove the column {clash[0]!r}: the call would give this argument twice.",
-        )
-    passed_columns = [column for column in names if column not in NEVER_PASSED]
-    available = {*ALWAYS_PASSED, *passed_columns}
+    if problem := _misfit(reward_func, named, names, supply):
+        raise InputError(f"reward {name}", *problem)
+
+
+def _misfit(
+    reward_func: Any, named: Sequence[inspect.Parameter], columns: list[str], supply: str
+) -> tuple[str, str, str] | None:
+    """What does not fit, what would, and what to do; `None` where TRL can make the call."""
+    for clash in (column for column in columns if column in ("prompts", "completions")):
+        expected = "no column with the name of a keyword that TRL passes itself"
+        remedy = f"Rename or remove the column {clash!r}: the call would give this argument twice."
+        return f"a dataset column called {clash!r}", expected, remedy
+    passed_columns = [column for column in columns if column not in NEVER_PASSED]
+    passed, hint = [*ALWAYS_PASSED, *passed_columns], adapter_hint(reward_func)
     for parameter in named:
-        if parameter.kind is inspect.Parameter.POSITIONAL_ONLY and parameter.default is inspect.Parameter.empty:
-            raise InputError(
-                f"reward {name}",
-                f"the positional-only parameter {parameter.name!r}",
-                "parameters that can be passed by keyword",
-                "TRL passes everything by keyword: remove the `/` from the signature.",
-            )
-        if is_required(parameter) and parameter.name not in available:
-            raise _missing_column(reward_func, name, parameter.name, names, supply)
-    _check_accepts([*ALWAYS_PASSED, *passed_columns], named, name, adapter_hint(reward_func))
+        missing = parameter.name
+        if parameter.kind is parameter.POSITIONAL_ONLY and parameter.default is parameter.empty:
+            remedy = "TRL passes everything by keyword: remove the `/` from the signature."
+            return f"the positional-only parameter {missing!r}", "parameters that can be passed by keyword", remedy
+        if not is_required(parameter) or missing in passed:
+            continue
+        remedy = supply.format(missing)
+        if missing in NEVER_PASSED:
+            remedy = f"TRL passes it as {NEVER_PASSED[missing]!r}: rename the parameter"
+        elif near := get_close_matches(missing, passed_columns, n=1, cutoff=0.5):
+            remedy = f"Did you mean the column {near[0]!r}? {remedy}"
+        options = parameters(type(reward_func)) or ()
+        naming = [option.name for option in options if str(getattr(reward_func, option.name, None)) == missing]
+        other = f"set {naming[0]} to its name" if naming else "give the parameter a default"
+        got = f"a dataset with the columns {', '.join(columns) or '(none)'}"
+        return got, f"a column {missing!r}, which the function requires", hint or f"{remedy}, or {other}."
+    taken = {parameter.name for parameter in named if parameter.kind is not parameter.POSITIONAL_ONLY}
+    refused = [keyword for keyword in passed if keyword not in taken]
+    if not refused or any(parameter.kind is parameter.VAR_KEYWORD for parameter in named):
+        return None
+    got = f"a function without **kwargs that does not name {', '.join(refused)}"
+    return got, "a function that accepts every keyword TRL passes", hint or "Add **kwargs to its parameters."
 
 
 def check_form(reward_func: Any, name: str) -> None:
@@ -211,34 +228,3 @@ def _is_model(reward_func: Any) -> bool:
     torch = sys.modules.get("torch")
     is_module = torch is not None and isinstance(reward_func, torch.nn.Module)
     return isinstance(reward_func, str) or not callable(reward_func) or is_module
-
-
-def _missing_column(reward_func: Any, name: str, missing: str, columns: list[str], supply: str) -> InputError:
-    remedy = supply.format(missing)
-    if missing in NEVER_PASSED:
-        remedy = f"TRL passes it as {NEVER_PASSED[missing]!r}: rename the parameter"
-    elif near := get_close_matches(missing, [each for each in columns if each not in NEVER_PASSED], n=1, cutoff=0.5):
-        remedy = f"Did you mean the column {near[0]!r}? {remedy}"
-    options = parameters(type(reward_func)) or ()
-    naming = [option.name for option in options if str(getattr(reward_func, option.name, None)) == missing]
-    other = f"set {naming[0]} to its name" if naming else "give the parameter a default"
-    return InputError(
-        f"reward {name}",
-        f"a dataset with the columns {', '.join(columns) or '(none)'}",
-        f"a column {missing!r}, which the function requires",
-        adapter_hint(reward_func) or f"{remedy}, or {other}.",
-    )
-
-
-def _check_accepts(keywords: list[str], taken: Sequence[inspect.Parameter], name: str, hint: str) -> None:
-    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in taken):
-        return
-    named = {p.name for p in taken if p.kind is not inspect.Parameter.POSITIONAL_ONLY}
-    refused = [keyword for keyword in keywords if keyword not in named]
-    if refused:
-        raise InputError(
-            f"reward {name}",
-            f"a function without **kwargs that does not name {', '.join(refused)}",
-            "a function that accepts every keyword TRL passes",
-            hint or "Add **kwargs to its parameters.",
-        )

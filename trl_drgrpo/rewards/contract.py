@@ -253,11 +253,12 @@ class _Guard:
         rows = kwargs["completions"] if "completions" in kwargs else kwargs["environments"]
         log_metric, logged = kwargs.get("log_metric"), set[str]()
 
-        def log(metric: str, value: float) -> None:
-            logged.add(metric)
-            log_metric(metric, value)
-
         if log_metric is not None:
+
+            def log(metric: str, value: float) -> None:
+                logged.add(metric)
+                log_metric(metric, value)
+
             kwargs["log_metric"] = log
 
         def finish(output: Any) -> Rewards:

@@ -379,6 +379,7 @@ def resolve_reward(spec: str | Mapping[str, Any], field: str = "reward_funcs") -
     if (at_path := _at_path(spec, field)) is None:
         raise _unknown(spec, field, _write_path(spec))
     module, found = at_path
+    reward_func: Any = found
     if inspect.isclass(found):
         got, expected = f"{spec!r}, which is a class", "a function or an instance with `__call__`"
         remedy = f"Create an instance in the module (`my_reward = {found.__name__}(...)`) and name that."
@@ -387,5 +388,5 @@ def resolve_reward(spec: str | Mapping[str, Any], field: str = "reward_funcs") -
         expected = "a function `f(completions, **kwargs) -> list[float]`"
         remedy = f"Its functions: {', '.join(_public_names(module)) or 'none'}."
     else:
-        return found
+        return reward_func
     raise InputError(field, got, expected, adapter_hint(found) or remedy)

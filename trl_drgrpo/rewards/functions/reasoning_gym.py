@@ -91,7 +91,7 @@ def factory_of(task: str, field: str, got: str) -> tuple[Any, Any]:
 def _read_options(task: str, config_class: type, options: dict[str, str]) -> dict[str, Any]:
     """The task's configuration from the query and our own options: every key known, every value of its default's
     type."""
-    defaults = {
+    defaults: dict[str, Any] = {
         entry.name: entry.default if entry.default_factory is dataclasses.MISSING else entry.default_factory()
         for entry in dataclasses.fields(config_class)
     }
