@@ -32,7 +32,7 @@ OnError = Literal["raise", "unscorable"]
 ON_ERROR: tuple[str, ...] = get_args(OnError)
 Rewards = list[float | None]
 _OWN_FAILURES = (Exception, SystemExit)  # KeyboardInterrupt and friends are nobody's reward; sys.exit() is one's own
-_PACKAGE = os.path.dirname(os.path.dirname(__file__))
+_NOT_THE_USERS = (os.path.dirname(os.path.dirname(__file__)), os.path.dirname(os.__file__))  # files of: ours, Python's
 # Keywords of TRL's call that are no column, and columns that it passes under another name.
 _NO_COLUMNS = ("completions", "completion", "prompt", *PER_CALL)
 
@@ -213,7 +213,8 @@ def innermost(func: Callable) -> Callable:
 def to_fix(error: BaseException, option: str = "on_reward_error", what: str = "function") -> str:
     """Advice on an exception of a user's function, with the line of the user's file that it came through. The
     traceback is with the `RewardError`'s cause: whoever catches and prints that error sees none."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_PACKAGE)]
+    passed = traceback.extract_tb(error.__traceback__)
+    frames = [frame for frame in passed if not frame.filename.startswith(_NOT_THE_USERS)]
     own = [frame for frame in frames if frame.filename == frames[0].filename]
     place = f"{own[-1].filename}, line {own[-1].lineno}; " if own else ""
     where = f"{place}the traceback is in the error's `__cause__`"

@@ -130,6 +130,18 @@ def test_an_error_of_an_asynchronous_part_is_raised_as_it_is_and_ends_the_others
     assert ended == [True]
 
 
+def test_the_line_of_a_part_that_failed_in_a_thread_is_named():
+    def broken(completions, **kwargs):
+        return 1 / 0
+
+    async def later(completions, **kwargs):
+        return [1.0]
+
+    line = broken.__code__.co_firstlineno + 1
+    with pytest.raises(RewardError, match=rf"Fix the function \({__file__}, line {line}; "):
+        call(checked_reward(weighted_sum([(broken, 1), (later, 1)])), ["c"])
+
+
 @KINDS
 def test_a_part_that_breaks_its_contract_is_named(kind):
     part = kind("short")
