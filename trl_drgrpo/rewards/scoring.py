@@ -32,6 +32,7 @@ from trl_drgrpo.rewards.sample import prompt_key
 from trl_drgrpo.rewards.signatures import parameters
 
 Row = dict[str, Any]
+READERS = (".jsonl", ".json", ".csv", ".parquet")
 # What TRL's table has beside prompt, completion and the rewards; no dataset column.
 TABLE_COLUMNS = ("step", "advantage")
 
@@ -40,8 +41,8 @@ def read_rows(path: str | Path, field: str = "data") -> list[Row]:
     """The rows of a file.
 
     Args:
-        path (`str` or `Path`): A `.jsonl`, `.csv` or `.parquet` file; a folder stands for all Parquet files in it, in
-            the order of their names. CSV has texts only.
+        path (`str` or `Path`): A `.jsonl`, `.csv` or `.parquet` file; a folder stands for all Parquet files in it, or
+            for all JSON Lines files, in the order of their names. CSV has texts only.
         field (`str`, *optional*, defaults to `"data"`): Name of the setting in error messages.
 
     Returns:
@@ -51,15 +52,26 @@ def read_rows(path: str | Path, field: str = "data") -> list[Row]:
         [`InputError`]: No such file, another type of file, a line or a file that cannot be read (by
             its number), or no row.
     """
-    file, suffixes = Path(path), ", ".join(_READERS)
-    if not file.exists():
-        expected = f"a {suffixes} file, or a folder of Parquet files"
+    file = Path(path)
+    if file.is_dir():
+        parts = sorted(file.glob("*.parquet")) or sorted(file.glob("*.jsonl"))
+        if not parts:
+            expected = "a folder of .parquet or .jsonl files"
+            raise InputError(field, f"{str(path)!r}, a folder without any", expected, "Name the folder that has them.")
+        rows = [row for part in parts for row in read_rows(part, field)]
+    elif not file.is_file():
+        expected = f"a {', '.join(READERS)} file, or a folder of such files"
         raise InputError(field, f"{str(path)!r}, which is not a file", expected, "Check the path.")
-    if not file.is_dir() and file.suffix not in _READERS:
+    elif file.suffix == ".parquet":
+        rows = read_parquet(file, field)
+    elif file.suffix == ".csv":
+        rows = _read_csv(file, field)
+    elif file.suffix in READERS:
+        rows = read_json_lines(file, field)
+    else:
         remedy = "Rename the file to match its format."
-        raise InputError(field, f"{str(path)!r}", f"a file that ends in {suffixes}", remedy)
-    parts = sorted(file.glob("*.parquet")) if file.is_dir() else [file]
-    return _not_empty([row for part in parts for row in _READERS[part.suffix](part, field)], path, field)
+        raise InputError(field, f"{str(path)!r}", f"a file that ends in {', '.join(READERS)}", remedy)
+    return _not_empty(rows, path, field)
 
 
 def check_completions(rows: Iterable[Row]) -> None:
@@ -178,9 +190,6 @@ def read_parquet(file: Path, field: str = "data", columns: Sequence[str] | None 
     except (pyarrow.ArrowException, OSError) as error:
         reason = str(error).splitlines()[0]
         raise InputError(field, f"{str(file)!r} ({reason})", "a Parquet file", "Write the file again.") from error
-
-
-_READERS = {".jsonl": read_json_lines, ".json": read_json_lines, ".csv": _read_csv, ".parquet": read_parquet}
 
 
 def _text(file: Path, field: str) -> str:

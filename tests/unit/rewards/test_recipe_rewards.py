@@ -4,6 +4,7 @@ import argparse
 import importlib
 import inspect
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -68,9 +69,13 @@ def test_flags_know_the_floats_of_recipes():
 
 
 def test_the_help_of_the_flag_names_every_reward():
-    text = flags.read_flags()["reward_funcs"].help.partition(". ")[0]  # as `train --help` has it
+    text = flags.read_flags()["reward_funcs"].help
     rewards = {name for name, entry in REWARDS.items() if "process_rewards" not in entry.module}
     assert {name for name in rewards if f"`{name}`" not in text} == {"list_sum_line_reward"}  # a step reward
+    first = text.partition(". ")[0]  # as `train --help` has it
+    assert {"regex_reward", "judge_reward", *bare_names()} - set(re.findall(r"`(\w+)`", first)) <= {
+        "list_sum_line_reward"
+    }
 
 
 def test_functions_of_files_and_modules_reach_the_workers():
