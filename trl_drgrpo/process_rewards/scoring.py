@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from trl_drgrpo.common.errors import InputError, RewardError, told
 from trl_drgrpo.process_rewards.steps import Steps, StepSegmenter, one_step_frac
 from trl_drgrpo.process_rewards.steps.rules import Turns
-from trl_drgrpo.rewards.contract import FAILING_IS_FREE, OnError, innermost, reward_name, reward_number, to_fix
+from trl_drgrpo.rewards.contract import FAILING_IS_FREE, OnError, innermost, reward_name, reward_number
 
 logger = logging.getLogger(__name__)
 
@@ -286,8 +286,11 @@ class StepScorer:
         if self.on_error == "raise":
             if isinstance(error, RewardError):
                 raise error from error.__cause__
+            remedy = (
+                'Fix the function (its traceback is above), or set on_reward_error="unscorable" to go on without it.'
+            )
             field, expected = f"step reward function '{name}'", "one list of rewards per completion"
-            raise RewardError(field, told(error), expected, to_fix(error)).caught_as(error) from error
+            raise RewardError(field, told(error), expected, remedy).caught_as(error) from error
         if name not in self._logged_failures:
             self._logged_failures.add(name)
             message = (

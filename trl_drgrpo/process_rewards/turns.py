@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from trl_drgrpo.common.errors import InputError, RewardError, shortened
-from trl_drgrpo.rewards.contract import reward_number, to_fix
+from trl_drgrpo.rewards.contract import reward_number
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ class Failures:
             name, failure, cause = type(environment).__name__, error, error.__cause__
             if not isinstance(error, RewardError):
                 got = f"{type(error).__name__}: {error} for row {row}" + ("" if turn is None else f", turn {turn}")
-                remedy = to_fix(error, what="method")
+                remedy = 'Fix the method (traceback above), or leave such rows out with on_reward_error="unscorable".'
                 failure, cause = RewardError(f"{name}.{method}", got, "no error", remedy).caught_as(error), error
             if self.raises:
                 raise failure from cause

@@ -30,7 +30,7 @@ from typing import Any, Literal
 from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.process_rewards.scoring import dataset_columns, row_of
 from trl_drgrpo.process_rewards.texts import END_TOKENS, Cleaner, prompt_text, texts_of
-from trl_drgrpo.rewards.contract import OnError, check_on_error, declared, reward_name, reward_number, to_fix
+from trl_drgrpo.rewards.contract import OnError, check_on_error, declared, reward_name, reward_number
 from trl_drgrpo.rewards.functions.judge.judge import Judge, Messages
 from trl_drgrpo.rewards.signatures import is_required, parameters
 
@@ -151,7 +151,7 @@ class _Rule:
                     field,
                     f"{type(error).__name__}: {error} {where}",
                     "a number, or None for a step it cannot score",
-                    to_fix(error, "on_error"),
+                    'Fix the function (its traceback is above), or pass on_error="unscorable" to go on without it.',
                 )
                 raise failed.caught_as(error) from error
             return reward_number(reward, field, where), False
