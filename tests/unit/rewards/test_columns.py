@@ -91,6 +91,11 @@ def test_rewards_that_do_not_fit(reward, message):
         check_columns(reward, COLUMNS, "r")
 
 
+def test_a_column_with_the_name_of_a_keyword():
+    with pytest.raises(InputError, match="a dataset column called 'completions'"):
+        check_columns(takes_all, [*COLUMNS, "completions"], "r")
+
+
 @pytest.mark.parametrize(
     ("name", "supply", "message"),
     [
