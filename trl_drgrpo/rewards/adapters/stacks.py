@@ -282,8 +282,9 @@ def _openrlhf_rewards(result: Any, log: Callable[[str, Sequence[Any]], None] | N
     """The rewards in a result, under `rewards`, else `scores`, or the result itself; its `extra_logs` are logged."""
     if not isinstance(result, Mapping):
         return result
-    for key, values in (result.get("extra_logs") or {}).items() if log is not None else ():
-        log(key, _listed(values))
+    if log is not None:
+        for key, values in (result.get("extra_logs") or {}).items():
+            log(key, _listed(values))
     rewards = result.get("rewards")
     return result.get("scores") if rewards is None else rewards
 
