@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from trl_drgrpo.common.errors import InputError, UnscorableError, shortened
+from trl_drgrpo.common.errors import InputError, shortened
 from trl_drgrpo.common.rows import ColumnValues
 from trl_drgrpo.rewards.columns import require_kind
 from trl_drgrpo.rewards.contract import OnError, check_column, check_name, check_on_error
@@ -209,17 +209,6 @@ class SampleReward:
             log_metric=log_metric,
             failed=self.lowest_reward,
         )
-
-
-def why_unreadable(read: Callable[[Any], Any], truth: Any) -> str | None:
-    """Reason why a reader of gold answers refuses one; `None` for one that it reads, or that is missing."""
-    if truth is None:
-        return None
-    try:
-        read(truth)
-    except UnscorableError as error:
-        return str(error)
-    return None
 
 
 def column_values(kwargs: Mapping[str, Any], column: str, count: int, name: str) -> Sequence[Any]:
