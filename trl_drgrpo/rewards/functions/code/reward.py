@@ -121,14 +121,11 @@ class CodeReward(SampleReward):
         self.clock = Clock(timeout, total_timeout)
         self.workers = workers
         self.sandbox = Sandbox(sandbox) if isinstance(sandbox, str) else sandbox
-        self._is_checked = False
 
     def check(self) -> None:
         """Try the sandbox, before training starts or with the first call. Says what to install where it does not
         work."""
-        if not self._is_checked:
-            self.sandbox.check()
-            self._is_checked = True
+        self.sandbox.check()
 
     def score(self, completion: str, **columns: Any) -> float:
         """
@@ -145,15 +142,11 @@ class CodeReward(SampleReward):
         if tests is None:
             raise BrokenTests(f"the column {self.tests!r} holds no tests of a known form")
         code = fenced_code(completion)
-        if code is None:
-            if self.require_fence:
-                return 0.0
-            code = completion
+        if code is None and self.require_fence:
+            return 0.0
         self.check()
-        if isinstance(tests, ProgramTests):
-            passed = run_programs(self.sandbox, code, tests, self.clock, not self.partial)
-        else:
-            passed = run_function_tests(self.sandbox, code, tests, self.clock, not self.partial)
+        run = run_programs if isinstance(tests, ProgramTests) else run_function_tests
+        passed = run(self.sandbox, completion if code is None else code, tests, self.clock, not self.partial)
         return sum(passed) / len(passed) if self.partial else float(all(passed))
 
     def _setup_text(self, columns: dict[str, Any]) -> Any:
