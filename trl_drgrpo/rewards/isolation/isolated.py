@@ -20,10 +20,9 @@ from trl_drgrpo.common.ranges import finite_number
 from trl_drgrpo.common.rows import ColumnValues
 from trl_drgrpo.rewards.columns import check_own_columns, check_ready, check_values, row_problem
 from trl_drgrpo.rewards.contract import FAILING_IS_FREE, OnError, check_flag, check_on_error, declared, reward_name
-from trl_drgrpo.rewards.isolation.in_worker import RewardCaller, SampleScorer, Scored
 from trl_drgrpo.rewards.isolation.nursery import original, pickled, portable
 from trl_drgrpo.rewards.isolation.pool import Call, Failure, pool_for
-from trl_drgrpo.rewards.isolation.worker import failure_of
+from trl_drgrpo.rewards.isolation.worker import RewardCaller, SampleScorer, Scored, failure_of
 from trl_drgrpo.rewards.limits import Limits
 from trl_drgrpo.rewards.recipe_rewards import resolve_reward
 
