@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from misbehaving import MISDEEDS, misbehave, same
+from processes import eventually, marked
 
 import trl_drgrpo.rewards.isolation.isolated as isolated_module
 from trl_drgrpo.common.errors import InputError, RewardError
@@ -408,23 +409,9 @@ def start(tmp_path, rest="", timeout=60):
     )
 
 
-def left_behind(tmp_path, process, patience=15.0):
-    """Processes of the script's environment that outlive it, after a while."""
-    deadline = time.monotonic() + patience
-    while (left := marked(tmp_path) - {process.pid}) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return left
-
-
-def marked(tmp_path):
-    found = set()
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get("MARK") == str(tmp_path) and process.status() != psutil.STATUS_ZOMBIE:
-                found.add(process.pid)
-        except psutil.Error:
-            continue
-    return found
+def leaves_nothing(tmp_path, process):
+    """Whether no process of the script's environment outlives it."""
+    return eventually(lambda: not marked(str(tmp_path)) - {process.pid})
 
 
 class TestScripts:
@@ -433,7 +420,7 @@ class TestScripts:
         output, _ = process.communicate(timeout=120)
         assert output.splitlines() == ["the script runs", "[2.0, 4.0, 6.0]"]
         assert process.returncode == 0
-        assert left_behind(tmp_path, process) == set()
+        assert leaves_nothing(tmp_path, process)
 
     def test_trainer_processes_on_one_machine_do_not_meet(self, tmp_path, monkeypatch):
         monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
@@ -444,21 +431,19 @@ class TestScripts:
         for folder, process in zip(folders, processes, strict=True):
             output, _ = process.communicate(timeout=120)
             assert output.splitlines()[1:] == ["[2.0, 4.0, 6.0]", "True"]
-            assert left_behind(folder, process) == set()
+            assert leaves_nothing(folder, process)
 
     @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
     def test_nothing_outlives_a_script_that_is_ended_from_outside(self, tmp_path, number):
         rest = 'isolated(completions=["hang", "hang"])'
         process = start(tmp_path, rest)
         assert [process.stdout.readline() for _ in range(2)] == ["the script runs\n", "[2.0, 4.0, 6.0]\n"]
-        deadline = time.monotonic() + 60
-        while len(marked(tmp_path)) < 7 and time.monotonic() < deadline:  # script, nursery, 3 workers, 2 sleepers
-            time.sleep(0.02)
-        assert len(marked(tmp_path)) == 7
+        # script, nursery, 3 workers, 2 sleepers
+        assert eventually(lambda: len(marked(str(tmp_path))) == 7, patience=60)
         process.send_signal(number)
         process.communicate(timeout=60)
         assert process.returncode == -number
-        assert left_behind(tmp_path, process) == set()
+        assert leaves_nothing(tmp_path, process)
 
     def test_an_interrupted_call_leaves_workers_that_work(self, tmp_path):
         rest = """
@@ -486,7 +471,7 @@ print(isolated(completions=["parent"]), flush=True)
         process = start(tmp_path, rest)
         output, _ = process.communicate(timeout=120)
         assert output.splitlines()[2:] == ["[10.0]", "[12.0]"]
-        assert left_behind(tmp_path, process) == set()
+        assert leaves_nothing(tmp_path, process)
 
 
 def test_training_goes_on_where_a_reward_hangs(model, tokenizer, prompts, settings):
