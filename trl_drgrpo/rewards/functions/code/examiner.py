@@ -68,7 +68,7 @@ class Channel:
         value = self.ask({"do": "look_up", "name": name})
         if type(value) is Remote:
             self.uses -= 1  # not before it is called
-            object.__setattr__(value, "_name", name)
+            vars(value)["_name"] = name
         return value
 
     def operate(self, do, target, args, kwargs=None):
@@ -156,11 +156,9 @@ class Remote:
     def __init__(self, channel, target, own=None):
         if type(target) is not int:
             raise ValueError("not a value")
-        object.__setattr__(self, "_channel", channel)
-        object.__setattr__(self, "_target", target)
-        object.__setattr__(self, "_own", own)  # class of the tests that has its class's name
-        object.__setattr__(self, "_name", "")  # under which the tests know it
-        object.__setattr__(self, "_is_made", False)  # by the tests, by calling a class
+        # own: the class of the tests that has its class's name; name: under which the tests know it; is_made: by the
+        # tests, by calling a class
+        vars(self).update(_channel=channel, _target=target, _own=own, _name="", _is_made=False)
 
     @property
     def __class__(self):  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -169,7 +167,7 @@ class Remote:
     def __call__(self, *args, **kwargs):
         value = _operate(self, "call", args, kwargs)
         if type(value) is Remote and _of(self, "_name")[:1].isupper():
-            object.__setattr__(value, "_is_made", True)
+            vars(value)["_is_made"] = True
         return value
 
     def __instancecheck__(self, instance):
