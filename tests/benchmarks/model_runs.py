@@ -6,12 +6,11 @@ limit, and in three of ten groups all rewards are equal.
 
 import gc
 import tempfile
-import time
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
-from bench import settings_of, without_prints
+from bench import now, settings_of, without_prints
 from datasets import Dataset
 from peft import LoraConfig
 from tiny import tiny_tokenizer
@@ -127,12 +126,6 @@ def trainer_of(arm, model, method, size, folder, steps, device, **settings):
         peft_config=lora,
     )
     return without_prints(trainer)
-
-
-def now(device):
-    if device != "cpu":
-        torch.cuda.synchronize()
-    return time.perf_counter()
 
 
 class Phases(TrainerCallback):
