@@ -11,6 +11,7 @@ import cloudpickle
 import numpy as np
 import psutil
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from misbehaving import MISDEEDS, misbehave, same
@@ -71,14 +72,9 @@ class TestSamples:
         assert scores_of(lambda value: value, calls, limits, log_metric=metrics) == [0.5, None]
         assert metrics.logged == [("rewards/f/failed_frac", 0.5)]
 
-    @pytest.mark.parametrize("kind", ["int", "bool", "np.float32", "np.array", "torch.tensor"])
-    def test_numbers_of_all_kinds_are_floats(self, kind):
-        import torch
-
-        number = {"int": 1, "bool": True, "np.float32": np.float32(1), "np.array": np.array(1)}.get(kind)
-        number = torch.tensor(1.0) if number is None else number
-        limits = Limits(timeout=60, workers=1)
-        (score,) = scores_of(lambda: number, [((), {})], limits, "raise")
+    @pytest.mark.parametrize("number", [1, True, np.float32(1), np.array(1), torch.tensor(1.0)])
+    def test_numbers_of_all_kinds_are_floats(self, number):
+        (score,) = scores_of(lambda: number, [((), {})], Limits(timeout=60, workers=1), "raise")
         assert type(score) is float
         assert score == 1.0
 
@@ -366,11 +362,8 @@ class TestWhereFunctionsComeFrom:
         isolated = isolate("misbehaving.same", timeout=30)
         assert isolated.__name__ == "same"
         assert isolated(completions=["a", "b"], answer=["a", "a"]) == [1.0, 0.0]
-
-    def test_trls_own_rewards(self):
-        isolated = isolate("think_format_reward", timeout=60)
         completions = [[{"role": "assistant", "content": text}] for text in ("<think>\nx\n</think>\ny", "y")]
-        assert isolated(completions=completions) == [1.0, 0.0]
+        assert isolate("think_format_reward", timeout=60)(completions=completions) == [1.0, 0.0]
 
 
 SCRIPT = """
