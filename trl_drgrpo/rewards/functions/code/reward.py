@@ -142,7 +142,7 @@ class CodeReward(SampleReward):
         code = fenced_code(completion)
         if code is None and self.require_fence:
             return 0.0
-        run = run_programs if isinstance(tests, ProgramTests) else run_function_tests
+        run: Any = run_programs if isinstance(tests, ProgramTests) else run_function_tests
         passed = run(self.sandbox, completion if code is None else code, tests, self.clock, not self.partial)
         return sum(passed) / len(passed) if self.partial else float(all(passed))
 

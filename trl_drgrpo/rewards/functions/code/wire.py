@@ -41,7 +41,8 @@ PLAIN = (bool, float, str, *_OF_TABLES, list, dict, deque, *_COLLECTIONS.values(
 
 def encode(value: Any, other):
     """A value in the form of JSON; `other(value)` gives the form of what is not plain data."""
-    if value is None or isinstance(value, bool) or (type(value) is int and abs(value) < 1 << 53):
+    exact: Any = type(value)
+    if value is None or exact is bool or (exact is int and abs(value) < 1 << 53):
         return value
     if isinstance(value, float):
         return float.__float__(value)
@@ -64,7 +65,7 @@ def encode(value: Any, other):
     for tag, kind in _COLLECTIONS.items():
         if isinstance(value, kind):
             return {tag: [encode(item, other) for item in kind.__iter__(value)]}
-    if type(value).__module__ == "numpy" and getattr(value, "shape", None) == () and hasattr(value, "item"):
+    if exact.__module__ == "numpy" and getattr(value, "shape", None) == () and hasattr(value, "item"):
         return encode(value.item(), other)
     return other(value)
 

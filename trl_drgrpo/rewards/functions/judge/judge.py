@@ -257,8 +257,8 @@ class Judge:
         replies = [verdict.reply for verdict in verdicts if verdict.reply is not None]
         prompt_tokens = sum(reply.prompt_tokens for reply in replies)
         completion_tokens = sum(reply.completion_tokens for reply in replies)
-        own = {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens, "retries": num_retries}
-        own["seconds"] = seconds
+        own: dict[str, float] = {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens}
+        own |= {"retries": num_retries, "seconds": seconds}
         if self.price is not None:
             own["cost"] = (prompt_tokens * self.price[0] + completion_tokens * self.price[1]) / 1e6
         metrics = {f"judge/{self.__name__}/{key}": float(value) for key, value in own.items()}
