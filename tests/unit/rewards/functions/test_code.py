@@ -529,6 +529,7 @@ VECTOR = "class Vector:\n    def __init__(self, x): self.x = x\n    def __add__(
         # Nobody here can compare what was returned; another completion might return plain data.
         ("", ["assert Vector(1) + Vector(2) == Vector(3)"], {VECTOR: 0.0, f"class Point:\n{YES}class Vector(Point):\n    def __init__(self, x): pass": 0.0}),
         ("", ["assert Vector(1) == 1"], {VECTOR: 0.0}),
+        ("", ["v = Vector(1)\nx = [v]\nv.items = x\nassert x[0] != 1"], {VECTOR: 0.0}),
         ("", ["assert f() == f()"], {"def f(): return object()": 0.0, "def f(): return 1": 1.0}),
         ("class Node: pass", ["assert f() == Node()"], {"def f(): return Node()": 0.0}),
         ("from pathlib import Path", ["assert f() == Path('x')"], {"def f(): return Path('x')": 0.0}),

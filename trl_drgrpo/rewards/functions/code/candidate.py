@@ -75,11 +75,11 @@ class Candidate:
         do, target = request["do"], self.objects[request["target"]]
         args = [wire.decode(form, self.theirs) for form in request["args"]]
         kwargs = {name: wire.decode(form, self.theirs) for name, form in request["kwargs"].items()}
-        if do == "call":
-            value = target(*args, **kwargs)
-        else:
-            value = (getattr(builtins, do, None) or getattr(operator, do))(target, *args)
-        return {"value": wire.encode(value, self.keep), "changed": self.changed(args, request["args"])}
+        if do != "call":
+            operation = getattr(builtins, do, None) or getattr(operator, do)
+            return {"value": wire.encode(operation(target, *args), self.keep)}
+        value = wire.encode(target(*args, **kwargs), self.keep)
+        return {"value": value, "changed": self.changed(args, request["args"])}
 
     def changed(self, args, before):
         """Containers that the call changed, by position, so that `f(items)` may sort in place."""
