@@ -174,8 +174,11 @@ def test_nobody_listens():
 
 @pytest.mark.parametrize("as_date", [False, True])
 def test_retry_after_is_honored_by_all_requests(server, as_date):
-    wait = formatdate(time.time() + 2, usegmt=True) if as_date else "1"
-    server.behave = first_then_good((429, {"Retry-After": wait}, b""))
+    def behave(number, body):
+        wait = formatdate(time.time() + 2, usegmt=True) if as_date else "1"
+        return (200, {}, chat("Score: 10")) if number else (429, {"Retry-After": wait}, b"")
+
+    server.behave = behave
     rewards, _ = score(judge(server, concurrency=1), ["a", "b"])
     assert rewards == [1.0, 1.0]
     assert server.times[1] - server.times[0] > 0.8  # a date counts whole seconds: 1 to 2 of them

@@ -315,6 +315,7 @@ class JudgeReward(Judge):
         score_range (`tuple[float, float]`, *optional*, defaults to `(0, 10)`): Lowest and highest score. Others are
             failures, worth the lowest score.
         normalize (`bool`, *optional*, defaults to `True`): Map the range to 0..1; `False`: the score as it is.
+        on_error (`str`, *optional*, defaults to `"unscorable"`): `"raise"`: the first failure is an error.
         name (`str`, *optional*, defaults to `"judge_reward"`): Name in logs.
         batch_timeout (`float`, *optional*, defaults to 600.0): Seconds for a whole call; what is not there then has
             failed.
@@ -323,7 +324,6 @@ class JudgeReward(Judge):
             a value takes a field out.
         price (`tuple[float, float]`, *optional*): Price of a million prompt tokens and of a million completion tokens.
         log_replies (`bool`, *optional*, defaults to `False`): Put the replies beside the completions in TRL's table.
-        on_error (`str`, *optional*, defaults to `"unscorable"`): `"raise"`: the first failure is an error.
         concurrency, timeout, retries, backoff, max_backoff, max_reply_bytes: As in [`Endpoint`]; they and those from
             `batch_timeout` on are given by name.
 
@@ -342,10 +342,11 @@ class JudgeReward(Judge):
         score_key: str | None = None,
         score_range: tuple[float, float] = (0.0, 10.0),
         normalize: bool = True,
+        on_error: OnError = "unscorable",
         name: str = "judge_reward",
         **judge: Any,
     ):
-        super().__init__(model, base_url, api_key_env, name=name, **judge)
+        super().__init__(model, base_url, api_key_env, on_error=on_error, name=name, **judge)
         self.read_score = ScoreReader(score_pattern, score_key, score_range, normalize)
         self.low, self.high = self.read_score.low, self.read_score.high
         self.lowest_reward = 0.0 if normalize else self.low
