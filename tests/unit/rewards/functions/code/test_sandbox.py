@@ -408,6 +408,12 @@ def test_a_machine_without_bubblewrap_is_told_what_to_install(monkeypatch):
         Sandbox(disk_mb=3).check()
 
 
+def test_a_machine_without_a_filter_is_refused(monkeypatch):
+    monkeypatch.setattr(seccomp.platform, "machine", lambda: "riscv64")
+    with pytest.raises(InputError, match="no system call filter; expected x86_64 or aarch64"):
+        seccomp.machine()
+
+
 @pytest.mark.parametrize("script", ["echo 'bwrap: No permissions to create new namespace' >&2; exit 1", "exit 0"])
 def test_a_bubblewrap_that_does_not_work_is_found_out(tmp_path, monkeypatch, script):
     fake = tmp_path / "bwrap"
