@@ -10,15 +10,12 @@ Run: `python tests/benchmarks/sampling_correction.py` (about a minute).
 
 import argparse
 import math
-import os
 import statistics
 import tempfile
 from types import SimpleNamespace
 
-os.environ["HF_HUB_OFFLINE"] = "1"
-os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
-
 import torch
+from bench import settings_of
 from datasets import Dataset
 from tiny import tiny_model, tiny_tokenizer
 
@@ -46,19 +43,12 @@ class Mismatched(DrGRPOTrainer):
         self.lengths, self.sigma = lengths, sigma
         self.noise = torch.Generator()
         tokenizer = tiny_tokenizer()
+        geometry = {"per_device_train_batch_size": rows, "num_generations": len(lengths), "run_log": False}
+        geometry["max_completion_length"] = 64  # rows are made here, and as long as they are
         super().__init__(
             model=tiny_model(tokenizer),
             reward_funcs=alternating,
-            args=DrGRPOConfig(
-                output_dir,
-                use_cpu=True,
-                bf16=False,
-                report_to="none",
-                run_log=False,
-                per_device_train_batch_size=rows,
-                num_generations=len(lengths),
-                max_completion_length=64,  # rows are made here, and as long as they are
-            ),
+            args=DrGRPOConfig(**settings_of(output_dir, -1, **geometry)),
             train_dataset=Dataset.from_dict({"prompt": ["1+1="] * rows}),
             processing_class=tokenizer,
             rollout_func=self.rolled_out,

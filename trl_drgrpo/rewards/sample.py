@@ -167,6 +167,7 @@ class SampleReward:
     """
 
     lowest_reward: float | None = 0.0  # the least that `score` gives; `None`: not known
+    threads = 1  # calls at once in this process, for a `score` that waits for others
     truths: tuple[str, ...] = ()  # kinds of values that the first column may hold; any, if there are none here
 
     def __init__(
@@ -208,6 +209,7 @@ class SampleReward:
             on_error=self.on_error,
             log_metric=log_metric,
             failed=self.lowest_reward,
+            threads=self.threads,
         )
 
 
